@@ -1,0 +1,108 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Codec: turns a tensor into a payload and back. Codecs are found by name in one registry; everything that lists codecs
+// (conformance tests, fuzzers, benchmarks, command line, documentation) iterates over its rows.
+//
+// A codec object is immutable once made and keeps nothing between calls: any number of threads may use it at once.
+// encode and decode check their arguments, never allocate and never read or write outside the spans they are given.
+// What must live between steps (residual, warm-start factors) is owned by the engine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cortado/spec.h"
+#include "cortado/status.h"
+#include "cortado/tensor_view.h"
+
+namespace cortado {
+
+struct CodecTraits {
+  bool lossless = false;
+  bool unbiased = false;  // the expectation of decode(encode(x)) is x
+  bool linear = false;    // payloads of equal settings can be summed by an all-reduce before decoding
+  bool sparse = false;
+  bool divisible = false;       // any contiguous part of a tensor can be encoded by itself
+  bool needs_residual = false;  // biased: training needs error feedback
+  int rounds = 1;               // encode-collective-decode passes in one step
+};
+
+// Keys of the counter-based random numbers, so that every variant and every rank draws the same ones.
+struct EncodeContext {
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  std::uint64_t tensor = 0;
+};
+
+class Codec {
+ public:
+  virtual ~Codec() = default;
+
+  // The whole specification with every parameter, e.g. "acp(rank=4)"; parses back to an equal codec.
+  virtual std::string spec() const = 0;
+
+  // Upper bound of what encode writes, and of the scratch memory that encode and decode need, in bytes; pure functions
+  // of the shape. Zero-element tensors have a payload of 0 bytes.
+  virtual std::uint64_t max_payload_bytes(std::int64_t rows, std::int64_t cols, DType dtype) const = 0;
+  virtual std::uint64_t scratch_bytes(std::int64_t rows, std::int64_t cols, DType dtype) const = 0;
+
+  // Writes at most max_payload_bytes() bytes to `payload` and returns how many. `input` must not overlap `payload`.
+  virtual Result<std::uint64_t> encode(ConstTensorView input, const EncodeContext& context,
+                                       std::span<std::byte> payload, std::span<std::byte> scratch) const = 0;
+
+  // The inverse, for a tensor of output's shape and dtype. Any byte sequence is safe: what encode can't have written
+  // for that shape gives kCorruptData, and then `output` holds unspecified values.
+  virtual Status decode(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const = 0;
+};
+
+// One row of the registry: the catalogue half is data, the kernels are behind `make`.
+struct CodecRow {
+  const char* name;
+  std::uint8_t wire_id;  // part of the wire format, never reused
+  std::uint8_t version;  // of the payload format
+  CodecTraits traits;
+  const char* summary;  // one line
+  std::vector<Parameter> parameters;
+  Result<std::unique_ptr<Codec>> (*make)(const ParameterValues& values);
+};
+
+// All rows, in the order of the documentation.
+const std::vector<CodecRow>& codec_registry();
+
+// nullptr when there is none of that name.
+const CodecRow* find_codec(std::string_view name);
+
+// Makes the codec of a one-stage specification such as "cast(bf16)". An unknown name lists the known ones.
+Result<std::unique_ptr<Codec>> make_codec(std::string_view spec);
+
+// ---- frames: self-describing payloads (docs/wire_format.md) --------------------------------------------------------
+
+constexpr std::size_t kFrameHeaderBytes = 40;
+
+struct FrameInfo {
+  std::uint8_t wire_id = 0;
+  std::uint8_t codec_version = 0;
+  DType dtype = DType::kFloat32;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::uint64_t payload_bytes = 0;
+};
+
+// Header plus payload in `frame`, which must have kFrameHeaderBytes + max_payload_bytes(); returns the bytes used.
+Result<std::uint64_t> encode_frame(const CodecRow& row, const Codec& codec, ConstTensorView input,
+                                   const EncodeContext& context, std::span<std::byte> frame,
+                                   std::span<std::byte> scratch);
+
+// Reads and checks a header; refuses frames that are cut short, damaged, of a newer version or not ours.
+Result<FrameInfo> read_frame_header(std::span<const std::byte> frame);
+
+// Decodes a frame into `output`, whose shape and dtype must be the frame's.
+Status decode_frame(const Codec& codec, const CodecRow& row, std::span<const std::byte> frame, TensorView output,
+                    std::span<std::byte> scratch);
+
+}  // namespace cortado

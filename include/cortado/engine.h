@@ -1,0 +1,186 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Engine: averages the gradients of one training step over the ranks of a communicator, compressed as its options say.
+//
+//   auto engine = Engine::create(tensors, options, communicator).value();
+//   each step:  engine->begin_step({});
+//               engine->submit(gradients that became ready);      // any number of times, during the backward pass
+//               engine->finish_step();                             // every gradient now holds the mean over ranks
+//
+// Every tensor must be submitted exactly once a step, on every rank; the order may differ between ranks, the
+// collectives are started in one order that all ranks share. submit() encodes in the caller's thread (and the engine's
+// own pool when options.threads > 1), starts the collectives that became complete and decodes those that have ended; it
+// never waits for a peer. finish_step() waits. There is no background thread.
+//
+// An Engine is used by one thread at a time and must be gone before its communicator. After a fatal error each further
+// call returns that error. In steady state no call allocates.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cortado/communicator.h"
+#include "cortado/spec.h"
+#include "cortado/status.h"
+#include "cortado/tensor_view.h"
+#include "cortado/trace.h"
+
+namespace cortado {
+
+struct EngineOptions {
+  // ---- changes results ----
+  enum class Method { kNone, kCast, kPower, kAcp };
+  enum class Phase { kBalanced, kGlobal };
+  enum class Rollback { kRounded, kExact };
+
+  Method method = Method::kAcp;
+  int rank = 4;                       // matrix rank of kPower and kAcp
+  DType wire = DType::kFloat32;       // dtype of what travels (factors and dense tensors)
+  Phase phase = Phase::kBalanced;     // kGlobal: all tensors send the same side in a step, as published
+  double min_compression_rate = 2.0;  // a matrix stays dense unless rows * cols > rate * rank * (rows + cols)
+  int start_step = 2;                 // dense steps before the first compressed one
+  std::vector<std::string> dense;     // tensor names, or prefixes ending in '*', that stay dense
+  bool dense_embeddings = false;
+  bool use_error_feedback = true;
+  bool warm_start = true;                  // reuse factors from step to step
+  Rollback rollback = Rollback::kRounded;  // kExact: a second residual buffer, bit-exact undo of a non-finite step
+  std::uint64_t random_seed = 0;
+  double bucket_cap_mib = 0;  // dense MiB a message may stand for, scaled to its compressed size; 0: by latency
+                              // negative: one message a tensor (no fusion)
+
+  // ---- changes only speed and failure handling ----
+  int threads = 1;          // threads that encode and decode, the caller's included
+  double timeout_s = 1800;  // of each wait for a collective
+
+  // From one string ("acp(rank=4, start_step=0)"); errors name the parameter, the value and what was expected.
+  static Result<EngineOptions> parse(std::string_view spec);
+
+  // The string with every parameter that is not its default; parse(to_spec()) gives equal options.
+  std::string to_spec() const;
+};
+
+// The parameters every method takes, for documentation and for `cortado codec list`.
+const std::vector<Parameter>& engine_parameters();
+
+struct EngineTensor {
+  std::string name;  // unique and the same on all ranks
+  DType dtype = DType::kFloat32;
+  std::int64_t rows = 0;  // outermost dimension in memory; 1 for vectors
+  std::int64_t cols = 0;
+  int dimensions = 2;  // of the framework's tensor; fewer than 2 stay dense
+  bool is_embedding = false;
+};
+
+// Where a ready gradient lies: rows * cols dense elements of the tensor's dtype. Read by submit(), overwritten with the
+// mean by submit() or finish_step(); must stay valid until finish_step() returns.
+struct Gradient {
+  std::uint32_t tensor = 0;
+  void* data = nullptr;
+};
+
+struct StepContext {
+  // Loss scale the gradients carry. Residuals are kept in unscaled units, so the scale may change between steps.
+  double gradient_scale = 1.0;
+  // True if the caller keeps an untouched copy of each local gradient until finish_step() returns and can hand it out
+  // (LocalGradient). Then a message is decoded as soon as its collective ends; otherwise, with rollback=rounded,
+  // decoding starts once the step is known to be finite.
+  bool keeps_local_gradients = false;
+};
+
+// The kept copy of the local gradient of a tensor; nullptr stands for all zeros. Called only to undo a non-finite step.
+using LocalGradient = std::function<const void*(std::uint32_t tensor)>;
+
+// A tensor or a step that did not travel as asked for, and why.
+struct Fallback {
+  std::string tensor;      // empty: the whole step
+  std::string reason;      // "1-D", "min_compression_rate", "warm-up", "non-finite" ...
+  std::int64_t count = 0;  // steps it happened in
+};
+
+struct TensorReport {
+  std::string name;
+  std::int64_t elems = 0;
+  std::int64_t payload_bytes = 0;  // of the last step
+  double relative_l2_error = 0;    // ||G + E - decoded(own)|| / ||G + E|| of this rank in the last compressed step
+  bool compressed = false;
+};
+
+struct EngineReport {
+  std::string spec;
+  std::string communicator;
+  int world_size = 1;
+  std::int64_t steps = 0;
+  std::int64_t non_finite_steps = 0;
+  std::string last_non_finite;              // "step 12: layer.weight, rank 1"; empty when there was none
+  std::int64_t payload_bytes = 0;           // handed to collectives in the last step, per rank
+  std::int64_t dense_bytes = 0;             // of the gradients in their own dtypes
+  double ratio = 1;                         // dense_bytes / payload_bytes
+  double relative_l2_error = 0;             // over all tensors together, last compressed step
+  std::int64_t messages = 0;                // collectives in the last step
+  std::int64_t stage_ns[kStageCount] = {};  // summed over all steps since the last reset
+  std::int64_t residual_bytes = 0, factor_bytes = 0, message_bytes = 0;  // memory held
+  std::vector<TensorReport> tensors;
+  std::vector<Fallback> fallbacks;
+};
+
+// The state that a checkpoint must hold besides the model and the optimiser: per rank, keyed by tensor name.
+struct TensorState {
+  std::string name;
+  std::vector<float> residual;  // rows * cols, materialised, in unscaled units; empty if none
+  std::vector<float> basis;     // the factor the next step projects on
+};
+struct EngineState {
+  std::string spec;
+  int world_size = 1;
+  int rank = 0;
+  std::int64_t step = 0;                                      // steps finished
+  std::int64_t phase_step = 0;                                // finite compressed steps finished: decides the sides
+  std::vector<std::vector<std::vector<std::string>>> layout;  // [phase][message][slot] = tensor name
+  std::vector<TensorState> tensors;
+};
+
+struct StepOutcome {
+  bool finite = true;  // false: some rank carried Inf or NaN; state is as before the step
+};
+
+class Engine {
+ public:
+  // Checks the options against the tensors, compares both over all ranks (a difference is kMismatch on every rank and
+  // names the first one), allocates everything. `communicator`, `clock` and `trace` must outlive the engine.
+  static Result<std::unique_ptr<Engine>> create(std::vector<EngineTensor> tensors, const EngineOptions& options,
+                                                Communicator* communicator, const Clock* clock = steady_clock(),
+                                                TraceRecorder* trace = nullptr);
+  virtual ~Engine() = default;
+
+  virtual Status begin_step(const StepContext& context) = 0;
+  virtual Status submit(std::span<const Gradient> gradients) = 0;
+
+  // Method kNone only: sums a whole buffer of the caller in place, scaled by 1 / world_size before the sum.
+  virtual Status submit_buffer(void* data, std::int64_t elems, DType dtype) = 0;
+
+  virtual Result<StepOutcome> finish_step(const LocalGradient& local_gradient = {}) = 0;
+
+  // Gives up the step in hand after an error of the caller's; the engine can't be used afterwards.
+  virtual void abandon(const std::string& why) = 0;
+
+  virtual const EngineOptions& options() const = 0;
+  virtual const std::vector<EngineTensor>& tensors() const = 0;
+  virtual EngineReport report() const = 0;
+  virtual void set_trace(TraceRecorder* trace) = 0;  // nullptr: off
+  // The memory bill and what is compressed, as printed before the first step; one line each.
+  virtual std::string describe() const = 0;
+
+  // Between steps only. save_state materialises residuals in place (bits of later steps do not change).
+  virtual Result<EngineState> save_state() = 0;
+  // Another world size: residuals are dropped (set to zero), the rest is kept; returns a sentence that says so, or an
+  // empty string. Names, shapes and options that change results must agree, else nothing is changed.
+  virtual Result<std::string> load_state(const EngineState& state) = 0;
+};
+
+}  // namespace cortado

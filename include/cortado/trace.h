@@ -1,0 +1,71 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// What the engine did and when: one event for every stage of every message.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cortado/status.h"
+
+namespace cortado {
+
+// Time is passed in, so that tests decide what it is. Must be monotonic; may be called from several threads.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual std::int64_t now_ns() const = 0;
+};
+
+// The machine's monotonic clock.
+const Clock* steady_clock();
+
+enum class Stage : std::uint8_t {
+  kEncode,         // gradient and residual read, residual and factor written
+  kCommunicate,    // from the start of a collective until it was seen to have ended
+  kWait,           // the part of kCommunicate in which the caller's thread was blocked
+  kDecode,         // mean gradient written
+  kOrthogonalise,  // the received factor made the next step's basis
+};
+constexpr int kStageCount = 5;
+
+std::string_view stage_name(Stage stage);  // "encode", "communicate" ...
+
+struct TraceEvent {
+  Stage stage = Stage::kEncode;
+  std::int32_t message = -1;  // index within the step
+  std::int32_t tensor = -1;   // index of the tensor, or -1 for the whole message
+  std::int64_t step = 0;
+  std::int64_t start_ns = 0;
+  std::int64_t end_ns = 0;
+  std::int64_t bytes = 0;  // payload bytes of the message, or gradient bytes of the tensor
+};
+
+// Keeps the first `capacity` events; allocates only in its constructor, drops and counts what comes after.
+class TraceRecorder {
+ public:
+  explicit TraceRecorder(std::size_t capacity) { events_.reserve(capacity); }
+
+  void record(const TraceEvent& event) {
+    if (events_.size() < events_.capacity()) {
+      events_.push_back(event);
+    } else {
+      ++dropped_;
+    }
+  }
+  const std::vector<TraceEvent>& events() const { return events_; }
+  std::int64_t dropped() const { return dropped_; }
+  void clear() { events_.clear(), dropped_ = 0; }
+
+ private:
+  std::vector<TraceEvent> events_;
+  std::int64_t dropped_ = 0;
+};
+
+// Writes `events` as a Chrome trace (chrome://tracing, Perfetto), one row a stage; `process_id` is the rank.
+Status write_chrome_trace(const std::string& path, const std::vector<TraceEvent>& events, int process_id,
+                          const std::vector<std::string>& tensor_names);
+
+}  // namespace cortado

@@ -1,0 +1,19 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// READ FIRST: no include guard, on purpose. The one door to Google Highway: a kernel file defines HWY_TARGET_INCLUDE as
+// its own path and includes this header; Highway then compiles the file once for every instruction set.
+//
+//   #undef HWY_TARGET_INCLUDE
+//   #define HWY_TARGET_INCLUDE "codec/cast/cast_kernels.cc"
+//   #include "core/simd.h"
+//   HWY_BEFORE_NAMESPACE();
+//   namespace cortado::HWY_NAMESPACE { ... kernels ... }
+//   HWY_AFTER_NAMESPACE();
+//   #if HWY_ONCE
+//   namespace cortado { HWY_EXPORT(Kernel); ... HWY_DYNAMIC_DISPATCH(Kernel)(...) }
+//   #endif
+//
+// The build forbids contraction (-ffp-contract=off): Mul then Add stay two roundings on every target.
+#include <hwy/foreach_target.h>
+// foreach_target comes first: it includes the kernel file again for each target.
+#include <hwy/highway.h>
