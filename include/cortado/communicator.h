@@ -51,13 +51,24 @@ class Communicator {
   // Waits. Used when a job is set up, not in steps.
   virtual Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                             std::chrono::nanoseconds timeout) = 0;
+
+  // This rank takes no further part, because of an error of its own. Nothing may be started afterwards. True if the
+  // collectives in flight are cut off and their buffers free at once (local; the peers get kPeerFailed with `why`).
+  // False if the transport can't: buffers in flight stay taken until wait(), and the peers find out by their timeout.
+  virtual bool abandon(const std::string& why) {
+    (void)why;
+    return false;
+  }
 };
 
 // ---- local: ranks as threads ---------------------------------------------------------------------------------------
 
-// A group of `world_size` ranks in one process. Sums are taken in rank order in float32 (once rounded to the dtype at
-// the end), so results do not depend on timing. communicator(r) is to be used by one thread; the group must outlive
-// its communicators.
+// A group of `world_size` (at least 1) ranks in one process. Sums are taken in rank order in float32 (once rounded to
+// the dtype at the end; uint8 wraps), so results do not depend on timing. communicator(r) belongs to the group and is
+// to be used by one thread.
+//
+// The first failure (timeout, mismatch, abandon) is the group's: every rank gets its code and text from then on, for
+// all collectives that some rank had not started yet. Collectives that all ranks had started still end well.
 class LocalGroup {
  public:
   explicit LocalGroup(int world_size);
@@ -68,7 +79,8 @@ class LocalGroup {
   Communicator* communicator(int rank);
 
   // Tells the group that `rank` will take no further part (its thread raised or ended): every present and later wait of
-  // the other ranks ends at once with kPeerFailed naming it.
+  // the other ranks ends at once with kPeerFailed naming it. May be called from any thread; when it returns, no buffer
+  // of that rank is used any more.
   void abandon(int rank, const std::string& why);
 
  private:
@@ -106,6 +118,8 @@ struct RecordedCollective {
   std::string kind;
   DType dtype;
   std::int64_t elems;
+
+  bool operator==(const RecordedCollective&) const = default;
 };
 
 class RecordingCommunicator final : public Communicator {
@@ -119,6 +133,7 @@ class RecordingCommunicator final : public Communicator {
   Status wait(WorkId work, std::chrono::nanoseconds timeout) override;
   Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                     std::chrono::nanoseconds timeout) override;
+  bool abandon(const std::string& why) override { return inner_->abandon(why); }
 
   const std::vector<RecordedCollective>& log() const { return log_; }
   std::int64_t waits() const { return waits_; }
@@ -133,8 +148,8 @@ class RecordingCommunicator final : public Communicator {
 // What FaultyCommunicator does to the collective with index `at` (counted from 0 over all start_all_reduce calls).
 struct Fault {
   enum class Kind {
-    kDelay,    // the result is reported `delay` later
-    kDrop,     // never started: this rank's peers wait for it, and so does this rank, until the timeout
+    kDelay,    // the result is reported `delay` after the start at the earliest
+    kDrop,     // it and everything after it is never started: the peers wait, and so does this rank, until the timeout
     kError,    // start returns kPeerFailed
     kCorrupt,  // one bit of this rank's contribution is flipped
   };

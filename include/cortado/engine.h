@@ -51,8 +51,9 @@ struct EngineOptions {
   bool warm_start = true;                  // reuse factors from step to step
   Rollback rollback = Rollback::kRounded;  // kExact: a second residual buffer, bit-exact undo of a non-finite step
   std::uint64_t random_seed = 0;
-  double bucket_cap_mib = 0;  // dense MiB a message may stand for, scaled to its compressed size; 0: by latency
-                              // negative: one message a tensor (no fusion)
+  double bucket_cap_mib = kAutoBucketCap;       // dense MiB a message may stand for, scaled to its compressed size;
+                                                // 0: no fusion, one message a tensor
+  static constexpr double kAutoBucketCap = -1;  // 25 with phase=global, as published; else by latency
 
   // ---- changes only speed and failure handling ----
   int threads = 1;          // threads that encode and decode, the caller's included
@@ -139,7 +140,7 @@ struct EngineState {
   std::string spec;
   int world_size = 1;
   int rank = 0;
-  std::int64_t step = 0;                                      // steps finished
+  std::int64_t step = 0;                                      // finite steps finished
   std::int64_t phase_step = 0;                                // finite compressed steps finished: decides the sides
   std::vector<std::vector<std::vector<std::string>>> layout;  // [phase][message][slot] = tensor name
   std::vector<TensorState> tensors;

@@ -43,7 +43,7 @@ struct Parameter {
   const char* default_text;  // as a user would write it
   double min = 0;            // kInteger and kReal: smallest and largest legal value
   double max = 0;
-  const char* choices = "";  // kChoice: words separated by '|'
+  const char* choices = "";  // words separated by '|': all legal values of kChoice, extra ones ("auto") of the others
   const char* meaning = "";  // one line for the documentation
 };
 

@@ -14,6 +14,11 @@
 //   #endif
 //
 // The build forbids contraction (-ffp-contract=off): Mul then Add stay two roundings on every target.
+// Kernels keep vectors in arrays, which sizeless SVE and RISC-V vectors do not allow; NEON serves Arm.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#endif
+
 #include <hwy/foreach_target.h>
 // foreach_target comes first: it includes the kernel file again for each target.
 #include <hwy/highway.h>

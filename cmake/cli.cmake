@@ -1,0 +1,13 @@
+# The program `cortado`; sees include/cortado and CLI11, nothing of src/.
+file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/cli/*.cc")
+list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
+if(sources)
+  find_package(CLI11 REQUIRED)
+  add_executable(cortado_cli ${sources})
+  cortado_target(cortado_cli)
+  set_target_properties(cortado_cli PROPERTIES OUTPUT_NAME cortado)
+  target_link_libraries(cortado_cli PRIVATE cortado CLI11::CLI11)
+  if(SKBUILD)
+    install(TARGETS cortado_cli DESTINATION "${SKBUILD_SCRIPTS_DIR}")
+  endif()
+endif()

@@ -1,0 +1,20 @@
+# `cmake --install`: headers, library, program, and a package file for find_package(cortado).
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/cortado")
+
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/cortado" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(TARGETS cortado EXPORT cortado_targets)
+install(EXPORT cortado_targets NAMESPACE cortado:: DESTINATION "${package_dir}")
+if(TARGET cortado_cli)
+  install(TARGETS cortado_cli)
+endif()
+
+file(WRITE "${PROJECT_BINARY_DIR}/cortado-config.cmake"
+     "include(CMakeFindDependencyMacro)\n"
+     "find_dependency(Threads)\n"
+     "find_dependency(hwy)\n"
+     "include(\"\${CMAKE_CURRENT_LIST_DIR}/cortado_targets.cmake\")\n")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/cortado-config-version.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/cortado-config.cmake" "${PROJECT_BINARY_DIR}/cortado-config-version.cmake"
+        DESTINATION "${package_dir}")

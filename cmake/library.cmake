@@ -1,0 +1,19 @@
+# The library. mpi_* and nccl_* need libraries that not every machine has and are left out of it.
+file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cc")
+list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
+list(FILTER sources EXCLUDE REGEX "/src/cli/")
+list(FILTER sources EXCLUDE REGEX "/(mpi|nccl)_[^/]*$")
+
+add_library(cortado STATIC ${sources})
+add_library(cortado::cortado ALIAS cortado)
+cortado_target(cortado)
+set_target_properties(cortado PROPERTIES POSITION_INDEPENDENT_CODE ON LINKER_LANGUAGE CXX)
+target_compile_features(cortado PUBLIC cxx_std_20)
+target_include_directories(
+  cortado
+  PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
+  PRIVATE "${PROJECT_SOURCE_DIR}/src")
+target_link_libraries(
+  cortado
+  PUBLIC Threads::Threads
+  PRIVATE hwy::hwy $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)

@@ -1,0 +1,60 @@
+# Tests: files ending in _test.cc beside their sources, and everything in tests/<folder>/ that crosses folders. One
+# program a folder keeps linking cheap. They run in the source root, so that data is found as tests/golden/....
+find_package(GTest REQUIRED)
+include(GoogleTest)
+
+# ThreadSanitizer can't map its shadow on kernels with strong address randomisation; run without it where allowed.
+set(test_launcher "")
+if(CORTADO_SANITIZE MATCHES "thread")
+  find_program(CORTADO_SETARCH setarch)
+  if(CORTADO_SETARCH)
+    set(launcher "${CORTADO_SETARCH}" "${CMAKE_HOST_SYSTEM_PROCESSOR}" -R)
+    execute_process(COMMAND ${launcher} true RESULT_VARIABLE refused OUTPUT_QUIET ERROR_QUIET)
+    if(refused EQUAL 0)
+      set(test_launcher ${launcher})
+    endif()
+  endif()
+endif()
+
+function(cortado_add_test_program name)
+  add_executable(${name} ${ARGN})
+  cortado_target(${name})
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE cortado hwy::hwy nlohmann_json::nlohmann_json GTest::gtest GTest::gtest_main)
+  if(CORTADO_SANITIZE)
+    # One process a program: starting a sanitized process costs more than most tests.
+    add_test(NAME ${name} COMMAND ${test_launcher} $<TARGET_FILE:${name}> --gtest_brief=1
+             WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+    set_tests_properties(
+      ${name}
+      PROPERTIES TIMEOUT 300 ENVIRONMENT
+                 "UBSAN_OPTIONS=print_stacktrace=1;ASAN_OPTIONS=detect_stack_use_after_return=1;TSAN_OPTIONS=halt_on_error=1")
+  else()
+    gtest_discover_tests(
+      ${name}
+      WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+      DISCOVERY_TIMEOUT 60
+      PROPERTIES TIMEOUT 120)
+  endif()
+endfunction()
+
+if(CORTADO_TEST_PATTERNS)
+  list(TRANSFORM CORTADO_TEST_PATTERNS PREPEND "${PROJECT_SOURCE_DIR}/" OUTPUT_VARIABLE patterns)
+  file(GLOB sources CONFIGURE_DEPENDS ${patterns})
+  if(sources)
+    cortado_add_test_program(cortado_selected_test ${sources})
+  endif()
+else()
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}" "src/*_test.cc" "tests/*.cc")
+  list(FILTER sources EXCLUDE REGEX "^tests/(fuzz|compile_fail)/")
+  set(programs "")
+  foreach(source IN LISTS sources)
+    string(REGEX REPLACE "^(src|tests)/([^/]+)/.*$" "\\2" folder "${source}")
+    list(APPEND programs cortado_${folder}_test)
+    list(APPEND cortado_${folder}_test_sources "${PROJECT_SOURCE_DIR}/${source}")
+  endforeach()
+  list(REMOVE_DUPLICATES programs)
+  foreach(program IN LISTS programs)
+    cortado_add_test_program(${program} ${${program}_sources})
+  endforeach()
+endif()

@@ -1,0 +1,12 @@
+# The version stands in one place, include/cortado/version.h; pyproject.toml reads the same lines.
+set(header "${CMAKE_CURRENT_LIST_DIR}/../include/cortado/version.h")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
+file(READ "${header}" text)
+set(CORTADO_VERSION "")
+foreach(part MAJOR MINOR PATCH)
+  if(NOT text MATCHES "CORTADO_VERSION_${part} ([0-9]+)")
+    message(FATAL_ERROR "${header} does not define CORTADO_VERSION_${part}")
+  endif()
+  list(APPEND CORTADO_VERSION ${CMAKE_MATCH_1})
+endforeach()
+list(JOIN CORTADO_VERSION "." CORTADO_VERSION)

@@ -1,0 +1,342 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// cortado._core: the C++ API for Python, without torch. Tensors come as addresses; whoever passes one keeps the memory
+// alive. Calls that encode, decode or wait release the GIL; the communicator's functions take it again.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "cortado/codec.h"
+#include "cortado/communicator.h"
+#include "cortado/engine.h"
+#include "cortado/trace.h"
+#include "cortado/version.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using cortado::Result;
+using cortado::Status;
+
+[[noreturn]] void raise(const Status& status) {
+  const std::string code(cortado::status_code_name(status.code()));
+  nb::module_::import_("cortado.errors").attr("raise_status")(code, status.message());
+  throw std::runtime_error(status.to_string());  // not reached: raise_status raises
+}
+
+void check(const Status& status) {
+  if (!status.ok()) raise(status);
+}
+
+template <typename T>
+T unwrap(Result<T>&& result) {
+  if (!result.ok()) raise(result.status());
+  return std::move(result).value();
+}
+
+// ---- the communicator's functions, implemented by a Python object --------------------------------------------------
+
+int report_python_error(nb::python_error& error, char* text, std::size_t text_bytes) {
+  std::snprintf(text, text_bytes, "%s", error.what());
+  return error.matches(PyExc_TimeoutError) ? cortado::CommunicatorCallbacks::kTimedOut : 1;
+}
+
+template <typename F>
+int call_python(char* error, std::size_t error_bytes, F&& call) {
+  nb::gil_scoped_acquire gil;
+  try {
+    call();
+    return 0;
+  } catch (nb::python_error& raised) {
+    return report_python_error(raised, error, error_bytes);
+  }
+}
+
+nb::handle group_of(void* context) { return nb::handle(static_cast<PyObject*>(context)); }
+
+cortado::CommunicatorCallbacks callbacks_for(nb::handle group, int rank, int world_size, const char* name) {
+  cortado::CommunicatorCallbacks callbacks;
+  callbacks.context = group.ptr();
+  callbacks.rank = rank;
+  callbacks.world_size = world_size;
+  callbacks.name = name;
+  callbacks.start_all_reduce = [](void* context, void* data, std::int64_t elems, int dtype, std::uint64_t work,
+                                  char* error, std::size_t bytes) {
+    return call_python(error, bytes, [&] {
+      group_of(context).attr("start_all_reduce")(reinterpret_cast<std::uintptr_t>(data), elems, dtype, work);
+    });
+  };
+  callbacks.test = [](void* context, std::uint64_t work, int* done, char* error, std::size_t bytes) {
+    return call_python(error, bytes, [&] { *done = nb::cast<bool>(group_of(context).attr("test")(work)) ? 1 : 0; });
+  };
+  callbacks.wait = [](void* context, std::uint64_t work, std::int64_t timeout_ns, char* error, std::size_t bytes) {
+    return call_python(error, bytes,
+                       [&] { group_of(context).attr("wait")(work, static_cast<double>(timeout_ns) * 1e-9); });
+  };
+  callbacks.all_gather = [](void* context, const void* sent, std::int64_t sent_bytes, void* received,
+                            std::int64_t timeout_ns, char* error, std::size_t bytes) {
+    return call_python(error, bytes, [&] {
+      const nb::bytes all = nb::cast<nb::bytes>(group_of(context).attr("all_gather")(
+          nb::bytes(sent, static_cast<std::size_t>(sent_bytes)), static_cast<double>(timeout_ns) * 1e-9));
+      std::memcpy(received, all.data(), all.size());
+    });
+  };
+  return callbacks;
+}
+
+// ---- engine --------------------------------------------------------------------------------------------------------
+
+// Which tensors lie where in one buffer of the caller's; made once for each bucket of DDP's.
+struct BucketMap {
+  std::vector<std::uint32_t> tensors;
+  std::vector<std::int64_t> offsets_bytes;
+  std::vector<cortado::Gradient> gradients;  // filled at each submission
+};
+
+class PyEngine {
+ public:
+  using Tensor = std::tuple<std::string, int, std::int64_t, std::int64_t, int, bool>;
+
+  PyEngine(const nb::list& tensors, const std::string& spec, nb::object group, int rank, int world_size,
+           const std::string& group_name)
+      : group_(std::move(group)), group_name_(group_name) {
+    const cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(spec));
+    std::vector<cortado::EngineTensor> list;
+    for (nb::handle item : tensors) {
+      list.push_back({.name = nb::cast<std::string>(item[0]),
+                      .dtype = static_cast<cortado::DType>(nb::cast<int>(item[1])),
+                      .rows = nb::cast<std::int64_t>(item[2]),
+                      .cols = nb::cast<std::int64_t>(item[3]),
+                      .dimensions = nb::cast<int>(item[4]),
+                      .is_embedding = nb::cast<bool>(item[5])});
+    }
+    communicator_ =
+        unwrap(cortado::make_callback_communicator(callbacks_for(group_, rank, world_size, group_name_.c_str())));
+    nb::gil_scoped_release release;
+    Result<std::unique_ptr<cortado::Engine>> engine =
+        cortado::Engine::create(std::move(list), options, communicator_.get());
+    nb::gil_scoped_acquire acquire;
+    engine_ = unwrap(std::move(engine));
+  }
+
+  void begin_step(double gradient_scale, bool keeps_local_gradients) {
+    check(engine_->begin_step({.gradient_scale = gradient_scale, .keeps_local_gradients = keeps_local_gradients}));
+  }
+
+  void submit(BucketMap& map, std::uintptr_t base) {
+    for (std::size_t i = 0; i < map.tensors.size(); ++i) {
+      map.gradients[i] = {map.tensors[i],
+                          reinterpret_cast<void*>(base + static_cast<std::uintptr_t>(map.offsets_bytes[i]))};
+    }
+    checked_without_gil([&] { return engine_->submit(map.gradients); });
+  }
+
+  void submit_buffer(std::uintptr_t data, std::int64_t elems, int dtype) {
+    checked_without_gil([&] {
+      return engine_->submit_buffer(reinterpret_cast<void*>(data), elems, static_cast<cortado::DType>(dtype));
+    });
+  }
+
+  // `local_gradient` maps a tensor's index to the address of its kept gradient, 0 for zeros; called only to undo a
+  // step.
+  bool finish_step(const std::optional<nb::callable>& local_gradient) {
+    cortado::LocalGradient lookup;
+    if (local_gradient.has_value()) {
+      lookup = [&](std::uint32_t tensor) {
+        nb::gil_scoped_acquire gil;
+        return reinterpret_cast<const void*>(nb::cast<std::uintptr_t>((*local_gradient)(tensor)));
+      };
+    }
+    Result<cortado::StepOutcome> outcome = [&] {
+      nb::gil_scoped_release release;
+      return engine_->finish_step(lookup);
+    }();
+    return unwrap(std::move(outcome)).finite;
+  }
+
+  void abandon(const std::string& why) { engine_->abandon(why); }
+  std::string describe() const { return engine_->describe(); }
+  std::string spec() const { return engine_->options().to_spec(); }
+  double timeout_s() const { return engine_->options().timeout_s; }
+  bool sends_buffers() const { return engine_->options().method == cortado::EngineOptions::Method::kNone; }
+
+  nb::dict report() const;
+  nb::dict save_state();
+  std::string load_state(const nb::dict& state);
+  void start_trace(std::size_t capacity) {
+    trace_ = std::make_unique<cortado::TraceRecorder>(capacity);
+    engine_->set_trace(trace_.get());
+  }
+  void write_trace(const std::string& path) {
+    if (trace_ == nullptr) throw nb::value_error("no trace was started");
+    std::vector<std::string> names;
+    for (const cortado::EngineTensor& tensor : engine_->tensors()) names.push_back(tensor.name);
+    check(cortado::write_chrome_trace(path, trace_->events(), communicator_->rank(), names));
+  }
+
+ private:
+  template <typename F>
+  void checked_without_gil(F&& call) {
+    Status status;
+    {
+      nb::gil_scoped_release release;
+      status = call();
+    }
+    check(status);
+  }
+
+  nb::object group_;
+  std::string group_name_;
+  std::unique_ptr<cortado::TraceRecorder> trace_;
+  std::unique_ptr<cortado::Communicator> communicator_;
+  std::unique_ptr<cortado::Engine> engine_;
+};
+
+nb::dict PyEngine::report() const {
+  const cortado::EngineReport report = engine_->report();
+  nb::dict stages;
+  for (int s = 0; s < cortado::kStageCount; ++s) {
+    stages[std::string(cortado::stage_name(static_cast<cortado::Stage>(s))).c_str()] = report.stage_ns[s];
+  }
+  nb::list tensors;
+  for (const cortado::TensorReport& tensor : report.tensors) {
+    nb::dict entry;
+    entry["name"] = tensor.name;
+    entry["elems"] = tensor.elems;
+    entry["payload_bytes"] = tensor.payload_bytes;
+    entry["relative_error"] = tensor.relative_l2_error;
+    entry["compressed"] = tensor.compressed;
+    tensors.append(entry);
+  }
+  nb::list fallbacks;
+  for (const cortado::Fallback& fallback : report.fallbacks) {
+    nb::dict entry;
+    entry["tensor"] = fallback.tensor;
+    entry["reason"] = fallback.reason;
+    entry["steps"] = fallback.count;
+    fallbacks.append(entry);
+  }
+  nb::dict memory;
+  memory["residual"] = report.residual_bytes;
+  memory["factors"] = report.factor_bytes;
+  memory["messages"] = report.message_bytes;
+  nb::dict result;
+  result["spec"] = report.spec;
+  result["communicator"] = report.communicator;
+  result["world_size"] = report.world_size;
+  result["steps"] = report.steps;
+  result["non_finite_steps"] = report.non_finite_steps;
+  result["last_non_finite"] = report.last_non_finite;
+  result["bytes_per_step"] = report.payload_bytes;
+  result["dense_bytes_per_step"] = report.dense_bytes;
+  result["ratio"] = report.ratio;
+  result["relative_error"] = report.relative_l2_error;
+  result["messages_per_step"] = report.messages;
+  result["time_by_stage_ns"] = stages;
+  result["memory_bytes"] = memory;
+  result["tensors"] = tensors;
+  result["fallbacks"] = fallbacks;
+  return result;
+}
+
+nb::object to_numpy(std::vector<float>&& values) {
+  auto* owned = new std::vector<float>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+}
+
+nb::dict PyEngine::save_state() {
+  cortado::EngineState state = unwrap(engine_->save_state());
+  nb::dict tensors;
+  for (cortado::TensorState& tensor : state.tensors) {
+    nb::dict entry;
+    entry["residual"] = to_numpy(std::move(tensor.residual));
+    entry["basis"] = to_numpy(std::move(tensor.basis));
+    tensors[tensor.name.c_str()] = entry;
+  }
+  nb::dict result;
+  result["format"] = "cortado.state/1";
+  result["spec"] = state.spec;
+  result["world_size"] = state.world_size;
+  result["rank"] = state.rank;
+  result["step"] = state.step;
+  result["phase_step"] = state.phase_step;
+  result["layout"] = nb::cast(state.layout);
+  result["tensors"] = tensors;
+  return result;
+}
+
+std::vector<float> to_vector(nb::handle array) {
+  const auto view = nb::cast<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(array);
+  return {view.data(), view.data() + view.size()};
+}
+
+std::string PyEngine::load_state(const nb::dict& dict) {
+  cortado::EngineState state{.spec = nb::cast<std::string>(dict["spec"]),
+                             .world_size = nb::cast<int>(dict["world_size"]),
+                             .rank = nb::cast<int>(dict["rank"]),
+                             .step = nb::cast<std::int64_t>(dict["step"]),
+                             .phase_step = nb::cast<std::int64_t>(dict["phase_step"]),
+                             .layout = nb::cast<decltype(state.layout)>(dict["layout"]),
+                             .tensors = {}};
+  for (auto [name, entry] : nb::cast<nb::dict>(dict["tensors"])) {
+    state.tensors.push_back({.name = nb::cast<std::string>(name),
+                             .residual = to_vector(entry["residual"]),
+                             .basis = to_vector(entry["basis"])});
+  }
+  Result<std::string> warning = [&] {
+    nb::gil_scoped_release release;
+    return engine_->load_state(state);
+  }();
+  return unwrap(std::move(warning));
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "Cortado's C++ engine; use it through the cortado package.";
+  m.attr("__version__") = cortado::version();
+
+  nb::class_<BucketMap>(m, "BucketMap", "Tensor indices and byte offsets of one gradient buffer.")
+      .def(
+          "__init__",
+          [](BucketMap* self, std::vector<std::uint32_t> tensors, std::vector<std::int64_t> offsets_bytes) {
+            if (tensors.size() != offsets_bytes.size()) throw nb::value_error("one offset a tensor is expected");
+            const std::size_t count = tensors.size();
+            new (self) BucketMap{std::move(tensors), std::move(offsets_bytes), std::vector<cortado::Gradient>(count)};
+          },
+          "tensors"_a, "offsets_bytes"_a);
+
+  nb::class_<PyEngine>(m, "Engine", "cortado::Engine over a process group given as a Python object.")
+      .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&>(), "tensors"_a,
+           "spec"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a)
+      .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false)
+      .def("submit", &PyEngine::submit, "map"_a, "base"_a)
+      .def("submit_buffer", &PyEngine::submit_buffer, "data"_a, "elems"_a, "dtype"_a)
+      .def("finish_step", &PyEngine::finish_step, "local_gradient"_a = nb::none())
+      .def("abandon", &PyEngine::abandon, "why"_a)
+      .def("describe", &PyEngine::describe)
+      .def("report", &PyEngine::report)
+      .def("save_state", &PyEngine::save_state)
+      .def("load_state", &PyEngine::load_state, "state"_a)
+      .def("start_trace", &PyEngine::start_trace, "capacity"_a)
+      .def("write_trace", &PyEngine::write_trace, "path"_a)
+      .def_prop_ro("spec", &PyEngine::spec)
+      .def_prop_ro("timeout_s", &PyEngine::timeout_s)
+      .def_prop_ro("sends_buffers", &PyEngine::sends_buffers);
+
+  m.def(
+      "canonical_spec", [](const std::string& spec) { return unwrap(cortado::EngineOptions::parse(spec)).to_spec(); },
+      "spec"_a, "Checks a codec string and returns it with defaults left out.");
+}

@@ -1,0 +1,39 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Cortado makes data-parallel training fast on slow networks.
+
+    model = DistributedDataParallel(net)
+    cortado.attach(model, "acp(rank=4)")     # before the first backward
+    ...
+    print(cortado.report(model))             # bytes, ratio and error, time by stage, what was not compressed and why
+
+Importing cortado needs nothing but Python; attach, ddp_hook and report need torch.
+"""
+
+from ._core import __version__, canonical_spec
+from .errors import CortadoError, MismatchError, PeerError, SpecError
+
+__all__ = [
+    "CortadoError",
+    "MismatchError",
+    "PeerError",
+    "SpecError",
+    "__version__",
+    "attach",
+    "canonical_spec",
+    "ddp_hook",
+    "report",
+]
+
+
+def __getattr__(name):
+    if name in ("attach", "ddp_hook", "report"):
+        try:
+            import torch.distributed  # noqa: F401
+        except ImportError as error:
+            raise CortadoError(
+                f"cortado.{name} needs PyTorch 2.11 or later with torch.distributed, and importing it failed: {error}"
+            ) from error
+        from . import ddp
+
+        return getattr(ddp, name)
+    raise AttributeError(f"module 'cortado' has no attribute {name!r}")

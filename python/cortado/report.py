@@ -1,0 +1,57 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""What compression did: bytes, ratio and error together, time by stage, and every fallback with its reason."""
+
+from collections import Counter
+
+
+def _bytes(count):
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"
+
+
+class Report:
+    """A snapshot of one rank's counters. ``str()`` is a table, ``to_dict()`` all of it.
+
+    Keys of the dict: ``bytes_per_step`` (payload of this rank's last step), ``dense_bytes_per_step`` (its gradients),
+    ``ratio`` (dense over payload), ``relative_error`` (relative L2, of this rank's own reconstruction in the last
+    compressed step), ``messages_per_step``, ``time_by_stage_ns`` (sums over all steps), ``memory_bytes``, ``tensors``,
+    ``fallbacks``, ``steps``, ``non_finite_steps``, ``last_non_finite``, ``hook_ns`` (this rank's thread in the hook).
+    """
+
+    def __init__(self, values):
+        self._values = values
+
+    def to_dict(self):
+        return self._values
+
+    def __str__(self):
+        v = self._values
+        steps = max(v["steps"], 1)
+        lines = [
+            f"cortado: {v['spec']} over {v['communicator']}, world size {v['world_size']}, {v['steps']} steps",
+            f"  sent a step     {_bytes(v['bytes_per_step'])} instead of {_bytes(v['dense_bytes_per_step'])}"
+            f" in {v['messages_per_step']} messages",
+            f"  ratio           {v['ratio']:.1f} at relative L2 error {v['relative_error']:.3f} (last step, this rank)",
+        ]
+        stages = v["time_by_stage_ns"]
+        shown = [f"{name} {ns / steps / 1e6:.2f}" for name, ns in stages.items() if name != "communicate"]
+        lines.append(f"  ms a step       {', '.join(shown)}; collectives under way {stages['communicate'] / steps / 1e6:.2f}")
+        memory = v["memory_bytes"]
+        lines.append(
+            f"  memory          residual {_bytes(memory['residual'])}, factors {_bytes(memory['factors'])},"
+            f" messages {_bytes(memory['messages'])}"
+        )
+        if v["non_finite_steps"]:
+            lines.append(f"  non-finite      {v['non_finite_steps']} steps undone; the last: {v['last_non_finite']}")
+        lines += self._fallback_lines()
+        return "\n".join(lines)
+
+    def _fallback_lines(self):
+        tensors = Counter(f["reason"] for f in self._values["fallbacks"] if f["tensor"])
+        lines = [f"  dense           {count} tensors: {reason}" for reason, count in tensors.most_common()]
+        for fallback in self._values["fallbacks"]:
+            if not fallback["tensor"]:
+                lines.append(f"  not compressed  {fallback['steps']} steps: {fallback['reason']}")
+        return lines

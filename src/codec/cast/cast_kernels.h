@@ -1,0 +1,23 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Between float32 and 16-bit floats, as core/float16.h defines it for one value; the same bytes on every SIMD target.
+//
+// Preconditions: elems >= 0; input and output do not overlap. Pointers need no
+// alignment. The floating-point environment is the default one (round to nearest), though flushing denormals to zero
+// changes nothing but the scaled variants.
+#pragma once
+
+#include <cstdint>
+
+namespace cortado {
+
+void fp32_to_bf16(const float* input, std::int64_t elems, std::uint16_t* output);
+void fp32_to_fp16(const float* input, std::int64_t elems, std::uint16_t* output);
+void bf16_to_fp32(const std::uint16_t* input, std::int64_t elems, float* output);
+void fp16_to_fp32(const std::uint16_t* input, std::int64_t elems, float* output);
+
+// output[i] = cast(input[i] * scale), the product rounded to float32 first. `scale` is finite and not zero.
+void scale_and_cast_bf16(const float* input, float scale, std::int64_t elems, std::uint16_t* output);
+void scale_and_cast_fp16(const float* input, float scale, std::int64_t elems, std::uint16_t* output);
+
+}  // namespace cortado

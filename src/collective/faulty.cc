@@ -1,0 +1,133 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/check.h"
+#include "cortado/communicator.h"
+
+namespace cortado {
+namespace {
+
+using std::chrono::nanoseconds;
+using std::chrono::steady_clock;
+
+// The first mantissa bit (uint8: the top bit) of the middle element: the value changes by a quarter of itself or more
+// and stays finite, so that a test sees it in the sum.
+void flip_bit(void* data, std::int64_t elems, DType dtype) {
+  if (elems <= 0) return;
+  auto* bytes = static_cast<unsigned char*>(data) + static_cast<std::size_t>(elems / 2) * dtype_bytes(dtype);
+  switch (dtype) {
+    case DType::kFloat32:
+      bytes[2] ^= 0x40;
+      return;
+    case DType::kFloat16:
+      bytes[1] ^= 0x02;
+      return;
+    case DType::kBFloat16:
+      bytes[0] ^= 0x40;
+      return;
+    case DType::kUint8:
+      bytes[0] ^= 0x80;
+      return;
+  }
+}
+
+// After a drop nothing of this rank reaches the others any more: a later collective that did would be taken by them for
+// the dropped one.
+class FaultyCommunicator final : public Communicator {
+ public:
+  FaultyCommunicator(Communicator* inner, std::vector<Fault> faults) : inner_(inner), faults_(std::move(faults)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string name() const override { return "faulty(" + inner_->name() + ")"; }
+
+  Result<WorkId> start_all_reduce(void* data, std::int64_t elems, DType dtype) override {
+    const std::int64_t index = starts_++;
+    if (find(index, Fault::Kind::kError) != nullptr) {
+      return make_error(StatusCode::kPeerFailed, "fault: all_reduce %lld of rank %d refused",
+                        static_cast<long long>(index), rank());
+    }
+    if (!first_dropped_.has_value() && find(index, Fault::Kind::kDrop) != nullptr) first_dropped_ = next_work_;
+    if (first_dropped_.has_value()) return next_work_++;
+    if (find(index, Fault::Kind::kCorrupt) != nullptr) flip_bit(data, elems, dtype);
+
+    Result<WorkId> work = inner_->start_all_reduce(data, elems, dtype);
+    if (!work.ok()) return work;
+    next_work_ = work.value() + 1;
+    if (const Fault* fault = find(index, Fault::Kind::kDelay); fault != nullptr) {
+      delayed_.push_back({work.value(), steady_clock::now() + fault->delay});
+    }
+    return work;
+  }
+
+  Result<bool> test(WorkId work) override {
+    if (is_dropped(work)) return false;
+    Result<bool> done = inner_->test(work);
+    if (!done.ok() || !done.value()) return done;
+    return steady_clock::now() >= reported_at(work);
+  }
+
+  Status wait(WorkId work, nanoseconds timeout) override {
+    const auto begin = steady_clock::now();
+    if (is_dropped(work)) return sleep_out(timeout, "dropped");
+    // The inner wait first: when a delay outlasts the timeout, the buffer is at rest before the caller gets it back.
+    CORTADO_RETURN_IF_ERROR(inner_->wait(work, timeout));
+    const auto remaining = reported_at(work) - steady_clock::now();
+    const auto left = timeout - (steady_clock::now() - begin);
+    if (remaining > left) return sleep_out(left, "delayed");
+    std::this_thread::sleep_for(remaining);
+    return Status();
+  }
+
+  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received, nanoseconds timeout) override {
+    if (first_dropped_.has_value()) return sleep_out(timeout, "dropped");
+    return inner_->all_gather(sent, received, timeout);
+  }
+
+  bool abandon(const std::string& why) override { return inner_->abandon(why); }
+
+ private:
+  struct Delayed {
+    WorkId work;
+    steady_clock::time_point until;
+  };
+
+  const Fault* find(std::int64_t index, Fault::Kind kind) const {
+    for (const Fault& fault : faults_) {
+      if (fault.at == index && fault.kind == kind) return &fault;
+    }
+    return nullptr;
+  }
+
+  bool is_dropped(WorkId work) const { return first_dropped_.has_value() && work >= *first_dropped_; }
+
+  steady_clock::time_point reported_at(WorkId work) const {
+    for (const Delayed& delayed : delayed_) {
+      if (delayed.work == work) return delayed.until;
+    }
+    return steady_clock::time_point();  // long past
+  }
+
+  Status sleep_out(nanoseconds timeout, const char* what) const {
+    std::this_thread::sleep_for(timeout);
+    return make_error(StatusCode::kTimeout, "fault: a collective of rank %d was %s", rank(), what);
+  }
+
+  Communicator* inner_;
+  const std::vector<Fault> faults_;
+  std::vector<Delayed> delayed_;
+  std::int64_t starts_ = 0;
+  WorkId next_work_ = 0;
+  std::optional<WorkId> first_dropped_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults) {
+  return std::make_unique<FaultyCommunicator>(inner, std::move(faults));
+}
+
+}  // namespace cortado

@@ -1,0 +1,300 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "collective/rank_threads.h"
+#include "core/check.h"
+#include "core/float16.h"
+#include "cortado/communicator.h"
+
+namespace cortado {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+constexpr seconds kLong(30);  // a test that needs it hangs
+
+// ---- sums ----------------------------------------------------------------------------------------------------------
+
+// A different small number for every rank, collective and element: sums of 64 of them are exact in every dtype.
+int value_of(int rank, int collective, int elem) { return (7 * rank + 5 * collective + 3 * elem) % 4; }
+
+std::vector<std::byte> encode(DType dtype, const std::vector<int>& values) {
+  std::vector<std::byte> bytes(values.size() * dtype_bytes(dtype));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto value = static_cast<float>(values[i]);
+    const std::uint16_t half = dtype == DType::kFloat16 ? float_to_fp16(value) : float_to_bf16(value);
+    const auto byte = static_cast<std::uint8_t>(values[i]);
+    const void* source = &value;
+    if (dtype_bytes(dtype) == 2) source = &half;
+    if (dtype_bytes(dtype) == 1) source = &byte;
+    std::memcpy(bytes.data() + i * dtype_bytes(dtype), source, dtype_bytes(dtype));
+  }
+  return bytes;
+}
+
+std::vector<std::byte> contribution(DType dtype, int rank, int collective, int elems) {
+  std::vector<int> values;
+  for (int i = 0; i < elems; ++i) values.push_back(value_of(rank, collective, i));
+  return encode(dtype, values);
+}
+
+std::vector<std::byte> expected_sum(DType dtype, int world_size, int collective, int elems) {
+  std::vector<int> values(static_cast<std::size_t>(elems));
+  for (int i = 0; i < elems; ++i) {
+    for (int rank = 0; rank < world_size; ++rank) values[i] += value_of(rank, collective, i);
+  }
+  return encode(dtype, values);
+}
+
+// Sleeps 0 to 200 us, a different time for every rank and collective.
+void dawdle(int rank, int collective) {
+  const unsigned hash = (static_cast<unsigned>(rank) * 2654435761u) ^ (static_cast<unsigned>(collective) * 40503u);
+  if (hash % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(hash / 7 % 200));
+}
+
+class LocalSums : public testing::TestWithParam<std::tuple<int, DType>> {};
+
+TEST_P(LocalSums, AreRightWhateverTheTiming) {
+  const auto [world_size, dtype] = GetParam();
+  const auto statuses = run_ranks(world_size, [world_size = world_size, dtype = dtype](Communicator& communicator) {
+    for (int collective = 0; collective < 20; ++collective) {
+      const int elems = collective * collective * 11;  // 0 to 3971: several tiles
+      auto buffer = contribution(dtype, communicator.rank(), collective, elems);
+      dawdle(communicator.rank(), collective);
+      CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator.start_all_reduce(buffer.data(), elems, dtype));
+      CORTADO_RETURN_IF_ERROR(communicator.wait(work, kLong));
+      if (buffer != expected_sum(dtype, world_size, collective, elems)) {
+        return make_error(StatusCode::kInternal, "wrong sum in collective %d", collective);
+      }
+    }
+    return Status();
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LocalSums,
+                         testing::Combine(testing::Values(1, 2, 3, 5, 8),
+                                          testing::Values(DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                                                          DType::kUint8)));
+
+TEST(Local, SumsInRankOrderInWhateverOrderRanksCome) {
+  for (const std::array<int, 3> order : {std::array{0, 1, 2}, std::array{2, 1, 0}, std::array{1, 2, 0}}) {
+    LocalGroup group(3);
+    float values[] = {1e8f, 1, -1e8f};
+    for (const int rank : order) {
+      ASSERT_TRUE(group.communicator(rank)->start_all_reduce(&values[rank], 1, DType::kFloat32).ok());
+    }
+    for (const float value : values) EXPECT_EQ(value, 0);
+  }
+}
+
+TEST(Local, SixtyFourRanks) {
+  const auto statuses = run_ranks(64, [](Communicator& communicator) {
+    float value = 1;
+    CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator.start_all_reduce(&value, 1, DType::kFloat32));
+    CORTADO_RETURN_IF_ERROR(communicator.wait(work, kLong));
+    return value == 64 ? Status() : Status(StatusCode::kInternal, "wrong sum");
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+// ---- order ---------------------------------------------------------------------------------------------------------
+
+TEST(Local, RankMayRunAheadOfAllOthers) {
+  constexpr int kAhead = 1024;
+  LocalGroup group(2);
+  std::vector<float> ahead(kAhead), behind(kAhead);
+  for (int i = 0; i < kAhead; ++i) {
+    ahead[i] = static_cast<float>(i);
+    behind[i] = 0.5f;
+    const Result<WorkId> work = group.communicator(0)->start_all_reduce(&ahead[i], 1, DType::kFloat32);
+    ASSERT_TRUE(work.ok());
+    EXPECT_EQ(work.value(), static_cast<WorkId>(i));
+  }
+  for (int i = 0; i < kAhead; ++i) {
+    const auto work = static_cast<WorkId>(i);
+    EXPECT_FALSE(group.communicator(0)->test(work).value());
+    ASSERT_TRUE(group.communicator(1)->start_all_reduce(&behind[i], 1, DType::kFloat32).ok());
+    EXPECT_TRUE(group.communicator(0)->test(work).value());
+    EXPECT_EQ(ahead[i], i + 0.5f);
+    EXPECT_EQ(behind[i], i + 0.5f);
+  }
+  EXPECT_TRUE(group.communicator(0)->wait(kAhead - 1, kLong).ok()) << "waits may come in any order";
+  EXPECT_TRUE(group.communicator(0)->wait(0, kLong).ok());
+  EXPECT_TRUE(group.communicator(0)->wait(0, kLong).ok()) << "and more than once";
+}
+
+// ---- failures ------------------------------------------------------------------------------------------------------
+
+Status reduce_one(Communicator& communicator, std::chrono::nanoseconds timeout) {
+  float value = 1;
+  CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator.start_all_reduce(&value, 1, DType::kFloat32));
+  return communicator.wait(work, timeout);
+}
+
+TEST(Local, TimeoutNamesTheRanksThatDidNotCome) {
+  LocalGroup group(5);
+  float values[5] = {};
+  for (const int rank : {0, 2, 3}) {
+    ASSERT_TRUE(group.communicator(rank)->start_all_reduce(&values[rank], 1, DType::kFloat32).ok());
+  }
+  const Status status = group.communicator(2)->wait(0, milliseconds(20));
+  EXPECT_EQ(status.code(), StatusCode::kTimeout);
+  EXPECT_EQ(status.message(),
+            "collective 0 (all_reduce fp32 1): rank 2 waited 0.02 s; ranks that have not started it: 1, 4");
+  for (const int rank : {0, 3}) {
+    EXPECT_EQ(group.communicator(rank)->wait(0, kLong).message(), status.message()) << "the same on every rank";
+  }
+}
+
+TEST(Local, TimeoutsEndEveryWaitingRank) {
+  const auto statuses = run_ranks(3, [](Communicator& communicator) {
+    return communicator.rank() == 1 ? Status() : reduce_one(communicator, milliseconds(30));
+  });
+  for (const int rank : {0, 2}) EXPECT_EQ(statuses[rank].code(), StatusCode::kTimeout) << statuses[rank].to_string();
+}
+
+TEST(Local, BufferOfARankThatTimedOutIsNotTouched) {
+  LocalGroup group(2);
+  float patient = 1, late = 2;
+  const WorkId work = group.communicator(0)->start_all_reduce(&patient, 1, DType::kFloat32).value();
+  EXPECT_EQ(group.communicator(0)->wait(work, milliseconds(1)).code(), StatusCode::kTimeout);
+  EXPECT_EQ(group.communicator(1)->start_all_reduce(&late, 1, DType::kFloat32).status().code(), StatusCode::kTimeout);
+  EXPECT_EQ(group.communicator(0)->test(work).status().code(), StatusCode::kTimeout) << "and it stays dead";
+  EXPECT_EQ(patient, 1);
+  EXPECT_EQ(late, 2);
+}
+
+TEST(Local, AbandonEndsPresentAndLaterWaits) {
+  const auto begin = steady_clock::now();
+  const auto statuses = run_ranks(3, [](Communicator& communicator) {
+    if (communicator.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(20));  // rank 0 waits by now
+      return Status(StatusCode::kInternal, "out of coffee");
+    }
+    if (communicator.rank() == 2) std::this_thread::sleep_for(milliseconds(60));
+    return reduce_one(communicator, kLong);
+  });
+  EXPECT_LT(steady_clock::now() - begin, seconds(10));
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(statuses[rank].code(), StatusCode::kPeerFailed);
+    EXPECT_NE(statuses[rank].message().find("rank 1 has left the group"), std::string::npos);
+    EXPECT_NE(statuses[rank].message().find("out of coffee"), std::string::npos);
+  }
+}
+
+TEST(Local, WhatAllRanksStartedEndsWellAfterAFailure) {
+  LocalGroup group(2);
+  float first[] = {1, 2}, second = 1;
+  const WorkId shared = group.communicator(0)->start_all_reduce(&first[0], 1, DType::kFloat32).value();
+  const WorkId lonely = group.communicator(0)->start_all_reduce(&second, 1, DType::kFloat32).value();
+  ASSERT_TRUE(group.communicator(1)->start_all_reduce(&first[1], 1, DType::kFloat32).ok());
+  group.abandon(1, "its work is done");
+  EXPECT_TRUE(group.communicator(0)->wait(shared, kLong).ok());
+  EXPECT_EQ(first[0], 3);
+  EXPECT_EQ(group.communicator(0)->wait(lonely, kLong).code(), StatusCode::kPeerFailed);
+  group.abandon(0, "another reason");
+  EXPECT_NE(group.communicator(0)->wait(lonely, kLong).message().find("rank 1"), std::string::npos)
+      << "the first stays";
+}
+
+TEST(Local, AbandoningRankHasItsBuffersBack) {
+  LocalGroup group(2);
+  float mine = 1, theirs = 2;
+  ASSERT_TRUE(group.communicator(0)->start_all_reduce(&mine, 1, DType::kFloat32).ok());
+  EXPECT_TRUE(group.communicator(0)->abandon("enough"));
+  const Status status = group.communicator(1)->start_all_reduce(&theirs, 1, DType::kFloat32).status();
+  EXPECT_EQ(status.code(), StatusCode::kPeerFailed);
+  EXPECT_EQ(status.message(), "rank 0 has left the group: enough");
+  EXPECT_EQ(mine, 1);
+  EXPECT_EQ(theirs, 2);
+}
+
+// Rank 0 starts `a`, then rank 1 starts `b`: both must get kMismatch with both descriptions.
+void expect_mismatch(DType a, std::int64_t a_elems, DType b, std::int64_t b_elems, const std::string& text) {
+  LocalGroup group(2);
+  std::array<std::byte, 64> memory[2] = {};
+  const WorkId work = group.communicator(0)->start_all_reduce(memory[0].data(), a_elems, a).value();
+  const Status of_1 = group.communicator(1)->start_all_reduce(memory[1].data(), b_elems, b).status();
+  const Status of_0 = group.communicator(0)->wait(work, kLong);
+  EXPECT_EQ(of_0.code(), StatusCode::kMismatch);
+  EXPECT_EQ(of_1.code(), StatusCode::kMismatch);
+  EXPECT_EQ(of_0.message(), text);
+  EXPECT_EQ(of_1.message(), text);
+}
+
+TEST(Local, MismatchNamesBothRanksAndValues) {
+  expect_mismatch(DType::kFloat32, 3, DType::kFloat32, 4,
+                  "collective 0: rank 0 started all_reduce fp32 3, rank 1 started all_reduce fp32 4");
+  expect_mismatch(DType::kFloat16, 3, DType::kBFloat16, 3,
+                  "collective 0: rank 0 started all_reduce fp16 3, rank 1 started all_reduce bf16 3");
+}
+
+TEST(Local, MismatchOfKind) {
+  const auto statuses = run_ranks(2, [](Communicator& communicator) {
+    if (communicator.rank() == 0) return reduce_one(communicator, kLong);
+    const std::array<std::byte, 4> sent{};
+    std::array<std::byte, 8> received;
+    return communicator.all_gather(sent, received, kLong);
+  });
+  for (const Status& status : statuses) EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+}
+
+TEST(Local, RefusesWrongArgumentsAndStaysUsable) {
+  LocalGroup group(1);
+  Communicator& communicator = *group.communicator(0);
+  float value = 1;
+  std::array<std::byte, 3> bytes{};
+  const auto code = [](const auto& result) { return result.status().code(); };
+  EXPECT_EQ(code(communicator.start_all_reduce(nullptr, 1, DType::kFloat32)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(communicator.start_all_reduce(&value, -1, DType::kFloat32)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(communicator.start_all_reduce(&value, 1, static_cast<DType>(9))), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(communicator.test(0)), StatusCode::kInvalidArgument) << "not started";
+  EXPECT_EQ(communicator.wait(0, kLong).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(communicator.all_gather({bytes.data(), 2}, bytes, kLong).code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(reduce_one(communicator, kLong).ok());
+  EXPECT_TRUE(communicator.start_all_reduce(nullptr, 0, DType::kFloat32).ok()) << "an empty message is one too";
+}
+
+// ---- all-gather ----------------------------------------------------------------------------------------------------
+
+TEST(Local, AllGatherIsInRankOrderBetweenAllReduces) {
+  for (const int world_size : {1, 2, 3, 5, 8}) {
+    const auto statuses = run_ranks(world_size, [](Communicator& communicator) {
+      CORTADO_RETURN_IF_ERROR(reduce_one(communicator, kLong));
+      const std::array<std::byte, 2> sent{std::byte(communicator.rank()), std::byte(100)};
+      std::vector<std::byte> received(2 * static_cast<std::size_t>(communicator.world_size()));
+      dawdle(communicator.rank(), 0);
+      CORTADO_RETURN_IF_ERROR(communicator.all_gather(sent, received, kLong));
+      for (int rank = 0; rank < communicator.world_size(); ++rank) {
+        const bool right = received[2 * rank] == std::byte(rank) && received[2 * rank + 1] == std::byte(100);
+        if (!right) return Status(StatusCode::kInternal, "wrong bytes");
+      }
+      return reduce_one(communicator, kLong);
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+TEST(Local, AllGatherTimesOutAndIsAbandoned) {
+  for (const bool abandons : {false, true}) {
+    const auto statuses = run_ranks(2, [abandons](Communicator& communicator) {
+      if (communicator.rank() == 1) return abandons ? Status(StatusCode::kInternal, "gone") : Status();
+      const std::array<std::byte, 1> sent{};
+      std::array<std::byte, 2> received;
+      return communicator.all_gather(sent, received, abandons ? kLong : milliseconds(20));
+    });
+    EXPECT_EQ(statuses[0].code(), abandons ? StatusCode::kPeerFailed : StatusCode::kTimeout) << statuses[0].to_string();
+  }
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,38 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "cortado/communicator.h"
+
+namespace cortado {
+namespace {
+
+constexpr std::chrono::seconds kLong(30);
+
+TEST(Recording, LogsWhatWasStartedAndCountsWaits) {
+  LocalGroup group(1);
+  RecordingCommunicator communicator(group.communicator(0));
+  float values[2] = {1, 2};
+  std::array<std::byte, 3> sent{}, received{};
+  const WorkId work = communicator.start_all_reduce(values, 2, DType::kFloat32).value();
+  EXPECT_TRUE(communicator.test(work).value());
+  EXPECT_TRUE(communicator.wait(work, kLong).ok());
+  EXPECT_TRUE(communicator.all_gather(sent, received, kLong).ok());
+  EXPECT_TRUE(communicator.start_all_reduce(values, 1, DType::kBFloat16).ok());
+
+  const std::vector<RecordedCollective> expected{
+      {"all_reduce", DType::kFloat32, 2}, {"all_gather", DType::kUint8, 3}, {"all_reduce", DType::kBFloat16, 1}};
+  EXPECT_EQ(communicator.log(), expected);
+  EXPECT_EQ(communicator.waits(), 1);
+  EXPECT_EQ(communicator.name(), "recording(local)");
+  EXPECT_EQ(communicator.rank(), 0);
+  EXPECT_EQ(communicator.world_size(), 1);
+
+  communicator.clear();
+  EXPECT_TRUE(communicator.log().empty());
+  EXPECT_EQ(communicator.waits(), 0);
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,26 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "cortado/tensor_view.h"
+
+namespace cortado {
+
+// True if none of `elems` values is Inf or NaN.
+inline bool all_finite(const void* data, std::int64_t elems, DType dtype) {
+  // Exponent bits all set: Inf or NaN. Plain loops without an early end, which compilers vectorise.
+  if (dtype == DType::kFloat32) {
+    const auto* bits = static_cast<const std::uint32_t*>(data);
+    std::uint32_t found = 0;
+    for (std::int64_t i = 0; i < elems; ++i) found |= (bits[i] & 0x7f800000u) == 0x7f800000u;
+    return found == 0;
+  }
+  const std::uint16_t exponent = dtype == DType::kFloat16 ? 0x7c00u : 0x7f80u;
+  const auto* bits = static_cast<const std::uint16_t*>(data);
+  std::uint16_t found = 0;
+  for (std::int64_t i = 0; i < elems; ++i) found |= (bits[i] & exponent) == exponent;
+  return found == 0;
+}
+
+}  // namespace cortado

@@ -1,0 +1,89 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "engine/agreement.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/hash.h"
+
+namespace cortado {
+
+namespace {
+
+constexpr std::size_t kSettingsBytes = 1000;
+
+// What each rank sends; compared byte by byte, so without padding.
+struct Summary {
+  char settings[kSettingsBytes];
+  std::uint64_t settings_hash;
+  std::uint64_t tensor_count;
+};
+
+std::string describe_tensor(const EngineTensor& tensor) {
+  char text[64];
+  std::snprintf(text, sizeof(text), " %" PRId64 " x %" PRId64 " %s", tensor.rows, tensor.cols,
+                std::string(dtype_name(tensor.dtype)).c_str());
+  return tensor.name + text;
+}
+
+template <typename T>
+Result<std::vector<T>> gather(Communicator* communicator, const T* own, std::size_t count,
+                              std::chrono::nanoseconds timeout) {
+  std::vector<T> all(count * static_cast<std::size_t>(communicator->world_size()));
+  CORTADO_RETURN_IF_ERROR(
+      communicator->all_gather(std::as_bytes(std::span(own, count)), std::as_writable_bytes(std::span(all)), timeout));
+  return all;
+}
+
+}  // namespace
+
+Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<EngineTensor>& tensors,
+                       std::chrono::nanoseconds timeout) {
+  Summary own{};
+  std::memcpy(own.settings, settings.data(), std::min(settings.size(), kSettingsBytes - 1));
+  own.settings_hash = fnv1a_64(settings);
+  own.tensor_count = tensors.size();
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<Summary> summaries, gather(communicator, &own, 1, timeout));
+  for (std::size_t rank = 1; rank < summaries.size(); ++rank) {
+    if (summaries[rank].settings_hash != summaries[0].settings_hash) {
+      return make_error(StatusCode::kMismatch,
+                        "ranks were attached with different settings: rank 0 has \"%s\", rank %zu has \"%s\"",
+                        summaries[0].settings, rank, summaries[rank].settings);
+    }
+    if (summaries[rank].tensor_count != summaries[0].tensor_count) {
+      return make_error(StatusCode::kMismatch,
+                        "ranks have different models: rank 0 has %" PRIu64 " tensors, rank %zu has %" PRIu64,
+                        summaries[0].tensor_count, rank, summaries[rank].tensor_count);
+    }
+  }
+  std::vector<std::uint64_t> hashes;
+  for (const EngineTensor& tensor : tensors) hashes.push_back(fnv1a_64(describe_tensor(tensor)));
+  if (hashes.empty()) return {};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all,
+                           gather(communicator, hashes.data(), hashes.size(), timeout));
+  for (std::size_t t = 0; t < hashes.size(); ++t) {
+    for (std::size_t rank = 1; rank < summaries.size(); ++rank) {
+      if (all[rank * hashes.size() + t] == all[t]) continue;
+      return make_error(StatusCode::kMismatch,
+                        "ranks have different models: tensor %zu of rank %zu differs from rank 0's in name, shape or "
+                        "dtype (here on rank %d it is %s)",
+                        t, rank, communicator->rank(), describe_tensor(tensors[t]).c_str());
+    }
+  }
+  return {};
+}
+
+Status check_same_number(Communicator* communicator, std::string_view what, std::uint64_t number,
+                         std::chrono::nanoseconds timeout) {
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all, gather(communicator, &number, 1, timeout));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return make_error(StatusCode::kMismatch, "ranks differ in %.*s: rank 0 has %" PRIu64 ", rank %zu has %" PRIu64,
+                      static_cast<int>(what.size()), what.data(), all[0], rank, all[rank]);
+  }
+  return {};
+}
+
+}  // namespace cortado

@@ -1,0 +1,138 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The engine's flow. One step:
+//
+//   submit      encode each tensor into its slot, start complete messages, absorb those that have ended
+//   finish_step wait for the rest, absorb it; then the verdict: commit, or roll back when anything was not finite
+//
+// absorb = look for Inf and NaN, decode if that may be done before the verdict, and make the received factor the next
+// basis, all while later messages still travel. Power-SGD has a second round, which starts once all of the first has
+// been submitted: only then do all ranks issue the same collectives in the same order.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "cortado/engine.h"
+#include "engine/lowrank_tensor.h"
+#include "engine/round.h"
+#include "engine/treatment.h"
+#include "feedback/residual_store.h"
+
+namespace cortado {
+
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, std::vector<Treatment> treatments,
+             Communicator* communicator, const Clock* clock, TraceRecorder* trace);
+
+  Status begin_step(const StepContext& context) override;
+  Status submit(std::span<const Gradient> gradients) override;
+  Status submit_buffer(void* data, std::int64_t elems, DType dtype) override;
+  Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
+  void abandon(const std::string& why) override;
+
+  const EngineOptions& options() const override { return options_; }
+  const std::vector<EngineTensor>& tensors() const override { return tensors_; }
+  EngineReport report() const override;
+  void set_trace(TraceRecorder* trace) override { trace_ = trace; }
+  std::string describe() const override;
+  Result<EngineState> save_state() override;
+  Result<std::string> load_state(const EngineState& state) override;
+
+ private:
+  struct Interval {
+    std::int64_t start_ns = 0;
+    std::int64_t end_ns = 0;
+  };
+  struct TensorStep {  // one tensor in the step in hand
+    void* gradient = nullptr;
+    bool submitted = false;
+    bool finite = true;  // what this rank wrote
+    bool decoded = false;
+    Interval encode, decode, orthogonalise;
+  };
+  struct BufferRun {  // method kNone
+    WorkId work;
+    std::int64_t start_ns;
+    std::int64_t bytes;
+  };
+
+  // -- set-up
+  void make_rounds();
+  void allocate_residuals();
+  bool in_warm_up() const { return step_ < options_.start_step && is_low_rank(); }
+  bool is_low_rank() const {
+    return options_.method == EngineOptions::Method::kAcp || options_.method == EngineOptions::Method::kPower;
+  }
+  bool passes_through() const { return communicator_->world_size() == 1; }
+  std::chrono::nanoseconds timeout() const;
+
+  // -- a step
+  Round& first_round() { return warm_up_ != nullptr ? *warm_up_ : *first_; }
+  Status check_submission(std::span<const Gradient> gradients);
+  void encode(std::uint32_t tensor);
+  Status poll();
+  Status wait_for(Round& round, int message);
+  void absorb(Round& round, int message);
+  void look_for_non_finite(Round& round, int message);
+  void receive_slot(Round& round, int message, const Slot& slot);
+  void decode_slot(Round& round, int message, const Slot& slot);
+  bool may_decode_early() const;
+  Status run_second_round();
+  void decode_held(Round& round);
+  void commit(Round& last);
+  void roll_back(Round& last, const LocalGradient& local_gradient);
+  Status finish_rounds(const LocalGradient& local_gradient);
+  Status finish_buffers();
+  Status fail(const Status& status);
+
+  // -- state and report
+  SlotKind next_side(std::uint32_t tensor) const;
+  Status check_state(const EngineState& state, std::vector<Layout>* layouts) const;
+  std::int64_t message_bytes() const;
+  std::int64_t payload_bytes(std::uint32_t tensor) const;
+
+  // -- bookkeeping
+  void note_non_finite(const std::string& where, int rank);
+  void record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes);
+  void record_message(Round& round, int message);
+  std::int64_t gradient_bytes(std::uint32_t tensor) const;
+
+  std::vector<EngineTensor> tensors_;
+  EngineOptions options_;
+  std::vector<Treatment> treatments_;
+  Communicator* communicator_;
+  const Clock* clock_;
+  TraceRecorder* trace_;
+  ThreadPool pool_;
+
+  std::vector<std::unique_ptr<LowRankTensor>> low_rank_;  // null for dense tensors
+  std::unique_ptr<Round> warm_up_;                        // dense steps; gone after the last one
+  std::unique_ptr<Round> first_;
+  std::unique_ptr<Round> second_;  // Power-SGD
+  ResidualStore residuals_;
+
+  Status failure_;  // the first fatal error
+  bool in_step_ = false;
+  StepContext context_;
+  std::vector<TensorStep> steps_;
+  std::vector<BufferRun> buffers_;
+  bool finite_ = true;           // of the step in hand
+  std::int64_t step_ = 0;        // finite steps finished
+  std::int64_t phase_step_ = 0;  // finite compressed steps finished
+
+  // -- what report() tells
+  std::int64_t finished_steps_ = 0;
+  std::int64_t non_finite_steps_ = 0;
+  std::int64_t warm_up_steps_ = 0;
+  std::string last_non_finite_;
+  std::int64_t last_payload_bytes_ = 0;
+  std::int64_t last_messages_ = 0;
+  bool last_step_compressed_ = false;
+  std::int64_t stage_ns_[kStageCount] = {};
+};
+
+}  // namespace cortado

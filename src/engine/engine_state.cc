@@ -1,0 +1,273 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// What an engine saves, loads and tells.
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <unordered_map>
+
+#include "core/check.h"
+#include "core/hash.h"
+#include "engine/agreement.h"
+#include "engine/engine_impl.h"
+
+namespace cortado {
+
+namespace {
+
+std::vector<std::string> names_of(const std::vector<EngineTensor>& tensors) {
+  std::vector<std::string> names;
+  for (const EngineTensor& tensor : tensors) names.push_back(tensor.name);
+  return names;
+}
+
+std::uint64_t hash_of(const EngineState& state) {
+  std::uint64_t hash = fnv1a_64(state.spec) ^ static_cast<std::uint64_t>(state.step * 31 + state.phase_step);
+  for (const auto& phase : state.layout)
+    for (const auto& message : phase)
+      for (const std::string& name : message) hash = hash * 1099511628211ull ^ fnv1a_64(name);
+  for (const TensorState& tensor : state.tensors) {
+    const std::string_view bytes(reinterpret_cast<const char*>(tensor.basis.data()),
+                                 tensor.basis.size() * sizeof(float));
+    hash = hash * 1099511628211ull ^ fnv1a_64(bytes);
+  }
+  return hash;
+}
+
+std::string mib(std::int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2f MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
+  return text;
+}
+
+}  // namespace
+
+// The side a tensor sends in the next compressed step: the layouts of both parities say it.
+SlotKind EngineImpl::next_side(std::uint32_t t) const {
+  const Layout& layout =
+      first_->layouts().of_parity[options_.method == EngineOptions::Method::kAcp ? phase_step_ & 1 : 0];
+  for (const Message& message : layout.messages)
+    for (const Slot& slot : message.slots)
+      if (slot.tensor == t) return slot.kind;
+  return SlotKind::kDense;
+}
+
+Result<EngineState> EngineImpl::save_state() {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "save_state: a step is under way");
+  EngineState state{.spec = options_.to_spec(),
+                    .world_size = communicator_->world_size(),
+                    .rank = communicator_->rank(),
+                    .step = step_,
+                    .phase_step = phase_step_,
+                    .layout = {},
+                    .tensors = {}};
+  if (first_ != nullptr) {
+    for (const Layout& layout : first_->layouts().of_parity)
+      state.layout.push_back(layout_names(layout, names_of(tensors_)));
+  }
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    if (low_rank_[t] == nullptr) continue;
+    LowRankTensor& tensor = *low_rank_[t];
+    TensorState saved{.name = tensors_[t].name, .residual = {}, .basis = {}};
+    tensor.materialise_residual();
+    if (tensor.residual() != nullptr) {
+      saved.residual.assign(tensor.residual(), tensor.residual() + tensors_[t].rows * tensors_[t].cols);
+    }
+    const SlotKind side = next_side(t);
+    saved.basis.assign(tensor.basis(side), tensor.basis(side) + tensor.basis_elems(side));
+    state.tensors.push_back(std::move(saved));
+  }
+  return state;
+}
+
+// Everything is checked before anything is changed.
+Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* layouts) const {
+  if (state.spec != options_.to_spec()) {
+    return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of \"%s\"",
+                      state.spec.c_str(), options_.to_spec().c_str());
+  }
+  if (state.world_size == communicator_->world_size() && state.rank != communicator_->rank()) {
+    return make_error(StatusCode::kMismatch,
+                      "load_state: this is the state of rank %d, here is rank %d; each rank loads its own", state.rank,
+                      communicator_->rank());
+  }
+  std::vector<std::string> expected;
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t)
+    if (treatments_[t].rank != 0) expected.push_back(tensors_[t].name);
+  std::unordered_map<std::string, const TensorState*> found;
+  for (const TensorState& tensor : state.tensors) found[tensor.name] = &tensor;
+  if (passes_through() || state.world_size == 1) return {};
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    if (low_rank_[t] == nullptr) continue;
+    const auto entry = found.find(tensors_[t].name);
+    if (entry == found.end()) {
+      return make_error(StatusCode::kMismatch, "load_state: the state has no tensor \"%s\"; it is of another model",
+                        tensors_[t].name.c_str());
+    }
+    const TensorState& saved = *entry->second;
+    const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
+    const std::int64_t rows_basis = tensors_[t].rows * treatments_[t].rank;
+    const std::int64_t cols_basis = tensors_[t].cols * treatments_[t].rank;
+    const auto basis = static_cast<std::int64_t>(saved.basis.size());
+    const auto residual = static_cast<std::int64_t>(saved.residual.size());
+    if ((residual != 0 && residual != elems) || (basis != rows_basis && basis != cols_basis)) {
+      return make_error(StatusCode::kMismatch,
+                        "load_state: \"%s\" has a residual of %" PRId64 " and a basis of %" PRId64
+                        " values; expected %" PRId64 " (or none) and %" PRId64 " or %" PRId64,
+                        saved.name.c_str(), residual, basis, elems, rows_basis, cols_basis);
+    }
+  }
+  if (state.tensors.size() != expected.size()) {
+    return make_error(StatusCode::kMismatch,
+                      "load_state: the state has %zu compressed tensors, this engine %zu; it is of another model",
+                      state.tensors.size(), expected.size());
+  }
+  if (first_ == nullptr) return {};
+  const std::vector<Layout>& current = first_->layouts().of_parity;
+  if (state.layout.size() != current.size()) {
+    return make_error(StatusCode::kMismatch, "load_state: the state has %zu layouts, expected %zu", state.layout.size(),
+                      current.size());
+  }
+  for (std::size_t parity = 0; parity < current.size(); ++parity) {
+    CORTADO_ASSIGN_OR_RETURN(Layout layout,
+                             layout_from_names(state.layout[parity], current[parity], names_of(tensors_)));
+    layouts->push_back(std::move(layout));
+  }
+  return {};
+}
+
+Result<std::string> EngineImpl::load_state(const EngineState& state) {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "load_state: a step is under way");
+  std::vector<Layout> layouts;
+  const Status checked = check_state(state, &layouts);
+  // All ranks take part even if one of them refuses, so that none waits for it.
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the outcome of load_state (error code; 0 is success)",
+                                            static_cast<std::uint64_t>(checked.code()), timeout())
+                              .with_context(checked.ok() ? "load_state" : checked.message()));
+  CORTADO_RETURN_IF_ERROR(checked);
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the state to load (hash of step, layout and bases)",
+                                            hash_of(state), timeout()));
+  step_ = state.step;
+  phase_step_ = state.phase_step;
+  if (first_ == nullptr) return std::string();
+  first_->replace_layouts(std::move(layouts));
+  if (!in_warm_up() && warm_up_ != nullptr) {
+    warm_up_.reset();
+    allocate_residuals();
+  }
+  const bool same_world = state.world_size == communicator_->world_size();
+  std::unordered_map<std::string, const TensorState*> found;
+  for (const TensorState& tensor : state.tensors) found[tensor.name] = &tensor;
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    if (low_rank_[t] == nullptr || found.count(tensors_[t].name) == 0) continue;
+    const TensorState& saved = *found[tensors_[t].name];
+    LowRankTensor& tensor = *low_rank_[t];
+    tensor.materialise_residual();
+    std::copy(saved.basis.begin(), saved.basis.end(), tensor.basis(next_side(t)));
+    if (tensor.residual() == nullptr) continue;
+    if (same_world && !saved.residual.empty()) {
+      std::copy(saved.residual.begin(), saved.residual.end(), tensor.residual());
+    } else {
+      std::fill_n(tensor.residual(), tensors_[t].rows * tensors_[t].cols, 0.0f);
+    }
+  }
+  if (same_world) return std::string();
+  return "the state was saved by " + std::to_string(state.world_size) + " ranks and is loaded by " +
+         std::to_string(communicator_->world_size()) +
+         ": residuals start at zero (what they held is lost once), bases and step are kept";
+}
+
+EngineReport EngineImpl::report() const {
+  EngineReport report;
+  report.spec = options_.to_spec();
+  report.communicator = communicator_->name();
+  report.world_size = communicator_->world_size();
+  report.steps = finished_steps_;
+  report.non_finite_steps = non_finite_steps_;
+  report.last_non_finite = last_non_finite_;
+  report.payload_bytes = last_payload_bytes_;
+  report.messages = last_messages_;
+  double sum_squares = 0;
+  double error_squares = 0;
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    TensorReport& tensor = report.tensors.emplace_back();
+    tensor.name = tensors_[t].name;
+    tensor.elems = tensors_[t].rows * tensors_[t].cols;
+    report.dense_bytes += gradient_bytes(t);
+    if (first_ != nullptr && finished_steps_ > 0) tensor.payload_bytes = payload_bytes(t);
+    if (low_rank_[t] != nullptr) {
+      report.factor_bytes += low_rank_[t]->factor_bytes();
+      tensor.compressed = last_step_compressed_;
+      const double squares = low_rank_[t]->sum_squares();
+      if (tensor.compressed && squares > 0)
+        tensor.relative_l2_error = std::sqrt(low_rank_[t]->error_squares() / squares);
+      sum_squares += squares;
+      error_squares += low_rank_[t]->error_squares();
+    } else if (!treatments_[t].reason.empty()) {
+      report.fallbacks.push_back({tensor.name, treatments_[t].reason, finished_steps_});
+    }
+  }
+  if (last_step_compressed_ && sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
+  if (last_payload_bytes_ > 0) {
+    report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
+  }
+  std::copy(std::begin(stage_ns_), std::end(stage_ns_), std::begin(report.stage_ns));
+  report.residual_bytes = residuals_.bytes();
+  report.message_bytes = message_bytes();
+  if (passes_through()) report.fallbacks.push_back({"", "world size 1: nothing to exchange", finished_steps_});
+  if (warm_up_steps_ > 0) report.fallbacks.push_back({"", "warm-up (start_step): dense", warm_up_steps_});
+  if (non_finite_steps_ > 0) report.fallbacks.push_back({"", "non-finite: step rolled back", non_finite_steps_});
+  return report;
+}
+
+std::int64_t EngineImpl::message_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Round* round : {warm_up_.get(), first_.get(), second_.get()}) {
+    if (round != nullptr) bytes += round->buffer_bytes();
+  }
+  return bytes;
+}
+
+std::int64_t EngineImpl::payload_bytes(std::uint32_t t) const {
+  const bool two_rounds = second_ != nullptr && warm_up_ == nullptr;
+  std::int64_t elems = 0;
+  for (const Round* round :
+       {warm_up_ != nullptr ? warm_up_.get() : first_.get(), two_rounds ? second_.get() : nullptr}) {
+    const Slot* slot = round == nullptr ? nullptr : round->find_slot(t);
+    if (slot != nullptr) elems += slot->elems;
+  }
+  return elems * static_cast<std::int64_t>(dtype_bytes(warm_up_ != nullptr ? DType::kFloat32 : options_.wire));
+}
+
+std::string EngineImpl::describe() const {
+  const EngineReport now = report();
+  std::int64_t compressed = 0;
+  std::int64_t compressed_elems = 0;
+  std::int64_t elems = 0;
+  std::int64_t residual_bytes = 0;
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    elems += tensors_[t].rows * tensors_[t].cols;
+    if (treatments_[t].rank == 0 || passes_through()) continue;
+    ++compressed;
+    compressed_elems += tensors_[t].rows * tensors_[t].cols;
+  }
+  if (options_.use_error_feedback && is_low_rank()) {
+    residual_bytes = compressed_elems * 4 * (options_.rollback == EngineOptions::Rollback::kExact ? 2 : 1);
+  }
+  char text[512];
+  std::snprintf(text, sizeof(text),
+                "cortado: %s over %s, %d rank%s; %" PRId64
+                " of %zu tensors compressed (%.1f %% of %.2f M values)\n"
+                "cortado: memory: residual %s, factors %s, messages %s",
+                now.spec.c_str(), now.communicator.c_str(), now.world_size, now.world_size == 1 ? "" : "s", compressed,
+                tensors_.size(),
+                elems == 0 ? 0.0 : 100.0 * static_cast<double>(compressed_elems) / static_cast<double>(elems),
+                static_cast<double>(elems) / 1e6, mib(residual_bytes).c_str(), mib(now.factor_bytes).c_str(),
+                mib(now.message_bytes).c_str());
+  return text;
+}
+
+}  // namespace cortado

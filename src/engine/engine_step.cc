@@ -1,0 +1,359 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cinttypes>
+
+#include "core/check.h"
+#include "core/finite.h"
+#include "engine/dense_slot.h"
+#include "engine/engine_impl.h"
+
+namespace cortado {
+
+using Method = EngineOptions::Method;
+
+// ---- bookkeeping ---------------------------------------------------------------------------------------------------
+
+// The first error stays the engine's error; a step that failed on the way can't be repeated.
+Status EngineImpl::fail(const Status& status) {
+  if (failure_.ok()) failure_ = status.with_context("step " + std::to_string(finished_steps_));
+  return failure_;
+}
+
+void EngineImpl::abandon(const std::string& why) {
+  if (!failure_.ok()) return;
+  failure_ =
+      make_error(StatusCode::kFailedPrecondition, "step %" PRId64 " was abandoned: %s", finished_steps_, why.c_str());
+}
+
+void EngineImpl::record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes) {
+  if (interval.end_ns == 0) return;
+  stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
+  if (trace_ == nullptr) return;
+  trace_->record({stage, message, tensor, finished_steps_, interval.start_ns, interval.end_ns, bytes});
+}
+
+void EngineImpl::record_message(Round& round, int message) {
+  const std::int64_t bytes = round.sent_elems(message) * static_cast<std::int64_t>(dtype_bytes(round.layouts().dtype));
+  record(Stage::kCommunicate, message, -1, {round.start_ns(message), clock_->now_ns()}, bytes);
+}
+
+std::int64_t EngineImpl::gradient_bytes(std::uint32_t t) const {
+  return tensors_[t].rows * tensors_[t].cols * static_cast<std::int64_t>(dtype_bytes(tensors_[t].dtype));
+}
+
+void EngineImpl::note_non_finite(const std::string& where, int rank) {
+  if (finite_) {
+    last_non_finite_ = "step " + std::to_string(finished_steps_) + ": " + where +
+                       (rank >= 0 ? ", rank " + std::to_string(rank) : ", in the sum over ranks");
+  }
+  finite_ = false;
+}
+
+// ---- submit: encode and start --------------------------------------------------------------------------------------
+
+Status EngineImpl::begin_step(const StepContext& context) {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
+  if (!(context.gradient_scale > 0) || context.gradient_scale > 1e30) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "begin_step: gradient_scale must be above 0 and at most 1e30, got %g", context.gradient_scale);
+  }
+  context_ = context;
+  in_step_ = true;
+  finite_ = true;
+  std::fill(steps_.begin(), steps_.end(), TensorStep{});
+  buffers_.clear();
+  if (passes_through() || options_.method == Method::kNone) return {};
+  if (!in_warm_up() && warm_up_ != nullptr) {
+    warm_up_.reset();
+    allocate_residuals();
+  }
+  Round& round = first_round();
+  round.begin(round.layouts().of_parity.size() == 2 ? static_cast<int>(phase_step_ & 1) : 0);
+  if (second_ != nullptr) second_->begin(0);
+  return {};
+}
+
+Status EngineImpl::check_submission(std::span<const Gradient> gradients) {
+  if (!failure_.ok()) return failure_;
+  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
+  for (const Gradient& gradient : gradients) {
+    if (gradient.tensor >= tensors_.size()) {
+      return make_error(StatusCode::kInvalidArgument, "submit: there is no tensor %u, only %zu", gradient.tensor,
+                        tensors_.size());
+    }
+    const std::string& name = tensors_[gradient.tensor].name;
+    TensorStep& step = steps_[gradient.tensor];
+    if (step.submitted) {
+      return make_error(StatusCode::kFailedPrecondition, "submit: \"%s\" was submitted twice in one step",
+                        name.c_str());
+    }
+    if (gradient.data == nullptr && gradient_bytes(gradient.tensor) != 0) {
+      return make_error(StatusCode::kInvalidArgument, "submit: the gradient of \"%s\" is a null pointer", name.c_str());
+    }
+    step.submitted = true;
+    step.gradient = gradient.data;
+  }
+  return {};
+}
+
+void EngineImpl::encode(std::uint32_t t) {
+  Round& round = first_round();
+  const Slot* slot = round.find_slot(t);
+  if (slot == nullptr) return;  // no elements
+  TensorStep& step = steps_[t];
+  step.encode.start_ns = clock_->now_ns();
+  void* data = round.slot_data(t);
+  if (slot->kind == SlotKind::kDense) {
+    step.finite = write_dense_slot(step.gradient, tensors_[t].dtype, slot->elems, communicator_->world_size(), data,
+                                   round.layouts().dtype);
+  } else {
+    step.finite = low_rank_[t]->encode(slot->kind, step.gradient, context_.gradient_scale, data);
+  }
+  step.encode.end_ns = clock_->now_ns();
+}
+
+Status EngineImpl::submit(std::span<const Gradient> gradients) {
+  if (options_.method == Method::kNone && !passes_through()) {
+    return make_error(StatusCode::kFailedPrecondition, "submit: codec none takes whole buffers (submit_buffer)");
+  }
+  CORTADO_RETURN_IF_ERROR(check_submission(gradients));
+  if (passes_through()) return {};
+  // One thread encodes a tensor, however many there are, so results don't depend on their number.
+  pool_.parallel_for(static_cast<std::int64_t>(gradients.size()),
+                     [&](std::int64_t i) { encode(gradients[static_cast<std::size_t>(i)].tensor); });
+  for (const Gradient& gradient : gradients) {
+    const std::uint32_t t = gradient.tensor;
+    if (first_round().find_slot(t) == nullptr) continue;
+    record(Stage::kEncode, -1, static_cast<int>(t), steps_[t].encode, gradient_bytes(t));
+    first_round().mark_written(t, steps_[t].finite);
+  }
+  if (const Status status = first_round().start_ready(); !status.ok()) return fail(status);
+  return poll();
+}
+
+// ---- absorb: what arrives ------------------------------------------------------------------------------------------
+
+// Absorbs messages that have ended, in order. With a second round there is nothing to gain: it must not start before
+// all of the first has been started (run_second_round).
+Status EngineImpl::poll() {
+  if (second_ != nullptr && warm_up_ == nullptr) return {};
+  Round& round = first_round();
+  for (int m = 0; m < round.message_count(); ++m) {
+    if (round.state(m) == MessageState::kDone) continue;
+    if (round.state(m) != MessageState::kInFlight) break;
+    const Result<bool> ended = round.test(m);
+    if (!ended.ok()) return fail(ended.status());
+    if (!ended.value()) break;
+    absorb(round, m);
+  }
+  return {};
+}
+
+Status EngineImpl::wait_for(Round& round, int message) {
+  if (round.state(message) == MessageState::kDone) return {};
+  Interval interval{.start_ns = clock_->now_ns()};
+  if (const Status status = round.wait(message, timeout()); !status.ok()) return fail(status);
+  interval.end_ns = clock_->now_ns();
+  record(Stage::kWait, message, -1, interval, 0);
+  absorb(round, message);
+  return {};
+}
+
+// Without error feedback, or with a spare residual, a rollback needs no gradient; nor does it if the caller keeps one.
+bool EngineImpl::may_decode_early() const {
+  return context_.keeps_local_gradients || !options_.use_error_feedback ||
+         options_.rollback == EngineOptions::Rollback::kExact;
+}
+
+// The verdict is taken from what arrived, which is the same on every rank.
+void EngineImpl::look_for_non_finite(Round& round, int message) {
+  const int rank = round.non_finite_rank(message);
+  for (const Slot& slot : round.layout().messages[message].slots) {
+    if (!all_finite(round.slot_data(message, slot), slot.elems, round.layouts().dtype)) {
+      note_non_finite(tensors_[slot.tensor].name, rank);
+    }
+  }
+  if (rank >= 0) note_non_finite("message " + std::to_string(message), rank);
+}
+
+void EngineImpl::decode_slot(Round& round, int message, const Slot& slot) {
+  TensorStep& step = steps_[slot.tensor];
+  step.decode.start_ns = clock_->now_ns();
+  const void* data = round.slot_data(message, slot);
+  if (slot.kind == SlotKind::kDense) {
+    read_dense_slot(data, round.layouts().dtype, slot.elems, communicator_->world_size(), step.gradient,
+                    tensors_[slot.tensor].dtype);
+  } else {
+    low_rank_[slot.tensor]->decode(slot.kind, data, context_.gradient_scale, step.gradient);
+  }
+  step.decoded = true;
+  step.decode.end_ns = clock_->now_ns();
+}
+
+void EngineImpl::receive_slot(Round& round, int message, const Slot& slot) {
+  if (slot.kind == SlotKind::kDense) return decode_slot(round, message, slot);
+  LowRankTensor& tensor = *low_rank_[slot.tensor];
+  const void* data = round.slot_data(message, slot);
+  const bool first_of_two = second_ != nullptr && &round != second_.get();
+  if (!first_of_two && may_decode_early()) decode_slot(round, message, slot);
+  Interval& interval = steps_[slot.tensor].orthogonalise;
+  interval.start_ns = clock_->now_ns();
+  if (first_of_two) {
+    tensor.receive_first_round(data, phase_step_);
+  } else {
+    tensor.receive(slot.kind, data, phase_step_);
+  }
+  interval.end_ns = clock_->now_ns();
+}
+
+void EngineImpl::absorb(Round& round, int message) {
+  record_message(round, message);
+  look_for_non_finite(round, message);
+  const std::vector<Slot>& slots = round.layout().messages[message].slots;
+  pool_.parallel_for(static_cast<std::int64_t>(slots.size()),
+                     [&](std::int64_t s) { receive_slot(round, message, slots[static_cast<std::size_t>(s)]); });
+  for (const Slot& slot : slots) {
+    const TensorStep& step = steps_[slot.tensor];
+    const int tensor = static_cast<int>(slot.tensor);
+    record(Stage::kDecode, message, tensor, step.decode, gradient_bytes(slot.tensor));
+    record(Stage::kOrthogonalise, message, tensor, step.orthogonalise, 0);
+  }
+  round.mark_done(message);
+}
+
+void EngineImpl::decode_held(Round& round) {
+  for (int m = 0; m < round.message_count(); ++m) {
+    const std::vector<Slot>& slots = round.layout().messages[m].slots;
+    pool_.parallel_for(static_cast<std::int64_t>(slots.size()), [&](std::int64_t s) {
+      const Slot& slot = slots[static_cast<std::size_t>(s)];
+      if (slot.kind != SlotKind::kDense) decode_slot(round, m, slot);
+    });
+    for (const Slot& slot : slots) {
+      if (slot.kind == SlotKind::kDense) continue;
+      record(Stage::kDecode, m, static_cast<int>(slot.tensor), steps_[slot.tensor].decode, gradient_bytes(slot.tensor));
+    }
+  }
+}
+
+// ---- finish --------------------------------------------------------------------------------------------------------
+
+// Power-SGD: the column factors, on the basis that the first round's sums give. All messages of the first round were
+// started before the first of these on every rank, and both run in layout order.
+Status EngineImpl::run_second_round() {
+  for (int m = 0; m < first_->message_count(); ++m) {
+    CORTADO_RETURN_IF_ERROR(wait_for(*first_, m));
+    for (const Slot& slot : first_->layout().messages[m].slots) {
+      if (slot.kind == SlotKind::kDense) continue;
+      Interval interval{.start_ns = clock_->now_ns()};
+      const bool finite = low_rank_[slot.tensor]->encode_second_round(second_->slot_data(slot.tensor));
+      interval.end_ns = clock_->now_ns();
+      record(Stage::kEncode, m, static_cast<int>(slot.tensor), interval, gradient_bytes(slot.tensor));
+      second_->mark_written(slot.tensor, finite);
+    }
+    if (const Status status = second_->start_ready(); !status.ok()) return fail(status);
+  }
+  for (int m = 0; m < second_->message_count(); ++m) CORTADO_RETURN_IF_ERROR(wait_for(*second_, m));
+  return {};
+}
+
+// A step that is finite on all ranks becomes the state; any other leaves none behind.
+void EngineImpl::commit(Round& last) {
+  for (const Message& message : last.layout().messages)
+    for (const Slot& slot : message.slots)
+      if (slot.kind != SlotKind::kDense) low_rank_[slot.tensor]->commit(slot.kind);
+  ++step_;
+  if (last_step_compressed_) ++phase_step_;
+}
+
+void EngineImpl::roll_back(Round& last, const LocalGradient& local_gradient) {
+  ++non_finite_steps_;
+  for (const Message& message : last.layout().messages) {
+    for (const Slot& slot : message.slots) {
+      if (slot.kind == SlotKind::kDense) continue;
+      const bool overwritten = steps_[slot.tensor].decoded && context_.keeps_local_gradients;
+      low_rank_[slot.tensor]->rollback(overwritten ? local_gradient(slot.tensor) : steps_[slot.tensor].gradient);
+    }
+  }
+}
+
+Status EngineImpl::submit_buffer(void* data, std::int64_t elems, DType dtype) {
+  if (!failure_.ok()) return failure_;
+  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit_buffer: no step was begun");
+  if (options_.method != Method::kNone) {
+    return make_error(StatusCode::kFailedPrecondition, "submit_buffer: only codec none sends the caller's own buffers");
+  }
+  if (passes_through() || elems == 0) return {};
+  Interval interval{.start_ns = clock_->now_ns()};
+  scale_in_place(data, elems, dtype, communicator_->world_size());
+  interval.end_ns = clock_->now_ns();
+  const auto bytes = elems * static_cast<std::int64_t>(dtype_bytes(dtype));
+  record(Stage::kEncode, static_cast<int>(buffers_.size()), -1, interval, bytes);
+  const Result<WorkId> work = communicator_->start_all_reduce(data, elems, dtype);
+  if (!work.ok()) return fail(work.status());
+  buffers_.push_back({work.value(), interval.end_ns, bytes});
+  return {};
+}
+
+Status EngineImpl::finish_buffers() {
+  for (std::size_t b = 0; b < buffers_.size(); ++b) {
+    Interval interval{.start_ns = clock_->now_ns()};
+    if (const Status status = communicator_->wait(buffers_[b].work, timeout()); !status.ok()) {
+      return fail(status.with_context("buffer " + std::to_string(b)));
+    }
+    interval.end_ns = clock_->now_ns();
+    record(Stage::kWait, static_cast<int>(b), -1, interval, 0);
+    record(Stage::kCommunicate, static_cast<int>(b), -1, {buffers_[b].start_ns, interval.end_ns}, buffers_[b].bytes);
+  }
+  return {};
+}
+
+Result<StepOutcome> EngineImpl::finish_step(const LocalGradient& local_gradient) {
+  if (!failure_.ok()) return failure_;
+  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "finish_step: no step was begun");
+  if (context_.keeps_local_gradients && !local_gradient) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "finish_step: keeps_local_gradients was promised, no function given");
+  }
+  last_payload_bytes_ = 0;
+  last_messages_ = 0;
+  if (!passes_through() && options_.method == Method::kNone) {
+    CORTADO_RETURN_IF_ERROR(finish_buffers());
+    for (const BufferRun& run : buffers_) last_payload_bytes_ += run.bytes;
+    last_messages_ = static_cast<std::int64_t>(buffers_.size());
+    ++step_;
+  } else if (!passes_through()) {
+    for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+      if (!steps_[t].submitted && first_round().find_slot(t) != nullptr) {
+        return fail(make_error(StatusCode::kFailedPrecondition, "finish_step: the gradient of \"%s\" was not submitted",
+                               tensors_[t].name.c_str()));
+      }
+    }
+    CORTADO_RETURN_IF_ERROR(finish_rounds(local_gradient));
+  } else {
+    ++step_;
+  }
+  in_step_ = false;
+  ++finished_steps_;
+  return StepOutcome{.finite = finite_};
+}
+
+Status EngineImpl::finish_rounds(const LocalGradient& local_gradient) {
+  const bool two_rounds = second_ != nullptr && warm_up_ == nullptr;
+  Round& last = two_rounds ? *second_ : first_round();
+  if (two_rounds) {
+    CORTADO_RETURN_IF_ERROR(run_second_round());
+  } else {
+    for (int m = 0; m < last.message_count(); ++m) CORTADO_RETURN_IF_ERROR(wait_for(last, m));
+  }
+  last_payload_bytes_ = first_round().sent_bytes() + (two_rounds ? second_->sent_bytes() : 0);
+  last_messages_ = first_round().message_count() + (two_rounds ? second_->message_count() : 0);
+  last_step_compressed_ = warm_up_ == nullptr && is_low_rank();
+  if (warm_up_ != nullptr) ++warm_up_steps_;
+  if (!finite_) roll_back(last, local_gradient);  // reads the gradients that decoding overwrites
+  if (!may_decode_early()) decode_held(last);
+  if (finite_) commit(last);
+  return {};
+}
+
+}  // namespace cortado

@@ -1,0 +1,583 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The engine over in-process ranks: the oracles of ACP-SGD (notes on the paper, sections 8 and 11) and the contracts of
+// cortado/engine.h.
+#include "cortado/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+
+#include "collective/rank_threads.h"
+#include "engine/engine_testing.h"
+
+namespace cortado {
+namespace {
+
+using Method = EngineOptions::Method;
+
+EngineOptions low_rank(Method method, int rank) {
+  EngineOptions options;
+  options.method = method;
+  options.rank = rank;
+  options.start_step = 0;
+  options.min_compression_rate = 0;
+  options.timeout_s = 20;
+  return options;
+}
+
+// What every rank delivered in every step, in rank order.
+struct History {
+  std::vector<std::vector<Gradients>> delivered;  // [rank][step]
+  std::vector<std::vector<bool>> finite;          // [rank][step]
+  std::vector<EngineState> states;
+  std::vector<EngineReport> reports;
+};
+
+using MakeGradients = std::function<Gradients(int rank, std::int64_t step)>;
+
+struct Training {
+  std::vector<EngineTensor> tensors = small_model();
+  EngineOptions options = {};
+  int world_size = 3;
+  std::int64_t steps = 6;
+  MakeGradients gradients = nullptr;
+  StepContext context = {};
+  std::function<double(std::int64_t step)> scale = [](std::int64_t) { return 1.0; };
+  const History* resume_from = nullptr;  // its states are loaded first
+  std::int64_t first_step = 0;
+};
+
+History train(const Training& training) {
+  History run;
+  run.delivered.resize(training.world_size);
+  run.finite.resize(training.world_size);
+  run.states.resize(training.world_size);
+  run.reports.resize(training.world_size);
+  const std::vector<Status> statuses = run_ranks(training.world_size, [&](Communicator& communicator) -> Status {
+    const int rank = communicator.rank();
+    Result<std::unique_ptr<Engine>> made = Engine::create(training.tensors, training.options, &communicator);
+    if (!made.ok()) return made.status();
+    Engine& engine = *made.value();
+    if (training.resume_from != nullptr) {
+      const std::size_t source = static_cast<std::size_t>(rank) % training.resume_from->states.size();
+      const Result<std::string> loaded = engine.load_state(training.resume_from->states[source]);
+      if (!loaded.ok()) return loaded.status();
+    }
+    for (std::int64_t step = training.first_step; step < training.first_step + training.steps; ++step) {
+      Gradients gradients =
+          training.gradients ? training.gradients(rank, step) : made_up_gradients(training.tensors, rank, step);
+      const Gradients kept = gradients;
+      StepContext context = training.context;
+      context.gradient_scale = training.scale(step);
+      const Result<StepOutcome> outcome =
+          run_step(engine, gradients, context, [&](std::uint32_t t) { return kept[t].data(); });
+      if (!outcome.ok()) return outcome.status();
+      run.delivered[rank].push_back(std::move(gradients));
+      run.finite[rank].push_back(outcome.value().finite);
+    }
+    Result<EngineState> state = engine.save_state();
+    if (!state.ok()) return state.status();
+    run.states[rank] = std::move(state).value();
+    run.reports[rank] = engine.report();
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  return run;
+}
+
+bool same_bits(const Gradients& a, const Gradients& b) {
+  for (std::size_t t = 0; t < a.size(); ++t)
+    if (std::memcmp(a[t].data(), b[t].data(), a[t].size() * sizeof(float)) != 0) return false;
+  return a.size() == b.size();
+}
+
+void expect_replicas_agree(const History& run) {
+  for (std::size_t rank = 1; rank < run.delivered.size(); ++rank) {
+    ASSERT_EQ(run.delivered[rank].size(), run.delivered[0].size());
+    for (std::size_t step = 0; step < run.delivered[0].size(); ++step) {
+      EXPECT_TRUE(same_bits(run.delivered[rank][step], run.delivered[0][step])) << "rank " << rank << " step " << step;
+    }
+    for (std::size_t t = 0; t < run.states[0].tensors.size(); ++t) {
+      EXPECT_EQ(run.states[rank].tensors[t].basis, run.states[0].tensors[t].basis);
+    }
+  }
+}
+
+double squares_of_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double squares = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) squares += (a[i] - b[i]) * (a[i] - b[i]);
+  return squares;
+}
+
+double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  return std::sqrt(squares_of_difference(a, b) / squares_of_difference(b, std::vector<double>(b.size())));
+}
+
+// sum over steps of what was delivered + the mean residual at the end = sum over steps of the mean gradient: nothing is
+// lost or counted twice (oracle 3). The bound is relative to the local gradients, whose sum may cancel.
+void expect_telescoping(const Training& training, const History& run, double bound) {
+  const int world_size = training.world_size;
+  for (std::size_t t = 0; t < training.tensors.size(); ++t) {
+    const std::size_t elems = static_cast<std::size_t>(training.tensors[t].rows * training.tensors[t].cols);
+    std::vector<double> got(elems), expected(elems);
+    double squares = 0;
+    for (std::int64_t step = 0; step < training.steps; ++step) {
+      for (int rank = 0; rank < world_size; ++rank) {
+        const Gradients local =
+            training.gradients ? training.gradients(rank, step) : made_up_gradients(training.tensors, rank, step);
+        for (std::size_t i = 0; i < elems; ++i) {
+          expected[i] += static_cast<double>(local[t][i]) / world_size;
+          squares += static_cast<double>(local[t][i]) * local[t][i] / world_size;
+        }
+      }
+      for (std::size_t i = 0; i < elems; ++i) got[i] += run.delivered[0][step][t][i];
+    }
+    for (int rank = 0; rank < world_size; ++rank) {
+      for (const TensorState& tensor : run.states[rank].tensors) {
+        if (tensor.name != training.tensors[t].name) continue;
+        for (std::size_t i = 0; i < elems && !tensor.residual.empty(); ++i) got[i] += tensor.residual[i] / world_size;
+      }
+    }
+    if (elems > 0) {
+      EXPECT_LT(std::sqrt(squares_of_difference(got, expected) / squares), bound) << training.tensors[t].name;
+    }
+  }
+}
+
+class EveryMethod : public testing::TestWithParam<std::tuple<Method, int>> {};
+
+TEST_P(EveryMethod, DeliversTheMeanOnEveryRankAndLosesNothing) {
+  const auto [method, world_size] = GetParam();
+  for (const DType wire : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    Training training{.options = low_rank(method, 3), .world_size = world_size, .steps = 7};
+    training.options.wire = wire;
+    training.options.start_step = 2;
+    const History run = train(training);
+    expect_replicas_agree(run);
+    // bf16 keeps 8 bits; only what is compressed has a residual to catch the rounding.
+    expect_telescoping(training, run, wire == DType::kFloat32 ? 2e-6 : 8e-3);
+  }
+}
+
+struct BadStep {
+  float value;
+  bool keeps_local_gradients;
+  EngineOptions::Rollback rollback;
+};
+
+// Trains up to the bad step and over it, and compares what is left.
+void expect_bad_step_leaves_no_trace(Training training, const BadStep& bad) {
+  constexpr std::int64_t kBadStep = 3;
+  const int bad_rank = training.world_size - 1;
+  training.options.rollback = bad.rollback;
+  training.context.keeps_local_gradients = bad.keeps_local_gradients;
+  training.steps = kBadStep;
+  const History before = train(training);
+  training.steps = kBadStep + 1;
+  training.gradients = [&](int rank, std::int64_t step) {
+    Gradients gradients = made_up_gradients(training.tensors, rank, step);
+    // In the tensor that is submitted last, when other messages have been decoded.
+    if (step == kBadStep && rank == bad_rank) gradients[0][7] = bad.value;
+    return gradients;
+  };
+  const History after = train(training);
+  for (int rank = 0; rank < training.world_size; ++rank) {
+    bool seen = false;
+    for (const std::vector<float>& tensor : after.delivered[rank][kBadStep])
+      for (const float value : tensor) seen = seen || !std::isfinite(value);
+    EXPECT_TRUE(seen) << "rank " << rank << " did not see the bad value";
+    EXPECT_FALSE(after.finite[rank][kBadStep]);
+    EXPECT_EQ(after.reports[rank].non_finite_steps, 1);
+    EXPECT_EQ(after.reports[rank].last_non_finite, "step 3: embedding, rank " + std::to_string(bad_rank));
+    EXPECT_EQ(after.states[rank].phase_step, before.states[rank].phase_step);
+    EXPECT_EQ(after.states[rank].step, before.states[rank].step);
+    for (std::size_t t = 0; t < before.states[rank].tensors.size(); ++t) {
+      const TensorState& was = before.states[rank].tensors[t];
+      const TensorState& is = after.states[rank].tensors[t];
+      EXPECT_EQ(is.basis, was.basis) << was.name;
+      if (bad.rollback == EngineOptions::Rollback::kExact) {
+        EXPECT_EQ(is.residual, was.residual) << was.name;
+      } else {
+        EXPECT_LT(
+            relative_difference({is.residual.begin(), is.residual.end()}, {was.residual.begin(), was.residual.end()}),
+            1e-6)
+            << was.name;
+      }
+    }
+  }
+}
+
+TEST_P(EveryMethod, UndoesANonFiniteStepWithEveryKindOfRollback) {
+  const auto [method, world_size] = GetParam();
+  const Training training{.options = low_rank(method, 3), .world_size = world_size};
+  for (const float value : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 3e38f}) {
+    for (const bool keeps : {false, true}) {
+      expect_bad_step_leaves_no_trace(training, {value, keeps, EngineOptions::Rollback::kRounded});
+      expect_bad_step_leaves_no_trace(training, {value, keeps, EngineOptions::Rollback::kExact});
+    }
+  }
+}
+
+TEST_P(EveryMethod, ResumesBitForBitInEitherPhase) {
+  const auto [method, world_size] = GetParam();
+  for (const std::int64_t cut : {1, 2, 5, 6}) {
+    Training whole{.options = low_rank(method, 3), .world_size = world_size, .steps = 9};
+    whole.options.start_step = 2;
+    whole.options.bucket_cap_mib = 0.001;  // several messages
+    const History uninterrupted = train(whole);
+    Training first = whole;
+    first.steps = cut;
+    const History begun = train(first);
+    Training second = whole;
+    second.first_step = cut;
+    second.steps = whole.steps - cut;
+    second.resume_from = &begun;
+    const History resumed = train(second);
+    for (std::int64_t step = cut; step < whole.steps; ++step) {
+      EXPECT_TRUE(same_bits(resumed.delivered[0][step - cut], uninterrupted.delivered[0][step]))
+          << "cut " << cut << " step " << step;
+    }
+  }
+}
+
+TEST_P(EveryMethod, FollowsAChangingLossScale) {
+  const auto [method, world_size] = GetParam();
+  Training plain{.options = low_rank(method, 3), .world_size = world_size, .steps = 8};
+  const History expected = train(plain);
+  Training scaled = plain;
+  // Powers of two, so that scaling itself rounds nothing.
+  scaled.scale = [](std::int64_t step) { return step < 3 ? 1024.0 : step < 5 ? 512.0 : 4096.0; };
+  scaled.gradients = [&](int rank, std::int64_t step) {
+    Gradients gradients = made_up_gradients(plain.tensors, rank, step);
+    for (std::vector<float>& tensor : gradients)
+      for (float& value : tensor) value *= static_cast<float>(scaled.scale(step));
+    return gradients;
+  };
+  const History run = train(scaled);
+  for (std::int64_t step = 0; step < plain.steps; ++step) {
+    Gradients unscaled = run.delivered[0][step];
+    for (std::vector<float>& tensor : unscaled)
+      for (float& value : tensor) value /= static_cast<float>(scaled.scale(step));
+    EXPECT_TRUE(same_bits(unscaled, expected.delivered[0][step])) << "step " << step;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engine, EveryMethod,
+                         testing::Combine(testing::Values(Method::kAcp, Method::kPower), testing::Values(2, 3, 5)),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) == Method::kAcp ? "Acp" : "Power") +
+                                  std::to_string(std::get<1>(info.param));
+                         });
+
+// Oracle 4: a constant gradient of rank at most r is delivered whole after two steps, also when the matrix has a
+// smaller rank than r and the factors are singular.
+TEST(AcpOracle, ConstantLowRankGradientIsDeliveredWholeAfterTwoSteps) {
+  for (const int matrix_rank : {0, 1, 2, 4}) {
+    Training training{
+        .tensors = {{.name = "w", .rows = 30, .cols = 21}}, .options = low_rank(Method::kAcp, 4), .steps = 2};
+    training.gradients = [&](int, std::int64_t) {
+      Gradients gradients(1, std::vector<float>(30 * 21));
+      for (int i = 0; i < 30; ++i)
+        for (int j = 0; j < 21; ++j)
+          for (int k = 0; k < matrix_rank; ++k)
+            gradients[0][i * 21 + j] += std::sin(i * (k + 1.0)) * std::cos(j * (k + 2.0) + k);
+      return gradients;
+    };
+    const History run = train(training);
+    expect_replicas_agree(run);
+    const Gradients gradient = training.gradients(0, 0);
+    for (std::size_t i = 0; i < gradient[0].size(); ++i) {
+      EXPECT_NEAR(run.delivered[0][0][0][i] + run.delivered[0][1][0][i], 2 * gradient[0][i], 2e-5);
+      EXPECT_NEAR(run.states[0].tensors[0].residual[i], 0, 2e-5);
+    }
+  }
+}
+
+// Oracle 2: what is left after a P-step is orthogonal to the basis it was projected on.
+TEST(AcpOracle, ResidualIsOrthogonalToTheBasis) {
+  Training training{
+      .tensors = {{.name = "w", .rows = 30, .cols = 21}}, .options = low_rank(Method::kAcp, 4), .steps = 4};
+  const History before = train(training);
+  training.steps = 5;
+  const History after = train(training);
+  const std::vector<float>& basis = before.states[1].tensors[0].basis;  // the 5th step is a P-step: rank x cols
+  const std::vector<float>& residual = after.states[1].tensors[0].residual;
+  ASSERT_EQ(basis.size(), 4u * 21u);
+  for (int i = 0; i < 30; ++i) {
+    for (int k = 0; k < 4; ++k) {
+      double dot = 0;
+      for (int j = 0; j < 21; ++j) dot += static_cast<double>(residual[i * 21 + j]) * basis[k * 21 + j];
+      EXPECT_NEAR(dot, 0, 1e-4);
+    }
+  }
+}
+
+// Oracle 5: a factor as wide as the matrix loses nothing.
+TEST(AcpOracle, FullRankIsExact) {
+  Training training{
+      .tensors = {{.name = "square", .rows = 6, .cols = 6}}, .options = low_rank(Method::kAcp, 6), .steps = 4};
+  const History run = train(training);
+  for (std::int64_t step = 0; step < training.steps; ++step) {
+    for (std::size_t i = 0; i < 36; ++i) {
+      double mean = 0;
+      for (int rank = 0; rank < 3; ++rank) mean += made_up_value(rank, step, 0, static_cast<std::int64_t>(i)) / 3;
+      EXPECT_NEAR(run.delivered[0][step][0][i], mean, 1e-5);
+    }
+  }
+  EXPECT_LT(run.reports[0].relative_l2_error, 1e-2);
+}
+
+TEST(Engine, ZeroGradientsStayZeroAndFinite) {
+  for (const Method method : {Method::kAcp, Method::kPower}) {
+    Training training{.options = low_rank(method, 4), .steps = 5};
+    training.gradients = [&](int, std::int64_t) {
+      Gradients gradients = made_up_gradients(training.tensors, 0, 0);
+      for (std::vector<float>& tensor : gradients) std::fill(tensor.begin(), tensor.end(), 0.0f);
+      return gradients;
+    };
+    const History run = train(training);
+    for (const Gradients& step : run.delivered[2])
+      for (const std::vector<float>& tensor : step)
+        for (const float value : tensor) EXPECT_EQ(value, 0.0f);
+  }
+}
+
+TEST(Engine, PublishedAlgorithmAlternatesOneSideForAllTensors) {
+  Training training{.options = low_rank(Method::kAcp, 4), .steps = 1};
+  training.options.phase = EngineOptions::Phase::kGlobal;
+  std::int64_t rows = 0, cols = 0, vectors = 0;
+  for (const EngineTensor& tensor : training.tensors) {
+    const std::int64_t r = std::min<std::int64_t>({4, tensor.rows, tensor.cols});
+    if (tensor.dimensions < 2) {
+      vectors += tensor.cols;
+    } else if (tensor.rows > 0) {
+      rows += tensor.rows * r, cols += tensor.cols * r;
+    }
+  }
+  const History p_step = train(training);
+  training.steps = 2;
+  const History q_step = train(training);
+  const auto flags = [&](const History& run) { return run.reports[0].messages * training.world_size; };
+  EXPECT_EQ(p_step.reports[0].payload_bytes, 4 * (rows + vectors + flags(p_step)));
+  EXPECT_EQ(q_step.reports[0].payload_bytes, 4 * (cols + vectors + flags(q_step)));
+}
+
+TEST(Engine, CastSendsHalfTheBytesAndRoundsOnce) {
+  Training training{.steps = 2};
+  training.options.method = Method::kCast;
+  training.options.wire = DType::kBFloat16;
+  const History run = train(training);
+  expect_replicas_agree(run);
+  expect_telescoping(training, run, 8e-3);
+  EXPECT_NEAR(run.reports[0].ratio, 2.0, 0.05);
+}
+
+TEST(Engine, OneRankChangesNothing) {
+  for (const Method method : {Method::kAcp, Method::kPower, Method::kCast}) {
+    Training training{.options = low_rank(method, 4), .world_size = 1, .steps = 3};
+    const History run = train(training);
+    for (std::int64_t step = 0; step < 3; ++step) {
+      EXPECT_TRUE(same_bits(run.delivered[0][step], made_up_gradients(training.tensors, 0, step)));
+    }
+  }
+}
+
+TEST(Engine, OnlyVectorsOrNothingAtAll) {
+  for (const std::vector<EngineTensor>& tensors :
+       {std::vector<EngineTensor>{{.name = "b", .rows = 1, .cols = 5, .dimensions = 1}},
+        std::vector<EngineTensor>{{.name = "e", .rows = 0, .cols = 5}}, std::vector<EngineTensor>{}}) {
+    Training training{.tensors = tensors, .options = low_rank(Method::kAcp, 4), .steps = 3};
+    const History run = train(training);
+    expect_replicas_agree(run);
+    expect_telescoping(training, run, 1e-6);
+  }
+}
+
+TEST(Engine, BufferMethodSumsScaledValues) {
+  EngineOptions options;
+  options.method = Method::kNone;
+  std::vector<float> results(3);
+  const std::vector<Status> statuses = run_ranks(3, [&](Communicator& communicator) -> Status {
+    Result<std::unique_ptr<Engine>> engine = Engine::create(small_model(), options, &communicator);
+    if (!engine.ok()) return engine.status();
+    std::vector<float> buffer(100, static_cast<float>(communicator.rank() + 1));
+    for (const Status& status :
+         {engine.value()->begin_step({}), engine.value()->submit_buffer(buffer.data(), 100, DType::kFloat32)})
+      if (!status.ok()) return status;
+    const Result<StepOutcome> outcome = engine.value()->finish_step();
+    results[communicator.rank()] = buffer[99];
+    return outcome.status();
+  });
+  const float third = 1.0f / 3.0f;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_TRUE(statuses[rank].ok()) << statuses[rank].to_string();
+    EXPECT_EQ(results[rank], 1 * third + 2 * third + 3 * third);
+  }
+}
+
+TEST(Engine, ReportSaysWhatWasNotCompressedAndWhy) {
+  Training training{.options = low_rank(Method::kAcp, 4), .steps = 3};
+  training.options.min_compression_rate = 2;
+  training.options.start_step = 1;
+  training.options.dense = {"conv*"};
+  training.options.dense_embeddings = true;
+  const EngineReport report = train(training).reports[0];
+  std::vector<std::string> found;
+  for (const Fallback& fallback : report.fallbacks) found.push_back(fallback.tensor + ":" + fallback.reason);
+  const std::vector<std::string> expected = {
+      "embedding:dense_embeddings",       "first.bias:1-D", "conv.weight:dense=",          "empty:empty",
+      "tiny.weight:min_compression_rate", "last.bias:1-D",  ":warm-up (start_step): dense"};
+  EXPECT_EQ(found, expected);
+  EXPECT_GT(report.relative_l2_error, 0.01);
+  EXPECT_LT(report.relative_l2_error, 1.0);
+  EXPECT_GT(report.stage_ns[static_cast<int>(Stage::kEncode)], 0);
+}
+
+// ---- errors --------------------------------------------------------------------------------------------------------
+
+std::vector<Status> create_with(int world_size,
+                                const std::function<void(int, std::vector<EngineTensor>*, EngineOptions*)>& change) {
+  return run_ranks(world_size, [&](Communicator& communicator) -> Status {
+    std::vector<EngineTensor> tensors = small_model();
+    EngineOptions options = low_rank(Method::kAcp, 4);
+    change(communicator.rank(), &tensors, &options);
+    return Engine::create(tensors, options, &communicator).status();
+  });
+}
+
+TEST(EngineErrors, EveryRankHearsOfDifferentSettings) {
+  for (const Status& status : create_with(3, [](int rank, auto*, EngineOptions*options) {
+         if (rank == 2) options->rank = 8;
+       })) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("rank 2 has \"acp(rank=8"), std::string::npos) << status.message();
+  }
+}
+
+TEST(EngineErrors, EveryRankHearsOfDifferentModels) {
+  for (const Status& status : create_with(3, [](int rank, std::vector<EngineTensor>*t, auto*) {
+         if (rank == 1) (*t)[3].rows = 21;
+       })) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("tensor 3 of rank 1"), std::string::npos) << status.message();
+  }
+  for (const Status& status : create_with(3, [](int rank, std::vector<EngineTensor>*t, auto*) {
+         if (rank == 1) t->pop_back();
+       })) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("rank 0 has 8 tensors, rank 1 has 7"), std::string::npos) << status.message();
+  }
+}
+
+TEST(EngineErrors, NamesAreCheckedAndDenseListToo) {
+  for (const Status& status : create_with(2, [](int, std::vector<EngineTensor>*t, auto*) { (*t)[1].name = ""; })) {
+    EXPECT_NE(status.message().find("tensor 1 has no name"), std::string::npos) << status.message();
+  }
+  for (const Status& status :
+       create_with(2, [](int, std::vector<EngineTensor>*t, auto*) { (*t)[1].name = "embedding"; })) {
+    EXPECT_NE(status.message().find("\"embedding\""), std::string::npos) << status.message();
+  }
+  for (const Status& status : create_with(2, [](int, auto*, EngineOptions* o) { o->dense = {"no.such"}; })) {
+    EXPECT_EQ(status.code(), StatusCode::kNotFound);
+    EXPECT_NE(status.message().find("no.such"), std::string::npos) << status.message();
+  }
+}
+
+TEST(EngineErrors, MisuseIsNamed) {
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    std::unique_ptr<Engine> engine = Engine::create(small_model(), low_rank(Method::kAcp, 2), &communicator).value();
+    Gradients gradients = made_up_gradients(small_model(), 0, 0);
+    EXPECT_EQ(engine->finish_step().status().code(), StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(engine->begin_step({}).ok());
+    EXPECT_EQ(engine->begin_step({}).code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(engine->save_state().status().code(), StatusCode::kFailedPrecondition);
+    const std::vector<Gradient> unknown = {{99, gradients[0].data()}};
+    EXPECT_NE(engine->submit(unknown).message().find("there is no tensor 99"), std::string::npos);
+    const std::vector<Gradient> null = {{1, nullptr}};
+    EXPECT_NE(engine->submit(null).message().find("first.weight"), std::string::npos);
+    const std::vector<Gradient> once = {{0, gradients[0].data()}};
+    EXPECT_TRUE(engine->submit(once).ok());
+    EXPECT_NE(engine->submit(once).message().find("submitted twice"), std::string::npos);
+    const Status unfinished = engine->finish_step().status();
+    EXPECT_NE(unfinished.message().find("was not submitted"), std::string::npos) << unfinished.message();
+    EXPECT_EQ(engine->begin_step({}).message(), unfinished.message()) << "the first fatal error stays";
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(EngineErrors, APeerThatStopsIsNamedOnEveryOtherRank) {
+  const std::vector<Status> statuses = run_ranks(3, [&](Communicator& communicator) -> Status {
+    std::unique_ptr<Engine> engine = Engine::create(small_model(), low_rank(Method::kAcp, 2), &communicator).value();
+    Gradients gradients = made_up_gradients(small_model(), 0, 0);
+    if (communicator.rank() == 1) {
+      engine->abandon("the loss exploded");
+      return engine->begin_step({});
+    }
+    const Result<StepOutcome> outcome = run_step(*engine, gradients);
+    EXPECT_EQ(outcome.status().code(), StatusCode::kPeerFailed) << outcome.status().to_string();
+    EXPECT_NE(outcome.status().message().find("rank 1"), std::string::npos) << outcome.status().message();
+    EXPECT_NE(outcome.status().message().find("step 0: message 0"), std::string::npos) << outcome.status().message();
+    return outcome.status();
+  });
+  EXPECT_NE(statuses[1].message().find("the loss exploded"), std::string::npos);
+}
+
+TEST(EngineErrors, StateOfAnotherModelRankOrSettingIsRefusedEverywhere) {
+  Training training{.options = low_rank(Method::kAcp, 3), .steps = 3};
+  const History run = train(training);
+  const auto load = [&](const std::function<void(int, EngineState*)>& change, const std::string& expected) {
+    const std::vector<Status> statuses = run_ranks(3, [&](Communicator& communicator) -> Status {
+      std::unique_ptr<Engine> engine = Engine::create(training.tensors, training.options, &communicator).value();
+      EngineState state = run.states[communicator.rank()];
+      change(communicator.rank(), &state);
+      return engine->load_state(state).status();
+    });
+    int named = 0;
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+      named += status.message().find(expected) != std::string::npos;
+    }
+    EXPECT_GE(named, 1) << statuses[0].message() << " / " << statuses[1].message();
+  };
+  load([](int, EngineState* s) { s->tensors[0].name = "another"; }, "no tensor \"embedding\"");
+  load([](int, EngineState* s) { s->spec = "acp(rank=9)"; }, "acp(rank=9)");
+  load([](int rank, EngineState* s) { s->rank = (rank + 1) % 3; }, "each rank loads its own");
+  load(
+      [](int rank, EngineState* s) {
+        if (rank == 1) s->tensors[1].residual.pop_back();
+      },
+      "residual");
+  load([](int, EngineState* s) { s->layout[0].back().pop_back(); }, "layout");
+  load(
+      [](int rank, EngineState* s) {
+        if (rank == 2) s->step += 1;
+      },
+      "rank 2");
+}
+
+TEST(Engine, AnotherWorldSizeKeepsBasesAndDropsResiduals) {
+  Training training{.options = low_rank(Method::kAcp, 3), .world_size = 3, .steps = 4};
+  const History begun = train(training);
+  Training smaller = training;
+  smaller.world_size = 2;
+  smaller.first_step = 4;
+  smaller.resume_from = &begun;
+  smaller.steps = 0;
+  const History loaded = train(smaller);
+  for (std::size_t t = 0; t < loaded.states[0].tensors.size(); ++t) {
+    EXPECT_EQ(loaded.states[0].tensors[t].basis, begun.states[0].tensors[t].basis);
+    for (const float value : loaded.states[1].tensors[t].residual) EXPECT_EQ(value, 0.0f);
+  }
+  EXPECT_EQ(loaded.states[0].step, 4);
+  smaller.steps = 3;
+  expect_replicas_agree(train(smaller));
+}
+
+}  // namespace
+}  // namespace cortado
