@@ -91,7 +91,7 @@ class CallbackCommunicator final : public Communicator {
   std::string describe(WorkId work) const {
     const Recent& recent = recent_[work % recent_.size()];
     std::string text = "all_reduce ";
-    if (recent.work == work) text.append(dtype_name(recent.dtype)).append(" " + std::to_string(recent.elems) + " ");
+    if (recent.work == work) text.append(dtype_name(recent.dtype)) += ' ' + std::to_string(recent.elems) + ' ';
     return text + "(collective " + std::to_string(work) + ") on " + name();
   }
 

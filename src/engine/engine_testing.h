@@ -29,7 +29,7 @@ inline std::vector<EngineTensor> small_model() {
 }
 
 // Different for each rank, step and tensor, of full rank as a matrix.
-inline float made_up_value(int rank, std::int64_t step, std::size_t tensor, std::int64_t i) {
+inline float made_up_value(int rank, std::int64_t step, std::size_t tensor, std::size_t i) {
   const double x = 0.37 * static_cast<double>(i) + 0.013 * static_cast<double>(i * i % 1009) + 1.3 * rank +
                    0.71 * static_cast<double>(step) + 2.1 * static_cast<double>(tensor);
   return static_cast<float>(std::sin(x) + 0.3 * std::cos(3.1 * x + rank));
@@ -39,8 +39,7 @@ inline Gradients made_up_gradients(const std::vector<EngineTensor>& tensors, int
   Gradients gradients;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     std::vector<float>& values = gradients.emplace_back(static_cast<std::size_t>(tensors[t].rows * tensors[t].cols));
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = made_up_value(rank, step, t, static_cast<std::int64_t>(i));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = made_up_value(rank, step, t, i);
   }
   return gradients;
 }

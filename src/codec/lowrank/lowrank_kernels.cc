@@ -19,6 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cortado {
 namespace HWY_NAMESPACE {
+namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::CappedTag<float, 16>;
@@ -27,7 +28,6 @@ using V = hn::Vec<D>;
 constexpr int kRowBlock = 4;
 constexpr int kChunk = 4;
 constexpr std::int64_t kTileCols = 512;
-constexpr float kLargestFinite = 1e38f;
 
 // Rows of one block within one tile.
 template <int B>
@@ -36,6 +36,8 @@ struct Tile {
   const float* residual_in[B];
   float* updated[B];  // A: in residual_out, or in a local buffer
   std::int64_t cols;
+  float scale;  // of the gradient
+  float limit;  // gradients from this magnitude on count as not finite
 };
 
 // updated = source - row * col for K ranks beginning at k0. `source` and updated may be the same.
@@ -69,15 +71,15 @@ HWY_INLINE void subtract_chunk(const float* const* source, float* const* updated
 // The last (usually the only) chunk: subtracts and adds the gradient, keeping what S held where G is not finite.
 // Returns false if some element was not finite; adds the squares of A.
 template <int B, int K>
-HWY_INLINE bool subtract_and_add(const Tile<B>& tile, const float* const* source, const GradientRule& rule, const float* row,
-                                 int rank, const float* col, std::int64_t col_stride, double* sum_squares) {
+HWY_INLINE bool subtract_and_add(const Tile<B>& tile, const float* const* source, const float* row, int rank,
+                                 const float* col, std::int64_t col_stride, double* sum_squares) {
   const D d;
   const std::int64_t lanes = hn::Lanes(d);
   V factor[B][K > 0 ? K : 1];
   for (int b = 0; b < B; ++b)
     for (int k = 0; k < K; ++k) factor[b][k] = hn::Set(d, row[b * rank + k]);
-  const V largest = hn::Set(d, kLargestFinite);
-  const V vscale = hn::Set(d, scale);
+  const V limit = hn::Set(d, tile.limit);
+  const V vscale = hn::Set(d, tile.scale);
   V squares = hn::Zero(d);
   auto all_finite = hn::Eq(squares, squares);
   bool finite = true;
@@ -91,7 +93,7 @@ HWY_INLINE bool subtract_and_add(const Tile<B>& tile, const float* const* source
     }
     for (int b = 0; b < B; ++b) {
       const V g = hn::LoadU(d, tile.gradient[b] + j);
-      const auto ok = hn::Lt(hn::Abs(g), largest);
+      const auto ok = hn::Lt(hn::Abs(g), limit);
       all_finite = hn::And(all_finite, ok);
       const V a = hn::IfThenElse(ok, hn::MulAdd(g, vscale, e[b]), hn::LoadU(d, tile.residual_in[b] + j));
       squares = hn::MulAdd(a, a, squares);
@@ -105,8 +107,8 @@ HWY_INLINE bool subtract_and_add(const Tile<B>& tile, const float* const* source
       float e = source[b][j];
       for (int k = 0; k < K; ++k) e = std::fma(-row[b * rank + k], col[k * col_stride + j], e);
       const float g = tile.gradient[b][j];
-      const bool ok = std::fabs(g) < kLargestFinite;
-      const float a = ok ? std::fma(g, scale, e) : tile.residual_in[b][j];
+      const bool ok = std::fabs(g) < tile.limit;
+      const float a = ok ? std::fma(g, tile.scale, e) : tile.residual_in[b][j];
       finite = finite && ok;
       tail_squares += static_cast<double>(a) * a;
       tile.updated[b][j] = a;
@@ -133,8 +135,8 @@ HWY_INLINE void subtract_up_to_four(int count, const float* const* source, float
 
 // Everything about A for one tile: several chunks of the pair, then the gradient.
 template <int B>
-bool update_tile(const Tile<B>& tile, float scale, const float* row, int rank, const float* col,
-                 std::int64_t col_stride, double* sum_squares) {
+bool update_tile(const Tile<B>& tile, const float* row, int rank, const float* col, std::int64_t col_stride,
+                 double* sum_squares) {
   const float* source[B];
   for (int b = 0; b < B; ++b) source[b] = tile.residual_in[b];
   // residual_in must survive for the elements that are not finite, so a pair of more than one chunk goes through a
@@ -151,15 +153,15 @@ bool update_tile(const Tile<B>& tile, float scale, const float* row, int rank, c
   col += k * col_stride;
   switch (rank - k) {
     case 0:
-      return subtract_and_add<B, 0>(tile, source, scale, row, rank, col, col_stride, sum_squares);
+      return subtract_and_add<B, 0>(tile, source, row, rank, col, col_stride, sum_squares);
     case 1:
-      return subtract_and_add<B, 1>(tile, source, scale, row, rank, col, col_stride, sum_squares);
+      return subtract_and_add<B, 1>(tile, source, row, rank, col, col_stride, sum_squares);
     case 2:
-      return subtract_and_add<B, 2>(tile, source, scale, row, rank, col, col_stride, sum_squares);
+      return subtract_and_add<B, 2>(tile, source, row, rank, col, col_stride, sum_squares);
     case 3:
-      return subtract_and_add<B, 3>(tile, source, scale, row, rank, col, col_stride, sum_squares);
+      return subtract_and_add<B, 3>(tile, source, row, rank, col, col_stride, sum_squares);
     default:
-      return subtract_and_add<B, 4>(tile, source, scale, row, rank, col, col_stride, sum_squares);
+      return subtract_and_add<B, 4>(tile, source, row, rank, col, col_stride, sum_squares);
   }
 }
 
@@ -297,6 +299,8 @@ void walk_block(const ResidualPass& pass, const Projection& to, std::int64_t row
   for (std::int64_t col = 0; col < pass.cols; col += kTileCols) {
     Tile<B> tile;
     tile.cols = std::min(kTileCols, pass.cols - col);
+    tile.scale = pass.gradient_scale;
+    tile.limit = pass.gradient_limit();
     for (int b = 0; b < B; ++b) {
       const std::int64_t offset = (row + b) * pass.cols + col;
       tile.gradient[b] = pass.gradient == nullptr ? kZeros : load_gradient(pass, offset, tile.cols, gradient_buffer[b]);
@@ -305,8 +309,7 @@ void walk_block(const ResidualPass& pass, const Projection& to, std::int64_t row
     }
     const float* sent_row = pass.sent.rank == 0 ? nullptr : pass.sent.row + row * pass.sent.rank;
     const float* sent_col = pass.sent.rank == 0 ? nullptr : pass.sent.col + col;
-    if (!update_tile<B>(tile, pass.gradient_scale, sent_row, pass.sent.rank, sent_col, pass.cols,
-                        &result->sum_squares)) {
+    if (!update_tile<B>(tile, sent_row, pass.sent.rank, sent_col, pass.cols, &result->sum_squares)) {
       result->finite = false;
     }
     project_tile<B>(tile, pass, to, row, col);
@@ -445,6 +448,7 @@ void Materialise(std::int64_t rows, std::int64_t cols, const FactorPair& sent, f
   }
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cortado
 HWY_AFTER_NAMESPACE();
@@ -472,6 +476,10 @@ PassResult project_cols(const ResidualPass& pass, const float* row_basis, int ra
 }
 
 void reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output, DType dtype) {
+  if (pair.rank == 0) {
+    std::memset(output, 0, static_cast<std::size_t>(rows * cols) * dtype_bytes(dtype));
+    return;
+  }
   HWY_DYNAMIC_DISPATCH(Reconstruct)(pair, rows, cols, scale, output, dtype);
 }
 
@@ -497,7 +505,7 @@ void undo_pass(const ResidualPass& pass, float* residual) {
             g = static_cast<const float*>(pass.gradient)[at];
         }
       }
-      if (std::fabs(g) < 1e38f) {
+      if (std::fabs(g) < pass.gradient_limit()) {
         residual[at] = std::fma(-g, pass.gradient_scale, residual[at]);
       } else {
         for (int k = 0; k < pass.sent.rank; ++k) {

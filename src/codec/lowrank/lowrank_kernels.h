@@ -14,6 +14,8 @@
 // The kernels allocate nothing, cannot fail and leave checking to their callers. Pointers need no alignment.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "cortado/tensor_view.h"
@@ -36,11 +38,15 @@ struct ResidualPass {
   const float* residual_in = nullptr;  // S; nullptr: zeros
   float* residual_out = nullptr;       // may equal residual_in; nullptr: A is not kept
   FactorPair sent;                     // subtracted from residual_in
+
+  // Elements of G from this magnitude on count as not finite, as Inf and NaN do: neither they nor their product with
+  // gradient_scale may bring A near overflow.
+  float gradient_limit() const { return 1e38f / std::max(1.0f, std::fabs(gradient_scale)); }
 };
 
 struct PassResult {
   double sum_squares = 0;  // of A, over its finite elements
-  bool finite = true;      // false: an element of G was Inf, NaN or of magnitude 1e38 and more. Where it was,
+  bool finite = true;      // false: an element of G was Inf, NaN or of gradient_limit() and more. Where it was,
                            // residual_out holds residual_in, and the factor's first element is NaN.
 };
 
@@ -50,8 +56,8 @@ PassResult project_rows(const ResidualPass& pass, const float* col_basis, int ra
 // col_factor (rank x cols) = transpose(row_basis) * A, row_basis being rows x rank.
 PassResult project_cols(const ResidualPass& pass, const float* row_basis, int rank, float* col_factor);
 
-// output (rows x cols of `dtype`) = scale * row * col. Same bits on every target: products are scaled rows times
-// columns, added in the order of k, each operation rounded by itself.
+// output (rows x cols of `dtype`) = scale * row * col; zeros when the pair's rank is 0. Same bits on every target:
+// products are scaled rows times columns, added in the order of k, each operation rounded by itself.
 void reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output, DType dtype);
 
 // residual -= sent.row * sent.col, by the operations of the passes above: a pass over the result with an empty pair

@@ -13,6 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cortado {
 namespace HWY_NAMESPACE {
+namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::CappedTag<float, 16>;
@@ -70,6 +71,7 @@ float LargestMagnitude(const float* a, std::int64_t length) {
   return largest;
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cortado
 HWY_AFTER_NAMESPACE();
