@@ -17,7 +17,7 @@ import torch.distributed as dist
 from . import _core
 from .errors import CortadoError, MismatchError, SpecError
 from .group import DTYPE_CODES, TorchGroup
-from .report import Report
+from .reporting import Report
 from .spec import spec_from
 
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState

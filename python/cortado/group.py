@@ -26,7 +26,7 @@ class TorchGroup:
         self._group = process_group if process_group is not None else dist.group.WORLD
         self.rank = dist.get_rank(self._group)
         self.world_size = dist.get_world_size(self._group)
-        self.name = f"callback({dist.get_backend(self._group)})"
+        self.name = str(dist.get_backend(self._group))
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.PrefixStore(f"cortado/{next(_attachments)}/{dist.get_process_group_ranks(self._group)[0]}", store)
         self._works = {}

@@ -1,0 +1,46 @@
+# The front door. Each target is a short script in tools/, to be run by hand as well.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all bench wheel format lint clean
+
+# Tools that setup put into .venv (ruff; CMake where the system's is too old) win.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+# Variables given on the command line (make demo RATE=100mbit) reach the scripts through the environment.
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+setup: ## system packages (as root), .venv with torch, the extension built and installed
+	@tools/setup
+
+demo: ## train a small GPT over a slow link with every method; one table, one picture (RATE=, SECONDS_EACH=)
+	@tools/setup
+	@.venv/bin/python benchmarks/training/demo.py
+
+test: ## every test: release, ASan + UBSan, TSan, 5 s of each fuzzer, pytest
+	@tools/setup --tests
+	@tools/ci/test
+
+test-all: ## test, and clang, longer fuzzing, slow tests, benchmarks as a smoke test, the wheel
+	@tools/setup --tests
+	@tools/ci/test --all
+
+bench: ## run the C++ benchmarks (FILTER=regex chooses)
+	@tools/setup --tests
+	@tools/bench
+
+wheel: ## build a wheel into dist/, with the libraries it needs inside
+	@tools/setup --tests
+	@tools/wheel
+
+format: ## format all C++ and Python sources in place
+	@tools/setup --tests
+	@tools/ci/style --fix
+
+lint: ## the checks of style: includes, formatting, golden lists, sizes
+	@tools/setup --tests
+	@tools/ci/style
+
+clean: ## remove build results; .venv stays
+	rm -rf build dist

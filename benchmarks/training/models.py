@@ -1,0 +1,93 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""The three models that are measured, each with its data, loss and optimiser."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+
+import train_digits
+import train_lm
+
+IMAGES_A_WORKER = 16
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to train. `batches(seed)` yields (inputs, targets); the loss is the cross-entropy."""
+
+    build: Callable[[], nn.Module]
+    batches: Callable[[int], Iterator[tuple[torch.Tensor, torch.Tensor]]]
+    optimizer: Callable[..., torch.optim.Optimizer]
+    describe: str
+
+
+def gpt() -> Task:
+    training, _ = train_lm.read_text()
+    return Task(
+        build=train_lm.GPT,
+        batches=lambda seed: train_lm.batches(training, seed),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4),
+        describe="byte-level GPT, 10.9 M parameters, 2 x 64 tokens a worker, AdamW 3e-4",
+    )
+
+
+def mlp() -> Task:
+    """784 inputs (the digits, enlarged), 1024 wide, six 1024 x 1024 layers: 7.1 M parameters."""
+
+    def build() -> nn.Module:
+        layers = [nn.Flatten(), nn.Linear(784, 1024), nn.ReLU()]
+        for _ in range(6):
+            layers += [nn.Linear(1024, 1024), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(1024, 10))
+
+    images, labels = train_digits.read_digits()
+    images = functional.interpolate(images, size=(28, 28), mode="bilinear")
+    describe = "MLP 784-1024-6x1024-10, 7.1 M parameters, 16 digits a worker, SGD 0.02 momentum 0.9"
+    return Task(build, _image_batches(images, labels), _sgd, describe)
+
+
+def vgg() -> Task:
+    """Six 3 x 3 convolutions (down to 2 x 2 points) and two linear layers: 8.7 M parameters."""
+
+    def build() -> nn.Module:
+        layers: list[nn.Module] = []
+        channels = 1
+        for width in (64, "pool", 128, "pool", 256, 256, 512, 512):
+            if width == "pool":
+                layers.append(nn.MaxPool2d(2))
+            else:
+                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+                channels = width
+        head = [nn.Flatten(), nn.Linear(2048, 2048), nn.ReLU()]
+        model = nn.Sequential(*layers, *head, nn.Linear(2048, 10))
+        for module in model:
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        return model
+
+    describe = "small VGG (6 convolutions), 8.7 M parameters, 16 digits a worker, SGD 0.02 momentum 0.9"
+    return Task(build, _image_batches(*train_digits.read_digits()), _sgd, describe)
+
+
+TASKS = {"gpt": gpt, "mlp": mlp, "vgg": vgg}
+
+
+def _sgd(parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
+
+
+def _image_batches(images: torch.Tensor, labels: torch.Tensor):
+    def batches(seed: int):
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            chosen = torch.randint(len(images), (IMAGES_A_WORKER,), generator=generator)
+            yield images[chosen], labels[chosen]
+
+    return batches

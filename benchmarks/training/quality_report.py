@@ -1,0 +1,108 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Makes docs/results/quality.md from the raw records of `quality.py`."""
+
+import statistics
+from pathlib import Path
+
+from tables import markdown_table, megabytes
+
+DENSE = "ddp"
+POWER = "powersgd(rank=4)"
+NOISE_STDS = 2.0
+SHARE_OF_FALL = 0.02
+HEADER = [
+    "method",
+    "MB/step",
+    "ratio",
+    "error",
+    "training loss",
+    "validation loss",
+    "against DDP",
+    "against PowerSGD r4",
+]
+LEGEND = f"""\
+Byte-level GPT, 10.9 M parameters. Losses: mean and standard deviation over the seeds; training: mean of
+the last 10 steps; validation: 256 windows of held-out text. A seed fixes weights and batches for all
+methods. MB/step: sent on one worker's interface (marked p: payload handed to the collectives). Ratio:
+DDP's bytes over the method's, reached at the error beside it (share, L2, of gradient plus residual that
+a step held back). Against: mean difference of the validation loss (negative is better) and verdict.
+A method is *within noise* when its mean is worse by at most {NOISE_STDS:g} pooled standard deviations AND
+by at most {100 * SHARE_OF_FALL:g} % of the fall of the baseline's loss over the run."""
+
+
+def verdict(mine: list[dict], baseline: list[dict]) -> tuple[float, str]:
+    """Difference of the mean validation losses, and `better`, `within noise` or `worse`."""
+    own, other = _values(mine, "validation_loss"), _values(baseline, "validation_loss")
+    worse_by = statistics.mean(own) - statistics.mean(other)
+    pooled = ((statistics.variance(own) + statistics.variance(other)) / 2) ** 0.5
+    initial = statistics.mean(_values(baseline, "initial_validation_loss"))
+    fall = initial - statistics.mean(other)
+    if worse_by <= 0:
+        return worse_by, "better"
+    within = worse_by <= NOISE_STDS * pooled and worse_by <= SHARE_OF_FALL * fall
+    return worse_by, "within noise" if within else "worse"
+
+
+def write_report(records: list[dict], path: Path) -> Path:
+    """One table for each number of steps and workers; a later record replaces an equal earlier one."""
+    groups: dict[tuple, dict] = {}
+    for record in records:
+        group = groups.setdefault((record["steps"], record["workers"]), {})
+        group.setdefault(record["method"], {})[record["seed"]] = record
+    parts = ["# Quality by method at equal steps", LEGEND]
+    parts += [section(*key, group) for key, group in sorted(groups.items())]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(parts) + "\n")
+    return path
+
+
+def section(steps: int, workers: int, group: dict[str, dict[int, dict]]) -> str:
+    methods = {name: list(by_seed.values()) for name, by_seed in group.items()}
+    sample = next(iter(methods.values()))[0]
+    machine = ", ".join(f"{key} {value}" for key, value in sample["machine"].items())
+    head = f"{sample['started']}; {machine}; links: {sample['links']}"
+    rows = [row(name, runs, methods) for name, runs in methods.items()]
+    return "\n\n".join([f"## {steps} steps, {workers} workers", head, markdown_table(HEADER, rows)])
+
+
+def row(name: str, runs: list[dict], methods: dict[str, list[dict]]) -> list[str]:
+    dense, mine = _bytes(methods.get(DENSE)), _bytes(runs)
+    mark = "" if runs[0]["sent_bytes_per_step"] is not None else "p"
+    unequal = "" if all(run["replicas_equal"] for run in runs) else " **replicas differ**"
+    return [
+        f"`{name}`, {len(runs)} seeds{unequal}",
+        megabytes(mine) + mark,
+        f"{dense / mine:.1f}" if dense and mine else "-",
+        f"{statistics.mean(_values(runs, 'error')):.3f}",
+        _mean_and_std(_values(runs, "training_loss")),
+        _mean_and_std(_values(runs, "validation_loss")),
+        _against(runs, methods.get(DENSE)),
+        _against(runs, methods.get(POWER)),
+    ]
+
+
+def _against(runs: list[dict], baseline: list[dict] | None) -> str:
+    if baseline is None or baseline is runs:
+        return "-"
+    seeds = {run["seed"] for run in runs} & {run["seed"] for run in baseline}
+    if len(seeds) < 2:
+        return "too few seeds"
+    paired = [[run for run in side if run["seed"] in seeds] for side in (runs, baseline)]
+    worse_by, word = verdict(*paired)
+    return f"{worse_by:+.3f}, {word}"
+
+
+def _values(runs: list[dict], field: str) -> list[float]:
+    return [run[field] for run in runs]
+
+
+def _bytes(runs: list[dict] | None) -> float | None:
+    if not runs:
+        return None
+    interface = _values(runs, "sent_bytes_per_step")
+    return statistics.mean(_values(runs, "payload_bytes") if None in interface else interface)
+
+
+def _mean_and_std(values: list[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{spread}"

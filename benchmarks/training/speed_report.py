@@ -1,0 +1,109 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Makes docs/results/speed.md from the raw records of `speed.py`."""
+
+import statistics
+from pathlib import Path
+
+from methods import NO_COMMUNICATION
+from tables import markdown_table, megabytes
+
+POWER = "powersgd(rank=4)"
+HEADER = [
+    "method",
+    "step ms",
+    "sent MB/step",
+    "ratio",
+    "error",
+    "x faster than DDP",
+    "x faster than PowerSGD r4",
+    "x of no communication",
+]
+LEGEND = """\
+Step: median over rounds of a round's median step (no optimiser state or weights are shared between
+methods). Sent: on one worker's interface, or, on loopback, the payload handed to the collectives
+(marked p). Ratio: DDP's bytes over the method's. Error: share (L2) of gradient plus residual that a
+step held back, mean over workers; the ratio was reached at this error. Speed ratios: median of the
+ratios of single rounds, in brackets the least and the greatest."""
+
+
+def write_report(records: list[dict], path: Path) -> Path:
+    """Writes the tables of the latest record of each model and rate."""
+    latest = {(record["model"], record["rate"]): record for record in records}
+    parts = ["# Training step time by method", LEGEND]
+    parts += [section(record) for record in latest.values()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(parts) + "\n")
+    return path
+
+
+def section(record: dict) -> str:
+    machine = ", ".join(f"{key} {value}" for key, value in record["machine"].items())
+    flags = ", ".join(f"{key}={value}" for key, value in record["ddp_flags"].items())
+    tuning = record.get("bucket_tuning_ms", {})
+    lines = [
+        f"- {record['started']}; {machine}; one thread a worker, pinned alternately",
+        f"- {record['workers']} workers; links: {record['links']}",
+        f"- {record['rounds']} rounds in rotation; {step_counts(record)}",
+        f"- DDP flags of all methods: {flags}",
+        "- DDP's bucket_cap_mb: " + bucket_caps(record),
+    ]
+    if tuning:
+        tried = ", ".join(f"{cap} MiB {value:.0f} ms" for cap, value in tuning.items())
+        lines.append(f"- `ddp-tuned` is the fastest of: {tried}")
+    table = markdown_table(HEADER, [row(record, name) for name in record["results"]])
+    return "\n\n".join([f"## {record['model']}, {record['rate']}", "\n".join(lines), table])
+
+
+def step_counts(record: dict) -> str:
+    text = f"{record['timed']} timed steps a method and round, after {record['discard']} untimed"
+    fewer = [name for name, result in record["results"].items() if result["timed"] != record["timed"]]
+    if fewer:
+        result = record["results"][fewer[0]]
+        names = ", ".join(f"`{name}`" for name in fewer)
+        text += f" ({result['timed']} after {result['discard']} for the slow {names})"
+    return text
+
+
+def bucket_caps(record: dict) -> str:
+    caps = {name: result.get("bucket_cap_mib") for name, result in record["results"].items()}
+    own = [f"`{name}` {cap:g} MiB" for name, cap in caps.items() if cap is not None]
+    return "; ".join(["PyTorch's default (25 MiB, first 1 MiB)", *own])
+
+
+def row(record: dict, name: str) -> list[str]:
+    result = record["results"][name]
+    steps = rounds_ms(record, name)
+    dense, mine = sent_bytes(record, "ddp"), sent_bytes(record, name)
+    silent = name == NO_COMMUNICATION
+    ratio = "-" if silent or not dense or not mine else f"{dense / mine:.1f}"
+    error = "-" if silent else f"{result['error']:.3f}"
+    mark = "" if _interface_bytes(record, name) is not None else "p"
+    against = [spread(record, "ddp", name), spread(record, POWER, name)]
+    over_limit = spread(record, name, NO_COMMUNICATION)
+    cells = [f"{statistics.median(steps):.1f}", megabytes(mine) + mark, ratio]
+    unequal = " **replicas differ**" if result.get("replicas_equal") is False else ""
+    return [f"`{name}`{unequal}", *cells, error, *against, over_limit]
+
+
+def rounds_ms(record: dict, name: str) -> list[float]:
+    blocks = [block for block in record["blocks"] if block["method"] == name]
+    return [block["step_ms"] for block in sorted(blocks, key=lambda block: block["round"])]
+
+
+def _interface_bytes(record: dict, name: str) -> float | None:
+    values = [b["sent_bytes_per_step"] for b in record["blocks"] if b["method"] == name]
+    return statistics.median(values) if values and None not in values else None
+
+
+def sent_bytes(record: dict, name: str) -> float | None:
+    interface = _interface_bytes(record, name)
+    return record["results"].get(name, {}).get("payload_bytes") if interface is None else interface
+
+
+def spread(record: dict, slow: str, fast: str) -> str:
+    """Time of `slow` over time of `fast`: median of the rounds, least and greatest."""
+    pairs = zip(rounds_ms(record, slow), rounds_ms(record, fast), strict=False)
+    ratios = [a / b for a, b in pairs]
+    if not ratios:
+        return "-"
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"

@@ -1,0 +1,91 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""One model in training by one method, on one rank; and what a worker process does at its start."""
+
+import datetime
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from methods import NO_COMMUNICATION, wrap
+from models import Task, train_lm
+
+GLOO_TIMEOUT_S = 240
+
+
+def start_worker() -> dict:
+    """Pins this rank to a core, joins the group, and returns the configuration (first argument)."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=GLOO_TIMEOUT_S)
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timeout)
+    return json.loads(sys.argv[1])
+
+
+def emit(event: str, **fields) -> None:
+    """Sends one event to the program that started the workers; rank 0 only."""
+    if dist.get_rank() == 0:
+        print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def mean_over_ranks(values: list[float]) -> list[float]:
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor)
+    return (tensor / dist.get_world_size()).tolist()
+
+
+def sent_bytes() -> int | None:
+    """Bytes this rank's own interface has sent; None on loopback, which all ranks share."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == "eth0" and os.environ["GLOO_SOCKET_IFNAME"] == "eth0":
+            return int(counters.split()[8])
+    return None
+
+
+class Trainer:
+    """Equal seeds give equal initial weights and equal batches, whatever the method."""
+
+    def __init__(self, task: Task, method: str, seed: int = 0):
+        torch.manual_seed(seed)
+        self.wrapped = wrap(task.build(), method)
+        self.optimizer = task.optimizer(self.wrapped.ddp.parameters())
+        self.batches = task.batches(1000 * seed + dist.get_rank())
+        self.steps_done = 0
+
+    def step(self) -> tuple[float, float]:
+        """One training step; returns this rank's loss and the seconds it took."""
+        inputs, targets = next(self.batches)
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        with self.wrapped.step_context():
+            loss = train_lm.cross_entropy(self.wrapped.ddp(inputs), targets)
+            loss.backward()
+        self.optimizer.step()
+        value = loss.item()
+        self.steps_done += 1
+        return value, time.perf_counter() - start
+
+    def measure_error(self) -> float:
+        """Takes two more steps (ACP sends P in one and Q in the other); mean over the ranks."""
+        if self.wrapped.method.codec in (NO_COMMUNICATION, "ddp"):
+            return 0.0
+        self.wrapped.set_probe(True)
+        for _ in range(2):
+            self.step()
+        self.wrapped.set_probe(False)
+        return mean_over_ranks([self.wrapped.relative_error()])[0]
+
+    def replicas_equal(self) -> bool:
+        """Whether every rank has the same parameters, bit for bit."""
+        tensors = [parameter.detach() for parameter in self.wrapped.ddp.parameters()]
+        digest = torch.stack([x.view(torch.int32).to(torch.int64).sum() for x in tensors])
+        low, high = digest.clone(), digest.clone()
+        dist.all_reduce(low, dist.ReduceOp.MIN)
+        dist.all_reduce(high, dist.ReduceOp.MAX)
+        return torch.equal(low, high)
