@@ -36,12 +36,15 @@ namespace cortado {
 struct EngineOptions {
   // ---- changes results ----
   enum class Method { kNone, kCast, kPower, kAcp };
+  enum class Sides { kBoth, kAlternate };
   enum class Phase { kBalanced, kGlobal };
   enum class Rollback { kRounded, kExact };
 
   Method method = Method::kAcp;
   int rank = 4;                       // matrix rank of kPower and kAcp
   DType wire = DType::kFloat32;       // dtype of what travels (factors and dense tensors)
+  Sides sides = Sides::kBoth;         // kAcp. kBoth: both factors in every step, of half the rank each (rounded up);
+                                      // kAlternate: one factor a step, as published. Equal bytes on average
   Phase phase = Phase::kBalanced;     // kGlobal: all tensors send the same side in a step, as published
   double min_compression_rate = 2.0;  // a matrix stays dense unless rows * cols > rate * rank * (rows + cols)
   int start_step = 2;                 // dense steps before the first compressed one
@@ -122,7 +125,7 @@ struct EngineReport {
   std::int64_t payload_bytes = 0;           // handed to collectives in the last step, per rank
   std::int64_t dense_bytes = 0;             // of the gradients in their own dtypes
   double ratio = 1;                         // dense_bytes / payload_bytes
-  double relative_l2_error = 0;             // over all tensors together, last compressed step
+  double relative_l2_error = 0;             // over the tensors that are rounded or projected, last step
   std::int64_t messages = 0;                // collectives in the last step
   std::int64_t stage_ns[kStageCount] = {};  // summed over all steps since the last reset
   std::int64_t residual_bytes = 0, factor_bytes = 0, message_bytes = 0;  // memory held

@@ -30,6 +30,8 @@ std::int64_t LayoutTensor::slot_elems(SlotKind kind) const {
       return rows * rank;
     case SlotKind::kColFactor:
       return cols * rank;
+    case SlotKind::kBothFactors:
+      return (rows + cols) * rank;
   }
   return 0;
 }

@@ -15,7 +15,8 @@
 
 namespace cortado {
 
-enum class SlotKind : std::uint8_t { kDense, kRowFactor, kColFactor };
+// kBothFactors: the row factor, then the column factor.
+enum class SlotKind : std::uint8_t { kDense, kRowFactor, kColFactor, kBothFactors };
 
 struct LayoutTensor {
   std::int64_t rows = 0;

@@ -39,16 +39,15 @@ EngineImpl::EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& o
   if (passes_through() || options_.method == Method::kNone) return;
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
     if (treatments_[t].rank == 0) continue;
-    low_rank_[t] = std::make_unique<LowRankTensor>(
-        LowRankTensor::Setup{.rows = tensors_[t].rows,
-                             .cols = tensors_[t].cols,
-                             .rank = treatments_[t].rank,
-                             .dtype = tensors_[t].dtype,
-                             .wire = options_.wire,
-                             .world_size = communicator_->world_size(),
-                             .two_rounds = options_.method == Method::kPower,
-                             .warm_start = options_.warm_start,
-                             .key = {.seed = options_.random_seed, .step = 0, .tensor = fnv1a_64(tensors_[t].name)}});
+    low_rank_[t] = LowRankTensor::make(
+        options_, {.rows = tensors_[t].rows,
+                   .cols = tensors_[t].cols,
+                   .rank = treatments_[t].rank,
+                   .dtype = tensors_[t].dtype,
+                   .wire = options_.wire,
+                   .world_size = communicator_->world_size(),
+                   .warm_start = options_.warm_start,
+                   .key = {.seed = options_.random_seed, .step = 0, .tensor = fnv1a_64(tensors_[t].name)}});
   }
   make_rounds();
   if (!in_warm_up()) allocate_residuals();
@@ -81,16 +80,16 @@ void EngineImpl::make_rounds() {
         communicator_, clock_);
   }
   const auto wire_bytes = static_cast<std::int64_t>(dtype_bytes(options_.wire));
-  std::vector<SlotKind> sides =
-      choose_sides(shapes, options_.method == Method::kAcp && options_.phase == EngineOptions::Phase::kBalanced);
+  const bool alternates = options_.method == Method::kAcp && options_.sides == EngineOptions::Sides::kAlternate;
+  std::vector<SlotKind> sides = choose_sides(shapes, alternates && options_.phase == EngineOptions::Phase::kBalanced);
   std::vector<SlotKind> other_sides = sides;
-  for (SlotKind& side : other_sides) {
-    if (side != SlotKind::kDense) side = side == SlotKind::kRowFactor ? SlotKind::kColFactor : SlotKind::kRowFactor;
+  for (std::size_t t = 0; t < sides.size(); ++t) {
+    if (sides[t] == SlotKind::kDense) continue;
+    other_sides[t] = sides[t] == SlotKind::kRowFactor ? SlotKind::kColFactor : SlotKind::kRowFactor;
+    if (options_.method == Method::kAcp && !alternates) sides[t] = SlotKind::kBothFactors;
   }
   std::vector<Layout> layouts = {make_layout(shapes, order, sides, {}, budget, wire_bytes)};
-  if (options_.method == Method::kAcp) {
-    layouts.push_back(make_layout(shapes, order, other_sides, {}, budget, wire_bytes));
-  }
+  if (alternates) layouts.push_back(make_layout(shapes, order, other_sides, {}, budget, wire_bytes));
   first_ = std::make_unique<Round>(Round::Layouts{std::move(layouts), tensors_.size(), options_.wire}, communicator_,
                                    clock_);
   if (options_.method != Method::kPower) return;

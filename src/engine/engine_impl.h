@@ -50,7 +50,9 @@ class EngineImpl final : public Engine {
   struct TensorStep {  // one tensor in the step in hand
     void* gradient = nullptr;
     bool submitted = false;
-    bool finite = true;  // what this rank wrote
+    bool finite = true;        // what this rank wrote
+    double sum_squares = 0;    // of what it wrote from, residual included
+    double error_squares = 0;  // of what writing lost
     bool decoded = false;
     Interval encode, decode, orthogonalise;
   };
@@ -90,7 +92,7 @@ class EngineImpl final : public Engine {
   Status fail(const Status& status);
 
   // -- state and report
-  SlotKind next_side(std::uint32_t tensor) const;
+  SlotKind kind_at(std::uint32_t tensor, std::int64_t phase_step) const;
   Status check_state(const EngineState& state, std::vector<Layout>* layouts) const;
   std::int64_t message_bytes() const;
   std::int64_t payload_bytes(std::uint32_t tensor) const;

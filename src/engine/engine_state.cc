@@ -43,10 +43,10 @@ std::string mib(std::int64_t bytes) {
 
 }  // namespace
 
-// The side a tensor sends in the next compressed step: the layouts of both parities say it.
-SlotKind EngineImpl::next_side(std::uint32_t t) const {
-  const Layout& layout =
-      first_->layouts().of_parity[options_.method == EngineOptions::Method::kAcp ? phase_step_ & 1 : 0];
+// What a tensor sends in the step after `phase_step` compressed ones: the layouts of both parities say it.
+SlotKind EngineImpl::kind_at(std::uint32_t t, std::int64_t phase_step) const {
+  const std::vector<Layout>& layouts = first_->layouts().of_parity;
+  const Layout& layout = layouts[layouts.size() == 2 ? phase_step & 1 : 0];
   for (const Message& message : layout.messages)
     for (const Slot& slot : message.slots)
       if (slot.tensor == t) return slot.kind;
@@ -75,8 +75,8 @@ Result<EngineState> EngineImpl::save_state() {
     if (tensor.residual() != nullptr) {
       saved.residual.assign(tensor.residual(), tensor.residual() + tensors_[t].rows * tensors_[t].cols);
     }
-    const SlotKind side = next_side(t);
-    saved.basis.assign(tensor.basis(side), tensor.basis(side) + tensor.basis_elems(side));
+    const std::span<const float> basis = tensor.basis(kind_at(t, phase_step_));
+    saved.basis.assign(basis.begin(), basis.end());
     state.tensors.push_back(std::move(saved));
   }
   return state;
@@ -108,15 +108,13 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
     }
     const TensorState& saved = *entry->second;
     const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
-    const std::int64_t rows_basis = tensors_[t].rows * treatments_[t].rank;
-    const std::int64_t cols_basis = tensors_[t].cols * treatments_[t].rank;
-    const auto basis = static_cast<std::int64_t>(saved.basis.size());
-    const auto residual = static_cast<std::int64_t>(saved.residual.size());
-    if ((residual != 0 && residual != elems) || (basis != rows_basis && basis != cols_basis)) {
+    const std::size_t basis = low_rank_[t]->basis(kind_at(t, state.phase_step)).size();
+    const std::size_t residual = saved.residual.size();
+    if ((residual != 0 && residual != static_cast<std::size_t>(elems)) || saved.basis.size() != basis) {
       return make_error(StatusCode::kMismatch,
-                        "load_state: \"%s\" has a residual of %" PRId64 " and a basis of %" PRId64
-                        " values; expected %" PRId64 " (or none) and %" PRId64 " or %" PRId64,
-                        saved.name.c_str(), residual, basis, elems, rows_basis, cols_basis);
+                        "load_state: \"%s\" has a residual of %zu and a basis of %zu values; expected %" PRId64
+                        " (or none) and %zu",
+                        saved.name.c_str(), residual, saved.basis.size(), elems, basis);
     }
   }
   if (state.tensors.size() != expected.size()) {
@@ -166,7 +164,7 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
     const TensorState& saved = *found[tensors_[t].name];
     LowRankTensor& tensor = *low_rank_[t];
     tensor.materialise_residual();
-    std::copy(saved.basis.begin(), saved.basis.end(), tensor.basis(next_side(t)));
+    std::copy(saved.basis.begin(), saved.basis.end(), tensor.basis(kind_at(t, phase_step_)).begin());
     if (tensor.residual() == nullptr) continue;
     if (same_world && !saved.residual.empty()) {
       std::copy(saved.residual.begin(), saved.residual.end(), tensor.residual());
@@ -198,19 +196,20 @@ EngineReport EngineImpl::report() const {
     tensor.elems = tensors_[t].rows * tensors_[t].cols;
     report.dense_bytes += gradient_bytes(t);
     if (first_ != nullptr && finished_steps_ > 0) tensor.payload_bytes = payload_bytes(t);
-    if (low_rank_[t] != nullptr) {
-      report.factor_bytes += low_rank_[t]->factor_bytes();
-      tensor.compressed = last_step_compressed_;
-      const double squares = low_rank_[t]->sum_squares();
-      if (tensor.compressed && squares > 0)
-        tensor.relative_l2_error = std::sqrt(low_rank_[t]->error_squares() / squares);
-      sum_squares += squares;
-      error_squares += low_rank_[t]->error_squares();
-    } else if (!treatments_[t].reason.empty()) {
+    const LowRankTensor* low_rank = low_rank_[t].get();
+    if (low_rank != nullptr) report.factor_bytes += low_rank->factor_bytes();
+    const bool factored = low_rank != nullptr && last_step_compressed_;
+    const double squares = factored ? low_rank->sum_squares() : steps_[t].sum_squares;
+    const double lost = factored ? low_rank->error_squares() : steps_[t].error_squares;
+    tensor.compressed = factored || squares > 0;
+    if (squares > 0) tensor.relative_l2_error = std::sqrt(lost / squares);
+    sum_squares += squares;
+    error_squares += lost;
+    if (!treatments_[t].reason.empty()) {
       report.fallbacks.push_back({tensor.name, treatments_[t].reason, finished_steps_});
     }
   }
-  if (last_step_compressed_ && sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
+  if (sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
   if (last_payload_bytes_ > 0) {
     report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
   }

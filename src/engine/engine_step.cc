@@ -15,7 +15,10 @@ using Method = EngineOptions::Method;
 
 // The first error stays the engine's error; a step that failed on the way can't be repeated.
 Status EngineImpl::fail(const Status& status) {
-  if (failure_.ok()) failure_ = status.with_context("step " + std::to_string(finished_steps_));
+  if (failure_.ok()) {
+    failure_ = status.with_context("step " + std::to_string(finished_steps_));
+    communicator_->abandon(failure_.message());
+  }
   return failure_;
 }
 
@@ -23,6 +26,7 @@ void EngineImpl::abandon(const std::string& why) {
   if (!failure_.ok()) return;
   failure_ =
       make_error(StatusCode::kFailedPrecondition, "step %" PRId64 " was abandoned: %s", finished_steps_, why.c_str());
+  communicator_->abandon(why);
 }
 
 void EngineImpl::record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes) {
@@ -105,8 +109,11 @@ void EngineImpl::encode(std::uint32_t t) {
   step.encode.start_ns = clock_->now_ns();
   void* data = round.slot_data(t);
   if (slot->kind == SlotKind::kDense) {
-    step.finite = write_dense_slot(step.gradient, tensors_[t].dtype, slot->elems, communicator_->world_size(), data,
-                                   round.layouts().dtype);
+    const DenseSlotResult result = write_dense_slot(step.gradient, tensors_[t].dtype, slot->elems,
+                                                    communicator_->world_size(), data, round.layouts().dtype);
+    step.finite = result.finite;
+    step.sum_squares = result.sum_squares;
+    step.error_squares = result.error_squares;
   } else {
     step.finite = low_rank_[t]->encode(slot->kind, step.gradient, context_.gradient_scale, data);
   }

@@ -55,15 +55,18 @@ std::vector<Parameter> parameters_of(Method method) {
   for (const Parameter& parameter : engine_parameters()) {
     const std::string name = parameter.name;
     const bool dense_too = name == "bucket_cap_mib" || name == "threads" || name == "timeout_s";
-    if (low_rank ? (name != "phase" || method == Method::kAcp) : dense_too) table.push_back(parameter);
+    if (low_rank ? ((name != "phase" && name != "sides") || method == Method::kAcp) : dense_too)
+      table.push_back(parameter);
   }
   return table;
 }
 
 void read_low_rank(const ParameterValues& values, EngineOptions* options) {
   options->rank = static_cast<int>(values.integer("rank"));
-  if (options->method == Method::kAcp && values.word("phase") == "global") {
-    options->phase = EngineOptions::Phase::kGlobal;
+  if (options->method == Method::kAcp) {
+    const bool global = values.word("phase") == "global";
+    if (global) options->phase = EngineOptions::Phase::kGlobal;
+    if (global || values.word("sides") == "alternate") options->sides = EngineOptions::Sides::kAlternate;
   }
   options->min_compression_rate = values.real("min_compression_rate");
   options->start_step = static_cast<int>(values.integer("start_step"));
@@ -91,6 +94,8 @@ std::string names_text(const std::vector<std::string>& names) {
 
 const std::vector<Parameter>& engine_parameters() {
   static const std::vector<Parameter> table = {
+      {"sides", ParameterKind::kChoice, "both", 0, 0, "both|alternate",
+       "both factors in every step, half the rank each; or one a step, as published (phase=global implies it)"},
       {"phase", ParameterKind::kChoice, "balanced", 0, 0, "balanced|global",
        "global: every matrix sends the same side in a step, as published"},
       {"wire", ParameterKind::kChoice, "fp32", 0, 0, "fp32|bf16|fp16", "dtype of what travels"},
@@ -136,6 +141,10 @@ Result<EngineOptions> EngineOptions::parse(std::string_view spec) {
     return options;
   }
   CORTADO_ASSIGN_OR_RETURN(options.wire, read_dtype(values.word("wire")));
+  if (options.method == Method::kAcp && values.word("phase") == "global" && values.was_given("sides") &&
+      values.word("sides") == "both") {
+    return make_error(StatusCode::kInvalidArgument, "acp: phase=global alternates sides; it can't go with sides=both");
+  }
   read_low_rank(values, &options);
   return options;
 }
@@ -149,7 +158,11 @@ std::string EngineOptions::to_spec() const {
   if (method == Method::kCast) arguments = dtype_name(wire);
   if (method == Method::kAcp || method == Method::kPower) {
     add("rank", std::to_string(rank));
-    if (phase == Phase::kGlobal) add("phase", "global");
+    if (phase == Phase::kGlobal) {
+      add("phase", "global");
+    } else if (sides == Sides::kAlternate) {
+      add("sides", "alternate");
+    }
     if (wire != defaults.wire) add("wire", std::string(dtype_name(wire)));
     if (min_compression_rate != defaults.min_compression_rate)
       add("min_compression_rate", number_text(min_compression_rate));

@@ -53,6 +53,16 @@ Round::Round(Layouts layouts, Communicator* communicator, const Clock* clock)
   index_layouts();
 }
 
+Round::~Round() {
+  bool in_flight = false;
+  for (const Run& run : runs_) {
+    in_flight = in_flight || run.state == MessageState::kInFlight || run.state == MessageState::kFailed;
+  }
+  if (in_flight && !communicator_->abandon("the engine was destroyed within a step")) {
+    new AlignedBuffer<std::byte>(std::move(buffer_));
+  }
+}
+
 void Round::index_layouts() {
   std::int64_t largest_bytes = 0;
   std::size_t most_messages = 0;

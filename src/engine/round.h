@@ -37,6 +37,11 @@ class Round {
     DType dtype = DType::kFloat32;
   };
   Round(Layouts layouts, Communicator* communicator, const Clock* clock);
+  // With messages in flight: abandons the group, and if their buffer stays in use even so, leaves it allocated for
+  // ever, because a transport that writes to it later must not hit somebody else's memory.
+  ~Round();
+  Round(const Round&) = delete;
+  Round& operator=(const Round&) = delete;
 
   // Makes the messages of that parity's layout empty; no message may be in flight.
   void begin(int parity);

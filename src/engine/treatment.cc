@@ -58,7 +58,9 @@ Treatment treat(const EngineTensor& tensor, const EngineOptions& options) {
     if (matches(pattern, tensor.name)) return {0, "dense="};
   if (options.dense_embeddings && tensor.is_embedding) return {0, "dense_embeddings"};
   const int rank = effective_rank(tensor.rows, tensor.cols, options.rank, options.min_compression_rate);
-  return {rank, rank == 0 ? "min_compression_rate" : ""};
+  if (rank == 0) return {0, "min_compression_rate"};
+  const bool halved = options.method == Method::kAcp && options.sides == EngineOptions::Sides::kBoth;
+  return {halved ? (rank + 1) / 2 : rank, ""};
 }
 
 }  // namespace

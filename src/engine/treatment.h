@@ -8,7 +8,7 @@
 
 namespace cortado {
 
-// How one tensor travels: at a matrix rank, or dense (rank 0) for a reason that is reported.
+// How one tensor travels: as factors of `rank` columns, or dense (rank 0) for a reason that is reported.
 struct Treatment {
   int rank = 0;
   std::string reason;

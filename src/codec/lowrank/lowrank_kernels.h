@@ -11,7 +11,8 @@
 // A - row * col with the pair of this step, is not formed until the next pass reads it (or materialise() is called).
 //
 // Layouts. Row factor: rows x rank, row-major. Column factor: rank x cols, row-major. All float32.
-// The kernels allocate nothing, cannot fail and leave checking to their callers. Pointers need no alignment.
+// The kernels allocate nothing, cannot fail and leave checking to their callers. Gradients and outputs (void*) need no
+// alignment; float pointers need that of a float.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +38,7 @@ struct ResidualPass {
   float gradient_scale = 1.0f;
   const float* residual_in = nullptr;  // S; nullptr: zeros
   float* residual_out = nullptr;       // may equal residual_in; nullptr: A is not kept
-  FactorPair sent;                     // subtracted from residual_in
+  FactorPair sent = {};                // subtracted from residual_in
 
   // Elements of G from this magnitude on count as not finite, as Inf and NaN do: neither they nor their product with
   // gradient_scale may bring A near overflow.
@@ -55,6 +56,18 @@ PassResult project_rows(const ResidualPass& pass, const float* col_basis, int ra
 
 // col_factor (rank x cols) = transpose(row_basis) * A, row_basis being rows x rank.
 PassResult project_cols(const ResidualPass& pass, const float* row_basis, int rank, float* col_factor);
+
+// Both in one pass: factors.row = A * transpose(bases.col), factors.col = transpose(bases.row) * A.
+struct BothBases {
+  const float* row = nullptr;
+  const float* col = nullptr;
+  int rank = 0;
+};
+struct BothFactors {
+  float* row = nullptr;
+  float* col = nullptr;
+};
+PassResult project_both(const ResidualPass& pass, const BothBases& bases, const BothFactors& factors);
 
 // output (rows x cols of `dtype`) = scale * row * col; zeros when the pair's rank is 0. Same bits on every target:
 // products are scaled rows times columns, added in the order of k, each operation rounded by itself.

@@ -169,6 +169,23 @@ TEST(LowRankProjection, IsNearFloat64ForManyRows) {
   expect_near_float64(&problem);
 }
 
+TEST(LowRankProjection, TakesGradientsAtAnyAddress) {
+  for (const DType dtype : kDTypes) {
+    Problem aligned({6, 531}, 3, dtype, Residual::kInPlace, 2, 1);
+    Problem odd({6, 531}, 3, dtype, Residual::kInPlace, 2, 1);
+    std::vector<std::byte> shifted(odd.gradient.bytes.size() + 1);
+    std::memcpy(shifted.data() + 1, odd.gradient.data(), odd.gradient.bytes.size());
+    odd.pass.gradient = shifted.data() + 1;
+    aligned.run_rows();
+    odd.run_rows();
+    EXPECT_TRUE(same_bytes(aligned.row_factor, odd.row_factor));
+    EXPECT_TRUE(same_bytes(aligned.residual, odd.residual));
+    undo_pass(aligned.pass, aligned.residual.data());
+    undo_pass(odd.pass, odd.residual.data());
+    EXPECT_TRUE(same_bytes(aligned.residual, odd.residual));
+  }
+}
+
 TEST(LowRankProjection, ReadsNoGradientAsZeros) {
   Problem problem({9, 70}, 3, DType::kFloat32, Residual::kInPlace, 2, 1);
   problem.pass.gradient = nullptr;
@@ -344,6 +361,16 @@ TEST(Reconstruct, GivesTheSameBytesOnEveryTarget) {
     for (const int rank : {255, 256, 257, 600})
       for (const DType dtype : kDTypes) expect_reconstruction({5, 530}, rank, dtype);
   });
+}
+
+TEST(Reconstruct, WritesToAnyAddress) {
+  for (const DType dtype : kDTypes) {
+    const Floats row = random_floats(5 * 3, 7), col = random_floats(3 * 531, 8);
+    const Gradient expected = reconstructed(row, col, {5, 531}, 3, 0.37f, dtype);
+    std::vector<std::byte> output(expected.bytes.size() + 1);
+    reconstruct({row.data(), col.data(), 3}, 5, 531, 0.37f, output.data() + 1, dtype);
+    EXPECT_EQ(std::memcmp(output.data() + 1, expected.data(), expected.bytes.size()), 0);
+  }
 }
 
 TEST(Reconstruct, RankZeroGivesZeros) {

@@ -65,9 +65,15 @@ void Scale(float* a, float scale, std::int64_t length) {
   for (; i < length; ++i) a[i] *= scale;
 }
 
+// Of the elements that are not NaN, or maybe NaN if some are.
 float LargestMagnitude(const float* a, std::int64_t length) {
-  float largest = 0;
-  for (std::int64_t i = 0; i < length; ++i) largest = std::max(largest, std::fabs(a[i]));
+  const D d;
+  const std::int64_t lanes = hn::Lanes(d);
+  auto maximum = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + lanes <= length; i += lanes) maximum = hn::Max(maximum, hn::Abs(hn::LoadU(d, a + i)));
+  float largest = hn::GetLane(hn::MaxOfLanes(d, maximum));
+  for (; i < length; ++i) largest = std::max(largest, std::fabs(a[i]));
   return largest;
 }
 
@@ -101,8 +107,8 @@ void fill_random(float* vector, std::int64_t length, const BasisKey& key, int k,
 // overflow. False if the vector is zero or not finite.
 bool bring_to_unit_range(float* vector, std::int64_t length) {
   const float largest = HWY_DYNAMIC_DISPATCH(LargestMagnitude)(vector, length);
-  const float sum = dot(vector, vector, length);
-  if (!(largest > 0) || std::isinf(largest) || std::isnan(sum)) return false;
+  const bool has_nan = std::isnan(dot(vector, vector, length));
+  if (!(largest > 0) || std::isinf(largest) || has_nan) return false;
   const int exponent = std::ilogb(largest);
   // Two steps: 2^-exponent itself may not be representable for denormal magnitudes.
   HWY_DYNAMIC_DISPATCH(Scale)(vector, std::ldexp(1.0f, -exponent / 2), length);
@@ -146,6 +152,25 @@ void orthogonalise_rows(float* row_factor, std::int64_t rows, int rank, const Ba
   orthogonalise(scratch, rows, rank, key);
   for (std::int64_t i = 0; i < rows; ++i)
     for (int k = 0; k < rank; ++k) row_factor[i * rank + k] = scratch[k * rows + i];
+}
+
+void remove_overlap(const TwoSided& shape, const float* row_factor, float* col_factor, float* scratch) {
+  const int rank = shape.rank;
+  float* factor = scratch;
+  float* basis = scratch + shape.rows * rank;
+  for (std::int64_t i = 0; i < shape.rows; ++i) {
+    for (int k = 0; k < rank; ++k) {
+      factor[k * shape.rows + i] = row_factor[i * rank + k];
+      basis[k * shape.rows + i] = shape.row_basis[i * rank + k];
+    }
+  }
+  for (int k = 0; k < rank; ++k) {
+    for (int l = 0; l < rank; ++l) {
+      const float overlap = dot(factor + l * shape.rows, basis + k * shape.rows, shape.rows);
+      HWY_DYNAMIC_DISPATCH(SubtractScaled)
+      (col_factor + k * shape.cols, shape.col_basis + l * shape.cols, overlap, shape.cols);
+    }
+  }
 }
 
 void random_basis(float* vectors, std::int64_t length, int rank, const BasisKey& key) {

@@ -25,4 +25,17 @@ void orthogonalise_rows(float* row_factor, std::int64_t rows, int rank, const Ba
 // `rank` random vectors, orthonormal: the start of a column basis.
 void random_basis(float* vectors, std::int64_t length, int rank, const BasisKey& key);
 
+// col_factor -= transpose(row_basis * overlap of row_factor) in the sense of the two-sided approximation: with
+// C = transpose(row_factor) * row_basis, vector k of col_factor loses the sum over l of C[l][k] * col_basis[l]. Row
+// factors are rows x rank, column factors rank x cols. Same bits on every machine, as above. `scratch`: 2 * rows * rank
+// floats.
+struct TwoSided {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  int rank = 0;
+  const float* row_basis = nullptr;
+  const float* col_basis = nullptr;
+};
+void remove_overlap(const TwoSided& shape, const float* row_factor, float* col_factor, float* scratch);
+
 }  // namespace cortado
