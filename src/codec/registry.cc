@@ -2,6 +2,7 @@
 //
 // One row a codec, in the order of the documentation. A new codec is a folder, an include and a line here.
 #include "codec/cast/cast.h"
+#include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
 #include "core/check.h"
 #include "cortado/codec.h"
@@ -22,6 +23,8 @@ const std::vector<CodecRow>& codec_registry() {
   static const std::vector<CodecRow> rows = {
       none_row(),
       cast_row(),
+      acp_row(),
+      power_row(),
   };
   return rows;
 }

@@ -169,6 +169,24 @@ TEST(LowRankProjection, IsNearFloat64ForManyRows) {
   expect_near_float64(&problem);
 }
 
+TEST(LowRankProjection, BothInOnePassGiveTheBytesOfTwo) {
+  for_each_target([] {
+    for (const Shape& shape : {Shape{1, 1}, Shape{6, 35}, Shape{9, 1100}}) {
+      Problem problem(shape, 5, DType::kFloat32, Residual::kApart, 3, 0.37f);
+      problem.run_rows();
+      problem.run_cols();
+      Floats row_factor(problem.row_factor.size(), kNan), col_factor(problem.col_factor.size(), kNan);
+      const BothBases bases{.row = problem.row_basis.data(), .col = problem.col_basis.data(), .rank = 5};
+      EXPECT_TRUE(project_both(problem.pass, bases, {row_factor.data(), col_factor.data()}).finite);
+      EXPECT_TRUE(same_bytes(row_factor, problem.row_factor));
+      EXPECT_TRUE(same_bytes(col_factor, problem.col_factor));
+      problem.gradient.set(0, kInfinity);
+      EXPECT_FALSE(project_both(problem.pass, bases, {row_factor.data(), col_factor.data()}).finite);
+      EXPECT_TRUE(std::isnan(row_factor[0]));
+    }
+  });
+}
+
 TEST(LowRankProjection, TakesGradientsAtAnyAddress) {
   for (const DType dtype : kDTypes) {
     Problem aligned({6, 531}, 3, dtype, Residual::kInPlace, 2, 1);

@@ -179,6 +179,30 @@ TEST(OrthogonaliseRows, EqualsTheTransposed) {
   }
 }
 
+TEST(RemoveOverlap, IsNearFloat64AndTheSameBytesOnEveryTarget) {
+  constexpr std::int64_t kRows = 41, kCols = 23;
+  constexpr int kRank = 3;
+  const Floats row_factor = random_floats(kRows * kRank, 1), row_basis = random_floats(kRows * kRank, 2);
+  const Floats col_factor = random_floats(kRank * kCols, 3), col_basis = random_floats(kRank * kCols, 4);
+  const TwoSided shape{kRows, kCols, kRank, row_basis.data(), col_basis.data()};
+  const auto removed = [&] {
+    Floats result = col_factor, scratch(2 * kRows * kRank);
+    remove_overlap(shape, row_factor.data(), result.data(), scratch.data());
+    return result;
+  };
+  const Floats result = removed();
+  // col_factor - (row_basis^T row_factor) col_basis
+  const Floats row_basis_t = reference::transposed(row_basis, kRows, kRank);
+  const auto overlap = reference::product(row_basis_t, row_factor, kRank, kRows, kRank);
+  reference::Doubles expected = reference::product(overlap, col_basis, kRank, kRank, kCols);
+  for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = col_factor[i] - expected[i];
+  EXPECT_LE(reference::relative_error(result, expected), 1e-5);
+  for (const std::int64_t target : simd_targets()) {
+    const ForcedSimdTarget forced(target);
+    EXPECT_TRUE(same_bytes(removed(), result)) << simd_target_name(target);
+  }
+}
+
 TEST(RandomBasis, IsOrthonormalAndKeyed) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(describe(c));

@@ -1,0 +1,200 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The program `cortado`.
+// Exit codes: 0 done, 1 the output could not be written, 2 the command line or a specification is wrong.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cortado/codec.h"
+#include "cortado/engine.h"
+#include "cortado/version.h"
+
+namespace {
+
+using namespace cortado;  // NOLINT: the program is written in the library's words
+
+constexpr int kOutputFailed = 1;
+constexpr int kBadCommandLine = 2;
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  cortado codec list                       all codecs, their parameters and defaults\n"
+    "  cortado codec list --json                the same for programs, one object a line\n"
+    "  cortado codec check \"acp(4, wire=bf16)\"  is it right? prints acp(rank=4, wire=bf16)\n"
+    "\n"
+    "A specification is the one string that names a codec everywhere: here, in Python\n"
+    "(cortado.attach(model, \"acp(rank=4)\")) and in files.\n";
+
+// ---- codec list ----
+
+std::vector<std::string> trait_names(const CodecTraits& traits) {
+  std::vector<std::string> names;
+  if (traits.lossless) names.push_back("lossless");
+  if (traits.unbiased) names.push_back("unbiased");
+  if (traits.linear) names.push_back("linear");
+  if (traits.sparse) names.push_back("sparse");
+  if (traits.divisible) names.push_back("divisible");
+  if (traits.needs_residual) names.push_back("needs_residual");
+  return names;
+}
+
+std::vector<std::string> choices_of(const Parameter& parameter) {
+  std::vector<std::string> words;
+  for (std::string_view rest = parameter.choices; !rest.empty();) {
+    const std::size_t end = rest.find('|');
+    words.emplace_back(rest.substr(0, end));
+    rest = end == std::string_view::npos ? "" : rest.substr(end + 1);
+  }
+  return words;
+}
+
+std::string join(const std::vector<std::string>& words, const char* separator) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
+  return text;
+}
+
+std::string number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof(text), "%.16g", value);
+  return text;
+}
+
+bool has_range(const Parameter& parameter) {
+  return parameter.kind == ParameterKind::kInteger || parameter.kind == ParameterKind::kReal;
+}
+
+const char* kind_name(ParameterKind kind) {
+  constexpr const char* kNames[] = {"integer", "real", "bool", "choice", "names"};
+  return kNames[static_cast<int>(kind)];
+}
+
+// "1 to 4096", "bf16 or fp16" ...
+std::string legal_values(const Parameter& parameter) {
+  std::vector<std::string> parts;
+  if (has_range(parameter)) parts.push_back(number(parameter.min) + " to " + number(parameter.max));
+  if (parameter.kind == ParameterKind::kBool) parts = {"true", "false"};
+  if (parameter.kind == ParameterKind::kNames) parts = {"[name, ...]"};
+  for (const std::string& choice : choices_of(parameter)) parts.push_back(choice);
+  return join(parts, " or ");
+}
+
+void print_as_text(const CodecRow& row) {
+  std::printf("%-10s %s\n", row.name, row.summary);
+  std::string traits = join(trait_names(row.traits), ", ");
+  if (row.traits.rounds > 1) traits += ", " + std::to_string(row.traits.rounds) + " rounds";
+  if (!traits.empty()) std::printf("           traits: %s\n", traits.c_str());
+  for (const Parameter& parameter : row.parameters) {
+    std::printf("           %s=%s  (%s)  %s\n", parameter.name, parameter.default_text, legal_values(parameter).c_str(),
+                parameter.meaning);
+  }
+}
+
+// Texts of the registry are plain ASCII; only quotes and backslashes need care.
+std::string json_text(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += c;
+  }
+  return result + "\"";
+}
+
+std::string json_list(const std::vector<std::string>& words) {
+  std::vector<std::string> items;
+  for (const std::string& word : words) items.push_back(json_text(word));
+  return "[" + join(items, ", ") + "]";
+}
+
+std::string parameter_json(const Parameter& parameter) {
+  std::string json = "{\"name\": " + json_text(parameter.name) + ", \"kind\": " + json_text(kind_name(parameter.kind)) +
+                     ", \"default\": " + json_text(parameter.default_text);
+  if (has_range(parameter)) json += ", \"min\": " + number(parameter.min) + ", \"max\": " + number(parameter.max);
+  const std::vector<std::string> choices = choices_of(parameter);
+  if (!choices.empty()) json += ", \"choices\": " + json_list(choices);
+  return json + ", \"meaning\": " + json_text(parameter.meaning) + "}";
+}
+
+void print_as_json(const CodecRow& row) {
+  std::vector<std::string> parameters;
+  for (const Parameter& parameter : row.parameters) parameters.push_back(parameter_json(parameter));
+  std::printf(
+      "{\"name\": %s, \"wire_id\": %d, \"version\": %d, \"summary\": %s, \"traits\": %s, \"rounds\": %d, "
+      "\"parameters\": [%s]}\n",
+      json_text(row.name).c_str(), row.wire_id, row.version, json_text(row.summary).c_str(),
+      json_list(trait_names(row.traits)).c_str(), row.traits.rounds, join(parameters, ", ").c_str());
+}
+
+// What training accepts has more parameters than the codec alone (start_step ...), so the engine is asked first; it
+// does not know every codec.
+Result<std::string> canonical_form(const std::string& spec) {
+  const Result<EngineOptions> options = EngineOptions::parse(spec);
+  if (options.ok()) return options.value().to_spec();
+  const StatusCode code = options.status().code();
+  if (code != StatusCode::kNotFound && code != StatusCode::kUnsupported) return options.status();
+  const Result<std::unique_ptr<Codec>> codec = make_codec(spec);
+  if (codec.ok()) return codec.value()->spec();
+  return codec.status();
+}
+
+// `cortado codec list`: every codec with its parameters, as text or as one JSON object a line.
+void print_codecs(bool as_json) {
+  for (const CodecRow& row : codec_registry()) as_json ? print_as_json(row) : print_as_text(row);
+}
+
+// `cortado codec check SPEC`: the canonical form, or the error on stderr. Returns the exit code.
+int check_codec(const std::string& spec) {
+  const Result<std::string> form = canonical_form(spec);
+  if (!form.ok()) {
+    std::fprintf(stderr, "cortado: %s\n", form.status().to_string().c_str());
+    return kBadCommandLine;
+  }
+  std::printf("%s\n", form.value().c_str());
+  return 0;
+}
+
+// ---- command line ----
+
+int run(int argc, char** argv) {
+  CLI::App app("Cortado: gradient compression for data-parallel training on slow networks", "cortado");
+  app.set_version_flag("--version", std::string("cortado ") + version());
+  app.footer(kExamples);
+
+  CLI::App* codec = app.add_subcommand("codec", "what codecs there are, and what a specification means");
+
+  CLI::App* list = codec->add_subcommand("list", "list all codecs with parameters, defaults and ranges");
+  bool as_json = false;
+  list->add_flag("--json", as_json, "one JSON object a line");
+
+  CLI::App* check = codec->add_subcommand("check", "check a specification and print its canonical form");
+  std::string spec;
+  check->add_option("SPEC", spec, "such as \"acp(rank=4)\"; quote it, shells read parentheses")->required();
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kBadCommandLine;
+  }
+  if (check->parsed()) return check_codec(spec);
+  if (list->parsed()) {
+    print_codecs(as_json);
+    return 0;
+  }
+  // A command is missing: show those there are. (require_subcommand would say the same of one that is misspelt.)
+  std::fputs((codec->parsed() ? codec->help("cortado") : app.help()).c_str(), stderr);
+  return kBadCommandLine;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int code = run(argc, argv);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+    std::perror("cortado: standard output");
+    return code == 0 ? kOutputFailed : code;
+  }
+  return code;
+}

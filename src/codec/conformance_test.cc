@@ -1,0 +1,341 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// What every codec of the registry promises, tested for each row with its default and with the extremes of its
+// parameters. A codec's own tests need not repeat any of it; they test what its spec.md says of values and errors.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <optional>
+
+#include "codec/conformance_cases.h"
+#include "core/counting_new.h"
+#include "core/simd_target.h"
+
+namespace cortado {
+namespace {
+
+constexpr EncodeContext kContext = {.seed = 11, .step = 12, .tensor = 13};
+
+// Codecs whose encoders may round differently from target to target, by at most this relative L2 distance of the
+// decoded tensors; their payloads are summed over ranks anyway. Decoders are exempt nowhere.
+struct Exemption {
+  const char* codec;
+  double relative_l2_bound;
+};
+constexpr Exemption kEncodersWithABound[] = {{"acp", 1e-5}, {"power", 1e-5}};
+
+std::optional<double> encoder_bound(const CodecRow& row) {
+  for (const Exemption& exemption : kEncodersWithABound) {
+    if (std::string_view(row.name) == exemption.codec) return exemption.relative_l2_bound;
+  }
+  return std::nullopt;
+}
+
+// What a value near a tie may differ by, relative, once it is rounded to `dtype`.
+double last_place(DType dtype) {
+  if (dtype == DType::kFloat16) return 0x1p-10;
+  return dtype == DType::kBFloat16 ? 0x1p-7 : 0;
+}
+
+std::vector<float> floats_of(std::span<const std::byte> bytes, DType dtype) {
+  std::vector<float> values(bytes.size() / dtype_bytes(dtype));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    std::uint32_t element = 0;
+    std::memcpy(&element, bytes.data() + i * dtype_bytes(dtype), dtype_bytes(dtype));
+    values[i] = static_cast<float>(element);
+    if (dtype == DType::kFloat32) values[i] = std::bit_cast<float>(element);
+    if (dtype == DType::kFloat16) values[i] = fp16_to_float(static_cast<std::uint16_t>(element));
+    if (dtype == DType::kBFloat16) values[i] = bf16_to_float(static_cast<std::uint16_t>(element));
+  }
+  return values;
+}
+
+class Conformance : public testing::TestWithParam<Example> {
+ protected:
+  Conformance() : row_(*GetParam().row), codec_(make_codec(GetParam().spec).value()) {}
+
+  bool takes(DType dtype) const {
+    std::vector<std::byte> input = make_values(dtype, 1, false);
+    std::vector<std::byte> payload(codec_->max_payload_bytes(1, 1, dtype)), scratch(codec_->scratch_bytes(1, 1, dtype));
+    const Status status = codec_->encode({input.data(), dtype, 1, 1}, kContext, payload, scratch).status();
+    EXPECT_TRUE(status.ok() || status.code() == StatusCode::kUnsupported) << status.to_string();
+    return status.ok();
+  }
+
+  // Runs `check` on every shape of every dtype that the codec takes.
+  template <typename Check>
+  void for_each_case(const Check& check) {
+    for (const DType dtype : kAllDTypes) {
+      if (!takes(dtype)) continue;
+      for (const Shape& shape : kShapes) {
+        SCOPED_TRACE(std::to_string(shape.rows) + " x " + std::to_string(shape.cols) + " " +
+                     std::string(dtype_name(dtype)));
+        check(shape, dtype);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+
+  std::vector<std::byte> scratch_for(Shape shape, DType dtype) const {
+    return std::vector<std::byte>(codec_->scratch_bytes(shape.rows, shape.cols, dtype));
+  }
+
+  std::vector<std::byte> encode(const std::vector<std::byte>& input, Shape shape, DType dtype) const {
+    std::vector<std::byte> payload(codec_->max_payload_bytes(shape.rows, shape.cols, dtype));
+    std::vector<std::byte> scratch = scratch_for(shape, dtype);
+    const ConstTensorView view(input.data(), dtype, shape.rows, shape.cols);
+    const Result<std::uint64_t> bytes = codec_->encode(view, kContext, payload, scratch);
+    EXPECT_TRUE(bytes.ok()) << bytes.status().to_string();
+    EXPECT_LE(bytes.value(), payload.size());
+    payload.resize(bytes.value());
+    return payload;
+  }
+
+  // The vector has the payload's exact size, so that the address sanitizer sees every read beyond it.
+  Status decode(const std::vector<std::byte>& payload, Shape shape, DType dtype, std::vector<std::byte>* output) const {
+    output->assign(static_cast<std::size_t>(shape.rows * shape.cols) * dtype_bytes(dtype), std::byte{0});
+    std::vector<std::byte> scratch = scratch_for(shape, dtype);
+    return codec_->decode(payload, {output->data(), dtype, shape.rows, shape.cols}, scratch);
+  }
+
+  const CodecRow& row_;
+  const std::unique_ptr<Codec> codec_;
+};
+
+TEST_P(Conformance, ItsSpecMakesAnEqualCodec) {
+  const Result<std::unique_ptr<Codec>> again = make_codec(codec_->spec());
+  ASSERT_TRUE(again.ok()) << again.status().to_string();
+  EXPECT_EQ(again.value()->spec(), codec_->spec());
+  EXPECT_EQ(parse_spec(codec_->spec()).value().front().name, row_.name);
+}
+
+TEST_P(Conformance, TakesSomeDtypeAndRefusesTheOthersByName) {
+  int taken = 0;
+  for (const DType dtype : kAllDTypes) {
+    if (takes(dtype)) {
+      ++taken;
+      continue;
+    }
+    std::vector<std::byte> output;
+    const Status status = decode({}, {0, 0}, dtype, &output);
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_NE(status.message().find(dtype_name(dtype)), std::string::npos) << status.to_string();
+  }
+  EXPECT_GT(taken, 0);
+}
+
+TEST_P(Conformance, EmptyTensorsHaveEmptyPayloads) {
+  for (const DType dtype : kAllDTypes) {
+    if (!takes(dtype)) continue;
+    for (const Shape& shape : kEmptyShapes) {
+      EXPECT_EQ(codec_->max_payload_bytes(shape.rows, shape.cols, dtype), 0u);
+      std::vector<std::byte> scratch = scratch_for(shape, dtype);
+      EXPECT_EQ(codec_->encode({nullptr, dtype, shape.rows, shape.cols}, kContext, {}, scratch).value(), 0u);
+      EXPECT_TRUE(codec_->decode({}, {nullptr, dtype, shape.rows, shape.cols}, scratch).ok());
+    }
+  }
+}
+
+TEST_P(Conformance, RoundTripKeepsWhatTheTraitsPromise) {
+  for_each_case([&](Shape shape, DType dtype) {
+    const std::vector<std::byte> input = make_values(dtype, shape.rows * shape.cols, true);
+    std::vector<std::byte> output;
+    const Status status = decode(encode(input, shape, dtype), shape, dtype, &output);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    if (row_.traits.lossless) {
+      EXPECT_EQ(output, input);
+    }
+  });
+}
+
+TEST_P(Conformance, EqualCallsGiveEqualBytes) {
+  for_each_case([&](Shape shape, DType dtype) {
+    const std::vector<std::byte> input = make_values(dtype, shape.rows * shape.cols, true);
+    const std::vector<std::byte> payload = encode(input, shape, dtype);
+    EXPECT_EQ(encode(input, shape, dtype), payload);
+    std::vector<std::byte> first, second;
+    ASSERT_TRUE(decode(payload, shape, dtype, &first).ok());
+    ASSERT_TRUE(decode(payload, shape, dtype, &second).ok());
+    EXPECT_EQ(first, second);
+  });
+}
+
+TEST_P(Conformance, AnyAddressWillDoAndNothingBesideIsWritten) {
+  for_each_case([&](Shape shape, DType dtype) {
+    const std::int64_t elems = shape.rows * shape.cols;
+    const std::vector<std::byte> values = make_values(dtype, elems, false);
+    const std::vector<std::byte> expected = encode(values, shape, dtype);
+    std::vector<std::byte> expected_output;
+    ASSERT_TRUE(decode(expected, shape, dtype, &expected_output).ok());
+    for (const std::size_t shift : {0, 1, 3, 4}) {
+      GuardedBytes input(values.size(), shift), output(values.size(), shift);
+      GuardedBytes payload(codec_->max_payload_bytes(shape.rows, shape.cols, dtype), shift);
+      GuardedBytes scratch(codec_->scratch_bytes(shape.rows, shape.cols, dtype), shift);
+      std::memcpy(input.data(), values.data(), values.size());
+      const Result<std::uint64_t> bytes =
+          codec_->encode({input.data(), dtype, shape.rows, shape.cols}, kContext, payload.span(), scratch.span());
+      ASSERT_TRUE(bytes.ok()) << bytes.status().to_string();
+      const std::span<const std::byte> used = payload.span().first(bytes.value());
+      EXPECT_TRUE(std::equal(used.begin(), used.end(), expected.begin(), expected.end())) << "shift " << shift;
+      ASSERT_TRUE(codec_->decode(used, {output.data(), dtype, shape.rows, shape.cols}, scratch.span()).ok());
+      EXPECT_EQ(std::memcmp(output.data(), expected_output.data(), values.size()), 0) << "shift " << shift;
+      EXPECT_EQ(std::memcmp(input.data(), values.data(), values.size()), 0) << "the input was written to";
+      EXPECT_TRUE(input.guards_are_whole() && payload.guards_are_whole() && output.guards_are_whole() &&
+                  scratch.guards_are_whole());
+    }
+  });
+}
+
+TEST_P(Conformance, AllocatesNothing) {
+  if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer owns operator new";
+  for_each_case([&](Shape shape, DType dtype) {
+    const std::vector<std::byte> input = make_values(dtype, shape.rows * shape.cols, false);
+    std::vector<std::byte> payload(codec_->max_payload_bytes(shape.rows, shape.cols, dtype)), output(input.size());
+    std::vector<std::byte> scratch = scratch_for(shape, dtype);
+    const std::int64_t before = allocation_count();
+    const Result<std::uint64_t> bytes =
+        codec_->encode({input.data(), dtype, shape.rows, shape.cols}, kContext, payload, scratch);
+    const Status status = codec_->decode(std::span(payload).first(bytes.value()),
+                                         {output.data(), dtype, shape.rows, shape.cols}, scratch);
+    EXPECT_EQ(allocation_count() - before, 0);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  });
+}
+
+// The message must say which codec, which call and what was wrong.
+void expect_refused(const Status& status, const Codec& codec, const char* what) {
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.to_string();
+  EXPECT_EQ(status.message().find(codec.spec() + ": "), 0u) << status.message();
+  EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
+}
+
+TEST_P(Conformance, WrongArgumentsAreRefused) {
+  for_each_case([&](Shape shape, DType dtype) {
+    const std::int64_t elems = shape.rows * shape.cols;
+    std::vector<std::byte> input = make_values(dtype, elems, false), scratch = scratch_for(shape, dtype);
+    std::vector<std::byte> payload(codec_->max_payload_bytes(shape.rows, shape.cols, dtype));
+    std::vector<std::byte> both(std::max(input.size(), payload.size()));
+    const TensorView view{input.data(), dtype, shape.rows, shape.cols};
+    const auto encode_status = [&](ConstTensorView tensor, std::span<std::byte> to, std::span<std::byte> with) {
+      return codec_->encode(tensor, kContext, to, with).status();
+    };
+    const TensorView shared{both.data(), dtype, shape.rows, shape.cols};
+    expect_refused(encode_status(shared, both, scratch), *codec_, "overlap");
+    expect_refused(codec_->decode(std::span(both).first(payload.size()), shared, scratch), *codec_, "overlap");
+    expect_refused(encode_status(view, std::span(payload).first(payload.size() - 1), scratch), *codec_, "payload has");
+    if (!scratch.empty()) {
+      const auto part = std::span(scratch).first(scratch.size() - 1);
+      expect_refused(encode_status(view, payload, part), *codec_, "scratch has");
+      expect_refused(codec_->decode(payload, view, part), *codec_, "scratch has");
+    }
+    expect_refused(encode_status({nullptr, dtype, shape.rows, shape.cols}, payload, scratch), *codec_, "null");
+    expect_refused(codec_->decode(payload, {nullptr, dtype, shape.rows, shape.cols}, scratch), *codec_, "null");
+    expect_refused(encode_status({input.data(), dtype, -1, shape.cols}, payload, scratch), *codec_, "-1 x");
+    constexpr std::int64_t kHuge = std::int64_t{1} << 40;
+    expect_refused(encode_status({input.data(), dtype, kHuge, kHuge}, payload, scratch), *codec_, "1099511627776 x");
+    expect_refused(codec_->decode(payload, {input.data(), dtype, kHuge, kHuge}, scratch), *codec_, "1099511627776 x");
+  });
+}
+
+TEST_P(Conformance, DamagedPayloadsGiveAnErrorOrSomeTensor) {
+  for_each_case([&](Shape shape, DType dtype) {
+    const std::vector<std::byte> payload = encode(make_values(dtype, shape.rows * shape.cols, false), shape, dtype);
+    std::vector<std::byte> output;
+    const auto expect_defined = [&](const std::vector<std::byte>& damaged, const char* how, std::size_t at) {
+      const Status status = decode(damaged, shape, dtype, &output);
+      EXPECT_TRUE(status.ok() || status.code() == StatusCode::kCorruptData) << how << at << ": " << status.to_string();
+      return status.ok();
+    };
+    // Every length of a small payload, about a hundred of a large one.
+    for (std::size_t length = 0; length < payload.size(); length += 1 + payload.size() / 100) {
+      const auto end = payload.begin() + static_cast<std::ptrdiff_t>(length);
+      const bool ok = expect_defined({payload.begin(), end}, "cut to ", length);
+      EXPECT_TRUE(length > 0 || !ok) << "an empty payload of a tensor that is not empty";
+    }
+    std::vector<std::byte> longer = payload;
+    longer.push_back(std::byte{0});
+    EXPECT_FALSE(expect_defined(longer, "one byte more than ", payload.size()));
+    for (std::uint64_t i = 0; i < 200; ++i) {
+      const std::uint32_t bit = philox_block(1, 2, 3, i)[0] % static_cast<std::uint32_t>(8 * payload.size());
+      std::vector<std::byte> flipped = payload;
+      flipped[bit / 8] ^= std::byte{1} << (bit % 8);
+      expect_defined(flipped, "flipped bit ", bit);
+    }
+  });
+}
+
+TEST_P(Conformance, DamagedFramesGiveAnErrorOrSomeTensor) {
+  for_each_case([&](Shape shape, DType dtype) {
+    const std::vector<std::byte> input = make_values(dtype, shape.rows * shape.cols, false);
+    std::vector<std::byte> output(input.size()), scratch = scratch_for(shape, dtype);
+    std::vector<std::byte> frame(kFrameHeaderBytes + codec_->max_payload_bytes(shape.rows, shape.cols, dtype));
+    const ConstTensorView view(input.data(), dtype, shape.rows, shape.cols);
+    frame.resize(encode_frame(row_, *codec_, view, kContext, frame, scratch).value());
+    const auto decode_status = [&](const std::vector<std::byte>& bytes) {
+      return decode_frame(*codec_, row_, bytes, {output.data(), dtype, shape.rows, shape.cols}, scratch);
+    };
+    ASSERT_TRUE(decode_status(frame).ok());
+    if (row_.traits.lossless) {
+      EXPECT_EQ(output, input);
+    }
+    for (std::size_t length = 0; length < frame.size(); length += 1 + frame.size() / 100) {
+      const auto end = frame.begin() + static_cast<std::ptrdiff_t>(length);
+      EXPECT_EQ(decode_status({frame.begin(), end}).code(), StatusCode::kCorruptData) << "cut to " << length;
+    }
+    for (std::uint64_t i = 0; i < 100; ++i) {
+      const std::uint32_t bit = philox_block(1, 2, 4, i)[0] % static_cast<std::uint32_t>(8 * frame.size());
+      std::vector<std::byte> flipped = frame;
+      flipped[bit / 8] ^= std::byte{1} << (bit % 8);
+      const Status status = decode_status(flipped);
+      EXPECT_TRUE(bit >= 8 * kFrameHeaderBytes || !status.ok()) << "bit " << bit << " of the header";
+    }
+  });
+}
+
+TEST_P(Conformance, EverySimdTargetGivesTheSameBytes) {
+  const std::optional<double> bound = encoder_bound(row_);
+  for_each_case([&](Shape shape, DType dtype) {
+    // A bound on a distance says nothing about NaN.
+    const std::vector<std::byte> input = make_values(dtype, shape.rows * shape.cols, !bound.has_value());
+    const std::vector<std::byte> payload = encode(input, shape, dtype);
+    std::vector<std::byte> expected, output;
+    ASSERT_TRUE(decode(payload, shape, dtype, &expected).ok());
+    for (const std::int64_t target : simd_targets()) {
+      const ForcedSimdTarget forced(target);
+      ASSERT_EQ(simd_target(), target);
+      ASSERT_TRUE(decode(payload, shape, dtype, &output).ok());
+      EXPECT_EQ(output, expected) << "decoded by " << simd_target_name(target);
+      const std::vector<std::byte> own_payload = encode(input, shape, dtype);
+      if (!bound.has_value()) {
+        EXPECT_EQ(own_payload, payload) << "encoded by " << simd_target_name(target);
+        continue;
+      }
+      ASSERT_TRUE(decode(own_payload, shape, dtype, &output).ok());
+      double difference = 0, reference = 0;
+      const std::vector<float> a = floats_of(output, dtype), b = floats_of(expected, dtype);
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+        reference += std::pow(static_cast<double>(b[i]), 2);
+      }
+      EXPECT_LE(std::sqrt(difference), (*bound + last_place(dtype)) * std::sqrt(reference))
+          << "encoded by " << simd_target_name(target);
+    }
+  });
+}
+
+std::string test_name(const testing::TestParamInfo<Example>& info) {
+  std::string name;
+  for (const char c : info.param.spec) {
+    if (std::isalnum(static_cast<unsigned char>(c))) {
+      name += c;
+    } else if (!name.empty() && name.back() != '_') {
+      name += '_';
+    }
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryCodec, Conformance, testing::ValuesIn(all_examples()), test_name);
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,96 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Small models and training loops that the tests of the DDP adapter share."""
+
+import torch
+import torch.distributed as dist
+from ranks import fingerprint
+
+FEATURES, CLASSES = 24, 8
+PUBLISHED = "acp(rank=4, phase=global, min_compression_rate=0, start_step=0, wire=fp32)"
+CODECS = ["none", "cast(bf16)", "cast(fp16)", "acp", "power", PUBLISHED, "acp(rank=2, wire=bf16, start_step=1)"]
+
+
+def make_net(seed=0):
+    """Matrices of three shapes, biases and a norm; at rank 4 the last matrix is too small to compress."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 40),
+        torch.nn.Tanh(),
+        torch.nn.Linear(40, 32),
+        torch.nn.LayerNorm(32),
+        torch.nn.Linear(32, CLASSES),
+    )
+
+
+def make_batch(rank, step, rows=4):
+    """What this rank trains on in this step; nearly the same problem on each, so that training gets somewhere."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(rows, FEATURES, generator=generator)
+    return inputs, inputs[:, :CLASSES].argmax(1)
+
+
+def loss_of(model, batch):
+    inputs, labels = batch
+    dtype = next(model.parameters()).dtype
+    return torch.nn.functional.cross_entropy(model(inputs.to(dtype)).float(), labels)
+
+
+def make_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def train(me, model, steps, optimizer=None):
+    """Trains on the steps given (an int or a range); returns the loss of each."""
+    optimizer = optimizer or make_optimizer(model)
+    losses = []
+    for step in steps if not isinstance(steps, int) else range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, make_batch(me.rank, step))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train_anew(me, plan, steps=6, **options):
+    """Trains a new model; returns the bits it ends with."""
+    model = me.attach(make_net(), plan, **options)
+    train(me, model, steps)
+    return fingerprint(model.module)
+
+
+def gradients_of(model):
+    """Copies of the gradients by name."""
+    return {n: None if p.grad is None else p.grad.clone() for n, p in unwrapped(model).named_parameters()}
+
+
+def local_gradients(model, batch):
+    """This rank's own gradients by name, without DDP."""
+    net = unwrapped(model)
+    names, parameters = zip(*net.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss_of(net, batch), parameters), strict=True))
+
+
+def unwrapped(model):
+    return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+
+
+def mean_residuals(me, model):
+    """What all ranks together still owe, by name, in the shape of the parameters."""
+    parameters = dict(unwrapped(model).named_parameters())
+    owed = {}
+    for name, entry in model.cortado.state_dict()["tensors"].items():
+        parameter = parameters[name]
+        memory = entry["residual"].clone()
+        dist.all_reduce(memory)
+        dense = torch.empty_strided(parameter.shape, parameter.stride()).untyped_storage().nbytes() == 4 * memory.numel()
+        shaped = memory.as_strided(parameter.shape, parameter.stride()) if dense else memory.view(parameter.shape)
+        owed[name] = shaped / me.world_size
+    return owed
+
+
+def distance(got, expected):
+    """Relative L2 distance of two dicts of tensors."""
+    names = [name for name in expected if expected[name] is not None]
+    lost = sum((got[n].double() - expected[n].double()).square().sum() for n in names)
+    return (lost / sum(expected[n].double().square().sum() for n in names).clamp_min(1e-300)).sqrt().item()

@@ -1,0 +1,225 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Worker processes for tests of several ranks, kept alive between tests.
+
+    def scenario(me, steps):            # me: Rank
+        model = me.attach(net, "acp")   # every model wrapped through `me` must end bit-identical on all ranks
+        ...
+        return something
+
+    values = Pool(3).run(scenario, steps=5)   # one value a rank
+
+The ranks share a Gloo group over loopback. They are forked from one server process that has imported torch already.
+A scenario that raises, hangs or kills a rank ends its pool, so that the next test gets a new one.
+"""
+
+import faulthandler
+import gc
+import hashlib
+import importlib
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+
+WORLD_SIZES = (1, 2, 3, 5)
+_PRELOAD = ["numpy", "pytest", "torch", "torch._dynamo", "torch.distributed.fsdp", "cortado"]
+_GRACE_S = 3.0  # for the other ranks, once one has failed
+
+
+class RanksFailed(AssertionError):
+    """Some rank raised, died or hung; the text holds the traceback of each that did."""
+
+
+# ---- in a rank -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Rank:
+    """What a scenario knows of itself."""
+
+    rank: int
+    world_size: int
+    _models: list = field(default_factory=list)
+
+    def wrap(self, net, **options):
+        """A DistributedDataParallel of ``net`` whose replicas are compared when the scenario ends."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        model = DistributedDataParallel(net, **options)
+        self._models.append(model)
+        return model
+
+    def attach(self, net, plan, *, grad_scaler=None, **options):
+        """Like wrap(), attached to ``plan`` unless that is None."""
+        import cortado
+
+        model = self.wrap(net, **options)
+        if plan is not None:
+            model.cortado = cortado.attach(model, plan, grad_scaler=grad_scaler, verbose=False)
+        return model
+
+    def assert_replicas_are_identical(self):
+        for number, model in enumerate(self._models):
+            digests = self.gather(fingerprint(model))
+            assert len(set(digests)) == 1, f"replicas of model {number} differ between ranks: {digests}"
+
+    def gather(self, value):
+        """Every rank's value, in rank order."""
+        import torch.distributed as dist
+
+        values = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+
+def fingerprint(module):
+    """A hash of the bits of all parameters and their names."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, parameter in module.named_parameters():
+        digest.update(name.encode())
+        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _serve(rank, world_size, connection, stacks):
+    """Joins the group and answers jobs until the connection closes."""
+    import torch
+    import torch.distributed as dist
+
+    faulthandler.register(signal.SIGUSR1, file=Path(stacks).open("w"), all_threads=True)
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
+        connection.send(store.port)
+    else:
+        store = dist.TCPStore("127.0.0.1", connection.recv(), world_size, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    while True:
+        try:
+            module, name, kwargs = connection.recv()
+        except EOFError:
+            os._exit(0)
+        connection.send_bytes(_answer(Rank(rank, world_size), module, name, kwargs))
+        gc.collect()
+
+
+def _answer(me, module, name, kwargs):
+    try:
+        value = getattr(importlib.import_module(module), name)(me, **kwargs)
+        me.assert_replicas_are_identical()
+        return pickle.dumps((value, None))
+    except BaseException:
+        return pickle.dumps((None, traceback.format_exc()))
+
+
+# ---- in pytest -------------------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """``world_size`` ranks; run() calls a function on all of them."""
+
+    def __init__(self, world_size):
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOAD)
+        self._folder = tempfile.TemporaryDirectory(prefix="cortado-ranks-")
+        self.processes, self._connections = [], []
+        for rank in range(world_size):
+            ours, theirs = self._context.Pipe()
+            arguments = (rank, world_size, theirs, self._stacks(rank))
+            self.processes.append(self._context.Process(target=_serve, args=arguments, daemon=True))
+            self.processes[-1].start()
+            theirs.close()
+            self._connections.append(ours)
+        port = self._connections[0].recv()
+        for connection in self._connections[1:]:
+            connection.send(port)
+
+    @property
+    def is_open(self):
+        return bool(self._connections)
+
+    def run(self, function, *, timeout_s=60.0, **kwargs):
+        """Calls ``function(me, **kwargs)`` on every rank; returns their values, or raises RanksFailed and closes."""
+        for connection in self._connections:
+            connection.send((function.__module__, function.__name__, kwargs))
+        values, failures = self._collect(timeout_s)
+        if not failures:
+            return [values[rank] for rank in range(len(self.processes))]
+        self.close()
+        text = "\n".join(f"---- rank {rank}: {failures[rank]}" for rank in sorted(failures))
+        raise RanksFailed(f"{function.__name__}({kwargs}) failed on {len(failures)} ranks\n{text}")
+
+    def _collect(self, timeout_s):
+        values, failures = {}, {}
+        waiting = dict(enumerate(self._connections))
+        deadline = time.monotonic() + timeout_s
+        while waiting:
+            ready = wait(waiting.values(), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for rank in [rank for rank, connection in waiting.items() if connection in ready]:
+                value, error = self._receive(rank)
+                del waiting[rank]
+                if error is None:
+                    values[rank] = value
+                else:
+                    failures[rank] = error
+                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+        for rank in waiting:
+            failures[rank] = f"no answer; it stood at\n{self._stack_of(rank)}"
+        return values, failures
+
+    def _receive(self, rank):
+        try:
+            return pickle.loads(self._connections[rank].recv_bytes())
+        except EOFError:
+            self.processes[rank].join(1.0)
+            return None, f"ended with exit code {self.processes[rank].exitcode}"
+
+    def _stacks(self, rank):
+        return str(Path(self._folder.name) / f"stacks{rank}")
+
+    def _stack_of(self, rank):
+        try:
+            os.kill(self.processes[rank].pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            return "(it has ended)"
+        time.sleep(0.3)
+        return Path(self._stacks(rank)).read_text()
+
+    def close(self):
+        for connection in self._connections:
+            connection.close()
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self._connections = []
+        self._folder.cleanup()
+
+
+class Pools:
+    """A pool for each world size, made when first asked for and again after a failure."""
+
+    def __init__(self):
+        self._pools = {}
+
+    def __call__(self, world_size):
+        pool = self._pools.get(world_size)
+        if pool is None or not pool.is_open:
+            pool = self._pools[world_size] = Pool(world_size)
+        return pool
+
+    def close(self):
+        for pool in self._pools.values():
+            pool.close()
+
+

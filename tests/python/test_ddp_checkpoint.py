@@ -1,0 +1,197 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Saving and loading: the same bits on the same world size, a written policy for another, refusals on every rank."""
+
+import contextlib
+import io
+
+import cortado
+import pytest
+import torch
+from nets import PUBLISHED, loss_of, make_batch, make_net, make_optimizer, train, unwrapped
+from ranks import fingerprint
+
+SEVERAL_MESSAGES = "bucket_cap_mib=0.003"
+LAST_STEP = 8
+
+
+def make_run(me, plan, seed=0):
+    model = me.attach(make_net(seed), plan, bucket_cap_mb=0.002)
+    return model, make_optimizer(model)
+
+
+def save(path, model, optimizer):
+    parts = {"model": unwrapped(model), "optimizer": optimizer, "cortado": model.cortado}
+    torch.save({name: part.state_dict() for name, part in parts.items()}, path)
+
+
+def load(path, model, optimizer):
+    saved = torch.load(path, weights_only=True)
+    unwrapped(model).load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    model.cortado.load_state_dict(saved["cortado"])
+
+
+def resume(me, plan, folder, at):
+    """The bits of a run without a break, of one that also saved, and of one that a new DDP continued."""
+    ends = []
+    model, optimizer = make_run(me, plan)
+    train(me, model, LAST_STEP, optimizer)
+    ends.append(fingerprint(unwrapped(model)))
+
+    model, optimizer = make_run(me, plan)
+    train(me, model, range(at), optimizer)
+    save(f"{folder}/rank{me.rank}.pt", model, optimizer)
+    train(me, model, range(at, LAST_STEP), optimizer)
+    ends.append(fingerprint(unwrapped(model)))
+
+    model, optimizer = make_run(me, plan, seed=7)
+    load(f"{folder}/rank{me.rank}.pt", model, optimizer)
+    train(me, model, range(at, LAST_STEP), optimizer)
+    ends.append(fingerprint(unwrapped(model)))
+    assert model.cortado.report().to_dict()["messages_per_step"] > 1 or "cap" not in plan
+    return ends
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 5], ids="step {}".format)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        f"acp(rank=2, {SEVERAL_MESSAGES})",
+        f"acp(rank=2, wire=bf16, {SEVERAL_MESSAGES})",
+        f"power(rank=2, {SEVERAL_MESSAGES})",
+    ],
+)
+def test_a_new_ddp_continues_bit_for_bit(pools, tmp_path, plan, at):
+    for ends in pools(3).run(resume, plan=plan, folder=str(tmp_path), at=at):
+        assert len(set(ends)) == 1
+
+
+@pytest.mark.parametrize("plan", [PUBLISHED, f"cast(bf16, {SEVERAL_MESSAGES})", "acp(rank=2, rollback=exact)"])
+def test_other_codecs_continue_bit_for_bit_too(pools, tmp_path, plan):
+    for ends in pools(3).run(resume, plan=plan, folder=str(tmp_path), at=3):
+        assert len(set(ends)) == 1
+
+
+def save_early(me, plan, folder):
+    model, optimizer = make_run(me, plan)
+    train(me, model, 4, optimizer)
+    save(f"{folder}/rank{me.rank}.pt", model, optimizer)
+    return {n: t["basis"].tolist() for n, t in model.cortado.state_dict()["tensors"].items()}
+
+
+def load_here(me, plan, folder):
+    """Loads a state of another world size; returns what was printed, and the state right after."""
+    model, optimizer = make_run(me, plan, seed=7)
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        load(f"{folder}/rank{me.rank}.pt", model, optimizer)
+    state = model.cortado.state_dict()
+    train(me, model, range(4, LAST_STEP), optimizer)
+    return printed.getvalue(), state
+
+
+@pytest.mark.parametrize("plan", ["acp(rank=2)", "power(rank=2)"])
+def test_another_world_size_keeps_bases_and_step_drops_residuals_and_says_so(pools, tmp_path, plan):
+    bases = pools(3).run(save_early, plan=plan, folder=str(tmp_path))[0]
+    (printed, state), (printed_by_other, _) = pools(2).run(load_here, plan=plan, folder=str(tmp_path))
+    assert "saved by 3 ranks" in printed and "loaded by 2" in printed and "residuals start at zero" in printed
+    assert printed_by_other == ""
+    assert {name: entry["basis"].tolist() for name, entry in state["tensors"].items()} == bases
+    assert not any(entry["residual"].any() for entry in state["tensors"].values())
+    assert (state["step"], state["phase_step"], state["world_size"]) == (4, 2, 2)
+
+
+# ---- refused ---------------------------------------------------------------------------------------------------------
+
+
+def with_wider_layer():
+    net = make_net()
+    net[0] = torch.nn.Linear(24, 48)
+    net[2] = torch.nn.Linear(48, 32)
+    return net
+
+
+def with_other_names():
+    return torch.nn.Sequential(torch.nn.Identity(), *make_net())
+
+
+def change_state(me, state, kind):
+    if kind == "another rank's":
+        state["rank"] = (me.rank + 1) % me.world_size
+    elif kind == "another model's, on one rank" and me.rank == 1:
+        state["tensors"]["9.weight"] = state["tensors"].pop("0.weight")
+    elif kind == "of no format, on one rank" and me.rank == 1:
+        return {"some": "thing"}
+    elif kind == "without residuals' names, on one rank" and me.rank == 1:
+        del state["tensors"]
+    elif kind == "of another step, on one rank" and me.rank == 1:
+        state["step"] += 1
+    return state
+
+
+OTHERS = {
+    "a wider model's": (with_wider_layer, "acp(rank=2)"),
+    "a renamed model's": (with_other_names, "acp(rank=2)"),
+    "another codec's": (make_net, "power(rank=2)"),
+    "another matrix rank's": (make_net, "acp(rank=3)"),
+}
+CHANGED = {
+    "another rank's": "each rank loads its own",
+    "another model's, on one rank": '"0.weight"',
+    "of no format, on one rank": "cortado.state/1",
+    "without residuals' names, on one rank": "tensors",
+    "of another step, on one rank": "ranks differ",
+}
+EXPECTED = {
+    "a wider model's": '"0.weight"',
+    "a renamed model's": '"0.weight"',
+    "another codec's": "power(rank=2)",
+    "another matrix rank's": "acp(rank=3)",
+    **CHANGED,
+}
+
+
+def refuse(me, kind):
+    """The error of loading that state, and whether training went on as if nothing had been loaded."""
+    ends, error = [], None
+    for tries_to_load in (True, False):
+        model, optimizer = make_run(me, "acp(rank=2)")
+        train(me, model, 3, optimizer)
+        if tries_to_load:
+            net, plan = OTHERS.get(kind, (make_net, "acp(rank=2)"))
+            other = me.attach(net(), plan)
+            train(me, other, 3)
+            state = change_state(me, other.cortado.state_dict(), kind)
+            with pytest.raises(cortado.MismatchError) as raised:
+                model.cortado.load_state_dict(state)
+            error = str(raised.value)
+        train(me, model, range(3, 6), optimizer)
+        ends.append(fingerprint(unwrapped(model)))
+    return error, len(set(ends)) == 1
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_a_state_that_does_not_fit_is_refused_on_every_rank(pools, kind):
+    values = pools(3).run(refuse, kind=kind)
+    assert all(unchanged for _, unchanged in values)
+    errors = [error for error, _ in values]
+    if "on one rank" not in kind:
+        assert all(EXPECTED[kind] in error for error in errors)
+    else:
+        assert EXPECTED[kind] in errors[1]
+        assert all("rank 1" in error or "ranks differ" in error for error in errors)
+
+
+def save_inside_a_step(me):
+    """Between two backward passes under no_sync a state is that of the last finished step."""
+    model, _ = make_run(me, "acp(rank=2)")
+    train(me, model, 3)
+    before = model.cortado.state_dict()
+    with model.no_sync():
+        loss_of(model, make_batch(me.rank, 3)).backward()
+    after = model.cortado.state_dict()
+    return all(torch.equal(before["tensors"][n]["residual"], t["residual"]) for n, t in after["tensors"].items())
+
+
+def test_a_state_taken_while_accumulating_is_that_of_the_last_step(pools):
+    assert all(pools(2).run(save_inside_a_step))

@@ -1,0 +1,226 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Plain training through DDP: every codec, world size and kind of parameter. Every scenario ends with equal replicas."""
+
+import pytest
+import torch
+from nets import (
+    CODECS,
+    PUBLISHED,
+    distance,
+    gradients_of,
+    loss_of,
+    make_batch,
+    make_net,
+    make_optimizer,
+    mean_residuals,
+    train,
+    train_anew,
+)
+from ranks import WORLD_SIZES, fingerprint
+
+STATEFUL = ["acp(rank=2)", "power(rank=2)"]
+LOW_RANK = "{}(rank=1, min_compression_rate=0, start_step=1, bucket_cap_mib=0)"
+
+
+def both_views(me, plan):
+    return [train_anew(me, plan, gradient_as_bucket_view=view) for view in (True, False)]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("codec", CODECS)
+def test_replicas_agree_whether_or_not_gradients_are_views(pools, codec, world_size):
+    as_views, as_copies = pools(world_size).run(both_views, plan=codec)[0]
+    assert as_views == as_copies
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_none_gives_the_bits_of_ddp(pools, world_size):
+    assert pools(world_size).run(both_views, plan="none") == pools(world_size).run(both_views, plan=None)
+
+
+@pytest.mark.parametrize("codec", ["acp(rank=2)", PUBLISHED, "power(rank=2)", "cast(fp16)"])
+def test_the_same_run_twice_gives_the_same_bits(pools, codec):
+    assert pools(3).run(train_anew, plan=codec) == pools(3).run(train_anew, plan=codec)
+
+
+def learn(me, plan):
+    return train(me, me.attach(make_net(), plan), [step % 4 for step in range(60)])
+
+
+@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)"])
+def test_training_gets_as_far_as_without_compression(pools, codec):
+    losses, plain = (pools(2).run(learn, plan=plan)[0] for plan in (codec, None))
+    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+    assert sum(losses[-10:]) < 1.2 * sum(plain[-10:])
+
+
+def train_with_own_seed(me, plan):
+    torch.manual_seed(me.rank)
+    torch.randn(me.rank + 1)
+    model = me.attach(make_net(seed=me.rank), plan)  # DDP sends rank 0's parameters to the others
+    bases = []
+    for steps in (range(0), range(3), range(3, 6)):
+        train(me, model, steps)
+        bases.append({n: t["basis"].tolist() for n, t in model.cortado.state_dict()["tensors"].items()})
+    assert bases[0] and all(bases[i] != bases[i + 1] for i in range(2)), "bases should move"
+    return bases
+
+
+@pytest.mark.parametrize("codec", STATEFUL)
+def test_ranks_with_different_seeds_have_equal_bases(pools, codec):
+    values = pools(3).run(train_with_own_seed, plan=codec)
+    assert values[0] == values[1] == values[2]
+
+
+def train_two_models(me, plans, together):
+    models = [me.attach(make_net(seed), plan) for seed, plan in enumerate(plans)]
+    optimizers = [make_optimizer(model) for model in models]
+    for step in range(6):
+        batch = make_batch(me.rank, step)
+        if together:
+            sum(loss_of(model, batch) for model in models).backward()
+        else:
+            for model in models:
+                loss_of(model, batch).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [fingerprint(model.module) for model in models]
+
+
+def train_alone(me, plan, seed):
+    model = me.attach(make_net(seed), plan)
+    train(me, model, 6)
+    return fingerprint(model.module)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_two_models_in_one_process_do_not_disturb_each_other(pools, together):
+    plans = ["acp(rank=2)", "power(rank=2, start_step=1)"]
+    pair = pools(3).run(train_two_models, plans=plans, together=together)[0]
+    assert pair == [pools(3).run(train_alone, plan=plan, seed=seed)[0] for seed, plan in enumerate(plans)]
+
+
+# ---- parameters of every kind ----------------------------------------------------------------------------------------
+
+
+def train_in(me, plan, dtype):
+    """Returns the distance to plain DDP's first gradients."""
+    gradients = []
+    for codec in (plan, None):
+        model = me.attach(make_net().to(dtype), codec, bucket_cap_mb=0.002)
+        loss_of(model, make_batch(me.rank, 0)).backward()
+        gradients.append(gradients_of(model))
+        train(me, model, range(1, 5))
+    return distance(*gradients)
+
+
+@pytest.mark.parametrize("codec", ["none", "cast(bf16)", "power(rank=64, min_compression_rate=0)", "acp(rank=2, wire=fp16)"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_gradients_are_averaged(pools, codec, dtype):
+    error = max(pools(3).run(train_in, plan=codec, dtype=dtype))
+    assert error < (2e-3 if dtype is torch.float16 and "bf16" not in codec else 1e-2)
+
+
+class TwoDtypes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.low = torch.nn.Linear(24, 40).to(torch.bfloat16)
+        self.high = torch.nn.Linear(40, 8)
+
+    def forward(self, x):
+        return self.high(torch.tanh(self.low(x.to(torch.bfloat16))).float())
+
+
+class OddLayouts(torch.nn.Module):
+    """Transposed, sliced and channels-last parameters."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(4, 16, 3, padding=1).to(memory_format=torch.channels_last)
+        self.transposed = torch.nn.Parameter(torch.randn(40, 24).mul(0.1).t())  # 24 x 40, columns contiguous
+        self.sliced = torch.nn.Parameter(torch.randn(16, 40)[:, ::2].mul(0.1))  # made dense by mul
+        self.holes = torch.nn.Parameter((torch.randn(16, 40) * 0.1)[:, ::2])  # 16 x 20 with stride 2
+        self.permuted = torch.nn.Parameter(torch.randn(3, 40, 16).mul(0.1).permute(2, 0, 1))  # 16 x 3 x 40
+        self.head = torch.nn.Linear(40 + 20 + 40, 8)
+
+    def forward(self, x):
+        pixels = self.conv(x[:, :4, None, None] * x[:, None, 4:20].view(-1, 1, 4, 4)).mean((2, 3))
+        mixed = pixels @ (self.sliced + self.holes)
+        permuted = torch.einsum("bi,ijk->bk", pixels, self.permuted)
+        return self.head(torch.cat([x @ self.transposed, mixed, permuted], 1))
+
+
+class Empty(torch.nn.Module):
+    """Parameters without elements, alone in their bucket when buckets are small."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.none = torch.nn.Parameter(torch.empty(0))
+        self.first = torch.nn.Linear(24, 40)
+        self.no_rows = torch.nn.Parameter(torch.empty(0, 40))
+        self.no_cols = torch.nn.Parameter(torch.empty(40, 0))
+        self.second = torch.nn.Linear(40, 8)
+
+    def forward(self, x):
+        x = self.first(x) + self.none.sum()
+        return self.second(x + (x @ self.no_rows.t()).sum() + (x @ self.no_cols).sum())
+
+
+class OnlyVectors(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(24))
+        self.shift = torch.nn.Parameter(torch.zeros(24))
+        self.bias = torch.nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        return (x * self.scale + self.shift)[:, :8] + self.bias
+
+
+class Tiny(torch.nn.Module):
+    """Fewer elements than workers, in every tensor and (with one tensor a message) in every message."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = torch.nn.Parameter(torch.full((2, 1), 0.5))
+        self.one = torch.nn.Parameter(torch.ones(1, 1))
+        self.scalar = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return (x[:, :2] @ self.matrix @ self.one) * torch.arange(8) + self.scalar * x[:, :8]
+
+
+MODELS = {m.__name__: m for m in (TwoDtypes, OddLayouts, Empty, OnlyVectors, Tiny)}
+
+
+def compare_with_ddp(me, plan, view):
+    """Distance of what was delivered, and is still owed, to the sum of what plain DDP delivers; for each model."""
+    errors = {}
+    for name, model in MODELS.items():
+        options = {"bucket_cap_mb": 0.0005, "gradient_as_bucket_view": view}
+        plain, ours = (me.attach(model(), codec, **options) for codec in (None, plan))
+        expected, got = ({n: torch.zeros_like(p) for n, p in each.module.named_parameters()} for each in (plain, ours))
+        for step in range(4):
+            for each, total in ((plain, expected), (ours, got)):
+                each.zero_grad()
+                loss_of(each, make_batch(me.rank, step)).backward()
+                for n, gradient in gradients_of(each).items():
+                    total[n] += gradient
+                    assert gradient.stride() == dict(plain.module.named_parameters())[n].grad.stride()
+        for n, residual in mean_residuals(me, ours).items():
+            got[n] = got[n] + residual
+        errors[name] = distance(got, expected)
+        train(me, ours, 2)
+    return errors
+
+
+@pytest.mark.parametrize("world_size, view", [(2, True), (3, False), (5, True)])
+@pytest.mark.parametrize("codec", ["none", "cast(fp16)", LOW_RANK.format("acp"), LOW_RANK.format("power")])
+def test_unusual_parameters_get_the_mean(pools, codec, world_size, view):
+    for errors in pools(world_size).run(compare_with_ddp, plan=codec, view=view):
+        for model, error in errors.items():
+            assert error < (1e-2 if model == "TwoDtypes" else 2e-3 if codec == "cast(fp16)" else 1e-5), model
