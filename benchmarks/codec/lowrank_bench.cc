@@ -5,8 +5,10 @@
 // A pass reads gradient and residual and writes the residual: 12 bytes an element. The copy beside it moves as many,
 // between the same two pools of memory, walked in the same order: out of cache, over all matrices of a pool many times
 // the size of the last-level cache; resident, over one matrix again and again. Both are timed in turn, round after
-// round, in one thread, in processor time (other processes then matter less); the medians are printed. Reconstruction
-// writes 4 bytes an element. The pair that a pass subtracts has the rank that it projects on, as in training.
+// round, in one thread, in processor time (other processes then matter less); the medians are printed. A third of a
+// pass's bytes are writes, half of the copy's, so shares above 100 % are possible. Reconstruction writes 4 bytes an
+// element; that the processor reads a line before it writes to it is not counted. The pair that a pass subtracts has
+// the rank that it projects on, as in training.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

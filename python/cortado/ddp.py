@@ -6,6 +6,7 @@ which compresses them and starts the messages that became complete; the call for
 that no thread of ours runs beside the training's own.
 """
 
+import contextlib
 import math
 import sys
 import time
@@ -15,10 +16,13 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .errors import CortadoError, MismatchError, SpecError
+from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .reporting import Report
 from .spec import spec_from
+
+_STATE_FORMAT = "cortado.state/1"
+_SETUP_TIMEOUT_S = 60.0  # how long attach and load_state_dict wait for the other ranks
 
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
 _failed = []  # states whose collectives may still write to the engine's memory; kept until the process ends
@@ -88,29 +92,32 @@ class DdpState:
             print(self._engine.describe(), file=sys.stderr, flush=True)
 
     def _make_engine(self, plan, module, ignored):
-        # An error on one rank must reach all of them before they wait for each other.
-        try:
+        with self._on_all_ranks("could not attach"):
             spec = _core.canonical_spec(spec_from(plan))
             self._parameters, tensors = _list_tensors(module, ignored)
-            error = ""
-        except Exception as raised:
-            error = str(raised) or type(raised).__name__
-            self._share_setup_error(error)
-            raise
-        self._share_setup_error(error)
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
         return _core.Engine(tensors, spec, self._group, self._group.rank, self._group.world_size, self._group.name)
 
-    def _share_setup_error(self, error):
+    @contextlib.contextmanager
+    def _on_all_ranks(self, failed_to):
+        """An error in the body, on whichever rank, is raised on all of them, before they wait for each other."""
+        error = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
         size = 400
-        own = error.encode()[:size].ljust(size, b"\0")
-        all_errors = self._group.all_gather(own, 60.0)
-        if error:
-            return
+        text = "" if error is None else str(error) or type(error).__name__
+        try:
+            texts = self._group.all_gather(text.encode()[:size].ljust(size, b"\0"), _SETUP_TIMEOUT_S)
+        except RuntimeError as broken:
+            raise error or PeerError(f"attach and load_state_dict need every rank: {broken}", "peer failed") from broken
+        if error is not None:
+            raise error
         for rank in range(self._group.world_size):
-            text = all_errors[rank * size : (rank + 1) * size].rstrip(b"\0").decode(errors="replace")
+            text = texts[rank * size : (rank + 1) * size].rstrip(b"\0").decode(errors="replace")
             if text:
-                raise MismatchError(f"rank {rank} could not attach: {text}", "mismatch")
+                raise MismatchError(f"rank {rank} {failed_to}: {text}", "mismatch")
 
     # ---- the hook
 
@@ -221,11 +228,9 @@ class DdpState:
 
         With another world size residuals start at zero and a warning says so; everything else is kept.
         """
-        if not isinstance(state, dict) or state.get("format") != "cortado.state/1":
-            found = state.get("format") if isinstance(state, dict) else type(state).__name__
-            raise MismatchError(f'load_state_dict expects a state of format "cortado.state/1", got {found!r}', "mismatch")
-        arrays = {name: {k: t.numpy() for k, t in entry.items()} for name, entry in state["tensors"].items()}
-        warning = self._engine.load_state({**state, "tensors": arrays})
+        with self._on_all_ranks("could not load its state"):
+            arrays = _arrays_of(state)
+        warning = self._engine.load_state(arrays)
         if warning and self._group.rank == 0:
             print(f"cortado: {warning}", file=sys.stderr, flush=True)
 
@@ -236,6 +241,20 @@ class DdpState:
     def write_trace(self, path):
         """Writes the recorded events as a Chrome trace."""
         self._engine.write_trace(str(path))
+
+
+def _arrays_of(state):
+    """The state with numpy arrays in place of tensors."""
+    found = state.get("format") if isinstance(state, dict) else type(state).__name__
+    if found != _STATE_FORMAT:
+        raise MismatchError(f'load_state_dict expects a state of format "{_STATE_FORMAT}", got {found!r}', "mismatch")
+    missing = [key for key in ("spec", "world_size", "rank", "step", "phase_step", "layout", "tensors") if key not in state]
+    if missing:
+        raise MismatchError(f"load_state_dict: the state lacks {', '.join(missing)}", "mismatch")
+    tensors = {}
+    for name, entry in state["tensors"].items():
+        tensors[name] = {key: entry[key].float().contiguous().numpy() for key in ("residual", "basis")}
+    return {**state, "tensors": tensors}
 
 
 def _list_tensors(module, ignored):

@@ -137,7 +137,7 @@ Result<std::string> canonical_form(const std::string& spec) {
   if (code != StatusCode::kNotFound && code != StatusCode::kUnsupported) return options.status();
   const Result<std::unique_ptr<Codec>> codec = make_codec(spec);
   if (codec.ok()) return codec.value()->spec();
-  return codec.status();
+  return code == StatusCode::kUnsupported ? options.status() : codec.status();
 }
 
 // `cortado codec list`: every codec with its parameters, as text or as one JSON object a line.

@@ -1,5 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include <cstdio>
+#include <charconv>
 #include <string>
 
 #include "core/check.h"
@@ -78,10 +78,10 @@ void read_low_rank(const ParameterValues& values, EngineOptions* options) {
   options->random_seed = static_cast<std::uint64_t>(values.integer("random_seed"));
 }
 
+// The shortest text that reads back as the same number.
 std::string number_text(double value) {
   char text[32];
-  std::snprintf(text, sizeof(text), "%.10g", value);
-  return text;
+  return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
 }
 
 std::string names_text(const std::vector<std::string>& names) {

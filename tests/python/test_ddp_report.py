@@ -135,7 +135,8 @@ def test_chrome_trace_holds_every_stage_of_the_steps_traced(pools, tmp_path):
     for rank, events in enumerate(pools(2).run(trace, folder=str(tmp_path))):
         assert {e["args"]["name"] for e in events if e["ph"] == "M"} == STAGES
         spans = [e for e in events if e["ph"] == "X"]
-        assert {e["name"].split()[0] for e in spans} == STAGES
+        stages = {e["name"].split()[0] for e in spans}
+        assert STAGES - {"wait"} <= stages <= STAGES  # nobody waits when all messages end in time
         assert all(e["dur"] >= 0 and e["pid"] == rank for e in spans)
         assert {e["args"]["step"] for e in spans} == {3, 4}
         assert {f"encode {name}" for name in SHAPES} <= {e["name"] for e in spans}

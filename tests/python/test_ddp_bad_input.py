@@ -1,0 +1,259 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Wrong arguments: one clear error each, on every rank, that says what and what was expected."""
+
+import json
+
+import cortado
+import pytest
+import torch
+from nets import loss_of, make_batch, make_net, train
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+
+def error_of(function, *args, **kwargs):
+    """(type, text) of what it raises; None if nothing."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def attach_each(me, plans, dtype=torch.float32):
+    """Attaches with a plan for each rank; afterwards the model must train as if nobody had tried."""
+    model = me.wrap(make_net().to(dtype))
+    error = error_of(cortado.attach, model, plans[me.rank], verbose=False)
+    if error is not None:
+        train(me, model, 2)
+        if len({str(plan) for plan in plans}) == 1 and dtype is torch.float32:
+            assert error_of(cortado.attach, me.wrap(make_net()), "acp", verbose=False) is None
+    return error
+
+
+WRONG_PLANS = [
+    ("gzip(level=3)", ['unknown codec "gzip"', "none, cast, power and acp"]),
+    ("acp(rnk=4)", ['no parameter "rnk"', "rank"]),
+    ("none(rank=4)", ['no parameter "rank"', "timeout_s"]),
+    ("acp(rank=0)", ["rank", "0", "1"]),
+    ("acp(rank=four)", ["rank", "four"]),
+    ("acp(rank=4", ["acp(rank=4"]),
+    ("", ["codec"]),
+    ("cast(fp8)", ["fp8", "bf16"]),
+    ("acp(wire=int8)", ["wire", "int8", "bf16"]),
+    ("acp(start_step=-1)", ["start_step", "-1"]),
+    ("acp(dense=[nowhere.weight])", ["nowhere.weight", "0.weight"]),
+    ("acp(rank=4) | cast(bf16)", ["compositions"]),
+    ("auto", ["planner", "acp(rank=4)"]),
+    ({"rank": 4}, ["codec", "rank"]),
+    ({"codec": "acp", "rank": "four"}, ["rank", "four"]),
+    (4, ["codec string", "int"]),
+    (None, ["codec string", "NoneType"]),
+    ("/no/such/plan.json", ["/no/such/plan.json", "No such file"]),
+]
+
+
+@pytest.mark.parametrize("plan, words", WRONG_PLANS, ids=lambda value: None if isinstance(value, list) else str(value))
+def test_a_wrong_plan_is_refused_with_what_was_expected(pools, plan, words):
+    for kind, text in pools(2).run(attach_each, plans=[plan] * 2):
+        assert kind == "SpecError"
+        assert all(word in text for word in words), text
+
+
+def test_a_broken_plan_file_is_refused_with_its_path(pools, tmp_path):
+    for content, word in (('{"codec": "acp",', "line 1"), ('["acp"]', "object"), ('{"rank": 4}', "codec")):
+        path = tmp_path / "plan.json"
+        path.write_text(content)
+        for kind, text in pools(2).run(attach_each, plans=[str(path)] * 2):
+            assert kind == "SpecError" and str(path) in text and word in text, text
+
+
+def attach_and_name(me, plan):
+    model = me.attach(make_net(), plan)
+    train(me, model, 3)
+    return model.cortado.spec
+
+
+def test_a_plan_may_be_a_string_a_dict_or_a_file(pools, tmp_path):
+    plan = {"codec": "acp", "rank": 2, "wire": "bf16", "dense": ["0.weight", "4.*"], "dense_embeddings": True}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan))
+    spec = "acp(rank=2, wire=bf16, dense=[0.weight, 4.*], dense_embeddings=true)"
+    for each in (plan, str(path), path, spec):
+        assert pools(2).run(attach_and_name, plan=each) == [spec, spec]
+
+
+def test_the_default_plan_says_that_the_planner_is_missing(pools):
+    for kind, text in pools(2).run(attach_by_default):
+        assert kind == "SpecError" and "planner" in text and "acp(rank=4)" in text
+
+
+def attach_by_default(me):
+    return error_of(cortado.attach, me.wrap(make_net()))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_different_settings_are_named_on_every_rank(pools, world_size):
+    plans = ["acp(rank=2)"] * (world_size - 1) + ["acp(rank=4, wire=bf16)"]
+    for kind, text in pools(world_size).run(attach_each, plans=plans):
+        assert kind == "MismatchError"
+        assert f'rank 0 has "acp(rank=2)", rank {world_size - 1} has "acp(rank=4, wire=bf16)"' in text
+
+
+def test_an_error_on_one_rank_is_raised_on_all_and_names_it(pools):
+    values = pools(3).run(attach_each, plans=["acp", "acp(rank=0)", "acp"])
+    assert [kind for kind, _ in values] == ["MismatchError", "SpecError", "MismatchError"]
+    for _, text in (values[0], values[2]):
+        assert "rank 1 could not attach" in text and "rank" in text and "0" in text
+
+
+def attach_different_models(me):
+    """DDP itself would refuse these, so they are attached without."""
+    net = make_net() if me.rank == 0 else torch.nn.Sequential(*make_net(), torch.nn.Linear(8, 8))
+    return error_of(cortado.ddp_hook, "acp", net, verbose=False)
+
+
+def test_different_models_are_named_on_every_rank(pools):
+    for kind, text in pools(2).run(attach_different_models):
+        assert kind == "MismatchError" and "different models" in text and "6" in text
+
+
+def test_float64_is_refused_by_parameter(pools):
+    for kind, text in pools(2).run(attach_each, plans=["acp"] * 2, dtype=torch.float64):
+        assert kind == "SpecError"
+        assert '"0.weight"' in text and "float64" in text and "bfloat16" in text
+
+
+def attach_late(me, when):
+    model = me.attach(make_net(), "acp" if when == "again" else None)
+    if when == "after no_sync":
+        with model.no_sync():
+            loss_of(model, make_batch(me.rank, 0)).backward()
+    elif when != "again":
+        train(me, model, 1)
+    if "zero_grad" in when:
+        model.zero_grad()
+    error = error_of(cortado.attach, model, "power", verbose=False)
+    train(me, model, 2)
+    return error
+
+
+@pytest.mark.parametrize(
+    "when, words",
+    [
+        ("again", ["attached already", "acp(rank=4)"]),
+        ("after backward", ["before the first backward"]),
+        ("after backward and zero_grad", ["before the first backward"]),
+        ("after no_sync", ["before the first backward"]),
+    ],
+)
+def test_attaching_twice_or_late_is_refused(pools, when, words):
+    for kind, text in pools(2).run(attach_late, when=when):
+        assert kind == "CortadoError"
+        assert all(word in text for word in words), text
+
+
+def attach_beside_another_hook(me):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    model = me.wrap(make_net())
+    model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    error = error_of(cortado.attach, model, "acp", verbose=False)
+    train(me, model, 2)
+    return error
+
+
+def test_another_hook_is_not_replaced(pools):
+    for kind, text in pools(2).run(attach_beside_another_hook):
+        assert kind == "CortadoError" and "another communication hook" in text
+
+
+def hook_of_another_model(me, names_missing):
+    net = make_net()
+    model = me.wrap(net)
+    named = torch.nn.Sequential(*net[: names_missing - 1]) if names_missing else make_net()
+    state, hook = cortado.ddp_hook("acp(rank=2)", named, verbose=False)
+    model.register_comm_hook(state, hook)
+    return error_of(loss_of(model, make_batch(me.rank, 0)).backward)
+
+
+@pytest.mark.parametrize("names_missing", [0, 2])
+def test_a_parameter_without_a_name_is_refused_in_the_first_step(pools, names_missing):
+    from ranks import Pool
+
+    pool = Pool(2)  # of its own: the step is broken off
+    try:
+        for kind, text in pool.run(hook_of_another_model, names_missing=names_missing):
+            assert kind == "MismatchError" and "no named parameter" in text, text
+    finally:
+        pool.close()
+
+
+def hook_by_hand(me, from_ddp):
+    net = make_net()
+    model = me.wrap(net)
+    state, hook = cortado.ddp_hook("acp(rank=2)", model if from_ddp else net, verbose=False)
+    model.register_comm_hook(state, hook)
+    train(me, model, 4)
+    return state.report().to_dict()["steps"], state.state_dict()["phase_step"]
+
+
+@pytest.mark.parametrize("from_ddp", [True, False])
+def test_ddp_hook_gives_a_pair_for_register_comm_hook(pools, from_ddp):
+    assert pools(2).run(hook_by_hand, from_ddp=from_ddp) == [(4, 2), (4, 2)]
+
+
+def attach_to_others(me):
+    mesh = init_device_mesh("cpu", (me.world_size,))
+    sharded = fully_shard(make_net(), mesh=mesh)
+    inside = torch.nn.Sequential(torch.nn.Linear(24, 24), fully_shard(make_net(), mesh=mesh))
+    wrapped = FullyShardedDataParallel(make_net(), device_id=torch.device("cpu"))
+    return {
+        "net": error_of(cortado.attach, make_net(), "acp"),
+        "fully_shard": error_of(cortado.attach, sharded, "acp"),
+        "fsdp": error_of(cortado.attach, wrapped, "acp"),
+        "hook of fully_shard": error_of(cortado.ddp_hook, "acp", sharded),
+        "hook of fsdp": error_of(cortado.ddp_hook, "acp", wrapped),
+        "hook of a part": error_of(cortado.ddp_hook, "acp", inside),
+    }
+
+
+def test_only_ddp_can_be_attached_and_fsdp_is_named(pools):
+    for errors in pools(2).run(attach_to_others):
+        for what, (kind, text) in errors.items():
+            assert kind == "SpecError", what
+            assert "DistributedDataParallel" in text, what
+            assert ("FSDP is not supported yet" in text) == (what != "net"), (what, text)
+
+
+class Ignoring(torch.nn.Module):
+    """With a parameter that DDP is told to leave alone."""
+
+    _ddp_params_and_buffers_to_ignore = ["own.weight"]
+
+    def __init__(self):
+        super().__init__()
+        self.net = make_net()
+        self.own = torch.nn.Linear(24, 24, bias=False)
+        self.frozen = torch.nn.Parameter(torch.ones(24), requires_grad=False)
+
+    def forward(self, x):
+        return self.net(self.own(x) * self.frozen)
+
+
+def ignore(me, by_hook):
+    net = Ignoring()
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    if by_hook:
+        state, hook = cortado.ddp_hook("acp(rank=2)", net, verbose=False)
+        model.register_comm_hook(state, hook)
+    else:
+        state = cortado.attach(model, "acp(rank=2)", verbose=False)
+    train(me, model, 3)
+    return [t["name"] for t in state.report().to_dict()["tensors"]]
+
+
+@pytest.mark.parametrize("by_hook", [True, False])
+def test_parameters_that_ddp_ignores_or_that_are_frozen_are_left_alone(pools, by_hook):
+    expected = ["net." + name for name, _ in make_net().named_parameters()]
+    assert pools(2).run(ignore, by_hook=by_hook) == [expected, expected]

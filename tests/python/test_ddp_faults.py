@@ -1,0 +1,180 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""One rank raises, dies or hangs in a step: the others get an error that names it, in time, and every process ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 5  # of the plan
+ROLL_CALL_S = 5
+SLACK_S = 5 + 10 * (os.getloadavg()[0] / os.cpu_count() > 1.5)
+BROKEN_STEP = 4
+
+
+# ---- in a rank -------------------------------------------------------------------------------------------------------
+
+
+def break_step(kind, net):
+    """Something happens to this rank in the middle of its backward pass."""
+
+    def happen(gradient):
+        print(json.dumps({"broken_at": time.time()}), flush=True)
+        if kind == "raises":
+            raise RuntimeError("out of luck")
+        if kind == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+
+    net[2].weight.register_hook(happen)
+
+
+def main(kind, broken_rank, rank, world_size, port, plan):
+    import cortado
+    import torch
+    import torch.distributed as dist
+    from nets import loss_of, make_batch, make_net, make_optimizer
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    net = make_net()
+    model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.002)
+    cortado.attach(model, plan, verbose=False)
+    optimizer = make_optimizer(model)
+    for step in range(2 * BROKEN_STEP):
+        if step == BROKEN_STEP and rank == broken_rank:
+            break_step(kind, net)
+        loss = loss_of(model, make_batch(rank, step))
+        try:
+            loss.backward()
+        except cortado.PeerError as error:
+            print(json.dumps({"error": str(error), "at": time.time(), "step": step}), flush=True)
+            raise
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# ---- in pytest -------------------------------------------------------------------------------------------------------
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def start(kind, broken_rank, world_size, plan):
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    port = free_port()
+    arguments = [[kind, broken_rank, rank, world_size, port, plan] for rank in range(world_size)]
+    return [
+        subprocess.Popen(
+            [sys.executable, __file__, json.dumps(each)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for each in arguments
+    ]
+
+
+def end(processes, broken_rank, kind):
+    """Exit codes, and what each rank printed; a rank that sleeps is killed once the others have ended."""
+    outputs = {}
+    order = sorted(range(len(processes)), key=lambda rank: rank == broken_rank)
+    try:
+        for rank in order:
+            if rank == broken_rank and kind == "hangs":
+                assert processes[rank].poll() is None
+                processes[rank].kill()
+            outputs[rank] = processes[rank].communicate(timeout=60)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return outputs
+
+
+@pytest.mark.parametrize(
+    "kind, broken_rank, world_size, plan",
+    [
+        ("raises", 1, 3, "acp(rank=2, bucket_cap_mib=0)"),
+        ("is killed", 1, 3, "power(rank=2)"),
+        ("is killed", 0, 2, "none()"),
+        ("hangs", 2, 3, "acp(rank=2)"),
+    ],
+)
+def test_the_others_get_an_error_that_names_the_rank_in_time(kind, broken_rank, world_size, plan):
+    plan = plan.replace(")", f", timeout_s={TIMEOUT_S})").replace("(, ", "(")
+    processes = start(kind, broken_rank, world_size, plan)
+    outputs = end(processes, broken_rank, kind)
+    said = {rank: [json.loads(line) for line in out.splitlines()] for rank, (out, _) in outputs.items()}
+    assert said[broken_rank], outputs[broken_rank][1]
+    broken_at = said[broken_rank][0]["broken_at"]
+    for rank in set(range(world_size)) - {broken_rank}:
+        assert said[rank], outputs[rank][1]
+        (last,) = said[rank]
+        assert last["step"] == BROKEN_STEP
+        assert f"rank {broken_rank}" in last["error"], last["error"]
+        assert last["at"] - broken_at < TIMEOUT_S + ROLL_CALL_S + SLACK_S
+        assert processes[rank].returncode == 1
+        assert "PeerError" in outputs[rank][1]
+    assert processes[broken_rank].returncode == (1 if kind == "raises" else -signal.SIGKILL)
+
+
+def raise_in_the_hook(me):
+    """An error in cortado's own hook is passed on at once, without waiting for the timeout."""
+    import cortado
+    from nets import loss_of, make_batch, make_net, make_optimizer
+
+    class Scaler:
+        scale = 1.0
+
+        def get_scale(self):
+            if self.scale is None:
+                raise ValueError("the scale is lost")
+            return self.scale
+
+    scaler = Scaler()
+    model = cortado_model = me.attach(make_net(), "acp(rank=2, timeout_s=60)", grad_scaler=scaler)
+    optimizer = make_optimizer(model)
+    for step in range(3):
+        if step == 2 and me.rank == 1:
+            scaler.scale = None
+        start = time.monotonic()
+        try:
+            loss_of(model, make_batch(me.rank, step)).backward()
+        except (cortado.PeerError, ValueError) as error:
+            first = type(error).__name__, str(error), time.monotonic() - start
+            with pytest.raises(cortado.CortadoError, match="step 2"):
+                cortado_model.cortado.state_dict()
+            return first
+        optimizer.step()
+    return None
+
+
+def test_an_error_in_the_hook_is_passed_on_at_once():
+    from ranks import Pool
+
+    pool = Pool(3)
+    try:
+        values = pool.run(raise_in_the_hook)
+    finally:
+        pool.close()
+    assert values[1][0] == "ValueError"
+    for rank in (0, 2):
+        kind, text, seconds = values[rank]
+        assert kind == "PeerError" and "rank 1: the scale is lost" in text, text
+        assert seconds < 5 + SLACK_S
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main(*json.loads(sys.argv[1]))
