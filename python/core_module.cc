@@ -48,8 +48,13 @@ T unwrap(Result<T>&& result) {
 // ---- the communicator's functions, implemented by a Python object --------------------------------------------------
 
 int report_python_error(nb::python_error& error, char* text, std::size_t text_bytes) {
-  std::snprintf(text, text_bytes, "%s", error.what());
-  return error.matches(PyExc_TimeoutError) ? cortado::CommunicatorCallbacks::kTimedOut : 1;
+  const bool timed_out = error.matches(PyExc_TimeoutError);
+  std::string message = nb::str(error.value()).c_str();  // what() would bring the traceback too
+  if (!timed_out && !error.matches(PyExc_RuntimeError)) {
+    message = nb::str(error.type().attr("__name__")).c_str() + (": " + message);
+  }
+  std::snprintf(text, text_bytes, "%s", message.c_str());
+  return timed_out ? cortado::CommunicatorCallbacks::kTimedOut : 1;
 }
 
 template <typename F>

@@ -44,10 +44,12 @@ def attach(ddp, plan="auto", *, grad_scaler=None, verbose=True):
     if ddp in _states:
         raise CortadoError(f'this model is attached already, with "{_states[ddp].spec}"; build a new DDP to change it')
     if _has_run_backward(ddp):
-        raise CortadoError("attach before the first backward: this model has already exchanged gradients without cortado")
-    ignored = set(getattr(ddp, "parameters_to_ignore", ()))
-    state = DdpState(plan, ddp.module, ddp.process_group, grad_scaler, verbose, ignored)
-    ddp.register_comm_hook(state, hook)
+        raise CortadoError("attach before the first backward: this model has gradients, or has exchanged some, already")
+    state = DdpState(plan, ddp, ddp.process_group, grad_scaler, verbose)
+    try:
+        ddp.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        raise CortadoError(f"this model has another communication hook, and DDP takes only one: {error}") from error
     _states[ddp] = state
     return state
 
@@ -57,9 +59,9 @@ def ddp_hook(plan, model, *, process_group=None, grad_scaler=None, verbose=True)
 
     model is the module that will be wrapped (or the DDP itself); it gives the parameters their names.
     """
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        model = model.module
-    return DdpState(plan, model, process_group, grad_scaler, verbose, set()), hook
+    if process_group is None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        process_group = model.process_group
+    return DdpState(plan, model, process_group, grad_scaler, verbose), hook
 
 
 def report(ddp):
@@ -78,10 +80,11 @@ def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.T
 class DdpState:
     """One model's compression: what DDP passes to the hook. Make it with attach() or ddp_hook()."""
 
-    def __init__(self, plan, module, process_group, grad_scaler, verbose, ignored):
+    def __init__(self, plan, model, process_group, grad_scaler, verbose):
         self._group = TorchGroup(process_group)
         self._grad_scaler = grad_scaler
-        self._engine = self._make_engine(plan, module, ignored)
+        self._engine = self._make_engine(plan, model)
+        self._group.set_timeout(self._engine.timeout_s)
         self.spec = self._engine.spec
         self._maps = {}  # bucket index -> (parameters, BucketMap)
         self._pending = []
@@ -91,10 +94,10 @@ class DdpState:
         if verbose and self._group.rank == 0:
             print(self._engine.describe(), file=sys.stderr, flush=True)
 
-    def _make_engine(self, plan, module, ignored):
+    def _make_engine(self, plan, model):
         with self._on_all_ranks("could not attach"):
             spec = _core.canonical_spec(spec_from(plan))
-            self._parameters, tensors = _list_tensors(module, ignored)
+            self._parameters, tensors = _list_tensors(model)
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
         return _core.Engine(tensors, spec, self._group, self._group.rank, self._group.world_size, self._group.name)
 
@@ -248,7 +251,9 @@ def _arrays_of(state):
     found = state.get("format") if isinstance(state, dict) else type(state).__name__
     if found != _STATE_FORMAT:
         raise MismatchError(f'load_state_dict expects a state of format "{_STATE_FORMAT}", got {found!r}', "mismatch")
-    missing = [key for key in ("spec", "world_size", "rank", "step", "phase_step", "layout", "tensors") if key not in state]
+    missing = [
+        key for key in ("spec", "world_size", "rank", "step", "phase_step", "layout", "tensors") if key not in state
+    ]
     if missing:
         raise MismatchError(f"load_state_dict: the state lacks {', '.join(missing)}", "mismatch")
     tensors = {}
@@ -257,8 +262,11 @@ def _arrays_of(state):
     return {**state, "tensors": tensors}
 
 
-def _list_tensors(module, ignored):
-    """Parameters that need gradients, and what the engine must know of each, in the order of registration."""
+def _list_tensors(model):
+    """Parameters that DDP exchanges, and what the engine must know of each, in the order of registration."""
+    is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    module = model.module if is_ddp else model
+    ignored = set(model.parameters_to_ignore if is_ddp else getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
     if _fsdp_hint(module):
         raise SpecError(f"{type(module).__name__}{_fsdp_hint(module)}")
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag))}
@@ -267,7 +275,9 @@ def _list_tensors(module, ignored):
         if not parameter.requires_grad or name in ignored:
             continue
         if parameter.dtype not in DTYPE_CODES:
-            raise SpecError(f'parameter "{name}" has dtype {parameter.dtype}; cortado exchanges float32, float16 and bfloat16')
+            raise SpecError(
+                f'parameter "{name}" has dtype {parameter.dtype}; cortado exchanges float32, float16 and bfloat16'
+            )
         rows, cols = _matrix_shape(parameter)
         parameters.append(parameter)
         tensors.append((name, DTYPE_CODES[parameter.dtype], rows, cols, parameter.dim(), id(parameter) in embeddings))
@@ -297,11 +307,11 @@ def _matrix_shape(parameter):
 
 
 def _fsdp_hint(module):
-    fsdp = any("FullyShardedDataParallel" in c.__name__ or "FSDPModule" in c.__name__ for c in type(module).__mro__)
+    parts = module.modules() if isinstance(module, torch.nn.Module) else ()
+    bases = {base.__name__ for part in parts for base in type(part).__mro__}
+    fsdp = bases & {"FullyShardedDataParallel", "FSDPModule"}
     return ": FSDP is not supported yet; use DistributedDataParallel" if fsdp else ""
 
 
 def _has_run_backward(ddp):
-    if any(parameter.grad is not None for parameter in ddp.parameters()):
-        return True
-    return int(ddp._get_ddp_logging_data().get("num_iterations", ddp._get_ddp_logging_data().get("iteration", 0)) or 0) > 0
+    return any(p.grad is not None for p in ddp.parameters()) or any(ddp.reducer.get_backward_stats())

@@ -28,15 +28,22 @@ class TorchGroup:
         self.world_size = dist.get_world_size(self._group)
         self.name = str(dist.get_backend(self._group))
         store = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(f"cortado/{next(_attachments)}/{dist.get_process_group_ranks(self._group)[0]}", store)
+        self._store = dist.PrefixStore(
+            f"cortado/{next(_attachments)}/{dist.get_process_group_ranks(self._group)[0]}", store
+        )
+        self.set_timeout(1800.0)
         self._works = {}
         self._tensors = {}
         self._failed = False
 
+    def set_timeout(self, timeout_s):
+        """Of each all-reduce. The transport must give up too, or a process with a hung peer could not end."""
+        self._all_reduce_options = _with_timeout(dist.AllreduceOptions(), timeout_s)
+
     # ---- what the engine calls
 
     def start_all_reduce(self, data, elems, dtype, work):
-        self._works[work] = dist.all_reduce(self._tensor(data, elems, dtype), group=self._group, async_op=True)
+        self._works[work] = self._group.allreduce([self._tensor(data, elems, dtype)], self._all_reduce_options)
 
     def test(self, work):
         if not self._works[work].is_completed():
@@ -64,9 +71,9 @@ class TorchGroup:
     def all_gather(self, sent, timeout_s):
         own = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.world_size)]
-        handle = dist.all_gather(parts, own, group=self._group, async_op=True)
+        options = _with_timeout(dist.distributed_c10d.AllgatherOptions(), timeout_s)
         try:
-            handle.wait(timedelta(seconds=min(timeout_s, 1e6)))
+            self._group.allgather([parts], [own], options).wait(options.timeout)
         except RuntimeError as error:
             raise self.failure(f"all-gather failed: {_first_line(error)}") from error
         return b"".join(part.numpy().tobytes() for part in parts)
@@ -123,6 +130,12 @@ class TorchGroup:
             array = (ctypes.c_char * (elems * torch_dtype.itemsize)).from_address(data)
             tensor = self._tensors[key] = torch.frombuffer(array, dtype=torch_dtype)
         return tensor
+
+
+def _with_timeout(options, timeout_s):
+    options.timeout = timedelta(seconds=min(timeout_s, 1e6))
+    options.asyncOp = True
+    return options
 
 
 def _first_line(error):

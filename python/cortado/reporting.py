@@ -37,7 +37,9 @@ class Report:
         ]
         stages = v["time_by_stage_ns"]
         shown = [f"{name} {ns / steps / 1e6:.2f}" for name, ns in stages.items() if name != "communicate"]
-        lines.append(f"  ms a step       {', '.join(shown)}; collectives under way {stages['communicate'] / steps / 1e6:.2f}")
+        lines.append(
+            f"  ms a step       {', '.join(shown)}; collectives under way {stages['communicate'] / steps / 1e6:.2f}"
+        )
         memory = v["memory_bytes"]
         lines.append(
             f"  memory          residual {_bytes(memory['residual'])}, factors {_bytes(memory['factors'])},"

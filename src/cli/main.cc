@@ -82,15 +82,19 @@ std::string legal_values(const Parameter& parameter) {
   return join(parts, " or ");
 }
 
+void print_parameters(const std::vector<Parameter>& parameters) {
+  for (const Parameter& parameter : parameters) {
+    std::printf("           %s=%s  (%s)  %s\n", parameter.name, parameter.default_text, legal_values(parameter).c_str(),
+                parameter.meaning);
+  }
+}
+
 void print_as_text(const CodecRow& row) {
   std::printf("%-10s %s\n", row.name, row.summary);
   std::string traits = join(trait_names(row.traits), ", ");
   if (row.traits.rounds > 1) traits += ", " + std::to_string(row.traits.rounds) + " rounds";
   if (!traits.empty()) std::printf("           traits: %s\n", traits.c_str());
-  for (const Parameter& parameter : row.parameters) {
-    std::printf("           %s=%s  (%s)  %s\n", parameter.name, parameter.default_text, legal_values(parameter).c_str(),
-                parameter.meaning);
-  }
+  print_parameters(row.parameters);
 }
 
 // Texts of the registry are plain ASCII; only quotes and backslashes need care.
@@ -143,6 +147,9 @@ Result<std::string> canonical_form(const std::string& spec) {
 // `cortado codec list`: every codec with its parameters, as text or as one JSON object a line.
 void print_codecs(bool as_json) {
   for (const CodecRow& row : codec_registry()) as_json ? print_as_json(row) : print_as_text(row);
+  if (as_json) return;
+  std::printf("\nin training, beside the codec's own (all of them for acp and power):\n");
+  print_parameters(engine_parameters());
 }
 
 // `cortado codec check SPEC`: the canonical form, or the error on stderr. Returns the exit code.

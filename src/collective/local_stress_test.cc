@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include "core/counting_new.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
+#include "core/counting_new.h"
 
 namespace cortado {
 namespace {

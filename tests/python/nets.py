@@ -83,7 +83,9 @@ def mean_residuals(me, model):
         parameter = parameters[name]
         memory = entry["residual"].clone()
         dist.all_reduce(memory)
-        dense = torch.empty_strided(parameter.shape, parameter.stride()).untyped_storage().nbytes() == 4 * memory.numel()
+        dense = (
+            torch.empty_strided(parameter.shape, parameter.stride()).untyped_storage().nbytes() == 4 * memory.numel()
+        )
         shaped = memory.as_strided(parameter.shape, parameter.stride()) if dense else memory.view(parameter.shape)
         owed[name] = shaped / me.world_size
     return owed

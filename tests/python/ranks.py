@@ -221,5 +221,3 @@ class Pools:
     def close(self):
         for pool in self._pools.values():
             pool.close()
-
-

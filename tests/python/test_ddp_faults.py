@@ -132,6 +132,7 @@ def test_the_others_get_an_error_that_names_the_rank_in_time(kind, broken_rank, 
 def raise_in_the_hook(me):
     """An error in cortado's own hook is passed on at once, without waiting for the timeout."""
     import cortado
+    import torch
     from nets import loss_of, make_batch, make_net, make_optimizer
 
     class Scaler:
@@ -143,7 +144,8 @@ def raise_in_the_hook(me):
             return self.scale
 
     scaler = Scaler()
-    model = cortado_model = me.attach(make_net(), "acp(rank=2, timeout_s=60)", grad_scaler=scaler)
+    model = torch.nn.parallel.DistributedDataParallel(make_net())
+    state = cortado.attach(model, "acp(rank=2, timeout_s=60)", grad_scaler=scaler, verbose=False)
     optimizer = make_optimizer(model)
     for step in range(3):
         if step == 2 and me.rank == 1:
@@ -154,7 +156,7 @@ def raise_in_the_hook(me):
         except (cortado.PeerError, ValueError) as error:
             first = type(error).__name__, str(error), time.monotonic() - start
             with pytest.raises(cortado.CortadoError, match="step 2"):
-                cortado_model.cortado.state_dict()
+                state.state_dict()
             return first
         optimizer.step()
     return None

@@ -115,7 +115,9 @@ def train_in(me, plan, dtype):
     return distance(*gradients)
 
 
-@pytest.mark.parametrize("codec", ["none", "cast(bf16)", "power(rank=64, min_compression_rate=0)", "acp(rank=2, wire=fp16)"])
+@pytest.mark.parametrize(
+    "codec", ["none", "cast(bf16)", "power(rank=64, min_compression_rate=0)", "acp(rank=2, wire=fp16)"]
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gradients_are_averaged(pools, codec, dtype):
     error = max(pools(3).run(train_in, plan=codec, dtype=dtype))
