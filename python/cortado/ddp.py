@@ -1,9 +1,9 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """The adapter for torch.nn.parallel.DistributedDataParallel: a communication hook that feeds the C++ engine.
 
-DDP calls the hook once a bucket, in an order that all ranks share. Each call hands the bucket's gradients to the engine,
-which compresses them and starts the messages that became complete; the call for the last bucket waits for everything, so
-that no thread of ours runs beside the training's own.
+DDP calls the hook once a bucket, in an order that all ranks share. Each call hands the bucket's gradients to the
+engine, which compresses them and starts the messages that became complete; the call for the last bucket waits for
+everything, so that no thread of ours runs beside the training's own.
 """
 
 import contextlib
@@ -38,9 +38,8 @@ def attach(ddp, plan="auto", *, grad_scaler=None, verbose=True):
     The returned state has state_dict(), load_state_dict() and report().
     """
     if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
-        raise SpecError(
-            f"cortado.attach needs a torch.nn.parallel.DistributedDataParallel, got {type(ddp).__name__}{_fsdp_hint(ddp)}"
-        )
+        got = f"{type(ddp).__name__}{_fsdp_hint(ddp)}"
+        raise SpecError(f"cortado.attach needs a torch.nn.parallel.DistributedDataParallel, got {got}")
     if ddp in _states:
         raise CortadoError(f'this model is attached already, with "{_states[ddp].spec}"; build a new DDP to change it')
     if _has_run_backward(ddp):
@@ -296,7 +295,8 @@ def _is_dense(parameter):
 def _matrix_shape(parameter):
     """The parameter's memory as rows x cols: the outermost dimension in memory, and everything inside it.
 
-    Which columns stand where does not matter to a low-rank factor, so channels-last and transposed parameters need no copy.
+    Which columns stand where does not matter to a low-rank factor, so channels-last and transposed parameters need no
+    copy.
     """
     if parameter.dim() < 2:
         return 1, parameter.numel()

@@ -1,5 +1,5 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""The exceptions of cortado. Every error of the C++ library becomes one of them; ``code`` is the library's word for it."""
+"""The exceptions of cortado. Every error of the C++ library becomes one; ``code`` is the library's word for it."""
 
 
 class CortadoError(RuntimeError):

@@ -2,8 +2,8 @@
 """The callback communicator's functions over a torch.distributed process group."""
 
 import ctypes
-import itertools
 import time
+from collections import Counter
 from datetime import timedelta
 
 import torch
@@ -16,7 +16,7 @@ _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 _SLICE_S = 1.0  # how often a waiting rank looks whether a peer has reported a failure
 _ROLL_CALL_S = 5.0  # how long failed ranks wait for each other before they name who is missing
 
-_attachments = itertools.count()  # all ranks attach in the same order, so they share the number
+_attachments = Counter()  # by group; its ranks attach in the same order, so they share the number
 
 
 class TorchGroup:
@@ -27,10 +27,10 @@ class TorchGroup:
         self.rank = dist.get_rank(self._group)
         self.world_size = dist.get_world_size(self._group)
         self.name = str(dist.get_backend(self._group))
-        store = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(
-            f"cortado/{next(_attachments)}/{dist.get_process_group_ranks(self._group)[0]}", store
-        )
+        group_name = self._group.group_name
+        prefix = f"cortado/{group_name}/{_attachments[group_name]}"
+        _attachments[group_name] += 1
+        self._store = dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
         self.set_timeout(1800.0)
         self._works = {}
         self._tensors = {}

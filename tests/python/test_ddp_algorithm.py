@@ -1,5 +1,5 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""What DDP delivers, step by step, against a plain implementation in torch; accumulation, unused parameters, scaling."""
+"""What DDP delivers, against a plain implementation in torch; accumulation, unused parameters, loss scaling."""
 
 import contextlib
 
@@ -163,6 +163,7 @@ USES = {
     "never": lambda rank, step: ("first",),
     "on one rank": lambda rank, step: ("first", "second") if rank == 1 else ("first",),
     "each rank its own": lambda rank, step: (("first", "second")[(rank + step) % 2],),
+    "in some steps": lambda rank, step: ("first", "second") if step < 3 else ("first",),
 }
 GRAPHS = {
     "found": {"find_unused_parameters": True},
@@ -208,6 +209,9 @@ def test_unused_parameters_end_as_under_ddp_and_the_rest_is_averaged(pools, use,
             assert max(errors) < 1e-5, (plan, errors)
 
 
+UNUSED_EVERYWHERE = "DDP drops what is delivered to a parameter that no rank used; its residual shrinks all the same"
+
+
 def leave_unused_at_low_rank(me, use, graph, view):
     options = {"bucket_cap_mb": 0.0005, "gradient_as_bucket_view": view, **GRAPHS[graph]}
     model = me.attach(Branches(), "acp(rank=1, start_step=1, bucket_cap_mib=0)", **options)
@@ -230,7 +234,15 @@ def leave_unused_at_low_rank(me, use, graph, view):
 
 
 @pytest.mark.parametrize("view", [True, False])
-@pytest.mark.parametrize("use, graph", [("never", "static"), ("never", "found"), ("each rank its own", "found")])
+@pytest.mark.parametrize(
+    "use, graph",
+    [
+        ("never", "static"),
+        ("never", "found"),
+        ("each rank its own", "found"),
+        pytest.param("in some steps", "found", marks=pytest.mark.xfail(reason=UNUSED_EVERYWHERE, strict=True)),
+    ],
+)
 def test_what_low_rank_holds_back_is_owed_with_unused_parameters_too(pools, use, graph, view):
     assert max(pools(3).run(leave_unused_at_low_rank, use=use, graph=graph, view=view)) < 1e-5
 
@@ -287,7 +299,7 @@ def test_residuals_follow_a_changing_loss_scale(pools, plan, kind, view):
 
 
 def skip_under_scaler(me, plan):
-    """The scaler must skip the same step on all ranks although one has the Inf; returns parameters' distance, scales."""
+    """The scaler must skip the same step on all ranks although one has the Inf; returns a distance and the scales."""
     scaler = make_scaler()
     model, undisturbed = (me.attach(make_net(), plan, grad_scaler=s) for s in (scaler, make_scaler()))
     optimizers = [make_optimizer(model), make_optimizer(undisturbed)]

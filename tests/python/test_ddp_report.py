@@ -1,6 +1,8 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """What cortado.report() and the trace say, against independent counts."""
 
+import contextlib
+import io
 import json
 
 import cortado
@@ -118,6 +120,21 @@ def report_of_nothing(me):
 
 def test_report_needs_an_attached_model_or_a_state(pools):
     assert pools(2).run(report_of_nothing) == [0, 0]
+
+
+def attach_aloud(me):
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        cortado.attach(me.wrap(make_net()), "acp(rank=2)")
+    return printed.getvalue()
+
+
+def test_rank_0_prints_what_is_compressed_and_the_memory_bill_before_the_first_step(pools):
+    first, other = pools(2).run(attach_aloud)
+    assert other == ""
+    what, memory = first.splitlines()
+    assert what.startswith("cortado: acp(rank=2) over callback(gloo), 2 ranks; 3 of 8 tensors compressed")
+    assert all(word in memory for word in ("residual", "factors", "messages", "MiB"))
 
 
 def trace(me, folder):

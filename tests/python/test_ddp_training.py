@@ -1,11 +1,12 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""Plain training through DDP: every codec, world size and kind of parameter. Every scenario ends with equal replicas."""
+"""Plain training through DDP: every codec, world size and kind of parameter; replicas end equal."""
 
+import cortado
 import pytest
 import torch
+import torch.distributed as dist
 from nets import (
     CODECS,
-    PUBLISHED,
     distance,
     gradients_of,
     loss_of,
@@ -17,6 +18,7 @@ from nets import (
     train_anew,
 )
 from ranks import WORLD_SIZES, fingerprint
+from torch.nn.parallel import DistributedDataParallel
 
 STATEFUL = ["acp(rank=2)", "power(rank=2)"]
 LOW_RANK = "{}(rank=1, min_compression_rate=0, start_step=1, bucket_cap_mib=0)"
@@ -38,9 +40,11 @@ def test_none_gives_the_bits_of_ddp(pools, world_size):
     assert pools(world_size).run(both_views, plan="none") == pools(world_size).run(both_views, plan=None)
 
 
-@pytest.mark.parametrize("codec", ["acp(rank=2)", PUBLISHED, "power(rank=2)", "cast(fp16)"])
-def test_the_same_run_twice_gives_the_same_bits(pools, codec):
-    assert pools(3).run(train_anew, plan=codec) == pools(3).run(train_anew, plan=codec)
+@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)", "cast(fp16, bucket_cap_mib=0)"])
+def test_the_same_run_twice_gives_the_same_bits_with_any_number_of_threads(pools, codec):
+    expected = pools(3).run(train_anew, plan=codec)
+    for plan in (codec, codec.replace(")", ", threads=2)")):
+        assert pools(3).run(train_anew, plan=plan) == expected
 
 
 def learn(me, plan):
@@ -99,6 +103,31 @@ def test_two_models_in_one_process_do_not_disturb_each_other(pools, together):
     plans = ["acp(rank=2)", "power(rank=2, start_step=1)"]
     pair = pools(3).run(train_two_models, plans=plans, together=together)[0]
     assert pair == [pools(3).run(train_alone, plan=plan, seed=seed)[0] for seed, plan in enumerate(plans)]
+
+
+def train_in_overlapping_groups(me):
+    """Ranks 0 and 1 train one model, 1 and 2 another; a failure is heard in its own group only."""
+    members = ([0, 1], [1, 2])
+    groups = [dist.new_group(ranks) for ranks in members]
+    ends, states = {}, {}
+    for number, (group, ranks) in enumerate(zip(groups, members, strict=True)):
+        if me.rank not in ranks:
+            continue
+        model = DistributedDataParallel(make_net(), process_group=group)
+        states[number] = cortado.attach(model, "acp(rank=2)", verbose=False)
+        train(me, model, 5)
+        ends[number] = fingerprint(model.module)
+    if me.rank == 2:
+        states[1]._group.announce("over")
+    me.gather("announced")
+    return ends, {number: state._group._peer_has_failed() for number, state in states.items()}
+
+
+def test_overlapping_groups_are_told_apart(pools):
+    values = pools(3).run(train_in_overlapping_groups)
+    (first, *_), (both, heard), (second, _) = values
+    assert both == {**first, **second} and both[0] != both[1]
+    assert heard == {0: False, 1: True}
 
 
 # ---- parameters of every kind ----------------------------------------------------------------------------------------
