@@ -7,7 +7,16 @@ from ranks import fingerprint
 
 FEATURES, CLASSES = 24, 8
 PUBLISHED = "acp(rank=4, phase=global, min_compression_rate=0, start_step=0, wire=fp32)"
-CODECS = ["none", "cast(bf16)", "cast(fp16)", "acp", "power", PUBLISHED, "acp(rank=2, wire=bf16, start_step=1)"]
+CODECS = [
+    "none",
+    "cast(bf16)",
+    "cast(fp16)",
+    "acp",
+    "acp(rank=2, sides=alternate)",
+    "acp(rank=2, wire=bf16, start_step=1)",
+    "power",
+    PUBLISHED,
+]
 
 
 def make_net(seed=0):

@@ -52,13 +52,17 @@ def resume(me, plan, folder, at):
     return ends
 
 
-@pytest.mark.parametrize("at", [0, 1, 4, 5], ids="step {}".format)
 @pytest.mark.parametrize(
-    "plan",
+    "plan, at",
     [
-        f"acp(rank=2, {SEVERAL_MESSAGES})",
-        f"acp(rank=2, wire=bf16, {SEVERAL_MESSAGES})",
-        f"power(rank=2, {SEVERAL_MESSAGES})",
+        (f"acp(rank=2, {SEVERAL_MESSAGES})", 0),
+        (f"acp(rank=2, {SEVERAL_MESSAGES})", 1),
+        (f"acp(rank=2, {SEVERAL_MESSAGES})", 5),
+        (f"acp(rank=2, sides=alternate, {SEVERAL_MESSAGES})", 4),
+        (f"acp(rank=2, sides=alternate, {SEVERAL_MESSAGES})", 5),
+        (f"acp(rank=2, wire=bf16, {SEVERAL_MESSAGES})", 4),
+        (f"power(rank=2, {SEVERAL_MESSAGES})", 2),
+        (f"power(rank=2, {SEVERAL_MESSAGES})", 5),
     ],
 )
 def test_a_new_ddp_continues_bit_for_bit(pools, tmp_path, plan, at):
@@ -172,14 +176,14 @@ def refuse(me, kind):
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_a_state_that_does_not_fit_is_refused_on_every_rank(pools, kind):
-    values = pools(3).run(refuse, kind=kind)
+    values = pools(2).run(refuse, kind=kind)
     assert all(unchanged for _, unchanged in values)
     errors = [error for error, _ in values]
     if "on one rank" not in kind:
         assert all(EXPECTED[kind] in error for error in errors)
     else:
         assert EXPECTED[kind] in errors[1]
-        assert "rank 1" in errors[0] and "rank 1" in errors[2]
+        assert "rank 1" in errors[0]
 
 
 def save_inside_a_step(me):
