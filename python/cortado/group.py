@@ -94,7 +94,7 @@ class TorchGroup:
     def failure(self, what):
         """The error of a broken collective, with the ranks that caused it, as far as the others can tell."""
         self.announce(what)
-        return RuntimeError(f"{what}; {self._roll_call()}")
+        return RuntimeError(f"{self._roll_call()} ({what})")
 
     def _peer_has_failed(self):
         try:

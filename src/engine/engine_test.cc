@@ -93,9 +93,12 @@ History train(const Training& training) {
 }
 
 bool same_bits(const Gradients& a, const Gradients& b) {
-  for (std::size_t t = 0; t < a.size(); ++t)
-    if (std::memcmp(a[t].data(), b[t].data(), a[t].size() * sizeof(float)) != 0) return false;
-  return a.size() == b.size();
+  if (a.size() != b.size()) return false;
+  for (std::size_t t = 0; t < a.size(); ++t) {
+    if (a[t].size() != b[t].size()) return false;
+    if (!a[t].empty() && std::memcmp(a[t].data(), b[t].data(), a[t].size() * sizeof(float)) != 0) return false;
+  }
+  return true;
 }
 
 void expect_replicas_agree(const History& run) {

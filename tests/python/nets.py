@@ -61,7 +61,7 @@ def train(me, model, steps, optimizer=None):
     return losses
 
 
-def train_anew(me, plan, steps=6, **options):
+def train_anew(me, plan, steps=5, **options):
     """Trains a new model; returns the bits it ends with."""
     model = me.attach(make_net(), plan, **options)
     train(me, model, steps)

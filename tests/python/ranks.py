@@ -94,6 +94,7 @@ def _serve(rank, world_size, connection, stacks):
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # what was imported before the fork is not looked at again
     faulthandler.register(signal.SIGUSR1, file=Path(stacks).open("w"), all_threads=True)
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

@@ -176,14 +176,14 @@ def refuse(me, kind):
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_a_state_that_does_not_fit_is_refused_on_every_rank(pools, kind):
-    values = pools(2).run(refuse, kind=kind)
+    values = pools(3).run(refuse, kind=kind)
     assert all(unchanged for _, unchanged in values)
     errors = [error for error, _ in values]
     if "on one rank" not in kind:
         assert all(EXPECTED[kind] in error for error in errors)
     else:
         assert EXPECTED[kind] in errors[1]
-        assert "rank 1" in errors[0]
+        assert "rank 1" in errors[0] and "rank 1" in errors[2]
 
 
 def save_inside_a_step(me):
