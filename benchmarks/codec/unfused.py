@@ -1,7 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """How much faster is the fused low-rank pass than the same in PyTorch operations?
 
-The unfused sequence for one factor: add the residual, multiply, multiply back, subtract; one thread, 4096 x 4096 float32.
+The unfused sequence for one factor: add the residual, multiply, multiply back, subtract; one thread, 4096 x 4096 fp32.
 The fused passes are those of build/release/benchmarks/lowrank_bench (made by `make bench`), run before and after it.
 """
 
@@ -35,7 +35,10 @@ def unfused_ms(rank: int) -> float:
 def fused_ms(rank: int) -> tuple[float, float]:
     """Milliseconds of the P-step and the Q-step, out of cache."""
     table = subprocess.run(
-        [PROGRAM, f"--benchmark_filter=out of cache {ROWS}x{COLS} rank {rank}$"], check=True, capture_output=True, text=True
+        [PROGRAM, f"--benchmark_filter=out of cache {ROWS}x{COLS} rank {rank}$"],
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     for line in table.splitlines():
         found = re.match(rf"out of cache +{ROWS} x {COLS} +{rank} +[\d.]+ +([\d.]+) +[\d.]+ +\d+% +([\d.]+)", line)

@@ -38,7 +38,7 @@ def cast_hook(state: CastState, bucket: dist.GradBucket) -> Future[torch.Tensor]
 
 
 class PowerState(torch_power.PowerSGDState):
-    """PowerSGD with the skip rule and the two dense steps that Cortado has by default."""
+    """PowerSGD with two dense steps, as Cortado has by default, and every matrix compressed that shrinks at all."""
 
     def __init__(self, rank: int):
         settings = {"min_compression_rate": 1, "start_powerSGD_iter": 2}

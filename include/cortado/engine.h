@@ -67,6 +67,9 @@ struct EngineOptions {
 
   // The string with every parameter that is not its default; parse(to_spec()) gives equal options.
   std::string to_spec() const;
+
+  // The same without the options that change only speed and failure handling: what ranks and saved states must share.
+  std::string results_spec() const;
 };
 
 // The parameters every method takes, for documentation and for `cortado codec list`.
@@ -150,7 +153,9 @@ struct EngineState {
 };
 
 struct StepOutcome {
-  bool finite = true;  // false: some rank carried Inf or NaN; state is as before the step
+  // false: some rank carried Inf or NaN; state is as before the step. Always true for kNone, which keeps no state and
+  // does not look.
+  bool finite = true;
 };
 
 class Engine {

@@ -97,6 +97,10 @@ class DdpState:
         with self._on_all_ranks("could not attach"):
             spec = _core.canonical_spec(spec_from(plan))
             self._parameters, tensors = _list_tensors(model)
+        scaled = self._group.all_gather(b"\1" if self._grad_scaler is not None else b"\0", _SETUP_TIMEOUT_S)
+        if len(set(scaled)) > 1:
+            without = ", ".join(str(rank) for rank, has in enumerate(scaled) if not has)
+            raise MismatchError(f"some ranks were attached with a grad_scaler, rank {without} without", "mismatch")
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
         return _core.Engine(tensors, spec, self._group, self._group.rank, self._group.world_size, self._group.name)
 

@@ -61,12 +61,23 @@ class TorchGroup:
                 del self._works[work]
                 return
             except RuntimeError as error:
-                if handle.is_completed():
+                if handle.is_completed() and not self._succeeded(handle):
                     raise self.failure(f"all-reduce failed: {_first_line(error)}") from error
+                if handle.is_completed():  # it ended well just after the slice did
+                    del self._works[work]
+                    return
             if self._peer_has_failed():
                 raise self.failure("a peer reported a failure")
             if time.monotonic() >= deadline:
                 raise TimeoutError(str(self.failure(f"no result within {timeout_s:g} s")))
+
+    @staticmethod
+    def _succeeded(handle):
+        try:
+            handle.wait()
+        except RuntimeError:
+            return False
+        return True
 
     def all_gather(self, sent, timeout_s):
         own = torch.frombuffer(bytearray(sent), dtype=torch.uint8)

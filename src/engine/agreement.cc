@@ -22,9 +22,10 @@ struct Summary {
 };
 
 std::string describe_tensor(const EngineTensor& tensor) {
-  char text[64];
-  std::snprintf(text, sizeof(text), " %" PRId64 " x %" PRId64 " %s", tensor.rows, tensor.cols,
-                std::string(dtype_name(tensor.dtype)).c_str());
+  char text[80];
+  std::snprintf(text, sizeof(text), " %" PRId64 " x %" PRId64 " %s, %d-D%s", tensor.rows, tensor.cols,
+                std::string(dtype_name(tensor.dtype)).c_str(), tensor.dimensions,
+                tensor.is_embedding ? ", embedding" : "");
   return tensor.name + text;
 }
 

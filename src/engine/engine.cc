@@ -17,7 +17,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
                                                Communicator* communicator, const Clock* clock, TraceRecorder* trace) {
   // Ranks first agree on what they were asked for, so that an error of one's own model comes second and on all of them.
   const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
-  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.to_spec(), tensors, timeout));
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), tensors, timeout));
   CORTADO_ASSIGN_OR_RETURN(std::vector<Treatment> treatments, choose_treatments(tensors, options));
   return std::unique_ptr<Engine>(
       new EngineImpl(std::move(tensors), options, std::move(treatments), communicator, clock, trace));

@@ -56,7 +56,7 @@ SlotKind EngineImpl::kind_at(std::uint32_t t, std::int64_t phase_step) const {
 Result<EngineState> EngineImpl::save_state() {
   if (!failure_.ok()) return failure_;
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "save_state: a step is under way");
-  EngineState state{.spec = options_.to_spec(),
+  EngineState state{.spec = options_.results_spec(),
                     .world_size = communicator_->world_size(),
                     .rank = communicator_->rank(),
                     .step = step_,
@@ -84,9 +84,11 @@ Result<EngineState> EngineImpl::save_state() {
 
 // Everything is checked before anything is changed.
 Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* layouts) const {
-  if (state.spec != options_.to_spec()) {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "load_state: a step is under way");
+  if (state.spec != options_.results_spec()) {
     return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of \"%s\"",
-                      state.spec.c_str(), options_.to_spec().c_str());
+                      state.spec.c_str(), options_.results_spec().c_str());
   }
   if (state.world_size == communicator_->world_size() && state.rank != communicator_->rank()) {
     return make_error(StatusCode::kMismatch,
@@ -137,8 +139,6 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
 }
 
 Result<std::string> EngineImpl::load_state(const EngineState& state) {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "load_state: a step is under way");
   std::vector<Layout> layouts;
   const Status checked = check_state(state, &layouts);
   // All ranks take part even if one of them refuses, so that none waits for it.
@@ -150,13 +150,19 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
                                             hash_of(state), timeout()));
   step_ = state.step;
   phase_step_ = state.phase_step;
-  if (first_ == nullptr) return std::string();
-  first_->replace_layouts(std::move(layouts));
+  const bool same_world = state.world_size == communicator_->world_size();
+  const std::string warning =
+      same_world ? ""
+                 : "the state was saved by " + std::to_string(state.world_size) + " ranks and is loaded by " +
+                       std::to_string(communicator_->world_size()) +
+                       ": residuals start at zero (what they held is lost once), bases and step are kept";
+  if (first_ == nullptr) return warning;
+  if (in_warm_up() && warm_up_ == nullptr) make_rounds();  // back to before the last dense step
+  if (!layouts.empty()) first_->replace_layouts(std::move(layouts));
   if (!in_warm_up() && warm_up_ != nullptr) {
     warm_up_.reset();
     allocate_residuals();
   }
-  const bool same_world = state.world_size == communicator_->world_size();
   std::unordered_map<std::string, const TensorState*> found;
   for (const TensorState& tensor : state.tensors) found[tensor.name] = &tensor;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
@@ -172,10 +178,7 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
       std::fill_n(tensor.residual(), tensors_[t].rows * tensors_[t].cols, 0.0f);
     }
   }
-  if (same_world) return std::string();
-  return "the state was saved by " + std::to_string(state.world_size) + " ranks and is loaded by " +
-         std::to_string(communicator_->world_size()) +
-         ": residuals start at zero (what they held is lost once), bases and step are kept";
+  return warning;
 }
 
 EngineReport EngineImpl::report() const {
@@ -256,17 +259,14 @@ std::string EngineImpl::describe() const {
   if (options_.use_error_feedback && is_low_rank()) {
     residual_bytes = compressed_elems * 4 * (options_.rollback == EngineOptions::Rollback::kExact ? 2 : 1);
   }
-  char text[512];
-  std::snprintf(text, sizeof(text),
-                "cortado: %s over %s, %d rank%s; %" PRId64
-                " of %zu tensors compressed (%.1f %% of %.2f M values)\n"
-                "cortado: memory: residual %s, factors %s, messages %s",
-                now.spec.c_str(), now.communicator.c_str(), now.world_size, now.world_size == 1 ? "" : "s", compressed,
-                tensors_.size(),
+  char compressed_text[160];
+  std::snprintf(compressed_text, sizeof(compressed_text),
+                ", %d rank%s; %" PRId64 " of %zu tensors compressed (%.1f %% of %.2f M values)\n", now.world_size,
+                now.world_size == 1 ? "" : "s", compressed, tensors_.size(),
                 elems == 0 ? 0.0 : 100.0 * static_cast<double>(compressed_elems) / static_cast<double>(elems),
-                static_cast<double>(elems) / 1e6, mib(residual_bytes).c_str(), mib(now.factor_bytes).c_str(),
-                mib(now.message_bytes).c_str());
-  return text;
+                static_cast<double>(elems) / 1e6);
+  return "cortado: " + now.spec + " over " + now.communicator + compressed_text + "cortado: memory: residual " +
+         mib(residual_bytes) + ", factors " + mib(now.factor_bytes) + ", messages " + mib(now.message_bytes);
 }
 
 }  // namespace cortado

@@ -653,6 +653,71 @@ TEST(EngineErrors, StateOfAnotherModelRankOrSettingIsRefusedEverywhere) {
       "rank 2");
 }
 
+// Found in review: a state without layouts (one rank exchanges nothing) left none behind.
+TEST(Engine, StatesTravelBetweenOneRankAndMany) {
+  for (const auto& [from, to] : {std::pair{1, 2}, std::pair{2, 1}}) {
+    Training training{.options = low_rank(Method::kAcp, 4), .world_size = from, .steps = 3};
+    const History begun = train(training);
+    training.world_size = to;
+    training.first_step = 3;
+    training.resume_from = &begun;
+    const History resumed = train(training);
+    expect_replicas_agree(resumed);
+    EXPECT_EQ(resumed.states[0].step, 6);
+  }
+}
+
+// Found in review: an engine past its warm-up must take the remaining dense steps of the state it loads.
+TEST(Engine, LoadingAStateOfTheWarmUpResumesTheWarmUp) {
+  EngineOptions options = low_rank(Method::kAcp, 4);
+  options.start_step = 4;
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    std::unique_ptr<Engine> engine = Engine::create(small_model(), options, &communicator).value();
+    EngineState early;
+    for (std::int64_t step = 0; step < 6; ++step) {
+      if (step == 2) early = engine->save_state().value();
+      Gradients gradients = made_up_gradients(small_model(), communicator.rank(), step);
+      if (const auto outcome = run_step(*engine, gradients); !outcome.ok()) return outcome.status();
+    }
+    if (const auto loaded = engine->load_state(early); !loaded.ok()) return loaded.status();
+    Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 2);
+    if (const auto outcome = run_step(*engine, gradients); !outcome.ok()) return outcome.status();
+    for (std::size_t i = 0; i < gradients[1].size(); ++i) {
+      const float sum = made_up_value(0, 2, 1, i) + made_up_value(1, 2, 1, i);
+      EXPECT_EQ(gradients[1][i], sum * 0.5f) << "the step was not dense";
+    }
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+// Found in review: beside an element that exploded, S - G is rounding, which must not be fed back.
+TEST(Engine, AnExplodedStepLeavesNoGarbageInTheResidual) {
+  Training training{.options = low_rank(Method::kAcp, 3), .world_size = 2, .steps = 4};
+  training.gradients = [&](int rank, std::int64_t step) {
+    Gradients gradients = made_up_gradients(training.tensors, rank, step);
+    if (step == 3) {
+      for (std::size_t i = 0; i < gradients[1].size(); i += 3) gradients[1][i] *= 1e20f;
+      gradients[1][1] = std::numeric_limits<float>::infinity();
+    }
+    return gradients;
+  };
+  const History run = train(training);
+  EXPECT_FALSE(run.finite[0][3]);
+  for (const TensorState& tensor : run.states[0].tensors)
+    for (const float value : tensor.residual) EXPECT_LT(std::fabs(value), 100.0f) << tensor.name;
+}
+
+TEST(Engine, SpeedOptionsMayChangeBetweenSaveAndLoad) {
+  Training training{.options = low_rank(Method::kAcp, 3), .world_size = 2, .steps = 3};
+  const History begun = train(training);
+  training.options.threads = 2;
+  training.options.timeout_s = 30;
+  training.first_step = 3;
+  training.resume_from = &begun;
+  EXPECT_EQ(train(training).states[0].step, 6);
+}
+
 TEST(Engine, AnotherWorldSizeKeepsBasesAndDropsResiduals) {
   Training training{.options = low_rank(Method::kAcp, 3), .world_size = 3, .steps = 4};
   const History begun = train(training);

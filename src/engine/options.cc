@@ -181,4 +181,11 @@ std::string EngineOptions::to_spec() const {
   return arguments.empty() ? name : name + "(" + arguments + ")";
 }
 
+std::string EngineOptions::results_spec() const {
+  EngineOptions results = *this;
+  results.threads = EngineOptions().threads;
+  results.timeout_s = EngineOptions().timeout_s;
+  return results.to_spec();
+}
+
 }  // namespace cortado

@@ -256,3 +256,19 @@ def ignore(me, by_hook):
 def test_parameters_that_ddp_ignores_or_that_are_frozen_are_left_alone(pools, by_hook):
     expected = ["net." + name for name, _ in make_net().named_parameters()]
     assert pools(2).run(ignore, by_hook=by_hook) == [expected, expected]
+
+
+class Scaler:
+    def get_scale(self):
+        return 1024.0
+
+
+def attach_with_scaler_on_rank_0(me):
+    return error_of(
+        cortado.attach, me.wrap(make_net()), "acp", grad_scaler=Scaler() if me.rank == 0 else None, verbose=False
+    )
+
+
+def test_a_scaler_on_some_ranks_only_is_refused_on_all(pools):
+    for kind, text in pools(3).run(attach_with_scaler_on_rank_0):
+        assert kind == "MismatchError" and "rank 1, 2 without" in text

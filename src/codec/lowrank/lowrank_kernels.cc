@@ -564,7 +564,10 @@ void undo_pass(const ResidualPass& pass, float* residual) {
       const std::int64_t at = i * pass.cols + j;
       const float g = pass.gradient == nullptr ? 0.0f : element(pass.gradient, at * elem_bytes, pass.gradient_dtype);
       if (std::fabs(g) < limit) {
-        residual[at] = std::fma(-g, pass.gradient_scale, residual[at]);
+        const float before = std::fma(-g, pass.gradient_scale, residual[at]);
+        // Beside a gradient that exploded, what is left is rounding, not residual; it must not be fed back.
+        const bool is_rounding = std::fabs(before) <= 0x1p-20f * std::fabs(g * pass.gradient_scale);
+        residual[at] = is_rounding ? 0.0f : before;
       } else {
         for (int k = 0; k < pass.sent.rank; ++k) {
           residual[at] =

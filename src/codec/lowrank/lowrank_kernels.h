@@ -78,7 +78,8 @@ void reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, f
 void materialise(std::int64_t rows, std::int64_t cols, const FactorPair& sent, float* residual);
 
 // Takes back one pass: given the residual_out, the gradient (nullptr: zeros) and the pair of that pass, residual
-// becomes the materialised residual before it, to the rounding of one addition.
+// becomes the materialised residual before it, to the rounding of one addition (2^-20 of the gradient at most; what is
+// smaller than that becomes zero).
 void undo_pass(const ResidualPass& pass, float* residual);
 
 }  // namespace cortado
