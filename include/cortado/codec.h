@@ -39,6 +39,9 @@ struct EncodeContext {
   std::uint64_t tensor = 0;
 };
 
+class Sparsifier;  // what composed codecs ask of their parts: src/codec/stage.h
+class Quantiser;
+
 class Codec {
  public:
   virtual ~Codec() = default;
@@ -58,6 +61,10 @@ class Codec {
   // The inverse, for a tensor of output's shape and dtype. Any byte sequence is safe: what encode can't have written
   // for that shape gives kCorruptData, and then `output` holds unspecified values.
   virtual Status decode(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const = 0;
+
+  // The codec as the first stage of a composition; nullptr if it can't be one.
+  virtual const Sparsifier* sparsifier() const { return nullptr; }
+  virtual const Quantiser* quantiser() const { return nullptr; }
 };
 
 // One row of the registry: the catalogue half is data, the kernels are behind `make`.
