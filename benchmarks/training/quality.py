@@ -45,7 +45,7 @@ def steps_at_equal_time(methods: list[str], steps: int, rate: str, speed: Path) 
     step_ms = {}
     for record in read_records(speed):
         if record["model"] == "gpt" and record["rate"] == rate:
-            for name, result in record["results"].items():
+            for name in record["results"]:
                 step_ms[name] = median(b["step_ms"] for b in record["blocks"] if b["method"] == name)
     if POWER not in step_ms:
         return {}
@@ -92,8 +92,8 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="measure runs that quality.jsonl has, too")
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()
-    if options.steps < 20 or options.seeds < 2:
-        parser.error("at least 20 steps and 2 seeds are needed")
+    if options.steps < 20 or options.seeds < 1:
+        parser.error("at least 20 steps and 1 seed are needed (verdicts need 2)")
     raw = options.out / "quality.jsonl"
     methods = [m.strip() for m in options.methods.split(";")] if options.methods else METHODS
     if not options.report_only:
