@@ -24,7 +24,6 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr std::int64_t kLanes = 16;  // values whose signs are two bytes
-constexpr std::int64_t kPieceElems = 1024;
 
 // Of the values of one block, value i in lane i % 16; `positive` holds the magnitudes of all values for kMeanAbs.
 struct BlockSums {
@@ -40,14 +39,34 @@ inline double sum_of(double* lanes) {
   return lanes[0];
 }
 
+// How values are read: as float32 vectors of any number of lanes.
+struct Fp32 {
+  using Raw = float;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const Raw* values) {
+    return hn::LoadU(d, values);
+  }
+};
+struct Bf16 {
+  using Raw = std::uint16_t;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const Raw* values) {
+    const hn::Rebind<std::uint32_t, D> d32;
+    const hn::Rebind<Raw, D> d16;
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, values))));
+  }
+};
+
 // The signs of 16 values, the first one in the lowest bit.
-HWY_INLINE std::uint16_t signs_of(const float* values) {
-  const hn::CappedTag<float, kLanes> d;
-  constexpr std::size_t kStep = hn::MaxLanes(hn::CappedTag<float, kLanes>());
+template <class Format>
+HWY_INLINE std::uint16_t signs_of(const typename Format::Raw* values) {
+  using D = hn::CappedTag<float, kLanes>;
+  const D d;
+  constexpr std::size_t kStep = hn::MaxLanes(D());
   std::uint32_t signs = 0;
   for (std::size_t i = 0; i < kLanes; i += kStep) {
     std::uint8_t mask_bytes[8] = {};  // StoreMaskBits may write that many
-    hn::StoreMaskBits(d, hn::Lt(hn::LoadU(d, values + i), hn::Zero(d)), mask_bytes);
+    hn::StoreMaskBits(d, hn::Lt(Format::load(d, values + i), hn::Zero(d)), mask_bytes);
     signs |= static_cast<std::uint32_t>(mask_bytes[0] | mask_bytes[1] << 8) << i;
   }
   return static_cast<std::uint16_t>(signs);
@@ -55,26 +74,28 @@ HWY_INLINE std::uint16_t signs_of(const float* values) {
 
 template <bool kTwoMeans>
 struct Accumulator {
-  using D64 = hn::CappedTag<double, kLanes>;
-  static constexpr std::size_t kStep = hn::MaxLanes(D64());
+  using D = hn::CappedTag<double, kLanes>;
+  static constexpr std::size_t kStep = hn::MaxLanes(D());
   static constexpr std::size_t kVectors = kLanes / kStep;
 
   HWY_INLINE explicit Accumulator(const BlockSums& sums) {
     for (std::size_t v = 0; v < kVectors; ++v) {
-      positive[v] = hn::LoadU(D64(), sums.positive + v * kStep);
-      if constexpr (kTwoMeans) negative[v] = hn::LoadU(D64(), sums.negative + v * kStep);
+      positive[v] = hn::LoadU(D(), sums.positive + v * kStep);
+      negative[v] = hn::LoadU(D(), sums.negative + v * kStep);
     }
   }
 
-  HWY_INLINE void add(const float* values) {
-    const D64 d;
-    const hn::Rebind<float, D64> d32;
+  template <class Format>
+  HWY_INLINE void add(const typename Format::Raw* values) {
+    const D d;
+    const hn::Rebind<float, D> d32;
     for (std::size_t v = 0; v < kVectors; ++v) {
-      const auto value = hn::PromoteTo(d, hn::LoadU(d32, values + v * kStep));
+      const auto value = hn::PromoteTo(d, Format::load(d32, values + v * kStep));
       if constexpr (kTwoMeans) {
+        // PERF: a choice between two sums becomes one masked addition on AVX-512.
         const auto is_negative = hn::Lt(value, hn::Zero(d));
-        positive[v] = hn::Add(positive[v], hn::IfThenZeroElse(is_negative, value));
-        negative[v] = hn::Add(negative[v], hn::IfThenElseZero(is_negative, value));
+        positive[v] = hn::IfThenElse(is_negative, positive[v], hn::Add(positive[v], value));
+        negative[v] = hn::IfThenElse(is_negative, hn::Add(negative[v], value), negative[v]);
       } else {
         positive[v] = hn::Add(positive[v], hn::Abs(value));
       }
@@ -83,46 +104,73 @@ struct Accumulator {
 
   HWY_INLINE void store(BlockSums& sums) const {
     for (std::size_t v = 0; v < kVectors; ++v) {
-      hn::StoreU(positive[v], D64(), sums.positive + v * kStep);
-      if constexpr (kTwoMeans) hn::StoreU(negative[v], D64(), sums.negative + v * kStep);
+      hn::StoreU(positive[v], D(), sums.positive + v * kStep);
+      hn::StoreU(negative[v], D(), sums.negative + v * kStep);
     }
   }
 
-  hn::Vec<D64> positive[kVectors], negative[kVectors];
+  hn::Vec<D> positive[kVectors], negative[kVectors];
 };
 
-template <bool kTwoMeans>
-HWY_INLINE void add_and_pack(const float* values, std::int64_t elems, BlockSums& sums, std::byte* bits) {
+template <class Format, bool kTwoMeans>
+HWY_INLINE void add_and_pack(const typename Format::Raw* values, std::int64_t elems, BlockSums& sums, std::byte* bits) {
+  using Raw = typename Format::Raw;
   Accumulator<kTwoMeans> accumulator(sums);
-  const auto pack = [&](const float* sixteen, std::byte* to, std::size_t bytes) HWY_ATTR {
-    accumulator.add(sixteen);
-    const std::uint16_t signs = signs_of(sixteen);
+  const auto pack = [&](const Raw* sixteen, std::byte* to, std::size_t bytes) HWY_ATTR {
+    accumulator.template add<Format>(sixteen);
+    const std::uint16_t signs = signs_of<Format>(sixteen);
     if constexpr (kTwoMeans) sums.negatives += std::popcount(signs);
     std::memcpy(to, &signs, bytes);
   };
   std::int64_t i = 0;
   for (; i + kLanes <= elems; i += kLanes) pack(values + i, bits + i / 8, 2);
   if (i < elems) {
-    float rest[kLanes] = {};  // zeros add nothing and have a sign of 0
-    std::memcpy(rest, values + i, static_cast<std::size_t>(elems - i) * sizeof(float));
+    Raw rest[kLanes] = {};  // zeros add nothing and have a sign of 0
+    std::memcpy(rest, values + i, static_cast<std::size_t>(elems - i) * sizeof(Raw));
     pack(rest, bits + i / 8, static_cast<std::size_t>(elems - i + 7) / 8);
   }
   accumulator.store(sums);
 }
 
-template <bool kTwoMeans>
-HWY_INLINE BlockSums encode_block(const std::byte* input, DType dtype, std::int64_t elems, std::byte* bits) {
-  BlockSums sums;
-  if (dtype == DType::kFloat32) {
-    add_and_pack<kTwoMeans>(reinterpret_cast<const float*>(input), elems, sums, bits);
-    return sums;
+// fp16 is widened piece by piece, across blocks.
+class WidenedFp16 {
+ public:
+  WidenedFp16(const std::uint16_t* input, std::int64_t elems) : input_(input), elems_(elems) {}
+
+  // Values from element i on; *count, what is asked for, becomes how many are there. Calls go through the tensor.
+  const float* from(std::int64_t i, std::int64_t* count) {
+    if (i >= end_) {
+      begin_ = i;
+      end_ = std::min(i + kPieceElems, elems_);
+      fp16_to_fp32(input_ + begin_, end_ - begin_, piece_);
+    }
+    *count = std::min(*count, end_ - i);
+    return piece_ + (i - begin_);
   }
-  const auto* narrow = reinterpret_cast<const std::uint16_t*>(input);
-  float piece[kPieceElems];
-  for (std::int64_t i = 0; i < elems; i += kPieceElems) {
-    const std::int64_t count = std::min(kPieceElems, elems - i);
-    dtype == DType::kFloat16 ? fp16_to_fp32(narrow + i, count, piece) : bf16_to_fp32(narrow + i, count, piece);
-    add_and_pack<kTwoMeans>(piece, count, sums, bits + i / 8);
+
+ private:
+  static constexpr std::int64_t kPieceElems = 2048;  // stays in cache
+  const std::uint16_t* input_;
+  std::int64_t elems_, begin_ = 0, end_ = 0;
+  alignas(64) float piece_[kPieceElems];
+};
+
+template <bool kTwoMeans>
+HWY_INLINE BlockSums encode_block(const std::byte* input, DType dtype, WidenedFp16& widened, std::int64_t begin,
+                                  std::int64_t end, std::byte* bits) {
+  BlockSums sums;
+  bits += begin / 8;
+  if (dtype == DType::kFloat32) {
+    add_and_pack<Fp32, kTwoMeans>(reinterpret_cast<const float*>(input) + begin, end - begin, sums, bits);
+  } else if (dtype == DType::kBFloat16) {
+    add_and_pack<Bf16, kTwoMeans>(reinterpret_cast<const std::uint16_t*>(input) + begin, end - begin, sums, bits);
+  } else {
+    for (std::int64_t i = begin; i < end;) {
+      std::int64_t count = end - i;
+      const float* values = widened.from(i, &count);
+      add_and_pack<Fp32, kTwoMeans>(values, count, sums, bits + (i - begin) / 8);
+      i += count;
+    }
   }
   return sums;
 }
@@ -135,22 +183,23 @@ inline float mean_of(double sum, std::int64_t count) {
 
 void Encode(const std::byte* input, DType dtype, std::int64_t elems, std::int64_t block_elems, SignScale scale,
             std::byte* scales, std::byte* bits) {
-  const auto elem_bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
-  for (std::int64_t i = 0; i < elems; i += block_elems) {
-    const std::int64_t count = std::min(block_elems, elems - i);
+  WidenedFp16 widened(reinterpret_cast<const std::uint16_t*>(input), elems);
+  for (std::int64_t begin = 0; begin < elems;) {
+    const std::int64_t count = std::min(block_elems, elems - begin);
     if (scale == SignScale::kTwoMeans) {
-      BlockSums sums = encode_block<true>(input + i * elem_bytes, dtype, count, bits + i / 8);
+      BlockSums sums = encode_block<true>(input, dtype, widened, begin, begin + count, bits);
       const std::int64_t positives = count - sums.negatives;
       const float means[2] = {mean_of(sum_of(sums.positive), std::max<std::int64_t>(positives, 1)),
                               mean_of(sum_of(sums.negative), std::max<std::int64_t>(sums.negatives, 1))};
       std::memcpy(scales, means, sizeof(means));
     } else {
-      BlockSums sums = encode_block<false>(input + i * elem_bytes, dtype, count, bits + i / 8);
+      BlockSums sums = encode_block<false>(input, dtype, widened, begin, begin + count, bits);
       float mean = mean_of(sum_of(sums.positive), count);
       if (scale == SignScale::kNone) mean = std::isfinite(mean) ? 1.0f : std::numeric_limits<float>::quiet_NaN();
       std::memcpy(scales, &mean, sizeof(mean));
     }
     scales += sign_scale_bytes(scale);
+    begin += count;
   }
 }
 
@@ -193,8 +242,8 @@ inline std::uint16_t narrow(float value, DType dtype) {
 void Decode(const std::byte* scales, const std::byte* bits, SignScale scale, std::int64_t block_elems,
             std::byte* output, DType dtype, std::int64_t elems) {
   const auto elem_bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
-  for (std::int64_t i = 0, block = 0; i < elems; i += block_elems, ++block) {
-    const std::int64_t count = std::min(block_elems, elems - i);
+  for (std::int64_t i = 0, count = 0, block = 0; i < elems; i += count, ++block) {
+    count = std::min(block_elems, elems - i);
     const auto [positive, negative] = read_sign_levels(scales, block, scale);
     if (dtype == DType::kFloat32) {
       unpack(bits + i / 8, count, std::bit_cast<std::uint32_t>(positive), std::bit_cast<std::uint32_t>(negative),
