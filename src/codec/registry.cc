@@ -4,6 +4,7 @@
 #include "codec/cast/cast.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
+#include "codec/topk/topk.h"
 #include "core/check.h"
 #include "cortado/codec.h"
 
@@ -25,6 +26,7 @@ const std::vector<CodecRow>& codec_registry() {
       cast_row(),
       acp_row(),
       power_row(),
+      topk_row(),
   };
   return rows;
 }
