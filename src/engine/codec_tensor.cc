@@ -24,11 +24,6 @@ void fill_with_nan(void* output, DType dtype, std::int64_t elems) {
 
 }  // namespace
 
-bool is_summable(const Codec& codec) {
-  const Sparsifier* sparsifier = codec.sparsifier();
-  return sparsifier != nullptr && sparsifier->is_shared();
-}
-
 // ---- both ways -----------------------------------------------------------------------------------------------------
 
 CodecScratchSizes CodecTensor::scratch_sizes() const {
@@ -36,11 +31,11 @@ CodecScratchSizes CodecTensor::scratch_sizes() const {
   return {.tensor_elems = tensor_elems,
           .magnitude_elems = setup_.majority_vote ? tensor_elems : 0,
           .codec_bytes = codec_scratch_bytes(),
-          .joint_bytes = setup_.codec->max_payload_bytes(setup_.rows, setup_.cols, encoded_dtype())};
+          .joint_bytes = setup_.codec->max_payload_bytes(setup_.rows, setup_.cols, setup_.encoded)};
 }
 
 std::size_t CodecTensor::codec_scratch_bytes() const {
-  return setup_.codec->scratch_bytes(setup_.rows, setup_.cols, encoded_dtype());
+  return setup_.codec->scratch_bytes(setup_.rows, setup_.cols, setup_.encoded);
 }
 
 void CodecTensor::set_memory(const FeedbackMemory& memory, const FeedbackMemory& spare) {
@@ -54,10 +49,16 @@ EncodeContext CodecTensor::context(std::int64_t step) const {
   return context;
 }
 
-CodecTensor::Prepared CodecTensor::prepare(const void* gradient, double gradient_scale) {
+CodecTensor::Prepared CodecTensor::prepare(const void* gradient, double gradient_scale, CodecScratch& scratch) {
   settled_ = false;
   if (!setup_.has_feedback) {
-    return {{gradient, setup_.dtype, setup_.rows, setup_.cols}, all_finite(gradient, elems(), setup_.dtype)};
+    const bool finite = all_finite(gradient, elems(), setup_.dtype);
+    if (setup_.encoded == setup_.dtype) return {{gradient, setup_.dtype, setup_.rows, setup_.cols}, finite};
+    float buffer[kChunkElems];
+    for_chunks(elems(), [&](std::int64_t at, std::int64_t count) {
+      std::copy_n(load_floats(gradient, setup_.dtype, at, count, buffer), count, scratch.sum.data() + at);
+    });
+    return {view_of(scratch.sum.data()), finite};
   }
   pass_ = {.elems = elems(),
            .gradient = gradient,
@@ -105,7 +106,7 @@ Status CodecTensor::rollback(const void* gradient, PayloadOfRank payload, CodecS
 
 Result<CodecTensor::Encoded> GatheredTensor::encode(const void* gradient, double gradient_scale, std::int64_t step,
                                                     std::span<std::byte> slot, CodecScratch& scratch) {
-  const Prepared prepared = prepare(gradient, gradient_scale);
+  const Prepared prepared = prepare(gradient, gradient_scale, scratch);
   CORTADO_ASSIGN_OR_RETURN(const std::uint64_t bytes,
                            setup().codec->encode(prepared.input, context(step), slot, scratch.codec.span()));
   return Encoded{bytes, prepared.finite};
@@ -123,13 +124,13 @@ Status GatheredTensor::decode_own(PayloadOfRank payload, CodecScratch& scratch) 
 
 Status GatheredTensor::decode(const Arrived& arrived, double gradient_scale, Settle settle, void* gradient_and_output,
                               CodecScratch& scratch) {
-  const bool begins_sum = encoded_dtype() == DType::kFloat32 && !setup().majority_vote;
+  const bool begins_sum = setup().encoded == DType::kFloat32 && !setup().majority_vote;
   for (int rank = 0; rank < setup().world_size; ++rank) {
     float* decoded = rank == 0 && begins_sum ? scratch.sum.data() : scratch.decoded.data();
     CORTADO_RETURN_IF_ERROR(decode_rank(rank, arrived.payload, decoded, scratch));
     if (rank == setup().rank && setup().has_feedback) settle_if(settle, decoded);
     if (rank == setup().rank && !setup().has_feedback && arrived.finite) {
-      keep_error(compare_sent(gradient_and_output, decoded, setup().dtype, elems()));
+      keep_error(compare_sent(gradient_and_output, setup().dtype, decoded, setup().encoded, elems()));
     }
     if (decoded == scratch.sum.data()) continue;
     add_rank(rank, mean_scale(gradient_scale), gradient_and_output, scratch);
@@ -145,7 +146,7 @@ void GatheredTensor::add_rank(int rank, float mean_scale, void* output, CodecScr
   const bool is_first = rank == 0, is_last = rank == setup().world_size - 1;
   float buffer[kChunkElems];
   for_chunks(elems(), [&](std::int64_t at, std::int64_t count) {
-    const float* decoded = load_floats(scratch.decoded.data(), encoded_dtype(), at, count, buffer);
+    const float* decoded = load_floats(scratch.decoded.data(), setup().encoded, at, count, buffer);
     float* sum = scratch.sum.data() + at;
     if (setup().majority_vote) {
       float* magnitude = scratch.magnitude.data() + at;
@@ -177,12 +178,12 @@ std::int64_t SummedTensor::bytes() const {
 }
 
 std::size_t SummedTensor::codec_scratch_bytes() const {
-  return sparsifier_.select_scratch_bytes(setup().rows, setup().cols, encoded_dtype());
+  return sparsifier_.select_scratch_bytes(setup().rows, setup().cols, setup().encoded);
 }
 
 Result<CodecTensor::Encoded> SummedTensor::encode(const void* gradient, double gradient_scale, std::int64_t step,
                                                   std::span<std::byte> slot, CodecScratch& scratch) {
-  const Prepared prepared = prepare(gradient, gradient_scale);
+  const Prepared prepared = prepare(gradient, gradient_scale, scratch);
   std::fill(own_values_.begin(), own_values_.end(), 0.0f);
   CORTADO_ASSIGN_OR_RETURN(
       selection_, sparsifier_.select(prepared.input, context(step), own_values_, index_, scratch.codec.span()));
@@ -202,7 +203,7 @@ Status SummedTensor::decode(const Arrived& arrived, double gradient_scale, Settl
                             CodecScratch& scratch) {
   if (!setup().has_feedback && arrived.finite) {
     CORTADO_RETURN_IF_ERROR(decode_own(arrived.payload, scratch));
-    keep_error(compare_sent(gradient_and_output, scratch.decoded.data(), setup().dtype, elems()));
+    keep_error(compare_sent(gradient_and_output, setup().dtype, scratch.decoded.data(), setup().encoded, elems()));
   }
   const auto kept = static_cast<std::size_t>(selection_.kept);
   const float scale = mean_scale(gradient_scale);

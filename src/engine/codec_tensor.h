@@ -8,7 +8,7 @@
 //
 // With error feedback the tensor that is encoded stands in the residual's memory (float32, unscaled); what the ranks
 // decode of it is subtracted there once. That happens while decoding where it can be undone, else in commit(). Without
-// feedback the gradient itself is encoded, in its own dtype and scale.
+// feedback the gradient itself is encoded, in its own scale and, where the codec takes that, its own dtype.
 //
 // As with LowRankTensor: until commit() the state before the step can be had again.
 #pragma once
@@ -36,7 +36,8 @@ class CodecTensor {
     const Codec* codec = nullptr;
     std::int64_t rows = 0;
     std::int64_t cols = 0;
-    DType dtype = DType::kFloat32;
+    DType dtype = DType::kFloat32;    // of the gradient
+    DType encoded = DType::kFloat32;  // of what is encoded: float32 with feedback
     int world_size = 1;
     int rank = 0;
     bool has_feedback = false;
@@ -88,15 +89,14 @@ class CodecTensor {
 
   const Setup& setup() const { return setup_; }
   std::int64_t elems() const { return setup_.rows * setup_.cols; }
-  DType encoded_dtype() const { return setup_.has_feedback ? DType::kFloat32 : setup_.dtype; }
-  TensorView view_of(void* data) const { return {data, encoded_dtype(), setup_.rows, setup_.cols}; }
+  TensorView view_of(void* data) const { return {data, setup_.encoded, setup_.rows, setup_.cols}; }
   EncodeContext context(std::int64_t step) const;
 
   struct Prepared {
     ConstTensorView input;
     bool finite = true;
   };
-  Prepared prepare(const void* gradient, double gradient_scale);
+  Prepared prepare(const void* gradient, double gradient_scale, CodecScratch& scratch);
 
   // What makes the mean of a sum, in the units of the output.
   float mean_scale(double gradient_scale) const;
@@ -152,8 +152,4 @@ class SummedTensor final : public CodecTensor {
   std::vector<std::byte> index_;
   Selection selection_;
 };
-
-// The codec's values may be summed before they are decoded: a sparsifier with places that all ranks share.
-bool is_summable(const Codec& codec);
-
 }  // namespace cortado

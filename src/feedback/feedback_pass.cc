@@ -128,12 +128,13 @@ FeedbackSquares subtract_sent(const float* sent, std::int64_t elems, const Feedb
   return squares.total();
 }
 
-FeedbackSquares compare_sent(const void* values, const void* sent, DType dtype, std::int64_t elems) {
+FeedbackSquares compare_sent(const void* values, DType values_dtype, const void* sent, DType sent_dtype,
+                             std::int64_t elems) {
   SquareSums squares;
   float value_buffer[kChunkElems], sent_buffer[kChunkElems], differences[kChunkElems];
   for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
-    const float* wanted = load_floats(values, dtype, at, count, value_buffer);
-    const float* got = load_floats(sent, dtype, at, count, sent_buffer);
+    const float* wanted = load_floats(values, values_dtype, at, count, value_buffer);
+    const float* got = load_floats(sent, sent_dtype, at, count, sent_buffer);
     for (std::int64_t i = 0; i < count; ++i) differences[i] = wanted[i] - got[i];
     squares.add(wanted, differences, count);
   });

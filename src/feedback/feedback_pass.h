@@ -54,7 +54,8 @@ struct FeedbackSquares {
 // residual -= sent; the velocity becomes zero where `sent` is not.
 FeedbackSquares subtract_sent(const float* sent, std::int64_t elems, const FeedbackMemory& memory);
 
-// Changes nothing: squares of `values` and of what `sent` differs from them by, both of `dtype`.
-FeedbackSquares compare_sent(const void* values, const void* sent, DType dtype, std::int64_t elems);
+// Changes nothing: squares of `values` and of what `sent` differs from them by.
+FeedbackSquares compare_sent(const void* values, DType values_dtype, const void* sent, DType sent_dtype,
+                             std::int64_t elems);
 
 }  // namespace cortado

@@ -111,7 +111,7 @@ TEST(FeedbackPass, WhatWasSentRoundedIsOwed) {
   std::vector<float> residual = normal(8), sent(kElems);
   const std::vector<float> wanted = residual;
   for (std::int64_t i = 0; i < kElems; ++i) sent[i] = std::round(wanted[i]);
-  const FeedbackSquares compared = compare_sent(wanted.data(), sent.data(), DType::kFloat32, kElems);
+  const FeedbackSquares compared = compare_sent(wanted.data(), DType::kFloat32, sent.data(), DType::kFloat32, kElems);
   const FeedbackSquares squares = subtract_sent(sent.data(), kElems, {.residual = residual.data()});
   EXPECT_EQ(squares.of_values, compared.of_values);
   EXPECT_EQ(squares.of_differences, compared.of_differences);
