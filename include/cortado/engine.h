@@ -39,8 +39,9 @@ struct EngineOptions {
   enum class Sides { kBoth, kAlternate };
   enum class Phase { kBalanced, kGlobal };
   enum class Rollback { kRounded, kExact };
-  // What is done with what a codec lost. kAuto: kResidual where the codec is biased, else kNone. kDgc: momentum
-  // correction and masking of Deep Gradient Compression; the optimiser's own momentum must be off.
+  // What is done with what a codec lost. kAuto: kResidual, but kNone for lossless codecs, majority votes and codecs that
+  // lose more than there was (unbiased sparsifiers). kDgc: momentum correction and masking of Deep Gradient
+  // Compression; the optimiser's own momentum must be off.
   enum class Feedback { kAuto, kResidual, kDgc, kNone };
 
   Method method = Method::kAcp;

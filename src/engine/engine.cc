@@ -81,8 +81,8 @@ void EngineImpl::make_low_rank_tensor(std::size_t t) {
 
 void EngineImpl::make_codec_tensor(std::size_t t) {
   // Ranks draw independent numbers, so that what they round at random cancels out; unless they must draw the same ones.
-  constexpr std::uint64_t kGoldenRatio = 0x9e3779b97f4a7c15u;
-  const std::uint64_t of_rank = codec_.is_summed ? 0 : kGoldenRatio * static_cast<std::uint64_t>(communicator_->rank());
+  constexpr std::uint64_t kOddNumber = 0xbf58476d1ce4e5b9u;  // not that of the stages of a composition
+  const std::uint64_t of_rank = codec_.is_summed ? 0 : kOddNumber * static_cast<std::uint64_t>(communicator_->rank());
   const CodecTensor::Setup setup{
       .codec = codec_.codec.get(),
       .rows = tensors_[t].rows,

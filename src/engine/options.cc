@@ -212,8 +212,8 @@ const std::vector<Parameter>& engine_parameters() {
       {"dense_embeddings", ParameterKind::kBool, "false", 0, 0, "", "keep embedding tables dense"},
       {"use_error_feedback", ParameterKind::kBool, "true", 0, 0, "", "add what was lost to the next step's gradient"},
       {"feedback", ParameterKind::kChoice, "auto", 0, 0, "auto|residual|dgc|none",
-       "not acp, power: what is done with what was lost. auto: residual for biased codecs, else none; dgc: a residual of "
-       "momentum, cleared where it was sent, for sparse codecs and optimisers without momentum"},
+       "not acp, power: what is done with what was lost. auto: residual if the codec loses some, but less than all; dgc: "
+       "a residual of momentum, cleared where it was sent, for sparse codecs and optimisers without momentum"},
       {"momentum", ParameterKind::kReal, "0.9", 0, 0.9999, "", "of feedback=dgc"},
       {"warm_start", ParameterKind::kBool, "true", 0, 0, "", "project on the factor of the step before"},
       {"rollback", ParameterKind::kChoice, "rounded", 0, 0, "rounded|exact",
