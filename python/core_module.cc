@@ -14,6 +14,9 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "cortado/codec.h"
 #include "cortado/communicator.h"
@@ -29,7 +32,16 @@ namespace {
 using cortado::Result;
 using cortado::Status;
 
+// What stops a program rather than a call (Ctrl-C, SystemExit) and came up in a function of the communicator: C++ sees
+// an error, Python gets the exception itself. Of this thread, with the GIL held.
+thread_local PyObject* stopping_exception = nullptr;
+
 [[noreturn]] void raise(const Status& status) {
+  if (PyObject* stopping = std::exchange(stopping_exception, nullptr); stopping != nullptr) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(stopping)), stopping);
+    Py_DECREF(stopping);
+    throw nb::python_error();
+  }
   const std::string code(cortado::status_code_name(status.code()));
   nb::module_::import_("cortado.errors").attr("raise_status")(code, status.message());
   throw std::runtime_error(status.to_string());  // not reached: raise_status raises
@@ -48,6 +60,7 @@ T unwrap(Result<T>&& result) {
 // ---- the communicator's functions, implemented by a Python object --------------------------------------------------
 
 int report_python_error(nb::python_error& error, char* text, std::size_t text_bytes) {
+  if (!error.matches(PyExc_Exception)) Py_XSETREF(stopping_exception, error.value().inc_ref().ptr());
   const bool timed_out = error.matches(PyExc_TimeoutError);
   std::string message = nb::str(error.value()).c_str();  // what() would bring the traceback too
   if (!timed_out && !error.matches(PyExc_RuntimeError)) {
@@ -65,6 +78,9 @@ int call_python(char* error, std::size_t error_bytes, F&& call) {
     return 0;
   } catch (nb::python_error& raised) {
     return report_python_error(raised, error, error_bytes);
+  } catch (const std::exception& unexpected) {  // of a cast: the group returned something else
+    std::snprintf(error, error_bytes, "%s", unexpected.what());
+    return 1;
   }
 }
 
@@ -101,6 +117,12 @@ cortado::CommunicatorCallbacks callbacks_for(nb::handle group, int rank, int wor
     return call_python(error, bytes, [&] {
       const nb::bytes all = nb::cast<nb::bytes>(group_of(context).attr("all_gather")(
           nb::bytes(sent, static_cast<std::size_t>(sent_bytes)), static_cast<double>(timeout_ns) * 1e-9));
+      const auto expected = static_cast<std::size_t>(sent_bytes) *
+                            static_cast<std::size_t>(nb::cast<int>(group_of(context).attr("world_size")));
+      if (all.size() != expected) {
+        throw std::length_error("all_gather returned " + std::to_string(all.size()) + " bytes, expected " +
+                                std::to_string(expected));
+      }
       std::memcpy(received, all.data(), all.size());
     });
   };

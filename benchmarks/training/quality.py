@@ -1,24 +1,26 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""Final loss by method at equal steps, over paired seeds: what compression costs in quality.
+"""Final loss by method at equal steps and at equal time, over paired seeds: what compression costs.
 
     python benchmarks/training/quality.py
     python benchmarks/training/quality.py --methods "ddp; powersgd(rank=4); acp(rank=8)" --seeds 5
 
-A seed fixes the initial weights and the batches, for all methods alike. Runs that quality.jsonl
-already holds are skipped, so an interrupted sweep goes on where it stopped; give `--out` another
-folder, or delete the file, to measure again. Links are not shaped: only the loss counts here.
+A seed fixes the initial weights and the batches, for all methods alike. Links are not shaped: only the
+loss counts here. Equal time: as many steps as a method makes in the time of PowerSGD's, by the step
+times that speed.jsonl has for one rate. Runs that quality.jsonl already holds are skipped, so an
+interrupted sweep goes on where it stopped; `--again` measures all of them anew.
 """
 
 import argparse
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
-from conditions import describe_machine
+from conditions import describe_machine, source_commit
 from launch import WorkerFailed, run_workers
 from links import Links
 from methods import require_cortado
-from quality_report import write_report
+from quality_report import POWER, write_report
 from records import append_record, read_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,10 +40,26 @@ def key_of(record: dict) -> tuple:
     return tuple(record[field] for field in ("method", "seed", "steps", "workers"))
 
 
+def steps_at_equal_time(methods: list[str], steps: int, rate: str, speed: Path) -> dict[str, int]:
+    """Steps each method makes in the time of `steps` of PowerSGD's; {} where speed.jsonl does not say."""
+    step_ms = {}
+    for record in read_records(speed):
+        if record["model"] == "gpt" and record["rate"] == rate:
+            for name, result in record["results"].items():
+                step_ms[name] = median(b["step_ms"] for b in record["blocks"] if b["method"] == name)
+    if POWER not in step_ms:
+        return {}
+    return {name: round(steps * step_ms[POWER] / step_ms[name]) for name in methods if name in step_ms}
+
+
 def measure(runs: list[tuple[str, int]], options, raw: Path) -> None:
     """Trains every (method, seed) and appends each result as it comes."""
+    names = [method for method, _ in runs]
+    equal_time = steps_at_equal_time(names, options.steps, options.rate, options.out / "speed.jsonl")
     conditions = {
         "workers": options.workers,
+        "commit": source_commit(),
+        "equal_time_rate": options.rate,
         "started": time.strftime("%Y-%m-%d %H:%M"),
         "machine": describe_machine(),
     }
@@ -58,7 +76,7 @@ def measure(runs: list[tuple[str, int]], options, raw: Path) -> None:
 
     with Links(options.workers) as links:
         conditions["links"] = links.describe()
-        config = {"runs": runs, "steps": options.steps}
+        config = {"runs": runs, "steps": options.steps, "equal_time_steps": equal_time}
         print(f"{len(runs)} runs of {options.steps} steps; {links.describe()}", flush=True)
         run_workers(links, Path(__file__).with_name("quality_worker.py"), config, on_event, 600)
 
@@ -70,6 +88,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    parser.add_argument("--rate", default="1gbit", help="of the step times for equal time (default: %(default)s)")
+    parser.add_argument("--again", action="store_true", help="measure runs that quality.jsonl has, too")
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()
     if options.steps < 20 or options.seeds < 2:
@@ -78,9 +98,12 @@ def main() -> int:
     methods = [m.strip() for m in options.methods.split(";")] if options.methods else METHODS
     if not options.report_only:
         require_cortado(methods)
-        done = {key_of(record) for record in read_records(raw)}
+        done = set() if options.again else {key_of(record) for record in read_records(raw)}
         runs = [(method, seed) for seed in range(options.seeds) for method in methods]
+        wanted = len(runs)
         runs = [run for run in runs if (*run, options.steps, options.workers) not in done]
+        if len(runs) < wanted:
+            print(f"{wanted - len(runs)} of {wanted} runs are in {raw.name} already (--again: measure them anew)")
         try:
             if runs:
                 measure(runs, options, raw)

@@ -38,20 +38,33 @@ def attach(ddp, plan="auto", *, grad_scaler=None, verbose=True):
 
     The returned state has state_dict(), load_state_dict() and report().
     """
-    if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
-        got = f"{type(ddp).__name__}{_fsdp_hint(ddp)}"
-        raise SpecError(f"cortado.attach needs a torch.nn.parallel.DistributedDataParallel, got {got}")
-    if ddp in _states:
-        raise CortadoError(f'this model is attached already, with "{_states[ddp].spec}"; build a new DDP to change it')
-    if _has_run_backward(ddp):
-        raise CortadoError("attach before the first backward: this model has gradients, or has exchanged some, already")
-    state = DdpState(plan, ddp, ddp.process_group, grad_scaler, verbose)
+    is_ddp = isinstance(ddp, torch.nn.parallel.DistributedDataParallel)
+    refusal = _refusal(ddp)
+    if not dist.is_initialized():
+        raise refusal or CortadoError("attach needs a process group: call torch.distributed.init_process_group first")
+    state = DdpState(plan, ddp, ddp.process_group if is_ddp else None, grad_scaler, verbose, refusal=refusal)
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
-        raise CortadoError(f"this model has another communication hook, and DDP takes only one: {error}") from error
+        raise CortadoError(f"DDP refuses a communication hook: {error}") from error
     _states[ddp] = state
     return state
+
+
+def _refusal(ddp):
+    """The error that keeps this model from being attached, if any; told to all ranks before it is raised."""
+    if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
+        got = f"{type(ddp).__name__}{_fsdp_hint(ddp)}"
+        return SpecError(f"cortado.attach needs a torch.nn.parallel.DistributedDataParallel, got {got}")
+    if ddp in _states:
+        return CortadoError(f'this model is attached already, with "{_states[ddp].spec}"; build a new DDP to change it')
+    if getattr(ddp, "_comm_hooks", None):
+        return CortadoError("this model has another communication hook, and DDP takes only one")
+    if _has_run_backward(ddp):
+        return CortadoError(
+            "attach before the first backward: this model has gradients, or has exchanged some, already"
+        )
+    return None
 
 
 def ddp_hook(plan, model, *, process_group=None, grad_scaler=None, verbose=True):
@@ -80,10 +93,10 @@ def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.T
 class DdpState:
     """One model's compression: what DDP passes to the hook. Make it with attach() or ddp_hook()."""
 
-    def __init__(self, plan, model, process_group, grad_scaler, verbose):
+    def __init__(self, plan, model, process_group, grad_scaler, verbose, *, refusal=None):
         self._group = TorchGroup(process_group)
         self._grad_scaler = grad_scaler
-        self._engine = self._make_engine(plan, model)
+        self._engine = self._make_engine(plan, model, refusal)
         self._group.set_timeout(self._engine.timeout_s)
         self.spec = self._engine.spec
         self._maps = {}  # bucket index -> (parameters, BucketMap)
@@ -94,8 +107,10 @@ class DdpState:
         if verbose and self._group.rank == 0:
             print(self._engine.describe(), file=sys.stderr, flush=True)
 
-    def _make_engine(self, plan, model):
+    def _make_engine(self, plan, model, refusal):
         with self._on_all_ranks("could not attach"):
+            if refusal is not None:
+                raise refusal
             spec = _core.canonical_spec(spec_from(plan))
             self._parameters, tensors = _list_tensors(model)
         scaled = self._group.all_gather(b"\1" if self._grad_scaler is not None else b"\0", _SETUP_TIMEOUT_S)

@@ -20,8 +20,10 @@ constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kScaled, std::int64_t{25
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const EngineOptions& options,
+Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const EngineOptions& given,
                                                Communicator* communicator, const Clock* clock, TraceRecorder* trace) {
+  // Fields that were set one by one are held to the rules of the string.
+  CORTADO_ASSIGN_OR_RETURN(const EngineOptions options, EngineOptions::parse(given.to_spec()));
   // Ranks first agree on what they were asked for, so that an error of one's own model comes second and on all of them.
   const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
   CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), tensors, timeout));

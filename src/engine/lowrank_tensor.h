@@ -53,8 +53,8 @@ class LowRankTensor {
   virtual void receive_first_round(const void* summed, std::int64_t step);
   virtual bool encode_second_round(void* slot);
 
-  // output = the mean of the gradients that the summed factors stand for, in the gradient's dtype. Call before
-  // receive().
+  // output = the mean of the gradients that the summed factors stand for, in the gradient's dtype. Before commit();
+  // receive() may come before or after it.
   virtual void decode(SlotKind kind, const void* summed, double gradient_scale, void* output) = 0;
 
   // Keeps the summed factors, made orthonormal, for the next step.

@@ -79,10 +79,6 @@ bool takes_dtype(const Codec& codec, DType dtype) {
 }
 
 Result<TrainedCodec> make_trained_codec(const EngineOptions& options) {
-  if (options.wire != DType::kFloat32) {
-    return make_error(StatusCode::kInvalidArgument, "%s: wire is an option of low rank and of cast; codecs say how "
-                      "values travel", options.codec.c_str());
-  }
   TrainedCodec trained;
   CORTADO_ASSIGN_OR_RETURN(trained.codec, make_codec(options.codec));
   const std::string spec = trained.codec->spec();

@@ -2,6 +2,7 @@
 """Wrong arguments: one clear error each, on every rank, that says what and what was expected."""
 
 import json
+import time
 
 import cortado
 import pytest
@@ -152,6 +153,24 @@ def test_attaching_twice_or_late_is_refused(pools, when, words):
     for kind, text in pools(2).run(attach_late, when=when):
         assert kind == "CortadoError"
         assert all(word in text for word in words), text
+
+
+def attach_late_on_one_rank(me):
+    model = me.wrap(make_net())
+    with model.no_sync():
+        if me.rank == 1:
+            loss_of(model, make_batch(me.rank, 0)).backward()
+    start = time.monotonic()
+    error = error_of(cortado.attach, model, "acp", verbose=False)
+    return *error, time.monotonic() - start
+
+
+def test_a_refusal_on_one_rank_is_told_to_the_others_at_once(pools):
+    for rank, (kind, text, seconds) in enumerate(pools(3).run(attach_late_on_one_rank)):
+        assert "before the first backward" in text
+        assert kind == ("CortadoError" if rank == 1 else "MismatchError")
+        assert rank == 1 or "rank 1" in text
+        assert seconds < 30  # not the 60 s of a rank that never answers
 
 
 def attach_beside_another_hook(me):

@@ -180,6 +180,41 @@ def test_an_error_in_the_hook_is_passed_on_at_once():
         assert seconds < 5 + SLACK_S
 
 
+def interrupt_while_waiting(me):
+    """Ctrl-C on a rank that waits for another one."""
+    import threading
+
+    import cortado
+    import torch
+    from nets import loss_of, make_batch, make_net
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    model = torch.nn.parallel.DistributedDataParallel(make_net())
+    cortado.attach(model, "acp(rank=2, timeout_s=60)", verbose=False)
+    if me.rank == 1:
+        time.sleep(4)  # the other waits and is interrupted
+    else:
+        threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    try:
+        loss_of(model, make_batch(me.rank, 0)).backward()
+    except BaseException as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return None
+
+
+def test_ctrl_c_in_a_wait_is_a_keyboard_interrupt():
+    from ranks import Pool
+
+    pool = Pool(2)
+    try:
+        (kind, _, seconds), _ = pool.run(interrupt_while_waiting)
+    finally:
+        pool.close()
+    assert kind == "KeyboardInterrupt"
+    assert seconds < 3.5 + SLACK_S
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     main(*json.loads(sys.argv[1]))
