@@ -98,6 +98,13 @@ cortado::CommunicatorCallbacks callbacks_for(nb::handle group, int rank, int wor
       group_of(context).attr("start_all_reduce")(reinterpret_cast<std::uintptr_t>(data), elems, dtype, work);
     });
   };
+  callbacks.start_all_gather = [](void* context, const void* sent, std::int64_t sent_bytes, void* received,
+                                  std::uint64_t work, char* error, std::size_t bytes) {
+    return call_python(error, bytes, [&] {
+      group_of(context).attr("start_all_gather")(reinterpret_cast<std::uintptr_t>(sent), sent_bytes,
+                                                 reinterpret_cast<std::uintptr_t>(received), work);
+    });
+  };
   callbacks.test = [](void* context, std::uint64_t work, int* done, char* error, std::size_t bytes) {
     return call_python(error, bytes, [&] { *done = nb::cast<bool>(group_of(context).attr("test")(work)) ? 1 : 0; });
   };
@@ -290,6 +297,7 @@ nb::dict PyEngine::save_state() {
     nb::dict entry;
     entry["residual"] = to_numpy(std::move(tensor.residual));
     entry["basis"] = to_numpy(std::move(tensor.basis));
+    entry["velocity"] = to_numpy(std::move(tensor.velocity));
     tensors[tensor.name.c_str()] = entry;
   }
   nb::dict result;
@@ -320,7 +328,8 @@ std::string PyEngine::load_state(const nb::dict& dict) {
   for (auto [name, entry] : nb::cast<nb::dict>(dict["tensors"])) {
     state.tensors.push_back({.name = nb::cast<std::string>(name),
                              .residual = to_vector(entry["residual"]),
-                             .basis = to_vector(entry["basis"])});
+                             .basis = to_vector(entry["basis"]),
+                             .velocity = to_vector(entry["velocity"])});
   }
   Result<std::string> warning = [&] {
     nb::gil_scoped_release release;

@@ -31,7 +31,8 @@ _failed = []  # states whose collectives may still write to the engine's memory;
 def attach(ddp, plan="auto", *, grad_scaler=None, verbose=True):
     """Makes ``ddp`` exchange its gradients as ``plan`` says; returns the state. Call it on every rank, before backward.
 
-    plan: a codec string such as "acp(rank=4)", a dict such as {"codec": "acp", "rank": 4}, or a path ending in .json.
+    plan: a codec string such as "acp(rank=4)" or "topk(density=0.01) | quant(bits=4)", a dict such as
+        {"codec": "acp", "rank": 4}, or a path ending in .json.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
@@ -237,7 +238,7 @@ class DdpState:
         return Report(values)
 
     def state_dict(self):
-        """This rank's residuals, factors and step, keyed by parameter name; every rank saves its own."""
+        """This rank's residuals, factors, velocities and step, keyed by parameter name; every rank saves its own."""
         state = self._engine.save_state()
         for entry in state["tensors"].values():
             for key in entry:
@@ -276,7 +277,8 @@ def _arrays_of(state):
         raise MismatchError(f"load_state_dict: the state lacks {', '.join(missing)}", "mismatch")
     tensors = {}
     for name, entry in state["tensors"].items():
-        tensors[name] = {key: entry[key].float().contiguous().numpy() for key in ("residual", "basis")}
+        entry = {"velocity": torch.empty(0), **entry}  # states of earlier versions lack it
+        tensors[name] = {key: entry[key].float().contiguous().numpy() for key in ("residual", "basis", "velocity")}
     return {**state, "tensors": tensors}
 
 

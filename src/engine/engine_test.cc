@@ -32,6 +32,14 @@ EngineOptions low_rank(Method method, int rank) {
   return options;
 }
 
+// An ordinary codec, for every tensor that it can be used for.
+EngineOptions coded(const std::string& codec) {
+  EngineOptions options = low_rank(Method::kCodec, 0);
+  options.codec = codec;
+  options.min_elems = 0;
+  return options;
+}
+
 // What every rank delivered in every step, in rank order.
 struct History {
   std::vector<std::vector<Gradients>> delivered;  // [rank][step]
@@ -169,6 +177,7 @@ class EveryMethod : public testing::TestWithParam<std::tuple<EngineOptions, int>
 TEST_P(EveryMethod, DeliversTheMeanOnEveryRankAndLosesNothing) {
   const auto [options, world_size] = GetParam();
   for (const DType wire : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    if (options.method == Method::kCodec && wire != DType::kFloat32) continue;
     Training training{.options = options, .world_size = world_size, .steps = 7};
     training.options.wire = wire;
     training.options.start_step = 2;
@@ -288,10 +297,16 @@ TEST_P(EveryMethod, FollowsAChangingLossScale) {
 
 INSTANTIATE_TEST_SUITE_P(
     Engine, EveryMethod,
-    testing::Combine(testing::Values(low_rank(Method::kAcp, 3), alternating(3), low_rank(Method::kPower, 3)),
+    testing::Combine(testing::Values(low_rank(Method::kAcp, 3), alternating(3), low_rank(Method::kPower, 3),
+                                     coded("cast(bf16)"), coded("acp(rank=3)")),
                      testing::Values(2, 3, 5)),
     [](const auto& info) {
       const EngineOptions& options = std::get<0>(info.param);
+      if (options.method == Method::kCodec) {
+        std::string name = "Codec_";
+        for (const char c : options.codec) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+        return name + std::to_string(std::get<1>(info.param));
+      }
       const bool power = options.method == Method::kPower;
       const bool both = options.sides == EngineOptions::Sides::kBoth;
       return std::string(power ? "Power" : both ? "AcpBoth" : "AcpAlternate") + std::to_string(std::get<1>(info.param));

@@ -34,7 +34,7 @@ def attach_each(me, plans, dtype=torch.float32):
 
 
 WRONG_PLANS = [
-    ("gzip(level=3)", ['unknown codec "gzip"', "none, cast, power and acp"]),
+    ("gzip(level=3)", ['unknown codec "gzip"', "known are none, cast"]),
     ("acp(rnk=4)", ['no parameter "rnk"', "rank"]),
     ("none(rank=4)", ['no parameter "rank"', "timeout_s"]),
     ("acp(rank=0)", ["rank", "0", "1"]),
