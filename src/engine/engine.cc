@@ -22,8 +22,10 @@ constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kScaled, std::int64_t{25
 
 Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const EngineOptions& given,
                                                Communicator* communicator, const Clock* clock, TraceRecorder* trace) {
-  // Fields that were set one by one are held to the rules of the string.
-  CORTADO_ASSIGN_OR_RETURN(const EngineOptions options, EngineOptions::parse(given.to_spec()));
+  // Fields that were set one by one are held to the rules of the string. (Any codec can be asked for as kCodec.)
+  if (given.method != Method::kCodec) CORTADO_RETURN_IF_ERROR(EngineOptions::parse(given.to_spec()).status());
+  EngineOptions options = given;
+  if (options.phase == EngineOptions::Phase::kGlobal) options.sides = EngineOptions::Sides::kAlternate;
   // Ranks first agree on what they were asked for, so that an error of one's own model comes second and on all of them.
   const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
   CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), tensors, timeout));

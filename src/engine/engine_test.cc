@@ -450,9 +450,22 @@ TEST(Engine, CastSendsHalfTheBytesAndRoundsOnce) {
   EXPECT_LT(run.reports[0].relative_l2_error, 4e-3);
 }
 
+TEST(Engine, OptionsThatNoStringGivesAreRefused) {
+  LocalGroup group(1);
+  const std::vector<EngineTensor> tensors = {{.name = "w", .rows = 8, .cols = 8}};
+  EngineOptions no_rank, cast_to_nothing_narrower;
+  cast_to_nothing_narrower.method = Method::kCast;
+  no_rank.rank = 0;
+  for (const EngineOptions& options : {no_rank, cast_to_nothing_narrower}) {
+    const auto engine = Engine::create(tensors, options, group.communicator(0));
+    EXPECT_EQ(engine.status().code(), StatusCode::kInvalidArgument) << engine.status().to_string();
+  }
+}
+
 TEST(Engine, OneRankChangesNothing) {
   for (const Method method : {Method::kAcp, Method::kPower, Method::kCast}) {
     Training training{.options = low_rank(method, 4), .world_size = 1, .steps = 3};
+    if (method == Method::kCast) training.options.wire = DType::kBFloat16;
     const History run = train(training);
     for (std::int64_t step = 0; step < 3; ++step) {
       EXPECT_TRUE(same_bits(run.delivered[0][step], made_up_gradients(training.tensors, 0, step)));
