@@ -22,11 +22,7 @@ Status unknown_codec(const std::string& name) {
 
 const std::vector<CodecRow>& codec_registry() {
   static const std::vector<CodecRow> rows = {
-      none_row(),
-      cast_row(),
-      acp_row(),
-      power_row(),
-      sign_row(),
+      none_row(), cast_row(), acp_row(), power_row(), sign_row(),
   };
   return rows;
 }
