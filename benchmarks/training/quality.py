@@ -34,14 +34,23 @@ METHODS = [
 ]
 
 
-def key_of(record: dict) -> tuple:
-    return tuple(record[field] for field in ("method", "seed", "steps", "workers"))
+def measure(task: str, methods: list[str], steps: int, options, raw: Path) -> None:
+    """Trains a task by every method with every seed, except what `raw` holds already."""
+    require_cortado(methods)
+    wanted = [(method, seed) for seed in range(options.seeds) for method in methods]
+    key = {"task_name": task, "steps": steps, "workers": options.workers}
+    records = [record for record in read_records(raw) if all(record[name] == key[name] for name in key)]
+    done = {(record["method"], record["seed"]) for record in records}
+    runs = [run for run in wanted if run not in done]
+    if runs:
+        train(task, runs, steps, options.workers, raw)
 
 
-def measure(runs: list[tuple[str, int]], options, raw: Path) -> None:
+def train(task: str, runs: list[tuple[str, int]], steps: int, workers: int, raw: Path) -> None:
     """Trains every (method, seed) and appends each result as it comes."""
     conditions = {
-        "workers": options.workers,
+        "task_name": task,
+        "workers": workers,
         "started": time.strftime("%Y-%m-%d %H:%M"),
         "machine": describe_machine(),
     }
@@ -56,38 +65,42 @@ def measure(runs: list[tuple[str, int]], options, raw: Path) -> None:
             loss = f"training {event['training_loss']:.3f}, validation {event['validation_loss']:.3f}"
             print(f"{name}: {loss}", flush=True)
 
-    with Links(options.workers) as links:
+    with Links(workers) as links:
         conditions["links"] = links.describe()
-        config = {"runs": runs, "steps": options.steps}
-        print(f"{len(runs)} runs of {options.steps} steps; {links.describe()}", flush=True)
+        config = {"task": task, "runs": runs, "steps": steps}
+        print(f"{task}: {len(runs)} runs of {steps} steps; {links.describe()}", flush=True)
         run_workers(links, Path(__file__).with_name("quality_worker.py"), config, on_event, 600)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def parse_options(parser: argparse.ArgumentParser):
+    """The options that `accuracy.py` has too."""
     parser.add_argument("--methods", help="separated by ';' (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="how many (default: 3)")
-    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()
-    if options.steps < 20 or options.seeds < 2:
-        parser.error("at least 20 steps and 2 seeds are needed")
+    if options.seeds < 2:
+        parser.error("at least 2 seeds are needed")
+    if options.methods:
+        options.methods = [m.strip() for m in options.methods.split(";")]
+    return options
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=300)
+    options = parse_options(parser)
+    if options.steps < 20:
+        parser.error("at least 20 steps are needed")
     raw = options.out / "quality.jsonl"
-    methods = [m.strip() for m in options.methods.split(";")] if options.methods else METHODS
-    if not options.report_only:
-        require_cortado(methods)
-        done = {key_of(record) for record in read_records(raw)}
-        runs = [(method, seed) for seed in range(options.seeds) for method in methods]
-        runs = [run for run in runs if (*run, options.steps, options.workers) not in done]
-        try:
-            if runs:
-                measure(runs, options, raw)
-        except WorkerFailed as error:
-            print(f"quality: {error}", file=sys.stderr)
-            return 1
-    print(f"wrote {write_report(read_records(raw), options.out / 'quality.md')}")
+    try:
+        if not options.report_only:
+            measure("gpt", options.methods or METHODS, options.steps, options, raw)
+    except WorkerFailed as error:
+        print(f"quality: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {write_report(read_records(raw), options.out / 'quality.md', 'Quality by method at equal steps')}")
     return 0
 
 

@@ -4,18 +4,16 @@
 import statistics
 
 import torch.distributed as dist
-from models import TASKS, Task, train_lm
+from models import TASKS, Task
 from trainer import Trainer, emit, mean_over_ranks, sent_bytes, start_worker
 
 FINAL_STEPS = 10  # the final training loss is the mean of these
-VALIDATION_WINDOWS = 256
 
 
-def run(task: Task, method: str, seed: int, steps: int, validation) -> dict:
+def run(task: Task, method: str, seed: int, steps: int) -> dict:
     trainer = Trainer(task, method, seed)
     module = trainer.wrapped.ddp.module
-    place = (dist.get_rank(), dist.get_world_size(), VALIDATION_WINDOWS)
-    initial = train_lm.validation_loss(module, validation, *place)
+    initial = task.validation_loss(module)
     losses, step_s = [], []
     for step in range(1, steps + 1):
         if step == steps - FINAL_STEPS + 1:
@@ -30,7 +28,7 @@ def run(task: Task, method: str, seed: int, steps: int, validation) -> dict:
     sent = None if sent_before is None else round((sent_after - sent_before) / FINAL_STEPS)
     result = {
         "initial_validation_loss": initial,
-        "validation_loss": train_lm.validation_loss(module, validation, *place),
+        "validation_loss": task.validation_loss(module),
         "training_loss": statistics.mean(losses[-FINAL_STEPS:]),
         "sent_bytes_per_step": sent,
         "step_ms": 1e3 * statistics.median(step_s),
@@ -45,11 +43,10 @@ def run(task: Task, method: str, seed: int, steps: int, validation) -> dict:
 
 def main() -> None:
     config = start_worker()
-    task = TASKS["gpt"]()
-    _, validation = train_lm.read_text()
+    task = TASKS[config["task"]]()
     for method, seed in config["runs"]:
-        result = run(task, method, seed, config["steps"], validation)
-        emit("result", method=method, seed=seed, steps=config["steps"], **result)
+        result = run(task, method, seed, config["steps"])
+        emit("result", task=task.describe, method=method, seed=seed, steps=config["steps"], **result)
     dist.barrier()
     dist.destroy_process_group()
 
