@@ -67,6 +67,10 @@ class Codec {
   // for that shape gives kCorruptData, and then `output` holds unspecified values.
   virtual Status decode(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const = 0;
 
+  // What becomes of the decoded tensors of all ranks: their mean, or the sign of the sum of their signs (0 at a tie)
+  // times the mean of their magnitudes.
+  virtual bool is_majority_vote() const { return false; }
+
   // The codec as a stage of a composition; nullptr if others can't stand behind it.
   virtual const Sparsifier* sparsifier() const { return nullptr; }
   virtual const Quantiser* quantiser() const { return nullptr; }

@@ -5,6 +5,7 @@
 #include "codec/composition/composition.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
+#include "codec/sign/sign.h"
 #include "core/check.h"
 #include "cortado/codec.h"
 
@@ -34,6 +35,7 @@ const std::vector<CodecRow>& codec_registry() {
       cast_row(),
       acp_row(),
       power_row(),
+      sign_row(),
   };
   return rows;
 }

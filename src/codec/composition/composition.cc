@@ -146,6 +146,7 @@ class Composition final : public Codec {
   }
 
   const CodecRow& row() const override { return row_; }
+  bool is_majority_vote() const override { return values_->is_majority_vote(); }
 
   std::uint64_t max_payload_bytes(std::int64_t rows, std::int64_t cols, DType dtype) const override {
     if (rows == 0 || cols == 0) return 0;
