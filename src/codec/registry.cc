@@ -6,6 +6,7 @@
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
 #include "codec/sign/sign.h"
+#include "codec/topk/topk.h"
 #include "core/check.h"
 #include "cortado/codec.h"
 
@@ -36,6 +37,7 @@ const std::vector<CodecRow>& codec_registry() {
       acp_row(),
       power_row(),
       sign_row(),
+      topk_row(),
   };
   return rows;
 }
