@@ -52,6 +52,7 @@ class Codec {
   virtual std::string spec() const = 0;
 
   // Its row of the registry; of a composition a row of its own, with the traits that its stages give it.
+  // Not for inner loops: finding it may allocate.
   virtual const CodecRow& row() const;
 
   // Upper bound of what encode writes, and of the scratch memory that encode and decode need, in bytes; pure functions

@@ -35,7 +35,7 @@ Role role_of(const Codec& codec) {
 const char* objection(Role first, Role second) {
   if (first == Role::kLowRank || second == Role::kLowRank) return "low-rank codecs stand alone";
   if (first == Role::kCoder) return "rans codes integers and must come last";
-  if (first == Role::kValues) return "nothing may follow a codec that is neither a sparsifier nor a quantiser";
+  if (first == Role::kValues) return "nothing may follow a codec that, as set, is neither sparsifier nor quantiser";
   if (first == Role::kQuantiser && second != Role::kCoder) return "only rans may follow a quantiser";
   if (first == Role::kSparsifier && second == Role::kCoder) {
     return "rans codes the integers of a quantiser; behind a sparsifier may come sparsifiers, quantisers or other "
@@ -129,6 +129,7 @@ class Composition final : public Codec {
             .summary = "codecs one behind the other, each taking what the one before kept",
             .parameters = {},
             .make = nullptr};
+    for (const std::unique_ptr<Codec>& stage : stages_) stage_rows_.push_back(&stage->row());
     while (sparsifiers_ < stages_.size() && role_of(*stages_[sparsifiers_]) == Role::kSparsifier) ++sparsifiers_;
     if (sparsifiers_ < stages_.size()) {
       values_ = stages_[sparsifiers_].get();
@@ -227,9 +228,9 @@ class Composition final : public Codec {
                                       std::span<std::byte> scratch) const {
     const Workspace workspace(scratch, workspace_bytes(input.rows, input.cols, input.dtype));
     std::byte* header = payload.data();
-    for (const std::unique_ptr<Codec>& stage : stages_) {
-      *header++ = std::byte{stage->row().wire_id};
-      *header++ = std::byte{stage->row().version};
+    for (const CodecRow* row : stage_rows_) {
+      *header++ = std::byte{row->wire_id};
+      *header++ = std::byte{row->version};
     }
     std::span<std::byte> rest = payload.subspan(header_bytes());
     View view = input;
@@ -299,7 +300,7 @@ class Composition final : public Codec {
                         payload.size(), static_cast<unsigned long long>(header_bytes()));
     }
     for (std::size_t i = 0; i < stages_.size(); ++i) {
-      const CodecRow& expected = stages_[i]->row();
+      const CodecRow& expected = *stage_rows_[i];
       const int wire_id = std::to_integer<int>(payload[kStageIdBytes * i]);
       const int version = std::to_integer<int>(payload[kStageIdBytes * i + 1]);
       if (wire_id == expected.wire_id && version == expected.version) continue;
@@ -330,7 +331,7 @@ class Composition final : public Codec {
     }
     if (kept >= 0 && kept <= most) return kept;
     return make_error(StatusCode::kCorruptData, "decode: %s kept %lld values, expected at most %lld",
-                      stages_[i]->row().name, static_cast<long long>(kept), static_cast<long long>(most));
+                      stage_rows_[i]->name, static_cast<long long>(kept), static_cast<long long>(most));
   }
 
   Status decode_codes(std::span<const std::byte> coded, std::span<const std::byte> side, const TensorView& output,
@@ -346,6 +347,7 @@ class Composition final : public Codec {
   }
 
   const std::vector<std::unique_ptr<Codec>> stages_;
+  std::vector<const CodecRow*> stage_rows_;  // asking for them is not free
   CodecRow row_;
   std::size_t sparsifiers_ = 0;  // how many; they come first
   std::unique_ptr<Codec> plain_values_;
