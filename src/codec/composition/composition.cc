@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "codec/binding.h"
+#include "codec/explain.h"
 #include "codec/none/none.h"
 #include "codec/stage.h"
 #include "core/check.h"
@@ -184,6 +185,13 @@ class Composition final : public Codec {
     return status.ok() ? status : status.with_context(spec());
   }
 
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType dtype) const override {
+    PayloadExplainer explainer(payload);
+    if (rows > 0 && cols > 0) explain_stages(explainer, {nullptr, dtype, rows, cols});
+    return std::move(explainer).finish();
+  }
+
  private:
   using View = ConstTensorView;
 
@@ -344,6 +352,43 @@ class Composition final : public Codec {
     }
     if (side.empty()) return {};
     return make_error(StatusCode::kCorruptData, "decode: a side section of %zu bytes of no values", side.size());
+  }
+
+  // Ends where the payload makes no sense any more.
+  void explain_stages(PayloadExplainer& explainer, View view) const {
+    for (const CodecRow* row : stage_rows_) {
+      explainer.take(kStageIdBytes, "stage", "wire id and payload version of " + std::string(row->name));
+    }
+    std::array<std::uint64_t, kMaxStages> section_bytes = {};
+    for (std::size_t i = 0; i < lengths(); ++i) {
+      section_bytes[i] = explainer.peek<std::uint64_t>().value_or(0);
+      explainer.take(kLengthBytes, "length",
+                     std::to_string(section_bytes[i]) + " bytes of the " + section_name(i) + " section");
+    }
+    for (std::size_t i = 0; i < sparsifiers_ && view.elems() > 0; ++i) {
+      const std::span<const std::byte> index =
+          explainer.rest().first(std::min<std::uint64_t>(section_bytes[i], explainer.rest().size()));
+      const Result<std::int64_t> kept = sparsifier(i).check_index(index, view.rows, view.cols);
+      explainer.take(section_bytes[i], section_name(i),
+                     kept.ok() ? "where the " + std::to_string(kept.value()) + " values of " +
+                                     std::to_string(view.elems()) + " were"
+                               : kept.status().message());
+      if (!kept.ok()) return;
+      view = kept_view(nullptr, kept.value());
+    }
+    if (view.elems() == 0) return;
+    if (coder_ != nullptr) {
+      explainer.take(section_bytes[sparsifiers_], section_name(sparsifiers_), "what its codes mean, such as scales");
+    }
+    const Codec& codec = coder_ != nullptr ? *coder_ : *values_;
+    const DType dtype = coder_ != nullptr ? DType::kUint8 : view.dtype;
+    for (const PayloadSection& section : codec.explain(explainer.rest(), view.rows, view.cols, dtype)) {
+      explainer.take(section.bytes, std::string(codec.row().name) + " " + section.name, section.meaning);
+    }
+  }
+
+  std::string section_name(std::size_t i) const {
+    return std::string(stage_rows_[i]->name) + (i < sparsifiers_ ? " index" : " side");
   }
 
   const std::vector<std::unique_ptr<Codec>> stages_;
