@@ -4,19 +4,17 @@
 import statistics
 
 import torch.distributed as dist
-from models import TASKS, Task, train_lm
+from models import TASKS, Task
 from trainer import Trainer, emit, mean_over_ranks, sent_bytes, start_worker
 
 FINAL_STEPS = 10  # the final training loss is the mean of these
-VALIDATION_WINDOWS = 256
 
 
-def run(task: Task, method: str, seed: int, steps: int, equal_time_steps: int | None, validation) -> dict:
+def run(task: Task, method: str, seed: int, steps: int, equal_time_steps: int | None) -> dict:
     """`equal_time_steps`: another number of steps after which to look at the validation loss."""
     trainer = Trainer(task, method, seed)
     module = trainer.wrapped.ddp.module
-    place = (dist.get_rank(), dist.get_world_size(), VALIDATION_WINDOWS)
-    initial = train_lm.validation_loss(module, validation, *place)
+    initial = task.validation_loss(module)
     losses, step_s, validation_losses = [], [], {}
     for step in range(1, max(steps, equal_time_steps or 0) + 1):
         if step == steps - FINAL_STEPS + 1:
@@ -25,7 +23,7 @@ def run(task: Task, method: str, seed: int, steps: int, equal_time_steps: int | 
         losses.append(loss)
         step_s.append(seconds)
         if step in (steps, equal_time_steps):
-            validation_losses[step] = train_lm.validation_loss(module, validation, *place)
+            validation_losses[step] = task.validation_loss(module)
         if step == steps:
             sent_after = sent_bytes()
         if step % 50 == 0:
@@ -51,12 +49,10 @@ def run(task: Task, method: str, seed: int, steps: int, equal_time_steps: int | 
 
 def main() -> None:
     config = start_worker()
-    task = TASKS["gpt"]()
-    _, validation = train_lm.read_text()
+    task = TASKS[config["task"]]()
     for method, seed in config["runs"]:
-        equal_time_steps = config["equal_time_steps"].get(method)
-        result = run(task, method, seed, config["steps"], equal_time_steps, validation)
-        emit("result", method=method, seed=seed, steps=config["steps"], **result)
+        result = run(task, method, seed, config["steps"], config["equal_time_steps"].get(method))
+        emit("result", task=task.describe, method=method, seed=seed, steps=config["steps"], **result)
     dist.barrier()
     dist.destroy_process_group()
 
