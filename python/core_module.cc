@@ -164,8 +164,10 @@ class PyEngine {
     engine_ = unwrap(std::move(engine));
   }
 
-  void begin_step(double gradient_scale, bool keeps_local_gradients) {
-    check(engine_->begin_step({.gradient_scale = gradient_scale, .keeps_local_gradients = keeps_local_gradients}));
+  void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients) {
+    check(engine_->begin_step({.gradient_scale = gradient_scale,
+                               .keeps_local_gradients = keeps_local_gradients,
+                               .holds_zero_gradients = holds_zero_gradients}));
   }
 
   void submit(BucketMap& map, std::uintptr_t base) {
@@ -357,7 +359,8 @@ NB_MODULE(_core, m) {
   nb::class_<PyEngine>(m, "Engine", "cortado::Engine over a process group given as a Python object.")
       .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&>(), "tensors"_a,
            "spec"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a)
-      .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false)
+      .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
+           "holds_zero_gradients"_a = false)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)
       .def("submit_buffer", &PyEngine::submit_buffer, "data"_a, "elems"_a, "dtype"_a)
       .def("finish_step", &PyEngine::finish_step, "local_gradient"_a = nb::none())

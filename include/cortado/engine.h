@@ -109,6 +109,9 @@ struct StepContext {
   // (LocalGradient). Then a message is decoded as soon as its collective ends; otherwise, with rollback=rounded,
   // decoding starts once the step is known to be finite.
   bool keeps_local_gradients = false;
+  // True: a tensor whose gradient is all zeros here sends nothing in this step and its residual waits. For frameworks
+  // that drop what arrives for a parameter that no rank has used.
+  bool holds_zero_gradients = false;
 };
 
 // The kept copy of the local gradient of a tensor; nullptr stands for all zeros. Called only to undo a non-finite step.

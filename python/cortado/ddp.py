@@ -177,7 +177,8 @@ class DdpState:
                 f"cortado exchanges dense CPU gradients for now; this bucket is {buffer.layout} on {buffer.device}"
             )
         scale = float(self._grad_scaler.get_scale()) if self._grad_scaler is not None else 1.0
-        self._engine.begin_step(scale, self._keeps_gradients(bucket))
+        # DDP drops what arrives for a parameter that no rank has used (find_unused_parameters), so nothing may be owed.
+        self._engine.begin_step(scale, self._keeps_gradients(bucket), holds_zero_gradients=True)
         self._step_begun = True
 
     @staticmethod

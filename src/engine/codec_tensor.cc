@@ -51,6 +51,12 @@ EncodeContext CodecTensor::context(std::int64_t step) const {
 
 CodecTensor::Prepared CodecTensor::prepare(const void* gradient, double gradient_scale, CodecScratch& scratch) {
   settled_ = false;
+  is_held_ = gradient == nullptr;
+  if (is_held_) {
+    std::fill_n(scratch.sum.data(), elems(), 0.0f);
+    squares_ = {};
+    return {view_of(scratch.sum.data()), true};
+  }
   if (!setup_.has_feedback) {
     const bool finite = all_finite(gradient, elems(), setup_.dtype);
     if (setup_.encoded == setup_.dtype) return {{gradient, setup_.dtype, setup_.rows, setup_.cols}, finite};
@@ -75,6 +81,7 @@ float CodecTensor::mean_scale(double gradient_scale) const {
 
 // A velocity that was cleared can't be had again, so without a spare one it waits for the verdict.
 void CodecTensor::settle_if(Settle settle, const float* own) {
+  if (is_held_) return;
   const bool undoable = !spare_.empty() || memory_.velocity == nullptr;
   if (settle == Settle::kNever || (settle == Settle::kIfUndoable && !undoable)) return;
   squares_ = subtract_sent(own, elems(), fresh());
@@ -82,7 +89,7 @@ void CodecTensor::settle_if(Settle settle, const float* own) {
 }
 
 Status CodecTensor::commit(PayloadOfRank payload, CodecScratch& scratch) {
-  if (!setup_.has_feedback) return {};
+  if (!setup_.has_feedback || is_held_) return {};
   if (!settled_) {
     CORTADO_RETURN_IF_ERROR(decode_own(payload, scratch));
     settle_if(Settle::kYes, scratch.decoded.data());
@@ -92,7 +99,7 @@ Status CodecTensor::commit(PayloadOfRank payload, CodecScratch& scratch) {
 }
 
 Status CodecTensor::rollback(const void* gradient, PayloadOfRank payload, CodecScratch& scratch) {
-  if (!setup_.has_feedback || !spare_.empty()) return {};
+  if (!setup_.has_feedback || !spare_.empty() || is_held_) return {};
   if (settled_) {
     CORTADO_RETURN_IF_ERROR(decode_own(payload, scratch));
     for (std::int64_t i = 0; i < elems(); ++i) memory_.residual[i] += scratch.decoded.data()[i];

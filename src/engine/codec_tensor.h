@@ -57,6 +57,7 @@ class CodecTensor {
     std::uint64_t bytes = 0;  // written to the slot
     bool finite = true;       // the gradient was
   };
+  // gradient == nullptr: the tensor has nothing to send in this step; the payload is that of zeros, the residual waits.
   virtual Result<Encoded> encode(const void* gradient, double gradient_scale, std::int64_t step,
                                  std::span<std::byte> slot, CodecScratch& scratch) = 0;
 
@@ -115,6 +116,7 @@ class CodecTensor {
   FeedbackMemory spare_;
   FeedbackPass pass_;
   bool settled_ = false;
+  bool is_held_ = false;  // in the step in hand
   FeedbackSquares squares_;
 };
 

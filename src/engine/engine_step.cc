@@ -100,6 +100,10 @@ Status EngineImpl::check_submission(std::span<const Gradient> gradients) {
   return {};
 }
 
+bool EngineImpl::is_held(std::uint32_t t) const {
+  return context_.holds_zero_gradients && all_bits_zero(steps_[t].gradient, gradient_bytes(t));
+}
+
 void EngineImpl::encode(std::uint32_t t) {
   Round& round = first_round();
   const Slot* slot = round.find_slot(t);
@@ -116,7 +120,11 @@ void EngineImpl::encode(std::uint32_t t) {
     step.sum_squares = result.sum_squares;
     step.error_squares = result.error_squares;
   } else {
-    step.finite = low_rank_[t]->encode(slot->kind, step.gradient, context_.gradient_scale, data);
+    if (is_held(t)) {
+      low_rank_[t]->hold(slot->kind, data);
+    } else {
+      step.finite = low_rank_[t]->encode(slot->kind, step.gradient, context_.gradient_scale, data);
+    }
   }
   step.encode.end_ns = clock_->now_ns();
 }
@@ -124,7 +132,7 @@ void EngineImpl::encode(std::uint32_t t) {
 Status EngineImpl::encode_payload(std::uint32_t t, Round& round) {
   TensorStep& step = steps_[t];
   const Result<CodecTensor::Encoded> encoded = scratch_.with([&](CodecScratch& scratch) {
-    return codec_tensors_[t]->encode(step.gradient, context_.gradient_scale, phase_step_, round.slot_bytes(t), scratch);
+    return codec_tensors_[t]->encode(is_held(t) ? nullptr : step.gradient, context_.gradient_scale, phase_step_, round.slot_bytes(t), scratch);
   });
   if (!encoded.ok()) return encoded.status().with_context("encode of \"" + tensors_[t].name + "\"");
   step.payload_bytes = encoded.value().bytes;

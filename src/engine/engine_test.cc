@@ -251,6 +251,29 @@ TEST_P(EveryMethod, UndoesANonFiniteStepWithEveryKindOfRollback) {
   }
 }
 
+// A framework drops what arrives for a tensor that no rank has used: then nothing may arrive, and nothing may be lost.
+TEST_P(EveryMethod, HoldsWhatItOwesToATensorThatNobodyUsed) {
+  const auto [options, world_size] = GetParam();
+  for (const EngineOptions::Rollback rollback : {EngineOptions::Rollback::kRounded, EngineOptions::Rollback::kExact}) {
+    Training training{.options = options, .world_size = world_size, .steps = 9};
+    training.options.rollback = rollback;
+    training.context.holds_zero_gradients = true;
+    const auto is_unused = [](int rank, std::int64_t step) { return step % 3 == 1 || (step == 6 && rank == 0); };
+    training.gradients = [&](int rank, std::int64_t step) {
+      Gradients gradients = made_up_gradients(training.tensors, rank, step);
+      if (is_unused(rank, step)) std::fill(gradients[1].begin(), gradients[1].end(), 0.0f);
+      return gradients;
+    };
+    const History run = train(training);
+    expect_replicas_agree(run);
+    expect_telescoping(training, run, 2e-6);
+    for (const std::int64_t step : {1, 4, 7}) {
+      const std::vector<float>& delivered = run.delivered[0][step][1];
+      EXPECT_TRUE(std::all_of(delivered.begin(), delivered.end(), [](float value) { return value == 0.0f; })) << step;
+    }
+  }
+}
+
 TEST_P(EveryMethod, ResumesBitForBitInEitherPhase) {
   const auto [options, world_size] = GetParam();
   for (const std::int64_t cut : {1, 2, 5, 6}) {

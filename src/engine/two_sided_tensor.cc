@@ -66,7 +66,12 @@ void TwoSidedTensor::receive(SlotKind, const void* summed, std::int64_t step) {
   const std::int64_t elems = row_elems() + col_elems();
   const float* both = read_factor(summed, elems, received_.data());
   if (both != received_.data()) std::copy_n(both, elems, received_.data());
-  if (!setup().warm_start) std::fill_n(received_.data(), elems, 0.0f);  // zero vectors are replaced by random ones
+  if (!setup().warm_start) {
+    std::fill_n(received_.data(), elems, 0.0f);  // zero vectors are replaced by random ones
+  } else if (all_bits_zero(received_.data(), elems * std::int64_t{sizeof(float)})) {
+    std::copy_n(bases_.data(), elems, received_.data());  // nobody sent anything
+    return;
+  }
   BasisKey row_key = key_of_step(step);
   row_key.tensor = ~row_key.tensor;
   orthogonalise_rows(received_.data(), setup().rows, setup().rank, row_key, scratch_.data());

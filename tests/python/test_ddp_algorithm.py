@@ -228,9 +228,6 @@ def test_unused_parameters_pass_through_none(pools):
         assert max(errors) < 1e-6, errors
 
 
-UNUSED_EVERYWHERE = "DDP drops what is delivered to a parameter that no rank used; its residual shrinks all the same"
-
-
 def leave_unused_at_low_rank(me, use, graph, view):
     options = {"bucket_cap_mb": 0.0005, "gradient_as_bucket_view": view, **GRAPHS[graph]}
     model = me.attach(Branches(), "acp(rank=2, start_step=1, bucket_cap_mib=0)", **options)
@@ -259,7 +256,7 @@ def leave_unused_at_low_rank(me, use, graph, view):
         ("never", "found", False),
         ("each rank its own", "found", True),
         ("each rank its own", "found", False),
-        pytest.param("in some steps", "found", True, marks=pytest.mark.xfail(reason=UNUSED_EVERYWHERE, strict=True)),
+        ("in some steps", "found", True),
     ],
 )
 def test_what_low_rank_holds_back_is_owed_with_unused_parameters_too(pools, use, graph, view):
