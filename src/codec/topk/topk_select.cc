@@ -1,0 +1,199 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "codec/topk/topk_select.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "codec/cast/cast_kernels.h"
+#include "codec/topk/topk_kernels.h"
+
+namespace cortado {
+
+namespace {
+
+constexpr std::int64_t kPieceElems = 4096;    // stays in the first-level cache
+constexpr std::int64_t kKthElems = 1 << 18;   // up to here 31 reads of the cache beat three histograms
+constexpr std::int64_t kSampledRank = 512;    // wanted of the k-th value among the sample; its error is 1 / sqrt(512)
+constexpr std::int64_t kClosestStride = 16;   // a value in 16 at most is sampled,
+constexpr std::int64_t kMostStrides = 65536;  // and about this many at most
+
+// What is kept: all above `magnitude` and the first `ties` of it.
+struct Cut {
+  MagnitudeBound magnitude;
+  std::int64_t ties;
+};
+
+MagnitudeBound magnitude_of(float value) {
+  return static_cast<MagnitudeBound>(std::bit_cast<std::uint32_t>(value) & 0x7fffffffu);
+}
+
+std::int64_t stride_of(std::int64_t elems, std::int64_t least) {
+  return std::max({kClosestStride, least / kSampledRank, elems / kMostStrides});
+}
+
+// More than that many candidates are not worth collecting.
+std::int64_t most_candidates(std::int64_t elems, std::int64_t least) {
+  return std::min(elems, 2 * least + 2 * kPieceElems);
+}
+
+// f(values, count, position of the first) for pieces in order, until it returns false.
+template <class F>
+void for_each_piece(ConstTensorView input, const F& f) {
+  float wide[kPieceElems];
+  const std::int64_t elems = input.elems();
+  for (std::int64_t i = 0; i < elems; i += kPieceElems) {
+    const std::int64_t count = std::min(kPieceElems, elems - i);
+    const void* const piece = elements_of(input, i, count).data;
+    const float* values = wide;
+    if (input.dtype == DType::kFloat32) values = static_cast<const float*>(piece);
+    if (input.dtype == DType::kFloat16) fp16_to_fp32(static_cast<const std::uint16_t*>(piece), count, wide);
+    if (input.dtype == DType::kBFloat16) bf16_to_fp32(static_cast<const std::uint16_t*>(piece), count, wide);
+    if (!f(values, count, i)) return;
+  }
+}
+
+std::int64_t count_above(ConstTensorView input, MagnitudeBound above) {
+  std::int64_t sum = 0;
+  for_each_piece(input, [&](const float* values, std::int64_t count, std::int64_t) {
+    sum += cortado::count_above(values, count, above);
+    return true;
+  });
+  return sum;
+}
+
+// Three digits of the magnitude, the upper one first; each pass counts the digits of those that have the ones before.
+Cut histogram_cut(ConstTensorView input, std::int64_t k) {
+  std::uint32_t magnitude = 0;
+  int shift = 31;
+  for (const int bits : {11, 10, 10}) {
+    const int above = shift;
+    shift -= bits;
+    std::int64_t counts[1 << 11] = {};
+    for_each_piece(input, [&](const float* values, std::int64_t count, std::int64_t) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        const auto bits_of_value = static_cast<std::uint32_t>(magnitude_of(read_element<DType::kFloat32>(values, i)));
+        if (bits_of_value >> above == magnitude) ++counts[bits_of_value >> shift & ((1u << bits) - 1)];
+      }
+      return true;
+    });
+    std::uint32_t digit = (1u << bits) - 1;
+    while (counts[digit] < k) k -= counts[digit--];
+    magnitude = magnitude << bits | digit;
+  }
+  return {static_cast<MagnitudeBound>(magnitude), k};
+}
+
+// The cut that keeps exactly k, 1 <= k <= elems.
+Cut exact_cut(ConstTensorView input, std::int64_t k) {
+  if (input.dtype != DType::kFloat32 || input.elems() > kKthElems) return histogram_cut(input, k);
+  const auto* values = static_cast<const float*>(input.data);
+  const MagnitudeBound magnitude = kth_magnitude(values, input.elems(), k);
+  return {magnitude, k - cortado::count_above(values, input.elems(), magnitude)};
+}
+
+// Takes from the list, from entry `begin` on, what the cut does not keep.
+void drop(KeptList& list, std::int64_t begin, Cut& cut) {
+  std::int64_t kept = begin;
+  for (std::int64_t i = begin; i < list.count; ++i) {
+    const MagnitudeBound magnitude = magnitude_of(list.values[i]);
+    const bool is_kept_tie = magnitude == cut.magnitude && cut.ties > 0;
+    list.values[kept] = list.values[i];
+    list.positions[kept] = list.positions[i];
+    cut.ties -= is_kept_tie;
+    kept += is_kept_tie || magnitude > cut.magnitude;
+  }
+  list.count = kept;
+}
+
+// False, with a list of no use, if there are more than `capacity`.
+bool collect(ConstTensorView unit, MagnitudeBound above, std::int64_t first, std::int64_t capacity, KeptList& list) {
+  const std::int64_t end = list.count + capacity;
+  for_each_piece(unit, [&](const float* values, std::int64_t count, std::int64_t i) {
+    list.count += collect_above(values, count, above, first + i, end - list.count, list.values + list.count,
+                                list.positions + list.count);
+    return list.count <= end;
+  });
+  return list.count <= end;
+}
+
+void collect_cut(ConstTensorView unit, Cut cut, std::int64_t first, KeptList& list) {
+  for_each_piece(unit, [&](const float* values, std::int64_t count, std::int64_t i) {
+    const std::int64_t begin = list.count;
+    const MagnitudeBound above = cut.ties > 0 ? cut.magnitude - 1 : cut.magnitude;
+    list.count += collect_above(values, count, above, first + i, count, list.values + begin, list.positions + begin);
+    if (cut.ties > 0) drop(list, begin, cut);
+    return true;
+  });
+}
+
+// A bound above which lie probably `least` values or some more: the one of a value of every stride, at a random place
+// in it, three standard deviations to the safe side. -1 where that would be more than the sample has.
+MagnitudeBound sampled_bound(ConstTensorView unit, std::int64_t first, std::int64_t least, const PhiloxStream& stream,
+                             float* sample) {
+  const std::int64_t stride = stride_of(unit.elems(), least);
+  const std::int64_t count = unit.elems() / stride;
+  const double expected = static_cast<double>(least) / static_cast<double>(stride);
+  const auto rank = static_cast<std::int64_t>(std::ceil(expected + 3 * std::sqrt(expected) + 1));
+  if (rank >= count) return -1;
+  with_dtype(unit.dtype, [&]<DType kDType>() {
+    std::uint8_t places[sizeof(PhiloxBlock)] = {};
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto j = static_cast<std::size_t>(i) % sizeof(places);
+      if (j == 0) {
+        const PhiloxBlock block = stream.block(static_cast<std::uint64_t>(first + i));
+        std::memcpy(places, block.data(), sizeof(places));
+      }
+      sample[i] = read_element<kDType>(unit.data, i * stride + (places[j] * stride >> 8));
+    }
+  });
+  return kth_magnitude(sample, count, rank) - 1;
+}
+
+// Where the sample misled: mostly because very many values are equal, often 0, so that is looked at first.
+Cut cut_without_sample(ConstTensorView unit, std::int64_t k, MagnitudeBound bound) {
+  const std::int64_t above = count_above(unit, bound + 1);
+  if (above < k && k <= count_above(unit, bound)) return {bound + 1, k - above};
+  return exact_cut(unit, k);
+}
+
+// A unit of one piece, which is in cache or soon will be.
+Cut cut_of_piece(ConstTensorView unit, std::int64_t k) {
+  Cut cut{};
+  for_each_piece(unit, [&](const float* values, std::int64_t count, std::int64_t) {
+    cut = exact_cut({values, DType::kFloat32, 1, count}, k);
+    return true;
+  });
+  return cut;
+}
+
+}  // namespace
+
+std::int64_t select_list_elems(std::int64_t elems, std::int64_t least) {
+  return most_candidates(elems, least) + kCollectSlack;
+}
+
+std::int64_t select_sample_elems(std::int64_t elems) {
+  // elems / 65536 rounds down, by at most 1 of the 16 or more that make it the stride.
+  return elems <= kPieceElems ? 0 : std::min(elems / kClosestStride, kMostStrides + kMostStrides / kClosestStride);
+}
+
+void select_largest(ConstTensorView input, std::int64_t first, std::int64_t elems, KeepRange keep,
+                    const PhiloxStream& stream, KeptList& list) {
+  const ConstTensorView unit = elements_of(input, first, elems);
+  if (elems <= kPieceElems) return collect_cut(unit, cut_of_piece(unit, keep.least), first, list);
+
+  const std::int64_t begin = list.count;
+  const MagnitudeBound bound = sampled_bound(unit, first, keep.least, stream, list.sample);
+  const bool is_collected = collect(unit, bound, first, most_candidates(elems, keep.least), list);
+  const std::int64_t count = list.count - begin;
+  if (!is_collected || count < keep.least) {
+    list.count = begin;
+    return collect_cut(unit, cut_without_sample(unit, keep.least, bound), first, list);
+  }
+  if (count <= keep.most) return;
+  Cut cut = exact_cut({list.values + begin, DType::kFloat32, 1, count}, keep.least);
+  drop(list, begin, cut);
+}
+
+}  // namespace cortado

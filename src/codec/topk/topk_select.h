@@ -1,0 +1,41 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Which values top-k keeps: in one pass over memory with a threshold from a sample, and in more when that misleads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "codec/sparse.h"
+#include "cortado/tensor_view.h"
+
+namespace cortado {
+
+// What a whole tensor or one block of it is to keep, 1 <= least <= most: exactly `least`, unless most is larger and
+// what the threshold of the sample selects lies between the two. Kept are always the largest magnitudes, among equal
+// ones those of lower positions.
+struct KeepRange {
+  std::int64_t least;
+  std::int64_t most;
+};
+
+// Kept values in ascending order of positions, in memory of the caller's.
+struct KeptList {
+  float* values = nullptr;
+  std::int64_t* positions = nullptr;
+  float* sample = nullptr;
+  std::int64_t count = 0;
+};
+
+// Elements that `values` and `positions` must have room for behind `count`, and `sample`, to select from a unit
+// of `elems` or fewer.
+std::int64_t select_list_elems(std::int64_t elems, std::int64_t least);
+std::int64_t select_sample_elems(std::int64_t elems);
+
+// Appends what is kept of elements first ... first + elems of `input` (fp32, fp16 or bf16), elems > 0. The stream's
+// numbers choose the sample.
+void select_largest(ConstTensorView input, std::int64_t first, std::int64_t elems, KeepRange keep,
+                    const PhiloxStream& stream, KeptList& list);
+
+}  // namespace cortado
