@@ -29,7 +29,7 @@ void fill_with_nan(void* output, DType dtype, std::int64_t elems) {
 CodecScratchSizes CodecTensor::scratch_sizes() const {
   const auto tensor_elems = static_cast<std::size_t>(elems());
   return {.tensor_elems = tensor_elems,
-          .magnitude_elems = setup_.majority_vote ? tensor_elems : 0,
+          .magnitude_elems = setup_.codec->is_majority_vote() ? tensor_elems : 0,
           .codec_bytes = codec_scratch_bytes(),
           .joint_bytes = setup_.codec->max_payload_bytes(setup_.rows, setup_.cols, setup_.encoded)};
 }
@@ -131,7 +131,7 @@ Status GatheredTensor::decode_own(PayloadOfRank payload, CodecScratch& scratch) 
 
 Status GatheredTensor::decode(const Arrived& arrived, double gradient_scale, Settle settle, void* gradient_and_output,
                               CodecScratch& scratch) {
-  const bool begins_sum = setup().encoded == DType::kFloat32 && !setup().majority_vote;
+  const bool begins_sum = setup().encoded == DType::kFloat32 && !setup().codec->is_majority_vote();
   for (int rank = 0; rank < setup().world_size; ++rank) {
     float* decoded = rank == 0 && begins_sum ? scratch.sum.data() : scratch.decoded.data();
     CORTADO_RETURN_IF_ERROR(decode_rank(rank, arrived.payload, decoded, scratch));
@@ -155,7 +155,7 @@ void GatheredTensor::add_rank(int rank, float mean_scale, void* output, CodecScr
   for_chunks(elems(), [&](std::int64_t at, std::int64_t count) {
     const float* decoded = load_floats(scratch.decoded.data(), setup().encoded, at, count, buffer);
     float* sum = scratch.sum.data() + at;
-    if (setup().majority_vote) {
+    if (setup().codec->is_majority_vote()) {
       float* magnitude = scratch.magnitude.data() + at;
       for (std::int64_t i = 0; i < count; ++i) {
         sum[i] = (is_first ? 0.0f : sum[i]) + sign_of(decoded[i]);

@@ -41,9 +41,8 @@ class CodecTensor {
     int world_size = 1;
     int rank = 0;
     bool has_feedback = false;
-    float momentum = 0;          // of the velocity, if there is one
-    bool majority_vote = false;  // GatheredTensor
-    EncodeContext key;           // without the step
+    float momentum = 0;  // of the velocity, if there is one
+    EncodeContext key;   // without the step
   };
   virtual ~CodecTensor() = default;
 

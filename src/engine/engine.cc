@@ -97,7 +97,6 @@ void EngineImpl::make_codec_tensor(std::size_t t) {
       .rank = communicator_->rank(),
       .has_feedback = codec_.has_feedback(),
       .momentum = static_cast<float>(options_.momentum),
-      .majority_vote = codec_.majority_vote,
       .key = {.seed = options_.random_seed + of_rank, .step = 0, .tensor = fnv1a_64(tensors_[t].name)}};
   if (codec_.is_summed) {
     codec_tensors_[t] = std::make_unique<SummedTensor>(setup);

@@ -16,20 +16,6 @@ namespace {
 
 using Feedback = EngineOptions::Feedback;
 
-bool votes(const std::vector<SpecStage>& stages) {
-  for (const SpecStage& stage : stages)
-    for (const SpecArgument& argument : stage.arguments)
-      if (argument.key == "vote" && argument.value == "majority") return true;
-  return false;
-}
-
-bool is_lossless(const std::vector<SpecStage>& stages) {
-  return std::all_of(stages.begin(), stages.end(), [](const SpecStage& stage) {
-    const CodecRow* row = find_codec(stage.name);
-    return row != nullptr && row->traits.lossless;
-  });
-}
-
 Result<std::vector<std::byte>> encode_sample(const Codec& codec, ConstTensorView sample) {
   std::vector<std::byte> payload(codec.max_payload_bytes(sample.rows, sample.cols, sample.dtype));
   std::vector<std::byte> scratch(codec.scratch_bytes(sample.rows, sample.cols, sample.dtype));
@@ -65,8 +51,8 @@ Result<bool> is_contraction(const Codec& codec) {
   return lost < squares;
 }
 
-Result<Feedback> default_feedback(const Codec& codec, const std::vector<SpecStage>& stages) {
-  if (is_lossless(stages) || votes(stages)) return Feedback::kNone;
+Result<Feedback> default_feedback(const Codec& codec) {
+  if (codec.row().traits.lossless || codec.is_majority_vote()) return Feedback::kNone;
   CORTADO_ASSIGN_OR_RETURN(const bool contracts, is_contraction(codec));
   return contracts ? Feedback::kResidual : Feedback::kNone;
 }
@@ -81,7 +67,6 @@ bool takes_dtype(const Codec& codec, DType dtype) {
 Result<TrainedCodec> make_trained_codec(const EngineOptions& options) {
   TrainedCodec trained;
   CORTADO_ASSIGN_OR_RETURN(trained.codec, make_codec(options.codec));
-  const std::string spec = trained.codec->spec();
   const std::uint32_t zero = 0;
   const Status taken = encode_sample(*trained.codec, {&zero, DType::kFloat32, 1, 1}).status();
   if (taken.code() == StatusCode::kUnsupported) {
@@ -90,15 +75,13 @@ Result<TrainedCodec> make_trained_codec(const EngineOptions& options) {
                       options.codec.c_str(), taken.message().c_str());
   }
   CORTADO_RETURN_IF_ERROR(taken);
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<SpecStage> stages, parse_spec(spec));
-  trained.majority_vote = votes(stages);
-  trained.is_summed = trained.codec->sparsifier() != nullptr && trained.codec->sparsifier()->is_shared();
+  const Sparsifier* sparsifier = trained.codec->sparsifier();
+  trained.is_summed = sparsifier != nullptr && sparsifier->is_shared();
   trained.feedback = options.feedback;
   if (trained.feedback == Feedback::kAuto) {
-    CORTADO_ASSIGN_OR_RETURN(trained.feedback, default_feedback(*trained.codec, stages));
+    CORTADO_ASSIGN_OR_RETURN(trained.feedback, default_feedback(*trained.codec));
   }
-  const CodecRow* first = find_codec(stages[0].name);
-  if (trained.feedback == Feedback::kDgc && (first == nullptr || !first->traits.sparse)) {
+  if (trained.feedback == Feedback::kDgc && !trained.codec->row().traits.sparse) {
     return make_error(StatusCode::kInvalidArgument,
                       "\"%s\": feedback=dgc clears what was sent, so it needs a codec that leaves values out, such as "
                       "topk",

@@ -12,7 +12,6 @@ namespace cortado {
 struct TrainedCodec {
   std::unique_ptr<Codec> codec;
   EngineOptions::Feedback feedback = EngineOptions::Feedback::kNone;  // never kAuto
-  bool majority_vote = false;  // ranks vote on signs; the result has the mean magnitude
   bool is_summed = false;      // values are all-reduced, not payloads gathered
 
   bool has_feedback() const { return feedback != EngineOptions::Feedback::kNone; }

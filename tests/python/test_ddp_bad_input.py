@@ -45,7 +45,10 @@ WRONG_PLANS = [
     ("acp(wire=int8)", ["wire", "int8", "bf16"]),
     ("acp(start_step=-1)", ["start_step", "-1"]),
     ("acp(dense=[nowhere.weight])", ["nowhere.weight", "0.weight"]),
-    ("acp(rank=4) | cast(bf16)", ["compositions"]),
+    ("acp(rank=4) | cast(bf16)", ["acp", "cast", "stand alone"]),
+    ("topk | sign(start_step=3)", ["start_step", "sign takes"]),
+    ("topk(momentum=0.5)", ["momentum", "feedback=dgc"]),
+    ("sign(feedback=dgc)", ["feedback=dgc", "topk"]),
     ("auto", ["planner", "acp(rank=4)"]),
     ({"rank": 4}, ["codec", "rank"]),
     ({"codec": "acp", "rank": "four"}, ["rank", "four"]),
@@ -83,6 +86,13 @@ def test_a_plan_may_be_a_string_a_dict_or_a_file(pools, tmp_path):
     spec = "acp(rank=2, wire=bf16, dense=[0.weight, 4.*], dense_embeddings=true)"
     for each in (plan, str(path), path, spec):
         assert pools(2).run(attach_and_name, plan=each) == [spec, spec]
+
+
+def test_options_of_a_dict_join_those_of_the_first_codec(pools):
+    for codec in ("topk(density=0.2) | sign(scale=mean_abs)", "topk(density=0.2)|sign(scale=mean_abs)"):
+        spec = "topk(density=0.2, min_elems=0, threads=2) | sign(scale=mean_abs)"
+        plan = {"codec": codec, "min_elems": 0, "threads": 2}
+        assert pools(2).run(attach_and_name, plan=plan) == [spec, spec]
 
 
 def test_the_default_plan_says_that_the_planner_is_missing(pools):

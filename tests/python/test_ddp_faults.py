@@ -112,6 +112,8 @@ def end(processes, broken_rank, kind):
         ("is killed", 1, 3, "power(rank=2)"),
         ("is killed", 0, 2, "none()"),
         ("hangs", 2, 3, "acp(rank=2)"),
+        ("raises", 2, 3, "topk(density=0.1, min_elems=0, bucket_cap_mib=0)"),
+        ("is killed", 1, 2, "sign(min_elems=0)"),
     ],
 )
 def test_the_others_get_an_error_that_names_the_rank_in_time(kind, broken_rank, world_size, plan):
