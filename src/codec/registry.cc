@@ -2,8 +2,10 @@
 //
 // One row a codec, in the order of the documentation. A new codec is a folder, an include and a line here.
 #include "codec/cast/cast.h"
+#include "codec/float_rans/float_rans.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
+#include "codec/rans/rans.h"
 #include "core/check.h"
 #include "cortado/codec.h"
 
@@ -25,6 +27,8 @@ const std::vector<CodecRow>& codec_registry() {
       cast_row(),
       acp_row(),
       power_row(),
+      rans_row(),
+      float_rans_row(),
   };
   return rows;
 }
