@@ -85,7 +85,9 @@ def train(config: dict, conditions: dict, raw: Path) -> None:
 
     with Links(conditions["workers"]) as links:
         conditions["links"] = links.describe()
-        print(f"{config['task']}: {len(config['runs'])} runs of {config['steps']} steps; {links.describe()}", flush=True)
+        print(
+            f"{config['task']}: {len(config['runs'])} runs of {config['steps']} steps; {links.describe()}", flush=True
+        )
         run_workers(links, Path(__file__).with_name("quality_worker.py"), config, on_event, 600)
 
 

@@ -39,18 +39,18 @@ struct EngineOptions {
   enum class Sides { kBoth, kAlternate };
   enum class Phase { kBalanced, kGlobal };
   enum class Rollback { kRounded, kExact };
-  // What is done with what a codec lost. kAuto: kResidual, but kNone for lossless codecs, majority votes and codecs that
-  // lose more than there was (unbiased sparsifiers). kDgc: momentum correction and masking of Deep Gradient
+  // What is done with what a codec lost. kAuto: kResidual, but kNone for lossless codecs, majority votes and codecs
+  // that lose more than there was (unbiased sparsifiers). kDgc: momentum correction and masking of Deep Gradient
   // Compression; the optimiser's own momentum must be off.
   enum class Feedback { kAuto, kResidual, kDgc, kNone };
 
   Method method = Method::kAcp;
-  std::string codec;                  // kCodec: its specification; compositions are one codec
-  int rank = 4;                       // matrix rank of kPower and kAcp
-  DType wire = DType::kFloat32;       // kPower, kAcp, kCast: dtype of what travels (factors and dense tensors)
-  Sides sides = Sides::kBoth;         // kAcp. kBoth: both factors in every step, of half the rank each (rounded up);
-                                      // kAlternate: one factor a step, as published. Equal bytes on average
-  Phase phase = Phase::kBalanced;     // kGlobal: all tensors send the same side in a step, as published
+  std::string codec;               // kCodec: its specification; compositions are one codec
+  int rank = 4;                    // matrix rank of kPower and kAcp
+  DType wire = DType::kFloat32;    // kPower, kAcp, kCast: dtype of what travels (factors and dense tensors)
+  Sides sides = Sides::kBoth;      // kAcp. kBoth: both factors in every step, of half the rank each (rounded up);
+                                   // kAlternate: one factor a step, as published. Equal bytes on average
+  Phase phase = Phase::kBalanced;  // kGlobal: all tensors send the same side in a step, as published
   double min_compression_rate = kAutoRate;  // a matrix stays dense unless rows * cols > rate * rank * (rows + cols);
                                             // kCodec: unless its payload is by more than rate smaller than dense
   static constexpr double kAutoRate = -1;   // 2; kCodec: 1

@@ -177,9 +177,10 @@ Result<Layout> layout_from_names(const std::vector<std::vector<std::string>>& me
       }
       Message& last = layout.messages.back();
       if (!last.slots.empty() && !fit_together(last.slots[0].kind, found->second.kind)) {
-        return make_error(StatusCode::kMismatch,
-                          "layout of the state: \"%s\" does not travel in the same collective as the rest of message %zu",
-                          name.c_str(), layout.messages.size() - 1);
+        return make_error(
+            StatusCode::kMismatch,
+            "layout of the state: \"%s\" does not travel in the same collective as the rest of message %zu",
+            name.c_str(), layout.messages.size() - 1);
       }
       append(&last, found->second.tensor, found->second.kind, found->second.elems);
       slots.erase(found);

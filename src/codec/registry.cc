@@ -34,14 +34,7 @@ Result<std::unique_ptr<Codec>> make_stage(const SpecStage& stage) {
 
 const std::vector<CodecRow>& codec_registry() {
   static const std::vector<CodecRow> rows = {
-      none_row(),
-      cast_row(),
-      acp_row(),
-      power_row(),
-      sign_row(),
-      topk_row(),
-      rans_row(),
-      float_rans_row(),
+      none_row(), cast_row(), acp_row(), power_row(), sign_row(), topk_row(), rans_row(), float_rans_row(),
   };
   return rows;
 }

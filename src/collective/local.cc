@@ -38,8 +38,8 @@ class LocalCommunicator final : public Communicator {
                         received.size(), world_size(), sent.size());
     }
     const auto elems = static_cast<std::int64_t>(sent.size());
-    return rendezvous_->post(
-        rank_, {Contribution::Kind::kAllGather, DType::kUint8, elems, sent.data(), received.data()});
+    return rendezvous_->post(rank_,
+                             {Contribution::Kind::kAllGather, DType::kUint8, elems, sent.data(), received.data()});
   }
 
   Result<bool> test(WorkId work) override { return rendezvous_->test(rank_, work); }

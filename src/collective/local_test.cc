@@ -284,7 +284,8 @@ TEST(Local, AllGatherIsInRankOrderBetweenAllReduces) {
   }
 }
 
-// A rank may run ahead with gathers as with sums, its own bytes may lie at their place already, and test() sees the end.
+// A rank may run ahead with gathers as with sums, its own bytes may lie at their place already, and test() sees the
+// end.
 TEST(Local, StartedGathersDoNotWait) {
   LocalGroup group(2);
   std::array<std::array<std::byte, 4>, 2> received[2] = {};
@@ -302,8 +303,9 @@ TEST(Local, StartedGathersDoNotWait) {
     EXPECT_EQ(received[0][k], received[1][k]);
     EXPECT_EQ(received[0][k], (std::array{std::byte(10 + k), std::byte(10 + k), sent[0], sent[1]}));
   }
-  EXPECT_EQ(group.communicator(0)->start_all_gather({received[0][0].data(), 2}, {received[0][0].data(), 3}).status().code(),
-            StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      group.communicator(0)->start_all_gather({received[0][0].data(), 2}, {received[0][0].data(), 3}).status().code(),
+      StatusCode::kInvalidArgument);
 }
 
 TEST(Local, AllGatherTimesOutAndIsAbandoned) {

@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// CodecTensor: what one tensor under an ordinary codec keeps between steps, and the changes a step makes to it. Two ways
-// over the wire:
+// CodecTensor: what one tensor under an ordinary codec keeps between steps, and the changes a step makes to it. Two
+// ways over the wire:
 //
 //   GatheredTensor  every rank's payload goes to every rank, which decodes all and takes the mean in rank order
 //   SummedTensor    the values of a sparsifier whose places all ranks share are summed on the way
@@ -62,9 +62,9 @@ class CodecTensor {
 
   // What may happen to the residual while decoding.
   enum class Settle {
-    kNever,        // the step will be rolled back
-    kIfUndoable,   // the verdict is not known yet
-    kYes,          // the step is finite
+    kNever,       // the step will be rolled back
+    kIfUndoable,  // the verdict is not known yet
+    kYes,         // the step is finite
   };
   struct Arrived {
     PayloadOfRank payload;          // GatheredTensor

@@ -34,8 +34,8 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
     CORTADO_ASSIGN_OR_RETURN(codec, make_trained_codec(options));
   }
   CORTADO_ASSIGN_OR_RETURN(std::vector<Treatment> treatments, choose_treatments(tensors, options, codec));
-  return std::unique_ptr<Engine>(new EngineImpl(std::move(tensors), options, std::move(codec), std::move(treatments),
-                                                communicator, clock, trace));
+  return std::unique_ptr<Engine>(
+      new EngineImpl(std::move(tensors), options, std::move(codec), std::move(treatments), communicator, clock, trace));
 }
 
 EngineImpl::EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, TrainedCodec codec,

@@ -54,9 +54,9 @@ class EngineImpl final : public Engine {
   struct TensorStep {  // one tensor in the step in hand
     void* gradient = nullptr;
     bool submitted = false;
-    bool finite = true;        // what this rank wrote
-    double sum_squares = 0;    // of what it wrote from, residual included
-    double error_squares = 0;  // of what writing lost
+    bool finite = true;               // what this rank wrote
+    double sum_squares = 0;           // of what it wrote from, residual included
+    double error_squares = 0;         // of what writing lost
     std::uint64_t payload_bytes = 0;  // of a gathered slot
     bool decoded = false;
     Status status;  // of encoding or decoding, on whichever thread
@@ -143,7 +143,7 @@ class EngineImpl final : public Engine {
   std::vector<std::unique_ptr<LowRankTensor>> low_rank_;  // null for tensors that are treated otherwise
   std::vector<std::unique_ptr<CodecTensor>> codec_tensors_;
   CodecScratchPool scratch_;
-  std::unique_ptr<Round> warm_up_;                        // dense steps; gone after the last one
+  std::unique_ptr<Round> warm_up_;  // dense steps; gone after the last one
   std::unique_ptr<Round> first_;
   std::unique_ptr<Round> second_;  // Power-SGD
   ResidualStore residuals_;

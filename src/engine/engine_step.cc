@@ -132,7 +132,8 @@ void EngineImpl::encode(std::uint32_t t) {
 Status EngineImpl::encode_payload(std::uint32_t t, Round& round) {
   TensorStep& step = steps_[t];
   const Result<CodecTensor::Encoded> encoded = scratch_.with([&](CodecScratch& scratch) {
-    return codec_tensors_[t]->encode(is_held(t) ? nullptr : step.gradient, context_.gradient_scale, phase_step_, round.slot_bytes(t), scratch);
+    return codec_tensors_[t]->encode(is_held(t) ? nullptr : step.gradient, context_.gradient_scale, phase_step_,
+                                     round.slot_bytes(t), scratch);
   });
   if (!encoded.ok()) return encoded.status().with_context("encode of \"" + tensors_[t].name + "\"");
   step.payload_bytes = encoded.value().bytes;
@@ -217,8 +218,9 @@ Status EngineImpl::with_payload(Round& round, int message, const Slot& slot, Act
   const auto payload = [&](int rank, std::span<std::byte> joint) { return round.payload(message, index, rank, joint); };
   const Status status = scratch_.with(
       [&](CodecScratch& scratch) { return act(*codec_tensors_[slot.tensor], PayloadOfRank(payload), scratch); });
-  return status.ok() ? status : status.with_context("message " + std::to_string(message) + ", \"" +
-                                                    tensors_[slot.tensor].name + "\"");
+  return status.ok()
+             ? status
+             : status.with_context("message " + std::to_string(message) + ", \"" + tensors_[slot.tensor].name + "\"");
 }
 
 template <typename Act>
@@ -232,18 +234,17 @@ Status EngineImpl::for_slots(Round& round, int message, Act&& act) {
 }
 
 Status EngineImpl::decode_payload(Round& round, int message, const Slot& slot, CodecTensor::Settle settle) {
-  return with_payload(
-      round, message, slot, [&](CodecTensor& tensor, PayloadOfRank payload, CodecScratch& scratch) {
-        CodecTensor::Arrived arrived{.payload = payload, .summed = {}};
-        if (slot.kind == SlotKind::kValues) {
-          arrived.summed = {static_cast<const float*>(round.slot_data(message, slot)),
-                            static_cast<std::size_t>(slot.elems)};
-          arrived.finite = all_finite(arrived.summed.data(), slot.elems, DType::kFloat32);
-        } else {
-          arrived.finite = round.non_finite_rank(message, round.slot_index(slot.tensor)) < 0;
-        }
-        return tensor.decode(arrived, context_.gradient_scale, settle, steps_[slot.tensor].gradient, scratch);
-      });
+  return with_payload(round, message, slot, [&](CodecTensor& tensor, PayloadOfRank payload, CodecScratch& scratch) {
+    CodecTensor::Arrived arrived{.payload = payload, .summed = {}};
+    if (slot.kind == SlotKind::kValues) {
+      arrived.summed = {static_cast<const float*>(round.slot_data(message, slot)),
+                        static_cast<std::size_t>(slot.elems)};
+      arrived.finite = all_finite(arrived.summed.data(), slot.elems, DType::kFloat32);
+    } else {
+      arrived.finite = round.non_finite_rank(message, round.slot_index(slot.tensor)) < 0;
+    }
+    return tensor.decode(arrived, context_.gradient_scale, settle, steps_[slot.tensor].gradient, scratch);
+  });
 }
 
 void EngineImpl::decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle) {
@@ -265,8 +266,7 @@ void EngineImpl::decode_slot(Round& round, int message, const Slot& slot, CodecT
 void EngineImpl::receive_slot(Round& round, int message, const Slot& slot) {
   const bool first_of_two = second_ != nullptr && &round != second_.get();
   if (slot.kind == SlotKind::kDense || (!first_of_two && may_decode_early())) {
-    decode_slot(round, message, slot,
-                finite_ ? CodecTensor::Settle::kIfUndoable : CodecTensor::Settle::kNever);
+    decode_slot(round, message, slot, finite_ ? CodecTensor::Settle::kIfUndoable : CodecTensor::Settle::kNever);
   }
   if (low_rank_[slot.tensor] == nullptr || slot.kind == SlotKind::kDense) return;
   LowRankTensor& tensor = *low_rank_[slot.tensor];
@@ -288,8 +288,7 @@ Status EngineImpl::absorb(Round& round, int message) {
   }
   look_for_non_finite(round, message);
   if (round.is_gathered(message) && round.lacks_rest(message)) return {};
-  CORTADO_RETURN_IF_ERROR(
-      for_slots(round, message, [&](const Slot& slot) { receive_slot(round, message, slot); }));
+  CORTADO_RETURN_IF_ERROR(for_slots(round, message, [&](const Slot& slot) { receive_slot(round, message, slot); }));
   for (const Slot& slot : round.layout().messages[message].slots) {
     const TensorStep& step = steps_[slot.tensor];
     const int tensor = static_cast<int>(slot.tensor);

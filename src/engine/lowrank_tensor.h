@@ -49,7 +49,8 @@ class LowRankTensor {
   // false if the gradient was not finite.
   virtual bool encode(SlotKind kind, const void* gradient, double gradient_scale, void* slot) = 0;
 
-  // Instead of encode(), for a tensor that has nothing to send in this step: zeros go to the slot and the residual waits.
+  // Instead of encode(), for a tensor that has nothing to send in this step: zeros go to the slot and the residual
+  // waits.
   void hold(SlotKind kind, void* slot);
 
   // Between two rounds: the summed row factor becomes the basis of the second, whose factor is written to `slot`.

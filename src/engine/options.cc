@@ -157,9 +157,8 @@ Result<EngineOptions> parse_codec(std::vector<SpecStage> stages) {
                       "as \"none\", \"cast(bf16)\", \"acp(rank=4)\", \"power(rank=4)\" (`cortado codec list`)");
   }
   if (row == nullptr) return make_codec(first.name).status();
-  CORTADO_ASSIGN_OR_RETURN(
-      const ParameterValues values,
-      ParameterValues::read(first.name, first.arguments, parameters_of(Method::kCodec, row)));
+  CORTADO_ASSIGN_OR_RETURN(const ParameterValues values,
+                           ParameterValues::read(first.name, first.arguments, parameters_of(Method::kCodec, row)));
   EngineOptions options;
   options.method = Method::kCodec;
   options.threads = static_cast<int>(values.integer("threads"));
@@ -212,7 +211,8 @@ const std::vector<Parameter>& engine_parameters() {
       {"dense_embeddings", ParameterKind::kBool, "false", 0, 0, "", "keep embedding tables dense"},
       {"use_error_feedback", ParameterKind::kBool, "true", 0, 0, "", "add what was lost to the next step's gradient"},
       {"feedback", ParameterKind::kChoice, "auto", 0, 0, "auto|residual|dgc|none",
-       "not acp, power: what is done with what was lost. auto: residual if the codec loses some, but less than all; dgc: "
+       "not acp, power: what is done with what was lost. auto: residual if the codec loses some, but less than all; "
+       "dgc: "
        "a residual of momentum, cleared where it was sent, for sparse codecs and optimisers without momentum"},
       {"momentum", ParameterKind::kReal, "0.9", 0, 0.9999, "", "of feedback=dgc"},
       {"warm_start", ParameterKind::kBool, "true", 0, 0, "", "project on the factor of the step before"},

@@ -332,8 +332,9 @@ Status Round::start_rest(int message) {
   const auto bytes = static_cast<std::size_t>(run.rest_bytes);
   const int ranks = communicator_->world_size();
   std::byte* received = buffer_.data() + run.received_offset_bytes + ranks * run.capacity_bytes;
-  const Result<WorkId> work = communicator_->start_all_gather(
-      {buffer_.data() + run.offset_bytes + run.capacity_bytes, bytes}, {received, bytes * static_cast<std::size_t>(ranks)});
+  const Result<WorkId> work =
+      communicator_->start_all_gather({buffer_.data() + run.offset_bytes + run.capacity_bytes, bytes},
+                                      {received, bytes * static_cast<std::size_t>(ranks)});
   move(message, work.ok() ? MessageState::kInFlight : MessageState::kFailed);
   if (work.ok()) run.work = work.value();
   return work.ok() ? Status() : work.status().with_context(name_of(message));

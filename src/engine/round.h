@@ -154,7 +154,7 @@ class Round {
   int next_to_start_ = 0;
   AlignedBuffer<std::byte> buffer_;
   std::vector<Run> runs_;
-  std::vector<std::vector<Place>> places_;  // [parity][tensor]
+  std::vector<std::vector<Place>> places_;                   // [parity][tensor]
   std::vector<std::vector<std::int64_t>> capacities_bytes_;  // [parity][message], of payloads
 };
 

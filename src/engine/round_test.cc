@@ -31,7 +31,8 @@ Layout mixed_layout() {
 }
 
 std::byte byte_of(int rank, std::int64_t step, std::uint32_t tensor, std::size_t i) {
-  return static_cast<std::byte>(31 * static_cast<std::uint64_t>(rank) + 7 * static_cast<std::uint64_t>(step) + tensor + i);
+  return static_cast<std::byte>(31 * static_cast<std::uint64_t>(rank) + 7 * static_cast<std::uint64_t>(step) + tensor +
+                                i);
 }
 
 using SizeOf = std::function<std::uint64_t(int rank, std::int64_t step, std::uint32_t tensor)>;
@@ -62,14 +63,15 @@ Status run_step(Round& round, Communicator& communicator, std::int64_t step, con
       const std::vector<Slot>& slots = round.layout().messages[m].slots;
       EXPECT_FALSE(round.lacks_rest(m));
       for (int s = 0; s < static_cast<int>(slots.size()); ++s) {
-        EXPECT_EQ(round.non_finite_rank(m, s), slots[s].tensor == 2 && step == 1 && communicator.world_size() > 1 ? 1 : -1);
+        EXPECT_EQ(round.non_finite_rank(m, s),
+                  slots[s].tensor == 2 && step == 1 && communicator.world_size() > 1 ? 1 : -1);
         for (int rank = 0; rank < communicator.world_size(); ++rank) {
           const std::span<const std::byte> payload = round.payload(m, s, rank, joint);
           EXPECT_EQ(payload.size(), size_of(rank, step, slots[s].tensor));
           for (std::size_t i = 0; i < payload.size(); ++i) {
             if (payload[i] == byte_of(rank, step, slots[s].tensor, i)) continue;
-            return make_error(StatusCode::kInternal, "step %d message %d slot %d rank %d byte %zu", static_cast<int>(step),
-                              m, s, rank, i);
+            return make_error(StatusCode::kInternal, "step %d message %d slot %d rank %d byte %zu",
+                              static_cast<int>(step), m, s, rank, i);
           }
         }
       }
@@ -118,9 +120,8 @@ TEST(Round, LayoutOfTheTest) {
 
 TEST(Round, PayloadsOfOneSizeTravelInOneGatherOfThatSize) {
   for (const int world_size : {1, 2, 3, 5}) {
-    const auto bytes = gathered_bytes(log_of(world_size, 3, [](int, std::int64_t, std::uint32_t t) {
-      return static_cast<std::uint64_t>(kLargest[t]);
-    }));
+    const auto bytes = gathered_bytes(log_of(
+        world_size, 3, [](int, std::int64_t, std::uint32_t t) { return static_cast<std::uint64_t>(kLargest[t]); }));
     EXPECT_EQ(bytes, (std::vector<std::int64_t>{kFirstStream, kSecondStream, kFirstStream, kSecondStream, kFirstStream,
                                                 kSecondStream}));
   }

@@ -76,9 +76,9 @@ Result<Treatment> treat_with_codec(const EngineTensor& tensor, const EngineOptio
   const bool pays = static_cast<double>(elems) * sizeof(float) > min_rate(options) * sent_bytes;
   if (pays || min_rate(options) == 0) {
     treatment.payload_elems =
-        codec.is_summed ? codec.codec->sparsifier()->max_kept(tensor.rows, tensor.cols)
-                        : static_cast<std::int64_t>(
-                              codec.codec->max_payload_bytes(tensor.rows, tensor.cols, treatment.encoded));
+        codec.is_summed
+            ? codec.codec->sparsifier()->max_kept(tensor.rows, tensor.cols)
+            : static_cast<std::int64_t>(codec.codec->max_payload_bytes(tensor.rows, tensor.cols, treatment.encoded));
   }
   if (treatment.payload_elems == 0) treatment.reason = "min_compression_rate";
   return treatment;
@@ -96,8 +96,8 @@ Result<Treatment> treat(const EngineTensor& tensor, const EngineOptions& options
 
 }  // namespace
 
-Result<std::vector<Treatment>> choose_treatments(const std::vector<EngineTensor>& tensors,
-                                                 const EngineOptions& options, const TrainedCodec& codec) {
+Result<std::vector<Treatment>> choose_treatments(const std::vector<EngineTensor>& tensors, const EngineOptions& options,
+                                                 const TrainedCodec& codec) {
   CORTADO_RETURN_IF_ERROR(check_names(tensors));
   CORTADO_RETURN_IF_ERROR(check_dense_list(tensors, options));
   std::vector<Treatment> treatments;

@@ -42,12 +42,12 @@ struct FeedbackPass {
 // Returns false if an element of the gradient was not finite. There `to` keeps what `from` did.
 bool add_gradient(const FeedbackPass& pass, const FeedbackMemory& from, const FeedbackMemory& to);
 
-// Takes one add_gradient() back, from `memory` alone: exact to one rounding of each value; a value smaller than 2^-20 of
-// the gradient beside it is taken for rounding and becomes zero.
+// Takes one add_gradient() back, from `memory` alone: exact to one rounding of each value; a value smaller than 2^-20
+// of the gradient beside it is taken for rounding and becomes zero.
 void take_back(const FeedbackPass& pass, const FeedbackMemory& memory);
 
 struct FeedbackSquares {
-  double of_values = 0;      // of what was to be sent
+  double of_values = 0;       // of what was to be sent
   double of_differences = 0;  // of what was lost
 };
 

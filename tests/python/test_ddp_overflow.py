@@ -113,7 +113,9 @@ def overflow_in(me, plan, value):
     return model.module.get_parameter(LAST_READY).grad.isfinite().all().item()
 
 
-@pytest.mark.parametrize("codec", ["none", "cast(bf16)", "cast(fp16)", "sign(vote=majority, min_elems=0, start_step=0)"])
+@pytest.mark.parametrize(
+    "codec", ["none", "cast(bf16)", "cast(fp16)", "sign(vote=majority, min_elems=0, start_step=0)"]
+)
 def test_codecs_without_state_pass_what_is_not_finite_on(pools, codec):
     for value in (math.inf, math.nan):
         assert pools(2).run(overflow_in, plan=codec, value=value) == [False, False]
