@@ -4,6 +4,7 @@
 #include "codec/cast/cast.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
+#include "codec/quant/quant.h"
 #include "core/check.h"
 #include "cortado/codec.h"
 
@@ -23,6 +24,7 @@ const std::vector<CodecRow>& codec_registry() {
   static const std::vector<CodecRow> rows = {
       none_row(),
       cast_row(),
+      quant_row(),
       acp_row(),
       power_row(),
   };
