@@ -6,6 +6,7 @@
 #include "codec/float_rans/float_rans.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
+#include "codec/quant/quant.h"
 #include "codec/rans/rans.h"
 #include "codec/sign/sign.h"
 #include "codec/topk/topk.h"
@@ -40,6 +41,7 @@ const std::vector<CodecRow>& codec_registry() {
       power_row(),
       sign_row(),
       topk_row(),
+      quant_row(),
       rans_row(),
       float_rans_row(),
   };
