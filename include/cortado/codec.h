@@ -40,6 +40,14 @@ struct EncodeContext {
   std::uint64_t tensor = 0;
 };
 
+// What some bytes of a payload are, for `cortado codec inspect`.
+struct PayloadSection {
+  std::uint64_t offset = 0;  // from the first byte of the payload
+  std::uint64_t bytes = 0;
+  std::string name;
+  std::string meaning;  // what the bytes say, in words and values
+};
+
 struct CodecRow;
 class Sparsifier;  // what compositions ask of their stages: src/codec/stage.h
 class Quantiser;
@@ -52,6 +60,7 @@ class Codec {
   virtual std::string spec() const = 0;
 
   // Its row of the registry; of a composition a row of its own, with the traits that its stages give it.
+  // Not for inner loops: finding it may allocate.
   virtual const CodecRow& row() const;
 
   // Upper bound of what encode writes, and of the scratch memory that encode and decode need, in bytes; pure functions
@@ -70,6 +79,11 @@ class Codec {
   // What becomes of the decoded tensors of all ranks: their mean, or the sign of the sum of their signs (0 at a tie)
   // times the mean of their magnitudes.
   virtual bool is_majority_vote() const { return false; }
+
+  // What the bytes of a payload are: sections in order, without gaps, that cover it all, whatever bytes it has. The
+  // default knows one section. Allocates.
+  virtual std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                              DType dtype) const;
 
   // The codec as a stage of a composition; nullptr if others can't stand behind it.
   virtual const Sparsifier* sparsifier() const { return nullptr; }

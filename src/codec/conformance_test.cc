@@ -265,6 +265,33 @@ TEST_P(Conformance, DamagedPayloadsGiveAnErrorOrSomeTensor) {
   });
 }
 
+TEST_P(Conformance, ExplainsEveryByteOfAnyPayload) {
+  for_each_case([&](Shape shape, DType dtype) {
+    std::vector<std::byte> payload = encode(make_values(dtype, shape.rows * shape.cols, true), shape, dtype);
+    const auto expect_covered = [&](const std::vector<std::byte>& bytes) {
+      std::uint64_t at = 0;
+      for (const PayloadSection& section : codec_->explain(bytes, shape.rows, shape.cols, dtype)) {
+        EXPECT_EQ(section.offset, at) << section.name;
+        EXPECT_GT(section.bytes, 0u) << section.name;
+        EXPECT_FALSE(section.name.empty() || section.meaning.empty());
+        at += section.bytes;
+      }
+      EXPECT_EQ(at, bytes.size());
+    };
+    for (std::size_t length = 0; length < payload.size(); length += 1 + payload.size() / 50) {
+      expect_covered({payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(length)});
+    }
+    expect_covered(payload);
+    for (std::size_t i = 0; i < payload.size(); i += 1 + payload.size() / 50) {
+      std::vector<std::byte> damaged = payload;
+      damaged[i] = ~damaged[i];
+      expect_covered(damaged);
+    }
+    payload.resize(payload.size() + 3);
+    expect_covered(payload);
+  });
+}
+
 TEST_P(Conformance, DamagedFramesGiveAnErrorOrSomeTensor) {
   for_each_case([&](Shape shape, DType dtype) {
     const std::vector<std::byte> input = make_values(dtype, shape.rows * shape.cols, false);

@@ -3,8 +3,10 @@
 // One row a codec, in the order of the documentation. A new codec is a folder, an include and a line here.
 #include "codec/cast/cast.h"
 #include "codec/composition/composition.h"
+#include "codec/float_rans/float_rans.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
+#include "codec/rans/rans.h"
 #include "codec/sign/sign.h"
 #include "codec/topk/topk.h"
 #include "core/check.h"
@@ -38,6 +40,8 @@ const std::vector<CodecRow>& codec_registry() {
       power_row(),
       sign_row(),
       topk_row(),
+      rans_row(),
+      float_rans_row(),
   };
   return rows;
 }

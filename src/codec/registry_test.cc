@@ -44,8 +44,9 @@ TEST(Registry, AnUnknownCodecListsTheKnownOnes) {
 }
 
 TEST(Registry, EveryStageOfACompositionIsChecked) {
-  EXPECT_EQ(make_codec("cast(bf16) | none | none").status().to_string(),
-            "invalid argument: cast | none: nothing may follow a codec that is neither a sparsifier nor a quantiser");
+  EXPECT_EQ(
+      make_codec("cast(bf16) | none | none").status().to_string(),
+      "invalid argument: cast | none: nothing may follow a codec that, as set, is neither sparsifier nor quantiser");
   EXPECT_EQ(make_codec("none | nnoe").status().code(), StatusCode::kNotFound);
   EXPECT_EQ(make_codec("none | cast(fp8)").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(make_codec("cast(").status().code(), StatusCode::kInvalidArgument);

@@ -19,6 +19,7 @@ VALUES = {
     "cast": "oracle_dense",
     "acp": "oracle_lowrank",
     "power": "oracle_lowrank",
+    "sign": "oracle_sign",
 }
 # Stages of compositions, in the same modules: take_<name>(parameters, index, elems) -> places, and
 # dequantise_<name>(parameters, codes, side, elems) -> float32.

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "codec/binding.h"
+#include "codec/explain.h"
 #include "codec/none/none.h"
 #include "codec/stage.h"
 #include "core/check.h"
@@ -35,7 +36,7 @@ Role role_of(const Codec& codec) {
 const char* objection(Role first, Role second) {
   if (first == Role::kLowRank || second == Role::kLowRank) return "low-rank codecs stand alone";
   if (first == Role::kCoder) return "rans codes integers and must come last";
-  if (first == Role::kValues) return "nothing may follow a codec that is neither a sparsifier nor a quantiser";
+  if (first == Role::kValues) return "nothing may follow a codec that, as set, is neither sparsifier nor quantiser";
   if (first == Role::kQuantiser && second != Role::kCoder) return "only rans may follow a quantiser";
   if (first == Role::kSparsifier && second == Role::kCoder) {
     return "rans codes the integers of a quantiser; behind a sparsifier may come sparsifiers, quantisers or other "
@@ -129,6 +130,7 @@ class Composition final : public Codec {
             .summary = "codecs one behind the other, each taking what the one before kept",
             .parameters = {},
             .make = nullptr};
+    for (const std::unique_ptr<Codec>& stage : stages_) stage_rows_.push_back(&stage->row());
     while (sparsifiers_ < stages_.size() && role_of(*stages_[sparsifiers_]) == Role::kSparsifier) ++sparsifiers_;
     if (sparsifiers_ < stages_.size()) {
       values_ = stages_[sparsifiers_].get();
@@ -183,6 +185,13 @@ class Composition final : public Codec {
     return status.ok() ? status : status.with_context(spec());
   }
 
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType dtype) const override {
+    PayloadExplainer explainer(payload);
+    if (rows > 0 && cols > 0) explain_stages(explainer, {nullptr, dtype, rows, cols});
+    return std::move(explainer).finish();
+  }
+
  private:
   using View = ConstTensorView;
 
@@ -227,9 +236,9 @@ class Composition final : public Codec {
                                       std::span<std::byte> scratch) const {
     const Workspace workspace(scratch, workspace_bytes(input.rows, input.cols, input.dtype));
     std::byte* header = payload.data();
-    for (const std::unique_ptr<Codec>& stage : stages_) {
-      *header++ = std::byte{stage->row().wire_id};
-      *header++ = std::byte{stage->row().version};
+    for (const CodecRow* row : stage_rows_) {
+      *header++ = std::byte{row->wire_id};
+      *header++ = std::byte{row->version};
     }
     std::span<std::byte> rest = payload.subspan(header_bytes());
     View view = input;
@@ -299,7 +308,7 @@ class Composition final : public Codec {
                         payload.size(), static_cast<unsigned long long>(header_bytes()));
     }
     for (std::size_t i = 0; i < stages_.size(); ++i) {
-      const CodecRow& expected = stages_[i]->row();
+      const CodecRow& expected = *stage_rows_[i];
       const int wire_id = std::to_integer<int>(payload[kStageIdBytes * i]);
       const int version = std::to_integer<int>(payload[kStageIdBytes * i + 1]);
       if (wire_id == expected.wire_id && version == expected.version) continue;
@@ -330,7 +339,7 @@ class Composition final : public Codec {
     }
     if (kept >= 0 && kept <= most) return kept;
     return make_error(StatusCode::kCorruptData, "decode: %s kept %lld values, expected at most %lld",
-                      stages_[i]->row().name, static_cast<long long>(kept), static_cast<long long>(most));
+                      stage_rows_[i]->name, static_cast<long long>(kept), static_cast<long long>(most));
   }
 
   Status decode_codes(std::span<const std::byte> coded, std::span<const std::byte> side, const TensorView& output,
@@ -345,7 +354,45 @@ class Composition final : public Codec {
     return make_error(StatusCode::kCorruptData, "decode: a side section of %zu bytes of no values", side.size());
   }
 
+  // Ends where the payload makes no sense any more.
+  void explain_stages(PayloadExplainer& explainer, View view) const {
+    for (const CodecRow* row : stage_rows_) {
+      explainer.take(kStageIdBytes, "stage", "wire id and payload version of " + std::string(row->name));
+    }
+    std::array<std::uint64_t, kMaxStages> section_bytes = {};
+    for (std::size_t i = 0; i < lengths(); ++i) {
+      section_bytes[i] = explainer.peek<std::uint64_t>().value_or(0);
+      explainer.take(kLengthBytes, "length",
+                     std::to_string(section_bytes[i]) + " bytes of the " + section_name(i) + " section");
+    }
+    for (std::size_t i = 0; i < sparsifiers_ && view.elems() > 0; ++i) {
+      const std::span<const std::byte> index =
+          explainer.rest().first(std::min<std::uint64_t>(section_bytes[i], explainer.rest().size()));
+      const Result<std::int64_t> kept = sparsifier(i).check_index(index, view.rows, view.cols);
+      explainer.take(section_bytes[i], section_name(i),
+                     kept.ok() ? "where the " + std::to_string(kept.value()) + " values of " +
+                                     std::to_string(view.elems()) + " were"
+                               : kept.status().message());
+      if (!kept.ok()) return;
+      view = kept_view(nullptr, kept.value());
+    }
+    if (view.elems() == 0) return;
+    if (coder_ != nullptr) {
+      explainer.take(section_bytes[sparsifiers_], section_name(sparsifiers_), "what its codes mean, such as scales");
+    }
+    const Codec& codec = coder_ != nullptr ? *coder_ : *values_;
+    const DType dtype = coder_ != nullptr ? DType::kUint8 : view.dtype;
+    for (const PayloadSection& section : codec.explain(explainer.rest(), view.rows, view.cols, dtype)) {
+      explainer.take(section.bytes, std::string(codec.row().name) + " " + section.name, section.meaning);
+    }
+  }
+
+  std::string section_name(std::size_t i) const {
+    return std::string(stage_rows_[i]->name) + (i < sparsifiers_ ? " index" : " side");
+  }
+
   const std::vector<std::unique_ptr<Codec>> stages_;
+  std::vector<const CodecRow*> stage_rows_;  // asking for them is not free
   CodecRow row_;
   std::size_t sparsifiers_ = 0;  // how many; they come first
   std::unique_ptr<Codec> plain_values_;

@@ -261,8 +261,9 @@ TEST(Composition, IllegalPairsAreRefusedByName) {
   EXPECT_EQ(error(threshold(), named("acp")), "invalid argument: threshold | acp: low-rank codecs stand alone");
   EXPECT_EQ(error(named("power"), threshold()), "invalid argument: power | threshold: low-rank codecs stand alone");
   EXPECT_EQ(error(whole(), threshold()), "invalid argument: whole | threshold: only rans may follow a quantiser");
-  EXPECT_EQ(error(threshold(), named("cast"), rans()),
-            "invalid argument: cast | rans: nothing may follow a codec that is neither a sparsifier nor a quantiser");
+  EXPECT_EQ(
+      error(threshold(), named("cast"), rans()),
+      "invalid argument: cast | rans: nothing may follow a codec that, as set, is neither sparsifier nor quantiser");
   EXPECT_EQ(error(threshold(), rans()),
             "invalid argument: threshold | rans: rans codes the integers of a quantiser; behind a sparsifier may come "
             "sparsifiers, quantisers or other codecs of floats, such as float_rans");

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "codec/binding.h"
+#include "codec/explain.h"
 #include "codec/lowrank/lowrank_kernels.h"
 #include "codec/lowrank/orthogonalise.h"
 #include "core/check.h"
@@ -127,6 +128,31 @@ class LowRankCodec final : public Codec {
     }
     reconstruct({work.row, work.col, factors.rank}, output.rows, output.cols, 1.0f, output.data, output.dtype);
     return {};
+  }
+
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType) const override {
+    PayloadExplainer explainer(payload);
+    const Factors factors = is_too_large(rows, cols) ? Factors() : factors_of(rows, cols);
+    const auto take_number = [&]<typename T>(T, const char* name, const char* meaning) {
+      explainer.take(sizeof(T), name, meaning + std::to_string(explainer.peek<T>().value_or(0)));
+    };
+    const auto take_factor = [&](const char* name, std::int64_t factor_rows, std::int64_t factor_cols) {
+      const std::string values = explain_matrix(explainer.rest(), factor_rows, factor_cols, DType::kFloat32);
+      explainer.take(bytes_of(factor_rows * factor_cols), name, values);
+    };
+    if (factors.rank > 0) {
+      take_number(std::uint32_t{}, "rank", "columns of the factors: ");
+      take_number(std::uint32_t{}, "zero", "always 0: ");
+      if (!is_power()) {
+        take_number(std::uint64_t{}, "seed", "of the basis: ");
+        take_number(std::uint64_t{}, "step", "of the basis: ");
+        take_number(std::uint64_t{}, "tensor", "of the basis: ");
+      }
+      take_factor("row factor P", rows, factors.rank);
+      if (is_power()) take_factor("column factor Q", factors.rank, cols);
+    }
+    return std::move(explainer).finish();
   }
 
  private:

@@ -1,10 +1,12 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "codec/sign/sign.h"
 
+#include <algorithm>
 #include <bit>
 #include <limits>
 
 #include "codec/binding.h"
+#include "codec/explain.h"
 #include "codec/sign/sign_kernels.h"
 #include "core/check.h"
 #include "core/checked_math.h"
@@ -48,6 +50,16 @@ bool is_scale(SignLevels levels, SignScale scale) {
   return false;
 }
 
+// "+-++...": the first signs.
+std::string first_signs(std::span<const std::byte> bits, std::int64_t elems) {
+  constexpr std::int64_t kShown = 16;
+  std::string text;
+  for (std::int64_t i = 0; i < std::min(elems, kShown) && static_cast<std::size_t>(i / 8) < bits.size(); ++i) {
+    text += (bits[static_cast<std::size_t>(i / 8)] >> (i % 8) & std::byte{1}) == std::byte{0} ? '+' : '-';
+  }
+  return elems > kShown ? text + "..." : text;
+}
+
 class SignCodec final : public Codec {
  public:
   explicit SignCodec(const Settings& settings) : settings_(settings) {}
@@ -86,6 +98,22 @@ class SignCodec final : public Codec {
     sign_decode(payload.data(), payload.data() + layout.scale_bytes, settings_.scale, settings_.block_elems,
                 output.data, output.dtype, output.elems());
     return {};
+  }
+
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType) const override {
+    const std::int64_t elems = checked_elems(rows, cols).value_or(0);
+    const Layout layout = layout_of(elems);
+    PayloadExplainer explainer(payload);
+    constexpr const char* kMeanings[] = {"mean magnitude", "mean of the values >= 0, mean of those below",
+                                         "1, NaN if a value was not finite"};
+    explainer.take(layout.scale_bytes, "scales",
+                   std::string(kMeanings[static_cast<int>(settings_.scale)]) + ", block after block: " +
+                       first_values(explainer.rest().first(std::min(layout.scale_bytes, explainer.rest().size())),
+                                    DType::kFloat32));
+    explainer.take(layout.bit_bytes, "signs",
+                   "a bit a value, lowest bit first, 1 is negative: " + first_signs(explainer.rest(), elems));
+    return std::move(explainer).finish();
   }
 
   bool is_majority_vote() const override { return settings_.majority; }
