@@ -266,8 +266,8 @@ int bench_file(const std::string& path, const std::vector<std::unique_ptr<Codec>
   }
   if (!options.as_json && memcpy_bytes_per_s > 0) {
     std::printf(
-        "GB/s of uncompressed bytes, one thread; shares are of a memory copy that moves as many bytes (%.2f GB/s"
-        "\nread and written)\n\n",
+        "GB/s of uncompressed bytes, one thread; shares are of a memory copy that moves as many bytes\n"
+        "(%.2f GB/s read and written)\n\n",
         memcpy_bytes_per_s * 1e-9);
   }
   return code;
