@@ -4,6 +4,7 @@
 #include "codec/cast/cast.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
+#include "codec/randk/randk.h"
 #include "codec/topk/topk.h"
 #include "core/check.h"
 #include "cortado/codec.h"
@@ -27,6 +28,7 @@ const std::vector<CodecRow>& codec_registry() {
       acp_row(),
       power_row(),
       topk_row(),
+      randk_row(),
   };
   return rows;
 }
