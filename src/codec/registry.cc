@@ -2,6 +2,7 @@
 //
 // One row a codec, in the order of the documentation. A new codec is a folder, an include and a line here.
 #include "codec/cast/cast.h"
+#include "codec/fp8/fp8.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
 #include "codec/quant/quant.h"
@@ -24,6 +25,7 @@ const std::vector<CodecRow>& codec_registry() {
   static const std::vector<CodecRow> rows = {
       none_row(),
       cast_row(),
+      fp8_row(),
       quant_row(),
       acp_row(),
       power_row(),

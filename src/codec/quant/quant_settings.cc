@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "codec/quant/block_codec.h"
 #include "core/check.h"
 
 namespace cortado {
@@ -125,23 +126,6 @@ Status read_bits(const ParameterValues& values, QuantSettings* s) {
   return {};
 }
 
-Status read_block(const ParameterValues& values, QuantSettings* s) {
-  const std::string& text = values.text("block");
-  // A rule for the whole tensor needs no fine scales: blocks differ only where codes do not reach.
-  const bool relative = s->rule == QuantSettings::StepRule::kBits || s->rule == QuantSettings::StepRule::kBound;
-  if (text == "tensor") {
-    s->block_elems = QuantSettings::kWholeTensor;
-  } else if (text == "auto") {
-    s->block_elems = relative ? 256 : 4096;
-  } else {
-    s->block_elems = values.integer("block");
-    if (!std::has_single_bit(static_cast<std::uint64_t>(s->block_elems))) {
-      return make_error(StatusCode::kInvalidArgument, "quant: block must be a power of two, got %s", text.c_str());
-    }
-  }
-  return {};
-}
-
 Status read_filter(const ParameterValues& values, QuantSettings* s) {
   if (!is_set(values, "filter")) return {};
   s->filter = static_cast<float>(values.real("filter"));
@@ -151,9 +135,7 @@ Status read_filter(const ParameterValues& values, QuantSettings* s) {
 }
 
 std::string spec_of(const ParameterValues& values, const QuantSettings& s) {
-  const bool whole = s.block_elems == QuantSettings::kWholeTensor;
-  std::string text = "quant(bits=" + std::to_string(s.bits);
-  text += ", block=" + (whole ? "tensor" : std::to_string(s.block_elems));
+  std::string text = "quant(bits=" + std::to_string(s.bits) + ", block=" + block_text(s.block_elems);
   for (const char* name : {"scale", "round", "bound", "abs_bound", "error", "filter"}) {
     text += std::string(", ") + name + "=" + values.text(name);
   }
@@ -185,7 +167,7 @@ BlockGrid QuantSettings::block_grid(const BlockStats& stats, std::int64_t elems,
   return grid;
 }
 
-bool QuantSettings::is_legal_step(float step, float largest_value) const {
+bool is_legal_step(float step, float largest_value) {
   const auto bits = std::bit_cast<std::uint32_t>(step);
   return bits == 0 || bits == kNanBits || (step >= kSmallestStep && step <= largest_value);
 }
@@ -199,13 +181,7 @@ std::vector<Parameter> quant_parameters() {
        .max = 8,
        .choices = "auto",
        .meaning = "of a code; auto is 4, with a bound as few as keep it, else 8"},
-      {.name = "block",
-       .kind = ParameterKind::kInteger,
-       .default_text = "auto",
-       .min = 32,
-       .max = 65536,
-       .choices = "auto|tensor",
-       .meaning = "values that share a step, a power of two; auto is 256, or 4096 with abs_bound and error"},
+      block_parameter("auto", "values that share a step, a power of two; auto is 256, or 4096 with abs_bound and error"),
       {.name = "scale",
        .kind = ParameterKind::kChoice,
        .default_text = "max",
@@ -253,7 +229,9 @@ Result<QuantSettings> read_quant_settings(const ParameterValues& values) {
   s.rounding = rounding_named(values.word("round"));
   CORTADO_RETURN_IF_ERROR(read_rule(values, &s));
   CORTADO_RETURN_IF_ERROR(read_bits(values, &s));
-  CORTADO_RETURN_IF_ERROR(read_block(values, &s));
+  // A rule for the whole tensor needs no fine blocks: their steps differ only where codes do not reach.
+  const bool is_relative = s.rule == QuantSettings::StepRule::kBits || s.rule == QuantSettings::StepRule::kBound;
+  CORTADO_ASSIGN_OR_RETURN(s.block_elems, read_block_elems("quant", values, is_relative ? 256 : 4096));
   CORTADO_RETURN_IF_ERROR(read_filter(values, &s));
   if (s.bits == 1 && (s.rounding == Rounding::kDeadZone || s.filter >= 0)) {
     return refused("bits=1 has no level 0, which round=dead_zone and filter need");
