@@ -71,6 +71,7 @@ class Fp8Scheme {
                   float* values) const {
     from_fp8(format_, piece, codes, streams, values);
   }
+  std::uint8_t largest_code() const { return 0xff; }
   bool are_legal(const std::uint8_t* codes, std::int64_t elems) const {
     std::uint8_t largest = 0;
     for (std::int64_t i = 0; i < elems; ++i) largest = std::max<std::uint8_t>(largest, codes[i] & 0x7fu);

@@ -18,7 +18,8 @@
 //   void quantise(const BlockPiece&, const RandomKey&, const float* values, std::int64_t prefetch_elems,
 //                 std::uint8_t* codes) const;
 //   void dequantise(const BlockPiece&, const RandomKey&, const std::uint8_t* codes, bool streams, float* values) const;
-//   bool are_legal(const std::uint8_t* codes, std::int64_t elems) const;
+//   std::uint8_t largest_code() const;         of packed codes
+//   bool are_legal(const std::uint8_t* codes, std::int64_t elems) const;  of codes of one byte each
 #pragma once
 
 #include <algorithm>
@@ -121,7 +122,8 @@ class BlockCodec final : public Codec, public Quantiser {
  private:
   static constexpr std::int64_t kSideBytes = Scheme::kSideBytesABlock;
   static constexpr std::int64_t kMaxBlocks = kMaxPieceElems / kSmallestBlockElems;
-  static constexpr std::int64_t kPrefetchElems = 1024;
+  static constexpr const char* kIllegalCode = "a code stands for no level";
+  static constexpr std::int64_t kLargestCachedBlock = 65536;
   // Decoded tensors of this size and more go past the caches, which would not keep them.
   static constexpr std::int64_t kStreamBytes = std::int64_t{8} << 20;
 
@@ -137,6 +139,7 @@ class BlockCodec final : public Codec, public Quantiser {
     float largest_value;
     RandomKey random;
     float tensor_step = 0;
+    bool tame = true;  // all grids take all values
     BlockGrid grids[kMaxBlocks];
     alignas(64) float values[kMaxPieceElems];
     alignas(64) std::uint8_t codes[kMaxPieceElems];
@@ -166,6 +169,9 @@ class BlockCodec final : public Codec, public Quantiser {
       side += sizeof(w.random);
     }
     w.tensor_step = scheme_.tensor_step(input);
+    // What is read next: the next piece, or the next block, unless a block is more than a cache holds.
+    const std::int64_t ahead = w.block_elems <= kLargestCachedBlock ? std::max(kMaxPieceElems, w.block_elems)
+                                                                    : kMaxPieceElems;
     for (std::int64_t first = 0; first < w.elems; first += kMaxPieceElems) {
       const std::int64_t elems = w.piece_elems(first), blocks = w.blocks_in(first);
       if (w.has_large_blocks() && blocks > 0) measure_large_block(input, first, w);
@@ -173,9 +179,9 @@ class BlockCodec final : public Codec, public Quantiser {
       if (!w.has_large_blocks()) measure_small_blocks(values, elems, w);
       for (std::int64_t i = 0; i < blocks; ++i) scheme_.put(w.grids[i], side + i * kSideBytes);
       side += blocks * kSideBytes;
-      const bool more = w.elems - first >= kPrefetchElems + kMaxPieceElems;
+      const bool more = w.elems - first >= ahead + kMaxPieceElems;
       std::uint8_t* codes = sink.is_direct(elems) ? sink.bytes + first : w.codes;
-      scheme_.quantise(piece(w, first), w.random, tamed(values, elems, w), more ? kPrefetchElems : 0, codes);
+      scheme_.quantise(piece(w, first), w.random, tamed(values, elems, w), more ? ahead : 0, codes);
       if (sink.packed != nullptr) {
         pack_codes(codes, elems, sink.bits, sink.packed_at(first));
       } else if (codes == w.codes) {
@@ -196,24 +202,25 @@ class BlockCodec final : public Codec, public Quantiser {
       stats = joined(stats, part);
     }
     w.grids[0] = scheme_.grid(stats, end - first, w.tensor_step, w.largest_value);
+    w.tame = w.grids[0].takes_all();
   }
 
   void measure_small_blocks(const float* values, std::int64_t elems, Walk& w) const {
     const std::int64_t block_elems = scheme_.block_elems();
     BlockStats stats[kMaxBlocks];
     measure_blocks(scheme_.scale(), values, whole_rows(elems), block_elems, stats);
+    w.tame = true;
     for (std::int64_t i = 0; i * block_elems < elems; ++i) {
       const std::int64_t count = std::min(block_elems, elems - i * block_elems);
       w.grids[i] = scheme_.grid(stats[i], count, w.tensor_step, w.largest_value);
+      w.tame &= w.grids[i].takes_all();
     }
   }
 
   // The values, or a copy in which blocks that are not finite are 0 and the others within their reach.
   static const float* tamed(const float* values, std::int64_t elems, Walk& w) {
+    if (w.tame) return values;
     const std::int64_t block_elems = std::min(w.block_elems, kMaxPieceElems);
-    bool tame = true;
-    for (std::int64_t i = 0; i * block_elems < elems; ++i) tame &= w.grids[i].takes_all();
-    if (tame) return values;
     if (values != w.values) std::memcpy(w.values, values, static_cast<std::size_t>(elems) * sizeof(float));
     for (std::int64_t i = 0; i < elems; ++i) {
       const BlockGrid& grid = w.grids[i / block_elems];
@@ -249,17 +256,17 @@ class BlockCodec final : public Codec, public Quantiser {
   // Whole rows of codes.
   const std::uint8_t* take_codes(const CodeSource& source, std::int64_t first, std::int64_t elems, Walk& w,
                                  const char** wrong) const {
-    const std::uint8_t* codes = w.codes;
-    if (source.is_direct(elems)) {
-      codes = source.bytes + first;
-    } else if (source.packed == nullptr) {
+    if (source.packed != nullptr) {
+      const UnpackedCodes unpacked = unpack_codes(source.packed_at(first), elems, source.bits, w.codes);
+      if (!unpacked.rest_is_zero) *wrong = "the bits behind the last code are not 0";
+      if (unpacked.largest > scheme_.largest_code()) *wrong = kIllegalCode;
+    } else {
+      if (!scheme_.are_legal(source.bytes + first, elems)) *wrong = kIllegalCode;
+      if (source.is_direct(elems)) return source.bytes + first;
       std::memcpy(w.codes, source.bytes + first, static_cast<std::size_t>(elems));
-    } else if (!unpack_codes(source.packed_at(first), elems, source.bits, w.codes)) {
-      *wrong = "the bits behind the last code are not 0";
     }
-    if (!scheme_.are_legal(codes, elems)) *wrong = "a code stands for no level";
-    if (codes == w.codes) std::fill(w.codes + elems, w.codes + whole_rows(elems), std::uint8_t{0});
-    return codes;
+    std::fill(w.codes + elems, w.codes + whole_rows(elems), std::uint8_t{0});
+    return w.codes;
   }
 
   Status check_dtype(DType dtype) const {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "codec/quant/block_codec.h"
+#include "codec/quant/quant_grid.h"
 #include "codec/quant/quant_search.h"
 #include "codec/quant/quant_settings.h"
 #include "core/check.h"
@@ -33,7 +34,7 @@ class QuantScheme {
     return find_step(settings_.rounding, settings_.error, input);
   }
   BlockGrid grid(const BlockStats& stats, std::int64_t elems, float tensor_step, float largest_value) const {
-    return settings_.block_grid(stats, elems, tensor_step, largest_value);
+    return block_grid(settings_, stats, elems, tensor_step, largest_value);
   }
 
   void put(const BlockGrid& grid, std::byte* side) const { std::memcpy(side, &grid.step, sizeof(float)); }
@@ -50,8 +51,9 @@ class QuantScheme {
                   float* values) const {
     dequantise_values(levels_, piece, random, codes, streams, values);
   }
+  std::uint8_t largest_code() const { return static_cast<std::uint8_t>(2 * levels_.largest); }
   bool are_legal(const std::uint8_t* codes, std::int64_t elems) const {
-    return static_cast<float>(largest_code(codes, elems)) <= 2 * levels_.largest;
+    return largest_of_codes(codes, elems) <= largest_code();
   }
 
  private:

@@ -1,30 +1,13 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "codec/quant/quant_settings.h"
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
-
 #include "codec/quant/block_codec.h"
+#include "codec/quant/quant_grid.h"
 #include "core/check.h"
 
 namespace cortado {
 
 namespace {
-
-// A value at the end of the last level's cell, in steps.
-float reach_of(Rounding rounding, float largest_level) {
-  switch (rounding) {
-    case Rounding::kNearest:
-      return largest_level + 0.5f;
-    case Rounding::kDeadZone:
-      return largest_level + 0.65f;
-    case Rounding::kStochastic:
-    case Rounding::kDither:
-      return largest_level;
-  }
-  return largest_level;
-}
 
 // The largest error of a value within reach, in steps; rounding errors of the arithmetic come on top and are below 2^-14.
 double largest_error(Rounding rounding) {
@@ -44,11 +27,6 @@ double largest_error(Rounding rounding) {
 // the least squared error (numerical integration).
 constexpr float kGaussianStep[] = {1.5958f, 1.2240f, 0.6508f, 0.3534f, 0.1932f, 0.1055f, 0.0573f, 0.0309f};
 
-// Keeps x / step, and what is decoded from it, out of the denormal range.
-constexpr float kSmallestStep = 0x1p-116f;
-
-constexpr std::uint32_t kNanBits = 0x7fc00000u;
-
 BlockScale scale_named(const std::string& word) {
   if (word == "rms") return BlockScale::kRms;
   if (word == "l2") return BlockScale::kL2;
@@ -62,21 +40,6 @@ Rounding rounding_named(const std::string& word) {
 }
 
 bool is_set(const ParameterValues& values, const char* name) { return values.text(name) != "off"; }
-
-float scale_of(BlockScale scale, const BlockStats& stats, std::int64_t elems) {
-  constexpr double kMost = std::numeric_limits<float>::max();
-  switch (scale) {
-    case BlockScale::kMax:
-      return std::bit_cast<float>(stats.max_magnitude);
-    case BlockScale::kRms:
-      return static_cast<float>(std::sqrt(stats.squares / static_cast<double>(elems)));
-    case BlockScale::kL2:
-      return static_cast<float>(std::min(std::sqrt(stats.squares), kMost));
-    case BlockScale::kRange:
-      return static_cast<float>(std::min(static_cast<double>(stats.high) - static_cast<double>(stats.low), kMost));
-  }
-  return 0;
-}
 
 Status refused(const char* what) { return make_error(StatusCode::kInvalidArgument, "quant: %s", what); }
 
@@ -143,34 +106,6 @@ std::string spec_of(const ParameterValues& values, const QuantSettings& s) {
 }
 
 }  // namespace
-
-BlockGrid QuantSettings::block_grid(const BlockStats& stats, std::int64_t elems, float absolute_step,
-                                    float largest_value) const {
-  BlockGrid grid;
-  if (stats.max_magnitude >= kInfinityBits || std::isnan(absolute_step)) {
-    grid.step = std::bit_cast<float>(kNanBits);
-    return grid;
-  }
-  if (stats.max_magnitude == 0) return grid;
-  const float scale = scale_of(this->scale, stats, elems);
-  grid.step = rule == StepRule::kError ? absolute_step : rule == StepRule::kAbsBound ? step : scale * step;
-  if (rule != StepRule::kBits) {
-    const float max = std::bit_cast<float>(stats.max_magnitude);
-    grid.step = std::max(grid.step, max / reach_of(rounding, largest_level()));
-  }
-  grid.step = std::min(std::max(grid.step, kSmallestStep), largest_value);
-  grid.inverse = 1 / grid.step;
-  if (filter >= 0) grid.threshold = filter * scale;
-  // Half a step more is decoded where dither adds it.
-  const float limit = std::floor(largest_value / grid.step - 0.5f);
-  if (limit < largest_level() && bits > 1) grid.reach = limit * grid.step;
-  return grid;
-}
-
-bool is_legal_step(float step, float largest_value) {
-  const auto bits = std::bit_cast<std::uint32_t>(step);
-  return bits == 0 || bits == kNanBits || (step >= kSmallestStep && step <= largest_value);
-}
 
 std::vector<Parameter> quant_parameters() {
   return {

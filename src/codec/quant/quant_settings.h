@@ -1,10 +1,9 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the parameters of `quant` mean, and from it the grid of one block; spec.md has the formulas.
+// What the parameters of `quant` mean.
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -29,13 +28,7 @@ struct QuantSettings {
   float filter = -1;   // in units of the block's scale; negative: off
 
   float largest_level() const { return bits == 1 ? 0.5f : static_cast<float>((1 << (bits - 1)) - 1); }
-
-  // `absolute_step`: kError's. `largest_value`: the largest finite one of the tensor's dtype.
-  BlockGrid block_grid(const BlockStats& stats, std::int64_t elems, float absolute_step, float largest_value) const;
 };
-
-// One that block_grid() can have made.
-bool is_legal_step(float step, float largest_value);
 
 std::vector<Parameter> quant_parameters();
 Result<QuantSettings> read_quant_settings(const ParameterValues& values);
