@@ -87,6 +87,11 @@ void for_blocks(const CompsoSettings& settings, std::span<const Layer> layers, c
   }
 }
 
+// `count` values from number `first` of the random numbers on, all in one block.
+BlockPiece piece_of(const BlockGrid& grid, std::int64_t first, std::int64_t count) {
+  return {.log2_block_elems = 62, .blocks = &grid, .first = first, .elems = whole_rows(count)};
+}
+
 // f(offset in the block, count)
 template <class Layer, class F>
 void for_pieces(const Block<Layer>& block, const F& f) {
@@ -165,14 +170,14 @@ BlockGrid grid_of(float step, const CompsoSettings& settings, const Range& range
           .reach = std::min(kFarthestLevel, std::floor(largest_finite(dtype) / step - overhang_of(settings.rounding)))};
 }
 
-struct Levels {
+struct LevelRange {
   std::int32_t first = 0, last = 0;
 };
 
 // The smallest and the largest level that rounding can give.
-Levels levels_of(const BlockGrid& grid, const CompsoSettings& settings, const Range& range) {
-  Levels levels = {static_cast<std::int32_t>(std::floor(std::max(range.low * grid.inverse, -grid.reach))),
-                   static_cast<std::int32_t>(std::ceil(std::min(range.high * grid.inverse, grid.reach)))};
+LevelRange levels_of(const BlockGrid& grid, const CompsoSettings& settings, const Range& range) {
+  LevelRange levels = {static_cast<std::int32_t>(std::floor(std::max(range.low * grid.inverse, -grid.reach))),
+                       static_cast<std::int32_t>(std::ceil(std::min(range.high * grid.inverse, grid.reach)))};
   if (settings.filter > 0 && range.low <= grid.threshold) levels.first = std::min(levels.first, 0);
   if (settings.filter > 0 && -range.high <= grid.threshold) levels.last = std::max(levels.last, 0);
   return levels;
@@ -193,14 +198,13 @@ class LayersEncoder {
         layers_(layers),
         totals_(totals_of(settings, layers)),
         workspace_(scratch, totals_),
-        key_(philox_key(context.seed, context.tensor)),
-        step_(context.step) {}
+        random_{.key = philox_key(context.seed, context.tensor), .step = context.step} {}
 
   std::uint64_t run(std::byte* payload) {
     std::byte* at = payload + kHeaderBytes;
     if (settings_.rounding == Rounding::kDither) {
-      store(key_, at);
-      store(step_, at + sizeof(key_));
+      store(random_.key, at);
+      store(random_.step, at + sizeof(random_.key));
       at += kRandomBytes;
     }
     choose_grids(at);
@@ -219,7 +223,7 @@ class LayersEncoder {
     for_blocks(settings_, layers_, [&](const InputBlock& block) {
       const Range range = range_of(block);
       BlockGrid& grid = workspace_.grids[block.number];
-      Levels levels;
+      LevelRange levels;
       if (range.is_finite) {
         grid = grid_of(step_of(block, range), settings_, range, block.layer.dtype);
         levels = levels_of(grid, settings_, range);
@@ -267,16 +271,9 @@ class LayersEncoder {
     }
     alignas(64) float buffer[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
-      const QuantPiece piece = {.rounding = settings_.rounding,
-                                .filters = settings_.filter > 0,
-                                .largest_level = 0,
-                                .log2_block_elems = 62,
-                                .blocks = &grid,
-                                .key = key_,
-                                .step = step_,
-                                .first = block.first_random + at,
-                                .elems = whole_rows(count)};
-      compso_quantise(piece, load_piece(block.layer, block.first + at, count, buffer),
+      const Levels levels = {.rounding = settings_.rounding, .largest = 0, .filters = settings_.filter > 0};
+      compso_quantise(levels, piece_of(grid, block.first_random + at, count), random_,
+                      load_piece(block.layer, block.first + at, count, buffer),
                       block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0,
                       {low + at, is_wide_ ? high + at : nullptr});
     });
@@ -304,8 +301,7 @@ class LayersEncoder {
   const std::span<const ConstTensorView> layers_;
   const Totals totals_;
   const Workspace workspace_;
-  const PhiloxKey key_;
-  const std::uint64_t step_;
+  const RandomKey random_;
   bool is_wide_ = false;
 };
 
@@ -348,8 +344,8 @@ class LayersDecoder {
     }
     is_wide_ = code_bytes == 2;
     if (has_key) {
-      key_ = load<PhiloxKey>(payload.data() + kHeaderBytes);
-      step_ = load<std::uint64_t>(payload.data() + kHeaderBytes + sizeof(PhiloxKey));
+      random_.key = load<PhiloxKey>(payload.data() + kHeaderBytes);
+      random_.step = load<std::uint64_t>(payload.data() + kHeaderBytes + sizeof(PhiloxKey));
     }
     steps_ = payload.data() + steps_at;
     first_levels_ = steps_ + static_cast<std::uint64_t>(totals_.blocks) * sizeof(float);
@@ -397,19 +393,11 @@ class LayersDecoder {
     const bool streams = block.layer.size_bytes() >= kStreamBytes;
     alignas(64) float buffer[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
-      const QuantPiece piece = {.rounding = settings_.rounding,
-                                .filters = false,
-                                .largest_level = 0,
-                                .log2_block_elems = 62,
-                                .blocks = &grid,
-                                .key = key_,
-                                .step = step_,
-                                .first = block.first_random + at,
-                                .elems = whole_rows(count)};
       const CompsoCodes codes = {workspace_.low + block.first_code + at,
                                  is_wide_ ? workspace_.high + block.first_code + at : nullptr};
       float* values = piece_target(block.layer, block.first + at, count, buffer);
-      compso_dequantise(piece, first_level, codes, streams && values != buffer, values);
+      compso_dequantise({.rounding = settings_.rounding, .largest = 0}, piece_of(grid, block.first_random + at, count),
+                        random_, first_level, codes, streams && values != buffer, values);
       store_piece(values, block.layer, block.first + at, count);
     });
     return streams;
@@ -421,8 +409,7 @@ class LayersDecoder {
   const Workspace workspace_;
   const std::byte* steps_ = nullptr;         // float32 a block
   const std::byte* first_levels_ = nullptr;  // int32 a block
-  PhiloxKey key_ = {};
-  std::uint64_t step_ = 0;
+  RandomKey random_;
   bool is_wide_ = false;
 };
 

@@ -20,7 +20,7 @@ class Sample {
       : input_(input), piece_elems_(piece_elems), stride_(stride) {
     for_each([&](const float* values, std::int64_t elems) {
       BlockStats stats;
-      measure_blocks(BlockScale::kL2, values, elems, elems, 0, &stats);
+      measure_blocks(BlockScale::kL2, values, elems, elems, &stats);
       energy_ += stats.squares;
       is_finite_ &= stats.max_magnitude < kInfinityBits;
     });
@@ -32,7 +32,8 @@ class Sample {
   // Relative L2.
   double error_at(Rounding rounding, float step) const {
     double sum = 0;
-    for_each([&](const float* values, std::int64_t elems) { sum += sum_squared_errors(rounding, step, values, elems); });
+    for_each(
+        [&](const float* values, std::int64_t elems) { sum += sum_squared_errors(rounding, step, values, elems); });
     return static_cast<double>(step) * std::sqrt(sum / energy_);
   }
 
