@@ -100,15 +100,15 @@ TEST(FloatRans, WhatItSavesOfNormalValues) {
   const struct {
     DType dtype;
     double ratio;
-  } cases[] = {{DType::kFloat32, 1.20}, {DType::kFloat16, 1.19}, {DType::kBFloat16, 1.51}};
+  } cases[] = {{DType::kFloat32, 1.206}, {DType::kFloat16, 1.190}, {DType::kBFloat16, 1.519}};
   for (const auto& [dtype, ratio] : cases) {
     const Bytes values = normal_values(dtype, kElems);
     const double bytes = static_cast<double>(Link(dtype, kElems).encode(values).size());
-    EXPECT_NEAR(static_cast<double>(values.size()) / bytes, ratio, 0.01) << dtype_name(dtype);
+    EXPECT_NEAR(static_cast<double>(values.size()) / bytes, ratio, 0.003) << dtype_name(dtype);
   }
 }
 
-TEST(FloatRans, NoiseTakesOneByteMoreAndZerosAThirdLess) {
+TEST(FloatRans, NoiseTakesOneByteMoreAndZerosNoCodes) {
   constexpr std::int64_t kElems = 100000;
   Bytes noise(4 * kElems);
   for (std::size_t i = 0; i < noise.size(); ++i) noise[i] = static_cast<std::uint8_t>(philox_block(1, 2, 3, i)[0]);
@@ -122,6 +122,7 @@ TEST(FloatRans, TheWorkedExampleOfItsSpec) {
   const Bytes values = {0x00, 0x00, 0x80, 0x3f, 0x00, 0x00, 0x20, 0xc0};
   EXPECT_EQ(Link(DType::kFloat32, 2).encode(values), (Bytes{0x00, 0x00, 0x01, 0x00, 0x00, 0x40, 0x00, 0x7f, 0x80}));
   EXPECT_EQ(Link(DType::kBFloat16, 2).encode({0x80, 0x3f, 0x20, 0xc0}), (Bytes{0x00, 0x41, 0x00, 0x7f, 0x80}));
+  EXPECT_EQ(Link(DType::kFloat16, 2).encode({0x00, 0x3c, 0x00, 0xc1}), (Bytes{0x00, 0x01, 0x00, 0x78, 0x82}));
 }
 
 TEST(FloatRans, EveryTruncationIsAnError) {
