@@ -1,0 +1,402 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "codec/quant/quant_kernels.h"
+
+#include <algorithm>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "codec/quant/quant_kernels.cc"
+#include "core/simd.h"
+// After simd.h, which it needs.
+#include "core/philox_simd.h"
+
+// Values come in rows of 16 (a vector, or the parts of a row on narrower machines) and tiles of 16 rows, which one
+// Philox block a lane serves with a byte for every value.
+
+HWY_BEFORE_NAMESPACE();
+namespace cortado {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using F32 = hn::CappedTag<float, 16>;
+using I32 = hn::Rebind<std::int32_t, F32>;
+using U32 = hn::Rebind<std::uint32_t, F32>;
+using U8 = hn::Rebind<std::uint8_t, F32>;
+using F64 = hn::CappedTag<double, 8>;
+using F32OfF64 = hn::Rebind<float, F64>;  // as many lanes
+using VF32 = hn::Vec<F32>;
+using VU32 = hn::Vec<U32>;
+using VI32 = hn::Vec<I32>;
+using VF64 = hn::Vec<F64>;
+
+constexpr std::int64_t kRowElems = 16, kTileRows = 16, kTileElems = kRowElems * kTileRows;
+constexpr std::size_t kParts = kRowElems / hn::MaxLanes(F32());
+constexpr std::int64_t kPartElems = hn::MaxLanes(F32());
+
+// ---- statistics ----------------------------------------------------------------------------------------------------
+
+// Sums over the rows, a row's values in 16 lanes.
+struct RowSums {
+  static constexpr std::int64_t kLanes = hn::MaxLanes(F64());
+  VF64 lanes[kRowElems / kLanes];
+
+  HWY_INLINE void clear() {
+    for (VF64& lane : lanes) lane = hn::Zero(F64());
+  }
+  // term(at): what the values from lane `at` of the row on add.
+  template <class Term>
+  HWY_INLINE void add_row(const Term& term) {
+    for (std::int64_t at = 0; at < kRowElems; at += kLanes) {
+      lanes[at / kLanes] = hn::Add(lanes[at / kLanes], term(at));
+    }
+  }
+  HWY_INLINE double sum() const {
+    double each[kRowElems];
+    for (std::int64_t at = 0; at < kRowElems; at += kLanes) hn::StoreU(lanes[at / kLanes], F64(), each + at);
+    for (int apart = 8; apart > 0; apart /= 2)
+      for (int i = 0; i < apart; ++i) each[i] += each[i + apart];
+    return each[0];
+  }
+};
+
+template <BlockScale kScale>
+struct Measure {
+  VU32 magnitude[kParts];
+  VF32 low[kParts], high[kParts];
+  RowSums squares;
+
+  HWY_INLINE void add_row(const float* values) {
+    for (std::size_t p = 0; p < kParts; ++p) {
+      const VF32 v = hn::LoadU(F32(), values + p * kPartElems);
+      magnitude[p] = hn::Max(magnitude[p], hn::And(hn::BitCast(U32(), v), hn::Set(U32(), 0x7fffffffu)));
+      if constexpr (kScale == BlockScale::kRange) {
+        low[p] = hn::Min(low[p], v);
+        high[p] = hn::Max(high[p], v);
+      }
+    }
+    if constexpr (kScale == BlockScale::kRms) {
+      squares.add_row([&](std::int64_t at) HWY_ATTR {
+        const VF64 v = hn::PromoteTo(F64(), hn::LoadU(F32OfF64(), values + at));
+        return hn::Mul(v, v);  // exact
+      });
+    }
+  }
+
+  HWY_INLINE BlockStats run(const float* values, std::int64_t elems, std::int64_t prefetch_elems) {
+    for (std::size_t p = 0; p < kParts; ++p) {
+      magnitude[p] = hn::Zero(U32());
+      low[p] = high[p] = hn::Zero(F32());
+    }
+    squares.clear();
+    for (std::int64_t i = 0; i < elems; i += kRowElems) {
+      __builtin_prefetch(values + i + prefetch_elems);
+      add_row(values + i);
+    }
+    return result();
+  }
+
+  HWY_INLINE BlockStats result() const {
+    BlockStats stats;
+    VU32 largest = magnitude[0];
+    for (std::size_t p = 1; p < kParts; ++p) largest = hn::Max(largest, magnitude[p]);
+    stats.max_magnitude = hn::GetLane(hn::MaxOfLanes(U32(), largest));
+    if constexpr (kScale == BlockScale::kRange) {
+      VF32 least = low[0], most = high[0];
+      for (std::size_t p = 1; p < kParts; ++p) least = hn::Min(least, low[p]), most = hn::Max(most, high[p]);
+      stats.low = hn::GetLane(hn::MinOfLanes(F32(), least));
+      stats.high = hn::GetLane(hn::MaxOfLanes(F32(), most));
+    }
+    if constexpr (kScale == BlockScale::kRms) stats.squares = squares.sum();
+    return stats;
+  }
+};
+
+template <BlockScale kScale>
+void measure(const float* values, std::int64_t elems, std::int64_t block_elems, std::int64_t prefetch_elems,
+             BlockStats* stats) {
+  for (std::int64_t i = 0; i < elems; i += block_elems) {
+    *stats++ = Measure<kScale>().run(values + i, std::min(block_elems, elems - i), prefetch_elems);
+  }
+}
+
+void MeasureBlocks(BlockScale scale, const float* values, std::int64_t elems, std::int64_t block_elems,
+                   std::int64_t prefetch_elems, BlockStats* stats) {
+  switch (scale) {
+    case BlockScale::kMax:
+      return measure<BlockScale::kMax>(values, elems, block_elems, prefetch_elems, stats);
+    case BlockScale::kRms:
+    case BlockScale::kL2:
+      return measure<BlockScale::kRms>(values, elems, block_elems, prefetch_elems, stats);
+    case BlockScale::kRange:
+      return measure<BlockScale::kRange>(values, elems, block_elems, prefetch_elems, stats);
+  }
+}
+
+// ---- values to codes -----------------------------------------------------------------------------------------------
+
+// 1 + (byte + 1/2) / 256 of the byte kByte of each word: the byte and the half become the upper mantissa bits of 1.
+template <int kByte>
+HWY_INLINE VF32 one_and_fraction(VU32 words) {
+  VU32 placed;
+  if constexpr (kByte < 2) {
+    placed = hn::ShiftLeft<15 - 8 * kByte>(words);
+  } else {
+    placed = hn::ShiftRight<8 * kByte - 15>(words);
+  }
+  return hn::BitCast(F32(), hn::OrAnd(hn::Set(U32(), 0x3f804000u), placed, hn::Set(U32(), 0x007f8000u)));
+}
+
+// Clipped values in units of the step, to the numbers whose nearest integers are code - offset.
+struct Nearest {
+  float shift;
+  explicit Nearest(float shift_of_levels) : shift(shift_of_levels) {}
+  HWY_INLINE VF32 operator()(VF32 q, VF32) const { return hn::Sub(q, hn::Set(F32(), shift)); }
+};
+struct DeadZone {
+  explicit DeadZone(float) {}
+  HWY_INLINE VF32 operator()(VF32 q, VF32) const {
+    return hn::Sub(q, hn::CopySignToAbs(hn::Set(F32(), 0.15f), q));
+  }
+};
+struct Random {
+  float centre;  // of 1 + r
+  explicit Random(float shift_of_levels) : centre(1.5f + shift_of_levels) {}
+  HWY_INLINE VF32 operator()(VF32 q, VF32 one_and_r) const {
+    return hn::Add(q, hn::Sub(one_and_r, hn::Set(F32(), centre)));
+  }
+};
+
+template <class Round, bool kFilters>
+struct QuantiseRow {
+  Round round;
+  float largest_level;
+  std::uint32_t bits_of_code_0;
+  const float* values;
+  std::int64_t prefetch_elems;
+  std::uint8_t* codes;
+
+  QuantiseRow(const QuantPiece& piece, const float* from, std::int64_t ahead, std::uint8_t* to)
+      : round(shift_of(piece)),
+        largest_level(piece.largest_level),
+        bits_of_code_0(0x4b400000u - static_cast<std::uint32_t>(piece.largest_level + shift_of(piece))),
+        values(from),
+        prefetch_elems(ahead),
+        codes(to) {}
+
+  // One bit has its levels at -1/2 and 1/2.
+  static float shift_of(const QuantPiece& piece) { return piece.largest_level < 1 ? 0.5f : 0.0f; }
+
+  HWY_INLINE void operator()(const BlockGrid& block, std::int64_t at, VF32 one_and_r) const {
+    const F32 d;
+    __builtin_prefetch(values + at + prefetch_elems);
+    const VF32 v = hn::LoadU(d, values + at);
+    VF32 q = hn::Mul(v, hn::Set(d, block.inverse));
+    if constexpr (kFilters) q = hn::IfThenElseZero(hn::Gt(hn::Abs(v), hn::Set(d, block.threshold)), q);
+    q = hn::Min(hn::Max(q, hn::Set(d, -largest_level)), hn::Set(d, largest_level));
+    // Rounds to nearest, ties to even: a sum with 1.5 * 2^23 has a last place of 1 and the integer in its lower bits.
+    const VF32 sum = hn::Add(round(q, one_and_r), hn::Set(d, 0x1.8p23f));
+    const VU32 code = hn::Sub(hn::BitCast(U32(), sum), hn::Set(U32(), bits_of_code_0));
+    hn::StoreU(hn::U8FromU32(code), U8(), codes + at);
+  }
+};
+
+// ---- codes to values -----------------------------------------------------------------------------------------------
+
+template <Rounding kRounding, bool kStreams>
+struct DequantiseRow {
+  float largest_level;
+  const std::uint8_t* codes;
+  float* values;
+
+  HWY_INLINE VF32 value(VF32 code, VF32 one_and_r) const {
+    const F32 d;
+    if constexpr (kRounding == Rounding::kDither) {
+      // level - u = code - (1 + r) - (largest_level - 3/2), every difference exact.
+      return hn::Sub(hn::Sub(code, one_and_r), hn::Set(d, largest_level - 1.5f));
+    }
+    const VF32 level = hn::Sub(code, hn::Set(d, largest_level));
+    if constexpr (kRounding != Rounding::kDeadZone) return level;
+    const VF32 outwards = hn::CopySignToAbs(hn::Set(d, 0.05f), level);
+    return hn::Add(level, hn::IfThenZeroElse(hn::Eq(level, hn::Zero(d)), outwards));
+  }
+
+  HWY_INLINE void operator()(const BlockGrid& block, std::int64_t at, VF32 one_and_r) const {
+    const F32 d;
+    const VF32 code = hn::ConvertTo(d, hn::PromoteTo(I32(), hn::LoadU(U8(), codes + at)));
+    const VF32 v = hn::Mul(value(code, one_and_r), hn::Set(d, block.step));
+    if constexpr (kStreams) {
+      hn::Stream(v, d, values + at);
+    } else {
+      hn::StoreU(v, d, values + at);
+    }
+  }
+};
+
+// ---- errors --------------------------------------------------------------------------------------------------------
+
+template <Rounding kRounding>
+double sum_squared_errors(float inverse, const float* values, std::int64_t elems) {
+  const F32OfF64 d;
+  using V = hn::Vec<F32OfF64>;
+  const V magic = hn::Set(d, 0x1.8p23f), most = hn::Set(d, 0x1p21f);
+  RowSums errors;
+  errors.clear();
+  for (std::int64_t i = 0; i < elems; i += kRowElems) {
+    errors.add_row([&](std::int64_t at) HWY_ATTR {
+      // Beyond 2^21 steps, where the sum below does not round, the error is negligible.
+      V q = hn::Mul(hn::LoadU(d, values + i + at), hn::Set(d, inverse));
+      q = hn::Min(hn::Max(q, hn::Neg(most)), most);
+      V nudged = q;
+      if constexpr (kRounding == Rounding::kDeadZone) nudged = hn::Sub(q, hn::CopySignToAbs(hn::Set(d, 0.15f), q));
+      V decoded = hn::Sub(hn::Add(nudged, magic), magic);
+      if constexpr (kRounding == Rounding::kDeadZone) {
+        const V outwards = hn::CopySignToAbs(hn::Set(d, 0.05f), decoded);
+        decoded = hn::Add(decoded, hn::IfThenZeroElse(hn::Eq(decoded, hn::Zero(d)), outwards));
+      }
+      const VF64 e = hn::Abs(hn::PromoteTo(F64(), hn::Sub(q, decoded)));
+      // Stochastic: a fraction f is rounded away by f with probability 1 - f, and by 1 - f with probability f.
+      return kRounding == Rounding::kStochastic ? hn::Sub(e, hn::Mul(e, e)) : hn::Mul(e, e);
+    });
+  }
+  return errors.sum();
+}
+
+double SumSquaredErrors(Rounding rounding, float step, const float* values, std::int64_t elems) {
+  const float inverse = 1 / step;
+  switch (rounding) {
+    case Rounding::kNearest:
+      return sum_squared_errors<Rounding::kNearest>(inverse, values, elems);
+    case Rounding::kDeadZone:
+      return sum_squared_errors<Rounding::kDeadZone>(inverse, values, elems);
+    case Rounding::kStochastic:
+      return sum_squared_errors<Rounding::kStochastic>(inverse, values, elems);
+    case Rounding::kDither:
+      return static_cast<double>(elems) / 12;
+  }
+  return 0;
+}
+
+// ---- the walk over rows --------------------------------------------------------------------------------------------
+
+// What they take, they take by value: otherwise every store to a code could change it, as far as the compiler knows.
+template <class RowBody>
+HWY_INLINE void for_rows(const QuantPiece piece, const RowBody body) {
+  const VF32 none = hn::Zero(F32());
+  for (std::int64_t at = 0; at < piece.elems; at += kRowElems) {
+    const BlockGrid& block = piece.blocks[at >> piece.log2_block_elems];
+    for (std::int64_t part = 0; part < kRowElems; part += kPartElems) body(block, at + part, none);
+  }
+}
+
+// A byte of `words` a value, in the order of drawing: word w of a tile has the bytes of its rows 4 w to 4 w + 3.
+HWY_INLINE void draw(const PhiloxKey key, std::uint64_t step, std::uint64_t first_block, std::int64_t tiles,
+                     std::uint32_t* words) {
+  for (std::int64_t tile = 0; tile < tiles; ++tile) {
+    for (std::int64_t part = 0; part < kRowElems; part += kPartElems) {
+      const PhiloxLanes random = philox_lanes(key, step, first_block + static_cast<std::uint64_t>(part));
+      for (std::int64_t w = 0; w < 4; ++w) hn::StoreU(random.words[w], U32(), words + kRowElems * w + part);
+    }
+    first_block += kTileRows;
+    words += 4 * kRowElems;
+  }
+}
+
+template <class RowBody>
+HWY_INLINE void for_random_rows(const QuantPiece piece, const RowBody body) {
+  alignas(64) std::uint32_t words[kMaxPieceElems / 4];
+  draw(piece.key, piece.step, static_cast<std::uint64_t>(piece.first / kRowElems),
+       (piece.elems + kTileElems - 1) / kTileElems, words);
+  for (std::int64_t first = 0; first < piece.elems; first += 4 * kRowElems) {
+    for (std::int64_t part = 0; part < kRowElems; part += kPartElems) {
+      const VU32 word = hn::LoadU(U32(), words + first / 4 + part);
+      const auto row = [&](std::int64_t number, VF32 one_and_r) HWY_ATTR {
+        const std::int64_t at = first + number * kRowElems;
+        if (at < piece.elems) body(piece.blocks[at >> piece.log2_block_elems], at + part, one_and_r);
+      };
+      row(0, one_and_fraction<0>(word));
+      row(1, one_and_fraction<1>(word));
+      row(2, one_and_fraction<2>(word));
+      row(3, one_and_fraction<3>(word));
+    }
+  }
+}
+
+template <bool kFilters>
+void quantise(const QuantPiece& piece, const float* values, std::int64_t prefetch_elems, std::uint8_t* codes) {
+  switch (piece.rounding) {
+    case Rounding::kNearest:
+      return for_rows(piece, QuantiseRow<Nearest, kFilters>(piece, values, prefetch_elems, codes));
+    case Rounding::kDeadZone:
+      return for_rows(piece, QuantiseRow<DeadZone, kFilters>(piece, values, prefetch_elems, codes));
+    case Rounding::kStochastic:
+    case Rounding::kDither:
+      return for_random_rows(piece, QuantiseRow<Random, kFilters>(piece, values, prefetch_elems, codes));
+  }
+}
+
+void QuantiseValues(const QuantPiece& piece, const float* values, std::int64_t prefetch_elems, std::uint8_t* codes) {
+  piece.filters ? quantise<true>(piece, values, prefetch_elems, codes)
+                : quantise<false>(piece, values, prefetch_elems, codes);
+}
+
+template <bool kStreams>
+void dequantise(const QuantPiece& piece, const std::uint8_t* codes, float* values) {
+  const float largest_level = piece.largest_level;
+  switch (piece.rounding) {
+    case Rounding::kNearest:
+    case Rounding::kStochastic:
+      return for_rows(piece, DequantiseRow<Rounding::kNearest, kStreams>{largest_level, codes, values});
+    case Rounding::kDeadZone:
+      return for_rows(piece, DequantiseRow<Rounding::kDeadZone, kStreams>{largest_level, codes, values});
+    case Rounding::kDither:
+      return for_random_rows(piece, DequantiseRow<Rounding::kDither, kStreams>{largest_level, codes, values});
+  }
+}
+
+void DequantiseValues(const QuantPiece& piece, const std::uint8_t* codes, bool streams, float* values) {
+  streams ? dequantise<true>(piece, codes, values) : dequantise<false>(piece, codes, values);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace cortado
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cortado {
+
+HWY_EXPORT(MeasureBlocks);
+HWY_EXPORT(QuantiseValues);
+HWY_EXPORT(DequantiseValues);
+HWY_EXPORT(SumSquaredErrors);
+
+void measure_blocks(BlockScale scale, const float* values, std::int64_t elems, std::int64_t block_elems,
+                    std::int64_t prefetch_elems, BlockStats* stats) {
+  HWY_DYNAMIC_DISPATCH(MeasureBlocks)(scale, values, elems, block_elems, prefetch_elems, stats);
+}
+
+BlockStats joined(const BlockStats& left, const BlockStats& right) {
+  return {.max_magnitude = std::max(left.max_magnitude, right.max_magnitude),
+          .low = std::min(left.low, right.low),
+          .high = std::max(left.high, right.high),
+          .squares = left.squares + right.squares};
+}
+
+void quantise_values(const QuantPiece& piece, const float* values, std::int64_t prefetch_elems, std::uint8_t* codes) {
+  HWY_DYNAMIC_DISPATCH(QuantiseValues)(piece, values, prefetch_elems, codes);
+}
+
+void dequantise_values(const QuantPiece& piece, const std::uint8_t* codes, bool streams, float* values) {
+  constexpr std::uintptr_t kVectorBytes = 64;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(values) % kVectorBytes == 0;
+  HWY_DYNAMIC_DISPATCH(DequantiseValues)(piece, codes, streams && aligned, values);
+}
+
+double sum_squared_errors(Rounding rounding, float step, const float* values, std::int64_t elems) {
+  return HWY_DYNAMIC_DISPATCH(SumSquaredErrors)(rounding, step, values, elems);
+}
+
+void finish_streams() { hwy::FlushStream(); }
+
+}  // namespace cortado
+#endif
