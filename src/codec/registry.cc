@@ -6,10 +6,10 @@
 #include "codec/float_rans/float_rans.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
+#include "codec/quant/quant.h"
 #include "codec/rans/rans.h"
 #include "codec/sign/sign.h"
 #include "codec/topk/topk.h"
-#include "codec/quant/quant.h"
 #include "core/check.h"
 #include "cortado/codec.h"
 
@@ -35,12 +35,15 @@ Result<std::unique_ptr<Codec>> make_stage(const SpecStage& stage) {
 
 const std::vector<CodecRow>& codec_registry() {
   static const std::vector<CodecRow> rows = {
-      none_row(), cast_row(), acp_row(), power_row(), sign_row(), topk_row(), rans_row(), float_rans_row(),
       none_row(),
       cast_row(),
-      quant_row(),
       acp_row(),
       power_row(),
+      sign_row(),
+      topk_row(),
+      quant_row(),
+      rans_row(),
+      float_rans_row(),
   };
   return rows;
 }
