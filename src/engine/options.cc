@@ -177,8 +177,8 @@ Result<EngineOptions> parse_codec(std::vector<SpecStage> stages) {
   return options;
 }
 
-// The stages of a codec's specification without the parameters at their defaults, except the first of each stage, which
-// says how much it compresses.
+// The stages of a codec's specification without the parameters at their defaults, except the first of lossy codecs,
+// which says how much they leave.
 std::vector<SpecStage> short_stages(const std::string& spec) {
   Result<std::vector<SpecStage>> stages = parse_spec(spec);
   if (!stages.ok()) return {{spec, {}}};
@@ -187,7 +187,8 @@ std::vector<SpecStage> short_stages(const std::string& spec) {
     if (row == nullptr || row->parameters.empty()) continue;
     std::erase_if(stage.arguments, [&](const SpecArgument& argument) {
       const Parameter* parameter = find_parameter(row->parameters, argument.key);
-      return parameter != nullptr && parameter != &row->parameters[0] && argument.value == parameter->default_text;
+      const bool is_first = parameter == &row->parameters[0] && !row->traits.lossless;
+      return parameter != nullptr && !is_first && argument.value == parameter->default_text;
     });
   }
   return std::move(stages).value();
