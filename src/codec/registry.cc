@@ -7,6 +7,7 @@
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
 #include "codec/quant/quant.h"
+#include "codec/randk/randk.h"
 #include "codec/rans/rans.h"
 #include "codec/sign/sign.h"
 #include "codec/topk/topk.h"
@@ -41,6 +42,7 @@ const std::vector<CodecRow>& codec_registry() {
       power_row(),
       sign_row(),
       topk_row(),
+      randk_row(),
       quant_row(),
       rans_row(),
       float_rans_row(),
