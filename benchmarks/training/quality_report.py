@@ -19,6 +19,9 @@ HEADER = [
     "validation loss",
     "against DDP",
     "against PowerSGD r4",
+    "steps at equal time",
+    "validation loss then",
+    "against PowerSGD r4 then",
 ]
 LEGEND = f"""\
 Losses: mean and standard deviation over the seeds; training: mean of the last 10 steps; validation: on
@@ -31,9 +34,9 @@ A method is *within noise* when its mean is worse by at most {NOISE_STDS:g} pool
 by at most {100 * SHARE_OF_FALL:g} % of the fall of the baseline's loss over the run."""
 
 
-def verdict(mine: list[dict], baseline: list[dict]) -> tuple[float, str]:
+def verdict(mine: list[dict], baseline: list[dict], field: str = "validation_loss") -> tuple[float, str]:
     """Difference of the mean validation losses, and `better`, `within noise` or `worse`."""
-    own, other = _values(mine, "validation_loss"), _values(baseline, "validation_loss")
+    own, other = _values(mine, field), _values(baseline, "validation_loss")
     worse_by = statistics.mean(own) - statistics.mean(other)
     pooled = ((statistics.variance(own) + statistics.variance(other)) / 2) ** 0.5
     initial = statistics.mean(_values(baseline, "initial_validation_loss"))
@@ -61,7 +64,8 @@ def section(task: str, steps: int, workers: int, group: dict[str, dict[int, dict
     methods = {name: list(by_seed.values()) for name, by_seed in group.items()}
     sample = next(iter(methods.values()))[0]
     machine = ", ".join(f"{key} {value}" for key, value in sample["machine"].items())
-    head = f"{sample['started']}; {machine}; links: {sample['links']}"
+    rate = sample.get("equal_time_rate", "-")
+    head = f"{sample['started']}; {machine}; links: {sample['links']}; equal time at {rate}"
     rows = [row(name, runs, methods) for name, runs in methods.items()]
     return "\n\n".join([f"## {task}; {steps} steps, {workers} workers", head, markdown_table(HEADER, rows)])
 
@@ -79,17 +83,26 @@ def row(name: str, runs: list[dict], methods: dict[str, list[dict]]) -> list[str
         _mean_and_std(_values(runs, "validation_loss")),
         _against(runs, methods.get(DENSE)),
         _against(runs, methods.get(POWER)),
+        *_at_equal_time(runs, methods.get(POWER)),
     ]
 
 
-def _against(runs: list[dict], baseline: list[dict] | None) -> str:
+def _at_equal_time(runs: list[dict], baseline: list[dict] | None) -> list[str]:
+    timed = [run for run in runs if run.get("equal_time_validation_loss") is not None]
+    if not timed:
+        return ["-"] * 3
+    loss = _mean_and_std(_values(timed, "equal_time_validation_loss"))
+    return [str(timed[0]["equal_time_steps"]), loss, _against(timed, baseline, "equal_time_validation_loss")]
+
+
+def _against(runs: list[dict], baseline: list[dict] | None, field: str = "validation_loss") -> str:
     if baseline is None or baseline is runs:
         return "-"
     seeds = {run["seed"] for run in runs} & {run["seed"] for run in baseline}
     if len(seeds) < 2:
         return "too few seeds"
     paired = [[run for run in side if run["seed"] in seeds] for side in (runs, baseline)]
-    worse_by, word = verdict(*paired)
+    worse_by, word = verdict(*paired, field)
     return f"{worse_by:+.3f}, {word}"
 
 

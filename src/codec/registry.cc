@@ -3,6 +3,7 @@
 // One row a codec, in the order of the documentation. A new codec is a folder, an include and a line here.
 #include "codec/cast/cast.h"
 #include "codec/composition/composition.h"
+#include "codec/compso/compso.h"
 #include "codec/float_rans/float_rans.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
@@ -46,6 +47,7 @@ const std::vector<CodecRow>& codec_registry() {
       quant_row(),
       rans_row(),
       float_rans_row(),
+      compso_row(),
   };
   return rows;
 }
