@@ -26,6 +26,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   if (given.method != Method::kCodec) CORTADO_RETURN_IF_ERROR(EngineOptions::parse(given.to_spec()).status());
   EngineOptions options = given;
   if (options.phase == EngineOptions::Phase::kGlobal) options.sides = EngineOptions::Sides::kAlternate;
+  if (options.method == Method::kCodec) options.wire = DType::kFloat32;
   // Ranks first agree on what they were asked for, so that an error of one's own model comes second and on all of them.
   const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
   CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), tensors, timeout));

@@ -19,7 +19,8 @@ namespace {
 
 using Feedback = EngineOptions::Feedback;
 
-// Error feedback as it is written, one tensor of all ranks at a time. Only codecs without random numbers.
+// Error feedback as it is written, one tensor of all ranks at a time. The numbers that random codecs draw are those of
+// the engine: by step and tensor, and by rank unless the values are summed on the way.
 class Reference {
  public:
   Reference(const Training& training, std::size_t tensor)
@@ -42,12 +43,13 @@ class Reference {
           input[i] = residuals_[rank][i] + velocity;
         }
       }
-      decoded.push_back(round_trip(input));
+      decoded.push_back(round_trip(input, rank));
       for (std::size_t i = 0; i < elems(); ++i) {
         residuals_[rank][i] = input[i] - decoded.back()[i];
         if (decoded.back()[i] != 0) velocities_[rank][i] = 0;
       }
     }
+    ++step_;
     const float scale = static_cast<float>(1.0 / static_cast<double>(ranks_));
     std::vector<float> mean(elems());
     for (std::size_t i = 0; i < elems(); ++i) {
@@ -67,12 +69,14 @@ class Reference {
  private:
   std::size_t elems() const { return static_cast<std::size_t>(shape_.rows * shape_.cols); }
 
-  std::vector<float> round_trip(const std::vector<float>& input) const {
+  std::vector<float> round_trip(const std::vector<float>& input, std::size_t rank) const {
     const Codec& codec = *trained_.codec;
     const std::int64_t rows = shape_.rows, cols = shape_.cols;
     std::vector<std::byte> payload(codec.max_payload_bytes(rows, cols, DType::kFloat32));
     std::vector<std::byte> scratch(codec.scratch_bytes(rows, cols, DType::kFloat32));
-    payload.resize(codec.encode({input.data(), DType::kFloat32, rows, cols}, {}, payload, scratch).value());
+    const EncodeContext context{
+        .seed = trained_.is_summed ? 0 : 0xbf58476d1ce4e5b9u * rank, .step = step_, .tensor = fnv1a_64(shape_.name)};
+    payload.resize(codec.encode({input.data(), DType::kFloat32, rows, cols}, context, payload, scratch).value());
     std::vector<float> output(input.size());
     const Status status = codec.decode(payload, {output.data(), DType::kFloat32, rows, cols}, scratch);
     EXPECT_TRUE(status.ok()) << status.to_string();
@@ -83,6 +87,7 @@ class Reference {
   EngineTensor shape_;
   float momentum_;
   std::size_t ranks_;
+  std::uint64_t step_ = 0;
   std::vector<std::vector<float>> residuals_, velocities_;  // by rank
 };
 
@@ -138,25 +143,30 @@ TEST_P(AnyCodec, ZeroGradientsStayZero) {
 
 TEST_P(AnyCodec, ItsSpecificationMakesEqualOptions) {
   const EngineOptions options = EngineOptions::parse(GetParam()).value();
-  EXPECT_EQ(options.to_spec(), GetParam());
-  EXPECT_EQ(EngineOptions::parse(options.to_spec()).value().to_spec(), options.to_spec());
+  const EngineOptions again = EngineOptions::parse(options.to_spec()).value();
+  EXPECT_EQ(again.to_spec(), options.to_spec());
+  EXPECT_EQ(again.codec, options.codec);
+  EXPECT_EQ(again.feedback, options.feedback);
+  EXPECT_EQ(again.momentum, options.momentum);
 }
 
-INSTANTIATE_TEST_SUITE_P(Engine, AnyCodec,
-                         testing::Values("sign(scale=mean_abs)", "sign(scale=two_means)",
-                                         "sign(scale=mean_abs, vote=majority)", "sign(scale=none, vote=majority)",
-                                         "topk(density=0.1)", "topk(density=0.05, values=fp16)",
-                                         "topk(density=0.1, feedback=dgc)",
-                                         "topk(density=0.05, feedback=dgc, momentum=0.5, rollback=exact)",
-                                         "topk(density=0.1, feedback=none)", "topk(density=0.2) | sign(scale=mean_abs)",
-                                         "topk(density=0.5) | topk(density=0.2) | cast(bf16)", "float_rans",
-                                         "float_rans(feedback=residual)", "topk(density=0.3) | float_rans"),
-                         [](const auto& info) {
-                           std::string name;
-                           for (const char c : std::string(info.param))
-                             name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Engine, AnyCodec,
+    testing::Values("sign(scale=mean_abs)", "sign(scale=two_means)", "sign(scale=mean_abs, vote=majority)",
+                    "sign(scale=none, vote=majority)", "topk(density=0.1)", "topk(density=0.05, values=fp16)",
+                    "topk(density=0.1, feedback=dgc)", "topk(density=0.05, feedback=dgc, momentum=0.5, rollback=exact)",
+                    "topk(density=0.1, feedback=none)", "topk(density=0.2) | sign(scale=mean_abs)",
+                    "topk(density=0.5) | topk(density=0.2) | cast(bf16)", "float_rans", "float_rans(feedback=residual)",
+                    "topk(density=0.3) | float_rans", "randk(density=0.2)", "randk(density=0.2, block=7)",
+                    "randk(density=0.2, scale=unbiased)", "randk(density=0.2, feedback=dgc)",
+                    "randk(density=0.5) | topk(density=0.3) | quant(bits=4)", "quant(bits=4)",
+                    "quant(bits=4, round=stochastic)", "quant(bits=3, round=dither)",
+                    "quant(bits=8, round=dead_zone) | rans", "topk(density=0.2) | quant(bits=4) | rans"),
+    [](const auto& info) {
+      std::string name;
+      for (const char c : std::string(info.param)) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+      return name;
+    });
 
 // ---- what is said ----------------------------------------------------------------------------------------------------
 
@@ -208,6 +218,9 @@ TEST(CodecOptions, FeedbackIsChosenByWhatTheCodecLoses) {
   EXPECT_EQ(feedback_of("topk"), Feedback::kResidual);
   EXPECT_EQ(feedback_of("sign"), Feedback::kResidual);
   EXPECT_EQ(feedback_of("topk | sign"), Feedback::kResidual);
+  EXPECT_EQ(feedback_of("randk"), Feedback::kResidual);
+  EXPECT_EQ(feedback_of("randk(scale=unbiased)"), Feedback::kNone) << "no contraction";
+  EXPECT_EQ(feedback_of("randk | topk | quant"), Feedback::kResidual);
   EXPECT_EQ(feedback_of("float_rans"), Feedback::kNone);
   EXPECT_EQ(feedback_of("topk | float_rans"), Feedback::kResidual);
   EXPECT_EQ(feedback_of("sign(vote=majority)"), Feedback::kNone);
@@ -228,6 +241,17 @@ Gradients repetitive(const std::vector<EngineTensor>& tensors, int rank, std::in
     }
   }
   return gradients;
+}
+
+// Sums need no gather, and no more bytes than the values have.
+TEST(CodecSizes, ValuesAtSharedPlacesAreSummed) {
+  Training training{.options = coded("randk(density=0.1)"), .world_size = 3, .steps = 2};
+  training.tensors = {{.name = "w", .rows = 100, .cols = 50}};
+  const History run = train(training);
+  expect_replicas_agree(run);
+  EXPECT_EQ(run.logs[0].back(), (RecordedCollective{"all_reduce", DType::kFloat32, 500 + 3})) << "and three flags";
+  EXPECT_EQ(run.reports[0].payload_bytes, 4 * 503);
+  EXPECT_EQ(run.reports[0].tensors[0].payload_bytes, 4 * 500);
 }
 
 TEST(CodecSizes, WhatDoesNotFitTravelsInARestOnAllRanks) {

@@ -182,9 +182,9 @@ TEST_P(EveryMethod, FollowsAChangingLossScale) {
 INSTANTIATE_TEST_SUITE_P(
     Engine, EveryMethod,
     testing::Combine(testing::Values(low_rank(Method::kAcp, 3), alternating(3), low_rank(Method::kPower, 3),
-                                     coded("sign"), coded("topk(density=0.1)"),
-                                     coded("topk(density=0.1, feedback=dgc)"), coded("topk(density=0.2) | sign"),
-                                     coded("topk(density=0.2) | float_rans")),
+                                     // One size, varying sizes, momentum correction, summed values.
+                                     coded("sign"), coded("topk(density=0.2) | float_rans"),
+                                     coded("topk(density=0.1, feedback=dgc)"), coded("randk(density=0.2)")),
                      testing::Values(2, 3, 5)),
     [](const auto& info) {
       const EngineOptions& options = std::get<0>(info.param);
@@ -395,9 +395,11 @@ TEST(Engine, BufferMethodSumsScaledValues) {
 TEST(Engine, SteadyStateAllocatesNothing) {
   if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer owns operator new";
   for (EngineOptions options :
-       {low_rank(Method::kAcp, 3), low_rank(Method::kPower, 3), EngineOptions::parse("cast(bf16)").value(), coded("sign"),
-        coded("sign(vote=majority)"), coded("topk(density=0.1)"), coded("topk(density=0.1, feedback=dgc)"),
-        coded("float_rans"), coded("topk(density=0.2) | float_rans")}) {
+       {low_rank(Method::kAcp, 3), low_rank(Method::kPower, 3), EngineOptions::parse("cast(bf16)").value(),
+        coded("sign"), coded("sign(vote=majority)"), coded("topk(density=0.1)"),
+        coded("topk(density=0.1, feedback=dgc)"), coded("float_rans"), coded("topk(density=0.2) | float_rans"),
+        coded("randk(density=0.1)"), coded("quant(bits=4, round=stochastic)"),
+        coded("topk(density=0.2) | quant(bits=4) | rans")}) {
     options.start_step = 1;
     std::atomic<std::int64_t> allocations{-1};
     const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {

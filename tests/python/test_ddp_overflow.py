@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from nets import DGC, SIGN, TOPK, distance, loss_of, make_batch, make_net, make_optimizer
+from nets import DGC, RANDK, SIGN, TOPK, distance, loss_of, make_batch, make_net, make_optimizer
 from ranks import fingerprint
 
 STEPS = 8
@@ -83,6 +83,7 @@ CODECS = {
     "acp(rank=2, wire=bf16)": 2,
     f"topk(density=0.1, min_elems=0, {ONE_A_MESSAGE})": 3,
     DGC: 2,
+    RANDK: 3,
 }
 # Each codec sees each case, and both ways of keeping gradients.
 CROSS = [(codec, case, (i + j) % 2 == 0) for i, codec in enumerate(CODECS) for j, case in enumerate(POISONED)]

@@ -10,6 +10,7 @@ from nets import (
     COMPOSED,
     DGC,
     EXACT,
+    RANDK,
     SIGN,
     TOPK,
     distance,
@@ -45,7 +46,7 @@ def test_none_gives_the_bits_of_ddp(pools, world_size):
     assert pools(world_size).run(both_views, plan="none") == pools(world_size).run(both_views, plan=None)
 
 
-@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)", "cast(fp16, bucket_cap_mib=0)", SIGN, TOPK])
+@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)", "cast(fp16, bucket_cap_mib=0)", SIGN, TOPK, RANDK])
 def test_the_same_run_twice_gives_the_same_bits_with_any_number_of_threads(pools, codec):
     expected = pools(2).run(train_anew, plan=codec)
     for plan in (codec, codec.replace(")", ", threads=2)", 1)):
@@ -111,7 +112,7 @@ def train_with_own_random_numbers(me, plan):
     return fingerprint(model.module)
 
 
-@pytest.mark.parametrize("codec", [SIGN, TOPK, COMPOSED])
+@pytest.mark.parametrize("codec", [SIGN, TOPK, COMPOSED, RANDK])
 def test_ranks_with_different_seeds_have_equal_replicas(pools, codec):
     assert len(set(pools(3).run(train_with_own_random_numbers, plan=codec))) == 1
 
@@ -283,6 +284,7 @@ def compare_with_ddp(me, plan, view):
         (EXACT, 5, False),
         ("topk(density=0.3, min_elems=0, start_step=1, bucket_cap_mib=0)", 3, True),
         ("sign(scale=mean_abs, min_elems=0, start_step=0)", 2, False),
+        ("randk(density=0.3, min_elems=0, start_step=1, bucket_cap_mib=0)", 3, False),
     ],
 )
 def test_unusual_parameters_get_the_mean(pools, codec, world_size, view):
