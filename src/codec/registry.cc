@@ -23,12 +23,7 @@ Status unknown_codec(const std::string& name) {
 
 const std::vector<CodecRow>& codec_registry() {
   static const std::vector<CodecRow> rows = {
-      none_row(),
-      cast_row(),
-      acp_row(),
-      power_row(),
-      rans_row(),
-      float_rans_row(),
+      none_row(), cast_row(), acp_row(), power_row(), rans_row(), float_rans_row(),
   };
   return rows;
 }
