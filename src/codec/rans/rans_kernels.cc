@@ -60,8 +60,8 @@ HWY_INLINE const std::byte* decode_lane(const RansDecodeTable& table, const std:
 
 constexpr std::int64_t kTableCodes = 1 << 14;
 
-// Equal codes often come together, and a counter can't be added to twice at the same time: four tables in turn.
-// At most kTableCodes codes.
+// Equal codes often follow one another, and adding to a counter has to wait for the addition before: four tables in
+// turn. At most kTableCodes codes, so that 16 bits suffice.
 HWY_INLINE void count_in_tables(const std::uint8_t* codes, std::int64_t elems, std::uint64_t* counts) {
   std::uint16_t tables[4][256] = {};
   std::int64_t i = 0;
@@ -90,7 +90,6 @@ using U32 = hn::RepartitionToWide<U16>;
 using I32 = hn::RebindToSigned<U32>;
 using F32 = hn::Rebind<float, U32>;
 using VU16 = hn::Vec<U16>;
-using VI16 = hn::Vec<I16>;
 using VU32 = hn::Vec<U32>;
 using VF32 = hn::Vec<F32>;
 using Mask = hn::Mask<U16>;
@@ -537,10 +536,10 @@ HWY_INLINE void decode_jobs(const RansDecodeTable& table, const Lookup& lookup, 
       for (std::size_t j = 0; j < kJobs; ++j) decode_group(in_registers, fetched[j], &readers[j]);
     }
   }
-  for (std::size_t j = 0; j < kJobs; ++j) finish_job(table, lookup, readable_end, group, &readers[j], &jobs[j]);
+  for (std::size_t j = 0; j < kJobs; ++j) finish_job(table, in_registers, readable_end, group, &readers[j], &jobs[j]);
 }
 
-// Calls run(jobs) with std::integral_constant n for n jobs that have equally many codes: four, else two, else one.
+// Calls run(n, jobs), n a std::integral_constant, for n jobs that have equally many codes: four, else two, else one.
 template <class Job, class Run>
 HWY_INLINE void in_groups(std::span<Job> jobs, const Run& run) {
   const auto are_equal = [&](std::size_t count) {

@@ -88,9 +88,7 @@ std::byte* put_frequencies(const RansFrequencies& frequencies, std::size_t first
 // Header, table and zeros up to a multiple of 8; returns the bytes.
 std::uint64_t put_model(const RansFrequencies& frequencies, std::int64_t chunk_codes,
                         std::byte (&model)[kMaxModelBytes]) {
-  std::size_t first = 0, last = 255;
-  while (frequencies[first] == 0) ++first;
-  while (frequencies[last] == 0) --last;
+  const auto [first, last] = rans_range(frequencies);
   std::fill(model, model + sizeof(model), std::byte{0});
   model[0] = std::byte{kCoded};
   model[1] = static_cast<std::byte>(std::countr_zero(static_cast<std::uint64_t>(chunk_codes)));
