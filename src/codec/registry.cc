@@ -23,12 +23,7 @@ Status unknown_codec(const std::string& name) {
 
 const std::vector<CodecRow>& codec_registry() {
   static const std::vector<CodecRow> rows = {
-      none_row(),
-      cast_row(),
-      acp_row(),
-      power_row(),
-      topk_row(),
-      randk_row(),
+      none_row(), cast_row(), acp_row(), power_row(), topk_row(), randk_row(),
   };
   return rows;
 }

@@ -88,8 +88,8 @@ void write_element(void* data, std::int64_t i, float value) {
   }
 }
 
-// A tensor that becomes zeros but for the values put, in ascending order of positions: zeros are written a little ahead,
-// so that the values go to memory with them.
+// A tensor that becomes zeros but for the values put, in ascending order of positions: zeros are written a little
+// ahead, so that the values go to memory with them.
 template <DType kDType>
 class ZeroedAhead {
  public:

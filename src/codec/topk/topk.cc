@@ -169,8 +169,7 @@ class TopkCodec final : public Codec, public Sparsifier {
     const std::int64_t block = block_elems(elems);
     const std::int64_t least = kept_range_of_block(block).least;
     // A smaller last block needs no more than a full one.
-    return {.list = kept_range(elems).most + select_list_elems(block, least),
-            .sample = select_sample_elems(block)};
+    return {.list = kept_range(elems).most + select_list_elems(block, least), .sample = select_sample_elems(block)};
   }
 
   KeptList select_all(ConstTensorView input, const EncodeContext& context, std::span<std::byte> scratch) const {
@@ -237,9 +236,8 @@ class TopkCodec final : public Codec, public Sparsifier {
     with_dtype(output.dtype, [&]<DType kOutput>() {
       ZeroedAhead<kOutput> target(output);
       std::int64_t i = 0;
-      for_each_position(index, output.elems(), kept, [&](std::int64_t position) {
-        target.put(position, read_element<kValues>(values, i++));
-      });
+      for_each_position(index, output.elems(), kept,
+                        [&](std::int64_t position) { target.put(position, read_element<kValues>(values, i++)); });
       target.finish();
     });
   }

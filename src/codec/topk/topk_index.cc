@@ -84,7 +84,8 @@ std::int64_t count_bits(std::span<const std::byte> bytes) {
 const char* name_of(IndexKind kind) { return kind == IndexKind::kBitmap ? "bitmap" : "delta"; }
 
 Status wrong_size(IndexKind kind, std::size_t bytes, std::uint64_t least, std::uint64_t most) {
-  return make_error(StatusCode::kCorruptData, "the %s index section has %zu bytes, expected %llu to %llu", name_of(kind), bytes, static_cast<unsigned long long>(least),
+  return make_error(StatusCode::kCorruptData, "the %s index section has %zu bytes, expected %llu to %llu",
+                    name_of(kind), bytes, static_cast<unsigned long long>(least),
                     static_cast<unsigned long long>(most));
 }
 
@@ -104,7 +105,8 @@ Status check_bitmap(std::span<const std::byte> bits, std::int64_t elems, std::in
     return wrong_size(IndexKind::kBitmap, kIndexHeaderBytes + bits.size(), expected, expected);
   }
   if (has_bits_behind(bits, elems)) {
-    return make_error(StatusCode::kCorruptData, "the bitmap has positions behind the tensor's %lld elements", static_cast<long long>(elems));
+    return make_error(StatusCode::kCorruptData, "the bitmap has positions behind the tensor's %lld elements",
+                      static_cast<long long>(elems));
   }
   const std::int64_t found = count_bits(bits);
   return found == kept ? Status() : wrong_count(IndexKind::kBitmap, found, kept);
@@ -113,8 +115,7 @@ Status check_bitmap(std::span<const std::byte> bits, std::int64_t elems, std::in
 Status check_delta(std::span<const std::byte> section, std::int64_t elems, std::int64_t kept) {
   const int bits = rice_bits(elems, kept);
   const std::uint64_t least = kIndexHeaderBytes + bytes_of_bits(kept * bits) + bytes_of_bits(kept);
-  const std::uint64_t most =
-      kIndexHeaderBytes + bytes_of_bits(kept * bits) + max_unary_bytes(elems, kept, bits);
+  const std::uint64_t most = kIndexHeaderBytes + bytes_of_bits(kept * bits) + max_unary_bytes(elems, kept, bits);
   if (section.size() < least || section.size() > most) {
     return wrong_size(IndexKind::kDelta, section.size(), least, most);
   }
@@ -131,7 +132,8 @@ Status check_delta(std::span<const std::byte> section, std::int64_t elems, std::
                            std::countl_zero(static_cast<std::uint8_t>(parts.unary.back()));
   const std::int64_t last = ((one - (kept - 1)) << bits) + low_sum + kept - 1;
   if (last < elems) return {};
-  return make_error(StatusCode::kCorruptData, "the last position is %lld, the tensor has %lld elements", static_cast<long long>(last), static_cast<long long>(elems));
+  return make_error(StatusCode::kCorruptData, "the last position is %lld, the tensor has %lld elements",
+                    static_cast<long long>(last), static_cast<long long>(elems));
 }
 
 }  // namespace
@@ -172,10 +174,11 @@ std::uint64_t write_index(IndexKind kind, std::span<const std::int64_t> position
   return kIndexHeaderBytes + delta_bytes;
 }
 
-Result<std::int64_t> read_index_header(std::span<const std::byte> section, IndexKind kind,
-                                       std::int64_t min_kept, std::int64_t max_kept) {
+Result<std::int64_t> read_index_header(std::span<const std::byte> section, IndexKind kind, std::int64_t min_kept,
+                                       std::int64_t max_kept) {
   if (section.size() < kIndexHeaderBytes) {
-    return make_error(StatusCode::kCorruptData, "%zu bytes, expected at least the %llu of the index header", section.size(), static_cast<unsigned long long>(kIndexHeaderBytes));
+    return make_error(StatusCode::kCorruptData, "%zu bytes, expected at least the %llu of the index header",
+                      section.size(), static_cast<unsigned long long>(kIndexHeaderBytes));
   }
   const auto found = static_cast<IndexKind>(section[0]);
   const bool is_known = found == IndexKind::kDelta || found == IndexKind::kBitmap;
@@ -188,11 +191,11 @@ Result<std::int64_t> read_index_header(std::span<const std::byte> section, Index
   std::int64_t kept = 0;
   std::memcpy(&kept, section.data() + 1, sizeof(kept));
   if (kept >= min_kept && kept <= max_kept) return kept;
-  return make_error(StatusCode::kCorruptData, "%lld kept values, expected %lld to %lld", static_cast<long long>(kept), static_cast<long long>(min_kept), static_cast<long long>(max_kept));
+  return make_error(StatusCode::kCorruptData, "%lld kept values, expected %lld to %lld", static_cast<long long>(kept),
+                    static_cast<long long>(min_kept), static_cast<long long>(max_kept));
 }
 
-Status check_index_section(std::span<const std::byte> section, std::int64_t elems,
-                           std::int64_t kept) {
+Status check_index_section(std::span<const std::byte> section, std::int64_t elems, std::int64_t kept) {
   return static_cast<IndexKind>(section[0]) == IndexKind::kBitmap
              ? check_bitmap(section.subspan(kIndexHeaderBytes), elems, kept)
              : check_delta(section, elems, kept);

@@ -32,13 +32,12 @@ std::uint64_t write_index(IndexKind kind, std::span<const std::int64_t> position
 
 // The number of positions that the first bytes of a payload speak of, and that they can be those of a section with
 // min_kept to max_kept positions.
-Result<std::int64_t> read_index_header(std::span<const std::byte> section, IndexKind kind,
-                                       std::int64_t min_kept, std::int64_t max_kept);
+Result<std::int64_t> read_index_header(std::span<const std::byte> section, IndexKind kind, std::int64_t min_kept,
+                                       std::int64_t max_kept);
 
 // After read_index_header() gave `kept`: the section has the one size it can have, and for_each_position() gives
 // `kept` ascending positions below `elems`.
-Status check_index_section(std::span<const std::byte> section, std::int64_t elems,
-                           std::int64_t kept);
+Status check_index_section(std::span<const std::byte> section, std::int64_t elems, std::int64_t kept);
 
 // ---- reading of checked sections -----------------------------------------------------------------------------------
 
