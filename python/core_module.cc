@@ -14,8 +14,12 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "cortado/codec.h"
+#include "cortado/codec_file.h"
 #include "cortado/communicator.h"
 #include "cortado/engine.h"
 #include "cortado/trace.h"
@@ -29,7 +33,16 @@ namespace {
 using cortado::Result;
 using cortado::Status;
 
+// What stops a program rather than a call (Ctrl-C, SystemExit) and came up in a function of the communicator: C++ sees
+// an error, Python gets the exception itself. Of this thread, with the GIL held.
+thread_local PyObject* stopping_exception = nullptr;
+
 [[noreturn]] void raise(const Status& status) {
+  if (PyObject* stopping = std::exchange(stopping_exception, nullptr); stopping != nullptr) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(stopping)), stopping);
+    Py_DECREF(stopping);
+    throw nb::python_error();
+  }
   const std::string code(cortado::status_code_name(status.code()));
   nb::module_::import_("cortado.errors").attr("raise_status")(code, status.message());
   throw std::runtime_error(status.to_string());  // not reached: raise_status raises
@@ -48,6 +61,7 @@ T unwrap(Result<T>&& result) {
 // ---- the communicator's functions, implemented by a Python object --------------------------------------------------
 
 int report_python_error(nb::python_error& error, char* text, std::size_t text_bytes) {
+  if (!error.matches(PyExc_Exception)) Py_XSETREF(stopping_exception, error.value().inc_ref().ptr());
   const bool timed_out = error.matches(PyExc_TimeoutError);
   std::string message = nb::str(error.value()).c_str();  // what() would bring the traceback too
   if (!timed_out && !error.matches(PyExc_RuntimeError)) {
@@ -65,6 +79,9 @@ int call_python(char* error, std::size_t error_bytes, F&& call) {
     return 0;
   } catch (nb::python_error& raised) {
     return report_python_error(raised, error, error_bytes);
+  } catch (const std::exception& unexpected) {  // of a cast: the group returned something else
+    std::snprintf(error, error_bytes, "%s", unexpected.what());
+    return 1;
   }
 }
 
@@ -82,6 +99,13 @@ cortado::CommunicatorCallbacks callbacks_for(nb::handle group, int rank, int wor
       group_of(context).attr("start_all_reduce")(reinterpret_cast<std::uintptr_t>(data), elems, dtype, work);
     });
   };
+  callbacks.start_all_gather = [](void* context, const void* sent, std::int64_t sent_bytes, void* received,
+                                  std::uint64_t work, char* error, std::size_t bytes) {
+    return call_python(error, bytes, [&] {
+      group_of(context).attr("start_all_gather")(reinterpret_cast<std::uintptr_t>(sent), sent_bytes,
+                                                 reinterpret_cast<std::uintptr_t>(received), work);
+    });
+  };
   callbacks.test = [](void* context, std::uint64_t work, int* done, char* error, std::size_t bytes) {
     return call_python(error, bytes, [&] { *done = nb::cast<bool>(group_of(context).attr("test")(work)) ? 1 : 0; });
   };
@@ -94,6 +118,12 @@ cortado::CommunicatorCallbacks callbacks_for(nb::handle group, int rank, int wor
     return call_python(error, bytes, [&] {
       const nb::bytes all = nb::cast<nb::bytes>(group_of(context).attr("all_gather")(
           nb::bytes(sent, static_cast<std::size_t>(sent_bytes)), static_cast<double>(timeout_ns) * 1e-9));
+      const auto expected = static_cast<std::size_t>(sent_bytes) *
+                            static_cast<std::size_t>(nb::cast<int>(group_of(context).attr("world_size")));
+      if (all.size() != expected) {
+        throw std::length_error("all_gather returned " + std::to_string(all.size()) + " bytes, expected " +
+                                std::to_string(expected));
+      }
       std::memcpy(received, all.data(), all.size());
     });
   };
@@ -135,8 +165,10 @@ class PyEngine {
     engine_ = unwrap(std::move(engine));
   }
 
-  void begin_step(double gradient_scale, bool keeps_local_gradients) {
-    check(engine_->begin_step({.gradient_scale = gradient_scale, .keeps_local_gradients = keeps_local_gradients}));
+  void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients) {
+    check(engine_->begin_step({.gradient_scale = gradient_scale,
+                               .keeps_local_gradients = keeps_local_gradients,
+                               .holds_zero_gradients = holds_zero_gradients}));
   }
 
   void submit(BucketMap& map, std::uintptr_t base) {
@@ -268,6 +300,7 @@ nb::dict PyEngine::save_state() {
     nb::dict entry;
     entry["residual"] = to_numpy(std::move(tensor.residual));
     entry["basis"] = to_numpy(std::move(tensor.basis));
+    entry["velocity"] = to_numpy(std::move(tensor.velocity));
     tensors[tensor.name.c_str()] = entry;
   }
   nb::dict result;
@@ -298,13 +331,102 @@ std::string PyEngine::load_state(const nb::dict& dict) {
   for (auto [name, entry] : nb::cast<nb::dict>(dict["tensors"])) {
     state.tensors.push_back({.name = nb::cast<std::string>(name),
                              .residual = to_vector(entry["residual"]),
-                             .basis = to_vector(entry["basis"])});
+                             .basis = to_vector(entry["basis"]),
+                             .velocity = to_vector(entry["velocity"])});
   }
   Result<std::string> warning = [&] {
     nb::gil_scoped_release release;
     return engine_->load_state(state);
   }();
   return unwrap(std::move(warning));
+}
+
+// ---- files of compressed tensors -----------------------------------------------------------------------------------
+
+using InputArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using InputBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+cortado::DType dtype_of(nb::dlpack::dtype dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const auto is = [&](Code code, int bits) {
+    return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
+  };
+  if (is(Code::Float, 32)) return cortado::DType::kFloat32;
+  if (is(Code::Float, 16)) return cortado::DType::kFloat16;
+  if (is(Code::Bfloat, 16)) return cortado::DType::kBFloat16;
+  if (is(Code::UInt, 8)) return cortado::DType::kUint8;
+  raise(cortado::make_error(cortado::StatusCode::kUnsupported,
+                            "codecs take float32, float16, bfloat16 and uint8, got dtype code %d of %d bits",
+                            dtype.code, dtype.bits));
+}
+
+nb::dlpack::dtype dlpack_dtype_of(cortado::DType dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const bool is_bf16 = dtype == cortado::DType::kBFloat16, is_uint8 = dtype == cortado::DType::kUint8;
+  const Code code = is_bf16 ? Code::Bfloat : is_uint8 ? Code::UInt : Code::Float;
+  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * cortado::dtype_bytes(dtype)), 1};
+}
+
+nb::bytes compress(const InputArray& array, const std::string& spec, std::uint64_t seed, std::int64_t chunk_elems) {
+  cortado::CodecFileInfo info;
+  info.spec = spec;
+  info.dtype = dtype_of(array.dtype());
+  info.chunk_elems = chunk_elems;
+  for (std::size_t i = 0; i < array.ndim(); ++i) info.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
+  std::string file;
+  const Status status = [&]() -> Status {
+    nb::gil_scoped_release release;
+    Result<cortado::CodecFileWriter> created = cortado::CodecFileWriter::create(std::move(info), seed);
+    if (!created.ok()) return created.status();
+    cortado::CodecFileWriter& writer = created.value();
+    const auto append = [&](std::span<const std::byte> bytes) {
+      file.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    };
+    append(writer.header());
+    const std::size_t elem_bytes = cortado::dtype_bytes(writer.info().dtype);
+    while (writer.next_chunk().elems() > 0) {
+      const std::size_t at = static_cast<std::size_t>(writer.next_chunk().first_elem) * elem_bytes;
+      const auto chunk = writer.encode_chunk(static_cast<const std::byte*>(array.data()) + at);
+      if (!chunk.ok()) return chunk.status();
+      append(chunk.value());
+    }
+    return {};
+  }();
+  check(status);
+  return nb::bytes(file.data(), file.size());
+}
+
+template <typename Framework>
+nb::object decompress_to(cortado::CodecFileReader& reader, const std::vector<std::size_t>& shape, std::size_t elems) {
+  const cortado::DType dtype = reader.info().dtype;
+  const std::size_t elem_bytes = cortado::dtype_bytes(dtype);
+  auto* memory = new std::byte[elems * elem_bytes];
+  nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<std::byte*>(p); });
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    while (status.ok() && reader.next_chunk().elems() > 0) {
+      status = reader.decode_chunk(memory + static_cast<std::size_t>(reader.next_chunk().first_elem) * elem_bytes);
+    }
+  }
+  check(status);
+  return nb::cast(nb::ndarray<Framework>(memory, shape.size(), shape.data(), owner, nullptr, dlpack_dtype_of(dtype)));
+}
+
+nb::object decompress(const InputBytes& data, bool as_torch) {
+  cortado::CodecFileReader reader =
+      unwrap(cortado::CodecFileReader::open(std::as_bytes(std::span(data.data(), data.size()))));
+  if (reader.info().dtype == cortado::DType::kBFloat16 && !as_torch) {
+    raise(cortado::make_error(cortado::StatusCode::kUnsupported,
+                              "the tensor is bfloat16, which NumPy does not have; say framework=\"torch\""));
+  }
+  std::vector<std::size_t> shape;
+  std::size_t elems = 1;
+  for (const std::int64_t size : reader.info().shape) {
+    shape.push_back(static_cast<std::size_t>(size));
+    elems *= static_cast<std::size_t>(size);
+  }
+  return as_torch ? decompress_to<nb::pytorch>(reader, shape, elems) : decompress_to<nb::numpy>(reader, shape, elems);
 }
 
 }  // namespace
@@ -326,7 +448,8 @@ NB_MODULE(_core, m) {
   nb::class_<PyEngine>(m, "Engine", "cortado::Engine over a process group given as a Python object.")
       .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&>(), "tensors"_a,
            "spec"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a)
-      .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false)
+      .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
+           "holds_zero_gradients"_a = false)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)
       .def("submit_buffer", &PyEngine::submit_buffer, "data"_a, "elems"_a, "dtype"_a)
       .def("finish_step", &PyEngine::finish_step, "local_gradient"_a = nb::none())
@@ -344,4 +467,7 @@ NB_MODULE(_core, m) {
   m.def(
       "canonical_spec", [](const std::string& spec) { return unwrap(cortado::EngineOptions::parse(spec)).to_spec(); },
       "spec"_a, "Checks a codec string and returns it with defaults left out.");
+  m.def("compress", &compress, "array"_a, "spec"_a, "seed"_a = 0, "chunk_elems"_a = 0,
+        "The bytes of a codec file (docs/wire_format.md).");
+  m.def("decompress", &decompress, "data"_a, "as_torch"_a, "The array that a codec file holds.");
 }

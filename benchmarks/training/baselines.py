@@ -40,8 +40,12 @@ def cast_hook(state: CastState, bucket: dist.GradBucket) -> Future[torch.Tensor]
 class PowerState(torch_power.PowerSGDState):
     """PowerSGD with two dense steps, as Cortado has by default, and every matrix compressed that shrinks at all."""
 
-    def __init__(self, rank: int):
-        settings = {"min_compression_rate": 1, "start_powerSGD_iter": 2}
+    def __init__(self, rank: int, batched: bool = False):
+        settings = {
+            "min_compression_rate": 1,
+            "start_powerSGD_iter": 2,
+            "batch_tensors_with_same_shape": batched,
+        }
         super().__init__(None, matrix_approximation_rank=rank, **settings)
         self.probe = False
         self.relative_error = 0.0
@@ -73,17 +77,17 @@ def power_hook(state: PowerState, bucket: dist.GradBucket) -> Future[torch.Tenso
 def _outside_range(sent, received, state) -> float:
     """Relative L2 norm of the part of this rank's `sent` that the shared factor P cannot carry.
 
-    That is the error Cortado reports as well. The residual that PowerSGD keeps is larger: it also
-    holds the disagreement between the ranks.
+    That is the error Cortado reports as well, over the compressed tensors. The residual that PowerSGD
+    keeps is larger: it also holds the disagreement between the ranks.
     """
     lost_squared = total_squared = 0.0
     for mine, average in zip(sent, received, strict=True):
-        total_squared += mine.square().sum().item()
         matrix, low_rank = (x.view(x.shape[0], -1) for x in (mine, average))
         rows, columns = matrix.shape
         rank = min(state.matrix_approximation_rank, rows, columns)
         if (rows + columns) * rank < rows * columns:
             basis = torch.linalg.qr(low_rank @ torch.randn(columns, rank))[0]  # spans P
+            total_squared += matrix.square().sum().item()
             lost_squared += (matrix - basis @ (basis.T @ matrix)).square().sum().item()
     return (lost_squared / max(total_squared, 1e-30)) ** 0.5
 

@@ -7,6 +7,7 @@
 | `ddp` | DDP's own fp32 all-reduce |
 | `bf16`, `fp16` | a hook that casts, all-reduces and copies back |
 | `powersgd(rank=4)` | PyTorch's PowerSGD hook, in one bucket |
+| `powersgd-batched(rank=4)` | the same with batch_tensors_with_same_shape |
 | `torch-acp(rank=4)` | plain ACP-SGD in PyTorch operations |
 | `ddp-tuned` | `ddp` with the fastest of several bucket sizes; `speed.py` only |
 | anything else | a codec string for `cortado.attach` |
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 NO_COMMUNICATION = "no-communication"
 TUNED = "ddp-tuned"
-BASELINES = (NO_COMMUNICATION, "ddp", "bf16", "fp16", "powersgd", "torch-acp", TUNED)
+BASELINES = (NO_COMMUNICATION, "ddp", "bf16", "fp16", "powersgd", "powersgd-batched", "torch-acp", TUNED)
 ONE_BUCKET_MIB = 4096
 DDP_FLAGS = {"gradient_as_bucket_view": True, "init_sync": False}
 
@@ -51,7 +52,7 @@ def parse_method(name: str) -> Method:
     baseline_form = re.fullmatch(r"[\w-]+(\(rank=[1-9]\d*\))?", spec)
     if not codec or (codec in BASELINES and not baseline_form):
         raise ValueError(f"method {name!r}: expected for example powersgd(rank=4) or acp(rank=4)")
-    cap_mib = float(cap) if cap else ONE_BUCKET_MIB if codec == "powersgd" else None
+    cap_mib = float(cap) if cap else ONE_BUCKET_MIB if codec.startswith("powersgd") else None
     return Method(spec, codec, int(rank[1]) if rank else 4, cap_mib)
 
 
@@ -126,6 +127,7 @@ def _attach(ddp, method: Method):
         "bf16": lambda: (baselines.CastState(torch.bfloat16), baselines.cast_hook),
         "fp16": lambda: (baselines.CastState(torch.float16), baselines.cast_hook),
         "powersgd": lambda: (baselines.PowerState(method.rank), baselines.power_hook),
+        "powersgd-batched": lambda: (baselines.PowerState(method.rank, batched=True), baselines.power_hook),
         "torch-acp": lambda: (baselines.TorchAcpState(method.rank), baselines.torch_acp_hook),
     }[method.codec]()
     ddp.register_comm_hook(state, hook)
@@ -165,6 +167,7 @@ _PAYLOAD: dict[str, Callable[[Wrapped], int]] = {
     "bf16": lambda wrapped: 2 * _elems(wrapped),
     "fp16": lambda wrapped: 2 * _elems(wrapped),
     "powersgd": _power_payload,
+    "powersgd-batched": _power_payload,
     "torch-acp": lambda wrapped: 4 * wrapped.state.last_payload_elems,
 }
 _ERROR: dict[str, Callable[[Wrapped], float]] = {
@@ -173,5 +176,6 @@ _ERROR: dict[str, Callable[[Wrapped], float]] = {
     "bf16": lambda wrapped: wrapped.state.relative_error,
     "fp16": lambda wrapped: wrapped.state.relative_error,
     "powersgd": lambda wrapped: wrapped.state.relative_error,
+    "powersgd-batched": lambda wrapped: wrapped.state.relative_error,
     "torch-acp": lambda wrapped: wrapped.state.relative_error,
 }

@@ -1,5 +1,5 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""The three models that are measured, each with its data, loss and optimiser."""
+"""The models that are measured, each with its data, loss and optimiser."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
@@ -16,6 +17,8 @@ import train_digits
 import train_lm
 
 IMAGES_A_WORKER = 16
+VALIDATION_WINDOWS = 256
+VALIDATION_IMAGES = 360
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,44 @@ class Task:
     batches: Callable[[int], Iterator[tuple[torch.Tensor, torch.Tensor]]]
     optimizer: Callable[..., torch.optim.Optimizer]
     describe: str
+    # Mean loss on held-out data, which the ranks share out; the same on all of them.
+    validation_loss: Callable[[nn.Module], float] | None = None
 
 
 def gpt() -> Task:
-    training, _ = train_lm.read_text()
+    training, validation = train_lm.read_text()
+
+    def validation_loss(module: nn.Module) -> float:
+        return train_lm.validation_loss(module, validation, dist.get_rank(), dist.get_world_size(), VALIDATION_WINDOWS)
+
     return Task(
         build=train_lm.GPT,
         batches=lambda seed: train_lm.batches(training, seed),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4),
         describe="byte-level GPT, 10.9 M parameters, 2 x 64 tokens a worker, AdamW 3e-4",
+        validation_loss=validation_loss,
+    )
+
+
+def digits() -> Task:
+    """The net of examples/train_digits.py."""
+    images, labels = train_digits.read_digits()
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    held_out, rest = order[:VALIDATION_IMAGES], order[VALIDATION_IMAGES:]
+
+    @torch.no_grad()
+    def validation_loss(module: nn.Module) -> float:
+        mine = held_out[dist.get_rank() :: dist.get_world_size()]
+        loss = functional.cross_entropy(module(images[mine]), labels[mine], reduction="sum").reshape(1)
+        dist.all_reduce(loss)
+        return loss.item() / len(held_out)
+
+    return Task(
+        build=train_digits.small_net,
+        batches=_image_batches(images[rest], labels[rest]),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        describe="small convolutional net, 0.36 M parameters, 16 digits a worker, SGD 0.05 momentum 0.9",
+        validation_loss=validation_loss,
     )
 
 
@@ -76,7 +108,7 @@ def vgg() -> Task:
     return Task(build, _image_batches(*train_digits.read_digits()), _sgd, describe)
 
 
-TASKS = {"gpt": gpt, "mlp": mlp, "vgg": vgg}
+TASKS = {"gpt": gpt, "digits": digits, "mlp": mlp, "vgg": vgg}
 
 
 def _sgd(parameters) -> torch.optim.Optimizer:

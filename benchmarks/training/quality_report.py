@@ -1,5 +1,5 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""Makes docs/results/quality.md from the raw records of `quality.py`."""
+"""Makes docs/results/quality.md and accuracy.md from the raw records of `quality.py` and `accuracy.py`."""
 
 import statistics
 from pathlib import Path
@@ -19,20 +19,24 @@ HEADER = [
     "validation loss",
     "against DDP",
     "against PowerSGD r4",
+    "steps at equal time",
+    "validation loss then",
+    "against PowerSGD r4 then",
 ]
 LEGEND = f"""\
-Byte-level GPT, 10.9 M parameters. Losses: mean and standard deviation over the seeds; training: mean of
-the last 10 steps; validation: 256 windows of held-out text. A seed fixes weights and batches for all
-methods. MB/step: sent on one worker's interface (marked p: payload handed to the collectives). Ratio:
-DDP's bytes over the method's, reached at the error beside it (share, L2, of gradient plus residual that
-a step held back). Against: mean difference of the validation loss (negative is better) and verdict.
+Losses: mean and standard deviation over the seeds; training: mean of the last 10 steps; validation: on
+held-out data. A seed fixes weights and batches for all methods. MB/step: sent on one worker's interface
+(marked p: payload handed to the collectives). Ratio: DDP's bytes over the method's, reached at the error
+beside it (share, L2, of gradient plus residual that a step held back). Against: mean difference of the
+validation loss (negative is better) and verdict. Equal time: the steps a method makes while PowerSGD makes
+its own, by the step times of speed.md at the rate named below.
 A method is *within noise* when its mean is worse by at most {NOISE_STDS:g} pooled standard deviations AND
 by at most {100 * SHARE_OF_FALL:g} % of the fall of the baseline's loss over the run."""
 
 
-def verdict(mine: list[dict], baseline: list[dict]) -> tuple[float, str]:
+def verdict(mine: list[dict], baseline: list[dict], field: str = "validation_loss") -> tuple[float, str]:
     """Difference of the mean validation losses, and `better`, `within noise` or `worse`."""
-    own, other = _values(mine, "validation_loss"), _values(baseline, "validation_loss")
+    own, other = _values(mine, field), _values(baseline, "validation_loss")
     worse_by = statistics.mean(own) - statistics.mean(other)
     pooled = ((statistics.variance(own) + statistics.variance(other)) / 2) ** 0.5
     initial = statistics.mean(_values(baseline, "initial_validation_loss"))
@@ -43,26 +47,27 @@ def verdict(mine: list[dict], baseline: list[dict]) -> tuple[float, str]:
     return worse_by, "within noise" if within else "worse"
 
 
-def write_report(records: list[dict], path: Path) -> Path:
-    """One table for each number of steps and workers; a later record replaces an equal earlier one."""
+def write_report(records: list[dict], path: Path, title: str) -> Path:
+    """One table for each task, number of steps and workers; a later record replaces an equal earlier one."""
     groups: dict[tuple, dict] = {}
     for record in records:
-        group = groups.setdefault((record["steps"], record["workers"]), {})
+        group = groups.setdefault((record["task"], record["steps"], record["workers"]), {})
         group.setdefault(record["method"], {})[record["seed"]] = record
-    parts = ["# Quality by method at equal steps", LEGEND]
+    parts = [f"# {title}", LEGEND]
     parts += [section(*key, group) for key, group in sorted(groups.items())]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(parts) + "\n")
     return path
 
 
-def section(steps: int, workers: int, group: dict[str, dict[int, dict]]) -> str:
+def section(task: str, steps: int, workers: int, group: dict[str, dict[int, dict]]) -> str:
     methods = {name: list(by_seed.values()) for name, by_seed in group.items()}
     sample = next(iter(methods.values()))[0]
     machine = ", ".join(f"{key} {value}" for key, value in sample["machine"].items())
-    head = f"{sample['started']}; {machine}; links: {sample['links']}"
+    rate = sample.get("equal_time_rate", "-")
+    head = f"{sample['started']}; {machine}; links: {sample['links']}; equal time at {rate}"
     rows = [row(name, runs, methods) for name, runs in methods.items()]
-    return "\n\n".join([f"## {steps} steps, {workers} workers", head, markdown_table(HEADER, rows)])
+    return "\n\n".join([f"## {task}; {steps} steps, {workers} workers", head, markdown_table(HEADER, rows)])
 
 
 def row(name: str, runs: list[dict], methods: dict[str, list[dict]]) -> list[str]:
@@ -78,17 +83,26 @@ def row(name: str, runs: list[dict], methods: dict[str, list[dict]]) -> list[str
         _mean_and_std(_values(runs, "validation_loss")),
         _against(runs, methods.get(DENSE)),
         _against(runs, methods.get(POWER)),
+        *_at_equal_time(runs, methods.get(POWER)),
     ]
 
 
-def _against(runs: list[dict], baseline: list[dict] | None) -> str:
+def _at_equal_time(runs: list[dict], baseline: list[dict] | None) -> list[str]:
+    timed = [run for run in runs if run.get("equal_time_validation_loss") is not None]
+    if not timed:
+        return ["-"] * 3
+    loss = _mean_and_std(_values(timed, "equal_time_validation_loss"))
+    return [str(timed[0]["equal_time_steps"]), loss, _against(timed, baseline, "equal_time_validation_loss")]
+
+
+def _against(runs: list[dict], baseline: list[dict] | None, field: str = "validation_loss") -> str:
     if baseline is None or baseline is runs:
         return "-"
     seeds = {run["seed"] for run in runs} & {run["seed"] for run in baseline}
     if len(seeds) < 2:
         return "too few seeds"
     paired = [[run for run in side if run["seed"] in seeds] for side in (runs, baseline)]
-    worse_by, word = verdict(*paired)
+    worse_by, word = verdict(*paired, field)
     return f"{worse_by:+.3f}, {word}"
 
 

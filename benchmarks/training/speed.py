@@ -32,6 +32,7 @@ METHODS = [
     "fp16",
     "powersgd(rank=1)",
     "powersgd(rank=4)",
+    "powersgd-batched(rank=4)",
     "torch-acp(rank=4)",
     "none",
     "power(rank=4)",

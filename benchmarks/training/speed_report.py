@@ -7,7 +7,7 @@ from pathlib import Path
 from methods import NO_COMMUNICATION
 from tables import markdown_table, megabytes
 
-POWER = "powersgd(rank=4)"
+POWER = ("powersgd(rank=4)", "powersgd-batched(rank=4)")  # the faster one is the baseline
 HEADER = [
     "method",
     "step ms",
@@ -23,7 +23,7 @@ Step: median over rounds of a round's median step (no optimiser state or weights
 methods). Sent: on one worker's interface, or, on loopback, the payload handed to the collectives
 (marked p). Ratio: DDP's bytes over the method's. Error: share (L2) of gradient plus residual that a
 step held back, mean over workers; the ratio was reached at this error. Speed ratios: median of the
-ratios of single rounds, in brackets the least and the greatest."""
+ratios of single rounds, in brackets the least and the greatest. PowerSGD r4: the faster of its rows."""
 
 
 def write_report(records: list[dict], path: Path) -> Path:
@@ -78,7 +78,7 @@ def row(record: dict, name: str) -> list[str]:
     ratio = "-" if silent or not dense or not mine else f"{dense / mine:.1f}"
     error = "-" if silent else f"{result['error']:.3f}"
     mark = "" if _interface_bytes(record, name) is not None else "p"
-    against = [spread(record, "ddp", name), spread(record, POWER, name)]
+    against = [spread(record, "ddp", name), spread(record, fastest(record, POWER), name)]
     over_limit = spread(record, name, NO_COMMUNICATION)
     cells = [f"{statistics.median(steps):.1f}", megabytes(mine) + mark, ratio]
     unequal = " **replicas differ**" if result.get("replicas_equal") is False else ""
@@ -98,6 +98,12 @@ def _interface_bytes(record: dict, name: str) -> float | None:
 def sent_bytes(record: dict, name: str) -> float | None:
     interface = _interface_bytes(record, name)
     return record["results"].get(name, {}).get("payload_bytes") if interface is None else interface
+
+
+def fastest(record: dict, names: tuple[str, ...]) -> str:
+    """The name with the least median step time of those that were measured; the first one if none was."""
+    measured = [name for name in names if rounds_ms(record, name)]
+    return min(measured, key=lambda name: statistics.median(rounds_ms(record, name)), default=names[0])
 
 
 def spread(record: dict, slow: str, fast: str) -> str:

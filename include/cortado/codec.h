@@ -29,6 +29,7 @@ struct CodecTraits {
   bool sparse = false;
   bool divisible = false;       // any contiguous part of a tensor can be encoded by itself
   bool needs_residual = false;  // biased: training needs error feedback
+  bool low_rank = false;        // sends factors of the matrix as a whole: no stage of a composition
   int rounds = 1;               // encode-collective-decode passes in one step
 };
 
@@ -39,7 +40,16 @@ struct EncodeContext {
   std::uint64_t tensor = 0;
 };
 
-class Sparsifier;  // what composed codecs ask of their parts: src/codec/stage.h
+// What some bytes of a payload are, for `cortado codec inspect`.
+struct PayloadSection {
+  std::uint64_t offset = 0;  // from the first byte of the payload
+  std::uint64_t bytes = 0;
+  std::string name;
+  std::string meaning;  // what the bytes say, in words and values
+};
+
+struct CodecRow;
+class Sparsifier;  // what compositions ask of their stages: src/codec/stage.h
 class Quantiser;
 
 class Codec {
@@ -48,6 +58,10 @@ class Codec {
 
   // The whole specification with every parameter, e.g. "acp(rank=4)"; parses back to an equal codec.
   virtual std::string spec() const = 0;
+
+  // Its row of the registry; of a composition a row of its own, with the traits that its stages give it.
+  // Not for inner loops: finding it may allocate.
+  virtual const CodecRow& row() const;
 
   // Upper bound of what encode writes, and of the scratch memory that encode and decode need, in bytes; pure functions
   // of the shape. Zero-element tensors have a payload of 0 bytes.
@@ -62,7 +76,16 @@ class Codec {
   // for that shape gives kCorruptData, and then `output` holds unspecified values.
   virtual Status decode(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const = 0;
 
-  // The codec as the first stage of a composition; nullptr if it can't be one.
+  // What becomes of the decoded tensors of all ranks: their mean, or the sign of the sum of their signs (0 at a tie)
+  // times the mean of their magnitudes.
+  virtual bool is_majority_vote() const { return false; }
+
+  // What the bytes of a payload are: sections in order, without gaps, that cover it all, whatever bytes it has. The
+  // default knows one section. Allocates.
+  virtual std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                              DType dtype) const;
+
+  // The codec as a stage of a composition; nullptr if others can't stand behind it.
   virtual const Sparsifier* sparsifier() const { return nullptr; }
   virtual const Quantiser* quantiser() const { return nullptr; }
 };
@@ -84,7 +107,8 @@ const std::vector<CodecRow>& codec_registry();
 // nullptr when there is none of that name.
 const CodecRow* find_codec(std::string_view name);
 
-// Makes the codec of a one-stage specification such as "cast(bf16)". An unknown name lists the known ones.
+// Makes the codec of a specification such as "cast(bf16)" or "topk(density=0.01) | quant(bits=4) | rans". An unknown
+// name lists the known ones; codecs that can't stand one behind the other are refused by name.
 Result<std::unique_ptr<Codec>> make_codec(std::string_view spec);
 
 // ---- frames: self-describing payloads (docs/wire_format.md) --------------------------------------------------------

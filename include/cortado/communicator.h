@@ -7,7 +7,7 @@
 // Promises every implementation keeps
 //   order     all ranks of a group start the same collectives in the same order; a start never waits for a peer.
 //   result    every rank gets the same bytes.
-//   ownership the buffer belongs to the caller and must stay untouched from start until wait() or test() says done.
+//   ownership the buffers belong to the caller and must stay untouched from start until wait() or test() says done.
 //   threads   one communicator is used by one thread at a time.
 //   errors    after a fatal Status (Status::is_fatal) no further collective may be started; each rank that takes part
 //             gets an error within its timeout, never a hang.
@@ -41,14 +41,17 @@ class Communicator {
   // Starts an in-place SUM over all ranks of `elems` values of `dtype` at `data`; returns at once.
   virtual Result<WorkId> start_all_reduce(void* data, std::int64_t elems, DType dtype) = 0;
 
+  // Starts a gather: every rank contributes the same number of bytes, `received` is world_size * sent.size() long and
+  // gets them in rank order. Returns at once; both buffers are the communicator's until the work has ended.
+  virtual Result<WorkId> start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received) = 0;
+
   // True when `work` has ended (its result is in place); does not wait.
   virtual Result<bool> test(WorkId work) = 0;
 
   // Returns when `work` has ended, or with kTimeout or kPeerFailed after at most `timeout`.
   virtual Status wait(WorkId work, std::chrono::nanoseconds timeout) = 0;
 
-  // Every rank contributes the same number of bytes; `received` is world_size * sent.size() long and in rank order.
-  // Waits. Used when a job is set up, not in steps.
+  // The same, but waits. Used when a job is set up, not in steps.
   virtual Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                             std::chrono::nanoseconds timeout) = 0;
 
@@ -99,6 +102,8 @@ struct CommunicatorCallbacks {
   const char* name = "callback";
   int (*start_all_reduce)(void* context, void* data, std::int64_t elems, int dtype, std::uint64_t work, char* error,
                           std::size_t error_bytes) = nullptr;
+  int (*start_all_gather)(void* context, const void* sent, std::int64_t sent_bytes, void* received, std::uint64_t work,
+                          char* error, std::size_t error_bytes) = nullptr;
   int (*test)(void* context, std::uint64_t work, int* done, char* error, std::size_t error_bytes) = nullptr;
   // Must return within about timeout_ns; the error code kTimedOut tells a timeout from other failures.
   int (*wait)(void* context, std::uint64_t work, std::int64_t timeout_ns, char* error,
@@ -129,6 +134,7 @@ class RecordingCommunicator final : public Communicator {
   int world_size() const override { return inner_->world_size(); }
   std::string name() const override { return "recording(" + inner_->name() + ")"; }
   Result<WorkId> start_all_reduce(void* data, std::int64_t elems, DType dtype) override;
+  Result<WorkId> start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received) override;
   Result<bool> test(WorkId work) override { return inner_->test(work); }
   Status wait(WorkId work, std::chrono::nanoseconds timeout) override;
   Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
@@ -145,7 +151,8 @@ class RecordingCommunicator final : public Communicator {
   std::int64_t waits_ = 0;
 };
 
-// What FaultyCommunicator does to the collective with index `at` (counted from 0 over all start_all_reduce calls).
+// What FaultyCommunicator does to the collective with index `at` (counted from 0 over all calls of start_all_reduce and
+// start_all_gather).
 struct Fault {
   enum class Kind {
     kDelay,    // the result is reported `delay` after the start at the earliest

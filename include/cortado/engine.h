@@ -35,23 +35,33 @@ namespace cortado {
 
 struct EngineOptions {
   // ---- changes results ----
-  enum class Method { kNone, kCast, kPower, kAcp };
+  enum class Method { kNone, kCast, kPower, kAcp, kCodec };
   enum class Sides { kBoth, kAlternate };
   enum class Phase { kBalanced, kGlobal };
   enum class Rollback { kRounded, kExact };
+  // What is done with what a codec lost. kAuto: kResidual, but kNone for lossless codecs, majority votes and codecs
+  // that lose more than there was (unbiased sparsifiers). kDgc: momentum correction and masking of Deep Gradient
+  // Compression; the optimiser's own momentum must be off.
+  enum class Feedback { kAuto, kResidual, kDgc, kNone };
 
   Method method = Method::kAcp;
-  int rank = 4;                       // matrix rank of kPower and kAcp
-  DType wire = DType::kFloat32;       // dtype of what travels (factors and dense tensors)
-  Sides sides = Sides::kBoth;         // kAcp. kBoth: both factors in every step, of half the rank each (rounded up);
-                                      // kAlternate: one factor a step, as published. Equal bytes on average
-  Phase phase = Phase::kBalanced;     // kGlobal: all tensors send the same side in a step, as published
-  double min_compression_rate = 2.0;  // a matrix stays dense unless rows * cols > rate * rank * (rows + cols)
-  int start_step = 2;                 // dense steps before the first compressed one
-  std::vector<std::string> dense;     // tensor names, or prefixes ending in '*', that stay dense
+  std::string codec;               // kCodec: its specification; compositions are one codec
+  int rank = 4;                    // matrix rank of kPower and kAcp
+  DType wire = DType::kFloat32;    // kPower, kAcp, kCast: dtype of what travels (factors and dense tensors)
+  Sides sides = Sides::kBoth;      // kAcp. kBoth: both factors in every step, of half the rank each (rounded up);
+                                   // kAlternate: one factor a step, as published. Equal bytes on average
+  Phase phase = Phase::kBalanced;  // kGlobal: all tensors send the same side in a step, as published
+  double min_compression_rate = kAutoRate;  // a matrix stays dense unless rows * cols > rate * rank * (rows + cols);
+                                            // kCodec: unless its payload is by more than rate smaller than dense
+  static constexpr double kAutoRate = -1;   // 2; kCodec: 1
+  std::int64_t min_elems = 256;             // kCodec: smaller tensors stay dense
+  int start_step = 2;                       // dense steps before the first compressed one
+  std::vector<std::string> dense;           // tensor names, or prefixes ending in '*', that stay dense
   bool dense_embeddings = false;
-  bool use_error_feedback = true;
-  bool warm_start = true;                  // reuse factors from step to step
+  bool use_error_feedback = true;          // kPower, kAcp
+  Feedback feedback = Feedback::kAuto;     // kCodec
+  double momentum = 0.9;                   // of kDgc
+  bool warm_start = true;                  // kPower, kAcp: reuse factors from step to step
   Rollback rollback = Rollback::kRounded;  // kExact: a second residual buffer, bit-exact undo of a non-finite step
   std::uint64_t random_seed = 0;
   double bucket_cap_mib = kAutoBucketCap;       // dense MiB a message may stand for, scaled to its compressed size;
@@ -62,7 +72,8 @@ struct EngineOptions {
   int threads = 1;          // threads that encode and decode, the caller's included
   double timeout_s = 1800;  // of each wait for a collective
 
-  // From one string ("acp(rank=4, start_step=0)"); errors name the parameter, the value and what was expected.
+  // From one string ("acp(rank=4, start_step=0)", "topk(density=0.01, threads=2) | quant"): the engine's parameters
+  // stand with those of the first codec. Errors name the parameter, the value and what was expected.
   static Result<EngineOptions> parse(std::string_view spec);
 
   // The string with every parameter that is not its default; parse(to_spec()) gives equal options.
@@ -98,6 +109,9 @@ struct StepContext {
   // (LocalGradient). Then a message is decoded as soon as its collective ends; otherwise, with rollback=rounded,
   // decoding starts once the step is known to be finite.
   bool keeps_local_gradients = false;
+  // True: a tensor whose gradient is all zeros here sends nothing in this step and its residual waits. For frameworks
+  // that drop what arrives for a parameter that no rank has used.
+  bool holds_zero_gradients = false;
 };
 
 // The kept copy of the local gradient of a tensor; nullptr stands for all zeros. Called only to undo a non-finite step.
@@ -140,7 +154,8 @@ struct EngineReport {
 struct TensorState {
   std::string name;
   std::vector<float> residual;  // rows * cols, materialised, in unscaled units; empty if none
-  std::vector<float> basis;     // the factor the next step projects on
+  std::vector<float> basis;     // low rank: the factor the next step projects on
+  std::vector<float> velocity;  // feedback=dgc: rows * cols
 };
 struct EngineState {
   std::string spec;

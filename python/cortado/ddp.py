@@ -31,26 +31,40 @@ _failed = []  # states whose collectives may still write to the engine's memory;
 def attach(ddp, plan="auto", *, grad_scaler=None, verbose=True):
     """Makes ``ddp`` exchange its gradients as ``plan`` says; returns the state. Call it on every rank, before backward.
 
-    plan: a codec string such as "acp(rank=4)", a dict such as {"codec": "acp", "rank": 4}, or a path ending in .json.
+    plan: a codec string such as "acp(rank=4)" or "topk(density=0.01) | quant(bits=4)", a dict such as
+        {"codec": "acp", "rank": 4}, or a path ending in .json.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
     The returned state has state_dict(), load_state_dict() and report().
     """
-    if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
-        got = f"{type(ddp).__name__}{_fsdp_hint(ddp)}"
-        raise SpecError(f"cortado.attach needs a torch.nn.parallel.DistributedDataParallel, got {got}")
-    if ddp in _states:
-        raise CortadoError(f'this model is attached already, with "{_states[ddp].spec}"; build a new DDP to change it')
-    if _has_run_backward(ddp):
-        raise CortadoError("attach before the first backward: this model has gradients, or has exchanged some, already")
-    state = DdpState(plan, ddp, ddp.process_group, grad_scaler, verbose)
+    is_ddp = isinstance(ddp, torch.nn.parallel.DistributedDataParallel)
+    refusal = _refusal(ddp)
+    if not dist.is_initialized():
+        raise refusal or CortadoError("attach needs a process group: call torch.distributed.init_process_group first")
+    state = DdpState(plan, ddp, ddp.process_group if is_ddp else None, grad_scaler, verbose, refusal=refusal)
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
-        raise CortadoError(f"this model has another communication hook, and DDP takes only one: {error}") from error
+        raise CortadoError(f"DDP refuses a communication hook: {error}") from error
     _states[ddp] = state
     return state
+
+
+def _refusal(ddp):
+    """The error that keeps this model from being attached, if any; told to all ranks before it is raised."""
+    if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
+        got = f"{type(ddp).__name__}{_fsdp_hint(ddp)}"
+        return SpecError(f"cortado.attach needs a torch.nn.parallel.DistributedDataParallel, got {got}")
+    if ddp in _states:
+        return CortadoError(f'this model is attached already, with "{_states[ddp].spec}"; build a new DDP to change it')
+    if getattr(ddp, "_comm_hooks", None):
+        return CortadoError("this model has another communication hook, and DDP takes only one")
+    if _has_run_backward(ddp):
+        return CortadoError(
+            "attach before the first backward: this model has gradients, or has exchanged some, already"
+        )
+    return None
 
 
 def ddp_hook(plan, model, *, process_group=None, grad_scaler=None, verbose=True):
@@ -79,10 +93,10 @@ def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.T
 class DdpState:
     """One model's compression: what DDP passes to the hook. Make it with attach() or ddp_hook()."""
 
-    def __init__(self, plan, model, process_group, grad_scaler, verbose):
+    def __init__(self, plan, model, process_group, grad_scaler, verbose, *, refusal=None):
         self._group = TorchGroup(process_group)
         self._grad_scaler = grad_scaler
-        self._engine = self._make_engine(plan, model)
+        self._engine = self._make_engine(plan, model, refusal)
         self._group.set_timeout(self._engine.timeout_s)
         self.spec = self._engine.spec
         self._maps = {}  # bucket index -> (parameters, BucketMap)
@@ -93,8 +107,10 @@ class DdpState:
         if verbose and self._group.rank == 0:
             print(self._engine.describe(), file=sys.stderr, flush=True)
 
-    def _make_engine(self, plan, model):
+    def _make_engine(self, plan, model, refusal):
         with self._on_all_ranks("could not attach"):
+            if refusal is not None:
+                raise refusal
             spec = _core.canonical_spec(spec_from(plan))
             self._parameters, tensors = _list_tensors(model)
         scaled = self._group.all_gather(b"\1" if self._grad_scaler is not None else b"\0", _SETUP_TIMEOUT_S)
@@ -161,7 +177,8 @@ class DdpState:
                 f"cortado exchanges dense CPU gradients for now; this bucket is {buffer.layout} on {buffer.device}"
             )
         scale = float(self._grad_scaler.get_scale()) if self._grad_scaler is not None else 1.0
-        self._engine.begin_step(scale, self._keeps_gradients(bucket))
+        # DDP drops what arrives for a parameter that no rank has used (find_unused_parameters), so nothing may be owed.
+        self._engine.begin_step(scale, self._keeps_gradients(bucket), holds_zero_gradients=True)
         self._step_begun = True
 
     @staticmethod
@@ -222,7 +239,7 @@ class DdpState:
         return Report(values)
 
     def state_dict(self):
-        """This rank's residuals, factors and step, keyed by parameter name; every rank saves its own."""
+        """This rank's residuals, factors, velocities and step, keyed by parameter name; every rank saves its own."""
         state = self._engine.save_state()
         for entry in state["tensors"].values():
             for key in entry:
@@ -261,7 +278,8 @@ def _arrays_of(state):
         raise MismatchError(f"load_state_dict: the state lacks {', '.join(missing)}", "mismatch")
     tensors = {}
     for name, entry in state["tensors"].items():
-        tensors[name] = {key: entry[key].float().contiguous().numpy() for key in ("residual", "basis")}
+        entry = {"velocity": torch.empty(0), **entry}  # states of earlier versions lack it
+        tensors[name] = {key: entry[key].float().contiguous().numpy() for key in ("residual", "basis", "velocity")}
     return {**state, "tensors": tensors}
 
 

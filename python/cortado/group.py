@@ -16,6 +16,8 @@ _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 _SLICE_S = 1.0  # how often a waiting rank looks whether a peer has reported a failure
 _ROLL_CALL_S = 5.0  # how long failed ranks wait for each other before they name who is missing
 
+_MOST_TENSORS = 4096  # kept; payloads of varying sizes would make more and more
+
 _attachments = Counter()  # by group; its ranks attach in the same order, so they share the number
 
 
@@ -37,13 +39,19 @@ class TorchGroup:
         self._failed = False
 
     def set_timeout(self, timeout_s):
-        """Of each all-reduce. The transport must give up too, or a process with a hung peer could not end."""
+        """Of each collective. The transport must give up too, or a process with a hung peer could not end."""
         self._all_reduce_options = _with_timeout(dist.AllreduceOptions(), timeout_s)
+        self._all_gather_options = _with_timeout(dist.distributed_c10d.AllgatherOptions(), timeout_s)
 
     # ---- what the engine calls
 
     def start_all_reduce(self, data, elems, dtype, work):
-        self._works[work] = self._group.allreduce([self._tensor(data, elems, dtype)], self._all_reduce_options)
+        self._works[work] = self._group.allreduce([self._tensor(data, elems, _DTYPES[dtype])], self._all_reduce_options)
+
+    def start_all_gather(self, sent, sent_bytes, received, work):
+        own = self._tensor(sent, sent_bytes, torch.uint8)
+        all_ranks = self._tensor(received, sent_bytes * self.world_size, torch.uint8)
+        self._works[work] = self._group._allgather_base(all_ranks, own, self._all_gather_options)
 
     def test(self, work):
         if not self._works[work].is_completed():
@@ -62,7 +70,7 @@ class TorchGroup:
                 return
             except RuntimeError as error:
                 if handle.is_completed() and not self._succeeded(handle):
-                    raise self.failure(f"all-reduce failed: {_first_line(error)}") from error
+                    raise self.failure(f"collective failed: {_first_line(error)}") from error
                 if handle.is_completed():  # it ended well just after the slice did
                     del self._works[work]
                     return
@@ -133,13 +141,14 @@ class TorchGroup:
     # ---- memory
 
     def _tensor(self, data, elems, dtype):
-        """A tensor over memory of the engine (or of DDP's bucket); made once for each place."""
+        """A tensor over memory of the engine (or of DDP's bucket); kept for the next time."""
         key = (data, elems, dtype)
         tensor = self._tensors.get(key)
         if tensor is None:
-            torch_dtype = _DTYPES[dtype]
-            array = (ctypes.c_char * (elems * torch_dtype.itemsize)).from_address(data)
-            tensor = self._tensors[key] = torch.frombuffer(array, dtype=torch_dtype)
+            if len(self._tensors) >= _MOST_TENSORS:
+                self._tensors.clear()
+            array = (ctypes.c_char * (elems * dtype.itemsize)).from_address(data)
+            tensor = self._tensors[key] = torch.frombuffer(array, dtype=dtype)
         return tensor
 
 

@@ -36,7 +36,13 @@ def _spec_from_dict(plan, where):
     if not isinstance(codec, str):
         raise SpecError(f'{where} needs a "codec", such as {{"codec": "acp", "rank": 4}}; it has {sorted(plan)}')
     arguments = ", ".join(f"{key}={_text(value)}" for key, value in options.items())
-    return f"{codec}({arguments})" if arguments else codec
+    if not arguments:
+        return codec
+    # The options join those of the first codec: "topk(density=0.01) | quant" has more to say than its name.
+    first, bar, others = codec.partition("|")
+    first = first.rstrip()
+    first = f"{first[:-1]}, {arguments})" if first.endswith(")") else f"{first}({arguments})"
+    return f"{first} {bar}{others}" if bar else first
 
 
 def _text(value):

@@ -16,9 +16,13 @@ namespace {
 constexpr double kLatencyBytes = 83e3;
 
 void append(Message* message, std::uint32_t tensor, SlotKind kind, std::int64_t elems) {
+  message->collective = collective_of(kind);
   message->slots.push_back({tensor, kind, message->elems, elems});
   message->elems += elems;
 }
+
+// Whether both kinds of slots may stand in one message.
+bool fit_together(SlotKind a, SlotKind b) { return collective_of(a) == collective_of(b); }
 
 }  // namespace
 
@@ -32,6 +36,9 @@ std::int64_t LayoutTensor::slot_elems(SlotKind kind) const {
       return cols * rank;
     case SlotKind::kBothFactors:
       return (rows + cols) * rank;
+    case SlotKind::kValues:
+    case SlotKind::kPayload:
+      return payload_elems;
   }
   return 0;
 }
@@ -102,23 +109,43 @@ Layout make_layout(const std::vector<LayoutTensor>& tensors, const std::vector<s
   const auto slot_elems = [&](std::uint32_t t) {
     return !skip.empty() && skip[t] ? 0 : tensors[t].slot_elems(kinds[t]);
   };
-  std::int64_t sent_elems = 0;
+  const auto bytes_of = [&](Collective collective, std::int64_t elems) {
+    return collective == Collective::kAllGather ? elems : elems * elem_bytes;
+  };
+  std::int64_t sent_bytes = 0;
   std::int64_t model_elems = 0;
   for (const std::uint32_t t : order) {
-    sent_elems += slot_elems(t);
+    sent_bytes += bytes_of(collective_of(kinds[t]), slot_elems(t));
     model_elems += tensors[t].elems();
   }
-  const std::int64_t cap = budget_bytes(budget, sent_elems * elem_bytes, model_elems * elem_bytes);
+  const std::int64_t cap = budget_bytes(budget, sent_bytes, model_elems * elem_bytes);
 
+  // Of each collective the last message takes further tensors.
   Layout layout;
-  for (const std::uint32_t t : order) {
+  std::vector<std::size_t> completed_at;  // position in `order`, by message
+  constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+  std::size_t open[2] = {kNone, kNone};
+  for (std::size_t position = 0; position < order.size(); ++position) {
+    const std::uint32_t t = order[position];
     const std::int64_t elems = slot_elems(t);
     if (elems == 0) continue;
-    const bool fits = !layout.messages.empty() && (layout.messages.back().elems + elems) * elem_bytes <= cap;
-    if (!fits) layout.messages.emplace_back();
-    append(&layout.messages.back(), t, kinds[t], elems);
+    const Collective collective = collective_of(kinds[t]);
+    std::size_t& last = open[static_cast<int>(collective)];
+    if (last == kNone || bytes_of(collective, layout.messages[last].elems + elems) > cap) {
+      last = layout.messages.size();
+      layout.messages.emplace_back();
+      completed_at.emplace_back();
+    }
+    append(&layout.messages[last], t, kinds[t], elems);
+    completed_at[last] = position;
   }
-  return layout;
+  std::vector<std::size_t> by_completion(layout.messages.size());
+  std::iota(by_completion.begin(), by_completion.end(), std::size_t{0});
+  std::sort(by_completion.begin(), by_completion.end(),
+            [&](std::size_t a, std::size_t b) { return completed_at[a] < completed_at[b]; });
+  Layout sorted;
+  for (const std::size_t m : by_completion) sorted.messages.push_back(std::move(layout.messages[m]));
+  return sorted;
 }
 
 std::vector<std::vector<std::string>> layout_names(const Layout& layout, const std::vector<std::string>& names) {
@@ -148,7 +175,14 @@ Result<Layout> layout_from_names(const std::vector<std::vector<std::string>>& me
                           "layout of the state: tensor \"%s\" is unknown, occurs twice or does not travel",
                           name.c_str());
       }
-      append(&layout.messages.back(), found->second.tensor, found->second.kind, found->second.elems);
+      Message& last = layout.messages.back();
+      if (!last.slots.empty() && !fit_together(last.slots[0].kind, found->second.kind)) {
+        return make_error(
+            StatusCode::kMismatch,
+            "layout of the state: \"%s\" does not travel in the same collective as the rest of message %zu",
+            name.c_str(), layout.messages.size() - 1);
+      }
+      append(&last, found->second.tensor, found->second.kind, found->second.elems);
       slots.erase(found);
     }
   }

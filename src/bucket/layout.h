@@ -3,6 +3,9 @@
 // Which tensor travels in which message, and where in it. Pure functions of shapes and options, so that every rank gets
 // the same answer; keys are indices into the engine's list of tensors.
 //
+// What can be summed on the way (dense gradients, factors, values at shared places) travels in messages that are
+// all-reduced; payloads that must be decoded first travel in messages that are gathered. Both kinds are one sequence.
+//
 // ACP-SGD sends one factor of each matrix per step and the other in the next step (section 2.2), so there are two
 // layouts, one a parity; Power-SGD has one for each of its rounds; dense steps have their own.
 #pragma once
@@ -15,13 +18,21 @@
 
 namespace cortado {
 
-// kBothFactors: the row factor, then the column factor.
-enum class SlotKind : std::uint8_t { kDense, kRowFactor, kColFactor, kBothFactors };
+// kBothFactors: the row factor, then the column factor. kValues: of a sparsifier whose places all ranks share.
+// kPayload: what a codec wrote; counted in bytes, at most `payload_elems` of them.
+enum class SlotKind : std::uint8_t { kDense, kRowFactor, kColFactor, kBothFactors, kValues, kPayload };
+
+enum class Collective : std::uint8_t { kAllReduce, kAllGather };
+
+constexpr Collective collective_of(SlotKind kind) {
+  return kind == SlotKind::kPayload ? Collective::kAllGather : Collective::kAllReduce;
+}
 
 struct LayoutTensor {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  int rank = 0;  // 0: travels dense
+  int rank = 0;                    // columns of a factor
+  std::int64_t payload_elems = 0;  // kValues: values; kPayload: bytes at most
 
   std::int64_t elems() const { return rows * cols; }
   std::int64_t slot_elems(SlotKind kind) const;
@@ -34,9 +45,11 @@ struct Slot {
   std::int64_t elems = 0;
 };
 
+// Holds slots of one collective. Of kAllGather messages elements are bytes.
 struct Message {
   std::vector<Slot> slots;
   std::int64_t elems = 0;
+  Collective collective = Collective::kAllReduce;
 };
 
 struct Layout {
@@ -67,7 +80,8 @@ std::vector<SlotKind> choose_sides(const std::vector<LayoutTensor>& tensors, boo
 
 // One layout: tensors in the order of `order`, kinds[t] saying what tensor t sends; tensors of 0 elements get no slot.
 // A tensor for which skip[t] is true is left out (dense tensors in the second round of Power-SGD); empty: none.
-// A tensor above the budget gets a message of its own.
+// A tensor above the budget gets a message of its own. Messages are in the order in which they become complete if
+// tensors become ready in `order`.
 Layout make_layout(const std::vector<LayoutTensor>& tensors, const std::vector<std::uint32_t>& order,
                    const std::vector<SlotKind>& kinds, const std::vector<bool>& skip, const FusionBudget& budget,
                    std::int64_t elem_bytes);

@@ -346,6 +346,27 @@ TEST(Messages, SlotsFollowEachOther) {
   EXPECT_EQ(layout.messages[0].elems, 33);
 }
 
+// Sums and gathers fill messages of their own; a message comes in the sequence where its last tensor becomes ready.
+TEST(Messages, OfBothCollectivesAreOneSequence) {
+  std::vector<LayoutTensor> tensors(6, {1, 40, 0, 10});
+  const SlotKind d = SlotKind::kDense, p = SlotKind::kPayload;
+  const auto layout = [&](std::vector<SlotKind> kinds, std::int64_t cap_bytes) {
+    std::int64_t sent_bytes = 0;
+    for (const SlotKind kind : kinds) sent_bytes += kind == p ? 10 : kind == d ? 160 : 40;
+    const FusionBudget budget{FusionBudget::Kind::kScaled, cap_bytes * 6 * 160 / sent_bytes + 1};
+    return make_layout(tensors, {5, 4, 3, 2, 1, 0}, kinds, {}, budget, kElemBytes);
+  };
+  const Layout mixed = layout({d, p, p, d, p, p}, 320);
+  EXPECT_EQ(tensors_of(mixed), "5 4 2 1 | 3 0") << "the sum waits for tensor 0";
+  EXPECT_EQ(mixed.messages[0].collective, Collective::kAllGather);
+  EXPECT_EQ(mixed.messages[1].collective, Collective::kAllReduce);
+  EXPECT_EQ(mixed.messages[0].elems, 40) << "bytes";
+  EXPECT_EQ(mixed.messages[0].slots[2].offset_elems, 20);
+  EXPECT_EQ(mixed.messages[1].elems, 80);
+  EXPECT_EQ(tensors_of(layout({p, d, p, d, p, d}, 20)), "5 | 3 | 4 2 | 1 | 0");
+  EXPECT_EQ(tensors_of(layout({p, d, SlotKind::kValues, d, p, d}, 200)), "5 | 3 2 | 1 | 4 0") << "values are summed";
+}
+
 TEST(Messages, LatencyBudgetGrowsWithTheRootOfTheBytes) {
   const FusionBudget latency{FusionBudget::Kind::kLatency, 0};
   const std::int64_t of_1_mb = budget_bytes(latency, 1'000'000, 1'000'000'000);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "codec/stage.h"
 #include "core/check.h"
 #include "core/checked_math.h"
 
@@ -94,6 +95,46 @@ Status check_payload_bytes(const Codec& codec, std::span<const std::byte> payloa
   if (payload.size() == expected_bytes) return {};
   return make_error(StatusCode::kCorruptData, "%s: the payload has %zu bytes, expected %llu",
                     place_of(codec, "decode", output).c_str(), payload.size(),
+                    static_cast<unsigned long long>(expected_bytes));
+}
+
+Status corrupt_payload(const Codec& codec, TensorView output, const char* what) {
+  return make_error(StatusCode::kCorruptData, "%s: %s", place_of(codec, "decode", output).c_str(), what);
+}
+
+Status check_quantise(const Codec& codec, const Quantiser& quantiser, ConstTensorView input,
+                      std::span<const std::uint8_t> codes, std::span<const std::byte> side,
+                      std::span<const std::byte> scratch) {
+  constexpr const char* kCall = "quantise";
+  CORTADO_RETURN_IF_ERROR(check_view(codec, kCall, input));
+  const Block blocks[] = {{"input", input.data, static_cast<std::uint64_t>(input.size_bytes())},
+                          {"codes", codes.data(), codes.size()},
+                          {"side section", side.data(), side.size()},
+                          {"scratch", scratch.data(), scratch.size()}};
+  CORTADO_RETURN_IF_ERROR(check_room(codec, kCall, input, blocks[1], static_cast<std::uint64_t>(input.elems())));
+  CORTADO_RETURN_IF_ERROR(
+      check_room(codec, kCall, input, blocks[2], quantiser.max_side_bytes(input.rows, input.cols)));
+  CORTADO_RETURN_IF_ERROR(check_room(codec, kCall, input, blocks[3],
+                                     quantiser.quantise_scratch_bytes(input.rows, input.cols, input.dtype)));
+  return check_apart(codec, kCall, input, blocks);
+}
+
+Status check_dequantise(const Codec& codec, const Quantiser& quantiser, std::span<const std::uint8_t> codes,
+                        std::span<const std::byte> side, TensorView output, std::span<const std::byte> scratch) {
+  constexpr const char* kCall = "dequantise";
+  CORTADO_RETURN_IF_ERROR(check_view(codec, kCall, output));
+  const Block blocks[] = {{"output", output.data, static_cast<std::uint64_t>(output.size_bytes())},
+                          {"codes", codes.data(), codes.size()},
+                          {"side section", side.data(), side.size()},
+                          {"scratch", scratch.data(), scratch.size()}};
+  CORTADO_RETURN_IF_ERROR(check_room(codec, kCall, output, blocks[1], static_cast<std::uint64_t>(output.elems())));
+  CORTADO_RETURN_IF_ERROR(check_room(codec, kCall, output, blocks[3],
+                                     quantiser.quantise_scratch_bytes(output.rows, output.cols, output.dtype)));
+  CORTADO_RETURN_IF_ERROR(check_apart(codec, kCall, output, blocks));
+  const std::uint64_t expected_bytes = quantiser.max_side_bytes(output.rows, output.cols);
+  if (side.size() == expected_bytes) return {};
+  return make_error(StatusCode::kCorruptData, "%s: the side section has %zu bytes, expected %llu",
+                    place_of(codec, kCall, output).c_str(), side.size(),
                     static_cast<unsigned long long>(expected_bytes));
 }
 

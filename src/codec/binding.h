@@ -25,6 +25,16 @@ Status check_decode(const Codec& codec, std::span<const std::byte> payload, Tens
 Status check_payload_bytes(const Codec& codec, std::span<const std::byte> payload, TensorView output,
                            std::uint64_t expected_bytes);
 
+// What is wrong with a payload: kCorruptData, "quant(...): decode of 3 x 5 fp32: <what>".
+Status corrupt_payload(const Codec& codec, TensorView output, const char* what);
+
+// The same checks for the two calls of a Quantiser, whose side section has one size for a shape.
+Status check_quantise(const Codec& codec, const Quantiser& quantiser, ConstTensorView input,
+                      std::span<const std::uint8_t> codes, std::span<const std::byte> side,
+                      std::span<const std::byte> scratch);
+Status check_dequantise(const Codec& codec, const Quantiser& quantiser, std::span<const std::uint8_t> codes,
+                        std::span<const std::byte> side, TensorView output, std::span<const std::byte> scratch);
+
 // "cast(bf16) takes fp32, fp16 and bf16, got uint8".
 Status unsupported_dtype(const Codec& codec, DType dtype, const char* taken);
 

@@ -2,9 +2,16 @@
 //
 // One row a codec, in the order of the documentation. A new codec is a folder, an include and a line here.
 #include "codec/cast/cast.h"
+#include "codec/composition/composition.h"
+#include "codec/compso/compso.h"
+#include "codec/float_rans/float_rans.h"
+#include "codec/fp8/fp8.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
+#include "codec/quant/quant.h"
 #include "codec/randk/randk.h"
+#include "codec/rans/rans.h"
+#include "codec/sign/sign.h"
 #include "codec/topk/topk.h"
 #include "core/check.h"
 #include "cortado/codec.h"
@@ -19,11 +26,20 @@ Status unknown_codec(const std::string& name) {
   return make_error(StatusCode::kNotFound, "unknown codec \"%.100s\"; known are %s", name.c_str(), known.c_str());
 }
 
+Result<std::unique_ptr<Codec>> make_stage(const SpecStage& stage) {
+  const CodecRow* row = find_codec(stage.name);
+  if (row == nullptr) return unknown_codec(stage.name);
+  CORTADO_ASSIGN_OR_RETURN(const ParameterValues values,
+                           ParameterValues::read(row->name, stage.arguments, row->parameters));
+  return row->make(values);
+}
+
 }  // namespace
 
 const std::vector<CodecRow>& codec_registry() {
   static const std::vector<CodecRow> rows = {
-      none_row(), cast_row(), acp_row(), power_row(), topk_row(), randk_row(),
+      none_row(), cast_row(),  fp8_row(),   acp_row(),  power_row(),      sign_row(),
+      topk_row(), randk_row(), quant_row(), rans_row(), float_rans_row(), compso_row(),
   };
   return rows;
 }
@@ -35,18 +51,22 @@ const CodecRow* find_codec(std::string_view name) {
   return nullptr;
 }
 
+const CodecRow& Codec::row() const {
+  const std::string own = spec();
+  const CodecRow* row = find_codec(own.substr(0, own.find('(')));
+  CORTADO_CHECK(row != nullptr, "%s", own.c_str());
+  return *row;
+}
+
 Result<std::unique_ptr<Codec>> make_codec(std::string_view spec) {
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<SpecStage> stages, parse_spec(spec));
-  const SpecStage& stage = stages.front();
-  const CodecRow* row = find_codec(stage.name);
-  if (row == nullptr) return unknown_codec(stage.name);
-  if (stages.size() > 1) {
-    return make_error(StatusCode::kUnsupported, "%s followed by %zu more: expected one codec, without \"|\"", row->name,
-                      stages.size() - 1);
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<SpecStage> parsed, parse_spec(spec));
+  std::vector<std::unique_ptr<Codec>> stages;
+  for (const SpecStage& stage : parsed) {
+    CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, make_stage(stage));
+    stages.push_back(std::move(codec));
   }
-  CORTADO_ASSIGN_OR_RETURN(const ParameterValues values,
-                           ParameterValues::read(row->name, stage.arguments, row->parameters));
-  return row->make(values);
+  if (stages.size() == 1) return std::move(stages.front());
+  return make_composition(std::move(stages));
 }
 
 }  // namespace cortado

@@ -43,10 +43,17 @@ TEST(Registry, AnUnknownCodecListsTheKnownOnes) {
   EXPECT_EQ(find_codec("nnoe"), nullptr);
 }
 
-TEST(Registry, ACodecIsOneStage) {
-  const Status status = make_codec("cast(bf16) | none | none").status();
-  EXPECT_EQ(status.to_string(), "unsupported: cast followed by 2 more: expected one codec, without \"|\"");
+TEST(Registry, EveryStageOfACompositionIsChecked) {
+  EXPECT_EQ(
+      make_codec("cast(bf16) | none | none").status().to_string(),
+      "invalid argument: cast | none: nothing may follow a codec that, as set, is neither sparsifier nor quantiser");
+  EXPECT_EQ(make_codec("none | nnoe").status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(make_codec("none | cast(fp8)").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(make_codec("cast(").status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(Registry, CodecsKnowTheirRow) {
+  for (const CodecRow& row : codec_registry()) EXPECT_EQ(&make_codec(row.name).value()->row(), &row);
 }
 
 }  // namespace

@@ -35,10 +35,20 @@ class CallbackCommunicator final : public Communicator {
   std::string name() const override { return name_ == "callback" ? name_ : "callback(" + name_ + ")"; }
 
   Result<WorkId> start_all_reduce(void* data, std::int64_t elems, DType dtype) override {
-    const WorkId work = next_work_++;
-    recent_[work % recent_.size()] = {work, elems, dtype};
+    const WorkId work = next("all_reduce", elems, dtype);
     ErrorText error;
     const int code = callbacks_.start_all_reduce(callbacks_.context, data, elems, static_cast<int>(dtype), work,
+                                                 error.data(), error.bytes());
+    if (code != 0) return error.to_status(code, "start of " + describe(work));
+    return work;
+  }
+
+  Result<WorkId> start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received) override {
+    CORTADO_RETURN_IF_ERROR(check_sizes(sent, received));
+    const auto bytes = static_cast<std::int64_t>(sent.size());
+    const WorkId work = next("all_gather", bytes, DType::kUint8);
+    ErrorText error;
+    const int code = callbacks_.start_all_gather(callbacks_.context, sent.data(), bytes, received.data(), work,
                                                  error.data(), error.bytes());
     if (code != 0) return error.to_status(code, "start of " + describe(work));
     return work;
@@ -62,10 +72,7 @@ class CallbackCommunicator final : public Communicator {
 
   Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                     std::chrono::nanoseconds timeout) override {
-    if (received.size() != sent.size() * static_cast<std::size_t>(world_size())) {
-      return make_error(StatusCode::kInvalidArgument, "%s: all_gather: %zu bytes to receive, expected %d ranks x %zu",
-                        name().c_str(), received.size(), world_size(), sent.size());
-    }
+    CORTADO_RETURN_IF_ERROR(check_sizes(sent, received));
     ErrorText error;
     const int code = callbacks_.all_gather(callbacks_.context, sent.data(), static_cast<std::int64_t>(sent.size()),
                                            received.data(), timeout.count(), error.data(), error.bytes());
@@ -76,9 +83,22 @@ class CallbackCommunicator final : public Communicator {
  private:
   struct Recent {
     WorkId work = 0;
+    const char* operation = "";
     std::int64_t elems = 0;
     DType dtype = DType::kFloat32;
   };
+
+  WorkId next(const char* operation, std::int64_t elems, DType dtype) {
+    const WorkId work = next_work_++;
+    recent_[work % recent_.size()] = {work, operation, elems, dtype};
+    return work;
+  }
+
+  Status check_sizes(std::span<const std::byte> sent, std::span<std::byte> received) const {
+    if (received.size() == sent.size() * static_cast<std::size_t>(world_size())) return Status();
+    return make_error(StatusCode::kInvalidArgument, "%s: all_gather: %zu bytes to receive, expected %d ranks x %zu",
+                      name().c_str(), received.size(), world_size(), sent.size());
+  }
 
   Status check_started(WorkId work) const {
     if (work < next_work_) return Status();
@@ -87,12 +107,13 @@ class CallbackCommunicator final : public Communicator {
                       static_cast<unsigned long long>(next_work_));
   }
 
-  // "all_reduce bf16 1024 (collective 3) on callback(gloo)"; without dtype and elements if it was started long ago.
+  // "all_reduce bf16 1024 (collective 3) on callback(gloo)"; without the first three if it was started long ago.
   std::string describe(WorkId work) const {
     const Recent& recent = recent_[work % recent_.size()];
-    std::string text = "all_reduce ";
-    if (recent.work == work) text.append(dtype_name(recent.dtype)) += ' ' + std::to_string(recent.elems) + ' ';
-    return text + "(collective " + std::to_string(work) + ") on " + name();
+    const std::string number = "collective " + std::to_string(work);
+    if (recent.work != work) return number + " on " + name();
+    return std::string(recent.operation) + " " + std::string(dtype_name(recent.dtype)) + " " +
+           std::to_string(recent.elems) + " (" + number + ") on " + name();
   }
 
   CommunicatorCallbacks callbacks_;
@@ -107,6 +128,7 @@ Status validate(const CommunicatorCallbacks& callbacks) {
   };
   if (callbacks.name == nullptr) return missing("name");
   if (callbacks.start_all_reduce == nullptr) return missing("start_all_reduce");
+  if (callbacks.start_all_gather == nullptr) return missing("start_all_gather");
   if (callbacks.test == nullptr) return missing("test");
   if (callbacks.wait == nullptr) return missing("wait");
   if (callbacks.all_gather == nullptr) return missing("all_gather");

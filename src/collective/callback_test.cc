@@ -41,6 +41,17 @@ struct Adapter {
     EXPECT_TRUE(!started.ok() || started.value() == work);
     return convert(started.status(), error, error_bytes);
   }
+  static int gather(void* context, const void* sent, std::int64_t sent_bytes, void* received, std::uint64_t work,
+                    char* error, std::size_t error_bytes) {
+    const auto& self = *static_cast<Adapter*>(context);
+    if (self.code != 0) return fail(self, error, error_bytes);
+    const auto bytes = static_cast<std::size_t>(sent_bytes);
+    const Result<WorkId> started =
+        self.inner->start_all_gather({static_cast<const std::byte*>(sent), bytes},
+                                     {static_cast<std::byte*>(received), bytes * self.inner->world_size()});
+    EXPECT_TRUE(!started.ok() || started.value() == work);
+    return convert(started.status(), error, error_bytes);
+  }
   static int test(void* context, std::uint64_t work, int* done, char* error, std::size_t error_bytes) {
     const auto& self = *static_cast<Adapter*>(context);
     if (self.code != 0) return fail(self, error, error_bytes);
@@ -71,6 +82,7 @@ struct Adapter {
     table.world_size = inner->world_size();
     table.name = "threads";
     table.start_all_reduce = start;
+    table.start_all_gather = gather;
     table.test = test;
     table.wait = wait;
     table.all_gather = all_gather;
@@ -93,6 +105,10 @@ TEST(Callback, ReducesAndGathersThroughTheTable) {
     EXPECT_EQ(values[1], 3);
     const std::array<std::byte, 1> sent{std::byte(inner.rank())};
     std::array<std::byte, 3> received{};
+    CORTADO_ASSIGN_OR_RETURN(const WorkId gathering, communicator->start_all_gather(sent, received));
+    CORTADO_RETURN_IF_ERROR(communicator->wait(gathering, kLong));
+    EXPECT_EQ(received, (std::array{std::byte(0), std::byte(1), std::byte(2)}));
+    received = {};
     CORTADO_RETURN_IF_ERROR(communicator->all_gather(sent, received, kLong));
     EXPECT_EQ(received, (std::array{std::byte(0), std::byte(1), std::byte(2)}));
     return Status();
@@ -112,6 +128,7 @@ TEST(Callback, RefusesATableWithHoles) {
   };
   expect_refused("name", [](auto& table) { table.name = nullptr; });
   expect_refused("start_all_reduce", [](auto& table) { table.start_all_reduce = nullptr; });
+  expect_refused("start_all_gather", [](auto& table) { table.start_all_gather = nullptr; });
   expect_refused("test", [](auto& table) { table.test = nullptr; });
   expect_refused("wait", [](auto& table) { table.wait = nullptr; });
   expect_refused("all_gather", [](auto& table) { table.all_gather = nullptr; });
@@ -138,6 +155,10 @@ TEST(Callback, ErrorsCarryTheMessageAndWhatWasTried) {
                  "wait for all_reduce fp32 3 (collective 0) on callback(threads): connection reset");
   expect_failure(communicator->start_all_reduce(values, 2, DType::kBFloat16).status(),
                  "start of all_reduce bf16 2 (collective 1) on callback(threads): connection reset");
+  expect_failure(communicator->start_all_gather(bytes, bytes).status(),
+                 "start of all_gather uint8 4 (collective 2) on callback(threads): connection reset");
+  expect_failure(communicator->wait(2, kLong),
+                 "wait for all_gather uint8 4 (collective 2) on callback(threads): connection reset");
   expect_failure(communicator->all_gather(bytes, bytes, kLong),
                  "all_gather uint8 4 on callback(threads): connection reset");
 }
@@ -174,6 +195,7 @@ TEST(Callback, RefusesWhatWasNotStartedAndWrongSizes) {
   EXPECT_EQ(communicator->test(0).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(communicator->wait(0, kLong).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(communicator->all_gather({bytes.data(), 2}, bytes, kLong).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(communicator->start_all_gather({bytes.data(), 2}, bytes).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(Callback, OldCollectivesAreStillNamed) {
@@ -183,7 +205,7 @@ TEST(Callback, OldCollectivesAreStillNamed) {
   float value = 1;
   for (int i = 0; i < 1000; ++i) ASSERT_TRUE(communicator->start_all_reduce(&value, 1, DType::kFloat32).ok());
   adapter.code = 1;
-  EXPECT_EQ(communicator->wait(3, kLong).message(), "wait for all_reduce (collective 3) on callback(threads): late");
+  EXPECT_EQ(communicator->wait(3, kLong).message(), "wait for collective 3 on callback(threads): late");
 }
 
 }  // namespace

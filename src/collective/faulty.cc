@@ -1,5 +1,6 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <deque>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -45,22 +46,20 @@ class FaultyCommunicator final : public Communicator {
   std::string name() const override { return "faulty(" + inner_->name() + ")"; }
 
   Result<WorkId> start_all_reduce(void* data, std::int64_t elems, DType dtype) override {
-    const std::int64_t index = starts_++;
-    if (find(index, Fault::Kind::kError) != nullptr) {
-      return make_error(StatusCode::kPeerFailed, "fault: all_reduce %lld of rank %d refused",
-                        static_cast<long long>(index), rank());
-    }
-    if (!first_dropped_.has_value() && find(index, Fault::Kind::kDrop) != nullptr) first_dropped_ = next_work_;
-    if (first_dropped_.has_value()) return next_work_++;
-    if (find(index, Fault::Kind::kCorrupt) != nullptr) flip_bit(data, elems, dtype);
+    return start("all_reduce", [&](bool corrupt) {
+      if (corrupt) flip_bit(data, elems, dtype);
+      return inner_->start_all_reduce(data, elems, dtype);
+    });
+  }
 
-    Result<WorkId> work = inner_->start_all_reduce(data, elems, dtype);
-    if (!work.ok()) return work;
-    next_work_ = work.value() + 1;
-    if (const Fault* fault = find(index, Fault::Kind::kDelay); fault != nullptr) {
-      delayed_.push_back({work.value(), steady_clock::now() + fault->delay});
-    }
-    return work;
+  Result<WorkId> start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received) override {
+    return start("all_gather", [&](bool corrupt) {
+      if (!corrupt) return inner_->start_all_gather(sent, received);
+      // What is sent is the caller's and stays as it is: only what travels is wrong.
+      std::vector<std::byte>& changed = corrupted_.emplace_back(sent.begin(), sent.end());
+      flip_bit(changed.data(), static_cast<std::int64_t>(changed.size()), DType::kUint8);
+      return inner_->start_all_gather(changed, received);
+    });
   }
 
   Result<bool> test(WorkId work) override {
@@ -95,6 +94,26 @@ class FaultyCommunicator final : public Communicator {
     steady_clock::time_point until;
   };
 
+  // What happens to the next collective; `forward(corrupt)` starts it.
+  template <typename Forward>
+  Result<WorkId> start(const char* operation, Forward&& forward) {
+    const std::int64_t index = starts_++;
+    if (find(index, Fault::Kind::kError) != nullptr) {
+      return make_error(StatusCode::kPeerFailed, "fault: %s %lld of rank %d refused", operation,
+                        static_cast<long long>(index), rank());
+    }
+    if (!first_dropped_.has_value() && find(index, Fault::Kind::kDrop) != nullptr) first_dropped_ = next_work_;
+    if (first_dropped_.has_value()) return next_work_++;
+
+    Result<WorkId> work = forward(find(index, Fault::Kind::kCorrupt) != nullptr);
+    if (!work.ok()) return work;
+    next_work_ = work.value() + 1;
+    if (const Fault* fault = find(index, Fault::Kind::kDelay); fault != nullptr) {
+      delayed_.push_back({work.value(), steady_clock::now() + fault->delay});
+    }
+    return work;
+  }
+
   const Fault* find(std::int64_t index, Fault::Kind kind) const {
     for (const Fault& fault : faults_) {
       if (fault.at == index && fault.kind == kind) return &fault;
@@ -119,6 +138,7 @@ class FaultyCommunicator final : public Communicator {
   Communicator* inner_;
   const std::vector<Fault> faults_;
   std::vector<Delayed> delayed_;
+  std::deque<std::vector<std::byte>> corrupted_;  // their memory stays where it is
   std::int64_t starts_ = 0;
   WorkId next_work_ = 0;
   std::optional<WorkId> first_dropped_;

@@ -132,6 +132,24 @@ TEST(Faulty, CorruptChangesTheSumOfAllRanksAlike) {
   }
 }
 
+TEST(Faulty, GathersAreDelayedDroppedRefusedAndCorruptedToo) {
+  LocalGroup group(2);
+  const auto communicator = make_faulty_communicator(
+      group.communicator(0), {{.at = 0, .kind = Fault::Kind::kCorrupt}, {.at = 2, .kind = Fault::Kind::kError}});
+  const std::array<std::byte, 3> sent{std::byte(1), std::byte(2), std::byte(3)};
+  std::array<std::byte, 6> mine{}, theirs{};
+  ASSERT_TRUE(communicator->start_all_gather(sent, mine).ok());
+  ASSERT_TRUE(group.communicator(1)->start_all_gather(sent, theirs).ok());
+  EXPECT_EQ(mine, theirs);
+  EXPECT_EQ(mine, (std::array{std::byte(1), std::byte(0x82), std::byte(3), std::byte(1), std::byte(2), std::byte(3)}));
+  EXPECT_EQ(sent[1], std::byte(2)) << "only what travels is wrong";
+  float value = 1;
+  EXPECT_TRUE(communicator->start_all_reduce(&value, 1, DType::kFloat32).ok()) << "one count for both kinds";
+  const Status refused = communicator->start_all_gather(sent, mine).status();
+  EXPECT_EQ(refused.code(), StatusCode::kPeerFailed);
+  EXPECT_NE(refused.message().find("all_gather 2 of rank 0"), std::string::npos) << refused.message();
+}
+
 TEST(Faulty, CorruptFlipsOneBitOfEveryDType) {
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kUint8}) {
     LocalGroup group(1);

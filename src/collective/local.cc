@@ -32,6 +32,16 @@ class LocalCommunicator final : public Communicator {
     return rendezvous_->post(rank_, {Contribution::Kind::kAllReduce, dtype, elems, data, data});
   }
 
+  Result<WorkId> start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received) override {
+    if (received.size() != sent.size() * static_cast<std::size_t>(world_size())) {
+      return make_error(StatusCode::kInvalidArgument, "all_gather: %zu bytes to receive, expected %d ranks x %zu",
+                        received.size(), world_size(), sent.size());
+    }
+    const auto elems = static_cast<std::int64_t>(sent.size());
+    return rendezvous_->post(rank_,
+                             {Contribution::Kind::kAllGather, DType::kUint8, elems, sent.data(), received.data()});
+  }
+
   Result<bool> test(WorkId work) override { return rendezvous_->test(rank_, work); }
 
   Status wait(WorkId work, std::chrono::nanoseconds timeout) override {
@@ -40,13 +50,7 @@ class LocalCommunicator final : public Communicator {
 
   Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                     std::chrono::nanoseconds timeout) override {
-    if (received.size() != sent.size() * static_cast<std::size_t>(world_size())) {
-      return make_error(StatusCode::kInvalidArgument, "all_gather: %zu bytes to receive, expected %d ranks x %zu",
-                        received.size(), world_size(), sent.size());
-    }
-    const auto elems = static_cast<std::int64_t>(sent.size());
-    const Contribution mine{Contribution::Kind::kAllGather, DType::kUint8, elems, sent.data(), received.data()};
-    CORTADO_ASSIGN_OR_RETURN(const WorkId work, rendezvous_->post(rank_, mine));
+    CORTADO_ASSIGN_OR_RETURN(const WorkId work, start_all_gather(sent, received));
     return wait(work, timeout);
   }
 

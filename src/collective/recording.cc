@@ -9,6 +9,11 @@ Result<WorkId> RecordingCommunicator::start_all_reduce(void* data, std::int64_t 
   return inner_->start_all_reduce(data, elems, dtype);
 }
 
+Result<WorkId> RecordingCommunicator::start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received) {
+  log_.push_back({"all_gather", DType::kUint8, static_cast<std::int64_t>(sent.size())});
+  return inner_->start_all_gather(sent, received);
+}
+
 Status RecordingCommunicator::wait(WorkId work, std::chrono::nanoseconds timeout) {
   ++waits_;
   return inner_->wait(work, timeout);

@@ -20,9 +20,12 @@ TEST(Recording, LogsWhatWasStartedAndCountsWaits) {
   EXPECT_TRUE(communicator.wait(work, kLong).ok());
   EXPECT_TRUE(communicator.all_gather(sent, received, kLong).ok());
   EXPECT_TRUE(communicator.start_all_reduce(values, 1, DType::kBFloat16).ok());
+  EXPECT_TRUE(communicator.start_all_gather({sent.data(), 2}, {received.data(), 2}).ok());
 
-  const std::vector<RecordedCollective> expected{
-      {"all_reduce", DType::kFloat32, 2}, {"all_gather", DType::kUint8, 3}, {"all_reduce", DType::kBFloat16, 1}};
+  const std::vector<RecordedCollective> expected{{"all_reduce", DType::kFloat32, 2},
+                                                 {"all_gather", DType::kUint8, 3},
+                                                 {"all_reduce", DType::kBFloat16, 1},
+                                                 {"all_gather", DType::kUint8, 2}};
   EXPECT_EQ(communicator.log(), expected);
   EXPECT_EQ(communicator.waits(), 1);
   EXPECT_EQ(communicator.name(), "recording(local)");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "cortado/tensor_view.h"
 
@@ -21,6 +22,12 @@ inline bool all_finite(const void* data, std::int64_t elems, DType dtype) {
   std::uint16_t found = 0;
   for (std::int64_t i = 0; i < elems; ++i) found |= (bits[i] & exponent) == exponent;
   return found == 0;
+}
+
+// True if every bit is 0; ends at the first that is not.
+inline bool all_bits_zero(const void* data, std::int64_t bytes) {
+  const auto* first = static_cast<const unsigned char*>(data);
+  return bytes == 0 || (*first == 0 && std::memcmp(first, first + 1, static_cast<std::size_t>(bytes) - 1) == 0);
 }
 
 }  // namespace cortado

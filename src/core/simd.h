@@ -21,4 +21,5 @@
 
 #include <hwy/foreach_target.h>
 // foreach_target comes first: it includes the kernel file again for each target.
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>

@@ -54,7 +54,12 @@ void AcpTensor::receive(SlotKind kind, const void* summed, std::int64_t step) {
   const float* factor = read_factor(summed, elems, received_.data());
   if (factor != received_.data())
     std::memcpy(received_.data(), factor, static_cast<std::size_t>(elems) * sizeof(float));
-  if (!setup().warm_start) std::fill_n(received_.data(), elems, 0.0f);  // zero vectors are replaced by random ones
+  if (!setup().warm_start) {
+    std::fill_n(received_.data(), elems, 0.0f);  // zero vectors are replaced by random ones
+  } else if (all_bits_zero(received_.data(), elems * std::int64_t{sizeof(float)})) {
+    std::copy_n(kind == SlotKind::kRowFactor ? row_basis_.data() : col_basis_.data(), elems, received_.data());
+    return;  // nobody sent anything
+  }
   if (kind == SlotKind::kRowFactor) {
     orthogonalise_rows(received_.data(), setup().rows, setup().rank, key_of_step(step), scratch_.data());
   } else {

@@ -1,55 +1,20 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "engine/dense_slot.h"
 
-#include <algorithm>
 #include <cstddef>
 
-#include "codec/cast/cast_kernels.h"
+#include "codec/cast/float_chunks.h"
 #include "core/finite.h"
 
 namespace cortado {
 
 namespace {
 
-constexpr std::int64_t kChunkElems = 1024;
-
-const float* load(const void* source, DType dtype, std::int64_t at, std::int64_t count, float* buffer) {
-  switch (dtype) {
-    case DType::kFloat16:
-      fp16_to_fp32(static_cast<const std::uint16_t*>(source) + at, count, buffer);
-      return buffer;
-    case DType::kBFloat16:
-      bf16_to_fp32(static_cast<const std::uint16_t*>(source) + at, count, buffer);
-      return buffer;
-    default:
-      return static_cast<const float*>(source) + at;
-  }
-}
-
-void store(const float* source, float scale, std::int64_t count, void* target, DType dtype, std::int64_t at) {
-  switch (dtype) {
-    case DType::kFloat16:
-      scale_and_cast_fp16(source, scale, count, static_cast<std::uint16_t*>(target) + at);
-      break;
-    case DType::kBFloat16:
-      scale_and_cast_bf16(source, scale, count, static_cast<std::uint16_t*>(target) + at);
-      break;
-    default:
-      for (std::int64_t i = 0; i < count; ++i) static_cast<float*>(target)[at + i] = source[i] * scale;
-  }
-}
-
-// Calls act(at, count) for chunks that stay in the first-level cache.
-template <typename Act>
-void for_chunks(std::int64_t elems, Act&& act) {
-  for (std::int64_t at = 0; at < elems; at += kChunkElems) act(at, std::min(kChunkElems, elems - at));
-}
-
 // target = source * scale
 void convert(const void* source, DType from, float scale, std::int64_t elems, void* target, DType to) {
   float buffer[kChunkElems];
   for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
-    store(load(source, from, at, count, buffer), scale, count, target, to, at);
+    store_floats(load_floats(source, from, at, count, buffer), scale, count, target, to, at);
   });
 }
 
@@ -86,12 +51,12 @@ DenseSlotResult write_dense_slot(const void* gradient, DType dtype, std::int64_t
   float buffer[kChunkElems];
   float sent_buffer[kChunkElems];
   for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
-    const float* values = load(gradient, dtype, at, count, buffer);
-    store(values, scale, count, slot, wire, at);
+    const float* values = load_floats(gradient, dtype, at, count, buffer);
+    store_floats(values, scale, count, slot, wire, at);
     const auto* written = static_cast<const std::byte*>(slot) + at * static_cast<std::int64_t>(dtype_bytes(wire));
     result.finite = all_finite(written, count, wire) && result.finite;
     if (!narrow) return;
-    const float* sent = load(slot, wire, at, count, sent_buffer);
+    const float* sent = load_floats(slot, wire, at, count, sent_buffer);
     const Squares squares = sum_squares(values, sent, static_cast<float>(world_size), count);
     result.sum_squares += squares.of_values;
     result.error_squares += squares.of_differences;

@@ -13,17 +13,33 @@ namespace cortado {
 
 using Method = EngineOptions::Method;
 
-Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const EngineOptions& options,
+namespace {
+
+constexpr double kMiB = 1024.0 * 1024.0;
+constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kScaled, std::int64_t{25} << 20};
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const EngineOptions& given,
                                                Communicator* communicator, const Clock* clock, TraceRecorder* trace) {
+  // Fields that were set one by one are held to the rules of the string. (Any codec can be asked for as kCodec.)
+  if (given.method != Method::kCodec) CORTADO_RETURN_IF_ERROR(EngineOptions::parse(given.to_spec()).status());
+  EngineOptions options = given;
+  if (options.phase == EngineOptions::Phase::kGlobal) options.sides = EngineOptions::Sides::kAlternate;
+  if (options.method == Method::kCodec) options.wire = DType::kFloat32;
   // Ranks first agree on what they were asked for, so that an error of one's own model comes second and on all of them.
   const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
   CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), tensors, timeout));
-  CORTADO_ASSIGN_OR_RETURN(std::vector<Treatment> treatments, choose_treatments(tensors, options));
+  TrainedCodec codec;
+  if (options.method == Method::kCodec) {
+    CORTADO_ASSIGN_OR_RETURN(codec, make_trained_codec(options));
+  }
+  CORTADO_ASSIGN_OR_RETURN(std::vector<Treatment> treatments, choose_treatments(tensors, options, codec));
   return std::unique_ptr<Engine>(
-      new EngineImpl(std::move(tensors), options, std::move(treatments), communicator, clock, trace));
+      new EngineImpl(std::move(tensors), options, std::move(codec), std::move(treatments), communicator, clock, trace));
 }
 
-EngineImpl::EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options,
+EngineImpl::EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, TrainedCodec codec,
                        std::vector<Treatment> treatments, Communicator* communicator, const Clock* clock,
                        TraceRecorder* trace)
     : tensors_(std::move(tensors)),
@@ -33,37 +49,64 @@ EngineImpl::EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& o
       clock_(clock),
       trace_(trace),
       pool_(options.threads),
+      codec_(std::move(codec)),
       low_rank_(tensors_.size()),
+      codec_tensors_(tensors_.size()),
       steps_(tensors_.size()) {
   buffers_.reserve(tensors_.size() + 1);
   if (passes_through() || options_.method == Method::kNone) return;
-  for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    if (treatments_[t].rank == 0) continue;
-    low_rank_[t] = LowRankTensor::make(
-        options_, {.rows = tensors_[t].rows,
-                   .cols = tensors_[t].cols,
-                   .rank = treatments_[t].rank,
-                   .dtype = tensors_[t].dtype,
-                   .wire = options_.wire,
-                   .world_size = communicator_->world_size(),
-                   .warm_start = options_.warm_start,
-                   .key = {.seed = options_.random_seed, .step = 0, .tensor = fnv1a_64(tensors_[t].name)}});
-  }
+  make_tensors();
   make_rounds();
-  if (!in_warm_up()) allocate_residuals();
+  if (!in_warm_up()) allocate_feedback();
 }
 
-void EngineImpl::make_rounds() {
-  std::vector<LayoutTensor> shapes;
+void EngineImpl::make_tensors() {
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    shapes.push_back({tensors_[t].rows, tensors_[t].cols, treatments_[t].rank});
+    if (!treatments_[t].is_compressed()) continue;
+    options_.method == Method::kCodec ? make_codec_tensor(t) : make_low_rank_tensor(t);
   }
-  // Gradients become ready about in reverse order of registration (section 5.2), as DDP assumes too.
-  std::vector<std::uint32_t> order(tensors_.size());
-  std::iota(order.rbegin(), order.rend(), 0u);
+  CodecScratchSizes sizes;
+  for (const std::unique_ptr<CodecTensor>& tensor : codec_tensors_) {
+    if (tensor != nullptr) sizes.merge(tensor->scratch_sizes());
+  }
+  if (sizes.tensor_elems > 0) scratch_ = CodecScratchPool(pool_.threads(), sizes);
+}
 
-  constexpr double kMiB = 1024.0 * 1024.0;
-  constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kScaled, std::int64_t{25} << 20};
+void EngineImpl::make_low_rank_tensor(std::size_t t) {
+  low_rank_[t] = LowRankTensor::make(
+      options_, {.rows = tensors_[t].rows,
+                 .cols = tensors_[t].cols,
+                 .rank = treatments_[t].rank,
+                 .dtype = tensors_[t].dtype,
+                 .wire = options_.wire,
+                 .world_size = communicator_->world_size(),
+                 .warm_start = options_.warm_start,
+                 .key = {.seed = options_.random_seed, .step = 0, .tensor = fnv1a_64(tensors_[t].name)}});
+}
+
+void EngineImpl::make_codec_tensor(std::size_t t) {
+  // Ranks draw independent numbers, so that what they round at random cancels out; unless they must draw the same ones.
+  constexpr std::uint64_t kOddNumber = 0xbf58476d1ce4e5b9u;  // not that of the stages of a composition
+  const std::uint64_t of_rank = codec_.is_summed ? 0 : kOddNumber * static_cast<std::uint64_t>(communicator_->rank());
+  const CodecTensor::Setup setup{
+      .codec = codec_.codec.get(),
+      .rows = tensors_[t].rows,
+      .cols = tensors_[t].cols,
+      .dtype = tensors_[t].dtype,
+      .encoded = treatments_[t].encoded,
+      .world_size = communicator_->world_size(),
+      .rank = communicator_->rank(),
+      .has_feedback = codec_.has_feedback(),
+      .momentum = static_cast<float>(options_.momentum),
+      .key = {.seed = options_.random_seed + of_rank, .step = 0, .tensor = fnv1a_64(tensors_[t].name)}};
+  if (codec_.is_summed) {
+    codec_tensors_[t] = std::make_unique<SummedTensor>(setup);
+  } else {
+    codec_tensors_[t] = std::make_unique<GatheredTensor>(setup);
+  }
+}
+
+FusionBudget EngineImpl::budget() const {
   FusionBudget budget;
   if (options_.bucket_cap_mib >= 0) {
     budget.kind = options_.bucket_cap_mib == 0 ? FusionBudget::Kind::kNone : FusionBudget::Kind::kScaled;
@@ -71,6 +114,30 @@ void EngineImpl::make_rounds() {
   } else if (options_.phase == EngineOptions::Phase::kGlobal || options_.method == Method::kCast) {
     budget = kDenseBudget;
   }
+  return budget;
+}
+
+// What each tensor sends in the first compressed step.
+std::vector<SlotKind> EngineImpl::first_kinds(const std::vector<LayoutTensor>& shapes) const {
+  if (options_.method == Method::kCodec) {
+    const SlotKind of_codec = codec_.is_summed ? SlotKind::kValues : SlotKind::kPayload;
+    std::vector<SlotKind> kinds;
+    for (const Treatment& treatment : treatments_) {
+      kinds.push_back(treatment.is_compressed() ? of_codec : SlotKind::kDense);
+    }
+    return kinds;
+  }
+  return choose_sides(shapes, alternates() && options_.phase == EngineOptions::Phase::kBalanced);
+}
+
+void EngineImpl::make_rounds() {
+  std::vector<LayoutTensor> shapes;
+  for (std::size_t t = 0; t < tensors_.size(); ++t) {
+    shapes.push_back({tensors_[t].rows, tensors_[t].cols, treatments_[t].rank, treatments_[t].payload_elems});
+  }
+  // Gradients become ready about in reverse order of registration (section 5.2), as DDP assumes too.
+  std::vector<std::uint32_t> order(tensors_.size());
+  std::iota(order.rbegin(), order.rend(), 0u);
 
   const std::vector<SlotKind> dense(tensors_.size(), SlotKind::kDense);
   if (in_warm_up()) {
@@ -80,16 +147,15 @@ void EngineImpl::make_rounds() {
         communicator_, clock_);
   }
   const auto wire_bytes = static_cast<std::int64_t>(dtype_bytes(options_.wire));
-  const bool alternates = options_.method == Method::kAcp && options_.sides == EngineOptions::Sides::kAlternate;
-  std::vector<SlotKind> sides = choose_sides(shapes, alternates && options_.phase == EngineOptions::Phase::kBalanced);
+  std::vector<SlotKind> sides = first_kinds(shapes);
   std::vector<SlotKind> other_sides = sides;
   for (std::size_t t = 0; t < sides.size(); ++t) {
-    if (sides[t] == SlotKind::kDense) continue;
+    if (treatments_[t].rank == 0) continue;
     other_sides[t] = sides[t] == SlotKind::kRowFactor ? SlotKind::kColFactor : SlotKind::kRowFactor;
-    if (options_.method == Method::kAcp && !alternates) sides[t] = SlotKind::kBothFactors;
+    if (options_.method == Method::kAcp && !alternates()) sides[t] = SlotKind::kBothFactors;
   }
-  std::vector<Layout> layouts = {make_layout(shapes, order, sides, {}, budget, wire_bytes)};
-  if (alternates) layouts.push_back(make_layout(shapes, order, other_sides, {}, budget, wire_bytes));
+  std::vector<Layout> layouts = {make_layout(shapes, order, sides, {}, budget(), wire_bytes)};
+  if (alternates()) layouts.push_back(make_layout(shapes, order, other_sides, {}, budget(), wire_bytes));
   first_ = std::make_unique<Round>(Round::Layouts{std::move(layouts), tensors_.size(), options_.wire}, communicator_,
                                    clock_);
   if (options_.method != Method::kPower) return;
@@ -97,19 +163,30 @@ void EngineImpl::make_rounds() {
   for (std::size_t t = 0; t < tensors_.size(); ++t) skip[t] = treatments_[t].rank == 0;
   second_ = std::make_unique<Round>(
       Round::Layouts{
-          {make_layout(shapes, order, other_sides, skip, budget, wire_bytes)}, tensors_.size(), options_.wire},
+          {make_layout(shapes, order, other_sides, skip, budget(), wire_bytes)}, tensors_.size(), options_.wire},
       communicator_, clock_);
 }
 
-void EngineImpl::allocate_residuals() {
-  if (!options_.use_error_feedback || !is_low_rank()) return;
+bool EngineImpl::has_feedback() const {
+  if (options_.method == Method::kCodec) return codec_.has_feedback();
+  return compresses() && options_.use_error_feedback;
+}
+
+void EngineImpl::allocate_feedback() {
+  if (!has_feedback()) return;
   std::vector<std::int64_t> elems;
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    elems.push_back(low_rank_[t] == nullptr ? 0 : tensors_[t].rows * tensors_[t].cols);
+    elems.push_back(treatments_[t].is_compressed() ? tensors_[t].rows * tensors_[t].cols : 0);
   }
-  residuals_ = ResidualStore(elems, options_.rollback == EngineOptions::Rollback::kExact);
+  const bool exact = options_.rollback == EngineOptions::Rollback::kExact;
+  residuals_ = ResidualStore(elems, exact);
+  const bool has_velocity = codec_.feedback == EngineOptions::Feedback::kDgc;
+  if (has_velocity) velocities_ = ResidualStore(elems, exact);
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
     if (low_rank_[t] != nullptr) low_rank_[t]->set_residual(residuals_.residual(t), residuals_.spare(t));
+    if (codec_tensors_[t] == nullptr) continue;
+    codec_tensors_[t]->set_memory({residuals_.residual(t), has_velocity ? velocities_.residual(t) : nullptr},
+                                  {residuals_.spare(t), has_velocity ? velocities_.spare(t) : nullptr});
   }
 }
 

@@ -7,7 +7,8 @@
 //
 // absorb = look for Inf and NaN, decode if that may be done before the verdict, and make the received factor the next
 // basis, all while later messages still travel. Power-SGD has a second round, which starts once all of the first has
-// been submitted: only then do all ranks issue the same collectives in the same order.
+// been submitted: only then do all ranks issue the same collectives in the same order. So do the rests of payloads that
+// were longer than expected (round.h).
 #pragma once
 
 #include <memory>
@@ -16,8 +17,11 @@
 
 #include "core/thread_pool.h"
 #include "cortado/engine.h"
+#include "engine/codec_scratch.h"
+#include "engine/codec_tensor.h"
 #include "engine/lowrank_tensor.h"
 #include "engine/round.h"
+#include "engine/trained_codec.h"
 #include "engine/treatment.h"
 #include "feedback/residual_store.h"
 
@@ -25,8 +29,8 @@ namespace cortado {
 
 class EngineImpl final : public Engine {
  public:
-  EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, std::vector<Treatment> treatments,
-             Communicator* communicator, const Clock* clock, TraceRecorder* trace);
+  EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, TrainedCodec codec,
+             std::vector<Treatment> treatments, Communicator* communicator, const Clock* clock, TraceRecorder* trace);
 
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
@@ -50,10 +54,12 @@ class EngineImpl final : public Engine {
   struct TensorStep {  // one tensor in the step in hand
     void* gradient = nullptr;
     bool submitted = false;
-    bool finite = true;        // what this rank wrote
-    double sum_squares = 0;    // of what it wrote from, residual included
-    double error_squares = 0;  // of what writing lost
+    bool finite = true;               // what this rank wrote
+    double sum_squares = 0;           // of what it wrote from, residual included
+    double error_squares = 0;         // of what writing lost
+    std::uint64_t payload_bytes = 0;  // of a gathered slot
     bool decoded = false;
+    Status status;  // of encoding or decoding, on whichever thread
     Interval encode, decode, orthogonalise;
   };
   struct BufferRun {  // method kNone
@@ -63,12 +69,23 @@ class EngineImpl final : public Engine {
   };
 
   // -- set-up
+  void make_tensors();
+  void make_low_rank_tensor(std::size_t tensor);
+  void make_codec_tensor(std::size_t tensor);
   void make_rounds();
-  void allocate_residuals();
-  bool in_warm_up() const { return step_ < options_.start_step && is_low_rank(); }
-  bool is_low_rank() const {
-    return options_.method == EngineOptions::Method::kAcp || options_.method == EngineOptions::Method::kPower;
+  std::vector<SlotKind> first_kinds(const std::vector<LayoutTensor>& shapes) const;
+  FusionBudget budget() const;
+  void allocate_feedback();
+  bool in_warm_up() const { return step_ < options_.start_step && compresses(); }
+  bool compresses() const {  // or else sends every tensor dense
+    return options_.method != EngineOptions::Method::kNone && options_.method != EngineOptions::Method::kCast;
   }
+  bool alternates() const {
+    return options_.method == EngineOptions::Method::kAcp && options_.sides == EngineOptions::Sides::kAlternate;
+  }
+  bool has_feedback() const;
+  // Whether the tensor has something to save.
+  bool is_stateful(std::uint32_t tensor) const;
   bool passes_through() const { return communicator_->world_size() == 1; }
   std::chrono::nanoseconds timeout() const;
 
@@ -76,23 +93,33 @@ class EngineImpl final : public Engine {
   Round& first_round() { return warm_up_ != nullptr ? *warm_up_ : *first_; }
   Status check_submission(std::span<const Gradient> gradients);
   void encode(std::uint32_t tensor);
+  Status encode_payload(std::uint32_t tensor, Round& round);
   Status poll();
   Status wait_for(Round& round, int message);
-  void absorb(Round& round, int message);
+  Status absorb(Round& round, int message);
   void look_for_non_finite(Round& round, int message);
   void receive_slot(Round& round, int message, const Slot& slot);
-  void decode_slot(Round& round, int message, const Slot& slot);
+  void decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle);
+  Status decode_payload(Round& round, int message, const Slot& slot, CodecTensor::Settle settle);
+  // Calls act(slot) for the slots of a message, on all threads; the first error that one left in its tensor's status.
+  template <typename Act>
+  Status for_slots(Round& round, int message, Act&& act);
+  // Calls act(codec tensor, payload, scratch), which returns a Status, for a slot of a codec.
+  template <typename Act>
+  Status with_payload(Round& round, int message, const Slot& slot, Act&& act);
   bool may_decode_early() const;
   Status run_second_round();
-  void decode_held(Round& round);
-  void commit(Round& last);
-  void roll_back(Round& last, const LocalGradient& local_gradient);
+  Status gather_rests();
+  Status decode_held(Round& round);
+  Status commit(Round& last);
+  Status roll_back(Round& last, const LocalGradient& local_gradient);
   Status finish_rounds(const LocalGradient& local_gradient);
   Status finish_buffers();
   Status fail(const Status& status);
 
   // -- state and report
   SlotKind kind_at(std::uint32_t tensor, std::int64_t phase_step) const;
+  FeedbackMemory feedback_memory(std::uint32_t tensor) const;
   Status check_state(const EngineState& state, std::vector<Layout>* layouts) const;
   std::int64_t message_bytes() const;
   std::int64_t payload_bytes(std::uint32_t tensor) const;
@@ -102,6 +129,7 @@ class EngineImpl final : public Engine {
   void record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes);
   void record_message(Round& round, int message);
   std::int64_t gradient_bytes(std::uint32_t tensor) const;
+  bool is_held(std::uint32_t tensor) const;  // sends nothing in this step (StepContext::holds_zero_gradients)
 
   std::vector<EngineTensor> tensors_;
   EngineOptions options_;
@@ -111,11 +139,15 @@ class EngineImpl final : public Engine {
   TraceRecorder* trace_;
   ThreadPool pool_;
 
-  std::vector<std::unique_ptr<LowRankTensor>> low_rank_;  // null for dense tensors
-  std::unique_ptr<Round> warm_up_;                        // dense steps; gone after the last one
+  TrainedCodec codec_;
+  std::vector<std::unique_ptr<LowRankTensor>> low_rank_;  // null for tensors that are treated otherwise
+  std::vector<std::unique_ptr<CodecTensor>> codec_tensors_;
+  CodecScratchPool scratch_;
+  std::unique_ptr<Round> warm_up_;  // dense steps; gone after the last one
   std::unique_ptr<Round> first_;
   std::unique_ptr<Round> second_;  // Power-SGD
   ResidualStore residuals_;
+  ResidualStore velocities_;  // feedback=dgc
 
   Status failure_;  // the first fatal error
   bool in_step_ = false;

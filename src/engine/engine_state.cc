@@ -43,6 +43,10 @@ std::string mib(std::int64_t bytes) {
 
 }  // namespace
 
+bool EngineImpl::is_stateful(std::uint32_t t) const {
+  return treatments_[t].is_compressed() && (options_.method != EngineOptions::Method::kCodec || has_feedback());
+}
+
 // What a tensor sends in the step after `phase_step` compressed ones: the layouts of both parities say it.
 SlotKind EngineImpl::kind_at(std::uint32_t t, std::int64_t phase_step) const {
   const std::vector<Layout>& layouts = first_->layouts().of_parity;
@@ -68,18 +72,25 @@ Result<EngineState> EngineImpl::save_state() {
       state.layout.push_back(layout_names(layout, names_of(tensors_)));
   }
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-    if (low_rank_[t] == nullptr) continue;
-    LowRankTensor& tensor = *low_rank_[t];
-    TensorState saved{.name = tensors_[t].name, .residual = {}, .basis = {}};
-    tensor.materialise_residual();
-    if (tensor.residual() != nullptr) {
-      saved.residual.assign(tensor.residual(), tensor.residual() + tensors_[t].rows * tensors_[t].cols);
+    if (passes_through() || !is_stateful(t)) continue;
+    TensorState saved{.name = tensors_[t].name, .residual = {}, .basis = {}, .velocity = {}};
+    if (low_rank_[t] != nullptr) {
+      low_rank_[t]->materialise_residual();
+      const std::span<const float> basis = low_rank_[t]->basis(kind_at(t, phase_step_));
+      saved.basis.assign(basis.begin(), basis.end());
     }
-    const std::span<const float> basis = tensor.basis(kind_at(t, phase_step_));
-    saved.basis.assign(basis.begin(), basis.end());
+    const FeedbackMemory memory = feedback_memory(t);
+    const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
+    if (memory.residual != nullptr) saved.residual.assign(memory.residual, memory.residual + elems);
+    if (memory.velocity != nullptr) saved.velocity.assign(memory.velocity, memory.velocity + elems);
     state.tensors.push_back(std::move(saved));
   }
   return state;
+}
+
+FeedbackMemory EngineImpl::feedback_memory(std::uint32_t t) const {
+  if (low_rank_[t] != nullptr) return {.residual = low_rank_[t]->residual()};
+  return codec_tensors_[t] != nullptr ? codec_tensors_[t]->memory() : FeedbackMemory{};
 }
 
 // Everything is checked before anything is changed.
@@ -97,12 +108,12 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
   }
   std::vector<std::string> expected;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t)
-    if (treatments_[t].rank != 0) expected.push_back(tensors_[t].name);
+    if (is_stateful(t)) expected.push_back(tensors_[t].name);
   std::unordered_map<std::string, const TensorState*> found;
   for (const TensorState& tensor : state.tensors) found[tensor.name] = &tensor;
   if (passes_through() || state.world_size == 1) return {};
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-    if (low_rank_[t] == nullptr) continue;
+    if (!is_stateful(t)) continue;
     const auto entry = found.find(tensors_[t].name);
     if (entry == found.end()) {
       return make_error(StatusCode::kMismatch, "load_state: the state has no tensor \"%s\"; it is of another model",
@@ -110,13 +121,14 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
     }
     const TensorState& saved = *entry->second;
     const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
-    const std::size_t basis = low_rank_[t]->basis(kind_at(t, state.phase_step)).size();
-    const std::size_t residual = saved.residual.size();
-    if ((residual != 0 && residual != static_cast<std::size_t>(elems)) || saved.basis.size() != basis) {
+    const std::size_t basis = low_rank_[t] == nullptr ? 0 : low_rank_[t]->basis(kind_at(t, state.phase_step)).size();
+    const auto fits = [&](std::size_t size) { return size == 0 || size == static_cast<std::size_t>(elems); };
+    if (!fits(saved.residual.size()) || !fits(saved.velocity.size()) || saved.basis.size() != basis) {
       return make_error(StatusCode::kMismatch,
-                        "load_state: \"%s\" has a residual of %zu and a basis of %zu values; expected %" PRId64
-                        " (or none) and %zu",
-                        saved.name.c_str(), residual, saved.basis.size(), elems, basis);
+                        "load_state: \"%s\" has a residual of %zu, a velocity of %zu and a basis of %zu values; "
+                        "expected %" PRId64 " (or none) of the first two and %zu",
+                        saved.name.c_str(), saved.residual.size(), saved.velocity.size(), saved.basis.size(), elems,
+                        basis);
     }
   }
   if (state.tensors.size() != expected.size()) {
@@ -159,24 +171,28 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
   if (first_ == nullptr) return warning;
   if (in_warm_up() && warm_up_ == nullptr) make_rounds();  // back to before the last dense step
   if (!layouts.empty()) first_->replace_layouts(std::move(layouts));
+  first_->reset_capacities();
   if (!in_warm_up() && warm_up_ != nullptr) {
     warm_up_.reset();
-    allocate_residuals();
+    allocate_feedback();
   }
   std::unordered_map<std::string, const TensorState*> found;
   for (const TensorState& tensor : state.tensors) found[tensor.name] = &tensor;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-    if (low_rank_[t] == nullptr || found.count(tensors_[t].name) == 0) continue;
+    if (!is_stateful(t) || found.count(tensors_[t].name) == 0) continue;
     const TensorState& saved = *found[tensors_[t].name];
-    LowRankTensor& tensor = *low_rank_[t];
-    tensor.materialise_residual();
-    std::copy(saved.basis.begin(), saved.basis.end(), tensor.basis(kind_at(t, phase_step_)).begin());
-    if (tensor.residual() == nullptr) continue;
-    if (same_world && !saved.residual.empty()) {
-      std::copy(saved.residual.begin(), saved.residual.end(), tensor.residual());
-    } else {
-      std::fill_n(tensor.residual(), tensors_[t].rows * tensors_[t].cols, 0.0f);
+    if (low_rank_[t] != nullptr) {
+      low_rank_[t]->materialise_residual();
+      std::copy(saved.basis.begin(), saved.basis.end(), low_rank_[t]->basis(kind_at(t, phase_step_)).begin());
     }
+    const auto restore = [&](const std::vector<float>& from, float* to) {
+      if (to == nullptr) return;
+      std::fill_n(to, tensors_[t].rows * tensors_[t].cols, 0.0f);
+      if (same_world) std::copy(from.begin(), from.end(), to);
+    };
+    const FeedbackMemory memory = feedback_memory(t);
+    restore(saved.residual, memory.residual);
+    restore(saved.velocity, memory.velocity);
   }
   return warning;
 }
@@ -200,11 +216,19 @@ EngineReport EngineImpl::report() const {
     report.dense_bytes += gradient_bytes(t);
     if (first_ != nullptr && finished_steps_ > 0) tensor.payload_bytes = payload_bytes(t);
     const LowRankTensor* low_rank = low_rank_[t].get();
+    const CodecTensor* coded = codec_tensors_[t].get();
     if (low_rank != nullptr) report.factor_bytes += low_rank->factor_bytes();
-    const bool factored = low_rank != nullptr && last_step_compressed_;
-    const double squares = factored ? low_rank->sum_squares() : steps_[t].sum_squares;
-    const double lost = factored ? low_rank->error_squares() : steps_[t].error_squares;
-    tensor.compressed = factored || squares > 0;
+    double squares = steps_[t].sum_squares;
+    double lost = steps_[t].error_squares;
+    if (low_rank != nullptr && last_step_compressed_) {
+      squares = low_rank->sum_squares();
+      lost = low_rank->error_squares();
+    } else if (coded != nullptr && last_step_compressed_) {
+      squares = coded->sum_squares();
+      lost = coded->error_squares();
+    }
+    const bool compressed = last_step_compressed_ && (low_rank != nullptr || coded != nullptr);
+    tensor.compressed = compressed || squares > 0;
     if (squares > 0) tensor.relative_l2_error = std::sqrt(lost / squares);
     sum_squares += squares;
     error_squares += lost;
@@ -217,7 +241,7 @@ EngineReport EngineImpl::report() const {
     report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
   }
   std::copy(std::begin(stage_ns_), std::end(stage_ns_), std::begin(report.stage_ns));
-  report.residual_bytes = residuals_.bytes();
+  report.residual_bytes = residuals_.bytes() + velocities_.bytes();
   report.message_bytes = message_bytes();
   if (passes_through()) report.fallbacks.push_back({"", "world size 1: nothing to exchange", finished_steps_});
   if (warm_up_steps_ > 0) report.fallbacks.push_back({"", "warm-up (start_step): dense", warm_up_steps_});
@@ -226,15 +250,17 @@ EngineReport EngineImpl::report() const {
 }
 
 std::int64_t EngineImpl::message_bytes() const {
-  std::int64_t bytes = 0;
+  std::int64_t bytes = scratch_.bytes();
   for (const Round* round : {warm_up_.get(), first_.get(), second_.get()}) {
     if (round != nullptr) bytes += round->buffer_bytes();
   }
+  for (const std::unique_ptr<CodecTensor>& tensor : codec_tensors_) bytes += tensor == nullptr ? 0 : tensor->bytes();
   return bytes;
 }
 
 std::int64_t EngineImpl::payload_bytes(std::uint32_t t) const {
   const bool two_rounds = second_ != nullptr && warm_up_ == nullptr;
+  if (warm_up_ == nullptr && steps_[t].payload_bytes > 0) return static_cast<std::int64_t>(steps_[t].payload_bytes);
   std::int64_t elems = 0;
   for (const Round* round :
        {warm_up_ != nullptr ? warm_up_.get() : first_.get(), two_rounds ? second_.get() : nullptr}) {
@@ -252,12 +278,13 @@ std::string EngineImpl::describe() const {
   std::int64_t residual_bytes = 0;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     elems += tensors_[t].rows * tensors_[t].cols;
-    if (treatments_[t].rank == 0 || passes_through()) continue;
+    if (!treatments_[t].is_compressed() || passes_through()) continue;
     ++compressed;
     compressed_elems += tensors_[t].rows * tensors_[t].cols;
   }
-  if (options_.use_error_feedback && is_low_rank()) {
+  if (has_feedback()) {
     residual_bytes = compressed_elems * 4 * (options_.rollback == EngineOptions::Rollback::kExact ? 2 : 1);
+    if (codec_.feedback == EngineOptions::Feedback::kDgc) residual_bytes *= 2;
   }
   char compressed_text[160];
   std::snprintf(compressed_text, sizeof(compressed_text),

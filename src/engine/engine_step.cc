@@ -37,8 +37,7 @@ void EngineImpl::record(Stage stage, int message, int tensor, const Interval& in
 }
 
 void EngineImpl::record_message(Round& round, int message) {
-  const std::int64_t bytes = round.sent_elems(message) * static_cast<std::int64_t>(dtype_bytes(round.layouts().dtype));
-  record(Stage::kCommunicate, message, -1, {round.start_ns(message), clock_->now_ns()}, bytes);
+  record(Stage::kCommunicate, message, -1, {round.start_ns(message), clock_->now_ns()}, round.sent_bytes(message));
 }
 
 std::int64_t EngineImpl::gradient_bytes(std::uint32_t t) const {
@@ -70,7 +69,7 @@ Status EngineImpl::begin_step(const StepContext& context) {
   if (passes_through() || options_.method == Method::kNone) return {};
   if (!in_warm_up() && warm_up_ != nullptr) {
     warm_up_.reset();
-    allocate_residuals();
+    allocate_feedback();
   }
   Round& round = first_round();
   round.begin(round.layouts().of_parity.size() == 2 ? static_cast<int>(phase_step_ & 1) : 0);
@@ -101,6 +100,10 @@ Status EngineImpl::check_submission(std::span<const Gradient> gradients) {
   return {};
 }
 
+bool EngineImpl::is_held(std::uint32_t t) const {
+  return context_.holds_zero_gradients && all_bits_zero(steps_[t].gradient, gradient_bytes(t));
+}
+
 void EngineImpl::encode(std::uint32_t t) {
   Round& round = first_round();
   const Slot* slot = round.find_slot(t);
@@ -108,16 +111,34 @@ void EngineImpl::encode(std::uint32_t t) {
   TensorStep& step = steps_[t];
   step.encode.start_ns = clock_->now_ns();
   void* data = round.slot_data(t);
-  if (slot->kind == SlotKind::kDense) {
+  if (codec_tensors_[t] != nullptr && slot->kind != SlotKind::kDense) {
+    step.status = encode_payload(t, round);
+  } else if (slot->kind == SlotKind::kDense) {
     const DenseSlotResult result = write_dense_slot(step.gradient, tensors_[t].dtype, slot->elems,
                                                     communicator_->world_size(), data, round.layouts().dtype);
     step.finite = result.finite;
     step.sum_squares = result.sum_squares;
     step.error_squares = result.error_squares;
   } else {
-    step.finite = low_rank_[t]->encode(slot->kind, step.gradient, context_.gradient_scale, data);
+    if (is_held(t)) {
+      low_rank_[t]->hold(slot->kind, data);
+    } else {
+      step.finite = low_rank_[t]->encode(slot->kind, step.gradient, context_.gradient_scale, data);
+    }
   }
   step.encode.end_ns = clock_->now_ns();
+}
+
+Status EngineImpl::encode_payload(std::uint32_t t, Round& round) {
+  TensorStep& step = steps_[t];
+  const Result<CodecTensor::Encoded> encoded = scratch_.with([&](CodecScratch& scratch) {
+    return codec_tensors_[t]->encode(is_held(t) ? nullptr : step.gradient, context_.gradient_scale, phase_step_,
+                                     round.slot_bytes(t), scratch);
+  });
+  if (!encoded.ok()) return encoded.status().with_context("encode of \"" + tensors_[t].name + "\"");
+  step.payload_bytes = encoded.value().bytes;
+  step.finite = encoded.value().finite;
+  return {};
 }
 
 Status EngineImpl::submit(std::span<const Gradient> gradients) {
@@ -132,8 +153,9 @@ Status EngineImpl::submit(std::span<const Gradient> gradients) {
   for (const Gradient& gradient : gradients) {
     const std::uint32_t t = gradient.tensor;
     if (first_round().find_slot(t) == nullptr) continue;
+    if (!steps_[t].status.ok()) return fail(steps_[t].status);
     record(Stage::kEncode, -1, static_cast<int>(t), steps_[t].encode, gradient_bytes(t));
-    first_round().mark_written(t, steps_[t].finite);
+    first_round().mark_written(t, steps_[t].finite, steps_[t].payload_bytes);
   }
   if (const Status status = first_round().start_ready(); !status.ok()) return fail(status);
   return poll();
@@ -147,36 +169,42 @@ Status EngineImpl::poll() {
   if (second_ != nullptr && warm_up_ == nullptr) return {};
   Round& round = first_round();
   for (int m = 0; m < round.message_count(); ++m) {
-    if (round.state(m) == MessageState::kDone) continue;
+    if (round.state(m) == MessageState::kDone || round.state(m) == MessageState::kArrived) continue;
     if (round.state(m) != MessageState::kInFlight) break;
     const Result<bool> ended = round.test(m);
     if (!ended.ok()) return fail(ended.status());
     if (!ended.value()) break;
-    absorb(round, m);
+    CORTADO_RETURN_IF_ERROR(absorb(round, m));
   }
   return {};
 }
 
 Status EngineImpl::wait_for(Round& round, int message) {
-  if (round.state(message) == MessageState::kDone) return {};
+  if (round.state(message) != MessageState::kInFlight) return {};
   Interval interval{.start_ns = clock_->now_ns()};
   if (const Status status = round.wait(message, timeout()); !status.ok()) return fail(status);
   interval.end_ns = clock_->now_ns();
   record(Stage::kWait, message, -1, interval, 0);
-  absorb(round, message);
-  return {};
+  return absorb(round, message);
 }
 
 // Without error feedback, or with a spare residual, a rollback needs no gradient; nor does it if the caller keeps one.
 bool EngineImpl::may_decode_early() const {
-  return context_.keeps_local_gradients || !options_.use_error_feedback ||
-         options_.rollback == EngineOptions::Rollback::kExact;
+  return context_.keeps_local_gradients || !has_feedback() || options_.rollback == EngineOptions::Rollback::kExact;
 }
 
 // The verdict is taken from what arrived, which is the same on every rank.
 void EngineImpl::look_for_non_finite(Round& round, int message) {
+  const std::vector<Slot>& slots = round.layout().messages[message].slots;
+  if (round.is_gathered(message)) {
+    for (std::size_t s = 0; s < slots.size(); ++s) {
+      const int rank = round.non_finite_rank(message, static_cast<int>(s));
+      if (rank >= 0) note_non_finite(tensors_[slots[s].tensor].name, rank);
+    }
+    return;
+  }
   const int rank = round.non_finite_rank(message);
-  for (const Slot& slot : round.layout().messages[message].slots) {
+  for (const Slot& slot : slots) {
     if (!all_finite(round.slot_data(message, slot), slot.elems, round.layouts().dtype)) {
       note_non_finite(tensors_[slot.tensor].name, rank);
     }
@@ -184,13 +212,50 @@ void EngineImpl::look_for_non_finite(Round& round, int message) {
   if (rank >= 0) note_non_finite("message " + std::to_string(message), rank);
 }
 
-void EngineImpl::decode_slot(Round& round, int message, const Slot& slot) {
+template <typename Act>
+Status EngineImpl::with_payload(Round& round, int message, const Slot& slot, Act&& act) {
+  const int index = round.slot_index(slot.tensor);
+  const auto payload = [&](int rank, std::span<std::byte> joint) { return round.payload(message, index, rank, joint); };
+  const Status status = scratch_.with(
+      [&](CodecScratch& scratch) { return act(*codec_tensors_[slot.tensor], PayloadOfRank(payload), scratch); });
+  return status.ok()
+             ? status
+             : status.with_context("message " + std::to_string(message) + ", \"" + tensors_[slot.tensor].name + "\"");
+}
+
+template <typename Act>
+Status EngineImpl::for_slots(Round& round, int message, Act&& act) {
+  const std::vector<Slot>& slots = round.layout().messages[message].slots;
+  pool_.parallel_for(static_cast<std::int64_t>(slots.size()),
+                     [&](std::int64_t s) { act(slots[static_cast<std::size_t>(s)]); });
+  for (const Slot& slot : slots)
+    if (!steps_[slot.tensor].status.ok()) return fail(steps_[slot.tensor].status);
+  return {};
+}
+
+Status EngineImpl::decode_payload(Round& round, int message, const Slot& slot, CodecTensor::Settle settle) {
+  return with_payload(round, message, slot, [&](CodecTensor& tensor, PayloadOfRank payload, CodecScratch& scratch) {
+    CodecTensor::Arrived arrived{.payload = payload, .summed = {}};
+    if (slot.kind == SlotKind::kValues) {
+      arrived.summed = {static_cast<const float*>(round.slot_data(message, slot)),
+                        static_cast<std::size_t>(slot.elems)};
+      arrived.finite = all_finite(arrived.summed.data(), slot.elems, DType::kFloat32);
+    } else {
+      arrived.finite = round.non_finite_rank(message, round.slot_index(slot.tensor)) < 0;
+    }
+    return tensor.decode(arrived, context_.gradient_scale, settle, steps_[slot.tensor].gradient, scratch);
+  });
+}
+
+void EngineImpl::decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle) {
   TensorStep& step = steps_[slot.tensor];
   step.decode.start_ns = clock_->now_ns();
   const void* data = round.slot_data(message, slot);
   if (slot.kind == SlotKind::kDense) {
     read_dense_slot(data, round.layouts().dtype, slot.elems, communicator_->world_size(), step.gradient,
                     tensors_[slot.tensor].dtype);
+  } else if (codec_tensors_[slot.tensor] != nullptr) {
+    step.status = decode_payload(round, message, slot, settle);
   } else {
     low_rank_[slot.tensor]->decode(slot.kind, data, context_.gradient_scale, step.gradient);
   }
@@ -199,11 +264,13 @@ void EngineImpl::decode_slot(Round& round, int message, const Slot& slot) {
 }
 
 void EngineImpl::receive_slot(Round& round, int message, const Slot& slot) {
-  if (slot.kind == SlotKind::kDense) return decode_slot(round, message, slot);
+  const bool first_of_two = second_ != nullptr && &round != second_.get();
+  if (slot.kind == SlotKind::kDense || (!first_of_two && may_decode_early())) {
+    decode_slot(round, message, slot, finite_ ? CodecTensor::Settle::kIfUndoable : CodecTensor::Settle::kNever);
+  }
+  if (low_rank_[slot.tensor] == nullptr || slot.kind == SlotKind::kDense) return;
   LowRankTensor& tensor = *low_rank_[slot.tensor];
   const void* data = round.slot_data(message, slot);
-  const bool first_of_two = second_ != nullptr && &round != second_.get();
-  if (!first_of_two && may_decode_early()) decode_slot(round, message, slot);
   Interval& interval = steps_[slot.tensor].orthogonalise;
   interval.start_ns = clock_->now_ns();
   if (first_of_two) {
@@ -214,33 +281,36 @@ void EngineImpl::receive_slot(Round& round, int message, const Slot& slot) {
   interval.end_ns = clock_->now_ns();
 }
 
-void EngineImpl::absorb(Round& round, int message) {
+Status EngineImpl::absorb(Round& round, int message) {
   record_message(round, message);
+  if (round.is_gathered(message)) {
+    if (const Status status = round.check_headers(message); !status.ok()) return fail(status);
+  }
   look_for_non_finite(round, message);
-  const std::vector<Slot>& slots = round.layout().messages[message].slots;
-  pool_.parallel_for(static_cast<std::int64_t>(slots.size()),
-                     [&](std::int64_t s) { receive_slot(round, message, slots[static_cast<std::size_t>(s)]); });
-  for (const Slot& slot : slots) {
+  if (round.is_gathered(message) && round.lacks_rest(message)) return {};
+  CORTADO_RETURN_IF_ERROR(for_slots(round, message, [&](const Slot& slot) { receive_slot(round, message, slot); }));
+  for (const Slot& slot : round.layout().messages[message].slots) {
     const TensorStep& step = steps_[slot.tensor];
     const int tensor = static_cast<int>(slot.tensor);
     record(Stage::kDecode, message, tensor, step.decode, gradient_bytes(slot.tensor));
     record(Stage::kOrthogonalise, message, tensor, step.orthogonalise, 0);
   }
   round.mark_done(message);
+  return {};
 }
 
-void EngineImpl::decode_held(Round& round) {
+Status EngineImpl::decode_held(Round& round) {
+  const CodecTensor::Settle settle = finite_ ? CodecTensor::Settle::kYes : CodecTensor::Settle::kNever;
   for (int m = 0; m < round.message_count(); ++m) {
-    const std::vector<Slot>& slots = round.layout().messages[m].slots;
-    pool_.parallel_for(static_cast<std::int64_t>(slots.size()), [&](std::int64_t s) {
-      const Slot& slot = slots[static_cast<std::size_t>(s)];
-      if (slot.kind != SlotKind::kDense) decode_slot(round, m, slot);
-    });
-    for (const Slot& slot : slots) {
+    CORTADO_RETURN_IF_ERROR(for_slots(round, m, [&](const Slot& slot) {
+      if (slot.kind != SlotKind::kDense) decode_slot(round, m, slot, settle);
+    }));
+    for (const Slot& slot : round.layout().messages[m].slots) {
       if (slot.kind == SlotKind::kDense) continue;
       record(Stage::kDecode, m, static_cast<int>(slot.tensor), steps_[slot.tensor].decode, gradient_bytes(slot.tensor));
     }
   }
+  return {};
 }
 
 // ---- finish --------------------------------------------------------------------------------------------------------
@@ -264,24 +334,53 @@ Status EngineImpl::run_second_round() {
   return {};
 }
 
-// A step that is finite on all ranks becomes the state; any other leaves none behind.
-void EngineImpl::commit(Round& last) {
-  for (const Message& message : last.layout().messages)
-    for (const Slot& slot : message.slots)
-      if (slot.kind != SlotKind::kDense) low_rank_[slot.tensor]->commit(slot.kind);
-  ++step_;
-  if (last_step_compressed_) ++phase_step_;
+// What did not fit its message's capacity. On every rank all messages were started before the first of these.
+Status EngineImpl::gather_rests() {
+  for (int m = 0; m < first_->message_count(); ++m) {
+    CORTADO_RETURN_IF_ERROR(wait_for(*first_, m));
+    if (first_->state(m) != MessageState::kArrived) continue;
+    if (const Status status = first_->start_rest(m); !status.ok()) return fail(status);
+  }
+  for (int m = 0; m < first_->message_count(); ++m) CORTADO_RETURN_IF_ERROR(wait_for(*first_, m));
+  return {};
 }
 
-void EngineImpl::roll_back(Round& last, const LocalGradient& local_gradient) {
+// A step that is finite on all ranks becomes the state; any other leaves none behind.
+Status EngineImpl::commit(Round& last) {
+  for (int m = 0; m < last.message_count(); ++m) {
+    CORTADO_RETURN_IF_ERROR(for_slots(last, m, [&](const Slot& slot) {
+      if (slot.kind == SlotKind::kDense) return;
+      if (low_rank_[slot.tensor] != nullptr) return low_rank_[slot.tensor]->commit(slot.kind);
+      steps_[slot.tensor].status =
+          with_payload(last, m, slot, [&](CodecTensor& tensor, PayloadOfRank payload, CodecScratch& scratch) {
+            return tensor.commit(payload, scratch);
+          });
+    }));
+  }
+  ++step_;
+  if (last_step_compressed_) ++phase_step_;
+  return {};
+}
+
+Status EngineImpl::roll_back(Round& last, const LocalGradient& local_gradient) {
   ++non_finite_steps_;
-  for (const Message& message : last.layout().messages) {
-    for (const Slot& slot : message.slots) {
+  for (int m = 0; m < last.message_count(); ++m) {
+    for (const Slot& slot : last.layout().messages[m].slots) {
       if (slot.kind == SlotKind::kDense) continue;
       const bool overwritten = steps_[slot.tensor].decoded && context_.keeps_local_gradients;
-      low_rank_[slot.tensor]->rollback(overwritten ? local_gradient(slot.tensor) : steps_[slot.tensor].gradient);
+      const void* gradient = overwritten ? local_gradient(slot.tensor) : steps_[slot.tensor].gradient;
+      if (low_rank_[slot.tensor] != nullptr) {
+        low_rank_[slot.tensor]->rollback(gradient);
+        continue;
+      }
+      const Status status =
+          with_payload(last, m, slot, [&](CodecTensor& tensor, PayloadOfRank payload, CodecScratch& scratch) {
+            return tensor.rollback(gradient, payload, scratch);
+          });
+      if (!status.ok()) return fail(status);
     }
   }
+  return {};
 }
 
 Status EngineImpl::submit_buffer(void* data, std::int64_t elems, DType dtype) {
@@ -350,16 +449,20 @@ Status EngineImpl::finish_rounds(const LocalGradient& local_gradient) {
   Round& last = two_rounds ? *second_ : first_round();
   if (two_rounds) {
     CORTADO_RETURN_IF_ERROR(run_second_round());
+  } else if (warm_up_ == nullptr) {
+    CORTADO_RETURN_IF_ERROR(gather_rests());
   } else {
     for (int m = 0; m < last.message_count(); ++m) CORTADO_RETURN_IF_ERROR(wait_for(last, m));
   }
   last_payload_bytes_ = first_round().sent_bytes() + (two_rounds ? second_->sent_bytes() : 0);
-  last_messages_ = first_round().message_count() + (two_rounds ? second_->message_count() : 0);
-  last_step_compressed_ = warm_up_ == nullptr && is_low_rank();
+  last_messages_ = first_round().collectives() + (two_rounds ? second_->collectives() : 0);
+  last_step_compressed_ = warm_up_ == nullptr && compresses();
   if (warm_up_ != nullptr) ++warm_up_steps_;
-  if (!finite_) roll_back(last, local_gradient);  // reads the gradients that decoding overwrites
-  if (!may_decode_early()) decode_held(last);
-  if (finite_) commit(last);
+  // Reads the gradients that decoding overwrites.
+  if (!finite_) CORTADO_RETURN_IF_ERROR(roll_back(last, local_gradient));
+  if (!may_decode_early()) CORTADO_RETURN_IF_ERROR(decode_held(last));
+  if (finite_) CORTADO_RETURN_IF_ERROR(commit(last));
+  last.adapt_capacities();
   return {};
 }
 

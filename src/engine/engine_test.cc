@@ -22,141 +22,6 @@ namespace {
 
 using Method = EngineOptions::Method;
 
-EngineOptions low_rank(Method method, int rank) {
-  EngineOptions options;
-  options.method = method;
-  options.rank = rank;
-  options.start_step = 0;
-  options.min_compression_rate = 0;
-  options.timeout_s = 20;
-  return options;
-}
-
-// What every rank delivered in every step, in rank order.
-struct History {
-  std::vector<std::vector<Gradients>> delivered;  // [rank][step]
-  std::vector<std::vector<bool>> finite;          // [rank][step]
-  std::vector<EngineState> states;
-  std::vector<EngineReport> reports;
-};
-
-using MakeGradients = std::function<Gradients(int rank, std::int64_t step)>;
-
-struct Training {
-  std::vector<EngineTensor> tensors = small_model();
-  EngineOptions options = {};
-  int world_size = 3;
-  std::int64_t steps = 6;
-  MakeGradients gradients = nullptr;
-  StepContext context = {};
-  std::function<double(std::int64_t step)> scale = [](std::int64_t) { return 1.0; };
-  const History* resume_from = nullptr;  // its states are loaded first
-  std::int64_t first_step = 0;
-};
-
-History train(const Training& training) {
-  History run;
-  run.delivered.resize(training.world_size);
-  run.finite.resize(training.world_size);
-  run.states.resize(training.world_size);
-  run.reports.resize(training.world_size);
-  const std::vector<Status> statuses = run_ranks(training.world_size, [&](Communicator& communicator) -> Status {
-    const int rank = communicator.rank();
-    Result<std::unique_ptr<Engine>> made = Engine::create(training.tensors, training.options, &communicator);
-    if (!made.ok()) return made.status();
-    Engine& engine = *made.value();
-    if (training.resume_from != nullptr) {
-      const std::size_t source = static_cast<std::size_t>(rank) % training.resume_from->states.size();
-      const Result<std::string> loaded = engine.load_state(training.resume_from->states[source]);
-      if (!loaded.ok()) return loaded.status();
-    }
-    for (std::int64_t step = training.first_step; step < training.first_step + training.steps; ++step) {
-      Gradients gradients =
-          training.gradients ? training.gradients(rank, step) : made_up_gradients(training.tensors, rank, step);
-      const Gradients kept = gradients;
-      StepContext context = training.context;
-      context.gradient_scale = training.scale(step);
-      const Result<StepOutcome> outcome =
-          run_step(engine, gradients, context, [&](std::uint32_t t) { return kept[t].data(); });
-      if (!outcome.ok()) return outcome.status();
-      run.delivered[rank].push_back(std::move(gradients));
-      run.finite[rank].push_back(outcome.value().finite);
-    }
-    Result<EngineState> state = engine.save_state();
-    if (!state.ok()) return state.status();
-    run.states[rank] = std::move(state).value();
-    run.reports[rank] = engine.report();
-    return {};
-  });
-  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
-  return run;
-}
-
-bool same_bits(const Gradients& a, const Gradients& b) {
-  if (a.size() != b.size()) return false;
-  for (std::size_t t = 0; t < a.size(); ++t) {
-    if (a[t].size() != b[t].size()) return false;
-    if (!a[t].empty() && std::memcmp(a[t].data(), b[t].data(), a[t].size() * sizeof(float)) != 0) return false;
-  }
-  return true;
-}
-
-void expect_replicas_agree(const History& run) {
-  for (std::size_t rank = 1; rank < run.delivered.size(); ++rank) {
-    ASSERT_EQ(run.delivered[rank].size(), run.delivered[0].size());
-    for (std::size_t step = 0; step < run.delivered[0].size(); ++step) {
-      EXPECT_TRUE(same_bits(run.delivered[rank][step], run.delivered[0][step])) << "rank " << rank << " step " << step;
-    }
-    for (std::size_t t = 0; t < run.states[0].tensors.size(); ++t) {
-      EXPECT_EQ(run.states[rank].tensors[t].basis, run.states[0].tensors[t].basis);
-    }
-  }
-}
-
-double squares_of_difference(const std::vector<double>& a, const std::vector<double>& b) {
-  double squares = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) squares += (a[i] - b[i]) * (a[i] - b[i]);
-  return squares;
-}
-
-std::size_t tensor_index(const std::vector<EngineTensor>& tensors, const std::string& name) {
-  for (std::size_t t = 0; t < tensors.size(); ++t)
-    if (tensors[t].name == name) return t;
-  ADD_FAILURE() << "no tensor " << name;
-  return 0;
-}
-
-// sum over steps of what was delivered + the mean residual at the end = sum over steps of the mean gradient: nothing is
-// lost or counted twice (oracle 3). The bound is relative to the local gradients, whose sum may cancel.
-void expect_telescoping(const Training& training, const History& run, double bound) {
-  const int world_size = training.world_size;
-  for (std::size_t t = 0; t < training.tensors.size(); ++t) {
-    const std::size_t elems = static_cast<std::size_t>(training.tensors[t].rows * training.tensors[t].cols);
-    std::vector<double> got(elems), expected(elems);
-    double squares = 0;
-    for (std::int64_t step = 0; step < training.steps; ++step) {
-      for (int rank = 0; rank < world_size; ++rank) {
-        const Gradients local =
-            training.gradients ? training.gradients(rank, step) : made_up_gradients(training.tensors, rank, step);
-        for (std::size_t i = 0; i < elems; ++i) {
-          expected[i] += static_cast<double>(local[t][i]) / world_size;
-          squares += static_cast<double>(local[t][i]) * local[t][i] / world_size;
-        }
-      }
-      for (std::size_t i = 0; i < elems; ++i) got[i] += run.delivered[0][step][t][i];
-    }
-    for (int rank = 0; rank < world_size; ++rank) {
-      for (const TensorState& tensor : run.states[rank].tensors) {
-        if (tensor.name != training.tensors[t].name) continue;
-        for (std::size_t i = 0; i < elems && !tensor.residual.empty(); ++i) got[i] += tensor.residual[i] / world_size;
-      }
-    }
-    if (elems > 0) {
-      EXPECT_LT(std::sqrt(squares_of_difference(got, expected) / squares), bound) << training.tensors[t].name;
-    }
-  }
-}
-
 // The published, alternating ACP-SGD.
 EngineOptions alternating(int rank) {
   EngineOptions options = low_rank(Method::kAcp, rank);
@@ -169,11 +34,13 @@ class EveryMethod : public testing::TestWithParam<std::tuple<EngineOptions, int>
 TEST_P(EveryMethod, DeliversTheMeanOnEveryRankAndLosesNothing) {
   const auto [options, world_size] = GetParam();
   for (const DType wire : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    if (options.method == Method::kCodec && wire != DType::kFloat32) continue;
     Training training{.options = options, .world_size = world_size, .steps = 7};
     training.options.wire = wire;
     training.options.start_step = 2;
     const History run = train(training);
     expect_replicas_agree(run);
+    if (options.feedback == EngineOptions::Feedback::kDgc) continue;  // delivers momentum
     // bf16 keeps 8 bits; only what is compressed has a residual to catch the rounding.
     expect_telescoping(training, run, wire == DType::kFloat32 ? 2e-6 : 8e-3);
   }
@@ -217,6 +84,7 @@ void expect_bad_step_leaves_no_trace(Training training, const BadStep& bad) {
       EXPECT_EQ(is.basis, was.basis) << was.name;
       if (bad.rollback == EngineOptions::Rollback::kExact) {
         EXPECT_EQ(is.residual, was.residual) << was.name;
+        EXPECT_EQ(is.velocity, was.velocity) << was.name;
       } else {
         // Relative to the residual and the gradient that was taken out of it again.
         double difference = 0, norm = 0;
@@ -224,6 +92,7 @@ void expect_bad_step_leaves_no_trace(Training training, const BadStep& bad) {
           const double gradient = made_up_value(rank, kBadStep, tensor_index(training.tensors, was.name), i);
           difference += std::pow(static_cast<double>(is.residual[i]) - was.residual[i], 2);
           norm += std::pow(was.residual[i], 2) + gradient * gradient;
+          if (!is.velocity.empty()) difference += std::pow(static_cast<double>(is.velocity[i]) - was.velocity[i], 2);
         }
         EXPECT_LT(std::sqrt(difference / norm), 1e-6) << was.name;
       }
@@ -238,6 +107,30 @@ TEST_P(EveryMethod, UndoesANonFiniteStepWithEveryKindOfRollback) {
     for (const bool keeps : {false, true}) {
       expect_bad_step_leaves_no_trace(training, {value, keeps, EngineOptions::Rollback::kRounded});
       expect_bad_step_leaves_no_trace(training, {value, keeps, EngineOptions::Rollback::kExact});
+    }
+  }
+}
+
+// A framework drops what arrives for a tensor that no rank has used: then nothing may arrive, and nothing may be lost.
+TEST_P(EveryMethod, HoldsWhatItOwesToATensorThatNobodyUsed) {
+  const auto [options, world_size] = GetParam();
+  if (options.feedback == EngineOptions::Feedback::kDgc) return;  // delivers momentum, not sums
+  for (const EngineOptions::Rollback rollback : {EngineOptions::Rollback::kRounded, EngineOptions::Rollback::kExact}) {
+    Training training{.options = options, .world_size = world_size, .steps = 9};
+    training.options.rollback = rollback;
+    training.context.holds_zero_gradients = true;
+    const auto is_unused = [](int rank, std::int64_t step) { return step % 3 == 1 || (step == 6 && rank == 0); };
+    training.gradients = [&](int rank, std::int64_t step) {
+      Gradients gradients = made_up_gradients(training.tensors, rank, step);
+      if (is_unused(rank, step)) std::fill(gradients[1].begin(), gradients[1].end(), 0.0f);
+      return gradients;
+    };
+    const History run = train(training);
+    expect_replicas_agree(run);
+    expect_telescoping(training, run, 2e-6);
+    for (const std::int64_t step : {1, 4, 7}) {
+      const std::vector<float>& delivered = run.delivered[0][step][1];
+      EXPECT_TRUE(std::all_of(delivered.begin(), delivered.end(), [](float value) { return value == 0.0f; })) << step;
     }
   }
 }
@@ -288,10 +181,18 @@ TEST_P(EveryMethod, FollowsAChangingLossScale) {
 
 INSTANTIATE_TEST_SUITE_P(
     Engine, EveryMethod,
-    testing::Combine(testing::Values(low_rank(Method::kAcp, 3), alternating(3), low_rank(Method::kPower, 3)),
+    testing::Combine(testing::Values(low_rank(Method::kAcp, 3), alternating(3), low_rank(Method::kPower, 3),
+                                     // One size, varying sizes, momentum correction, summed values.
+                                     coded("sign"), coded("topk(density=0.2) | float_rans"),
+                                     coded("topk(density=0.1, feedback=dgc)"), coded("randk(density=0.2)")),
                      testing::Values(2, 3, 5)),
     [](const auto& info) {
       const EngineOptions& options = std::get<0>(info.param);
+      if (options.method == Method::kCodec) {
+        std::string name = "Codec_";
+        for (const char c : options.to_spec()) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+        return name + std::to_string(std::get<1>(info.param));
+      }
       const bool power = options.method == Method::kPower;
       const bool both = options.sides == EngineOptions::Sides::kBoth;
       return std::string(power ? "Power" : both ? "AcpBoth" : "AcpAlternate") + std::to_string(std::get<1>(info.param));
@@ -435,9 +336,22 @@ TEST(Engine, CastSendsHalfTheBytesAndRoundsOnce) {
   EXPECT_LT(run.reports[0].relative_l2_error, 4e-3);
 }
 
+TEST(Engine, OptionsThatNoStringGivesAreRefused) {
+  LocalGroup group(1);
+  const std::vector<EngineTensor> tensors = {{.name = "w", .rows = 8, .cols = 8}};
+  EngineOptions no_rank, cast_to_nothing_narrower;
+  cast_to_nothing_narrower.method = Method::kCast;
+  no_rank.rank = 0;
+  for (const EngineOptions& options : {no_rank, cast_to_nothing_narrower}) {
+    const auto engine = Engine::create(tensors, options, group.communicator(0));
+    EXPECT_EQ(engine.status().code(), StatusCode::kInvalidArgument) << engine.status().to_string();
+  }
+}
+
 TEST(Engine, OneRankChangesNothing) {
   for (const Method method : {Method::kAcp, Method::kPower, Method::kCast}) {
     Training training{.options = low_rank(method, 4), .world_size = 1, .steps = 3};
+    if (method == Method::kCast) training.options.wire = DType::kBFloat16;
     const History run = train(training);
     for (std::int64_t step = 0; step < 3; ++step) {
       EXPECT_TRUE(same_bits(run.delivered[0][step], made_up_gradients(training.tensors, 0, step)));
@@ -480,9 +394,12 @@ TEST(Engine, BufferMethodSumsScaledValues) {
 
 TEST(Engine, SteadyStateAllocatesNothing) {
   if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer owns operator new";
-  for (const Method method : {Method::kAcp, Method::kPower, Method::kCast}) {
-    EngineOptions options = low_rank(method, 3);
-    options.wire = method == Method::kCast ? DType::kBFloat16 : DType::kFloat32;
+  for (EngineOptions options :
+       {low_rank(Method::kAcp, 3), low_rank(Method::kPower, 3), EngineOptions::parse("cast(bf16)").value(),
+        coded("sign"), coded("sign(vote=majority)"), coded("topk(density=0.1)"),
+        coded("topk(density=0.1, feedback=dgc)"), coded("float_rans"), coded("topk(density=0.2) | float_rans"),
+        coded("randk(density=0.1)"), coded("quant(bits=4, round=stochastic)"),
+        coded("topk(density=0.2) | quant(bits=4) | rans")}) {
     options.start_step = 1;
     std::atomic<std::int64_t> allocations{-1};
     const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {

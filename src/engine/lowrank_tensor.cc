@@ -44,7 +44,16 @@ void LowRankTensor::random_row_basis(float* row_basis, float* scratch) const {
     for (int k = 0; k < setup_.rank; ++k) row_basis[i * setup_.rank + k] = scratch[k * setup_.rows + i];
 }
 
+void LowRankTensor::hold(SlotKind kind, void* slot) {
+  is_held_ = true;
+  materialise_residual();  // the pair still to be subtracted may lie in memory that the step overwrites
+  const std::int64_t elems = LayoutTensor{setup_.rows, setup_.cols, setup_.rank}.slot_elems(kind);
+  std::memset(slot, 0, static_cast<std::size_t>(wire_bytes(elems)));
+  set_error(0, 0, 0);
+}
+
 const ResidualPass& LowRankTensor::begin_pass(const void* gradient, double gradient_scale) {
+  is_held_ = false;
   pass_ = ResidualPass{.rows = setup_.rows,
                        .cols = setup_.cols,
                        .gradient = gradient,
@@ -57,12 +66,13 @@ const ResidualPass& LowRankTensor::begin_pass(const void* gradient, double gradi
 }
 
 void LowRankTensor::commit_residual(const FactorPair& sent) {
+  if (is_held_) return;
   sent_ = residual_ == nullptr ? FactorPair{} : sent;  // without a residual there is nothing to subtract from
   if (spare_ != nullptr) std::swap(residual_, spare_);
 }
 
 void LowRankTensor::rollback(const void* gradient) {
-  if (residual_ == nullptr || spare_ != nullptr) return;
+  if (residual_ == nullptr || spare_ != nullptr || is_held_) return;
   pass_.gradient = gradient;
   undo_pass(pass_, residual_);
   sent_ = {};

@@ -49,12 +49,16 @@ class LowRankTensor {
   // false if the gradient was not finite.
   virtual bool encode(SlotKind kind, const void* gradient, double gradient_scale, void* slot) = 0;
 
+  // Instead of encode(), for a tensor that has nothing to send in this step: zeros go to the slot and the residual
+  // waits.
+  void hold(SlotKind kind, void* slot);
+
   // Between two rounds: the summed row factor becomes the basis of the second, whose factor is written to `slot`.
   virtual void receive_first_round(const void* summed, std::int64_t step);
   virtual bool encode_second_round(void* slot);
 
-  // output = the mean of the gradients that the summed factors stand for, in the gradient's dtype. Call before
-  // receive().
+  // output = the mean of the gradients that the summed factors stand for, in the gradient's dtype. Before commit();
+  // receive() may come before or after it.
   virtual void decode(SlotKind kind, const void* summed, double gradient_scale, void* output) = 0;
 
   // Keeps the summed factors, made orthonormal, for the next step.
@@ -81,6 +85,7 @@ class LowRankTensor {
 
   std::int64_t row_elems() const { return setup_.rows * setup_.rank; }
   std::int64_t col_elems() const { return setup_.cols * setup_.rank; }
+  bool is_held() const { return is_held_; }
   BasisKey key_of_step(std::int64_t step) const;
   void random_row_basis(float* row_basis, float* scratch) const;
 
@@ -109,6 +114,7 @@ class LowRankTensor {
   float* spare_ = nullptr;
   FactorPair sent_;
   ResidualPass pass_;
+  bool is_held_ = false;  // in the step in hand
   double sum_squares_ = 0;
   double error_squares_ = 0;
 };

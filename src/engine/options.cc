@@ -1,16 +1,22 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <charconv>
+#include <initializer_list>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/check.h"
 #include "cortado/codec.h"
 #include "cortado/engine.h"
+#include "engine/trained_codec.h"
 
 namespace cortado {
 
 namespace {
 
 using Method = EngineOptions::Method;
+using Feedback = EngineOptions::Feedback;
 
 struct MethodName {
   const char* codec;
@@ -25,16 +31,11 @@ const char* method_codec(Method method) {
   return "?";
 }
 
-Result<Method> find_method(const std::string& codec) {
+// Compositions and all codecs without a method of their own are kCodec.
+Method find_method(const std::vector<SpecStage>& stages) {
   for (const MethodName& entry : kMethods)
-    if (codec == entry.codec) return entry.method;
-  if (codec == "auto") {
-    return make_error(StatusCode::kUnsupported,
-                      "\"auto\" needs the planner, which this version does not have yet; what works now: \"none\", "
-                      "\"cast(bf16)\", \"cast(fp16)\", \"acp(rank=4)\", \"power(rank=4)\"");
-  }
-  return make_error(StatusCode::kNotFound, "unknown codec \"%s\"; this engine trains with none, cast, power and acp",
-                    codec.c_str());
+    if (stages.size() == 1 && stages[0].name == entry.codec) return entry.method;
+  return Method::kCodec;
 }
 
 Result<DType> read_dtype(const std::string& word) {
@@ -43,20 +44,33 @@ Result<DType> read_dtype(const std::string& word) {
   return make_error(StatusCode::kInvalidArgument, "unknown dtype \"%s\"; expected fp32, fp16 or bf16", word.c_str());
 }
 
-// The parameters of a codec and of the engine stand in the same parentheses.
-std::vector<Parameter> parameters_of(Method method) {
+bool is_low_rank(Method method) { return method == Method::kAcp || method == Method::kPower; }
+
+bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+bool takes(Method method, std::string_view name) {
+  if (name == "timeout_s") return true;
+  if (is_one_of(name, {"bucket_cap_mib", "threads"})) return method != Method::kNone;
+  if (is_one_of(name, {"sides", "phase"})) return method == Method::kAcp;
+  if (is_one_of(name, {"wire", "warm_start"})) return is_low_rank(method);
+  if (is_one_of(name, {"feedback", "momentum", "min_elems"})) return method == Method::kCodec;
+  return is_low_rank(method) || method == Method::kCodec;
+}
+
+const Parameter* find_parameter(const std::vector<Parameter>& table, std::string_view name) {
+  for (const Parameter& parameter : table)
+    if (name == parameter.name) return &parameter;
+  return nullptr;
+}
+
+// The parameters of a codec and of the engine stand in the same parentheses; where both have one, it is the codec's.
+std::vector<Parameter> parameters_of(Method method, const CodecRow* row) {
   std::vector<Parameter> table;
-  if (const CodecRow* row = find_codec(method_codec(method)); row != nullptr) table = row->parameters;
-  if (method == Method::kNone) {
-    table.push_back(engine_parameters().back());
-    return table;
-  }
-  const bool low_rank = method == Method::kAcp || method == Method::kPower;
+  if (row != nullptr) table = row->parameters;
   for (const Parameter& parameter : engine_parameters()) {
-    const std::string name = parameter.name;
-    const bool dense_too = name == "bucket_cap_mib" || name == "threads" || name == "timeout_s";
-    if (low_rank ? ((name != "phase" && name != "sides") || method == Method::kAcp) : dense_too)
-      table.push_back(parameter);
+    if (takes(method, parameter.name) && find_parameter(table, parameter.name) == nullptr) table.push_back(parameter);
   }
   return table;
 }
@@ -68,12 +82,17 @@ void read_low_rank(const ParameterValues& values, EngineOptions* options) {
     if (global) options->phase = EngineOptions::Phase::kGlobal;
     if (global || values.word("sides") == "alternate") options->sides = EngineOptions::Sides::kAlternate;
   }
-  options->min_compression_rate = values.real("min_compression_rate");
+  options->use_error_feedback = values.boolean("use_error_feedback");
+  options->warm_start = values.boolean("warm_start");
+}
+
+// What all methods have that compress some tensors and leave others dense.
+void read_treatments(const ParameterValues& values, EngineOptions* options) {
+  if (values.text("min_compression_rate") != "auto")
+    options->min_compression_rate = values.real("min_compression_rate");
   options->start_step = static_cast<int>(values.integer("start_step"));
   options->dense = values.names("dense");
   options->dense_embeddings = values.boolean("dense_embeddings");
-  options->use_error_feedback = values.boolean("use_error_feedback");
-  options->warm_start = values.boolean("warm_start");
   if (values.word("rollback") == "exact") options->rollback = EngineOptions::Rollback::kExact;
   options->random_seed = static_cast<std::uint64_t>(values.integer("random_seed"));
 }
@@ -90,6 +109,91 @@ std::string names_text(const std::vector<std::string>& names) {
   return text + "]";
 }
 
+// "name(key=value, ...)"
+class StageText {
+ public:
+  explicit StageText(std::string name) : name_(std::move(name)) {}
+
+  void add(std::string_view key, std::string_view value) {
+    if (!arguments_.empty()) arguments_ += ", ";
+    if (!key.empty()) arguments_.append(key) += "=";
+    arguments_.append(value);
+  }
+  std::string text() const { return arguments_.empty() ? name_ : name_ + "(" + arguments_ + ")"; }
+
+ private:
+  std::string name_;
+  std::string arguments_;
+};
+
+std::string stage_text(const SpecStage& stage) {
+  StageText text(stage.name);
+  for (const SpecArgument& argument : stage.arguments) text.add(argument.key, argument.value);
+  return text.text();
+}
+
+constexpr const char* kFeedbackWords[] = {"auto", "residual", "dgc", "none"};  // in the order of Feedback
+
+Result<Feedback> read_feedback(const std::string& codec, const ParameterValues& values) {
+  const std::string& word = values.word("feedback");
+  const auto feedback =
+      static_cast<Feedback>(std::find(kFeedbackWords, std::end(kFeedbackWords), word) - kFeedbackWords);
+  if (values.was_given("momentum") && feedback != Feedback::kDgc) {
+    return make_error(StatusCode::kInvalidArgument, "%s: momentum is that of feedback=dgc, got feedback=%s",
+                      codec.c_str(), word.c_str());
+  }
+  if (values.boolean("use_error_feedback")) return feedback;
+  if (feedback == Feedback::kAuto) return Feedback::kNone;
+  return make_error(StatusCode::kInvalidArgument, "%s: feedback=%s can't go with use_error_feedback=false",
+                    codec.c_str(), word.c_str());
+}
+
+Result<EngineOptions> parse_codec(std::vector<SpecStage> stages) {
+  SpecStage& first = stages[0];
+  const CodecRow* row = find_codec(first.name);
+  if (row == nullptr && first.name == "auto") {
+    return make_error(StatusCode::kUnsupported,
+                      "\"auto\" needs the planner, which this version does not have yet; what works now: a codec such "
+                      "as \"none\", \"cast(bf16)\", \"acp(rank=4)\", \"power(rank=4)\" (`cortado codec list`)");
+  }
+  if (row == nullptr) return make_codec(first.name).status();
+  CORTADO_ASSIGN_OR_RETURN(const ParameterValues values,
+                           ParameterValues::read(first.name, first.arguments, parameters_of(Method::kCodec, row)));
+  EngineOptions options;
+  options.method = Method::kCodec;
+  options.threads = static_cast<int>(values.integer("threads"));
+  options.timeout_s = values.real("timeout_s");
+  if (values.text("bucket_cap_mib") != "auto") options.bucket_cap_mib = values.real("bucket_cap_mib");
+  read_treatments(values, &options);
+  options.min_elems = values.integer("min_elems");
+  CORTADO_ASSIGN_OR_RETURN(options.feedback, read_feedback(first.name, values));
+  options.momentum = values.real("momentum");
+  std::erase_if(first.arguments, [&](const SpecArgument& argument) {
+    return !argument.key.empty() && find_parameter(row->parameters, argument.key) == nullptr;
+  });
+  for (const SpecStage& stage : stages) options.codec += (options.codec.empty() ? "" : " | ") + stage_text(stage);
+  CORTADO_ASSIGN_OR_RETURN(const TrainedCodec trained, make_trained_codec(options));
+  options.codec = trained.codec->spec();
+  return options;
+}
+
+// The stages of a codec's specification without the parameters at their defaults, except the first of lossy codecs,
+// which says how much they leave.
+std::vector<SpecStage> short_stages(const std::string& spec) {
+  Result<std::vector<SpecStage>> stages = parse_spec(spec);
+  if (!stages.ok()) return {{spec, {}}};
+  for (SpecStage& stage : stages.value()) {
+    const CodecRow* row = find_codec(stage.name);
+    if (row == nullptr || row->parameters.empty()) continue;
+    std::erase_if(stage.arguments, [&](const SpecArgument& argument) {
+      const Parameter* parameter = find_parameter(row->parameters, argument.key);
+      const bool is_first = parameter == &row->parameters[0] && !row->traits.lossless;
+      return parameter != nullptr && !is_first && argument.value == parameter->default_text;
+    });
+  }
+  return std::move(stages).value();
+}
+
 }  // namespace
 
 const std::vector<Parameter>& engine_parameters() {
@@ -99,12 +203,19 @@ const std::vector<Parameter>& engine_parameters() {
       {"phase", ParameterKind::kChoice, "balanced", 0, 0, "balanced|global",
        "global: every matrix sends the same side in a step, as published"},
       {"wire", ParameterKind::kChoice, "fp32", 0, 0, "fp32|bf16|fp16", "dtype of what travels"},
-      {"min_compression_rate", ParameterKind::kReal, "2", 0, 1e6, "",
-       "a matrix stays dense unless rows * cols > rate * rank * (rows + cols)"},
+      {"min_compression_rate", ParameterKind::kReal, "auto", 0, 1e6, "auto",
+       "acp, power: a matrix stays dense unless rows * cols > rate * rank * (rows + cols), 2 by default; others: "
+       "unless its payload is by more than this smaller, 1 by default"},
+      {"min_elems", ParameterKind::kInteger, "256", 0, 9e15, "", "not acp, power: smaller tensors stay dense"},
       {"start_step", ParameterKind::kInteger, "2", 0, 1e9, "", "dense steps before the first compressed one"},
       {"dense", ParameterKind::kNames, "[]", 0, 0, "", "tensors that stay dense; a name may end in *"},
       {"dense_embeddings", ParameterKind::kBool, "false", 0, 0, "", "keep embedding tables dense"},
       {"use_error_feedback", ParameterKind::kBool, "true", 0, 0, "", "add what was lost to the next step's gradient"},
+      {"feedback", ParameterKind::kChoice, "auto", 0, 0, "auto|residual|dgc|none",
+       "not acp, power: what is done with what was lost. auto: residual if the codec loses some, but less than all; "
+       "dgc: "
+       "a residual of momentum, cleared where it was sent, for sparse codecs and optimisers without momentum"},
+      {"momentum", ParameterKind::kReal, "0.9", 0, 0.9999, "", "of feedback=dgc"},
       {"warm_start", ParameterKind::kBool, "true", 0, 0, "", "project on the factor of the step before"},
       {"rollback", ParameterKind::kChoice, "rounded", 0, 0, "rounded|exact",
        "how a non-finite step is undone; exact keeps a second residual"},
@@ -119,17 +230,14 @@ const std::vector<Parameter>& engine_parameters() {
 }
 
 Result<EngineOptions> EngineOptions::parse(std::string_view spec) {
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<SpecStage> stages, parse_spec(spec));
-  if (stages.size() != 1) {
-    return make_error(StatusCode::kUnsupported,
-                      "\"%.*s\": compositions of codecs can't train yet; give one codec, such as acp(rank=4)",
-                      static_cast<int>(spec.size()), spec.data());
-  }
+  CORTADO_ASSIGN_OR_RETURN(std::vector<SpecStage> stages, parse_spec(spec));
   EngineOptions options;
-  CORTADO_ASSIGN_OR_RETURN(options.method, find_method(stages[0].name));
-  const std::vector<Parameter> table = parameters_of(options.method);
-  CORTADO_ASSIGN_OR_RETURN(const ParameterValues values,
-                           ParameterValues::read(stages[0].name, stages[0].arguments, table));
+  options.method = find_method(stages);
+  if (options.method == Method::kCodec) return parse_codec(std::move(stages));
+  const std::string& name = stages[0].name;
+  CORTADO_ASSIGN_OR_RETURN(
+      const ParameterValues values,
+      ParameterValues::read(name, stages[0].arguments, parameters_of(options.method, find_codec(name))));
   options.timeout_s = values.real("timeout_s");
   if (options.method == Method::kNone) return options;
   options.threads = static_cast<int>(values.integer("threads"));
@@ -146,39 +254,46 @@ Result<EngineOptions> EngineOptions::parse(std::string_view spec) {
     return make_error(StatusCode::kInvalidArgument, "acp: phase=global alternates sides; it can't go with sides=both");
   }
   read_low_rank(values, &options);
+  read_treatments(values, &options);
   return options;
 }
 
 std::string EngineOptions::to_spec() const {
   const EngineOptions defaults;
-  std::string arguments;
-  const auto add = [&](const char* name, const std::string& value) {
-    arguments += (arguments.empty() ? "" : ", ") + std::string(name) + "=" + value;
-  };
-  if (method == Method::kCast) arguments = dtype_name(wire);
-  if (method == Method::kAcp || method == Method::kPower) {
-    add("rank", std::to_string(rank));
+  std::vector<SpecStage> stages = {{method_codec(method), {}}};
+  if (method == Method::kCodec) stages = short_stages(codec);
+  StageText text(stages[0].name);
+  for (const SpecArgument& argument : stages[0].arguments) text.add(argument.key, argument.value);
+  if (method == Method::kCast) text.add("", dtype_name(wire));
+  if (is_low_rank(method)) {
+    text.add("rank", std::to_string(rank));
     if (phase == Phase::kGlobal) {
-      add("phase", "global");
+      text.add("phase", "global");
     } else if (sides == Sides::kAlternate) {
-      add("sides", "alternate");
+      text.add("sides", "alternate");
     }
-    if (wire != defaults.wire) add("wire", std::string(dtype_name(wire)));
-    if (min_compression_rate != defaults.min_compression_rate)
-      add("min_compression_rate", number_text(min_compression_rate));
-    if (start_step != defaults.start_step) add("start_step", std::to_string(start_step));
-    if (!dense.empty()) add("dense", names_text(dense));
-    if (dense_embeddings) add("dense_embeddings", "true");
-    if (!use_error_feedback) add("use_error_feedback", "false");
-    if (!warm_start) add("warm_start", "false");
-    if (rollback == Rollback::kExact) add("rollback", "exact");
-    if (random_seed != 0) add("random_seed", std::to_string(random_seed));
+    if (wire != defaults.wire) text.add("wire", dtype_name(wire));
   }
-  if (bucket_cap_mib != defaults.bucket_cap_mib) add("bucket_cap_mib", number_text(bucket_cap_mib));
-  if (threads != defaults.threads) add("threads", std::to_string(threads));
-  if (timeout_s != defaults.timeout_s) add("timeout_s", number_text(timeout_s));
-  const std::string name = method_codec(method);
-  return arguments.empty() ? name : name + "(" + arguments + ")";
+  if (is_low_rank(method) || method == Method::kCodec) {
+    if (min_compression_rate != defaults.min_compression_rate)
+      text.add("min_compression_rate", number_text(min_compression_rate));
+    if (min_elems != defaults.min_elems) text.add("min_elems", std::to_string(min_elems));
+    if (start_step != defaults.start_step) text.add("start_step", std::to_string(start_step));
+    if (!dense.empty()) text.add("dense", names_text(dense));
+    if (dense_embeddings) text.add("dense_embeddings", "true");
+    if (!use_error_feedback) text.add("use_error_feedback", "false");
+    if (feedback != defaults.feedback) text.add("feedback", kFeedbackWords[static_cast<int>(feedback)]);
+    if (momentum != defaults.momentum) text.add("momentum", number_text(momentum));
+    if (!warm_start) text.add("warm_start", "false");
+    if (rollback == Rollback::kExact) text.add("rollback", "exact");
+    if (random_seed != 0) text.add("random_seed", std::to_string(random_seed));
+  }
+  if (bucket_cap_mib != defaults.bucket_cap_mib) text.add("bucket_cap_mib", number_text(bucket_cap_mib));
+  if (threads != defaults.threads) text.add("threads", std::to_string(threads));
+  if (timeout_s != defaults.timeout_s) text.add("timeout_s", number_text(timeout_s));
+  std::string spec = text.text();
+  for (std::size_t i = 1; i < stages.size(); ++i) spec += " | " + stage_text(stages[i]);
+  return spec;
 }
 
 std::string EngineOptions::results_spec() const {

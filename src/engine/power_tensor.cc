@@ -54,6 +54,10 @@ void PowerTensor::receive_first_round(const void* summed, std::int64_t step) {
 }
 
 bool PowerTensor::encode_second_round(void* slot) {
+  if (is_held()) {
+    std::memset(slot, 0, static_cast<std::size_t>(wire_bytes(col_elems())));
+    return true;
+  }
   ResidualPass again = pass();
   if (residual() != nullptr) {  // A is what round 0 left there
     again.gradient = nullptr;
@@ -82,6 +86,8 @@ void PowerTensor::receive(SlotKind, const void* summed, std::int64_t step) {
   const float* factor = read_factor(summed, col_elems(), received_.data());
   if (factor != received_.data())
     std::memcpy(received_.data(), factor, static_cast<std::size_t>(col_elems()) * sizeof(float));
+  if (all_bits_zero(received_.data(), col_elems() * std::int64_t{sizeof(float)}))
+    std::copy_n(col_basis_.data(), col_elems(), received_.data());  // nobody sent anything
 }
 
 void PowerTensor::commit(SlotKind) {

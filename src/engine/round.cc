@@ -2,6 +2,8 @@
 #include "engine/round.h"
 
 #include <algorithm>
+#include <bit>
+#include <cinttypes>
 #include <cstring>
 
 #include "core/check.h"
@@ -33,6 +35,25 @@ bool flag_is_set(const void* flags, int index, DType dtype) {
   return (static_cast<const std::uint16_t*>(flags)[index] & 0x7fff) != 0;
 }
 
+constexpr std::uint64_t kNotFiniteBit = std::uint64_t{1} << 63;
+constexpr std::int64_t kHeaderBytes = sizeof(std::uint64_t);  // a slot
+
+static_assert(std::endian::native == std::endian::little, "headers are little-endian");
+
+std::int64_t header_bytes(const Message& message) {
+  return static_cast<std::int64_t>(message.slots.size()) * kHeaderBytes;
+}
+
+std::uint64_t load_header(const std::byte* stream, int slot) {
+  std::uint64_t header;
+  std::memcpy(&header, stream + slot * kHeaderBytes, sizeof(header));
+  return header;
+}
+
+void store_header(std::byte* stream, int slot, std::uint64_t header) {
+  std::memcpy(stream + slot * kHeaderBytes, &header, sizeof(header));
+}
+
 }  // namespace
 
 const char* message_state_name(MessageState state) {
@@ -42,6 +63,7 @@ const char* message_state_name(MessageState state) {
 
 bool is_legal_transition(MessageState from, MessageState to) {
   if (to == MessageState::kFailed) return from != MessageState::kFailed;
+  if (from == MessageState::kArrived && to == MessageState::kInFlight) return true;
   return static_cast<int>(to) == static_cast<int>(from) + 1 && from != MessageState::kDone;
 }
 
@@ -63,6 +85,20 @@ Round::~Round() {
   }
 }
 
+// ---- memory --------------------------------------------------------------------------------------------------------
+
+std::int64_t Round::largest_stream_bytes(const Message& message) const { return header_bytes(message) + message.elems; }
+
+// Where a message's buffers begin, given where the one before ended; returns where they end.
+std::int64_t Round::place_buffers(const Message& message, std::int64_t begin_bytes, Run* run) const {
+  run->offset_bytes = begin_bytes;
+  if (message.collective == Collective::kAllReduce) {
+    return begin_bytes + align_up((message.elems + communicator_->world_size()) * elem_bytes_);
+  }
+  run->received_offset_bytes = begin_bytes + align_up(largest_stream_bytes(message));
+  return run->received_offset_bytes + align_up(largest_stream_bytes(message) * communicator_->world_size());
+}
+
 void Round::index_layouts() {
   std::int64_t largest_bytes = 0;
   std::size_t most_messages = 0;
@@ -71,7 +107,8 @@ void Round::index_layouts() {
     const std::vector<Message>& messages = layouts_.of_parity[parity].messages;
     std::int64_t bytes = 0;
     for (std::size_t m = 0; m < messages.size(); ++m) {
-      bytes += align_up((messages[m].elems + communicator_->world_size()) * elem_bytes_);
+      Run run;
+      bytes = place_buffers(messages[m], bytes, &run);
       for (std::size_t s = 0; s < messages[m].slots.size(); ++s) {
         places_[parity][messages[m].slots[s].tensor] = {static_cast<std::int32_t>(m), static_cast<std::int32_t>(s)};
       }
@@ -81,6 +118,7 @@ void Round::index_layouts() {
   }
   buffer_ = AlignedBuffer<std::byte>(static_cast<std::size_t>(largest_bytes));
   runs_.reserve(most_messages);
+  reset_capacities();
 }
 
 void Round::replace_layouts(std::vector<Layout> of_parity) {
@@ -94,21 +132,24 @@ void Round::begin(int parity) {
   runs_.resize(layout().messages.size());
   std::int64_t offset_bytes = 0;
   for (int m = 0; m < message_count(); ++m) {
+    const Message& message = layout().messages[m];
     runs_[m] = Run{};
-    runs_[m].missing = static_cast<int>(layout().messages[m].slots.size());
-    runs_[m].offset_bytes = offset_bytes;
-    offset_bytes += align_up(sent_elems(m) * elem_bytes_);
+    runs_[m].missing = static_cast<int>(message.slots.size());
+    runs_[m].capacity_bytes = capacities_bytes_[parity][m];
+    offset_bytes = place_buffers(message, offset_bytes, &runs_[m]);
   }
-}
-
-std::int64_t Round::sent_elems(int message) const {
-  return layout().messages[message].elems + communicator_->world_size();
 }
 
 std::int64_t Round::sent_bytes() const {
   std::int64_t bytes = 0;
-  for (int m = 0; m < message_count(); ++m) bytes += sent_elems(m) * elem_bytes_;
+  for (const Run& run : runs_) bytes += run.sent_bytes;
   return bytes;
+}
+
+int Round::collectives() const {
+  int count = message_count();
+  for (const Run& run : runs_) count += run.rest_bytes > 0;
+  return count;
 }
 
 const Slot* Round::find_slot(std::uint32_t tensor) const {
@@ -117,12 +158,21 @@ const Slot* Round::find_slot(std::uint32_t tensor) const {
 }
 
 void* Round::slot_data(int message, const Slot& slot) {
-  return buffer_.data() + runs_[message].offset_bytes + slot.offset_elems * elem_bytes_;
+  std::byte* begin = buffer_.data() + runs_[message].offset_bytes;
+  return is_gathered(message) ? begin + header_bytes(layout().messages[message]) + slot.offset_elems
+                              : begin + slot.offset_elems * elem_bytes_;
 }
 
 void* Round::slot_data(std::uint32_t tensor) {
   const Place place = places_[parity_][tensor];
   return slot_data(place.message, layout().messages[place.message].slots[place.slot]);
+}
+
+std::span<std::byte> Round::slot_bytes(std::uint32_t tensor) {
+  const Place place = places_[parity_][tensor];
+  const std::int64_t elems = layout().messages[place.message].slots[place.slot].elems;
+  const std::int64_t bytes = is_gathered(place.message) ? elems : elems * elem_bytes_;
+  return {static_cast<std::byte*>(slot_data(tensor)), static_cast<std::size_t>(bytes)};
 }
 
 void* Round::flags(int message) {
@@ -131,17 +181,22 @@ void* Round::flags(int message) {
 
 const void* Round::flags(int message) const { return const_cast<Round*>(this)->flags(message); }
 
+// ---- the life of a message -----------------------------------------------------------------------------------------
+
 void Round::move(int message, MessageState to) {
   CORTADO_CHECK(is_legal_transition(runs_[message].state, to), "message %d can't go from %s to %s", message,
                 message_state_name(runs_[message].state), message_state_name(to));
   runs_[message].state = to;
 }
 
-void Round::mark_written(std::uint32_t tensor, bool finite) {
-  const int message = places_[parity_][tensor].message;
-  Run& run = runs_[message];
+void Round::mark_written(std::uint32_t tensor, bool finite, std::uint64_t payload_bytes) {
+  const Place place = places_[parity_][tensor];
+  Run& run = runs_[place.message];
   run.finite = run.finite && finite;
-  if (--run.missing == 0) move(message, MessageState::kReady);
+  if (is_gathered(place.message)) {
+    store_header(buffer_.data() + run.offset_bytes, place.slot, payload_bytes | (finite ? 0 : kNotFiniteBit));
+  }
+  if (--run.missing == 0) move(place.message, MessageState::kReady);
 }
 
 void Round::write_flags(int message) {
@@ -151,18 +206,44 @@ void Round::write_flags(int message) {
   }
 }
 
+// Payloads were written where the largest ones would begin; now they close up.
+void Round::pack_stream(int message) {
+  const Message& packed = layout().messages[message];
+  std::byte* stream = buffer_.data() + runs_[message].offset_bytes;
+  std::byte* to = stream + header_bytes(packed);
+  for (std::size_t s = 0; s < packed.slots.size(); ++s) {
+    const std::uint64_t bytes = load_header(stream, static_cast<int>(s)) & ~kNotFiniteBit;
+    const void* from = slot_data(message, packed.slots[s]);
+    if (from != to) std::memmove(to, from, bytes);
+    to += bytes;
+  }
+}
+
+Result<WorkId> Round::start(int message) {
+  Run& run = runs_[message];
+  std::byte* data = buffer_.data() + run.offset_bytes;
+  run.start_ns = clock_->now_ns();
+  if (!is_gathered(message)) {
+    write_flags(message);
+    const std::int64_t elems = layout().messages[message].elems + communicator_->world_size();
+    run.sent_bytes = elems * elem_bytes_;
+    return communicator_->start_all_reduce(data, elems, layouts_.dtype);
+  }
+  pack_stream(message);
+  run.sent_bytes = run.capacity_bytes;
+  const auto bytes = static_cast<std::size_t>(run.capacity_bytes);
+  const auto ranks = static_cast<std::size_t>(communicator_->world_size());
+  return communicator_->start_all_gather({data, bytes}, {buffer_.data() + run.received_offset_bytes, bytes * ranks});
+}
+
 Status Round::start_ready() {
   while (next_to_start_ < message_count() && runs_[next_to_start_].state == MessageState::kReady) {
-    Run& run = runs_[next_to_start_];
-    write_flags(next_to_start_);
-    run.start_ns = clock_->now_ns();
-    Result<WorkId> work =
-        communicator_->start_all_reduce(buffer_.data() + run.offset_bytes, sent_elems(next_to_start_), layouts_.dtype);
+    const Result<WorkId> work = start(next_to_start_);
     if (!work.ok()) {
       move(next_to_start_, MessageState::kFailed);
-      return work.status().with_context("message " + std::to_string(next_to_start_));
+      return work.status().with_context(name_of(next_to_start_));
     }
-    run.work = work.value();
+    runs_[next_to_start_].work = work.value();
     move(next_to_start_++, MessageState::kInFlight);
   }
   return {};
@@ -172,7 +253,7 @@ Result<bool> Round::test(int message) {
   Result<bool> done = communicator_->test(runs_[message].work);
   if (!done.ok()) {
     move(message, MessageState::kFailed);
-    return done.status().with_context("message " + std::to_string(message));
+    return done.status().with_context(name_of(message));
   }
   if (done.value()) move(message, MessageState::kArrived);
   return done;
@@ -181,13 +262,118 @@ Result<bool> Round::test(int message) {
 Status Round::wait(int message, std::chrono::nanoseconds timeout) {
   const Status status = communicator_->wait(runs_[message].work, timeout);
   move(message, status.ok() ? MessageState::kArrived : MessageState::kFailed);
-  return status.ok() ? status : status.with_context("message " + std::to_string(message));
+  return status.ok() ? status : status.with_context(name_of(message));
+}
+
+std::string Round::name_of(int message) const {
+  return (runs_[message].rest_bytes > 0 ? "rest of message " : "message ") + std::to_string(message);
 }
 
 int Round::non_finite_rank(int message) const {
   for (int rank = 0; rank < communicator_->world_size(); ++rank)
     if (flag_is_set(flags(message), rank, layouts_.dtype)) return rank;
   return -1;
+}
+
+// ---- payloads ------------------------------------------------------------------------------------------------------
+
+std::uint64_t Round::header(int message, int rank, int slot) const {
+  const Run& run = runs_[message];
+  return load_header(buffer_.data() + run.received_offset_bytes + rank * run.capacity_bytes, slot);
+}
+
+Status Round::check_headers(int message) const {
+  const std::vector<Slot>& slots = layout().messages[message].slots;
+  for (int rank = 0; rank < communicator_->world_size(); ++rank) {
+    for (std::size_t s = 0; s < slots.size(); ++s) {
+      const std::uint64_t bytes = header(message, rank, static_cast<int>(s)) & ~kNotFiniteBit;
+      if (bytes <= static_cast<std::uint64_t>(slots[s].elems)) continue;
+      return make_error(StatusCode::kCorruptData,
+                        "message %d: rank %d announces %" PRIu64 " bytes in slot %zu, which has at most %" PRId64,
+                        message, rank, bytes, s, slots[s].elems);
+    }
+  }
+  return {};
+}
+
+int Round::non_finite_rank(int message, int slot) const {
+  for (int rank = 0; rank < communicator_->world_size(); ++rank)
+    if ((header(message, rank, slot) & kNotFiniteBit) != 0) return rank;
+  return -1;
+}
+
+std::int64_t Round::stream_bytes(int message, int rank) const {
+  const Message& sent = layout().messages[message];
+  std::int64_t bytes = header_bytes(sent);
+  for (std::size_t s = 0; s < sent.slots.size(); ++s) {
+    bytes += static_cast<std::int64_t>(header(message, rank, static_cast<int>(s)) & ~kNotFiniteBit);
+  }
+  return bytes;
+}
+
+std::int64_t Round::longest_stream_bytes(int message) const {
+  std::int64_t longest = 0;
+  for (int rank = 0; rank < communicator_->world_size(); ++rank) {
+    longest = std::max(longest, stream_bytes(message, rank));
+  }
+  return longest;
+}
+
+bool Round::lacks_rest(int message) const {
+  const Run& run = runs_[message];
+  return run.rest_bytes == 0 && longest_stream_bytes(message) > run.capacity_bytes;
+}
+
+Status Round::start_rest(int message) {
+  Run& run = runs_[message];
+  run.rest_bytes = longest_stream_bytes(message) - run.capacity_bytes;
+  run.sent_bytes += run.rest_bytes;
+  run.start_ns = clock_->now_ns();
+  const auto bytes = static_cast<std::size_t>(run.rest_bytes);
+  const int ranks = communicator_->world_size();
+  std::byte* received = buffer_.data() + run.received_offset_bytes + ranks * run.capacity_bytes;
+  const Result<WorkId> work =
+      communicator_->start_all_gather({buffer_.data() + run.offset_bytes + run.capacity_bytes, bytes},
+                                      {received, bytes * static_cast<std::size_t>(ranks)});
+  move(message, work.ok() ? MessageState::kInFlight : MessageState::kFailed);
+  if (work.ok()) run.work = work.value();
+  return work.ok() ? Status() : work.status().with_context(name_of(message));
+}
+
+std::span<const std::byte> Round::payload(int message, int slot, int rank, std::span<std::byte> joint) const {
+  const Run& run = runs_[message];
+  std::int64_t begin = header_bytes(layout().messages[message]);
+  for (int s = 0; s < slot; ++s) begin += static_cast<std::int64_t>(header(message, rank, s) & ~kNotFiniteBit);
+  const auto bytes = static_cast<std::int64_t>(header(message, rank, slot) & ~kNotFiniteBit);
+  const std::byte* received = buffer_.data() + run.received_offset_bytes;
+  const std::byte* head = received + rank * run.capacity_bytes + begin;
+  const std::byte* rest = received + communicator_->world_size() * run.capacity_bytes + rank * run.rest_bytes;
+  const std::int64_t in_head = std::clamp<std::int64_t>(run.capacity_bytes - begin, 0, bytes);
+  if (in_head == bytes) return {head, static_cast<std::size_t>(bytes)};
+  if (in_head == 0) return {rest + (begin - run.capacity_bytes), static_cast<std::size_t>(bytes)};
+  std::memcpy(joint.data(), head, static_cast<std::size_t>(in_head));
+  std::memcpy(joint.data() + in_head, rest, static_cast<std::size_t>(bytes - in_head));
+  return joint.first(static_cast<std::size_t>(bytes));
+}
+
+// A margin for sizes that vary from step to step; and capacities stay while they fit, so that transports see the same
+// sizes again.
+void Round::adapt_capacities() {
+  for (int m = 0; m < message_count(); ++m) {
+    if (!is_gathered(m)) continue;
+    const std::int64_t needed = longest_stream_bytes(m);
+    const std::int64_t wanted = std::min(largest_stream_bytes(layout().messages[m]), align_up(needed + needed / 32));
+    std::int64_t& capacity = capacities_bytes_[parity_][m];
+    if (needed > capacity || wanted < capacity - capacity / 8) capacity = wanted;
+  }
+}
+
+void Round::reset_capacities() {
+  capacities_bytes_.clear();
+  for (const Layout& layout : layouts_.of_parity) {
+    std::vector<std::int64_t>& capacities = capacities_bytes_.emplace_back();
+    for (const Message& message : layout.messages) capacities.push_back(largest_stream_bytes(message));
+  }
 }
 
 }  // namespace cortado

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "bucket/layout.h"
+#include "codec/stage.h"
 #include "core/check.h"
 
 namespace cortado {
@@ -49,28 +50,61 @@ Status check_dense_list(const std::vector<EngineTensor>& tensors, const EngineOp
   return {};
 }
 
-Treatment treat(const EngineTensor& tensor, const EngineOptions& options) {
-  using Method = EngineOptions::Method;
-  if (options.method != Method::kAcp && options.method != Method::kPower) return {};
-  if (tensor.rows * tensor.cols == 0) return {0, "empty"};
-  if (tensor.dimensions < 2) return {0, "1-D"};
-  for (const std::string& pattern : options.dense)
-    if (matches(pattern, tensor.name)) return {0, "dense="};
-  if (options.dense_embeddings && tensor.is_embedding) return {0, "dense_embeddings"};
-  const int rank = effective_rank(tensor.rows, tensor.cols, options.rank, options.min_compression_rate);
-  if (rank == 0) return {0, "min_compression_rate"};
+using Method = EngineOptions::Method;
+
+double min_rate(const EngineOptions& options) {
+  if (options.min_compression_rate != EngineOptions::kAutoRate) return options.min_compression_rate;
+  return options.method == Method::kCodec ? 1 : 2;
+}
+
+Treatment treat_low_rank(const EngineTensor& tensor, const EngineOptions& options) {
+  const int rank = effective_rank(tensor.rows, tensor.cols, options.rank, min_rate(options));
+  if (rank == 0) return {.reason = "min_compression_rate"};
   const bool halved = options.method == Method::kAcp && options.sides == EngineOptions::Sides::kBoth;
-  return {halved ? (rank + 1) / 2 : rank, ""};
+  return {.rank = halved ? (rank + 1) / 2 : rank};
+}
+
+Result<Treatment> treat_with_codec(const EngineTensor& tensor, const EngineOptions& options,
+                                   const TrainedCodec& codec) {
+  const std::int64_t elems = tensor.rows * tensor.cols;
+  if (elems < options.min_elems) return Treatment{.reason = "min_elems"};
+  Treatment treatment;
+  if (!codec.has_feedback() && takes_dtype(*codec.codec, tensor.dtype)) treatment.encoded = tensor.dtype;
+  CORTADO_ASSIGN_OR_RETURN(const double sent_bytes,
+                           expected_payload_bytes(codec, tensor.rows, tensor.cols, treatment.encoded));
+  // Dense tensors travel as float32.
+  const bool pays = static_cast<double>(elems) * sizeof(float) > min_rate(options) * sent_bytes;
+  if (pays || min_rate(options) == 0) {
+    treatment.payload_elems =
+        codec.is_summed
+            ? codec.codec->sparsifier()->max_kept(tensor.rows, tensor.cols)
+            : static_cast<std::int64_t>(codec.codec->max_payload_bytes(tensor.rows, tensor.cols, treatment.encoded));
+  }
+  if (treatment.payload_elems == 0) treatment.reason = "min_compression_rate";
+  return treatment;
+}
+
+Result<Treatment> treat(const EngineTensor& tensor, const EngineOptions& options, const TrainedCodec& codec) {
+  if (options.method == Method::kNone || options.method == Method::kCast) return Treatment();
+  if (tensor.rows * tensor.cols == 0) return Treatment{.reason = "empty"};
+  if (tensor.dimensions < 2) return Treatment{.reason = "1-D"};
+  for (const std::string& pattern : options.dense)
+    if (matches(pattern, tensor.name)) return Treatment{.reason = "dense="};
+  if (options.dense_embeddings && tensor.is_embedding) return Treatment{.reason = "dense_embeddings"};
+  return options.method == Method::kCodec ? treat_with_codec(tensor, options, codec) : treat_low_rank(tensor, options);
 }
 
 }  // namespace
 
-Result<std::vector<Treatment>> choose_treatments(const std::vector<EngineTensor>& tensors,
-                                                 const EngineOptions& options) {
+Result<std::vector<Treatment>> choose_treatments(const std::vector<EngineTensor>& tensors, const EngineOptions& options,
+                                                 const TrainedCodec& codec) {
   CORTADO_RETURN_IF_ERROR(check_names(tensors));
   CORTADO_RETURN_IF_ERROR(check_dense_list(tensors, options));
   std::vector<Treatment> treatments;
-  for (const EngineTensor& tensor : tensors) treatments.push_back(treat(tensor, options));
+  for (const EngineTensor& tensor : tensors) {
+    CORTADO_ASSIGN_OR_RETURN(Treatment treatment, treat(tensor, options, codec));
+    treatments.push_back(std::move(treatment));
+  }
   return treatments;
 }
 

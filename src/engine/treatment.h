@@ -5,17 +5,24 @@
 #include <vector>
 
 #include "cortado/engine.h"
+#include "engine/trained_codec.h"
 
 namespace cortado {
 
-// How one tensor travels: as factors of `rank` columns, or dense (rank 0) for a reason that is reported.
+// How one tensor travels: as factors of `rank` columns, as `payload_elems` of a codec (bytes at most, or values), or
+// dense for a reason that is reported.
 struct Treatment {
   int rank = 0;
-  std::string reason;
+  std::int64_t payload_elems = 0;
+  DType encoded = DType::kFloat32;  // what the codec gets
+  std::string reason = {};
+
+  bool is_compressed() const { return rank > 0 || payload_elems > 0; }
 };
 
 // Pure: the same on every rank. Fails if a name in options.dense matches no tensor, or names are empty or not unique.
-Result<std::vector<Treatment>> choose_treatments(const std::vector<EngineTensor>& tensors,
-                                                 const EngineOptions& options);
+// `codec` is that of kCodec.
+Result<std::vector<Treatment>> choose_treatments(const std::vector<EngineTensor>& tensors, const EngineOptions& options,
+                                                 const TrainedCodec& codec);
 
 }  // namespace cortado

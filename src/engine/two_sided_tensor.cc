@@ -15,7 +15,7 @@ TwoSidedTensor::TwoSidedTensor(const Setup& setup)
       received_(row_elems() + col_elems()),
       factors_(row_elems() + col_elems()),
       scratch_(2 * row_elems()) {
-  for (Pair* pair : {&sent_, &fresh_, &mean_}) {
+  for (Pair* pair : {&kept_, &fresh_, &mean_}) {
     pair->row = AlignedBuffer<float>(static_cast<std::size_t>(2 * row_elems()));
     pair->col = AlignedBuffer<float>(static_cast<std::size_t>(2 * col_elems()));
   }
@@ -24,7 +24,7 @@ TwoSidedTensor::TwoSidedTensor(const Setup& setup)
 }
 
 std::int64_t TwoSidedTensor::factor_bytes() const {
-  const auto elems = 3 * bases_.size() + 3 * (sent_.row.size() + sent_.col.size()) + scratch_.size();
+  const auto elems = 3 * bases_.size() + 3 * (kept_.row.size() + kept_.col.size()) + scratch_.size();
   return static_cast<std::int64_t>(elems * sizeof(float));
 }
 
@@ -66,7 +66,12 @@ void TwoSidedTensor::receive(SlotKind, const void* summed, std::int64_t step) {
   const std::int64_t elems = row_elems() + col_elems();
   const float* both = read_factor(summed, elems, received_.data());
   if (both != received_.data()) std::copy_n(both, elems, received_.data());
-  if (!setup().warm_start) std::fill_n(received_.data(), elems, 0.0f);  // zero vectors are replaced by random ones
+  if (!setup().warm_start) {
+    std::fill_n(received_.data(), elems, 0.0f);  // zero vectors are replaced by random ones
+  } else if (all_bits_zero(received_.data(), elems * std::int64_t{sizeof(float)})) {
+    std::copy_n(bases_.data(), elems, received_.data());  // nobody sent anything
+    return;
+  }
   BasisKey row_key = key_of_step(step);
   row_key.tensor = ~row_key.tensor;
   orthogonalise_rows(received_.data(), setup().rows, setup().rank, row_key, scratch_.data());
@@ -75,8 +80,8 @@ void TwoSidedTensor::receive(SlotKind, const void* summed, std::int64_t step) {
 
 void TwoSidedTensor::commit(SlotKind) {
   std::copy_n(received_.data(), received_.size(), bases_.data());
-  std::swap(sent_, fresh_);
-  commit_residual({.row = sent_.row.data(), .col = sent_.col.data(), .rank = 2 * setup().rank});
+  std::swap(kept_, fresh_);
+  commit_residual({.row = kept_.row.data(), .col = kept_.col.data(), .rank = 2 * setup().rank});
 }
 
 }  // namespace cortado

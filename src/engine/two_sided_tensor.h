@@ -37,7 +37,7 @@ class TwoSidedTensor final : public LowRankTensor {
   AlignedBuffer<float> bases_;     // R, then C; the same on every rank
   AlignedBuffer<float> received_;  // the next ones
   AlignedBuffer<float> factors_;   // P, then Q
-  Pair sent_, fresh_, mean_;       // of the step before, of the step in hand, of the sum over ranks
+  Pair kept_, fresh_, mean_;       // of the step before, of the step in hand, of the sum over ranks
   AlignedBuffer<float> scratch_;
 };
 

@@ -19,18 +19,13 @@ namespace {
 
 using namespace cortado;
 
-struct Case {
-  const CodecRow* row;
-  std::unique_ptr<Codec> codec;
-};
-
-const std::vector<Case>& all_cases() {
-  static const std::vector<Case> cases = [] {
-    std::vector<Case> made;
-    for (const Example& example : all_examples()) made.push_back({example.row, make_codec(example.spec).value()});
+const std::vector<std::unique_ptr<Codec>>& all_codecs() {
+  static const std::vector<std::unique_ptr<Codec>> codecs = [] {
+    std::vector<std::unique_ptr<Codec>> made;
+    for (const std::string& example : all_examples()) made.push_back(make_codec(example).value());
     return made;
   }();
-  return cases;
+  return codecs;
 }
 
 void check_defined(const Status& status) {
@@ -55,19 +50,20 @@ void repair_header(std::vector<std::byte>& frame, const CodecRow& row, const Ten
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   constexpr std::size_t kChoiceBytes = 4;
   if (size < kChoiceBytes) return 0;
-  const auto& [row, codec] = all_cases()[data[0] % all_cases().size()];
+  const Codec& codec = *all_codecs()[data[0] % all_codecs().size()];
+  const CodecRow& row = codec.row();
   TensorView output{nullptr, kAllDTypes[data[1] % 4], data[2], data[3]};
   std::vector<std::byte> memory(static_cast<std::size_t>(output.size_bytes()));
-  std::vector<std::byte> scratch(codec->scratch_bytes(output.rows, output.cols, output.dtype));
+  std::vector<std::byte> scratch(codec.scratch_bytes(output.rows, output.cols, output.dtype));
   output.data = memory.data();
 
   std::vector<std::byte> bytes(size - kChoiceBytes);
   if (!bytes.empty()) std::memcpy(bytes.data(), data + kChoiceBytes, bytes.size());
-  check_defined(codec->decode(bytes, output, scratch));
-  check_defined(decode_frame(*codec, *row, bytes, output, scratch));
+  check_defined(codec.decode(bytes, output, scratch));
+  check_defined(decode_frame(codec, row, bytes, output, scratch));
   if (bytes.size() >= kFrameHeaderBytes) {
-    repair_header(bytes, *row, output);
-    check_defined(decode_frame(*codec, *row, bytes, output, scratch));
+    repair_header(bytes, row, output);
+    check_defined(decode_frame(codec, row, bytes, output, scratch));
   }
   return 0;
 }

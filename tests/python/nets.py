@@ -7,7 +7,25 @@ from ranks import fingerprint
 
 FEATURES, CLASSES = 24, 8
 PUBLISHED = "acp(rank=4, phase=global, min_compression_rate=0, start_step=0, wire=fp32)"
+# Ordinary codecs, gathered: payloads of one size, positions with values, momentum correction, a vote, one
+# behind the other, sizes that vary from step to step. EXACT loses nothing on that way.
+SIGN = "sign(scale=mean_abs, min_elems=0)"
+TOPK = "topk(density=0.1, min_elems=0)"
+DGC = "topk(density=0.1, min_elems=0, feedback=dgc)"
+VOTE = "sign(scale=mean_abs, vote=majority, min_elems=0)"
+COMPOSED = "topk(density=0.2, min_elems=0) | sign(scale=mean_abs)"
+EXACT = "topk(density=1, min_compression_rate=0, min_elems=0, start_step=0, bucket_cap_mib=0)"
+VARYING = "topk(density=0.2, min_elems=0) | float_rans"
+RANDK = "randk(density=0.2, min_elems=0)"  # values at places that ranks share: summed
+ORDINARY = [
+    *(SIGN, TOPK, DGC, VOTE, COMPOSED, VARYING, RANDK),
+    "float_rans(min_elems=0)",
+    "quant(bits=4, round=stochastic, min_elems=0)",
+    "topk(density=0.2, min_elems=0) | quant(bits=4) | rans",
+]
 CODECS = [
+    *ORDINARY,
+    EXACT,
     "none",
     "cast(bf16)",
     "cast(fp16)",

@@ -36,6 +36,12 @@ def test_list_names_codecs_parameters_and_ranges():
     assert "dtype=bf16  (bf16 or fp16)" in done.stdout
 
 
+def test_the_documented_list_is_the_registry():
+    """docs/codecs.txt; made again with: .venv/bin/cortado codec list > docs/codecs.txt"""
+    documented = Path(__file__).parents[2] / "docs" / "codecs.txt"
+    assert cortado("codec", "list").stdout == documented.read_text()
+
+
 def test_list_as_json_has_one_object_a_line():
     lines = cortado("codec", "list", "--json").stdout.splitlines()
     rows = {row["name"]: row for row in map(json.loads, lines)}

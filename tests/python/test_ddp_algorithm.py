@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 from nets import (
     CLASSES,
+    EXACT,
     FEATURES,
     PUBLISHED,
+    TOPK,
     distance,
     gradients_of,
     local_gradients,
@@ -149,6 +151,8 @@ def accumulate(me, plan, view):
         ("acp(rank=2)", False),
         ("power(rank=2)", True),
         ("power(rank=2)", False),
+        (TOPK, True),
+        (TOPK, False),
     ],
 )
 def test_micro_batches_under_no_sync_count_as_one_step(pools, plan, view):
@@ -206,7 +210,11 @@ def leave_unused(me, plan, use, graph, view):
     return errors
 
 
+POWER_EXACT = "power(rank=8, min_compression_rate=0, start_step=1)"  # complete bases: the mean, by the low-rank route
+
+
 @pytest.mark.parametrize("view", [True, False])
+@pytest.mark.parametrize("exact", [POWER_EXACT, EXACT])
 @pytest.mark.parametrize(
     "use, graph",
     [
@@ -217,8 +225,7 @@ def leave_unused(me, plan, use, graph, view):
         ("each rank its own", "found"),
     ],
 )
-def test_unused_parameters_end_as_under_ddp_and_the_rest_is_averaged(pools, use, graph, view):
-    exact = "power(rank=8, min_compression_rate=0, start_step=1)"  # complete bases: the mean, by the low-rank route
+def test_unused_parameters_end_as_under_ddp_and_the_rest_is_averaged(pools, exact, use, graph, view):
     for errors in pools(2).run(leave_unused, plan=exact, use=use, graph=graph, view=view):
         assert max(errors) < 1e-5, errors
 
@@ -228,12 +235,9 @@ def test_unused_parameters_pass_through_none(pools):
         assert max(errors) < 1e-6, errors
 
 
-UNUSED_EVERYWHERE = "DDP drops what is delivered to a parameter that no rank used; its residual shrinks all the same"
-
-
-def leave_unused_at_low_rank(me, use, graph, view):
+def leave_unused_under_feedback(me, plan, use, graph, view):
     options = {"bucket_cap_mb": 0.0005, "gradient_as_bucket_view": view, **GRAPHS[graph]}
-    model = me.attach(Branches(), "acp(rank=2, start_step=1, bucket_cap_mib=0)", **options)
+    model = me.attach(Branches(), plan, **options)
     total = {n: torch.zeros_like(p) for n, p in model.module.named_parameters()}
     delivered = {n: torch.zeros_like(p) for n, p in model.module.named_parameters()}
     for step in range(5):
@@ -259,11 +263,19 @@ def leave_unused_at_low_rank(me, use, graph, view):
         ("never", "found", False),
         ("each rank its own", "found", True),
         ("each rank its own", "found", False),
-        pytest.param("in some steps", "found", True, marks=pytest.mark.xfail(reason=UNUSED_EVERYWHERE, strict=True)),
+        ("in some steps", "found", True),
     ],
 )
-def test_what_low_rank_holds_back_is_owed_with_unused_parameters_too(pools, use, graph, view):
-    assert max(pools(3).run(leave_unused_at_low_rank, use=use, graph=graph, view=view)) < 1e-5
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "acp(rank=2, start_step=1, bucket_cap_mib=0)",
+        "topk(density=0.1, min_elems=0, start_step=1, bucket_cap_mib=0)",
+        "sign(scale=mean_abs, min_elems=0, start_step=1)",
+    ],
+)
+def test_what_is_held_back_is_owed_with_unused_parameters_too(pools, plan, use, graph, view):
+    assert max(pools(3).run(leave_unused_under_feedback, plan=plan, use=use, graph=graph, view=view)) < 1e-5
 
 
 # ---- loss scaling ----------------------------------------------------------------------------------------------------
@@ -312,7 +324,7 @@ def make_scaler():
 
 
 @pytest.mark.parametrize("kind, view", [("own", True), ("torch", False)])
-@pytest.mark.parametrize("plan", ["acp(rank=2)", "power(rank=2)", "acp(rank=2, wire=bf16)"])
+@pytest.mark.parametrize("plan", ["acp(rank=2)", "power(rank=2)", "acp(rank=2, wire=bf16)", TOPK])
 def test_residuals_follow_a_changing_loss_scale(pools, plan, kind, view):
     assert max(pools(2).run(train_scaled, plan=plan, kind=kind, view=view)) < 1e-5
 
@@ -350,7 +362,7 @@ def poison(parameter):
     handle.remove()
 
 
-@pytest.mark.parametrize("plan", ["acp(rank=2)", "power(rank=2)"])
+@pytest.mark.parametrize("plan", ["acp(rank=2)", "power(rank=2)", TOPK])
 def test_a_step_that_the_scaler_skips_is_skipped_everywhere(pools, plan):
     values = pools(2).run(skip_under_scaler, plan=plan)
     (error, scales), (_, other_scales) = values

@@ -2,6 +2,7 @@
 """Wrong arguments: one clear error each, on every rank, that says what and what was expected."""
 
 import json
+import time
 
 import cortado
 import pytest
@@ -33,7 +34,7 @@ def attach_each(me, plans, dtype=torch.float32):
 
 
 WRONG_PLANS = [
-    ("gzip(level=3)", ['unknown codec "gzip"', "none, cast, power and acp"]),
+    ("gzip(level=3)", ['unknown codec "gzip"', "known are none, cast"]),
     ("acp(rnk=4)", ['no parameter "rnk"', "rank"]),
     ("none(rank=4)", ['no parameter "rank"', "timeout_s"]),
     ("acp(rank=0)", ["rank", "0", "1"]),
@@ -44,7 +45,10 @@ WRONG_PLANS = [
     ("acp(wire=int8)", ["wire", "int8", "bf16"]),
     ("acp(start_step=-1)", ["start_step", "-1"]),
     ("acp(dense=[nowhere.weight])", ["nowhere.weight", "0.weight"]),
-    ("acp(rank=4) | cast(bf16)", ["compositions"]),
+    ("acp(rank=4) | cast(bf16)", ["acp", "cast", "stand alone"]),
+    ("topk | sign(start_step=3)", ["start_step", "sign takes"]),
+    ("topk(momentum=0.5)", ["momentum", "feedback=dgc"]),
+    ("sign(feedback=dgc)", ["feedback=dgc", "topk"]),
     ("auto", ["planner", "acp(rank=4)"]),
     ({"rank": 4}, ["codec", "rank"]),
     ({"codec": "acp", "rank": "four"}, ["rank", "four"]),
@@ -82,6 +86,13 @@ def test_a_plan_may_be_a_string_a_dict_or_a_file(pools, tmp_path):
     spec = "acp(rank=2, wire=bf16, dense=[0.weight, 4.*], dense_embeddings=true)"
     for each in (plan, str(path), path, spec):
         assert pools(2).run(attach_and_name, plan=each) == [spec, spec]
+
+
+def test_options_of_a_dict_join_those_of_the_first_codec(pools):
+    for codec in ("topk(density=0.2) | sign(scale=mean_abs)", "topk(density=0.2)|sign(scale=mean_abs)"):
+        spec = "topk(density=0.2, min_elems=0, threads=2) | sign(scale=mean_abs)"
+        plan = {"codec": codec, "min_elems": 0, "threads": 2}
+        assert pools(2).run(attach_and_name, plan=plan) == [spec, spec]
 
 
 def test_the_default_plan_says_that_the_planner_is_missing(pools):
@@ -152,6 +163,24 @@ def test_attaching_twice_or_late_is_refused(pools, when, words):
     for kind, text in pools(2).run(attach_late, when=when):
         assert kind == "CortadoError"
         assert all(word in text for word in words), text
+
+
+def attach_late_on_one_rank(me):
+    model = me.wrap(make_net())
+    with model.no_sync():
+        if me.rank == 1:
+            loss_of(model, make_batch(me.rank, 0)).backward()
+    start = time.monotonic()
+    error = error_of(cortado.attach, model, "acp", verbose=False)
+    return *error, time.monotonic() - start
+
+
+def test_a_refusal_on_one_rank_is_told_to_the_others_at_once(pools):
+    for rank, (kind, text, seconds) in enumerate(pools(3).run(attach_late_on_one_rank)):
+        assert "before the first backward" in text
+        assert kind == ("CortadoError" if rank == 1 else "MismatchError")
+        assert rank == 1 or "rank 1" in text
+        assert seconds < 30  # not the 60 s of a rank that never answers
 
 
 def attach_beside_another_hook(me):

@@ -7,7 +7,7 @@ import io
 import cortado
 import pytest
 import torch
-from nets import PUBLISHED, loss_of, make_batch, make_net, make_optimizer, train, unwrapped
+from nets import COMPOSED, DGC, PUBLISHED, RANDK, SIGN, loss_of, make_batch, make_net, make_optimizer, train, unwrapped
 from ranks import fingerprint
 
 SEVERAL_MESSAGES = "bucket_cap_mib=0.003"
@@ -63,6 +63,8 @@ def resume(me, plan, folder, at):
         (f"acp(rank=2, wire=bf16, {SEVERAL_MESSAGES})", 4),
         (f"power(rank=2, {SEVERAL_MESSAGES})", 2),
         (f"power(rank=2, {SEVERAL_MESSAGES})", 5),
+        (f"topk(density=0.1, min_elems=0, {SEVERAL_MESSAGES})", 2),
+        (f"topk(density=0.1, min_elems=0, {SEVERAL_MESSAGES})", 5),
     ],
 )
 def test_a_new_ddp_continues_bit_for_bit(pools, tmp_path, plan, at):
@@ -70,7 +72,9 @@ def test_a_new_ddp_continues_bit_for_bit(pools, tmp_path, plan, at):
         assert len(set(ends)) == 1
 
 
-@pytest.mark.parametrize("plan", [PUBLISHED, f"cast(bf16, {SEVERAL_MESSAGES})", "acp(rank=2, rollback=exact)"])
+@pytest.mark.parametrize(
+    "plan", [PUBLISHED, f"cast(bf16, {SEVERAL_MESSAGES})", "acp(rank=2, rollback=exact)", DGC, SIGN, COMPOSED, RANDK]
+)
 def test_other_codecs_continue_bit_for_bit_too(pools, tmp_path, plan):
     for ends in pools(3).run(resume, plan=plan, folder=str(tmp_path), at=3):
         assert len(set(ends)) == 1
@@ -94,14 +98,14 @@ def load_here(me, plan, folder):
     return printed.getvalue(), state
 
 
-@pytest.mark.parametrize("plan", ["acp(rank=2)", "power(rank=2)"])
+@pytest.mark.parametrize("plan", ["acp(rank=2)", "power(rank=2)", DGC])
 def test_another_world_size_keeps_bases_and_step_drops_residuals_and_says_so(pools, tmp_path, plan):
     bases = pools(3).run(save_early, plan=plan, folder=str(tmp_path))[0]
     (printed, state), (printed_by_other, _) = pools(2).run(load_here, plan=plan, folder=str(tmp_path))
     assert "saved by 3 ranks" in printed and "loaded by 2" in printed and "residuals start at zero" in printed
     assert printed_by_other == ""
     assert {name: entry["basis"].tolist() for name, entry in state["tensors"].items()} == bases
-    assert not any(entry["residual"].any() for entry in state["tensors"].values())
+    assert not any(entry["residual"].any() or entry["velocity"].any() for entry in state["tensors"].values())
     assert (state["step"], state["phase_step"], state["world_size"]) == (4, 2, 2)
 
 

@@ -112,6 +112,8 @@ def end(processes, broken_rank, kind):
         ("is killed", 1, 3, "power(rank=2)"),
         ("is killed", 0, 2, "none()"),
         ("hangs", 2, 3, "acp(rank=2)"),
+        ("raises", 2, 3, "topk(density=0.1, min_elems=0, bucket_cap_mib=0)"),
+        ("is killed", 1, 2, "sign(min_elems=0)"),
     ],
 )
 def test_the_others_get_an_error_that_names_the_rank_in_time(kind, broken_rank, world_size, plan):
@@ -178,6 +180,41 @@ def test_an_error_in_the_hook_is_passed_on_at_once():
         kind, text, seconds = values[rank]
         assert kind == "PeerError" and "rank 1: the scale is lost" in text, text
         assert seconds < 5 + SLACK_S
+
+
+def interrupt_while_waiting(me):
+    """Ctrl-C on a rank that waits for another one."""
+    import threading
+
+    import cortado
+    import torch
+    from nets import loss_of, make_batch, make_net
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    model = torch.nn.parallel.DistributedDataParallel(make_net())
+    cortado.attach(model, "acp(rank=2, timeout_s=60)", verbose=False)
+    if me.rank == 1:
+        time.sleep(4)  # the other waits and is interrupted
+    else:
+        threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    try:
+        loss_of(model, make_batch(me.rank, 0)).backward()
+    except BaseException as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return None
+
+
+def test_ctrl_c_in_a_wait_is_a_keyboard_interrupt():
+    from ranks import Pool
+
+    pool = Pool(2)
+    try:
+        (kind, _, seconds), _ = pool.run(interrupt_while_waiting)
+    finally:
+        pool.close()
+    assert kind == "KeyboardInterrupt"
+    assert seconds < 3.5 + SLACK_S
 
 
 if __name__ == "__main__":

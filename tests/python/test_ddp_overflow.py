@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from nets import distance, loss_of, make_batch, make_net, make_optimizer
+from nets import DGC, RANDK, SIGN, TOPK, distance, loss_of, make_batch, make_net, make_optimizer
 from ranks import fingerprint
 
 STEPS = 8
@@ -61,7 +61,7 @@ def compare_with_skipping(me, plan, view, poisoned):
     )
     assert (state["step"], state["phase_step"]) == (expected_state["step"], expected_state["phase_step"])
     error = distance(*(dict(m.module.named_parameters()) for m in (model, expected)))
-    for key in ("residual", "basis"):
+    for key in ("residual", "basis", "velocity"):
         tensors = ({n: t[key] for n, t in s["tensors"].items()} for s in (state, expected_state))
         error = max(error, distance(*tensors))
     return error, fingerprint(model.module) == fingerprint(expected.module)
@@ -81,6 +81,9 @@ CODECS = {
     f"acp(rank=2, sides=alternate, {ONE_A_MESSAGE})": 2,
     f"power(rank=2, {ONE_A_MESSAGE})": 2,
     "acp(rank=2, wire=bf16)": 2,
+    f"topk(density=0.1, min_elems=0, {ONE_A_MESSAGE})": 3,
+    DGC: 2,
+    RANDK: 3,
 }
 # Each codec sees each case, and both ways of keeping gradients.
 CROSS = [(codec, case, (i + j) % 2 == 0) for i, codec in enumerate(CODECS) for j, case in enumerate(POISONED)]
@@ -94,9 +97,11 @@ def test_a_poisoned_step_leaves_no_trace(pools, codec, case, view):
 
 
 @pytest.mark.parametrize("view", [True, False])
-@pytest.mark.parametrize("codec", ["acp(rank=2", "acp(rank=2, sides=alternate", "power(rank=2"])
+@pytest.mark.parametrize(
+    "codec", ["acp(rank=2)", "acp(rank=2, sides=alternate)", "power(rank=2)", TOPK, DGC, SIGN, f"{TOPK} | sign"]
+)
 def test_exact_rollback_leaves_the_same_bits(pools, codec, view):
-    plan = f"{codec}, rollback=exact, {ONE_A_MESSAGE})"
+    plan = codec.replace(")", f", rollback=exact, {ONE_A_MESSAGE})", 1)
     for case in POISONED.values():
         for error, same_bits in pools(2).run(compare_with_skipping, plan=plan, view=view, poisoned=case):
             assert same_bits and error == 0
@@ -109,7 +114,9 @@ def overflow_in(me, plan, value):
     return model.module.get_parameter(LAST_READY).grad.isfinite().all().item()
 
 
-@pytest.mark.parametrize("codec", ["none", "cast(bf16)", "cast(fp16)"])
+@pytest.mark.parametrize(
+    "codec", ["none", "cast(bf16)", "cast(fp16)", "sign(vote=majority, min_elems=0, start_step=0)"]
+)
 def test_codecs_without_state_pass_what_is_not_finite_on(pools, codec):
     for value in (math.inf, math.nan):
         assert pools(2).run(overflow_in, plan=codec, value=value) == [False, False]

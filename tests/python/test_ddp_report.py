@@ -7,7 +7,7 @@ import json
 
 import cortado
 import pytest
-from nets import make_net, train
+from nets import COMPOSED, TOPK, make_net, train
 
 KEYS = {
     "bytes_per_step",
@@ -73,7 +73,9 @@ def test_bytes_of_a_dense_step_are_the_model(pools, plan, elem_bytes):
     assert report["dense_bytes_per_step"] == DENSE_BYTES
 
 
-@pytest.mark.parametrize("plan", ["acp(rank=2)", "power(rank=2)", "acp(rank=2, wire=bf16)", "cast(fp16)", "none"])
+@pytest.mark.parametrize(
+    "plan", ["acp(rank=2)", "power(rank=2)", "acp(rank=2, wire=bf16)", "cast(fp16)", "none", TOPK, COMPOSED]
+)
 def test_report_has_every_key_and_sane_values(pools, plan):
     for report, text, _ in pools(3).run(train_and_report, plan=plan, steps=5):
         assert report.keys() == KEYS

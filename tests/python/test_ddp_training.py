@@ -7,6 +7,12 @@ import torch
 import torch.distributed as dist
 from nets import (
     CODECS,
+    COMPOSED,
+    DGC,
+    EXACT,
+    RANDK,
+    SIGN,
+    TOPK,
     distance,
     gradients_of,
     loss_of,
@@ -40,10 +46,10 @@ def test_none_gives_the_bits_of_ddp(pools, world_size):
     assert pools(world_size).run(both_views, plan="none") == pools(world_size).run(both_views, plan=None)
 
 
-@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)", "cast(fp16, bucket_cap_mib=0)"])
+@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)", "cast(fp16, bucket_cap_mib=0)", SIGN, TOPK, RANDK])
 def test_the_same_run_twice_gives_the_same_bits_with_any_number_of_threads(pools, codec):
     expected = pools(2).run(train_anew, plan=codec)
-    for plan in (codec, codec.replace(")", ", threads=2)")):
+    for plan in (codec, codec.replace(")", ", threads=2)", 1)):
         assert pools(2).run(train_anew, plan=plan) == expected
 
 
@@ -51,7 +57,7 @@ def learn(me, plan):
     return train(me, me.attach(make_net(), plan), [step % 4 for step in range(60)])
 
 
-@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)"])
+@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)", SIGN, TOPK, COMPOSED])
 def test_training_gets_as_far_as_without_compression(pools, codec):
     losses, plain = (pools(2).run(learn, plan=plan)[0] for plan in (codec, None))
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
@@ -98,9 +104,24 @@ def train_alone(me, plan, seed):
     return fingerprint(model.module)
 
 
+def train_with_own_random_numbers(me, plan):
+    torch.manual_seed(me.rank)
+    torch.randn(me.rank + 1)
+    model = me.attach(make_net(seed=me.rank), plan)
+    train(me, model, 5)
+    return fingerprint(model.module)
+
+
+@pytest.mark.parametrize("codec", [SIGN, TOPK, COMPOSED, RANDK])
+def test_ranks_with_different_seeds_have_equal_replicas(pools, codec):
+    assert len(set(pools(3).run(train_with_own_random_numbers, plan=codec))) == 1
+
+
 @pytest.mark.parametrize("together", [True, False])
-def test_two_models_in_one_process_do_not_disturb_each_other(pools, together):
-    plans = ["acp(rank=2)", "power(rank=2, start_step=1)"]
+@pytest.mark.parametrize(
+    "plans", [["acp(rank=2)", "power(rank=2, start_step=1)"], [TOPK, "acp(rank=2, start_step=1)"], [SIGN, DGC]]
+)
+def test_two_models_in_one_process_do_not_disturb_each_other(pools, plans, together):
     pair = pools(3).run(train_two_models, plans=plans, together=together)[0]
     assert pair == [pools(3).run(train_alone, plan=plan, seed=seed)[0] for seed, plan in enumerate(plans)]
 
@@ -145,7 +166,7 @@ def train_in(me, plan, dtype):
 
 
 @pytest.mark.parametrize(
-    "codec", ["none", "cast(bf16)", "power(rank=64, min_compression_rate=0)", "acp(rank=2, wire=fp16)"]
+    "codec", ["none", "cast(bf16)", "power(rank=64, min_compression_rate=0)", "acp(rank=2, wire=fp16)", TOPK, EXACT]
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gradients_are_averaged(pools, codec, dtype):
@@ -259,6 +280,11 @@ def compare_with_ddp(me, plan, view):
         (LOW_RANK.format("acp"), 5, False),
         (LOW_RANK.format("power"), 2, True),
         (LOW_RANK.format("power"), 3, False),
+        (EXACT, 2, True),
+        (EXACT, 5, False),
+        ("topk(density=0.3, min_elems=0, start_step=1, bucket_cap_mib=0)", 3, True),
+        ("sign(scale=mean_abs, min_elems=0, start_step=0)", 2, False),
+        ("randk(density=0.3, min_elems=0, start_step=1, bucket_cap_mib=0)", 3, False),
     ],
 )
 def test_unusual_parameters_get_the_mean(pools, codec, world_size, view):

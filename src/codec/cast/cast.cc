@@ -6,6 +6,7 @@
 
 #include "codec/binding.h"
 #include "codec/cast/cast_kernels.h"
+#include "codec/explain.h"
 #include "core/check.h"
 #include "core/checked_math.h"
 
@@ -75,6 +76,13 @@ class CastCodec final : public Codec {
     CORTADO_RETURN_IF_ERROR(check_payload_bytes(*this, payload, output, bytes));
     if (output.elems() > 0) convert(payload.data(), narrow_, output.elems(), output.data, output.dtype);
     return {};
+  }
+
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType dtype) const override {
+    PayloadExplainer explainer(payload);
+    explainer.take(max_payload_bytes(rows, cols, dtype), "values", explain_matrix(payload, rows, cols, narrow_));
+    return std::move(explainer).finish();
   }
 
  private:

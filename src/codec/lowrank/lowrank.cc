@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "codec/binding.h"
+#include "codec/explain.h"
 #include "codec/lowrank/lowrank_kernels.h"
 #include "codec/lowrank/orthogonalise.h"
 #include "core/check.h"
@@ -129,6 +130,31 @@ class LowRankCodec final : public Codec {
     return {};
   }
 
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType) const override {
+    PayloadExplainer explainer(payload);
+    const Factors factors = is_too_large(rows, cols) ? Factors() : factors_of(rows, cols);
+    const auto take_number = [&]<typename T>(T, const char* name, const char* meaning) {
+      explainer.take(sizeof(T), name, meaning + std::to_string(explainer.peek<T>().value_or(0)));
+    };
+    const auto take_factor = [&](const char* name, std::int64_t factor_rows, std::int64_t factor_cols) {
+      const std::string values = explain_matrix(explainer.rest(), factor_rows, factor_cols, DType::kFloat32);
+      explainer.take(bytes_of(factor_rows * factor_cols), name, values);
+    };
+    if (factors.rank > 0) {
+      take_number(std::uint32_t{}, "rank", "columns of the factors: ");
+      take_number(std::uint32_t{}, "zero", "always 0: ");
+      if (!is_power()) {
+        take_number(std::uint64_t{}, "seed", "of the basis: ");
+        take_number(std::uint64_t{}, "step", "of the basis: ");
+        take_number(std::uint64_t{}, "tensor", "of the basis: ");
+      }
+      take_factor("row factor P", rows, factors.rank);
+      if (is_power()) take_factor("column factor Q", factors.rank, cols);
+    }
+    return std::move(explainer).finish();
+  }
+
  private:
   bool is_power() const { return row_.traits.rounds == 2; }
 
@@ -182,7 +208,7 @@ const CodecRow& acp_row() {
       .name = "acp",
       .wire_id = 3,
       .version = 1,
-      .traits = {.linear = true, .needs_residual = true, .rounds = 1},
+      .traits = {.linear = true, .needs_residual = true, .low_rank = true, .rounds = 1},
       .summary = "low rank, one factor a step: alternating sides, one all-reduce (ACP-SGD)",
       .parameters = parameters(),
       .make = make<acp_row>,
@@ -195,7 +221,7 @@ const CodecRow& power_row() {
       .name = "power",
       .wire_id = 4,
       .version = 1,
-      .traits = {.linear = true, .needs_residual = true, .rounds = 2},
+      .traits = {.linear = true, .needs_residual = true, .low_rank = true, .rounds = 2},
       .summary = "low rank, both factors in every step: two dependent all-reduces (Power-SGD)",
       .parameters = parameters(),
       .make = make<power_row>,

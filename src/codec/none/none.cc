@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "codec/binding.h"
+#include "codec/explain.h"
 #include "core/check.h"
 #include "core/checked_math.h"
 
@@ -34,6 +35,13 @@ class NoneCodec final : public Codec {
     CORTADO_RETURN_IF_ERROR(check_payload_bytes(*this, payload, output, bytes));
     if (bytes > 0) std::memcpy(output.data, payload.data(), bytes);
     return {};
+  }
+
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType dtype) const override {
+    PayloadExplainer explainer(payload);
+    explainer.take(max_payload_bytes(rows, cols, dtype), "values", explain_matrix(payload, rows, cols, dtype));
+    return std::move(explainer).finish();
   }
 };
 

@@ -1,0 +1,51 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Values of any float dtype as float32, a piece at a time that stays in the first-level cache.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "codec/cast/cast_kernels.h"
+#include "cortado/tensor_view.h"
+
+namespace cortado {
+
+constexpr std::int64_t kChunkElems = 1024;
+
+// `count` (at most kChunkElems) values from element `at` on: in `source` itself if they are float32, else in `buffer`.
+inline const float* load_floats(const void* source, DType dtype, std::int64_t at, std::int64_t count, float* buffer) {
+  switch (dtype) {
+    case DType::kFloat16:
+      fp16_to_fp32(static_cast<const std::uint16_t*>(source) + at, count, buffer);
+      return buffer;
+    case DType::kBFloat16:
+      bf16_to_fp32(static_cast<const std::uint16_t*>(source) + at, count, buffer);
+      return buffer;
+    default:
+      return static_cast<const float*>(source) + at;
+  }
+}
+
+// target[at ...] = source * scale, rounded once.
+inline void store_floats(const float* source, float scale, std::int64_t count, void* target, DType dtype,
+                         std::int64_t at) {
+  switch (dtype) {
+    case DType::kFloat16:
+      scale_and_cast_fp16(source, scale, count, static_cast<std::uint16_t*>(target) + at);
+      break;
+    case DType::kBFloat16:
+      scale_and_cast_bf16(source, scale, count, static_cast<std::uint16_t*>(target) + at);
+      break;
+    default:
+      for (std::int64_t i = 0; i < count; ++i) static_cast<float*>(target)[at + i] = source[i] * scale;
+  }
+}
+
+// Calls act(at, count) for all chunks of `elems` elements.
+template <typename Act>
+void for_chunks(std::int64_t elems, Act&& act) {
+  for (std::int64_t at = 0; at < elems; at += kChunkElems) act(at, std::min(kChunkElems, elems - at));
+}
+
+}  // namespace cortado

@@ -1,0 +1,184 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "codec/compso/compso.h"
+
+#include <limits>
+#include <string>
+
+#include "codec/binding.h"
+#include "codec/compso/compso_layers.h"
+#include "codec/explain.h"
+#include "codec/rans/rans_stream.h"
+#include "core/check.h"
+#include "core/checked_math.h"
+
+namespace cortado {
+
+namespace {
+
+constexpr double kSmallestBound = 1e-4;
+constexpr std::uint64_t kNoMemoryHoldsIt = std::numeric_limits<std::uint64_t>::max();
+
+// A message of one layer.
+class CompsoCodec final : public Codec {
+ public:
+  CompsoCodec(const CompsoSettings& settings, std::string spec) : settings_(settings), spec_(std::move(spec)) {}
+
+  std::string spec() const override { return spec_; }
+
+  std::uint64_t max_payload_bytes(std::int64_t rows, std::int64_t cols, DType dtype) const override {
+    const std::int64_t elems = checked_elems(rows, cols).value_or(0);
+    return elems > kMaxRansCodes ? kNoMemoryHoldsIt : max_compso_bytes(settings_, {&elems, 1}, dtype);
+  }
+  std::uint64_t scratch_bytes(std::int64_t rows, std::int64_t cols, DType) const override {
+    const std::int64_t elems = checked_elems(rows, cols).value_or(0);
+    return elems > kMaxRansCodes ? kNoMemoryHoldsIt : compso_scratch_bytes(settings_, {&elems, 1});
+  }
+
+  Result<std::uint64_t> encode(ConstTensorView input, const EncodeContext& context, std::span<std::byte> payload,
+                               std::span<std::byte> scratch) const override {
+    CORTADO_RETURN_IF_ERROR(check_dtype(input.dtype));
+    CORTADO_RETURN_IF_ERROR(check_encode(*this, input, payload, scratch));
+    return encode_layers(settings_, {&input, 1}, context, payload.data(), scratch.data());
+  }
+
+  Status decode(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const override {
+    CORTADO_RETURN_IF_ERROR(check_dtype(output.dtype));
+    CORTADO_RETURN_IF_ERROR(check_decode(*this, payload, output, scratch));
+    const Status status = decode_layers(settings_, payload, {&output, 1}, scratch.data());
+    return status.ok() ? status : status.with_context(spec());
+  }
+
+ private:
+  Status check_dtype(DType dtype) const {
+    if (dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16) return {};
+    return unsupported_dtype(*this, dtype, "fp32, fp16 and bf16");
+  }
+
+  const CompsoSettings settings_;
+  const std::string spec_;
+};
+
+Status refused(const char* what) { return make_error(StatusCode::kInvalidArgument, "compso: %s", what); }
+
+Rounding rounding_named(const std::string& word) {
+  if (word == "nearest") return Rounding::kNearest;
+  if (word == "dead_zone") return Rounding::kDeadZone;
+  return word == "dither" ? Rounding::kDither : Rounding::kStochastic;
+}
+
+Status read_bound(const ParameterValues& values, CompsoSettings* settings) {
+  settings->bound = values.real("bound");
+  if (settings->bound > 0 && settings->bound < kSmallestBound) {
+    return make_error(StatusCode::kInvalidArgument, "compso: bound must be 0 (lossless) or from 0.0001 to 1, got %s",
+                      values.text("bound").c_str());
+  }
+  if (values.text("error") == "off") return {};
+  if (values.was_given("bound")) return refused("expected one of bound and error");
+  settings->error = values.real("error");
+  return {};
+}
+
+Status read_filter(const ParameterValues& values, CompsoSettings* settings) {
+  const std::string& text = values.text("filter");
+  const bool goes = settings->rounding != Rounding::kDither && settings->error == 0;
+  if (text == "off") return {};
+  if (text == "bound") {
+    if (goes) settings->filter = settings->bound;
+    return {};
+  }
+  if (!goes) return refused("filter goes neither with error nor with round=dither, which decodes zeros as noise");
+  settings->filter = values.real("filter");
+  return {};
+}
+
+Status read_block(const ParameterValues& values, CompsoSettings* settings) {
+  if (values.text("block") == "layer") return {};
+  settings->block_elems = values.integer("block");
+  if (settings->block_elems % kCompsoBlockUnit == 0) return {};
+  return make_error(StatusCode::kInvalidArgument, "compso: block must be a multiple of %lld, got %lld",
+                    static_cast<long long>(kCompsoBlockUnit), static_cast<long long>(settings->block_elems));
+}
+
+std::string spec_of(const ParameterValues& values, const CompsoSettings& settings) {
+  std::string text = settings.error > 0 ? "compso(error=" + values.text("error")
+                                        : "compso(bound=" + values.text("bound") + ", filter=" + values.text("filter");
+  for (const char* name : {"round", "coder", "block", "chunk_codes"}) {
+    text += std::string(", ") + name + "=" + values.text(name);
+  }
+  return text + ")";
+}
+
+Result<std::unique_ptr<Codec>> make_compso(const ParameterValues& values) {
+  CompsoSettings settings;
+  settings.rounding = rounding_named(values.word("round"));
+  settings.is_coded = values.word("coder") == "rans";
+  settings.chunk_codes = values.integer("chunk_codes");
+  CORTADO_RETURN_IF_ERROR(check_chunk_codes("compso", settings.chunk_codes));
+  CORTADO_RETURN_IF_ERROR(read_bound(values, &settings));
+  CORTADO_RETURN_IF_ERROR(read_filter(values, &settings));
+  CORTADO_RETURN_IF_ERROR(read_block(values, &settings));
+  return std::unique_ptr<Codec>(std::make_unique<CompsoCodec>(settings, spec_of(values, settings)));
+}
+
+std::vector<Parameter> parameters() {
+  return {{.name = "bound",
+           .kind = ParameterKind::kReal,
+           .default_text = "0.004",
+           .min = 0,
+           .max = 1,
+           .meaning = "step as a share of the range of the layer, at least 0.0001; 0 is lossless"},
+          {.name = "filter",
+           .kind = ParameterKind::kReal,
+           .default_text = "bound",
+           .min = 0,
+           .max = 1,
+           .choices = "bound|off",
+           .meaning = "magnitudes up to this share of the range become 0; bound: off with error and dither"},
+          {.name = "round",
+           .kind = ParameterKind::kChoice,
+           .default_text = "stochastic",
+           .choices = "nearest|dead_zone|stochastic|dither",
+           .meaning = "stochastic and dither are unbiased"},
+          {.name = "coder",
+           .kind = ParameterKind::kChoice,
+           .default_text = "rans",
+           .choices = "rans|none",
+           .meaning = "of the codes; none: one or two bytes each"},
+          {.name = "error",
+           .kind = ParameterKind::kReal,
+           .default_text = "off",
+           .min = 0.001,
+           .max = 0.9,
+           .choices = "off",
+           .meaning = "relative L2 error of a layer, in place of the bound"},
+          {.name = "block",
+           .kind = ParameterKind::kInteger,
+           .default_text = "layer",
+           .min = kCompsoBlockUnit,
+           .max = 1 << 30,
+           .choices = "layer",
+           .meaning = "values that share a step, a multiple of 1024"},
+          {.name = "chunk_codes",
+           .kind = ParameterKind::kInteger,
+           .default_text = "65536",
+           .min = kMinRansChunkCodes,
+           .max = kMaxRansChunkCodes,
+           .meaning = "of rans"}};
+}
+
+}  // namespace
+
+const CodecRow& compso_row() {
+  static const CodecRow row = {
+      .name = "compso",
+      .wire_id = 12,
+      .version = 1,
+      .traits = {.divisible = true, .needs_residual = true},
+      .summary = "multiples of a share of the range, small values as 0, entropy-coded (COMPSO)",
+      .parameters = parameters(),
+      .make = make_compso,
+  };
+  return row;
+}
+
+}  // namespace cortado

@@ -1,0 +1,39 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The loops of `compso` over a piece of a layer: the rounding of `quant`, but to levels of any size, of which a code
+// keeps the lowest 8 or 16 bits. The same bits on every SIMD target. Preconditions as in quant_kernels.h.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/quant/quant_kernels.h"
+
+namespace cortado {
+
+// Codes of level 0: of one byte, and of two, whose high byte is 128 as well.
+constexpr std::int32_t kCompsoZeroCode = 128, kCompsoWideZeroCode = 128 * 257;
+
+struct CompsoRange {
+  float low = 0, high = 0;          // the smallest and the largest value
+  std::uint32_t max_magnitude = 0;  // bits of the largest |x|; from kInfinityBits on, something is not finite
+};
+
+// Of any number of values, at least 1.
+CompsoRange measure_range(const float* values, std::int64_t elems, std::int64_t prefetch_elems);
+
+// Where the low and the high bytes of codes are; `high` is null where codes have one.
+struct CompsoCodes {
+  std::uint8_t* low;
+  std::uint8_t* high;
+};
+
+// All values lie in one block, piece.blocks[0]; its `reach` is in steps here, at most 2^21, and levels are clipped to
+// it. levels.largest is not used.
+void compso_quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+                     std::int64_t prefetch_elems, CompsoCodes codes);
+
+// No level is below `first_level`, which lies between -2^22 and 2^22.
+void compso_dequantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, std::int32_t first_level,
+                       CompsoCodes codes, bool streams, float* values);
+
+}  // namespace cortado

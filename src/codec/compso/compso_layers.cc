@@ -1,0 +1,498 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "codec/compso/compso_layers.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "codec/compso/compso_kernels.h"
+#include "codec/float_rans/float_rans_kernels.h"
+#include "codec/pieces.h"
+#include "codec/quant/quant_search.h"
+#include "codec/rans/rans_stream.h"
+#include "core/check.h"
+
+namespace cortado {
+
+namespace {
+
+constexpr std::uint64_t kAlignBytes = 64;
+constexpr std::int64_t kPrefetchElems = 1024;
+constexpr std::int64_t kRandomAlignElems = 256;  // quant_kernels.h: pieces begin at multiples of it
+// Decoded layers of this size and more go past the caches, which could not keep them.
+constexpr std::int64_t kStreamBytes = std::int64_t{8} << 20;
+
+constexpr std::uint64_t kHeaderBytes = 8;
+constexpr std::uint64_t kLengthBytes = 8;
+constexpr std::uint64_t kRandomBytes = sizeof(PhiloxKey) + sizeof(std::uint64_t);
+constexpr std::uint64_t kBlockBytes = sizeof(float) + sizeof(std::int32_t);
+
+// Beyond these, 1 / step or what is decoded could be denormal.
+constexpr float kSmallestStep = 0x1p-116f, kLargestStep = 0x1p126f;
+constexpr float kFarthestLevel = 0x1p21f;
+constexpr double kFinestStep = 0x1p-21;  // over the largest magnitude
+constexpr double kMostLevels = 65000;    // that the range may have with a target error
+constexpr std::int32_t kLevelLimit = 1 << 22;
+
+// ---- shapes --------------------------------------------------------------------------------------------------------
+
+std::int64_t elems_of(std::int64_t elems) { return elems; }
+std::int64_t elems_of(const ConstTensorView& view) { return view.elems(); }
+std::int64_t elems_of(const TensorView& view) { return view.elems(); }
+
+std::int64_t block_elems(const CompsoSettings& settings, std::int64_t layer_elems) {
+  return settings.block_elems == 0 ? layer_elems : std::min(settings.block_elems, layer_elems);
+}
+
+struct Totals {
+  std::int64_t elems = 0;
+  std::int64_t blocks = 0;
+};
+
+template <class Layer>
+Totals totals_of(const CompsoSettings& settings, std::span<const Layer> layers) {
+  Totals totals;
+  for (const Layer& layer : layers) {
+    const std::int64_t elems = elems_of(layer);
+    if (elems == 0) continue;
+    totals.elems += elems;
+    totals.blocks += (elems - 1) / block_elems(settings, elems) + 1;
+  }
+  return totals;
+}
+
+// Values first ... first + elems - 1 of a layer. Blocks, codes and random numbers are numbered through the message.
+template <class Layer>
+struct Block {
+  const Layer& layer;
+  std::int64_t first, elems;
+  std::int64_t number;
+  std::int64_t first_code;
+  std::int64_t first_random;
+};
+
+template <class Layer, class F>
+void for_blocks(const CompsoSettings& settings, std::span<const Layer> layers, const F& f) {
+  std::int64_t number = 0, code = 0, random = 0;
+  for (const Layer& layer : layers) {
+    const std::int64_t elems = elems_of(layer);
+    const std::int64_t block = block_elems(settings, elems);
+    for (std::int64_t first = 0; first < elems; first += block) {
+      f(Block<Layer>{layer, first, std::min(block, elems - first), number++, code + first, random + first});
+    }
+    code += elems;
+    random += (elems + kRandomAlignElems - 1) / kRandomAlignElems * kRandomAlignElems;
+  }
+}
+
+// `count` values from number `first` of the random numbers on, all in one block.
+BlockPiece piece_of(const BlockGrid& grid, std::int64_t first, std::int64_t count) {
+  return {.log2_block_elems = 62, .blocks = &grid, .first = first, .elems = whole_rows(count)};
+}
+
+// f(offset in the block, count)
+template <class Layer, class F>
+void for_pieces(const Block<Layer>& block, const F& f) {
+  for (std::int64_t at = 0; at < block.elems; at += kMaxPieceElems) f(at, std::min(kMaxPieceElems, block.elems - at));
+}
+
+// ---- memory --------------------------------------------------------------------------------------------------------
+
+std::uint64_t round_up(std::uint64_t bytes) { return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes; }
+
+// Kernels write and read whole rows.
+std::uint64_t code_bytes(const Totals& totals) {
+  return round_up(static_cast<std::uint64_t>(totals.elems + kRowElems));
+}
+std::uint64_t grid_bytes(const Totals& totals) {
+  return round_up(static_cast<std::uint64_t>(totals.blocks) * sizeof(BlockGrid));
+}
+
+struct Workspace {
+  Workspace(std::byte* scratch, const Totals& totals) {
+    std::byte* at = scratch + (kAlignBytes - reinterpret_cast<std::uintptr_t>(scratch) % kAlignBytes) % kAlignBytes;
+    grids = reinterpret_cast<BlockGrid*>(at);
+    low = reinterpret_cast<std::uint8_t*>(at + grid_bytes(totals));
+    high = low + code_bytes(totals);
+    coder = reinterpret_cast<std::byte*>(high + code_bytes(totals));
+  }
+
+  BlockGrid* grids;
+  std::uint8_t* low;
+  std::uint8_t* high;
+  std::byte* coder;
+};
+
+template <typename T>
+T load(const std::byte* from, std::int64_t i = 0) {
+  T value;
+  std::memcpy(&value, from + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
+  return value;
+}
+
+template <typename T>
+void store(T value, std::byte* to, std::int64_t i = 0) {
+  std::memcpy(to + static_cast<std::size_t>(i) * sizeof(T), &value, sizeof(T));
+}
+
+// ---- where the levels of a block lie -------------------------------------------------------------------------------
+
+struct Range {
+  float low = 0, high = 0;
+  bool is_finite = true;
+
+  double width() const { return static_cast<double>(high) - static_cast<double>(low); }
+  float largest() const { return std::max(std::fabs(low), std::fabs(high)); }
+};
+
+// The step nearest to `wanted` that is allowed for such values; 0 if they are all 0.
+float allowed_step(double wanted, const Range& range) {
+  if (range.largest() == 0) return 0;
+  const double step = std::max(wanted, static_cast<double>(range.largest()) * kFinestStep);
+  return static_cast<float>(std::clamp<double>(step, kSmallestStep, kLargestStep));
+}
+
+// How far beyond its level a value may be decoded, in steps.
+float overhang_of(Rounding rounding) {
+  if (rounding == Rounding::kDither) return 0.5f;
+  return rounding == Rounding::kDeadZone ? 0.05f : 0;
+}
+
+BlockGrid grid_of(float step, const CompsoSettings& settings, const Range& range, DType dtype) {
+  if (step == 0) return {.step = 0, .inverse = 0, .threshold = -1, .reach = 0};
+  const double threshold = settings.filter * range.width();
+  return {.step = step,
+          .inverse = 1 / step,
+          .threshold = static_cast<float>(std::min<double>(threshold, std::numeric_limits<float>::max())),
+          // Nothing finite is decoded as Inf.
+          .reach = std::min(kFarthestLevel, std::floor(largest_finite(dtype) / step - overhang_of(settings.rounding)))};
+}
+
+struct LevelRange {
+  std::int32_t first = 0, last = 0;
+};
+
+// The smallest and the largest level that rounding can give.
+LevelRange levels_of(const BlockGrid& grid, const CompsoSettings& settings, const Range& range) {
+  LevelRange levels = {static_cast<std::int32_t>(std::floor(std::max(range.low * grid.inverse, -grid.reach))),
+                       static_cast<std::int32_t>(std::ceil(std::min(range.high * grid.inverse, grid.reach)))};
+  if (settings.filter > 0 && range.low <= grid.threshold) levels.first = std::min(levels.first, 0);
+  if (settings.filter > 0 && -range.high <= grid.threshold) levels.last = std::max(levels.last, 0);
+  return levels;
+}
+
+// Whether levels of a block may spread further than a byte tells apart.
+bool may_be_wide(const CompsoSettings& settings) {
+  return settings.error > 0 || (1 + settings.filter) / settings.bound + 4 > 256;
+}
+
+// ---- encode --------------------------------------------------------------------------------------------------------
+
+class LayersEncoder {
+ public:
+  LayersEncoder(const CompsoSettings& settings, std::span<const ConstTensorView> layers, const EncodeContext& context,
+                std::byte* scratch)
+      : settings_(settings),
+        layers_(layers),
+        totals_(totals_of(settings, layers)),
+        workspace_(scratch, totals_),
+        random_{.key = philox_key(context.seed, context.tensor), .step = context.step} {}
+
+  std::uint64_t run(std::byte* payload) {
+    std::byte* at = payload + kHeaderBytes;
+    if (settings_.rounding == Rounding::kDither) {
+      store(random_.key, at);
+      store(random_.step, at + sizeof(random_.key));
+      at += kRandomBytes;
+    }
+    choose_grids(at);
+    at += static_cast<std::uint64_t>(totals_.blocks) * kBlockBytes;
+    store<std::uint64_t>(is_wide_ ? 2 : 1, payload);
+    for_blocks(settings_, layers_, [&](const InputBlock& block) { quantise(block); });
+    return static_cast<std::uint64_t>((settings_.is_coded ? put_coded(at) : put_plain(at)) - payload);
+  }
+
+ private:
+  using InputBlock = Block<ConstTensorView>;
+
+  // Writes the section of blocks.
+  void choose_grids(std::byte* steps) {
+    std::byte* first_levels = steps + static_cast<std::uint64_t>(totals_.blocks) * sizeof(float);
+    for_blocks(settings_, layers_, [&](const InputBlock& block) {
+      const Range range = range_of(block);
+      BlockGrid& grid = workspace_.grids[block.number];
+      LevelRange levels;
+      if (range.is_finite) {
+        grid = grid_of(step_of(block, range), settings_, range, block.layer.dtype);
+        levels = levels_of(grid, settings_, range);
+      } else {
+        grid = {.step = std::numeric_limits<float>::quiet_NaN()};
+      }
+      is_wide_ |= levels.last - levels.first > 255;
+      store(grid.step, steps, block.number);
+      store(levels.first, first_levels, block.number);
+    });
+  }
+
+  static Range range_of(const InputBlock& block) {
+    Range all;
+    alignas(64) float buffer[kMaxPieceElems];
+    for_pieces(block, [&](std::int64_t at, std::int64_t count) {
+      const CompsoRange piece = measure_range(load_piece(block.layer, block.first + at, count, buffer), count,
+                                              block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0);
+      all.low = at == 0 ? piece.low : std::min(all.low, piece.low);
+      all.high = at == 0 ? piece.high : std::max(all.high, piece.high);
+      all.is_finite &= piece.max_magnitude < kInfinityBits;
+    });
+    return all;
+  }
+
+  float step_of(const InputBlock& block, const Range& range) const {
+    if (settings_.error > 0) {
+      const auto* data = static_cast<const std::byte*>(block.layer.data);
+      const auto offset = static_cast<std::size_t>(block.first) * dtype_bytes(block.layer.dtype);
+      const double step =
+          find_step(settings_.rounding, settings_.error, {data + offset, block.layer.dtype, 1, block.elems});
+      return allowed_step(std::max(step, range.width() / kMostLevels), range);
+    }
+    return allowed_step(range.width() > 0 ? settings_.bound * range.width() : range.largest(), range);
+  }
+
+  void quantise(const InputBlock& block) const {
+    const BlockGrid& grid = workspace_.grids[block.number];
+    std::uint8_t* low = workspace_.low + block.first_code;
+    std::uint8_t* high = workspace_.high + block.first_code;
+    if (std::isnan(grid.step)) {
+      std::fill(low, low + block.elems, std::uint8_t{kCompsoZeroCode});
+      std::fill(high, high + block.elems, std::uint8_t{kCompsoZeroCode});
+      return;
+    }
+    alignas(64) float buffer[kMaxPieceElems];
+    for_pieces(block, [&](std::int64_t at, std::int64_t count) {
+      const Levels levels = {.rounding = settings_.rounding, .largest = 0, .filters = settings_.filter > 0};
+      compso_quantise(levels, piece_of(grid, block.first_random + at, count), random_,
+                      load_piece(block.layer, block.first + at, count, buffer),
+                      block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0,
+                      {low + at, is_wide_ ? high + at : nullptr});
+    });
+  }
+
+  std::byte* put_plain(std::byte* to) const {
+    const auto bytes = static_cast<std::size_t>(totals_.elems);
+    std::memcpy(to, workspace_.low, bytes);
+    if (!is_wide_) return to + bytes;
+    std::memcpy(to + bytes, workspace_.high, bytes);
+    return to + 2 * bytes;
+  }
+
+  std::byte* put_coded(std::byte* to) const {
+    const auto put = [&](const std::uint8_t* codes, std::byte* at) {
+      return encode_codes(codes, totals_.elems, settings_.chunk_codes, at, workspace_.coder);
+    };
+    const std::uint64_t low_bytes = put(workspace_.low, to + kLengthBytes);
+    store(low_bytes, to);
+    to += kLengthBytes + low_bytes;
+    return is_wide_ ? to + put(workspace_.high, to) : to;
+  }
+
+  const CompsoSettings& settings_;
+  const std::span<const ConstTensorView> layers_;
+  const Totals totals_;
+  const Workspace workspace_;
+  const RandomKey random_;
+  bool is_wide_ = false;
+};
+
+// ---- decode --------------------------------------------------------------------------------------------------------
+
+bool is_step(float step) {
+  const auto bits = std::bit_cast<std::uint32_t>(step);
+  return bits == 0 || bits == 0x7fc00000u || (step >= kSmallestStep && step <= kLargestStep);
+}
+
+class LayersDecoder {
+ public:
+  LayersDecoder(const CompsoSettings& settings, std::span<const TensorView> layers, std::byte* scratch)
+      : settings_(settings), layers_(layers), totals_(totals_of(settings, layers)), workspace_(scratch, totals_) {}
+
+  Status run(std::span<const std::byte> payload) {
+    std::uint64_t codes_at = 0;
+    CORTADO_RETURN_IF_ERROR(read_header(payload, &codes_at));
+    const std::span<const std::byte> codes = payload.subspan(codes_at);
+    CORTADO_RETURN_IF_ERROR(settings_.is_coded ? take_coded(codes) : take_plain(codes));
+    bool streams = false;
+    for_blocks(settings_, layers_, [&](const Block<TensorView>& block) { streams |= decode_block(block); });
+    if (streams) finish_streams();
+    return {};
+  }
+
+ private:
+  Status read_header(std::span<const std::byte> payload, std::uint64_t* codes_at) {
+    const bool has_key = settings_.rounding == Rounding::kDither;
+    const std::uint64_t steps_at = kHeaderBytes + (has_key ? kRandomBytes : 0);
+    *codes_at = steps_at + static_cast<std::uint64_t>(totals_.blocks) * kBlockBytes;
+    if (payload.size() < *codes_at) {
+      return make_error(StatusCode::kCorruptData, "the payload has %zu bytes, expected at least %llu", payload.size(),
+                        static_cast<unsigned long long>(*codes_at));
+    }
+    const auto code_bytes = load<std::uint64_t>(payload.data());
+    if (code_bytes != 1 && !(code_bytes == 2 && may_be_wide(settings_))) {
+      return make_error(StatusCode::kCorruptData, "the payload begins with %llu bytes a code, expected %s",
+                        static_cast<unsigned long long>(code_bytes), may_be_wide(settings_) ? "1 or 2" : "1");
+    }
+    is_wide_ = code_bytes == 2;
+    if (has_key) {
+      random_.key = load<PhiloxKey>(payload.data() + kHeaderBytes);
+      random_.step = load<std::uint64_t>(payload.data() + kHeaderBytes + sizeof(PhiloxKey));
+    }
+    steps_ = payload.data() + steps_at;
+    first_levels_ = steps_ + static_cast<std::uint64_t>(totals_.blocks) * sizeof(float);
+    for (std::int64_t i = 0; i < totals_.blocks; ++i) {
+      const auto step = load<float>(steps_, i);
+      const auto first_level = load<std::int32_t>(first_levels_, i);
+      if (is_step(step) && first_level > -kLevelLimit && first_level < kLevelLimit) continue;
+      return make_error(StatusCode::kCorruptData, "block %lld has the step %g and the smallest level %d",
+                        static_cast<long long>(i), static_cast<double>(step), first_level);
+    }
+    return {};
+  }
+
+  Status take_plain(std::span<const std::byte> codes) const {
+    const auto elems = static_cast<std::size_t>(totals_.elems);
+    const std::size_t expected = is_wide_ ? 2 * elems : elems;
+    if (codes.size() != expected) {
+      return make_error(StatusCode::kCorruptData, "%zu bytes of codes, expected %zu", codes.size(), expected);
+    }
+    std::memcpy(workspace_.low, codes.data(), elems);
+    if (is_wide_) std::memcpy(workspace_.high, codes.data() + elems, elems);
+    return {};
+  }
+
+  Status take_coded(std::span<const std::byte> codes) const {
+    if (codes.size() < kLengthBytes) {
+      return make_error(StatusCode::kCorruptData, "%zu bytes behind the blocks, expected at least %llu", codes.size(),
+                        static_cast<unsigned long long>(kLengthBytes));
+    }
+    const auto low_bytes = load<std::uint64_t>(codes.data());
+    codes = codes.subspan(kLengthBytes);
+    if (low_bytes > codes.size() || (!is_wide_ && low_bytes < codes.size())) {
+      return make_error(StatusCode::kCorruptData, "%llu bytes of low codes, but %zu bytes are left",
+                        static_cast<unsigned long long>(low_bytes), codes.size());
+    }
+    CORTADO_RETURN_IF_ERROR(decode_codes(codes.first(low_bytes), workspace_.low, totals_.elems, workspace_.coder));
+    if (!is_wide_) return {};
+    return decode_codes(codes.subspan(low_bytes), workspace_.high, totals_.elems, workspace_.coder);
+  }
+
+  // Whether values went past the caches.
+  bool decode_block(const Block<TensorView>& block) const {
+    const BlockGrid grid = {.step = load<float>(steps_, block.number)};
+    const auto first_level = load<std::int32_t>(first_levels_, block.number);
+    const bool streams = block.layer.size_bytes() >= kStreamBytes;
+    alignas(64) float buffer[kMaxPieceElems];
+    for_pieces(block, [&](std::int64_t at, std::int64_t count) {
+      const CompsoCodes codes = {workspace_.low + block.first_code + at,
+                                 is_wide_ ? workspace_.high + block.first_code + at : nullptr};
+      float* values = piece_target(block.layer, block.first + at, count, buffer);
+      compso_dequantise({.rounding = settings_.rounding, .largest = 0}, piece_of(grid, block.first_random + at, count),
+                        random_, first_level, codes, streams && values != buffer, values);
+      store_piece(values, block.layer, block.first + at, count);
+    });
+    return streams;
+  }
+
+  const CompsoSettings& settings_;
+  const std::span<const TensorView> layers_;
+  const Totals totals_;
+  const Workspace workspace_;
+  const std::byte* steps_ = nullptr;         // float32 a block
+  const std::byte* first_levels_ = nullptr;  // int32 a block
+  RandomKey random_;
+  bool is_wide_ = false;
+};
+
+// ---- lossless ------------------------------------------------------------------------------------------------------
+
+bool is_lossless(const CompsoSettings& settings) { return settings.bound == 0 && settings.error == 0; }
+
+// Of an fp32 three bytes, of a 16-bit float one byte are kept as they are.
+std::uint64_t plain_bytes(std::int64_t elems, DType dtype) {
+  return static_cast<std::uint64_t>(elems) * (dtype_bytes(dtype) - 1);
+}
+
+std::uint64_t encode_lossless(const CompsoSettings& settings, std::span<const ConstTensorView> layers,
+                              std::byte* payload, std::byte* scratch) {
+  auto* codes = reinterpret_cast<std::uint8_t*>(scratch);
+  std::byte* to = payload;
+  std::int64_t elems = 0;
+  for (const ConstTensorView& layer : layers) {
+    const auto split = layer.dtype == DType::kFloat32 ? split_floats_32 : split_floats_16;
+    split(static_cast<const std::byte*>(layer.data), layer.elems(), codes + elems, to);
+    to += plain_bytes(layer.elems(), layer.dtype);
+    elems += layer.elems();
+  }
+  to += encode_codes(codes, elems, settings.chunk_codes, to, scratch + elems);
+  return static_cast<std::uint64_t>(to - payload);
+}
+
+Status decode_lossless(std::span<const std::byte> payload, std::span<const TensorView> layers, std::int64_t elems,
+                       std::byte* scratch) {
+  const std::uint64_t plain = plain_bytes(elems, layers.front().dtype);
+  if (payload.size() < plain) {
+    return make_error(StatusCode::kCorruptData, "the payload has %zu bytes, expected at least %llu", payload.size(),
+                      static_cast<unsigned long long>(plain));
+  }
+  auto* codes = reinterpret_cast<std::uint8_t*>(scratch);
+  CORTADO_RETURN_IF_ERROR(decode_codes(payload.subspan(plain), codes, elems, scratch + elems));
+  const std::byte* from = payload.data();
+  for (const TensorView& layer : layers) {
+    const auto merge = layer.dtype == DType::kFloat32 ? merge_floats_32 : merge_floats_16;
+    merge(codes, from, layer.elems(), static_cast<std::byte*>(layer.data));
+    codes += layer.elems();
+    from += plain_bytes(layer.elems(), layer.dtype);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::uint64_t max_compso_bytes(const CompsoSettings& settings, std::span<const std::int64_t> layer_elems, DType dtype) {
+  const Totals totals = totals_of(settings, layer_elems);
+  if (totals.elems == 0) return 0;
+  if (is_lossless(settings)) return plain_bytes(totals.elems, dtype) + max_rans_bytes(totals.elems);
+  std::uint64_t bytes = kHeaderBytes + static_cast<std::uint64_t>(totals.blocks) * kBlockBytes;
+  if (settings.rounding == Rounding::kDither) bytes += kRandomBytes;
+  const std::uint64_t planes = may_be_wide(settings) ? 2 : 1;
+  if (!settings.is_coded) return bytes + planes * static_cast<std::uint64_t>(totals.elems);
+  return bytes + kLengthBytes + planes * max_rans_bytes(totals.elems);
+}
+
+std::uint64_t compso_scratch_bytes(const CompsoSettings& settings, std::span<const std::int64_t> layer_elems) {
+  const Totals totals = totals_of(settings, layer_elems);
+  if (totals.elems == 0) return 0;
+  const std::uint64_t coder = rans_scratch_bytes(totals.elems, settings.chunk_codes);
+  if (is_lossless(settings)) return static_cast<std::uint64_t>(totals.elems) + coder;
+  return kAlignBytes - 1 + grid_bytes(totals) + 2 * code_bytes(totals) + (settings.is_coded ? coder : 0);
+}
+
+std::uint64_t encode_layers(const CompsoSettings& settings, std::span<const ConstTensorView> layers,
+                            const EncodeContext& context, std::byte* payload, std::byte* scratch) {
+  if (totals_of(settings, layers).elems == 0) return 0;
+  if (is_lossless(settings)) return encode_lossless(settings, layers, payload, scratch);
+  return LayersEncoder(settings, layers, context, scratch).run(payload);
+}
+
+Status decode_layers(const CompsoSettings& settings, std::span<const std::byte> payload,
+                     std::span<const TensorView> layers, std::byte* scratch) {
+  const std::int64_t elems = totals_of(settings, layers).elems;
+  if (elems > 0) {
+    return is_lossless(settings) ? decode_lossless(payload, layers, elems, scratch)
+                                 : LayersDecoder(settings, layers, scratch).run(payload);
+  }
+  if (payload.empty()) return {};
+  return make_error(StatusCode::kCorruptData, "%zu bytes of no values", payload.size());
+}
+
+}  // namespace cortado

@@ -1,0 +1,42 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Many layers in one message of `compso`: each with statistics and steps of its own, one pass over their values, one
+// table of codes for all. What the codec does with one tensor, for the exchange of many.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "codec/quant/quant_kernels.h"
+#include "cortado/codec.h"
+
+namespace cortado {
+
+constexpr std::int64_t kCompsoBlockUnit = kMaxPieceElems;
+
+struct CompsoSettings {
+  double bound = 4e-3;  // step of a block over its range; 0: lossless
+  double filter = 0;    // magnitudes up to this share of the range become 0
+  Rounding rounding = Rounding::kStochastic;
+  bool is_coded = true;
+  double error = 0;              // if not 0: the relative L2 error of a block, in place of the bound; no filter then
+  std::int64_t block_elems = 0;  // a multiple of kCompsoBlockUnit; 0: a layer is one block
+  std::int64_t chunk_codes = 65536;
+};
+
+// Upper bounds for layers of these numbers of elements, at most kMaxRansCodes together; pure.
+std::uint64_t max_compso_bytes(const CompsoSettings& settings, std::span<const std::int64_t> layer_elems, DType dtype);
+std::uint64_t compso_scratch_bytes(const CompsoSettings& settings, std::span<const std::int64_t> layer_elems);
+
+// Returns the bytes written. Layers are of one dtype: fp32, fp16 or bf16. `payload` has max_compso_bytes(), `scratch`
+// compso_scratch_bytes(); nothing overlaps, no alignment is asked.
+std::uint64_t encode_layers(const CompsoSettings& settings, std::span<const ConstTensorView> layers,
+                            const EncodeContext& context, std::byte* payload, std::byte* scratch);
+
+// The inverse, for layers of the shapes and the dtype that were encoded. kCorruptData for what can't have been written
+// for them.
+Status decode_layers(const CompsoSettings& settings, std::span<const std::byte> payload,
+                     std::span<const TensorView> layers, std::byte* scratch);
+
+}  // namespace cortado

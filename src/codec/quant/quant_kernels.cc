@@ -1,0 +1,311 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "codec/quant/quant_kernels.h"
+
+#include <algorithm>
+
+#include "codec/pieces.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "codec/quant/quant_kernels.cc"
+#include "core/simd.h"
+// After simd.h, which it needs.
+#include "codec/quant/quant_rows.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cortado {
+namespace HWY_NAMESPACE {
+namespace {
+
+// ---- statistics ----------------------------------------------------------------------------------------------------
+
+// Sums over the rows, a row's values in 16 lanes.
+struct RowSums {
+  static constexpr std::int64_t kLanes = hn::MaxLanes(F64());
+  VF64 lanes[kRowElems / kLanes];
+
+  HWY_INLINE void clear() {
+    for (VF64& lane : lanes) lane = hn::Zero(F64());
+  }
+  // term(at): what the values from lane `at` of the row on add.
+  template <class Term>
+  HWY_INLINE void add_row(const Term& term) {
+    for (std::int64_t at = 0; at < kRowElems; at += kLanes) {
+      lanes[at / kLanes] = hn::Add(lanes[at / kLanes], term(at));
+    }
+  }
+  HWY_INLINE double sum() const {
+    double each[kRowElems];
+    for (std::int64_t at = 0; at < kRowElems; at += kLanes) hn::StoreU(lanes[at / kLanes], F64(), each + at);
+    for (int apart = 8; apart > 0; apart /= 2)
+      for (int i = 0; i < apart; ++i) each[i] += each[i + apart];
+    return each[0];
+  }
+};
+
+template <BlockScale kScale>
+struct Measure {
+  VU32 magnitude[kParts];
+  VF32 low[kParts], high[kParts];
+  RowSums squares;
+
+  HWY_INLINE void add_row(const float* values) {
+    for (std::size_t p = 0; p < kParts; ++p) {
+      const VF32 v = hn::LoadU(F32(), values + p * kPartElems);
+      magnitude[p] = hn::Max(magnitude[p], hn::And(hn::BitCast(U32(), v), hn::Set(U32(), 0x7fffffffu)));
+      if constexpr (kScale == BlockScale::kRange) {
+        low[p] = hn::Min(low[p], v);
+        high[p] = hn::Max(high[p], v);
+      }
+    }
+    if constexpr (kScale == BlockScale::kRms) {
+      squares.add_row([&](std::int64_t at) HWY_ATTR {
+        const VF64 v = hn::PromoteTo(F64(), hn::LoadU(F32OfF64(), values + at));
+        return hn::Mul(v, v);  // exact
+      });
+    }
+  }
+
+  HWY_INLINE BlockStats run(const float* values, std::int64_t elems) {
+    for (std::size_t p = 0; p < kParts; ++p) {
+      magnitude[p] = hn::Zero(U32());
+      low[p] = high[p] = hn::Zero(F32());
+    }
+    squares.clear();
+    for (std::int64_t i = 0; i < elems; i += kRowElems) add_row(values + i);
+    return result();
+  }
+
+  HWY_INLINE BlockStats result() const {
+    BlockStats stats;
+    VU32 largest = magnitude[0];
+    for (std::size_t p = 1; p < kParts; ++p) largest = hn::Max(largest, magnitude[p]);
+    stats.max_magnitude = hn::GetLane(hn::MaxOfLanes(U32(), largest));
+    if constexpr (kScale == BlockScale::kRange) {
+      VF32 least = low[0], most = high[0];
+      for (std::size_t p = 1; p < kParts; ++p) least = hn::Min(least, low[p]), most = hn::Max(most, high[p]);
+      stats.low = hn::GetLane(hn::MinOfLanes(F32(), least));
+      stats.high = hn::GetLane(hn::MaxOfLanes(F32(), most));
+    }
+    if constexpr (kScale == BlockScale::kRms) stats.squares = squares.sum();
+    return stats;
+  }
+};
+
+template <BlockScale kScale>
+void measure(const float* values, std::int64_t elems, std::int64_t block_elems, BlockStats* stats) {
+  for (std::int64_t i = 0; i < elems; i += block_elems) {
+    *stats++ = Measure<kScale>().run(values + i, std::min(block_elems, elems - i));
+  }
+}
+
+void MeasureBlocks(BlockScale scale, const float* values, std::int64_t elems, std::int64_t block_elems,
+                   BlockStats* stats) {
+  switch (scale) {
+    case BlockScale::kMax:
+      return measure<BlockScale::kMax>(values, elems, block_elems, stats);
+    case BlockScale::kRms:
+    case BlockScale::kL2:
+      return measure<BlockScale::kRms>(values, elems, block_elems, stats);
+    case BlockScale::kRange:
+      return measure<BlockScale::kRange>(values, elems, block_elems, stats);
+  }
+}
+
+// ---- values to codes -----------------------------------------------------------------------------------------------
+
+template <class Round, bool kFilters>
+struct QuantiseRow {
+  Round round;
+  float largest_level;
+  std::uint32_t bits_of_code_0;
+  const float* values;
+  std::int64_t prefetch_elems;
+  std::uint8_t* codes;
+
+  QuantiseRow(const Levels& levels, const float* from, std::int64_t ahead, std::uint8_t* to)
+      : round(shift_of(levels)),
+        largest_level(levels.largest),
+        bits_of_code_0(0x4b400000u - static_cast<std::uint32_t>(levels.largest + shift_of(levels))),
+        values(from),
+        prefetch_elems(ahead),
+        codes(to) {}
+
+  // One bit has its levels at -1/2 and 1/2.
+  static float shift_of(const Levels& levels) { return levels.largest < 1 ? 0.5f : 0.0f; }
+
+  HWY_INLINE void operator()(const BlockGrid& block, std::int64_t at, VF32 one_and_r) const {
+    const F32 d;
+    __builtin_prefetch(values + at + prefetch_elems);
+    const VF32 v = hn::LoadU(d, values + at);
+    VF32 q = hn::Mul(v, hn::Set(d, block.inverse));
+    if constexpr (kFilters) q = hn::IfThenElseZero(hn::Gt(hn::Abs(v), hn::Set(d, block.threshold)), q);
+    q = hn::Min(hn::Max(q, hn::Set(d, -largest_level)), hn::Set(d, largest_level));
+    // Rounds to nearest, ties to even: a sum with 1.5 * 2^23 has a last place of 1 and the integer in its lower bits.
+    const VF32 sum = hn::Add(round(q, one_and_r), hn::Set(d, 0x1.8p23f));
+    const VU32 code = hn::Sub(hn::BitCast(U32(), sum), hn::Set(U32(), bits_of_code_0));
+    hn::StoreU(hn::U8FromU32(code), U8(), codes + at);
+  }
+};
+
+// ---- codes to values -----------------------------------------------------------------------------------------------
+
+template <Rounding kRounding, bool kStreams>
+struct DequantiseRow {
+  float largest_level;
+  const std::uint8_t* codes;
+  float* values;
+
+  HWY_INLINE VF32 value(VF32 code, VF32 one_and_r) const {
+    const F32 d;
+    if constexpr (kRounding == Rounding::kDither) {
+      // level - u = code - (1 + r) - (largest_level - 3/2), every difference exact.
+      return hn::Sub(hn::Sub(code, one_and_r), hn::Set(d, largest_level - 1.5f));
+    }
+    const VF32 level = hn::Sub(code, hn::Set(d, largest_level));
+    if constexpr (kRounding != Rounding::kDeadZone) return level;
+    const VF32 outwards = hn::CopySignToAbs(hn::Set(d, 0.05f), level);
+    return hn::Add(level, hn::IfThenZeroElse(hn::Eq(level, hn::Zero(d)), outwards));
+  }
+
+  HWY_INLINE void operator()(const BlockGrid& block, std::int64_t at, VF32 one_and_r) const {
+    const F32 d;
+    const VF32 code = hn::ConvertTo(d, hn::PromoteTo(I32(), hn::LoadU(U8(), codes + at)));
+    const VF32 v = hn::Mul(value(code, one_and_r), hn::Set(d, block.step));
+    if constexpr (kStreams) {
+      hn::Stream(v, d, values + at);
+    } else {
+      hn::StoreU(v, d, values + at);
+    }
+  }
+};
+
+// ---- errors --------------------------------------------------------------------------------------------------------
+
+template <Rounding kRounding>
+double sum_squared_errors(float inverse, const float* values, std::int64_t elems) {
+  const F32OfF64 d;
+  using V = hn::Vec<F32OfF64>;
+  const V magic = hn::Set(d, 0x1.8p23f), most = hn::Set(d, 0x1p21f);
+  RowSums errors;
+  errors.clear();
+  for (std::int64_t i = 0; i < elems; i += kRowElems) {
+    errors.add_row([&](std::int64_t at) HWY_ATTR {
+      // Beyond 2^21 steps, where the sum below does not round, the error is negligible.
+      V q = hn::Mul(hn::LoadU(d, values + i + at), hn::Set(d, inverse));
+      q = hn::Min(hn::Max(q, hn::Neg(most)), most);
+      V nudged = q;
+      if constexpr (kRounding == Rounding::kDeadZone) nudged = hn::Sub(q, hn::CopySignToAbs(hn::Set(d, 0.15f), q));
+      V decoded = hn::Sub(hn::Add(nudged, magic), magic);
+      if constexpr (kRounding == Rounding::kDeadZone) {
+        const V outwards = hn::CopySignToAbs(hn::Set(d, 0.05f), decoded);
+        decoded = hn::Add(decoded, hn::IfThenZeroElse(hn::Eq(decoded, hn::Zero(d)), outwards));
+      }
+      const VF64 e = hn::Abs(hn::PromoteTo(F64(), hn::Sub(q, decoded)));
+      // Stochastic: a fraction f is rounded away by f with probability 1 - f, and by 1 - f with probability f.
+      return kRounding == Rounding::kStochastic ? hn::Sub(e, hn::Mul(e, e)) : hn::Mul(e, e);
+    });
+  }
+  return errors.sum();
+}
+
+double SumSquaredErrors(Rounding rounding, float step, const float* values, std::int64_t elems) {
+  const float inverse = 1 / step;
+  switch (rounding) {
+    case Rounding::kNearest:
+      return sum_squared_errors<Rounding::kNearest>(inverse, values, elems);
+    case Rounding::kDeadZone:
+      return sum_squared_errors<Rounding::kDeadZone>(inverse, values, elems);
+    case Rounding::kStochastic:
+      return sum_squared_errors<Rounding::kStochastic>(inverse, values, elems);
+    case Rounding::kDither:
+      return static_cast<double>(elems) / 12;
+  }
+  return 0;
+}
+
+// ---- the loops ----------------------------------------------------------------------------------------------------
+
+template <bool kFilters>
+void quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+              std::int64_t ahead, std::uint8_t* codes) {
+  switch (levels.rounding) {
+    case Rounding::kNearest:
+      return for_rows(piece, QuantiseRow<Nearest, kFilters>(levels, values, ahead, codes));
+    case Rounding::kDeadZone:
+      return for_rows(piece, QuantiseRow<DeadZone, kFilters>(levels, values, ahead, codes));
+    case Rounding::kStochastic:
+    case Rounding::kDither:
+      return for_random_rows(piece, random, QuantiseRow<Random, kFilters>(levels, values, ahead, codes));
+  }
+}
+
+void QuantiseValues(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+                    std::int64_t ahead, std::uint8_t* codes) {
+  levels.filters ? quantise<true>(levels, piece, random, values, ahead, codes)
+                 : quantise<false>(levels, piece, random, values, ahead, codes);
+}
+
+template <bool kStreams>
+void dequantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const std::uint8_t* codes,
+                float* values) {
+  switch (levels.rounding) {
+    case Rounding::kNearest:
+    case Rounding::kStochastic:
+      return for_rows(piece, DequantiseRow<Rounding::kNearest, kStreams>{levels.largest, codes, values});
+    case Rounding::kDeadZone:
+      return for_rows(piece, DequantiseRow<Rounding::kDeadZone, kStreams>{levels.largest, codes, values});
+    case Rounding::kDither:
+      return for_random_rows(piece, random, DequantiseRow<Rounding::kDither, kStreams>{levels.largest, codes, values});
+  }
+}
+
+void DequantiseValues(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const std::uint8_t* codes,
+                      bool streams, float* values) {
+  streams ? dequantise<true>(levels, piece, random, codes, values)
+          : dequantise<false>(levels, piece, random, codes, values);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace cortado
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cortado {
+
+HWY_EXPORT(MeasureBlocks);
+HWY_EXPORT(QuantiseValues);
+HWY_EXPORT(DequantiseValues);
+HWY_EXPORT(SumSquaredErrors);
+
+void measure_blocks(BlockScale scale, const float* values, std::int64_t elems, std::int64_t block_elems,
+                    BlockStats* stats) {
+  HWY_DYNAMIC_DISPATCH(MeasureBlocks)(scale, values, elems, block_elems, stats);
+}
+
+BlockStats joined(const BlockStats& left, const BlockStats& right) {
+  return {.max_magnitude = std::max(left.max_magnitude, right.max_magnitude),
+          .low = std::min(left.low, right.low),
+          .high = std::max(left.high, right.high),
+          .squares = left.squares + right.squares};
+}
+
+void quantise_values(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+                     std::int64_t prefetch_elems, std::uint8_t* codes) {
+  HWY_DYNAMIC_DISPATCH(QuantiseValues)(levels, piece, random, values, prefetch_elems, codes);
+}
+
+void dequantise_values(const Levels& levels, const BlockPiece& piece, const RandomKey& random,
+                       const std::uint8_t* codes, bool streams, float* values) {
+  HWY_DYNAMIC_DISPATCH(DequantiseValues)
+  (levels, piece, random, codes, streams && is_stream_aligned(values), values);
+}
+
+double sum_squared_errors(Rounding rounding, float step, const float* values, std::int64_t elems) {
+  return HWY_DYNAMIC_DISPATCH(SumSquaredErrors)(rounding, step, values, elems);
+}
+
+void finish_streams() { hwy::FlushStream(); }
+
+}  // namespace cortado
+#endif

@@ -1,0 +1,287 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "codec/sign/sign_kernels.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "codec/cast/cast_kernels.h"
+#include "core/float16.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "codec/sign/sign_kernels.cc"
+#include "core/simd.h"
+
+// Signs need no scale, so encoding reads the tensor once. Sums are float64 in 16 lanes: no finite float32 tensor
+// overflows them, and 2^31 values cost no accuracy.
+
+HWY_BEFORE_NAMESPACE();
+namespace cortado {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr std::int64_t kLanes = 16;  // values whose signs are two bytes
+
+// Of the values of one block, value i in lane i % 16; `positive` holds the magnitudes of all values for kMeanAbs.
+struct BlockSums {
+  double positive[kLanes] = {};
+  double negative[kLanes] = {};
+  std::int64_t negatives = 0;
+};
+
+inline double sum_of(double* lanes) {
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+// How values are read: as float32 vectors of any number of lanes.
+struct Fp32 {
+  using Raw = float;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const Raw* values) {
+    return hn::LoadU(d, values);
+  }
+};
+struct Bf16 {
+  using Raw = std::uint16_t;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const Raw* values) {
+    const hn::Rebind<std::uint32_t, D> d32;
+    const hn::Rebind<Raw, D> d16;
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, values))));
+  }
+};
+
+// The signs of 16 values, the first one in the lowest bit.
+template <class Format>
+HWY_INLINE std::uint16_t signs_of(const typename Format::Raw* values) {
+  using D = hn::CappedTag<float, kLanes>;
+  const D d;
+  constexpr std::size_t kStep = hn::MaxLanes(D());
+  std::uint32_t signs = 0;
+  for (std::size_t i = 0; i < kLanes; i += kStep) {
+    std::uint8_t mask_bytes[8] = {};  // StoreMaskBits may write that many
+    hn::StoreMaskBits(d, hn::Lt(Format::load(d, values + i), hn::Zero(d)), mask_bytes);
+    signs |= static_cast<std::uint32_t>(mask_bytes[0] | mask_bytes[1] << 8) << i;
+  }
+  return static_cast<std::uint16_t>(signs);
+}
+
+template <bool kTwoMeans>
+struct Accumulator {
+  using D = hn::CappedTag<double, kLanes>;
+  static constexpr std::size_t kStep = hn::MaxLanes(D());
+  static constexpr std::size_t kVectors = kLanes / kStep;
+
+  HWY_INLINE explicit Accumulator(const BlockSums& sums) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      positive[v] = hn::LoadU(D(), sums.positive + v * kStep);
+      negative[v] = hn::LoadU(D(), sums.negative + v * kStep);
+    }
+  }
+
+  template <class Format>
+  HWY_INLINE void add(const typename Format::Raw* values) {
+    const D d;
+    const hn::Rebind<float, D> d32;
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const auto value = hn::PromoteTo(d, Format::load(d32, values + v * kStep));
+      if constexpr (kTwoMeans) {
+        // PERF: a choice between two sums becomes one masked addition on AVX-512.
+        const auto is_negative = hn::Lt(value, hn::Zero(d));
+        positive[v] = hn::IfThenElse(is_negative, positive[v], hn::Add(positive[v], value));
+        negative[v] = hn::IfThenElse(is_negative, hn::Add(negative[v], value), negative[v]);
+      } else {
+        positive[v] = hn::Add(positive[v], hn::Abs(value));
+      }
+    }
+  }
+
+  HWY_INLINE void store(BlockSums& sums) const {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      hn::StoreU(positive[v], D(), sums.positive + v * kStep);
+      hn::StoreU(negative[v], D(), sums.negative + v * kStep);
+    }
+  }
+
+  hn::Vec<D> positive[kVectors], negative[kVectors];
+};
+
+template <class Format, bool kTwoMeans>
+HWY_INLINE void add_and_pack(const typename Format::Raw* values, std::int64_t elems, BlockSums& sums, std::byte* bits) {
+  using Raw = typename Format::Raw;
+  Accumulator<kTwoMeans> accumulator(sums);
+  const auto pack = [&](const Raw* sixteen, std::byte* to, std::size_t bytes) HWY_ATTR {
+    accumulator.template add<Format>(sixteen);
+    const std::uint16_t signs = signs_of<Format>(sixteen);
+    if constexpr (kTwoMeans) sums.negatives += std::popcount(signs);
+    std::memcpy(to, &signs, bytes);
+  };
+  std::int64_t i = 0;
+  for (; i + kLanes <= elems; i += kLanes) pack(values + i, bits + i / 8, 2);
+  if (i < elems) {
+    Raw rest[kLanes] = {};  // zeros add nothing and have a sign of 0
+    std::memcpy(rest, values + i, static_cast<std::size_t>(elems - i) * sizeof(Raw));
+    pack(rest, bits + i / 8, static_cast<std::size_t>(elems - i + 7) / 8);
+  }
+  accumulator.store(sums);
+}
+
+// fp16 is widened piece by piece, across blocks.
+class WidenedFp16 {
+ public:
+  WidenedFp16(const std::uint16_t* input, std::int64_t elems) : input_(input), elems_(elems) {}
+
+  // Values from element i on; *count, what is asked for, becomes how many are there. Calls go through the tensor.
+  const float* from(std::int64_t i, std::int64_t* count) {
+    if (i >= end_) {
+      begin_ = i;
+      end_ = std::min(i + kPieceElems, elems_);
+      fp16_to_fp32(input_ + begin_, end_ - begin_, piece_);
+    }
+    *count = std::min(*count, end_ - i);
+    return piece_ + (i - begin_);
+  }
+
+ private:
+  static constexpr std::int64_t kPieceElems = 2048;  // stays in cache
+  const std::uint16_t* input_;
+  std::int64_t elems_, begin_ = 0, end_ = 0;
+  alignas(64) float piece_[kPieceElems];
+};
+
+template <bool kTwoMeans>
+HWY_INLINE BlockSums encode_block(const std::byte* input, DType dtype, WidenedFp16& widened, std::int64_t begin,
+                                  std::int64_t end, std::byte* bits) {
+  BlockSums sums;
+  bits += begin / 8;
+  if (dtype == DType::kFloat32) {
+    add_and_pack<Fp32, kTwoMeans>(reinterpret_cast<const float*>(input) + begin, end - begin, sums, bits);
+  } else if (dtype == DType::kBFloat16) {
+    add_and_pack<Bf16, kTwoMeans>(reinterpret_cast<const std::uint16_t*>(input) + begin, end - begin, sums, bits);
+  } else {
+    for (std::int64_t i = begin; i < end;) {
+      std::int64_t count = end - i;
+      const float* values = widened.from(i, &count);
+      add_and_pack<Fp32, kTwoMeans>(values, count, sums, bits + (i - begin) / 8);
+      i += count;
+    }
+  }
+  return sums;
+}
+
+// Any NaN becomes the one of the specification: which one an addition gives depends on the target.
+inline float mean_of(double sum, std::int64_t count) {
+  const auto mean = static_cast<float>(sum / static_cast<double>(count));
+  return std::isnan(mean) ? std::numeric_limits<float>::quiet_NaN() : mean;
+}
+
+void Encode(const std::byte* input, DType dtype, std::int64_t elems, std::int64_t block_elems, SignScale scale,
+            std::byte* scales, std::byte* bits) {
+  WidenedFp16 widened(reinterpret_cast<const std::uint16_t*>(input), elems);
+  for (std::int64_t begin = 0; begin < elems;) {
+    const std::int64_t count = std::min(block_elems, elems - begin);
+    if (scale == SignScale::kTwoMeans) {
+      BlockSums sums = encode_block<true>(input, dtype, widened, begin, begin + count, bits);
+      const std::int64_t positives = count - sums.negatives;
+      const float means[2] = {mean_of(sum_of(sums.positive), std::max<std::int64_t>(positives, 1)),
+                              mean_of(sum_of(sums.negative), std::max<std::int64_t>(sums.negatives, 1))};
+      std::memcpy(scales, means, sizeof(means));
+    } else {
+      BlockSums sums = encode_block<false>(input, dtype, widened, begin, begin + count, bits);
+      float mean = mean_of(sum_of(sums.positive), count);
+      if (scale == SignScale::kNone) mean = std::isfinite(mean) ? 1.0f : std::numeric_limits<float>::quiet_NaN();
+      std::memcpy(scales, &mean, sizeof(mean));
+    }
+    scales += sign_scale_bytes(scale);
+    begin += count;
+  }
+}
+
+// One of two patterns a value, chosen by its bit.
+template <typename T>
+HWY_INLINE void unpack(const std::byte* bits, std::int64_t elems, T positive, T negative, std::byte* output) {
+  using D = hn::CappedTag<T, kLanes>;
+  const D d;
+  constexpr std::size_t kStep = hn::MaxLanes(D());
+  T bit_of_lane[kStep];
+  for (std::size_t i = 0; i < kStep; ++i) bit_of_lane[i] = static_cast<T>(T{1} << i);
+  const auto lane_bits = hn::LoadU(d, bit_of_lane);
+  const auto positives = hn::Set(d, positive);
+  const auto negatives = hn::Set(d, negative);
+  const auto unpack_lanes = [&](std::uint32_t signs, T* to) HWY_ATTR {
+    for (std::size_t i = 0; i < kLanes; i += kStep) {
+      const auto is_negative = hn::TestBit(hn::Set(d, static_cast<T>(signs >> i)), lane_bits);
+      hn::StoreU(hn::IfThenElse(is_negative, negatives, positives), d, to + i);
+    }
+  };
+  auto* to = reinterpret_cast<T*>(output);
+  std::uint16_t signs = 0;
+  std::int64_t i = 0;
+  for (; i + kLanes <= elems; i += kLanes) {
+    std::memcpy(&signs, bits + i / 8, sizeof(signs));
+    unpack_lanes(signs, to + i);
+  }
+  if (i == elems) return;
+  T rest[kLanes];
+  signs = 0;
+  std::memcpy(&signs, bits + i / 8, static_cast<std::size_t>(elems - i + 7) / 8);
+  unpack_lanes(signs, rest);
+  std::memcpy(to + i, rest, static_cast<std::size_t>(elems - i) * sizeof(T));
+}
+
+inline std::uint16_t narrow(float value, DType dtype) {
+  return dtype == DType::kFloat16 ? float_to_fp16(value) : float_to_bf16(value);
+}
+
+void Decode(const std::byte* scales, const std::byte* bits, SignScale scale, std::int64_t block_elems,
+            std::byte* output, DType dtype, std::int64_t elems) {
+  const auto elem_bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
+  for (std::int64_t i = 0, count = 0, block = 0; i < elems; i += count, ++block) {
+    count = std::min(block_elems, elems - i);
+    const auto [positive, negative] = read_sign_levels(scales, block, scale);
+    if (dtype == DType::kFloat32) {
+      unpack(bits + i / 8, count, std::bit_cast<std::uint32_t>(positive), std::bit_cast<std::uint32_t>(negative),
+             output + i * elem_bytes);
+    } else {
+      unpack(bits + i / 8, count, narrow(positive, dtype), narrow(negative, dtype), output + i * elem_bytes);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cortado
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cortado {
+
+HWY_EXPORT(Encode);
+HWY_EXPORT(Decode);
+
+void sign_encode(const void* input, DType dtype, std::int64_t elems, std::int64_t block_elems, SignScale scale,
+                 std::byte* scales, std::byte* bits) {
+  HWY_DYNAMIC_DISPATCH(Encode)
+  (static_cast<const std::byte*>(input), dtype, elems, block_elems, scale, scales, bits);
+}
+
+void sign_decode(const std::byte* scales, const std::byte* bits, SignScale scale, std::int64_t block_elems,
+                 void* output, DType dtype, std::int64_t elems) {
+  HWY_DYNAMIC_DISPATCH(Decode)
+  (scales, bits, scale, block_elems, static_cast<std::byte*>(output), dtype, elems);
+}
+
+SignLevels read_sign_levels(const std::byte* scales, std::int64_t block, SignScale scale) {
+  float read[2];
+  const std::int64_t bytes = sign_scale_bytes(scale);
+  std::memcpy(read, scales + block * bytes, static_cast<std::size_t>(bytes));
+  return {read[0], scale == SignScale::kTwoMeans ? read[1] : -read[0]};
+}
+
+}  // namespace cortado
+#endif

@@ -1,0 +1,142 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "feedback/feedback_pass.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "codec/cast/float_chunks.h"
+
+namespace cortado {
+
+namespace {
+
+// Sums side by side, so that compilers vectorise without reordering.
+class SquareSums {
+ public:
+  void add(const float* values, const float* differences, std::int64_t count) {
+    float of_values[kLanes] = {};
+    float of_differences[kLanes] = {};
+    for (std::int64_t i = 0; i < count; ++i) {
+      of_values[i % kLanes] += values[i] * values[i];
+      of_differences[i % kLanes] += differences[i] * differences[i];
+    }
+    for (int lane = 0; lane < kLanes; ++lane) {
+      total_.of_values += of_values[lane];
+      total_.of_differences += of_differences[lane];
+    }
+  }
+  const FeedbackSquares& total() const { return total_; }
+
+ private:
+  static constexpr int kLanes = 16;
+  FeedbackSquares total_;
+};
+
+// In place, so that loops have one pointer to each buffer and vectorise.
+bool add_chunk(const float* gradient, const FeedbackPass& pass, std::int64_t count, float* residual) {
+  const float scale = pass.gradient_scale;
+  const float limit = pass.gradient_limit();
+  int bad = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const bool finite = std::fabs(gradient[i]) < limit;  // false for NaN
+    residual[i] += finite ? gradient[i] * scale : 0.0f;
+    bad |= !finite;
+  }
+  return bad == 0;
+}
+
+bool add_chunk(const float* gradient, const FeedbackPass& pass, std::int64_t count, float* residual, float* velocity) {
+  const float scale = pass.gradient_scale;
+  const float momentum = pass.momentum;
+  const float limit = pass.gradient_limit();
+  int bad = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const bool finite = std::fabs(gradient[i]) < limit;
+    const float moved = momentum * velocity[i] + gradient[i] * scale;
+    residual[i] += finite ? moved : 0.0f;
+    velocity[i] = finite ? moved : velocity[i];
+    bad |= !finite;
+  }
+  return bad == 0;
+}
+
+// Beside a gradient that exploded, what is left is rounding, which must not be fed back.
+float without_rounding(float left, float taken) { return std::fabs(left) <= 0x1p-20f * std::fabs(taken) ? 0.0f : left; }
+
+void copy_chunk(const float* from, float* to, std::int64_t at, std::int64_t count) {
+  if (from != to) std::memcpy(to + at, from + at, static_cast<std::size_t>(count) * sizeof(float));
+}
+
+}  // namespace
+
+float FeedbackPass::gradient_limit() const { return 1e38f / std::max(1.0f, std::fabs(gradient_scale)); }
+
+bool add_gradient(const FeedbackPass& pass, const FeedbackMemory& from, const FeedbackMemory& to) {
+  bool finite = true;
+  float buffer[kChunkElems];
+  for_chunks(pass.elems, [&](std::int64_t at, std::int64_t count) {
+    const float* gradient = load_floats(pass.gradient, pass.dtype, at, count, buffer);
+    copy_chunk(from.residual, to.residual, at, count);
+    if (to.velocity == nullptr) {
+      finite = add_chunk(gradient, pass, count, to.residual + at) && finite;
+    } else {
+      copy_chunk(from.velocity, to.velocity, at, count);
+      finite = add_chunk(gradient, pass, count, to.residual + at, to.velocity + at) && finite;
+    }
+  });
+  return finite;
+}
+
+void take_back(const FeedbackPass& pass, const FeedbackMemory& memory) {
+  const float limit = pass.gradient_limit();
+  float buffer[kChunkElems] = {};
+  for_chunks(pass.elems, [&](std::int64_t at, std::int64_t count) {
+    const float* gradient =
+        pass.gradient == nullptr ? buffer : load_floats(pass.gradient, pass.dtype, at, count, buffer);
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (!(std::fabs(gradient[i]) < limit)) continue;
+      float added = gradient[i] * pass.gradient_scale;
+      if (memory.velocity != nullptr) {
+        float& velocity = memory.velocity[at + i];
+        const float moved = velocity;
+        velocity = pass.momentum > 0 ? without_rounding(moved - added, added) / pass.momentum : 0.0f;
+        added = moved;
+      }
+      float& residual = memory.residual[at + i];
+      residual = without_rounding(residual - added, added);
+    }
+  });
+}
+
+FeedbackSquares subtract_sent(const float* sent, std::int64_t elems, const FeedbackMemory& memory) {
+  SquareSums squares;
+  float values[kChunkElems];
+  for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
+    float* residual = memory.residual + at;
+    for (std::int64_t i = 0; i < count; ++i) {
+      values[i] = residual[i];
+      residual[i] -= sent[at + i];
+    }
+    squares.add(values, residual, count);
+    if (memory.velocity == nullptr) return;
+    float* velocity = memory.velocity + at;
+    for (std::int64_t i = 0; i < count; ++i) velocity[i] = sent[at + i] != 0.0f ? 0.0f : velocity[i];
+  });
+  return squares.total();
+}
+
+FeedbackSquares compare_sent(const void* values, DType values_dtype, const void* sent, DType sent_dtype,
+                             std::int64_t elems) {
+  SquareSums squares;
+  float value_buffer[kChunkElems], sent_buffer[kChunkElems], differences[kChunkElems];
+  for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
+    const float* wanted = load_floats(values, values_dtype, at, count, value_buffer);
+    const float* got = load_floats(sent, sent_dtype, at, count, sent_buffer);
+    for (std::int64_t i = 0; i < count; ++i) differences[i] = wanted[i] - got[i];
+    squares.add(wanted, differences, count);
+  });
+  return squares.total();
+}
+
+}  // namespace cortado

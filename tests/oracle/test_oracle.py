@@ -1,0 +1,61 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""The golden payloads, read by decoders that were written from the documents alone."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from oracle import CorruptData, decode
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "payloads.jsonl"
+
+
+def read_golden() -> tuple[dict, dict]:
+    inputs, cases = {}, defaultdict(list)
+    for line in map(json.loads, GOLDEN.read_text().splitlines()):
+        if "name" in line:
+            inputs[line["name"]] = line
+        else:
+            cases[line["codec"]].append(line)
+    return inputs, cases
+
+
+INPUTS, CASES = read_golden()
+
+
+def fnv1a_64(data: bytes) -> str:
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return f"{value:016x}"
+
+
+def damage(payload: bytes, how: str) -> bytes:
+    kind, number = how.split()
+    number = int(number)
+    if kind == "cut":
+        return payload[:number]
+    if kind == "append":
+        return payload + bytes([number])
+    flipped = bytearray(payload)
+    flipped[number // 8] ^= 1 << number % 8
+    return bytes(flipped)
+
+
+def outcome(spec: str, payload: bytes, name: str) -> str:
+    shape = INPUTS[name]
+    try:
+        return fnv1a_64(decode(spec, payload, shape["dtype"], shape["rows"], shape["cols"]))
+    except CorruptData:
+        return "corrupt data"
+
+
+@pytest.mark.parametrize("spec", CASES)
+def test_payloads_mean_the_same(spec):
+    for case in CASES[spec]:
+        payload = bytes.fromhex(case["payload"])
+        assert outcome(spec, payload, case["input"]) == case["decoded"], case["input"]
+        for how, expected in case["damaged"].items():
+            got = outcome(spec, damage(payload, how), case["input"])
+            assert got == expected.partition(":")[0], f"{case['input']}, {how}: {expected}"
