@@ -161,10 +161,10 @@ class RandkCodec final : public Codec, public Sparsifier {
 };
 
 Result<std::unique_ptr<Codec>> make_randk(const ParameterValues& values) {
-  return std::unique_ptr<Codec>(std::make_unique<RandkCodec>(RandkOptions{.density = values.real("density"),
-                                                                          .block_elems = values.integer("block"),
-                                                                          .is_unbiased =
-                                                                              values.word("scale") == "unbiased"}));
+  return std::unique_ptr<Codec>(
+      std::make_unique<RandkCodec>(RandkOptions{.density = values.real("density"),
+                                                .block_elems = values.integer("block"),
+                                                .is_unbiased = values.word("scale") == "unbiased"}));
 }
 
 }  // namespace

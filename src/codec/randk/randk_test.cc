@@ -63,9 +63,9 @@ struct Case {
   double density;
   std::int64_t block;
 };
-constexpr Case kCases[] = {{1, 0.01, 1},     {10, 0.3, 1},    {10, 1.0, 1},     {1000, 0.01, 1}, {1000, 0.7, 1},
-                           {1001, 0.999, 1}, {1000, 0.1, 30}, {1000, 0.99, 30}, {7, 0.01, 30},   {100003, 0.013, 1},
-                           {5000, 0.5, 7},   {64, 0.5, 32}};
+constexpr Case kCases[] = {{1, 0.01, 1},   {10, 0.3, 1},       {10, 1.0, 1},    {1000, 0.01, 1},
+                           {1000, 0.7, 1}, {1001, 0.999, 1},   {1000, 0.1, 30}, {1000, 0.99, 30},
+                           {7, 0.01, 30},  {100003, 0.013, 1}, {5000, 0.5, 7},  {64, 0.5, 32}};
 
 // Values in wire order give the order of the pieces; counts, that no element is kept twice.
 TEST(Randk, KeepsExactlyTheStatedNumberOfDistinctElements) {
@@ -76,16 +76,17 @@ TEST(Randk, KeepsExactlyTheStatedNumberOfDistinctElements) {
       EXPECT_GE(pattern.kept(), kept_elems(c.density, c.elems));
       EXPECT_LT(pattern.kept() - kept_elems(c.density, c.elems), c.block);
       std::vector<int> kept(static_cast<std::size_t>(c.elems)), seen(kept.size());
-      pattern.walk({.key = {1, 2}, .step = step},
-                   [&](std::int64_t position, std::int64_t count) {
-                     for (std::int64_t i = 0; i < count; ++i) ++seen[static_cast<std::size_t>(position + i)];
-                   },
-                   [&](std::int64_t position, std::int64_t count) {
-                     for (std::int64_t i = 0; i < count; ++i) {
-                       ++kept[static_cast<std::size_t>(position + i)];
-                       EXPECT_EQ(seen[static_cast<std::size_t>(position + i)], 1);
-                     }
-                   });
+      pattern.walk(
+          {.key = {1, 2}, .step = step},
+          [&](std::int64_t position, std::int64_t count) {
+            for (std::int64_t i = 0; i < count; ++i) ++seen[static_cast<std::size_t>(position + i)];
+          },
+          [&](std::int64_t position, std::int64_t count) {
+            for (std::int64_t i = 0; i < count; ++i) {
+              ++kept[static_cast<std::size_t>(position + i)];
+              EXPECT_EQ(seen[static_cast<std::size_t>(position + i)], 1);
+            }
+          });
       std::int64_t sum = 0;
       for (const int times : kept) {
         ASSERT_LE(times, 1);
@@ -104,10 +105,11 @@ TEST(Randk, EveryElementIsKeptEquallyOften) {
     const RandkPattern pattern = RandkPattern::of(c.density, c.block, c.elems);
     std::vector<int> kept(static_cast<std::size_t>(c.elems));
     for (std::uint64_t step = 0; step < kSteps; ++step) {
-      pattern.walk({.key = {3, 4}, .step = step}, [](std::int64_t, std::int64_t) {},
-                   [&](std::int64_t position, std::int64_t count) {
-                     for (std::int64_t i = 0; i < count; ++i) ++kept[static_cast<std::size_t>(position + i)];
-                   });
+      pattern.walk(
+          {.key = {3, 4}, .step = step}, [](std::int64_t, std::int64_t) {},
+          [&](std::int64_t position, std::int64_t count) {
+            for (std::int64_t i = 0; i < count; ++i) ++kept[static_cast<std::size_t>(position + i)];
+          });
     }
     const double p = static_cast<double>(pattern.kept()) / static_cast<double>(c.elems);
     for (const int times : kept) EXPECT_NEAR(times, kSteps * p, 4 * std::sqrt(kSteps * p * (1 - p))) << c.elems;
@@ -118,13 +120,14 @@ TEST(Randk, ManyElementsNeedNoMemory) {
   const RandkPattern pattern = RandkPattern::of(1e-6, 3, std::int64_t{1} << 40);
   EXPECT_EQ(pattern.kept(), 1099512);
   std::int64_t sum = 0, previous = -1, descents = 0;
-  pattern.walk({.key = {5, 6}, .step = 7}, [](std::int64_t, std::int64_t) {},
-               [&](std::int64_t position, std::int64_t count) {
-                 descents += position <= previous;
-                 previous = position + count - 1;
-                 EXPECT_LT(previous, std::int64_t{1} << 40);
-                 sum += count;
-               });
+  pattern.walk(
+      {.key = {5, 6}, .step = 7}, [](std::int64_t, std::int64_t) {},
+      [&](std::int64_t position, std::int64_t count) {
+        descents += position <= previous;
+        previous = position + count - 1;
+        EXPECT_LT(previous, std::int64_t{1} << 40);
+        sum += count;
+      });
   EXPECT_EQ(sum, pattern.kept());
   EXPECT_LE(descents, 1);
 }

@@ -78,14 +78,14 @@ const Distribution kDistributions[] = {
      [](std::int64_t n) { return changed_normal(n, [](float x, std::size_t) { return std::round(2 * x); }); }},
     {"ascending",
      [](std::int64_t n) { return changed_normal(n, [](float, std::size_t i) { return static_cast<float>(i); }); }},
-    {"descending", [](std::int64_t n) {
+    {"descending",
+     [](std::int64_t n) {
        return changed_normal(n, [n](float, std::size_t i) { return static_cast<float>(n) - static_cast<float>(i); });
      }},
     {"large in one place",
      [](std::int64_t n) {
-       return changed_normal(n, [n](float x, std::size_t i) {
-         return static_cast<std::int64_t>(i) / 128 == n / 300 ? 1e6f * x : x;
-       });
+       return changed_normal(
+           n, [n](float x, std::size_t i) { return static_cast<std::int64_t>(i) / 128 == n / 300 ? 1e6f * x : x; });
      }},
     {"large where a sample of every 256th looks",
      [](std::int64_t n) {
@@ -134,7 +134,8 @@ TEST(Topk, ExactIsTheReference) {
         }
         const Floats output = decode(*codec, expected, values.size());
         Floats sparse(values.size(), 0.0f);
-        for (const std::int64_t i : positions) sparse[static_cast<std::size_t>(i)] = values[static_cast<std::size_t>(i)];
+        for (const std::int64_t i : positions)
+          sparse[static_cast<std::size_t>(i)] = values[static_cast<std::size_t>(i)];
         ASSERT_EQ(std::memcmp(output.data(), sparse.data(), sparse.size() * sizeof(float)), 0);
       }
     }
@@ -145,9 +146,8 @@ TEST(Topk, ExactIsTheReference) {
 TEST(Topk, ExactIsTheReferenceWhereHistogramsAreNeeded) {
   constexpr std::int64_t kElems = (std::int64_t{1} << 21) + 12345;
   // Every 40th magnitude is large in a way that few samples are needed to miss or to find too often.
-  const Floats values = changed_normal(kElems, [](float x, std::size_t i) {
-    return i / 50000 % 40 == 7 ? x * 1000 : std::round(x);
-  });
+  const Floats values =
+      changed_normal(kElems, [](float x, std::size_t i) { return i / 50000 % 40 == 7 ? x * 1000 : std::round(x); });
   for (const double density : {0.02, 0.025, 0.1, 0.6}) {
     const std::int64_t k = kept_elems(density, kElems);
     const std::unique_ptr<Codec> codec = make_codec("topk(index=bitmap, density=" + number_text(density) + ")").value();
@@ -221,7 +221,8 @@ TEST(Topk, SampledThresholdsAreNear) {
   const Floats values = normal(1 << 20);
   const std::unique_ptr<Codec> codec = make_codec("topk(select=sampled)").value();
   double sum = 0;
-  for (std::uint64_t step = 0; step < 20; ++step) sum += static_cast<double>(kept_in(encode(*codec, view_of(values), step)));
+  for (std::uint64_t step = 0; step < 20; ++step)
+    sum += static_cast<double>(kept_in(encode(*codec, view_of(values), step)));
   const double mean_excess = sum / 20 / static_cast<double>(kept_elems(0.01, 1 << 20));
   EXPECT_GT(mean_excess, 1.05);
   EXPECT_LT(mean_excess, 1.25);
