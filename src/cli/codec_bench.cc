@@ -13,11 +13,11 @@
 #include <functional>
 #include <memory>
 
-#include "codec_commands.h"
+#include "cli/codec_commands.h"
+#include "cli/files.h"
+#include "cli/json.h"
+#include "cli/tensor_file.h"
 #include "cortado/codec.h"
-#include "files.h"
-#include "json.h"
-#include "tensor_file.h"
 
 namespace cortado::cli {
 

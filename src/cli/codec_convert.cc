@@ -5,11 +5,11 @@
 #include <memory>
 #include <new>
 
-#include "codec_commands.h"
+#include "cli/codec_commands.h"
+#include "cli/files.h"
+#include "cli/progress.h"
+#include "cli/tensor_file.h"
 #include "cortado/codec_file.h"
-#include "files.h"
-#include "progress.h"
-#include "tensor_file.h"
 
 namespace cortado::cli {
 

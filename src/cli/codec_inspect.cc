@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "codec_commands.h"
+#include "cli/codec_commands.h"
+#include "cli/files.h"
+#include "cli/json.h"
 #include "cortado/codec_file.h"
-#include "files.h"
-#include "json.h"
 
 namespace cortado::cli {
 

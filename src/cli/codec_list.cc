@@ -6,10 +6,10 @@
 #include <string_view>
 #include <vector>
 
-#include "codec_commands.h"
+#include "cli/codec_commands.h"
+#include "cli/json.h"
 #include "cortado/codec.h"
 #include "cortado/engine.h"
-#include "json.h"
 
 namespace cortado::cli {
 

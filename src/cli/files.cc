@@ -1,5 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "files.h"
+#include "cli/files.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

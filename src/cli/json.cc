@@ -1,5 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "json.h"
+#include "cli/json.h"
 
 #include <cmath>
 #include <cstdio>

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "codec_commands.h"
+#include "cli/codec_commands.h"
 #include "cortado/version.h"
 
 namespace cortado::cli {

@@ -1,5 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "progress.h"
+#include "cli/progress.h"
 
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "tensor_file.h"
+#include "cli/tensor_file.h"
 
 #include <charconv>
 #include <cstring>

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "codec_commands.h"
+#include "cli/codec_commands.h"
 #include "cortado/codec_file.h"
 #include "cortado/status.h"
 #include "cortado/tensor_view.h"
