@@ -5,6 +5,7 @@
 #include "codec/composition/composition.h"
 #include "codec/compso/compso.h"
 #include "codec/float_rans/float_rans.h"
+#include "codec/fp8/fp8.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
 #include "codec/quant/quant.h"
@@ -43,6 +44,7 @@ const std::vector<CodecRow>& codec_registry() {
       sign_row(),
       topk_row(),
       quant_row(),
+      fp8_row(),
       rans_row(),
       float_rans_row(),
       compso_row(),
