@@ -9,6 +9,7 @@
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
 #include "codec/quant/quant.h"
+#include "codec/randk/randk.h"
 #include "codec/rans/rans.h"
 #include "codec/sign/sign.h"
 #include "codec/topk/topk.h"
@@ -43,6 +44,7 @@ const std::vector<CodecRow>& codec_registry() {
       power_row(),
       sign_row(),
       topk_row(),
+      randk_row(),
       quant_row(),
       fp8_row(),
       rans_row(),

@@ -115,14 +115,27 @@ std::int64_t CountAbove(const float* input, std::int64_t elems, MagnitudeBound a
   return count;
 }
 
-// From the upper bit down: a bit is set if k magnitudes have it and the bits above it.
-MagnitudeBound KthMagnitude(const float* input, std::int64_t elems, std::int64_t k) {
-  MagnitudeBound magnitude = 0;
-  for (int bit = 30; bit >= 0; --bit) {
-    const MagnitudeBound higher = magnitude | MagnitudeBound{1} << bit;
-    if (CountAbove(input, elems, higher - 1) >= k) magnitude = higher;
+MagnitudeBound LargestMagnitude(const float* input, std::int64_t elems) {
+  const I32 d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  VI32 largest = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + lanes <= elems; i += lanes) largest = hn::Max(largest, load_magnitudes(input + i));
+  float rest[16] = {};
+  std::memcpy(rest, input + i, static_cast<std::size_t>(elems - i) * sizeof(float));
+  largest = hn::Max(largest, load_magnitudes(rest));
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+MagnitudeBound BoundOfLargest(const float* input, std::int64_t elems, std::int64_t k, MagnitudeBound lowest) {
+  std::int64_t low = lowest, high = LargestMagnitude(input, elems);  // more than k, fewer than k are above
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    const std::int64_t count = CountAbove(input, elems, static_cast<MagnitudeBound>(middle));
+    if (count == k) return static_cast<MagnitudeBound>(middle);
+    (count > k ? low : high) = middle;
   }
-  return magnitude;
+  return static_cast<MagnitudeBound>(low);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -134,7 +147,7 @@ namespace cortado {
 
 HWY_EXPORT(CollectAbove);
 HWY_EXPORT(CountAbove);
-HWY_EXPORT(KthMagnitude);
+HWY_EXPORT(BoundOfLargest);
 
 std::int64_t collect_above(const float* input, std::int64_t elems, MagnitudeBound above, std::int64_t first,
                            std::int64_t capacity, float* values, std::int64_t* positions) {
@@ -143,8 +156,8 @@ std::int64_t collect_above(const float* input, std::int64_t elems, MagnitudeBoun
 std::int64_t count_above(const float* input, std::int64_t elems, MagnitudeBound above) {
   return HWY_DYNAMIC_DISPATCH(CountAbove)(input, elems, above);
 }
-MagnitudeBound kth_magnitude(const float* input, std::int64_t elems, std::int64_t k) {
-  return HWY_DYNAMIC_DISPATCH(KthMagnitude)(input, elems, k);
+MagnitudeBound bound_of_largest(const float* input, std::int64_t elems, std::int64_t k, MagnitudeBound lowest) {
+  return HWY_DYNAMIC_DISPATCH(BoundOfLargest)(input, elems, k, lowest);
 }
 
 }  // namespace cortado

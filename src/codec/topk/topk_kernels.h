@@ -23,7 +23,8 @@ std::int64_t collect_above(const float* input, std::int64_t elems, MagnitudeBoun
 
 std::int64_t count_above(const float* input, std::int64_t elems, MagnitudeBound above);
 
-// The k-th largest magnitude, 1 <= k <= elems < 2^31. Reads the input 31 times: for what stays in cache.
-MagnitudeBound kth_magnitude(const float* input, std::int64_t elems, std::int64_t k);
+// A bound that exactly k magnitudes are above or, where equal ones forbid that, the largest one that more than k are
+// above. At least k >= 1 must be above `lowest`. Reads the input up to 32 times: for what stays in cache.
+MagnitudeBound bound_of_largest(const float* input, std::int64_t elems, std::int64_t k, MagnitudeBound lowest);
 
 }  // namespace cortado

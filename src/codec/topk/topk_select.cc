@@ -2,21 +2,24 @@
 #include "codec/topk/topk_select.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 
 #include "codec/cast/cast_kernels.h"
-#include "codec/topk/topk_kernels.h"
 
 namespace cortado {
 
 namespace {
 
-constexpr std::int64_t kPieceElems = 4096;    // stays in the first-level cache
-constexpr std::int64_t kKthElems = 1 << 18;   // up to here 31 reads of the cache beat three histograms
+constexpr std::int64_t kPieceElems = 4096;      // stays in the first-level cache
+constexpr std::int64_t kUnsampledElems = 1024;  // up to here no sample is taken
+constexpr std::int64_t kSearchElems = 1 << 21;  // up to here some twenty reads of the cache beat three histograms
 constexpr std::int64_t kSampledRank = 512;    // wanted of the k-th value among the sample; its error is 1 / sqrt(512)
-constexpr std::int64_t kClosestStride = 16;   // a value in 16 at most is sampled,
-constexpr std::int64_t kMostStrides = 65536;  // and about this many at most
+constexpr std::int64_t kLeastEvery = 32;      // a value in 32 at most is sampled,
+constexpr std::int64_t kSampleElems = 65536;  // and about this many at most
+// PERF: neighbours are in one cache line; single values cost 60 ns each, out of cache, runs of 8 cost 7 ns a value.
+constexpr std::int64_t kSampleRun = 8;
 
 // What is kept: all above `magnitude` and the first `ties` of it.
 struct Cut {
@@ -28,8 +31,9 @@ MagnitudeBound magnitude_of(float value) {
   return static_cast<MagnitudeBound>(std::bit_cast<std::uint32_t>(value) & 0x7fffffffu);
 }
 
-std::int64_t stride_of(std::int64_t elems, std::int64_t least) {
-  return std::max({kClosestStride, least / kSampledRank, elems / kMostStrides});
+// One value in so many is sampled.
+std::int64_t every_of(std::int64_t elems, std::int64_t least) {
+  return std::max({kLeastEvery, least / kSampledRank, elems / kSampleElems});
 }
 
 // More than that many candidates are not worth collecting.
@@ -51,15 +55,6 @@ void for_each_piece(ConstTensorView input, const F& f) {
     if (input.dtype == DType::kBFloat16) bf16_to_fp32(static_cast<const std::uint16_t*>(piece), count, wide);
     if (!f(values, count, i)) return;
   }
-}
-
-std::int64_t count_above(ConstTensorView input, MagnitudeBound above) {
-  std::int64_t sum = 0;
-  for_each_piece(input, [&](const float* values, std::int64_t count, std::int64_t) {
-    sum += cortado::count_above(values, count, above);
-    return true;
-  });
-  return sum;
 }
 
 // Three digits of the magnitude, the upper one first; each pass counts the digits of those that have the ones before.
@@ -84,12 +79,13 @@ Cut histogram_cut(ConstTensorView input, std::int64_t k) {
   return {static_cast<MagnitudeBound>(magnitude), k};
 }
 
-// The cut that keeps exactly k, 1 <= k <= elems.
-Cut exact_cut(ConstTensorView input, std::int64_t k) {
-  if (input.dtype != DType::kFloat32 || input.elems() > kKthElems) return histogram_cut(input, k);
+// The cut that keeps exactly k >= 1 of at least as many that are above `lowest`.
+Cut exact_cut(ConstTensorView input, std::int64_t k, MagnitudeBound lowest) {
+  if (input.dtype != DType::kFloat32 || input.elems() > kSearchElems) return histogram_cut(input, k);
   const auto* values = static_cast<const float*>(input.data);
-  const MagnitudeBound magnitude = kth_magnitude(values, input.elems(), k);
-  return {magnitude, k - cortado::count_above(values, input.elems(), magnitude)};
+  const MagnitudeBound bound = bound_of_largest(values, input.elems(), k, lowest);
+  if (count_above(values, input.elems(), bound) == k) return {bound, 0};
+  return {bound + 1, k - count_above(values, input.elems(), bound + 1)};
 }
 
 // Takes from the list, from entry `begin` on, what the cut does not keep.
@@ -127,41 +123,49 @@ void collect_cut(ConstTensorView unit, Cut cut, std::int64_t first, KeptList& li
   });
 }
 
-// A bound above which lie probably `least` values or some more: the one of a value of every stride, at a random place
-// in it, three standard deviations to the safe side. -1 where that would be more than the sample has.
-MagnitudeBound sampled_bound(ConstTensorView unit, std::int64_t first, std::int64_t least, const PhiloxStream& stream,
-                             float* sample) {
-  const std::int64_t stride = stride_of(unit.elems(), least);
-  const std::int64_t count = unit.elems() / stride;
-  const double expected = static_cast<double>(least) / static_cast<double>(stride);
-  const auto rank = static_cast<std::int64_t>(std::ceil(expected + 3 * std::sqrt(expected) + 1));
-  if (rank >= count) return -1;
+// Some of a unit's values, kSampleRun neighbours at a random place of every stride of as many runs as fit.
+struct Sample {
+  float* values;
+  std::int64_t count;
+  double expected_rank;  // of the unit's k-th value
+};
+
+Sample take_sample(ConstTensorView unit, std::int64_t first, std::int64_t least, const PhiloxStream& stream,
+                   float* values) {
+  const std::int64_t every = every_of(unit.elems(), least);
+  const std::int64_t stride = every * kSampleRun;
+  const std::int64_t runs = unit.elems() / stride;
   with_dtype(unit.dtype, [&]<DType kDType>() {
-    std::uint8_t places[sizeof(PhiloxBlock)] = {};
-    for (std::int64_t i = 0; i < count; ++i) {
-      const auto j = static_cast<std::size_t>(i) % sizeof(places);
-      if (j == 0) {
-        const PhiloxBlock block = stream.block(static_cast<std::uint64_t>(first + i));
-        std::memcpy(places, block.data(), sizeof(places));
+    std::array<std::uint16_t, sizeof(PhiloxBlock) / sizeof(std::uint16_t)> places{};
+    for (std::int64_t i = 0; i < runs; ++i) {
+      const auto j = static_cast<std::size_t>(i) % places.size();
+      if (j == 0) places = std::bit_cast<decltype(places)>(stream.block(static_cast<std::uint64_t>(first + i)));
+      const std::int64_t at = i * stride + (places[j] * (stride - kSampleRun + 1) >> 16);
+      for (std::int64_t r = 0; r < kSampleRun; ++r) {
+        values[i * kSampleRun + r] = read_element<kDType>(unit.data, at + r);
       }
-      sample[i] = read_element<kDType>(unit.data, i * stride + (places[j] * stride >> 8));
     }
   });
-  return kth_magnitude(sample, count, rank) - 1;
+  return {values, runs * kSampleRun, static_cast<double>(least) / static_cast<double>(every)};
+}
+
+// So that the sample has `rank` values above it, or more where values are equal; -1 where it has not so many.
+MagnitudeBound bound_of(const Sample& sample, double rank) {
+  const auto k = static_cast<std::int64_t>(std::ceil(rank));
+  return k < sample.count ? bound_of_largest(sample.values, sample.count, k, -1) : -1;
 }
 
 // Where the sample misled: mostly because very many values are equal, often 0, so that is looked at first.
 Cut cut_without_sample(ConstTensorView unit, std::int64_t k, MagnitudeBound bound) {
   const std::int64_t above = count_above(unit, bound + 1);
   if (above < k && k <= count_above(unit, bound)) return {bound + 1, k - above};
-  return exact_cut(unit, k);
+  return exact_cut(unit, k, -1);
 }
 
-// A unit of one piece, which is in cache or soon will be.
 Cut cut_of_piece(ConstTensorView unit, std::int64_t k) {
   Cut cut{};
   for_each_piece(unit, [&](const float* values, std::int64_t count, std::int64_t) {
-    cut = exact_cut({values, DType::kFloat32, 1, count}, k);
+    cut = exact_cut({values, DType::kFloat32, 1, count}, k, -1);
     return true;
   });
   return cut;
@@ -169,31 +173,50 @@ Cut cut_of_piece(ConstTensorView unit, std::int64_t k) {
 
 }  // namespace
 
+std::int64_t count_above(ConstTensorView input, MagnitudeBound above) {
+  std::int64_t sum = 0;
+  for_each_piece(input, [&](const float* values, std::int64_t count, std::int64_t) {
+    sum += count_above(values, count, above);
+    return true;
+  });
+  return sum;
+}
+
 std::int64_t select_list_elems(std::int64_t elems, std::int64_t least) {
   return most_candidates(elems, least) + kCollectSlack;
 }
 
 std::int64_t select_sample_elems(std::int64_t elems) {
-  // elems / 65536 rounds down, by at most 1 of the 16 or more that make it the stride.
-  return elems <= kPieceElems ? 0 : std::min(elems / kClosestStride, kMostStrides + kMostStrides / kClosestStride);
+  // elems / kSampleElems rounds down, by at most 1 of kLeastEvery or more.
+  return elems <= kUnsampledElems ? 0 : std::min(elems / kLeastEvery, kSampleElems + kSampleElems / kLeastEvery);
 }
 
 void select_largest(ConstTensorView input, std::int64_t first, std::int64_t elems, KeepRange keep,
                     const PhiloxStream& stream, KeptList& list) {
   const ConstTensorView unit = elements_of(input, first, elems);
-  if (elems <= kPieceElems) return collect_cut(unit, cut_of_piece(unit, keep.least), first, list);
+  if (elems <= kUnsampledElems) return collect_cut(unit, cut_of_piece(unit, keep.least), first, list);
 
   const std::int64_t begin = list.count;
-  const MagnitudeBound bound = sampled_bound(unit, first, keep.least, stream, list.sample);
-  const bool is_collected = collect(unit, bound, first, most_candidates(elems, keep.least), list);
-  const std::int64_t count = list.count - begin;
-  if (!is_collected || count < keep.least) {
+  const Sample sample = take_sample(unit, first, keep.least, stream, list.sample);
+  // Three standard deviations to the safe side: too many candidates cost less than a second pass.
+  double rank = sample.expected_rank + 3 * std::sqrt(sample.expected_rank) + 1;
+  MagnitudeBound bound = bound_of(sample, rank);
+  for (int attempt = 0;; ++attempt) {
+    const bool fits = collect(unit, bound, first, most_candidates(elems, keep.least), list);
+    const std::int64_t count = list.count - begin;
+    if (fits && count >= keep.least) {
+      if (count <= keep.most) return;
+      Cut cut = exact_cut({list.values + begin, DType::kFloat32, 1, count}, keep.least, bound);
+      return drop(list, begin, cut);
+    }
     list.count = begin;
-    return collect_cut(unit, cut_without_sample(unit, keep.least, bound), first, list);
+    if (attempt == 1) break;
+    rank *= fits ? 1.5 : 0.67;
+    const MagnitudeBound other = bound_of(sample, rank);
+    if (other == bound) break;  // so many equal values that no bound between them is right
+    bound = other;
   }
-  if (count <= keep.most) return;
-  Cut cut = exact_cut({list.values + begin, DType::kFloat32, 1, count}, keep.least);
-  drop(list, begin, cut);
+  collect_cut(unit, cut_without_sample(unit, keep.least, bound), first, list);
 }
 
 }  // namespace cortado

@@ -3,14 +3,16 @@
 // Which values top-k keeps: in one pass over memory with a threshold from a sample, and in more when that misleads.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "codec/sparse.h"
+#include "codec/topk/topk_kernels.h"
 #include "cortado/tensor_view.h"
 
 namespace cortado {
+
+// Elements of fp32, fp16 or bf16 whose magnitude is larger.
+std::int64_t count_above(ConstTensorView input, MagnitudeBound above);
 
 // What a whole tensor or one block of it is to keep, 1 <= least <= most: exactly `least`, unless most is larger and
 // what the threshold of the sample selects lies between the two. Kept are always the largest magnitudes, among equal
