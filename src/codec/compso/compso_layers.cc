@@ -26,7 +26,6 @@ constexpr std::int64_t kStreamBytes = std::int64_t{8} << 20;
 
 constexpr std::uint64_t kHeaderBytes = 8;
 constexpr std::uint64_t kLengthBytes = 8;
-constexpr std::uint64_t kRandomBytes = sizeof(PhiloxKey) + sizeof(std::uint64_t);
 constexpr std::uint64_t kBlockBytes = sizeof(float) + sizeof(std::int32_t);
 
 // Beyond these, 1 / step or what is decoded could be denormal.
@@ -85,11 +84,6 @@ void for_blocks(const CompsoSettings& settings, std::span<const Layer> layers, c
     code += elems;
     random += (elems + kRandomAlignElems - 1) / kRandomAlignElems * kRandomAlignElems;
   }
-}
-
-// `count` values from number `first` of the random numbers on, all in one block.
-BlockPiece piece_of(const BlockGrid& grid, std::int64_t first, std::int64_t count) {
-  return {.log2_block_elems = 62, .blocks = &grid, .first = first, .elems = whole_rows(count)};
 }
 
 // f(offset in the block, count)
@@ -198,14 +192,14 @@ class LayersEncoder {
         layers_(layers),
         totals_(totals_of(settings, layers)),
         workspace_(scratch, totals_),
-        random_{.key = philox_key(context.seed, context.tensor), .step = context.step} {}
+        levels_{.rounding = settings.rounding, .largest = 0, .filters = settings.filter > 0},
+        random_{philox_key(context.seed, context.tensor), context.step} {}
 
   std::uint64_t run(std::byte* payload) {
     std::byte* at = payload + kHeaderBytes;
     if (settings_.rounding == Rounding::kDither) {
-      store(random_.key, at);
-      store(random_.step, at + sizeof(random_.key));
-      at += kRandomBytes;
+      store(random_, at);
+      at += sizeof(random_);
     }
     choose_grids(at);
     at += static_cast<std::uint64_t>(totals_.blocks) * kBlockBytes;
@@ -271,9 +265,9 @@ class LayersEncoder {
     }
     alignas(64) float buffer[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
-      const Levels levels = {.rounding = settings_.rounding, .largest = 0, .filters = settings_.filter > 0};
-      compso_quantise(levels, piece_of(grid, block.first_random + at, count), random_,
-                      load_piece(block.layer, block.first + at, count, buffer),
+      const BlockPiece piece = {
+          .log2_block_elems = 62, .blocks = &grid, .first = block.first_random + at, .elems = whole_rows(count)};
+      compso_quantise(levels_, piece, random_, load_piece(block.layer, block.first + at, count, buffer),
                       block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0,
                       {low + at, is_wide_ ? high + at : nullptr});
     });
@@ -301,6 +295,7 @@ class LayersEncoder {
   const std::span<const ConstTensorView> layers_;
   const Totals totals_;
   const Workspace workspace_;
+  const Levels levels_;
   const RandomKey random_;
   bool is_wide_ = false;
 };
@@ -315,7 +310,11 @@ bool is_step(float step) {
 class LayersDecoder {
  public:
   LayersDecoder(const CompsoSettings& settings, std::span<const TensorView> layers, std::byte* scratch)
-      : settings_(settings), layers_(layers), totals_(totals_of(settings, layers)), workspace_(scratch, totals_) {}
+      : settings_(settings),
+        layers_(layers),
+        totals_(totals_of(settings, layers)),
+        workspace_(scratch, totals_),
+        levels_{.rounding = settings.rounding, .largest = 0} {}
 
   Status run(std::span<const std::byte> payload) {
     std::uint64_t codes_at = 0;
@@ -331,7 +330,7 @@ class LayersDecoder {
  private:
   Status read_header(std::span<const std::byte> payload, std::uint64_t* codes_at) {
     const bool has_key = settings_.rounding == Rounding::kDither;
-    const std::uint64_t steps_at = kHeaderBytes + (has_key ? kRandomBytes : 0);
+    const std::uint64_t steps_at = kHeaderBytes + (has_key ? sizeof(RandomKey) : 0);
     *codes_at = steps_at + static_cast<std::uint64_t>(totals_.blocks) * kBlockBytes;
     if (payload.size() < *codes_at) {
       return make_error(StatusCode::kCorruptData, "the payload has %zu bytes, expected at least %llu", payload.size(),
@@ -343,10 +342,7 @@ class LayersDecoder {
                         static_cast<unsigned long long>(code_bytes), may_be_wide(settings_) ? "1 or 2" : "1");
     }
     is_wide_ = code_bytes == 2;
-    if (has_key) {
-      random_.key = load<PhiloxKey>(payload.data() + kHeaderBytes);
-      random_.step = load<std::uint64_t>(payload.data() + kHeaderBytes + sizeof(PhiloxKey));
-    }
+    if (has_key) random_ = load<RandomKey>(payload.data() + kHeaderBytes);
     steps_ = payload.data() + steps_at;
     first_levels_ = steps_ + static_cast<std::uint64_t>(totals_.blocks) * sizeof(float);
     for (std::int64_t i = 0; i < totals_.blocks; ++i) {
@@ -393,11 +389,12 @@ class LayersDecoder {
     const bool streams = block.layer.size_bytes() >= kStreamBytes;
     alignas(64) float buffer[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
+      const BlockPiece piece = {
+          .log2_block_elems = 62, .blocks = &grid, .first = block.first_random + at, .elems = whole_rows(count)};
       const CompsoCodes codes = {workspace_.low + block.first_code + at,
                                  is_wide_ ? workspace_.high + block.first_code + at : nullptr};
       float* values = piece_target(block.layer, block.first + at, count, buffer);
-      compso_dequantise({.rounding = settings_.rounding, .largest = 0}, piece_of(grid, block.first_random + at, count),
-                        random_, first_level, codes, streams && values != buffer, values);
+      compso_dequantise(levels_, piece, random_, first_level, codes, streams && values != buffer, values);
       store_piece(values, block.layer, block.first + at, count);
     });
     return streams;
@@ -407,6 +404,7 @@ class LayersDecoder {
   const std::span<const TensorView> layers_;
   const Totals totals_;
   const Workspace workspace_;
+  const Levels levels_;
   const std::byte* steps_ = nullptr;         // float32 a block
   const std::byte* first_levels_ = nullptr;  // int32 a block
   RandomKey random_;
@@ -463,7 +461,7 @@ std::uint64_t max_compso_bytes(const CompsoSettings& settings, std::span<const s
   if (totals.elems == 0) return 0;
   if (is_lossless(settings)) return plain_bytes(totals.elems, dtype) + max_rans_bytes(totals.elems);
   std::uint64_t bytes = kHeaderBytes + static_cast<std::uint64_t>(totals.blocks) * kBlockBytes;
-  if (settings.rounding == Rounding::kDither) bytes += kRandomBytes;
+  if (settings.rounding == Rounding::kDither) bytes += sizeof(RandomKey);
   const std::uint64_t planes = may_be_wide(settings) ? 2 : 1;
   if (!settings.is_coded) return bytes + planes * static_cast<std::uint64_t>(totals.elems);
   return bytes + kLengthBytes + planes * max_rans_bytes(totals.elems);

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "codec/pieces.h"
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "codec/quant/quant_kernels.cc"
 #include "core/simd.h"
@@ -223,7 +221,7 @@ double SumSquaredErrors(Rounding rounding, float step, const float* values, std:
   return 0;
 }
 
-// ---- the loops ----------------------------------------------------------------------------------------------------
+// ---- the loops -----------------------------------------------------------------------------------------------------
 
 template <bool kFilters>
 void quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,

@@ -5,8 +5,8 @@
 //
 // Preconditions: a piece begins at a multiple of 256 values of its tensor and has at most kMaxPieceElems, a multiple of
 // 16: behind a tensor's last value stand zeros. Pointers need no alignment, nothing overlaps. The floating-point
-// environment is the default one; flushing denormals changes nothing where steps are below 2^126. What is read next
-// lies `prefetch_elems` ahead of what is read now.
+// environment is the default one; flushing denormals changes nothing where steps are below 2^126. What is read next lies
+// `prefetch_elems` ahead of what is read now.
 #pragma once
 
 #include <cstdint>
@@ -41,9 +41,9 @@ BlockStats joined(const BlockStats& left, const BlockStats& right);
 
 // Where the grid of one block lies.
 struct BlockGrid {
-  float step = 0;                                        // NaN: something in the block is not finite
-  float inverse = 0;                                     // 1 / step, or 0 if all values become 0
-  float threshold = -1;                                  // magnitudes up to it become 0
+  float step = 0;        // NaN: something in the block is not finite
+  float inverse = 0;     // 1 / step, or 0 if all values become 0
+  float threshold = -1;  // magnitudes up to it become 0
   float reach = std::numeric_limits<float>::infinity();  // what lies beyond must be clipped to it first
 
   bool takes_all() const { return reach == std::numeric_limits<float>::infinity() && step == step; }

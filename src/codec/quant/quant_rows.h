@@ -39,7 +39,7 @@ constexpr std::int64_t kTileRows = 16, kTileElems = kRowElems * kTileRows;
 constexpr std::size_t kParts = kRowElems / hn::MaxLanes(F32());
 constexpr std::int64_t kPartElems = hn::MaxLanes(F32());
 
-// ---- roundings ----------------------------------------------------------------------------------------------------
+// ---- roundings -----------------------------------------------------------------------------------------------------
 
 // 1 + (byte + 1/2) / 256 of the byte kByte of each word: the byte and the half become the upper mantissa bits of 1.
 template <int kByte>
