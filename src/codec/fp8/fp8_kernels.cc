@@ -33,20 +33,19 @@ struct Fp8 {
   static constexpr float kSmallestNormal = power_of_two(1 - kBias);
   static constexpr float kSmallestDenormal = power_of_two(1 - kBias - kMantissaBits);
 
+  // The sum of a magnitude and a power of two whose last place is that of the result does the rounding: what it adds to
+  // the power are mantissa bits, the leading one included, on which the exponent is put. Denormals have the exponent of
+  // the smallest normal number and no leading bit, so that they need no case of their own.
   static HWY_INLINE VU32 narrow(VF32 value) {
     const U32 d;
     const F32 df;
     const VU32 bits = hn::BitCast(d, value);
-    const VU32 magnitude = hn::And(bits, hn::Set(d, 0x7fffffffu));
-    const VU32 odd = hn::And(hn::ShiftRight<kDropped>(magnitude), hn::Set(d, 1u));
-    const VU32 rebias_and_round = hn::Set(d, (1u << (kDropped - 1)) - 1 - kRebias);
-    const VU32 normal = hn::ShiftRight<kDropped>(hn::Add(hn::Add(magnitude, rebias_and_round), odd));
-    // The sum has a last place of one smallest denormal, so the addition does the rounding.
-    const VF32 aligner = hn::Set(df, kSmallestDenormal * 0x1p23f);
-    const VU32 denormal =
-        hn::Sub(hn::BitCast(d, hn::Add(hn::BitCast(df, magnitude), aligner)), hn::BitCast(d, aligner));
-    const auto is_small = hn::Lt(hn::BitCast(df, magnitude), hn::Set(df, kSmallestNormal));
-    const VU32 rounded = hn::IfThenElse(hn::RebindMask(d, is_small), denormal, normal);
+    const VF32 magnitude = hn::Abs(value);
+    const VU32 smallest = hn::BitCast(d, hn::Set(df, kSmallestNormal));
+    const VU32 exponent = hn::Max(hn::And(bits, hn::Set(d, 0x7f800000u)), smallest);
+    const VU32 power = hn::Add(exponent, hn::Set(d, static_cast<std::uint32_t>(kDropped) << 23));
+    const VU32 mantissa = hn::Sub(hn::BitCast(d, hn::Add(magnitude, hn::BitCast(df, power))), power);
+    const VU32 rounded = hn::Add(mantissa, hn::ShiftRight<kDropped>(hn::Sub(exponent, smallest)));
     return hn::OrAnd(rounded, hn::ShiftRight<24>(bits), hn::Set(d, 0x80u));
   }
 

@@ -2,6 +2,7 @@
 #include "codec/quant/quant_kernels.h"
 
 #include <algorithm>
+#include <bit>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "codec/quant/quant_kernels.cc"
@@ -16,35 +17,45 @@ namespace {
 
 // ---- statistics ----------------------------------------------------------------------------------------------------
 
-// Sums over the rows, a row's values in 16 lanes.
+// Sums over rows, 16 of them side by side.
 struct RowSums {
-  static constexpr std::int64_t kLanes = hn::MaxLanes(F64());
-  VF64 lanes[kRowElems / kLanes];
+  VF32 parts[kParts];
 
   HWY_INLINE void clear() {
-    for (VF64& lane : lanes) lane = hn::Zero(F64());
-  }
-  // term(at): what the values from lane `at` of the row on add.
-  template <class Term>
-  HWY_INLINE void add_row(const Term& term) {
-    for (std::int64_t at = 0; at < kRowElems; at += kLanes) {
-      lanes[at / kLanes] = hn::Add(lanes[at / kLanes], term(at));
-    }
+    for (VF32& part : parts) part = hn::Zero(F32());
   }
   HWY_INLINE double sum() const {
+    float lanes[kRowElems];
+    for (std::size_t p = 0; p < kParts; ++p) hn::StoreU(parts[p], F32(), lanes + p * kPartElems);
     double each[kRowElems];
-    for (std::int64_t at = 0; at < kRowElems; at += kLanes) hn::StoreU(lanes[at / kLanes], F64(), each + at);
+    std::copy(lanes, lanes + kRowElems, each);
     for (int apart = 8; apart > 0; apart /= 2)
       for (int i = 0; i < apart; ++i) each[i] += each[i + apart];
     return each[0];
   }
 };
 
+// Of (v * 2^-k)^2, times 4^k, where 2^k is about the largest magnitude: float32 then neither overflows nor loses what
+// counts.
+HWY_INLINE double sum_squares(const float* values, std::int64_t elems, std::uint32_t max_magnitude) {
+  const std::uint32_t exponent = std::clamp(max_magnitude >> 23, 2u, 252u);
+  const VF32 scale = hn::Set(F32(), std::bit_cast<float>((254u - exponent) << 23));
+  RowSums squares;
+  squares.clear();
+  for (std::int64_t i = 0; i < elems; i += kRowElems) {
+    for (std::size_t p = 0; p < kParts; ++p) {
+      const VF32 v = hn::Mul(hn::LoadU(F32(), values + i + static_cast<std::int64_t>(p) * kPartElems), scale);
+      squares.parts[p] = hn::Add(squares.parts[p], hn::Mul(v, v));
+    }
+  }
+  const double unit = std::bit_cast<float>(exponent << 23);
+  return squares.sum() * unit * unit;
+}
+
 template <BlockScale kScale>
 struct Measure {
   VU32 magnitude[kParts];
   VF32 low[kParts], high[kParts];
-  RowSums squares;
 
   HWY_INLINE void add_row(const float* values) {
     for (std::size_t p = 0; p < kParts; ++p) {
@@ -55,12 +66,6 @@ struct Measure {
         high[p] = hn::Max(high[p], v);
       }
     }
-    if constexpr (kScale == BlockScale::kRms) {
-      squares.add_row([&](std::int64_t at) HWY_ATTR {
-        const VF64 v = hn::PromoteTo(F64(), hn::LoadU(F32OfF64(), values + at));
-        return hn::Mul(v, v);  // exact
-      });
-    }
   }
 
   HWY_INLINE BlockStats run(const float* values, std::int64_t elems) {
@@ -68,9 +73,10 @@ struct Measure {
       magnitude[p] = hn::Zero(U32());
       low[p] = high[p] = hn::Zero(F32());
     }
-    squares.clear();
     for (std::int64_t i = 0; i < elems; i += kRowElems) add_row(values + i);
-    return result();
+    BlockStats stats = result();
+    if constexpr (kScale == BlockScale::kRms) stats.squares = sum_squares(values, elems, stats.max_magnitude);
+    return stats;
   }
 
   HWY_INLINE BlockStats result() const {
@@ -84,7 +90,6 @@ struct Measure {
       stats.low = hn::GetLane(hn::MinOfLanes(F32(), least));
       stats.high = hn::GetLane(hn::MaxOfLanes(F32(), most));
     }
-    if constexpr (kScale == BlockScale::kRms) stats.squares = squares.sum();
     return stats;
   }
 };
@@ -147,6 +152,13 @@ struct QuantiseRow {
 
 // ---- codes to values -----------------------------------------------------------------------------------------------
 
+// The levels of the dead zone but 0 are decoded nearer to the middle of what they stand for.
+HWY_INLINE VF32 outwards(VF32 level) {
+  const F32 d;
+  const VF32 nudge = hn::CopySignToAbs(hn::Set(d, 0.05f), level);
+  return hn::Add(level, hn::IfThenZeroElse(hn::Eq(level, hn::Zero(d)), nudge));
+}
+
 template <Rounding kRounding, bool kStreams>
 struct DequantiseRow {
   float largest_level;
@@ -160,9 +172,7 @@ struct DequantiseRow {
       return hn::Sub(hn::Sub(code, one_and_r), hn::Set(d, largest_level - 1.5f));
     }
     const VF32 level = hn::Sub(code, hn::Set(d, largest_level));
-    if constexpr (kRounding != Rounding::kDeadZone) return level;
-    const VF32 outwards = hn::CopySignToAbs(hn::Set(d, 0.05f), level);
-    return hn::Add(level, hn::IfThenZeroElse(hn::Eq(level, hn::Zero(d)), outwards));
+    return kRounding == Rounding::kDeadZone ? outwards(level) : level;
   }
 
   HWY_INLINE void operator()(const BlockGrid& block, std::int64_t at, VF32 one_and_r) const {
@@ -180,28 +190,29 @@ struct DequantiseRow {
 // ---- errors --------------------------------------------------------------------------------------------------------
 
 template <Rounding kRounding>
+HWY_INLINE VF32 squared_error(VF32 q) {
+  const F32 d;
+  const VF32 magic = hn::Set(d, 0x1.8p23f), most = hn::Set(d, 0x1p21f);
+  // Beyond 2^21 steps, where the sum with `magic` does not round, the error is negligible.
+  q = hn::Min(hn::Max(q, hn::Neg(most)), most);
+  VF32 nudged = q;
+  if constexpr (kRounding == Rounding::kDeadZone) nudged = hn::Sub(q, hn::CopySignToAbs(hn::Set(d, 0.15f), q));
+  VF32 decoded = hn::Sub(hn::Add(nudged, magic), magic);
+  if constexpr (kRounding == Rounding::kDeadZone) decoded = outwards(decoded);
+  const VF32 e = hn::Abs(hn::Sub(q, decoded));
+  // Stochastic: a fraction f is rounded away by f with probability 1 - f, and by 1 - f with probability f.
+  return kRounding == Rounding::kStochastic ? hn::Sub(e, hn::Mul(e, e)) : hn::Mul(e, e);
+}
+
+template <Rounding kRounding>
 double sum_squared_errors(float inverse, const float* values, std::int64_t elems) {
-  const F32OfF64 d;
-  using V = hn::Vec<F32OfF64>;
-  const V magic = hn::Set(d, 0x1.8p23f), most = hn::Set(d, 0x1p21f);
   RowSums errors;
   errors.clear();
   for (std::int64_t i = 0; i < elems; i += kRowElems) {
-    errors.add_row([&](std::int64_t at) HWY_ATTR {
-      // Beyond 2^21 steps, where the sum below does not round, the error is negligible.
-      V q = hn::Mul(hn::LoadU(d, values + i + at), hn::Set(d, inverse));
-      q = hn::Min(hn::Max(q, hn::Neg(most)), most);
-      V nudged = q;
-      if constexpr (kRounding == Rounding::kDeadZone) nudged = hn::Sub(q, hn::CopySignToAbs(hn::Set(d, 0.15f), q));
-      V decoded = hn::Sub(hn::Add(nudged, magic), magic);
-      if constexpr (kRounding == Rounding::kDeadZone) {
-        const V outwards = hn::CopySignToAbs(hn::Set(d, 0.05f), decoded);
-        decoded = hn::Add(decoded, hn::IfThenZeroElse(hn::Eq(decoded, hn::Zero(d)), outwards));
-      }
-      const VF64 e = hn::Abs(hn::PromoteTo(F64(), hn::Sub(q, decoded)));
-      // Stochastic: a fraction f is rounded away by f with probability 1 - f, and by 1 - f with probability f.
-      return kRounding == Rounding::kStochastic ? hn::Sub(e, hn::Mul(e, e)) : hn::Mul(e, e);
-    });
+    for (std::size_t p = 0; p < kParts; ++p) {
+      const VF32 v = hn::LoadU(F32(), values + i + static_cast<std::int64_t>(p) * kPartElems);
+      errors.parts[p] = hn::Add(errors.parts[p], squared_error<kRounding>(hn::Mul(v, hn::Set(F32(), inverse))));
+    }
   }
   return errors.sum();
 }

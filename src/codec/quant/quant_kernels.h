@@ -31,8 +31,9 @@ struct BlockStats {
 
 constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 
-// Statistics of every `block_elems` (a multiple of 16) of the values, the last block perhaps shorter. Squares are added
-// up in 16 lanes, value i in lane i % 16, then lane i + 8 to lane i, i + 4 to i, i + 2 to i and 1 to 0.
+// Statistics of every `block_elems` (a multiple of 16) of the values, the last block perhaps shorter. Squares are scaled
+// by a power of two and added up in 16 lanes of float32, value i in lane i % 16; then in double lane i + 8 to lane i,
+// i + 4 to i, i + 2 to i and 1 to 0.
 void measure_blocks(BlockScale scale, const float* values, std::int64_t elems, std::int64_t block_elems,
                     BlockStats* stats);
 
@@ -84,8 +85,8 @@ inline bool is_stream_aligned(const float* values) { return reinterpret_cast<std
 // After the last dequantise_values() that streams.
 void finish_streams();
 
-// The sum over the values of E[(x - decoded)^2] / step^2 on a grid without end; in double, in the lanes of
-// measure_blocks(). No dither, whose error is 1/12.
+// The sum over the values of E[(x - decoded)^2] / step^2 on a grid without end, in the lanes of
+// measure_blocks().
 double sum_squared_errors(Rounding rounding, float step, const float* values, std::int64_t elems);
 
 }  // namespace cortado
