@@ -3,10 +3,10 @@
 // How close to a memory copy do the quantisers come, encoding and decoding?
 //
 // A tensor of 2^25 fp32 values of about N(0, 1), out of cache, one thread. A share is (bytes of the tensor + bytes of
-// the payload) / time over (bytes read + bytes written) / time of a memory copy of the tensor; where the step of a block
-// depends on the whole tensor, encoding has a second read to count, 4 bytes a value more. Copy, encoding and decoding are
-// timed in turn, round after round, in processor time (other processes then matter less); the medians are printed.
-// Beside each ratio stands its relative L2 error.
+// the payload) / time over (bytes read + bytes written) / time of a memory copy of the tensor; where the step of a
+// block depends on the whole tensor, encoding has a second read to count, 4 bytes a value more. Copy, encoding and
+// decoding are timed in turn, round after round, in processor time (other processes then matter less); the medians are
+// printed. Beside each ratio stands its relative L2 error.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

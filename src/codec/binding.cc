@@ -112,8 +112,7 @@ Status check_quantise(const Codec& codec, const Quantiser& quantiser, ConstTenso
                           {"side section", side.data(), side.size()},
                           {"scratch", scratch.data(), scratch.size()}};
   CORTADO_RETURN_IF_ERROR(check_room(codec, kCall, input, blocks[1], static_cast<std::uint64_t>(input.elems())));
-  CORTADO_RETURN_IF_ERROR(
-      check_room(codec, kCall, input, blocks[2], quantiser.max_side_bytes(input.rows, input.cols)));
+  CORTADO_RETURN_IF_ERROR(check_room(codec, kCall, input, blocks[2], quantiser.max_side_bytes(input.rows, input.cols)));
   CORTADO_RETURN_IF_ERROR(check_room(codec, kCall, input, blocks[3],
                                      quantiser.quantise_scratch_bytes(input.rows, input.cols, input.dtype)));
   return check_apart(codec, kCall, input, blocks);

@@ -27,10 +27,9 @@ struct PhiloxLanes {
 HWY_INLINE PhiloxLanes philox_lanes(const PhiloxKey& key, std::uint64_t step, std::uint64_t first) {
   namespace hn = hwy::HWY_NAMESPACE;
 #if HWY_TARGET == HWY_SCALAR  // one lane, which has no even and odd
-  const PhiloxBlock block =
-      philox4x32_10({static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(first >> 32),
-                     static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32)},
-                    key);
+  const PhiloxBlock block = philox4x32_10({static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(first >> 32),
+                                           static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32)},
+                                          key);
   PhiloxLanes lanes;
   for (std::size_t word = 0; word < 4; ++word) lanes.words[word] = hn::Set(PhiloxLanes::U32(), block[word]);
   return lanes;
@@ -67,8 +66,7 @@ HWY_INLINE PhiloxLanes philox_lanes(const PhiloxKey& key, std::uint64_t step, st
   PhiloxLanes lanes;
   const V lower = hn::Set(d64, 0xffffffffu);
   for (int word = 0; word < 4; ++word) {
-    lanes.words[word] =
-        hn::BitCast(d32, hn::OrAnd(hn::ShiftLeft<32>(x[1][word]), x[0][word], lower));
+    lanes.words[word] = hn::BitCast(d32, hn::OrAnd(hn::ShiftLeft<32>(x[1][word]), x[0][word], lower));
   }
   return lanes;
 #endif

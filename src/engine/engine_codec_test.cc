@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Training under ordinary codecs: against a plain implementation of what each rank should get, and what only codecs have
-// (votes, momentum correction, sizes that vary, specifications). What every method promises is in engine_test.cc.
+// Training under ordinary codecs: against a plain implementation of what each rank should get, and what only codecs
+// have (votes, momentum correction, sizes that vary, specifications). What every method promises is in engine_test.cc.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -168,7 +168,8 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-// ---- what is said ----------------------------------------------------------------------------------------------------
+// ---- what is said
+// ----------------------------------------------------------------------------------------------------
 
 TEST(CodecOptions, ParametersOfTheEngineStandWithThoseOfTheFirstCodec) {
   const EngineOptions options = EngineOptions::parse(
@@ -230,7 +231,8 @@ TEST(CodecOptions, FeedbackIsChosenByWhatTheCodecLoses) {
   EXPECT_EQ(feedback_of("sign(vote=majority, feedback=residual)"), Feedback::kResidual);
 }
 
-// ---- sizes -----------------------------------------------------------------------------------------------------------
+// ---- sizes
+// -----------------------------------------------------------------------------------------------------------
 
 // Values that entropy coding makes small, of exponents that repeat; in every fourth step values that it can't.
 Gradients repetitive(const std::vector<EngineTensor>& tensors, int rank, std::int64_t step) {
@@ -293,8 +295,8 @@ TEST(CodecSizes, TheReportHasBytesRatioAndErrorOfEveryTensor) {
   EXPECT_EQ(report.spec.find("topk(density=0.1, min_elems=1000, start_step=0, dense=[conv*]"), 0u) << report.spec;
   std::vector<std::string> found;
   for (const Fallback& fallback : report.fallbacks) found.push_back(fallback.tensor + ":" + fallback.reason);
-  EXPECT_EQ(found, (std::vector<std::string>{"embedding:min_elems", "first.bias:1-D", "conv.weight:dense=", "empty:empty",
-                                             "tiny.weight:min_elems", "last.bias:1-D"}));
+  EXPECT_EQ(found, (std::vector<std::string>{"embedding:min_elems", "first.bias:1-D", "conv.weight:dense=",
+                                             "empty:empty", "tiny.weight:min_elems", "last.bias:1-D"}));
   std::int64_t sent = 0;
   for (const TensorReport& tensor : report.tensors) {
     sent += tensor.payload_bytes;
@@ -321,7 +323,8 @@ TEST(CodecSizes, WhatDoesNotGetSmallerStaysDense) {
   EXPECT_EQ(by_rate, 5);
 }
 
-// ---- dtypes ----------------------------------------------------------------------------------------------------------
+// ---- dtypes
+// ----------------------------------------------------------------------------------------------------------
 
 // Gradients of 16 bits under feedback (float32 is encoded) and without (the codec gets them as they are).
 TEST(CodecDtypes, NarrowGradientsGetTheMeanInTheirOwnDtype) {
@@ -348,7 +351,8 @@ TEST(CodecDtypes, NarrowGradientsGetTheMeanInTheirOwnDtype) {
   }
 }
 
-// ---- what breaks -----------------------------------------------------------------------------------------------------
+// ---- what breaks
+// -----------------------------------------------------------------------------------------------------
 
 TEST(CodecErrors, PayloadsDamagedOnTheWayAreRefusedWithTheirRank) {
   int refused = 0;
@@ -364,7 +368,8 @@ TEST(CodecErrors, PayloadsDamagedOnTheWayAreRefusedWithTheirRank) {
     }
     return {};
   });
-  // header 8, scale 4, bits 2: the middle byte, 7, is in the header, whose top bit says that the gradient was not finite.
+  // header 8, scale 4, bits 2: the middle byte, 7, is in the header, whose top bit says that the gradient was not
+  // finite.
   for (const Status& status : statuses) refused += !status.ok();
   EXPECT_EQ(refused, 0) << "the flag is not an error, but a step undone";
 }

@@ -1,5 +1,5 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""Decodes every payload format of Cortado, written from the spec.md files and not from the C++.
+"""Decodes payload formats of Cortado, written from the spec.md files and not from the C++.
 
     decode("cast(bf16)", payload, "fp32", rows, cols) -> the tensor's bytes
 
@@ -10,8 +10,9 @@ raises CorruptData.
 import importlib
 import re
 
-import numpy as np
-from oracle_floats import DTYPE_BYTES, CorruptData, expect, narrow
+from oracle_floats import CorruptData, expect
+
+__all__ = ["CorruptData", "decode", "knows"]
 
 # Codec of values: decode_<name>(parameters, payload, dtype, rows, cols) -> bytes, in the module named here.
 VALUES = {
@@ -21,21 +22,20 @@ VALUES = {
     "power": "oracle_lowrank",
     "sign": "oracle_sign",
 }
-# Stages of compositions, in the same modules: take_<name>(parameters, index, elems) -> places, and
-# dequantise_<name>(parameters, codes, side, elems) -> float32.
-SPARSIFIERS: dict[str, str] = {}
-QUANTISERS: dict[str, str] = {}
 
 
 def decode(spec: str, payload: bytes, dtype: str, rows: int, cols: int) -> bytes:
     if rows * cols == 0:
         expect(len(payload) == 0, "an empty tensor has an empty payload")
         return b""
-    stages = [parse_stage(text) for text in spec.split("|")]
-    if len(stages) > 1:
-        return decode_composition(stages, payload, dtype, rows, cols)
-    name, parameters = stages[0]
-    return function("decode", VALUES, name)(parameters, payload, dtype, rows, cols)
+    name, parameters = parse_stage(spec)
+    decoder = getattr(importlib.import_module(VALUES[name]), f"decode_{name}")
+    return decoder(parameters, payload, dtype, rows, cols)
+
+
+def knows(spec: str) -> bool:
+    """Whether there is a decoder of every stage here."""
+    return "|" not in spec and parse_stage(spec)[0] in VALUES
 
 
 def parse_stage(text: str) -> tuple[str, dict[str, str]]:
@@ -43,48 +43,3 @@ def parse_stage(text: str) -> tuple[str, dict[str, str]]:
     name, arguments = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text).groups()
     pairs = [argument.strip().rpartition("=") for argument in (arguments or "").split(",") if argument.strip()]
     return name, {key: value for key, _, value in pairs}
-
-
-def function(kind: str, modules: dict[str, str], name: str):
-    return getattr(importlib.import_module(modules[name]), f"{kind}_{name}")
-
-
-def decode_composition(stages, payload: bytes, dtype: str, rows: int, cols: int) -> bytes:
-    """src/codec/composition/spec.md."""
-    reader = Reader(payload)
-    for name, _ in stages:
-        expect(reader.number("u1") == WIRE_IDS[name], "stage")
-        expect(reader.number("u1") == 1, "version of a stage")
-    sparsifiers = [stage for stage in stages if stage[0] in SPARSIFIERS]
-    rest = stages[len(sparsifiers) :]
-    index_bytes = [reader.number("<u8") for _ in sparsifiers]
-    side_bytes = reader.number("<u8") if len(rest) == 2 else 0
-
-    # Places of the kept values in what each sparsifier got.
-    elems, kept = rows * cols, []
-    for (name, parameters), count in zip(sparsifiers, index_bytes, strict=True):
-        index = reader.take(count)
-        places = np.zeros(0, np.int64)
-        if elems == 0:
-            expect(not index, "an index of no values")
-        else:
-            places = function("places", SPARSIFIERS, name)(parameters, index, elems)
-        kept.append((elems, places))
-        elems = len(places)
-
-    inner = (dtype, rows, cols) if not sparsifiers else ("fp32", 1, elems)
-    side = reader.take(side_bytes)
-    if len(rest) == 2:
-        codes = decode("rans" if not rest[1][1] else stage_text(rest[1]), reader.rest, "uint8", inner[1], inner[2])
-        expect(elems > 0 or not side, "a side section of no values")
-        values = dequantise(rest[0], codes, side, inner)
-    else:
-        values = decode(stage_text(rest[0]) if rest else "none", reader.rest, *inner)
-    if not sparsifiers:
-        return values
-    floats = np.frombuffer(values, "<f4")
-    for before, places in reversed(kept):
-        scattered = np.zeros(before, "<f4")
-        scattered[places] = floats
-        floats = scattered
-    return narrow(floats, dtype)

@@ -103,8 +103,8 @@ Result<std::unique_ptr<Codec>> make_fp8(const ParameterValues& values) {
   CORTADO_ASSIGN_OR_RETURN(const std::int64_t block_elems, read_block_elems("fp8", values, 256));
   const std::string& format = values.word("format");
   const std::string spec = "fp8(" + format + ", block=" + block_text(block_elems) + ")";
-  return std::unique_ptr<Codec>(std::make_unique<BlockCodec<Fp8Scheme>>(
-      Fp8Scheme(spec, format == "e5m2" ? kE5M2 : kE4M3, block_elems)));
+  return std::unique_ptr<Codec>(
+      std::make_unique<BlockCodec<Fp8Scheme>>(Fp8Scheme(spec, format == "e5m2" ? kE5M2 : kE4M3, block_elems)));
 }
 
 }  // namespace

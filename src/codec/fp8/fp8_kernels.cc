@@ -24,7 +24,9 @@ using VU32 = hn::Vec<U32>;
 
 constexpr std::int64_t kPartElems = hn::MaxLanes(F32());
 
-constexpr float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<std::uint32_t>(127 + exponent) << 23); }
+constexpr float power_of_two(int exponent) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(127 + exponent) << 23);
+}
 
 template <int kMantissaBits, int kBias>
 struct Fp8 {

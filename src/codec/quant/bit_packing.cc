@@ -34,7 +34,8 @@ HWY_INLINE void pack_lanes(const std::uint8_t* codes, std::uint8_t* packed) {
   };
   [&]<int... kRow>(std::integer_sequence<int, kRow...>) HWY_ATTR {
     (add_row(std::integral_constant<int, kRow>()), ...);
-  }(std::make_integer_sequence<int, kRows>());
+  }
+  (std::make_integer_sequence<int, kRows>());
   for (int i = 0; i < kBits; ++i) hn::StoreU(bytes[i], d, packed + i * kLanes);
 }
 
@@ -55,7 +56,8 @@ HWY_INLINE VRow unpack_lanes(const std::uint8_t* packed, std::uint8_t* codes, VR
   };
   [&]<int... kRow>(std::integer_sequence<int, kRow...>) HWY_ATTR {
     (take_row(std::integral_constant<int, kRow>()), ...);
-  }(std::make_integer_sequence<int, kRows>());
+  }
+  (std::make_integer_sequence<int, kRows>());
   return largest;
 }
 

@@ -10,12 +10,11 @@
 //   int bits() const;                          of a code
 //   std::int64_t block_elems() const;          a power of two from 32 on
 //   BlockScale scale() const;                  which statistics grid() needs
-//   bool is_random(), carries_key() const;     codes depend on the key; decoding needs it, and the payload begins with it
-//   float tensor_step(ConstTensorView) const;  what grid() is told of the whole tensor
-//   BlockGrid grid(const BlockStats&, std::int64_t elems, float tensor_step, float largest_value) const;
-//   void put(const BlockGrid&, std::byte*) const;
-//   const char* take(const std::byte*, float largest_value, BlockGrid*) const;  what is wrong with it, or nullptr
-//   void quantise(const BlockPiece&, const RandomKey&, const float* values, std::int64_t prefetch_elems,
+//   bool is_random(), carries_key() const;     codes depend on the key; decoding needs it, and the payload begins with
+//   it float tensor_step(ConstTensorView) const;  what grid() is told of the whole tensor BlockGrid grid(const
+//   BlockStats&, std::int64_t elems, float tensor_step, float largest_value) const; void put(const BlockGrid&,
+//   std::byte*) const; const char* take(const std::byte*, float largest_value, BlockGrid*) const;  what is wrong with
+//   it, or nullptr void quantise(const BlockPiece&, const RandomKey&, const float* values, std::int64_t prefetch_elems,
 //                 std::uint8_t* codes) const;
 //   void dequantise(const BlockPiece&, const RandomKey&, const std::uint8_t* codes, bool streams, float* values) const;
 //   std::uint8_t largest_code() const;         of packed codes
@@ -170,8 +169,8 @@ class BlockCodec final : public Codec, public Quantiser {
     }
     w.tensor_step = scheme_.tensor_step(input);
     // What is read next: the next piece, or the next block, unless a block is more than a cache holds.
-    const std::int64_t ahead = w.block_elems <= kLargestCachedBlock ? std::max(kMaxPieceElems, w.block_elems)
-                                                                    : kMaxPieceElems;
+    const std::int64_t ahead =
+        w.block_elems <= kLargestCachedBlock ? std::max(kMaxPieceElems, w.block_elems) : kMaxPieceElems;
     for (std::int64_t first = 0; first < w.elems; first += kMaxPieceElems) {
       const std::int64_t elems = w.piece_elems(first), blocks = w.blocks_in(first);
       if (w.has_large_blocks() && blocks > 0) measure_large_block(input, first, w);

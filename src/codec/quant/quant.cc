@@ -19,8 +19,7 @@ class QuantScheme {
   static constexpr std::int64_t kSideBytesABlock = sizeof(float);
 
   explicit QuantScheme(QuantSettings settings)
-      : settings_(std::move(settings)),
-        levels_{settings_.rounding, settings_.largest_level(), settings_.filter >= 0} {}
+      : settings_(std::move(settings)), levels_{settings_.rounding, settings_.largest_level(), settings_.filter >= 0} {}
 
   const std::string& spec() const { return settings_.spec; }
   int bits() const { return settings_.bits; }

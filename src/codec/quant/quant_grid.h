@@ -61,7 +61,9 @@ inline BlockGrid block_grid(const QuantSettings& s, const BlockStats& stats, std
     grid.step = scale * s.step;
   } else {
     const bool is_relative = s.rule == QuantSettings::StepRule::kBound;
-    const float wanted = is_relative ? scale * s.step : s.rule == QuantSettings::StepRule::kError ? tensor_step : s.step;
+    const float wanted = is_relative                                 ? scale * s.step
+                         : s.rule == QuantSettings::StepRule::kError ? tensor_step
+                                                                     : s.step;
     grid.step = std::max(wanted, std::bit_cast<float>(stats.max_magnitude) / reach_of(s.rounding, s.largest_level()));
   }
   grid.step = std::min(std::max(grid.step, kSmallestStep), largest_value);

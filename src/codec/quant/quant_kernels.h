@@ -5,8 +5,8 @@
 //
 // Preconditions: a piece begins at a multiple of 256 values of its tensor and has at most kMaxPieceElems, a multiple of
 // 16: behind a tensor's last value stand zeros. Pointers need no alignment, nothing overlaps. The floating-point
-// environment is the default one; flushing denormals changes nothing where steps are below 2^126. What is read next lies
-// `prefetch_elems` ahead of what is read now.
+// environment is the default one; flushing denormals changes nothing where steps are below 2^126. What is read next
+// lies `prefetch_elems` ahead of what is read now.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,9 @@ struct BlockStats {
 
 constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 
-// Statistics of every `block_elems` (a multiple of 16) of the values, the last block perhaps shorter. Squares are scaled
-// by a power of two and added up in 16 lanes of float32, value i in lane i % 16; then in double lane i + 8 to lane i,
-// i + 4 to i, i + 2 to i and 1 to 0.
+// Statistics of every `block_elems` (a multiple of 16) of the values, the last block perhaps shorter. Squares are
+// scaled by a power of two and added up in 16 lanes of float32, value i in lane i % 16; then in double lane i + 8 to
+// lane i, i + 4 to i, i + 2 to i and 1 to 0.
 void measure_blocks(BlockScale scale, const float* values, std::int64_t elems, std::int64_t block_elems,
                     BlockStats* stats);
 
@@ -42,9 +42,9 @@ BlockStats joined(const BlockStats& left, const BlockStats& right);
 
 // Where the grid of one block lies.
 struct BlockGrid {
-  float step = 0;        // NaN: something in the block is not finite
-  float inverse = 0;     // 1 / step, or 0 if all values become 0
-  float threshold = -1;  // magnitudes up to it become 0
+  float step = 0;                                        // NaN: something in the block is not finite
+  float inverse = 0;                                     // 1 / step, or 0 if all values become 0
+  float threshold = -1;                                  // magnitudes up to it become 0
   float reach = std::numeric_limits<float>::infinity();  // what lies beyond must be clipped to it first
 
   bool takes_all() const { return reach == std::numeric_limits<float>::infinity() && step == step; }

@@ -68,8 +68,8 @@ inline std::vector<BlockGrid> grids_of(const QuantSettings& s, std::span<const f
   const auto block_elems = static_cast<std::size_t>(s.block_elems);
   for (std::size_t first = 0; first < values.size(); first += block_elems) {
     const auto block = values.subspan(first, std::min(block_elems, values.size() - first));
-    grids.push_back(block_grid(s, stats_of(block), static_cast<std::int64_t>(block.size()), tensor_step,
-                               largest_value));
+    grids.push_back(
+        block_grid(s, stats_of(block), static_cast<std::int64_t>(block.size()), tensor_step, largest_value));
   }
   return grids;
 }

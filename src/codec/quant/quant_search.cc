@@ -32,7 +32,8 @@ class Sample {
   // Relative L2.
   double error_at(Rounding rounding, float step) const {
     double sum = 0;
-    for_each([&](const float* values, std::int64_t elems) { sum += sum_squared_errors(rounding, step, values, elems); });
+    for_each(
+        [&](const float* values, std::int64_t elems) { sum += sum_squared_errors(rounding, step, values, elems); });
     return static_cast<double>(step) * std::sqrt(sum / energy_);
   }
 

@@ -9,7 +9,8 @@ namespace cortado {
 
 namespace {
 
-// The largest error of a value within reach, in steps; rounding errors of the arithmetic come on top and are below 2^-14.
+// The largest error of a value within reach, in steps; rounding errors of the arithmetic come on top and are below
+// 2^-14.
 double largest_error(Rounding rounding) {
   switch (rounding) {
     case Rounding::kNearest:
@@ -70,15 +71,15 @@ Status read_bits(const ParameterValues& values, QuantSettings* s) {
   const bool given = values.text("bits") != "auto";
   if (given) s->bits = static_cast<int>(values.integer("bits"));
   if (s->rule == QuantSettings::StepRule::kBits) {
-    s->step = s->scale == BlockScale::kRms ? kGaussianStep[s->bits - 1]
-                                           : 1 / reach_of(s->rounding, s->largest_level());
+    s->step = s->scale == BlockScale::kRms ? kGaussianStep[s->bits - 1] : 1 / reach_of(s->rounding, s->largest_level());
     return {};
   }
   // A magnitude is at most the block's scale, but for rms, so that the bound alone says how many levels it takes.
   if (s->rule == QuantSettings::StepRule::kBound && s->scale != BlockScale::kRms) {
     const int needed = bits_that_reach(s->rounding, s->step);
     if (needed > (given ? s->bits : 8)) {
-      return make_error(StatusCode::kInvalidArgument, "quant: bound=%s takes %s bits with round=%s, expected at most %d",
+      return make_error(StatusCode::kInvalidArgument,
+                        "quant: bound=%s takes %s bits with round=%s, expected at most %d",
                         values.text("bound").c_str(), needed > 8 ? "more than 8" : std::to_string(needed).c_str(),
                         values.word("round").c_str(), given ? s->bits : 8);
     }
@@ -116,7 +117,8 @@ std::vector<Parameter> quant_parameters() {
        .max = 8,
        .choices = "auto",
        .meaning = "of a code; auto is 4, with a bound as few as keep it, else 8"},
-      block_parameter("auto", "values that share a step, a power of two; auto is 256, or 4096 with abs_bound and error"),
+      block_parameter("auto",
+                      "values that share a step, a power of two; auto is 256, or 4096 with abs_bound and error"),
       {.name = "scale",
        .kind = ParameterKind::kChoice,
        .default_text = "max",

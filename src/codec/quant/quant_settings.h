@@ -23,9 +23,9 @@ struct QuantSettings {
   std::int64_t block_elems = 256;  // a power of two
   BlockScale scale = BlockScale::kMax;
   Rounding rounding = Rounding::kNearest;
-  float step = 0;      // kBits, kBound: in units of the block's scale; kAbsBound: absolute
-  double error = 0;    // kError: of the whole tensor
-  float filter = -1;   // in units of the block's scale; negative: off
+  float step = 0;     // kBits, kBound: in units of the block's scale; kAbsBound: absolute
+  double error = 0;   // kError: of the whole tensor
+  float filter = -1;  // in units of the block's scale; negative: off
 
   float largest_level() const { return bits == 1 ? 0.5f : static_cast<float>((1 << (bits - 1)) - 1); }
 };
