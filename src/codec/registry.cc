@@ -37,17 +37,8 @@ Result<std::unique_ptr<Codec>> make_stage(const SpecStage& stage) {
 
 const std::vector<CodecRow>& codec_registry() {
   static const std::vector<CodecRow> rows = {
-      none_row(),
-      cast_row(),
-      acp_row(),
-      power_row(),
-      sign_row(),
-      topk_row(),
-      randk_row(),
-      quant_row(),
-      rans_row(),
-      float_rans_row(),
-      compso_row(),
+      none_row(),  cast_row(),  acp_row(),  power_row(),      sign_row(),   topk_row(),
+      randk_row(), quant_row(), rans_row(), float_rans_row(), compso_row(),
   };
   return rows;
 }

@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Training under ordinary codecs: against a plain implementation of what each rank should get, and what only codecs have
-// (votes, momentum correction, sizes that vary, specifications). What every method promises is in engine_test.cc.
+// Training under ordinary codecs: against a plain implementation of what each rank should get, and what only codecs
+// have (votes, momentum correction, sizes that vary, specifications). What every method promises is in engine_test.cc.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -161,14 +161,35 @@ INSTANTIATE_TEST_SUITE_P(
                     "randk(density=0.2, scale=unbiased)", "randk(density=0.2, feedback=dgc)",
                     "randk(density=0.5) | topk(density=0.3) | quant(bits=4)", "quant(bits=4)",
                     "quant(bits=4, round=stochastic)", "quant(bits=3, round=dither)",
-                    "quant(bits=8, round=dead_zone) | rans", "topk(density=0.2) | quant(bits=4) | rans"),
+                    "quant(bits=8, round=dead_zone) | rans", "topk(density=0.2) | quant(bits=4) | rans",
+                    "compso(bound=0.004)", "topk(density=0.5) | compso(bound=0.1)"),
     [](const auto& info) {
       std::string name;
       for (const char c : std::string(info.param)) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
       return name;
     });
 
-// ---- what is said ----------------------------------------------------------------------------------------------------
+// A new row needs nothing here: it trains, or says why it can't.
+TEST(EveryRow, TrainsByItsNameAlone) {
+  for (const CodecRow& row : codec_registry()) {
+    SCOPED_TRACE(row.name);
+    const Result<EngineOptions> options = EngineOptions::parse(row.name);
+    if (!options.ok()) {
+      EXPECT_EQ(std::string(row.name), "rans");
+      EXPECT_NE(options.status().message().find("float_rans"), std::string::npos) << options.status().message();
+      continue;
+    }
+    if (options.value().method != EngineOptions::Method::kCodec) continue;  // engine_test.cc
+    const Training training{.options = coded(row.name), .world_size = 2, .steps = 3};
+    const History run = train(training);
+    expect_replicas_agree(run);
+    EXPECT_TRUE(run.reports[0].tensors[1].compressed);
+    if (make_trained_codec(options.value()).value().has_feedback()) expect_telescoping(training, run, 2e-6);
+  }
+}
+
+// ---- what is said
+// ----------------------------------------------------------------------------------------------------
 
 TEST(CodecOptions, ParametersOfTheEngineStandWithThoseOfTheFirstCodec) {
   const EngineOptions options = EngineOptions::parse(
@@ -230,7 +251,8 @@ TEST(CodecOptions, FeedbackIsChosenByWhatTheCodecLoses) {
   EXPECT_EQ(feedback_of("sign(vote=majority, feedback=residual)"), Feedback::kResidual);
 }
 
-// ---- sizes -----------------------------------------------------------------------------------------------------------
+// ---- sizes
+// -----------------------------------------------------------------------------------------------------------
 
 // Values that entropy coding makes small, of exponents that repeat; in every fourth step values that it can't.
 Gradients repetitive(const std::vector<EngineTensor>& tensors, int rank, std::int64_t step) {
@@ -293,8 +315,8 @@ TEST(CodecSizes, TheReportHasBytesRatioAndErrorOfEveryTensor) {
   EXPECT_EQ(report.spec.find("topk(density=0.1, min_elems=1000, start_step=0, dense=[conv*]"), 0u) << report.spec;
   std::vector<std::string> found;
   for (const Fallback& fallback : report.fallbacks) found.push_back(fallback.tensor + ":" + fallback.reason);
-  EXPECT_EQ(found, (std::vector<std::string>{"embedding:min_elems", "first.bias:1-D", "conv.weight:dense=", "empty:empty",
-                                             "tiny.weight:min_elems", "last.bias:1-D"}));
+  EXPECT_EQ(found, (std::vector<std::string>{"embedding:min_elems", "first.bias:1-D", "conv.weight:dense=",
+                                             "empty:empty", "tiny.weight:min_elems", "last.bias:1-D"}));
   std::int64_t sent = 0;
   for (const TensorReport& tensor : report.tensors) {
     sent += tensor.payload_bytes;
@@ -321,7 +343,8 @@ TEST(CodecSizes, WhatDoesNotGetSmallerStaysDense) {
   EXPECT_EQ(by_rate, 5);
 }
 
-// ---- dtypes ----------------------------------------------------------------------------------------------------------
+// ---- dtypes
+// ----------------------------------------------------------------------------------------------------------
 
 // Gradients of 16 bits under feedback (float32 is encoded) and without (the codec gets them as they are).
 TEST(CodecDtypes, NarrowGradientsGetTheMeanInTheirOwnDtype) {
@@ -348,7 +371,8 @@ TEST(CodecDtypes, NarrowGradientsGetTheMeanInTheirOwnDtype) {
   }
 }
 
-// ---- what breaks -----------------------------------------------------------------------------------------------------
+// ---- what breaks
+// -----------------------------------------------------------------------------------------------------
 
 TEST(CodecErrors, PayloadsDamagedOnTheWayAreRefusedWithTheirRank) {
   int refused = 0;
@@ -364,7 +388,8 @@ TEST(CodecErrors, PayloadsDamagedOnTheWayAreRefusedWithTheirRank) {
     }
     return {};
   });
-  // header 8, scale 4, bits 2: the middle byte, 7, is in the header, whose top bit says that the gradient was not finite.
+  // header 8, scale 4, bits 2: the middle byte, 7, is in the header, whose top bit says that the gradient was not
+  // finite.
   for (const Status& status : statuses) refused += !status.ok();
   EXPECT_EQ(refused, 0) << "the flag is not an error, but a step undone";
 }
