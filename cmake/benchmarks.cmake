@@ -1,5 +1,19 @@
 # Benchmarks: one program a file, with a main() from Google Benchmark unless the file has its own.
 find_package(benchmark REQUIRED)
+
+# Public codecs to compare with, where they are installed.
+add_library(benchmark_references INTERFACE)
+foreach(name zstd lz4)
+  find_path(CORTADO_${name}_INCLUDE ${name}.h)
+  find_library(CORTADO_${name}_LIBRARY ${name})
+  if(CORTADO_${name}_INCLUDE AND CORTADO_${name}_LIBRARY)
+    string(TOUPPER ${name} upper)
+    target_compile_definitions(benchmark_references INTERFACE CORTADO_HAS_${upper})
+    target_include_directories(benchmark_references SYSTEM INTERFACE "${CORTADO_${name}_INCLUDE}")
+    target_link_libraries(benchmark_references INTERFACE "${CORTADO_${name}_LIBRARY}")
+  endif()
+endforeach()
+
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/benchmarks/*.cc")
 foreach(source IN LISTS sources)
   cmake_path(GET source STEM name)
@@ -8,5 +22,5 @@ foreach(source IN LISTS sources)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/benchmarks")
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE cortado hwy::hwy nlohmann_json::nlohmann_json benchmark::benchmark
-                                        benchmark::benchmark_main)
+                                        benchmark::benchmark_main benchmark_references)
 endforeach()

@@ -1,4 +1,4 @@
-# The program `cortado`; sees include/cortado and CLI11, nothing of src/.
+# The program `cortado`, over include/cortado and CLI11; of src/ it includes src/cli alone (tools/check_includes).
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/cli/*.cc")
 list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
 if(sources)
@@ -6,6 +6,7 @@ if(sources)
   add_executable(cortado_cli ${sources})
   cortado_target(cortado_cli)
   set_target_properties(cortado_cli PROPERTIES OUTPUT_NAME cortado)
+  target_include_directories(cortado_cli PRIVATE "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(cortado_cli PRIVATE cortado CLI11::CLI11)
   if(SKBUILD)
     install(TARGETS cortado_cli DESTINATION "${SKBUILD_SCRIPTS_DIR}")

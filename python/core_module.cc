@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "cortado/codec.h"
+#include "cortado/codec_file.h"
 #include "cortado/communicator.h"
 #include "cortado/engine.h"
 #include "cortado/trace.h"
@@ -340,6 +341,94 @@ std::string PyEngine::load_state(const nb::dict& dict) {
   return unwrap(std::move(warning));
 }
 
+// ---- files of compressed tensors -----------------------------------------------------------------------------------
+
+using InputArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using InputBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+cortado::DType dtype_of(nb::dlpack::dtype dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const auto is = [&](Code code, int bits) {
+    return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
+  };
+  if (is(Code::Float, 32)) return cortado::DType::kFloat32;
+  if (is(Code::Float, 16)) return cortado::DType::kFloat16;
+  if (is(Code::Bfloat, 16)) return cortado::DType::kBFloat16;
+  if (is(Code::UInt, 8)) return cortado::DType::kUint8;
+  raise(cortado::make_error(cortado::StatusCode::kUnsupported,
+                            "codecs take float32, float16, bfloat16 and uint8, got dtype code %d of %d bits",
+                            dtype.code, dtype.bits));
+}
+
+nb::dlpack::dtype dlpack_dtype_of(cortado::DType dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const bool is_bf16 = dtype == cortado::DType::kBFloat16, is_uint8 = dtype == cortado::DType::kUint8;
+  const Code code = is_bf16 ? Code::Bfloat : is_uint8 ? Code::UInt : Code::Float;
+  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * cortado::dtype_bytes(dtype)), 1};
+}
+
+nb::bytes compress(const InputArray& array, const std::string& spec, std::uint64_t seed, std::int64_t chunk_elems) {
+  cortado::CodecFileInfo info;
+  info.spec = spec;
+  info.dtype = dtype_of(array.dtype());
+  info.chunk_elems = chunk_elems;
+  for (std::size_t i = 0; i < array.ndim(); ++i) info.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
+  std::string file;
+  const Status status = [&]() -> Status {
+    nb::gil_scoped_release release;
+    Result<cortado::CodecFileWriter> created = cortado::CodecFileWriter::create(std::move(info), seed);
+    if (!created.ok()) return created.status();
+    cortado::CodecFileWriter& writer = created.value();
+    const auto append = [&](std::span<const std::byte> bytes) {
+      file.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    };
+    append(writer.header());
+    const std::size_t elem_bytes = cortado::dtype_bytes(writer.info().dtype);
+    while (writer.next_chunk().elems() > 0) {
+      const std::size_t at = static_cast<std::size_t>(writer.next_chunk().first_elem) * elem_bytes;
+      const auto chunk = writer.encode_chunk(static_cast<const std::byte*>(array.data()) + at);
+      if (!chunk.ok()) return chunk.status();
+      append(chunk.value());
+    }
+    return {};
+  }();
+  check(status);
+  return nb::bytes(file.data(), file.size());
+}
+
+template <typename Framework>
+nb::object decompress_to(cortado::CodecFileReader& reader, const std::vector<std::size_t>& shape, std::size_t elems) {
+  const cortado::DType dtype = reader.info().dtype;
+  const std::size_t elem_bytes = cortado::dtype_bytes(dtype);
+  auto* memory = new std::byte[elems * elem_bytes];
+  nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<std::byte*>(p); });
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    while (status.ok() && reader.next_chunk().elems() > 0) {
+      status = reader.decode_chunk(memory + static_cast<std::size_t>(reader.next_chunk().first_elem) * elem_bytes);
+    }
+  }
+  check(status);
+  return nb::cast(nb::ndarray<Framework>(memory, shape.size(), shape.data(), owner, nullptr, dlpack_dtype_of(dtype)));
+}
+
+nb::object decompress(const InputBytes& data, bool as_torch) {
+  cortado::CodecFileReader reader =
+      unwrap(cortado::CodecFileReader::open(std::as_bytes(std::span(data.data(), data.size()))));
+  if (reader.info().dtype == cortado::DType::kBFloat16 && !as_torch) {
+    raise(cortado::make_error(cortado::StatusCode::kUnsupported,
+                              "the tensor is bfloat16, which NumPy does not have; say framework=\"torch\""));
+  }
+  std::vector<std::size_t> shape;
+  std::size_t elems = 1;
+  for (const std::int64_t size : reader.info().shape) {
+    shape.push_back(static_cast<std::size_t>(size));
+    elems *= static_cast<std::size_t>(size);
+  }
+  return as_torch ? decompress_to<nb::pytorch>(reader, shape, elems) : decompress_to<nb::numpy>(reader, shape, elems);
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -378,4 +467,7 @@ NB_MODULE(_core, m) {
   m.def(
       "canonical_spec", [](const std::string& spec) { return unwrap(cortado::EngineOptions::parse(spec)).to_spec(); },
       "spec"_a, "Checks a codec string and returns it with defaults left out.");
+  m.def("compress", &compress, "array"_a, "spec"_a, "seed"_a = 0, "chunk_elems"_a = 0,
+        "The bytes of a codec file (docs/wire_format.md).");
+  m.def("decompress", &decompress, "data"_a, "as_torch"_a, "The array that a codec file holds.");
 }

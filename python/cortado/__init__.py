@@ -6,10 +6,14 @@
     ...
     print(cortado.report(model))             # bytes, ratio and error, time by stage, what was not compressed and why
 
-Importing cortado needs nothing but Python; attach, ddp_hook and report need torch.
+    data = cortado.compress(array, "sign")   # one NumPy array or torch tensor as bytes, to keep or to send
+    array = cortado.decompress(data)
+
+Importing cortado needs nothing but Python; attach, ddp_hook and report need torch, decompress NumPy or torch.
 """
 
 from ._core import __version__, canonical_spec
+from .codec_file import compress, decompress
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 
 __all__ = [
@@ -20,7 +24,9 @@ __all__ = [
     "__version__",
     "attach",
     "canonical_spec",
+    "compress",
     "ddp_hook",
+    "decompress",
     "report",
 ]
 

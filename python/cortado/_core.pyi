@@ -1,6 +1,10 @@
 """Cortado's C++ engine; use it through the cortado package."""
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
 
 
 class BucketMap:
@@ -46,3 +50,9 @@ class Engine:
 
 def canonical_spec(spec: str) -> str:
     """Checks a codec string and returns it with defaults left out."""
+
+def compress(array: Annotated[NDArray, dict(order='C', device='cpu', writable=False)], spec: str, seed: int = 0, chunk_elems: int = 0) -> bytes:
+    """The bytes of a codec file (docs/wire_format.md)."""
+
+def decompress(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], as_torch: bool) -> object:
+    """The array that a codec file holds."""

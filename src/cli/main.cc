@@ -1,196 +1,148 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// The program `cortado`.
-// Exit codes: 0 done, 1 the output could not be written, 2 the command line or a specification is wrong.
+// The program `cortado`: the command line. Exit codes: ExitCode in codec_commands.h.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "cortado/codec.h"
-#include "cortado/engine.h"
+#include "cli/codec_commands.h"
 #include "cortado/version.h"
+
+namespace cortado::cli {
 
 namespace {
 
-using namespace cortado;  // NOLINT: the program is written in the library's words
-
-constexpr int kOutputFailed = 1;
-constexpr int kBadCommandLine = 2;
-
-constexpr const char* kExamples =
+constexpr const char* kFooter =
     "Examples:\n"
     "  cortado codec list                       all codecs, their parameters and defaults\n"
     "  cortado codec list --json                the same for programs, one object a line\n"
     "  cortado codec check \"acp(4, wire=bf16)\"  is it right? prints acp(rank=4, wire=bf16)\n"
+    "  cortado codec bench --codec sign --codec \"cast(bf16)\" gradient.npy\n"
+    "                                           size, error and speed on your own data\n"
+    "  cortado codec compress --codec sign gradient.npy -o gradient.crtf\n"
+    "  cortado codec inspect gradient.crtf      what every byte of it is\n"
+    "  cortado codec decompress gradient.crtf -o back.npy\n"
     "\n"
     "A specification is the one string that names a codec everywhere: here, in Python\n"
-    "(cortado.attach(model, \"acp(rank=4)\")) and in files.\n";
+    "(cortado.attach(model, \"acp(rank=4)\")) and in files.\n"
+    "\n"
+    "Exit codes: 0 done; 1 a file could not be read or written; 2 the command line, a\n"
+    "specification or an input is wrong; 3 a file is damaged, cut short or of another kind.\n";
 
-// ---- codec list ----
+constexpr const char* kCompressFooter =
+    "Examples:\n"
+    "  cortado codec compress --codec sign gradient.npy -o gradient.crtf\n"
+    "  cortado codec compress --codec \"acp(rank=4)\" --dtype fp32 --shape 512,1024 raw.bin -o raw.crtf\n"
+    "\n"
+    "Takes .npy files of float32, float16 and uint8 (formats 1.0 and 2.0, C order, little-endian),\n"
+    "bfloat16 with --dtype bf16, and with --dtype files of nothing but values. The result carries\n"
+    "a checksum; `decompress` makes a file of the same kind of it. `bench` tells what a codec loses.\n";
 
-std::vector<std::string> trait_names(const CodecTraits& traits) {
-  std::vector<std::string> names;
-  if (traits.lossless) names.push_back("lossless");
-  if (traits.unbiased) names.push_back("unbiased");
-  if (traits.linear) names.push_back("linear");
-  if (traits.sparse) names.push_back("sparse");
-  if (traits.divisible) names.push_back("divisible");
-  if (traits.needs_residual) names.push_back("needs_residual");
-  if (traits.low_rank) names.push_back("low_rank");
-  return names;
+constexpr const char* kDecompressFooter =
+    "Example:\n"
+    "  cortado codec decompress gradient.crtf -o gradient.npy\n"
+    "\n"
+    "A damaged file is refused (exit code 3) with the place, what was found and what was expected;\n"
+    "then OUT is not touched.\n";
+
+constexpr const char* kInspectFooter =
+    "Example:\n"
+    "  cortado codec inspect gradient.crtf\n"
+    "\n"
+    "Of a damaged file it shows what is whole, then the error (exit code 3).\n";
+
+constexpr const char* kBenchFooter =
+    "Examples:\n"
+    "  cortado codec bench --codec sign --codec \"cast(bf16)\" layer1.npy layer2.npy\n"
+    "  cortado codec bench --json --codec none --dtype bf16 values.bin\n"
+    "\n"
+    "ratio: bytes of the tensor over bytes of the payload. rel. L2: |x - decoded| / |x|. encode and\n"
+    "decode: bytes of the tensor a second. share: the share of the speed of a memory copy that moves\n"
+    "the bytes of tensor and payload. One thread; memory larger than the caches.\n";
+
+void add_input_options(CLI::App* command, InputOptions* options) {
+  const auto set_dtype = [options](const std::string& name) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kUint8}) {
+      if (name == dtype_name(dtype)) options->dtype = dtype;
+    }
+  };
+  command
+      ->add_option_function<std::string>("--dtype", set_dtype, "of files that are no .npy: fp32, fp16, bf16 or uint8")
+      ->check(CLI::IsMember({"fp32", "fp16", "bf16", "uint8"}))
+      ->type_name("DTYPE");
+  command->add_option("--shape", options->shape, "of files that are no .npy, such as 512,1024; else one dimension")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N,N");
 }
-
-std::vector<std::string> choices_of(const Parameter& parameter) {
-  std::vector<std::string> words;
-  for (std::string_view rest = parameter.choices; !rest.empty();) {
-    const std::size_t end = rest.find('|');
-    words.emplace_back(rest.substr(0, end));
-    rest = end == std::string_view::npos ? "" : rest.substr(end + 1);
-  }
-  return words;
-}
-
-std::string join(const std::vector<std::string>& words, const char* separator) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
-  return text;
-}
-
-std::string number(double value) {
-  char text[40];
-  std::snprintf(text, sizeof(text), "%.16g", value);
-  return text;
-}
-
-bool has_range(const Parameter& parameter) {
-  return parameter.kind == ParameterKind::kInteger || parameter.kind == ParameterKind::kReal;
-}
-
-const char* kind_name(ParameterKind kind) {
-  constexpr const char* kNames[] = {"integer", "real", "bool", "choice", "names"};
-  return kNames[static_cast<int>(kind)];
-}
-
-// "1 to 4096", "bf16 or fp16" ...
-std::string legal_values(const Parameter& parameter) {
-  std::vector<std::string> parts;
-  if (has_range(parameter)) parts.push_back(number(parameter.min) + " to " + number(parameter.max));
-  if (parameter.kind == ParameterKind::kBool) parts = {"true", "false"};
-  if (parameter.kind == ParameterKind::kNames) parts = {"[name, ...]"};
-  for (const std::string& choice : choices_of(parameter)) parts.push_back(choice);
-  return join(parts, " or ");
-}
-
-void print_parameters(const std::vector<Parameter>& parameters) {
-  for (const Parameter& parameter : parameters) {
-    std::printf("           %s=%s  (%s)  %s\n", parameter.name, parameter.default_text, legal_values(parameter).c_str(),
-                parameter.meaning);
-  }
-}
-
-void print_as_text(const CodecRow& row) {
-  std::printf("%-10s %s\n", row.name, row.summary);
-  std::string traits = join(trait_names(row.traits), ", ");
-  if (row.traits.rounds > 1) traits += ", " + std::to_string(row.traits.rounds) + " rounds";
-  if (!traits.empty()) std::printf("           traits: %s\n", traits.c_str());
-  print_parameters(row.parameters);
-}
-
-// Texts of the registry are plain ASCII; only quotes and backslashes need care.
-std::string json_text(std::string_view text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    result += c;
-  }
-  return result + "\"";
-}
-
-std::string json_list(const std::vector<std::string>& words) {
-  std::vector<std::string> items;
-  for (const std::string& word : words) items.push_back(json_text(word));
-  return "[" + join(items, ", ") + "]";
-}
-
-std::string parameter_json(const Parameter& parameter) {
-  std::string json = "{\"name\": " + json_text(parameter.name) + ", \"kind\": " + json_text(kind_name(parameter.kind)) +
-                     ", \"default\": " + json_text(parameter.default_text);
-  if (has_range(parameter)) json += ", \"min\": " + number(parameter.min) + ", \"max\": " + number(parameter.max);
-  const std::vector<std::string> choices = choices_of(parameter);
-  if (!choices.empty()) json += ", \"choices\": " + json_list(choices);
-  return json + ", \"meaning\": " + json_text(parameter.meaning) + "}";
-}
-
-void print_as_json(const CodecRow& row) {
-  std::vector<std::string> parameters;
-  for (const Parameter& parameter : row.parameters) parameters.push_back(parameter_json(parameter));
-  std::printf(
-      "{\"name\": %s, \"wire_id\": %d, \"version\": %d, \"summary\": %s, \"traits\": %s, \"rounds\": %d, "
-      "\"parameters\": [%s]}\n",
-      json_text(row.name).c_str(), row.wire_id, row.version, json_text(row.summary).c_str(),
-      json_list(trait_names(row.traits)).c_str(), row.traits.rounds, join(parameters, ", ").c_str());
-}
-
-// What training accepts has more parameters than the codec alone (start_step ...), so the engine is asked first; it
-// does not know every codec.
-Result<std::string> canonical_form(const std::string& spec) {
-  const Result<EngineOptions> options = EngineOptions::parse(spec);
-  if (options.ok()) return options.value().to_spec();
-  const StatusCode code = options.status().code();
-  if (code != StatusCode::kNotFound && code != StatusCode::kUnsupported) return options.status();
-  const Result<std::unique_ptr<Codec>> codec = make_codec(spec);
-  if (codec.ok()) return codec.value()->spec();
-  return code == StatusCode::kUnsupported ? options.status() : codec.status();
-}
-
-// `cortado codec list`: every codec with its parameters, as text or as one JSON object a line.
-void print_codecs(bool as_json) {
-  for (const CodecRow& row : codec_registry()) as_json ? print_as_json(row) : print_as_text(row);
-  if (as_json) return;
-  std::printf("\nin training, beside the codec's own, those of these that concern it:\n");
-  print_parameters(engine_parameters());
-}
-
-// `cortado codec check SPEC`: the canonical form, or the error on stderr. Returns the exit code.
-int check_codec(const std::string& spec) {
-  const Result<std::string> form = canonical_form(spec);
-  if (!form.ok()) {
-    std::fprintf(stderr, "cortado: %s\n", form.status().to_string().c_str());
-    return kBadCommandLine;
-  }
-  std::printf("%s\n", form.value().c_str());
-  return 0;
-}
-
-// ---- command line ----
 
 int run(int argc, char** argv) {
   CLI::App app("Cortado: gradient compression for data-parallel training on slow networks", "cortado");
   app.set_version_flag("--version", std::string("cortado ") + version());
-  app.footer(kExamples);
+  app.footer(kFooter);
 
-  CLI::App* codec = app.add_subcommand("codec", "what codecs there are, and what a specification means");
+  CLI::App* codec = app.add_subcommand("codec", "what codecs there are, and what they do to your data");
 
   CLI::App* list = codec->add_subcommand("list", "list all codecs with parameters, defaults and ranges");
-  bool as_json = false;
-  list->add_flag("--json", as_json, "one JSON object a line");
+  bool list_as_json = false;
+  list->add_flag("--json", list_as_json, "one JSON object a line");
 
+  constexpr const char* kSpecHelp = "such as \"acp(rank=4)\"; quote it, shells read parentheses";
   CLI::App* check = codec->add_subcommand("check", "check a specification and print its canonical form");
-  std::string spec;
-  check->add_option("SPEC", spec, "such as \"acp(rank=4)\"; quote it, shells read parentheses")->required();
+  std::string checked_spec;
+  check->add_option("SPEC", checked_spec, kSpecHelp)->required();
+
+  CLI::App* compress = codec->add_subcommand("compress", "compress the tensor of a file");
+  CompressOptions compressed;
+  compress->add_option("--codec", compressed.spec, kSpecHelp)->required()->type_name("SPEC");
+  compress->add_option("IN", compressed.input_path, "an .npy file, or with --dtype raw values")->required();
+  compress->add_option("-o,--output", compressed.output_path, "the file to write")->required()->type_name("OUT");
+  add_input_options(compress, &compressed.input);
+  compress
+      ->add_option("--chunk-elems", compressed.chunk_elems,
+                   "elements that are encoded together; 0: about 2^26, so only larger tensors are cut")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  compress->add_option("--seed", compressed.seed, "of codecs that draw random numbers")->type_name("N");
+  compress->footer(kCompressFooter);
+
+  CLI::App* decompress = codec->add_subcommand("decompress", "write the tensor of a compressed file");
+  std::string decompressed_input, decompressed_output;
+  decompress->add_option("IN", decompressed_input, "what compress wrote")->required();
+  decompress->add_option("-o,--output", decompressed_output, "the file to write")->required()->type_name("OUT");
+  decompress->footer(kDecompressFooter);
+
+  CLI::App* inspect = codec->add_subcommand("inspect", "explain a compressed file byte by byte");
+  std::string inspected;
+  bool inspect_as_json = false;
+  inspect->add_option("FILE", inspected, "what compress wrote")->required();
+  inspect->add_flag("--json", inspect_as_json, "one JSON object a line");
+  inspect->footer(kInspectFooter);
+
+  CLI::App* bench = codec->add_subcommand("bench", "size, error and speed of codecs on your data");
+  BenchOptions measured;
+  bench->add_option("--codec", measured.specs, kSpecHelp + std::string("; may be given several times"))
+      ->required()
+      ->type_name("SPEC")
+      ->allow_extra_args(false);  // what follows a SPEC is a FILE
+  bench->add_option("FILE", measured.paths, ".npy files, or with --dtype raw values")->required();
+  bench->add_flag("--json", measured.as_json, "one JSON object a line, one a file and codec");
+  add_input_options(bench, &measured.input);
+  bench->footer(kBenchFooter);
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kBadCommandLine;
+    return app.exit(error) == 0 ? kDone : kBadCommandLine;
   }
-  if (check->parsed()) return check_codec(spec);
-  if (list->parsed()) {
-    print_codecs(as_json);
-    return 0;
-  }
+  if (check->parsed()) return check_codec(checked_spec);
+  if (list->parsed()) return list_codecs(list_as_json);
+  if (compress->parsed()) return compress_file(compressed);
+  if (decompress->parsed()) return decompress_file(decompressed_input, decompressed_output);
+  if (inspect->parsed()) return inspect_file(inspected, inspect_as_json);
+  if (bench->parsed()) return bench_codecs(measured);
   // A command is missing: show those there are. (require_subcommand would say the same of one that is misspelt.)
   std::fputs((codec->parsed() ? codec->help("cortado") : app.help()).c_str(), stderr);
   return kBadCommandLine;
@@ -198,11 +150,21 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
+int report_error(const std::string& place, const Status& status, const std::string& next_step) {
+  const std::string where = place.empty() ? "" : place + ": ";
+  std::fprintf(stderr, "cortado: %s%s\n", where.c_str(), status.to_string().c_str());
+  if (!next_step.empty()) std::fprintf(stderr, "%s\n", next_step.c_str());
+  if (status.code() == StatusCode::kIoError) return kIoFailed;
+  return status.code() == StatusCode::kCorruptData ? kDamagedFile : kBadCommandLine;
+}
+
+}  // namespace cortado::cli
+
 int main(int argc, char** argv) {
-  const int code = run(argc, argv);
+  const int code = cortado::cli::run(argc, argv);
   if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
     std::perror("cortado: standard output");
-    return code == 0 ? kOutputFailed : code;
+    return code == 0 ? cortado::cli::kIoFailed : code;
   }
   return code;
 }

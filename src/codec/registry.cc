@@ -5,6 +5,7 @@
 #include "codec/composition/composition.h"
 #include "codec/compso/compso.h"
 #include "codec/float_rans/float_rans.h"
+#include "codec/fp8/fp8.h"
 #include "codec/lowrank/lowrank.h"
 #include "codec/none/none.h"
 #include "codec/quant/quant.h"
@@ -37,8 +38,8 @@ Result<std::unique_ptr<Codec>> make_stage(const SpecStage& stage) {
 
 const std::vector<CodecRow>& codec_registry() {
   static const std::vector<CodecRow> rows = {
-      none_row(),  cast_row(),  acp_row(),  power_row(),      sign_row(),   topk_row(),
-      randk_row(), quant_row(), rans_row(), float_rans_row(), compso_row(),
+      none_row(), cast_row(),  fp8_row(),   acp_row(),  power_row(),      sign_row(),
+      topk_row(), randk_row(), quant_row(), rans_row(), float_rans_row(), compso_row(),
   };
   return rows;
 }

@@ -11,7 +11,7 @@ import importlib
 import re
 
 import numpy as np
-from oracle_floats import expect, narrow
+from oracle_floats import DTYPE_BYTES, CorruptData, expect, narrow
 
 # Codec of values: decode_<name>(parameters, payload, dtype, rows, cols) -> bytes, in the module named here.
 VALUES = {

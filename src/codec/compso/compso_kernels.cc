@@ -92,26 +92,28 @@ struct CompsoQuantiseRow {
 };
 
 template <bool kFilters, bool kWide>
-void quantise(const QuantPiece& piece, const float* values, std::int64_t prefetch_elems, CompsoCodes codes) {
-  switch (piece.rounding) {
+void quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+              std::int64_t prefetch_elems, CompsoCodes codes) {
+  switch (levels.rounding) {
     case Rounding::kNearest:
       return for_rows(piece, CompsoQuantiseRow<Nearest, kFilters, kWide>{Nearest(0), values, prefetch_elems, codes});
     case Rounding::kDeadZone:
       return for_rows(piece, CompsoQuantiseRow<DeadZone, kFilters, kWide>{DeadZone(0), values, prefetch_elems, codes});
     case Rounding::kStochastic:
     case Rounding::kDither:
-      return for_random_rows(piece,
+      return for_random_rows(piece, random,
                              CompsoQuantiseRow<Random, kFilters, kWide>{Random(0), values, prefetch_elems, codes});
   }
 }
 
-void CompsoQuantise(const QuantPiece& piece, const float* values, std::int64_t prefetch_elems, CompsoCodes codes) {
+void CompsoQuantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+                    std::int64_t prefetch_elems, CompsoCodes codes) {
   if (codes.high != nullptr) {
-    return piece.filters ? quantise<true, true>(piece, values, prefetch_elems, codes)
-                         : quantise<false, true>(piece, values, prefetch_elems, codes);
+    return levels.filters ? quantise<true, true>(levels, piece, random, values, prefetch_elems, codes)
+                          : quantise<false, true>(levels, piece, random, values, prefetch_elems, codes);
   }
-  piece.filters ? quantise<true, false>(piece, values, prefetch_elems, codes)
-                : quantise<false, false>(piece, values, prefetch_elems, codes);
+  levels.filters ? quantise<true, false>(levels, piece, random, values, prefetch_elems, codes)
+                 : quantise<false, false>(levels, piece, random, values, prefetch_elems, codes);
 }
 
 // ---- codes to values -----------------------------------------------------------------------------------------------
@@ -151,27 +153,28 @@ struct CompsoDequantiseRow {
 };
 
 template <bool kWide, bool kStreams>
-void dequantise(const QuantPiece& piece, std::int32_t first_level, CompsoCodes codes, float* values) {
-  switch (piece.rounding) {
+void dequantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, std::int32_t first_level,
+                CompsoCodes codes, float* values) {
+  switch (levels.rounding) {
     case Rounding::kNearest:
     case Rounding::kStochastic:
       return for_rows(piece, CompsoDequantiseRow<Rounding::kNearest, kWide, kStreams>{first_level, codes, values});
     case Rounding::kDeadZone:
       return for_rows(piece, CompsoDequantiseRow<Rounding::kDeadZone, kWide, kStreams>{first_level, codes, values});
     case Rounding::kDither:
-      return for_random_rows(piece,
+      return for_random_rows(piece, random,
                              CompsoDequantiseRow<Rounding::kDither, kWide, kStreams>{first_level, codes, values});
   }
 }
 
-void CompsoDequantise(const QuantPiece& piece, std::int32_t first_level, CompsoCodes codes, bool streams,
-                      float* values) {
+void CompsoDequantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, std::int32_t first_level,
+                      CompsoCodes codes, bool streams, float* values) {
   if (codes.high != nullptr) {
-    return streams ? dequantise<true, true>(piece, first_level, codes, values)
-                   : dequantise<true, false>(piece, first_level, codes, values);
+    return streams ? dequantise<true, true>(levels, piece, random, first_level, codes, values)
+                   : dequantise<true, false>(levels, piece, random, first_level, codes, values);
   }
-  streams ? dequantise<false, true>(piece, first_level, codes, values)
-          : dequantise<false, false>(piece, first_level, codes, values);
+  streams ? dequantise<false, true>(levels, piece, random, first_level, codes, values)
+          : dequantise<false, false>(levels, piece, random, first_level, codes, values);
 }
 
 }  // namespace
@@ -190,15 +193,15 @@ CompsoRange measure_range(const float* values, std::int64_t elems, std::int64_t 
   return HWY_DYNAMIC_DISPATCH(MeasureRange)(values, elems, prefetch_elems);
 }
 
-void compso_quantise(const QuantPiece& piece, const float* values, std::int64_t prefetch_elems, CompsoCodes codes) {
-  HWY_DYNAMIC_DISPATCH(CompsoQuantise)(piece, values, prefetch_elems, codes);
+void compso_quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+                     std::int64_t prefetch_elems, CompsoCodes codes) {
+  HWY_DYNAMIC_DISPATCH(CompsoQuantise)(levels, piece, random, values, prefetch_elems, codes);
 }
 
-void compso_dequantise(const QuantPiece& piece, std::int32_t first_level, CompsoCodes codes, bool streams,
-                       float* values) {
-  constexpr std::uintptr_t kVectorBytes = 64;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(values) % kVectorBytes == 0;
-  HWY_DYNAMIC_DISPATCH(CompsoDequantise)(piece, first_level, codes, streams && aligned, values);
+void compso_dequantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, std::int32_t first_level,
+                       CompsoCodes codes, bool streams, float* values) {
+  HWY_DYNAMIC_DISPATCH(CompsoDequantise)
+  (levels, piece, random, first_level, codes, streams && is_stream_aligned(values), values);
 }
 
 }  // namespace cortado

@@ -28,11 +28,12 @@ struct CompsoCodes {
 };
 
 // All values lie in one block, piece.blocks[0]; its `reach` is in steps here, at most 2^21, and levels are clipped to
-// it. piece.largest_level is not used.
-void compso_quantise(const QuantPiece& piece, const float* values, std::int64_t prefetch_elems, CompsoCodes codes);
+// it. levels.largest is not used.
+void compso_quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+                     std::int64_t prefetch_elems, CompsoCodes codes);
 
 // No level is below `first_level`, which lies between -2^22 and 2^22.
-void compso_dequantise(const QuantPiece& piece, std::int32_t first_level, CompsoCodes codes, bool streams,
-                       float* values);
+void compso_dequantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, std::int32_t first_level,
+                       CompsoCodes codes, bool streams, float* values);
 
 }  // namespace cortado

@@ -26,7 +26,6 @@ constexpr std::int64_t kStreamBytes = std::int64_t{8} << 20;
 
 constexpr std::uint64_t kHeaderBytes = 8;
 constexpr std::uint64_t kLengthBytes = 8;
-constexpr std::uint64_t kRandomBytes = sizeof(PhiloxKey) + sizeof(std::uint64_t);
 constexpr std::uint64_t kBlockBytes = sizeof(float) + sizeof(std::int32_t);
 
 // Beyond these, 1 / step or what is decoded could be denormal.
@@ -165,14 +164,14 @@ BlockGrid grid_of(float step, const CompsoSettings& settings, const Range& range
           .reach = std::min(kFarthestLevel, std::floor(largest_finite(dtype) / step - overhang_of(settings.rounding)))};
 }
 
-struct Levels {
+struct LevelRange {
   std::int32_t first = 0, last = 0;
 };
 
 // The smallest and the largest level that rounding can give.
-Levels levels_of(const BlockGrid& grid, const CompsoSettings& settings, const Range& range) {
-  Levels levels = {static_cast<std::int32_t>(std::floor(std::max(range.low * grid.inverse, -grid.reach))),
-                   static_cast<std::int32_t>(std::ceil(std::min(range.high * grid.inverse, grid.reach)))};
+LevelRange levels_of(const BlockGrid& grid, const CompsoSettings& settings, const Range& range) {
+  LevelRange levels = {static_cast<std::int32_t>(std::floor(std::max(range.low * grid.inverse, -grid.reach))),
+                       static_cast<std::int32_t>(std::ceil(std::min(range.high * grid.inverse, grid.reach)))};
   if (settings.filter > 0 && range.low <= grid.threshold) levels.first = std::min(levels.first, 0);
   if (settings.filter > 0 && -range.high <= grid.threshold) levels.last = std::max(levels.last, 0);
   return levels;
@@ -193,15 +192,14 @@ class LayersEncoder {
         layers_(layers),
         totals_(totals_of(settings, layers)),
         workspace_(scratch, totals_),
-        key_(philox_key(context.seed, context.tensor)),
-        step_(context.step) {}
+        levels_{.rounding = settings.rounding, .largest = 0, .filters = settings.filter > 0},
+        random_{philox_key(context.seed, context.tensor), context.step} {}
 
   std::uint64_t run(std::byte* payload) {
     std::byte* at = payload + kHeaderBytes;
     if (settings_.rounding == Rounding::kDither) {
-      store(key_, at);
-      store(step_, at + sizeof(key_));
-      at += kRandomBytes;
+      store(random_, at);
+      at += sizeof(random_);
     }
     choose_grids(at);
     at += static_cast<std::uint64_t>(totals_.blocks) * kBlockBytes;
@@ -219,7 +217,7 @@ class LayersEncoder {
     for_blocks(settings_, layers_, [&](const InputBlock& block) {
       const Range range = range_of(block);
       BlockGrid& grid = workspace_.grids[block.number];
-      Levels levels;
+      LevelRange levels;
       if (range.is_finite) {
         grid = grid_of(step_of(block, range), settings_, range, block.layer.dtype);
         levels = levels_of(grid, settings_, range);
@@ -267,16 +265,9 @@ class LayersEncoder {
     }
     alignas(64) float buffer[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
-      const QuantPiece piece = {.rounding = settings_.rounding,
-                                .filters = settings_.filter > 0,
-                                .largest_level = 0,
-                                .log2_block_elems = 62,
-                                .blocks = &grid,
-                                .key = key_,
-                                .step = step_,
-                                .first = block.first_random + at,
-                                .elems = whole_rows(count)};
-      compso_quantise(piece, load_piece(block.layer, block.first + at, count, buffer),
+      const BlockPiece piece = {
+          .log2_block_elems = 62, .blocks = &grid, .first = block.first_random + at, .elems = whole_rows(count)};
+      compso_quantise(levels_, piece, random_, load_piece(block.layer, block.first + at, count, buffer),
                       block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0,
                       {low + at, is_wide_ ? high + at : nullptr});
     });
@@ -304,8 +295,8 @@ class LayersEncoder {
   const std::span<const ConstTensorView> layers_;
   const Totals totals_;
   const Workspace workspace_;
-  const PhiloxKey key_;
-  const std::uint64_t step_;
+  const Levels levels_;
+  const RandomKey random_;
   bool is_wide_ = false;
 };
 
@@ -319,7 +310,11 @@ bool is_step(float step) {
 class LayersDecoder {
  public:
   LayersDecoder(const CompsoSettings& settings, std::span<const TensorView> layers, std::byte* scratch)
-      : settings_(settings), layers_(layers), totals_(totals_of(settings, layers)), workspace_(scratch, totals_) {}
+      : settings_(settings),
+        layers_(layers),
+        totals_(totals_of(settings, layers)),
+        workspace_(scratch, totals_),
+        levels_{.rounding = settings.rounding, .largest = 0} {}
 
   Status run(std::span<const std::byte> payload) {
     std::uint64_t codes_at = 0;
@@ -335,7 +330,7 @@ class LayersDecoder {
  private:
   Status read_header(std::span<const std::byte> payload, std::uint64_t* codes_at) {
     const bool has_key = settings_.rounding == Rounding::kDither;
-    const std::uint64_t steps_at = kHeaderBytes + (has_key ? kRandomBytes : 0);
+    const std::uint64_t steps_at = kHeaderBytes + (has_key ? sizeof(RandomKey) : 0);
     *codes_at = steps_at + static_cast<std::uint64_t>(totals_.blocks) * kBlockBytes;
     if (payload.size() < *codes_at) {
       return make_error(StatusCode::kCorruptData, "the payload has %zu bytes, expected at least %llu", payload.size(),
@@ -347,10 +342,7 @@ class LayersDecoder {
                         static_cast<unsigned long long>(code_bytes), may_be_wide(settings_) ? "1 or 2" : "1");
     }
     is_wide_ = code_bytes == 2;
-    if (has_key) {
-      key_ = load<PhiloxKey>(payload.data() + kHeaderBytes);
-      step_ = load<std::uint64_t>(payload.data() + kHeaderBytes + sizeof(PhiloxKey));
-    }
+    if (has_key) random_ = load<RandomKey>(payload.data() + kHeaderBytes);
     steps_ = payload.data() + steps_at;
     first_levels_ = steps_ + static_cast<std::uint64_t>(totals_.blocks) * sizeof(float);
     for (std::int64_t i = 0; i < totals_.blocks; ++i) {
@@ -397,19 +389,12 @@ class LayersDecoder {
     const bool streams = block.layer.size_bytes() >= kStreamBytes;
     alignas(64) float buffer[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
-      const QuantPiece piece = {.rounding = settings_.rounding,
-                                .filters = false,
-                                .largest_level = 0,
-                                .log2_block_elems = 62,
-                                .blocks = &grid,
-                                .key = key_,
-                                .step = step_,
-                                .first = block.first_random + at,
-                                .elems = whole_rows(count)};
+      const BlockPiece piece = {
+          .log2_block_elems = 62, .blocks = &grid, .first = block.first_random + at, .elems = whole_rows(count)};
       const CompsoCodes codes = {workspace_.low + block.first_code + at,
                                  is_wide_ ? workspace_.high + block.first_code + at : nullptr};
       float* values = piece_target(block.layer, block.first + at, count, buffer);
-      compso_dequantise(piece, first_level, codes, streams && values != buffer, values);
+      compso_dequantise(levels_, piece, random_, first_level, codes, streams && values != buffer, values);
       store_piece(values, block.layer, block.first + at, count);
     });
     return streams;
@@ -419,10 +404,10 @@ class LayersDecoder {
   const std::span<const TensorView> layers_;
   const Totals totals_;
   const Workspace workspace_;
+  const Levels levels_;
   const std::byte* steps_ = nullptr;         // float32 a block
   const std::byte* first_levels_ = nullptr;  // int32 a block
-  PhiloxKey key_ = {};
-  std::uint64_t step_ = 0;
+  RandomKey random_;
   bool is_wide_ = false;
 };
 
@@ -476,7 +461,7 @@ std::uint64_t max_compso_bytes(const CompsoSettings& settings, std::span<const s
   if (totals.elems == 0) return 0;
   if (is_lossless(settings)) return plain_bytes(totals.elems, dtype) + max_rans_bytes(totals.elems);
   std::uint64_t bytes = kHeaderBytes + static_cast<std::uint64_t>(totals.blocks) * kBlockBytes;
-  if (settings.rounding == Rounding::kDither) bytes += kRandomBytes;
+  if (settings.rounding == Rounding::kDither) bytes += sizeof(RandomKey);
   const std::uint64_t planes = may_be_wide(settings) ? 2 : 1;
   if (!settings.is_coded) return bytes + planes * static_cast<std::uint64_t>(totals.elems);
   return bytes + kLengthBytes + planes * max_rans_bytes(totals.elems);

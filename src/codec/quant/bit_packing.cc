@@ -38,8 +38,9 @@ HWY_INLINE void pack_lanes(const std::uint8_t* codes, std::uint8_t* packed) {
   for (int i = 0; i < kBits; ++i) hn::StoreU(bytes[i], d, packed + i * kLanes);
 }
 
+// Returns the larger of each row and `largest`: read again from memory, the codes would cost more than unpacking them.
 template <int kBits>
-HWY_INLINE void unpack_lanes(const std::uint8_t* packed, std::uint8_t* codes) {
+HWY_INLINE VRow unpack_lanes(const std::uint8_t* packed, std::uint8_t* codes, VRow largest) {
   const Row d;
   const VRow mask = hn::Set(d, static_cast<std::uint8_t>((1 << kBits) - 1));
   const auto take_row = [&]<int kRow>(std::integral_constant<int, kRow>) HWY_ATTR {
@@ -48,11 +49,20 @@ HWY_INLINE void unpack_lanes(const std::uint8_t* packed, std::uint8_t* codes) {
     if constexpr (kShift + kBits > 8) {
       row = hn::Or(row, hn::ShiftLeft<8 - kShift>(hn::LoadU(d, packed + (kByte + 1) * kLanes)));
     }
-    hn::StoreU(hn::And(row, mask), d, codes + kRow * kLanes);
+    row = hn::And(row, mask);
+    largest = hn::Max(largest, row);
+    hn::StoreU(row, d, codes + kRow * kLanes);
   };
   [&]<int... kRow>(std::integer_sequence<int, kRow...>) HWY_ATTR {
     (take_row(std::integral_constant<int, kRow>()), ...);
   }(std::make_integer_sequence<int, kRows>());
+  return largest;
+}
+
+HWY_INLINE std::uint8_t largest_lane(VRow row) {
+  std::uint8_t lanes[kLanes] = {};
+  hn::StoreU(row, Row(), lanes);
+  return *std::max_element(lanes, lanes + kLanes);
 }
 
 template <int kBits>
@@ -66,13 +76,16 @@ void pack_groups(const std::uint8_t* codes, std::int64_t groups, std::uint8_t* p
 }
 
 template <int kBits>
-void unpack_groups(const std::uint8_t* packed, std::int64_t groups, std::uint8_t* codes) {
+std::uint8_t unpack_groups(const std::uint8_t* packed, std::int64_t groups, std::uint8_t* codes) {
   const auto lanes = static_cast<int>(hn::Lanes(Row()));
+  VRow largest = hn::Zero(Row());
   for (std::int64_t group = 0; group < groups; ++group) {
     for (int part = 0; part < kLanes; part += lanes) {
-      unpack_lanes<kBits>(packed + group * kLanes * kBits + part, codes + group * kPackedGroupElems + part);
+      largest = unpack_lanes<kBits>(packed + group * kLanes * kBits + part, codes + group * kPackedGroupElems + part,
+                                    largest);
     }
   }
+  return largest_lane(largest);
 }
 
 void PackGroups(const std::uint8_t* codes, std::int64_t groups, int bits, std::uint8_t* packed) {
@@ -81,22 +94,19 @@ void PackGroups(const std::uint8_t* codes, std::int64_t groups, int bits, std::u
   kByBits[bits - 1](codes, groups, packed);
 }
 
-void UnpackGroups(const std::uint8_t* packed, std::int64_t groups, int bits, std::uint8_t* codes) {
+std::uint8_t UnpackGroups(const std::uint8_t* packed, std::int64_t groups, int bits, std::uint8_t* codes) {
   constexpr decltype(&unpack_groups<1>) kByBits[] = {unpack_groups<1>, unpack_groups<2>, unpack_groups<3>,
                                                      unpack_groups<4>, unpack_groups<5>, unpack_groups<6>,
                                                      unpack_groups<7>};
-  kByBits[bits - 1](packed, groups, codes);
+  return kByBits[bits - 1](packed, groups, codes);
 }
 
-std::uint8_t LargestCode(const std::uint8_t* codes, std::int64_t elems) {
-  const hn::ScalableTag<std::uint8_t> d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  auto largest = hn::Zero(d);
+std::uint8_t LargestOfCodes(const std::uint8_t* codes, std::int64_t elems) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(Row()));
+  VRow largest = hn::Zero(Row());
   std::int64_t i = 0;
-  for (; i + lanes <= elems; i += lanes) largest = hn::Max(largest, hn::LoadU(d, codes + i));
-  std::uint8_t each[HWY_MAX_BYTES];
-  hn::StoreU(largest, d, each);
-  std::uint8_t result = *std::max_element(each, each + lanes);
+  for (; i + lanes <= elems; i += lanes) largest = hn::Max(largest, hn::LoadU(Row(), codes + i));
+  std::uint8_t result = largest_lane(largest);
   for (; i < elems; ++i) result = std::max(result, codes[i]);
   return result;
 }
@@ -111,7 +121,7 @@ namespace cortado {
 
 HWY_EXPORT(PackGroups);
 HWY_EXPORT(UnpackGroups);
-HWY_EXPORT(LargestCode);
+HWY_EXPORT(LargestOfCodes);
 
 void pack_codes(const std::uint8_t* codes, std::int64_t elems, int bits, std::byte* packed) {
   auto* out = reinterpret_cast<std::uint8_t*>(packed);
@@ -135,14 +145,14 @@ void pack_codes(const std::uint8_t* codes, std::int64_t elems, int bits, std::by
   if (held_bits > 0) *out = static_cast<std::uint8_t>(held);
 }
 
-bool unpack_codes(const std::byte* packed, std::int64_t elems, int bits, std::uint8_t* codes) {
+UnpackedCodes unpack_codes(const std::byte* packed, std::int64_t elems, int bits, std::uint8_t* codes) {
   const auto* in = reinterpret_cast<const std::uint8_t*>(packed);
   if (bits == 8) {
     std::memcpy(codes, in, static_cast<std::size_t>(elems));
-    return true;
+    return {largest_of_codes(codes, elems), true};
   }
   const std::int64_t groups = elems / kPackedGroupElems;
-  HWY_DYNAMIC_DISPATCH(UnpackGroups)(in, groups, bits, codes);
+  std::uint8_t largest = HWY_DYNAMIC_DISPATCH(UnpackGroups)(in, groups, bits, codes);
   in += packed_bytes(groups * kPackedGroupElems, bits);
   unsigned held = 0;
   int held_bits = 0;
@@ -152,14 +162,15 @@ bool unpack_codes(const std::byte* packed, std::int64_t elems, int bits, std::ui
       held_bits += 8;
     }
     codes[i] = static_cast<std::uint8_t>(held & ((1u << bits) - 1));
+    largest = std::max(largest, codes[i]);
     held >>= bits;
     held_bits -= bits;
   }
-  return held == 0;
+  return {largest, held == 0};
 }
 
-std::uint8_t largest_code(const std::uint8_t* codes, std::int64_t elems) {
-  return HWY_DYNAMIC_DISPATCH(LargestCode)(codes, elems);
+std::uint8_t largest_of_codes(const std::uint8_t* codes, std::int64_t elems) {
+  return HWY_DYNAMIC_DISPATCH(LargestOfCodes)(codes, elems);
 }
 
 }  // namespace cortado

@@ -24,10 +24,13 @@ constexpr std::uint64_t packed_bytes(std::int64_t elems, int bits) {
 // What is left of the last byte is 0.
 void pack_codes(const std::uint8_t* codes, std::int64_t elems, int bits, std::byte* packed);
 
-// False if what is left of the last byte is not 0.
-bool unpack_codes(const std::byte* packed, std::int64_t elems, int bits, std::uint8_t* codes);
+struct UnpackedCodes {
+  std::uint8_t largest;  // 0 if there are no codes
+  bool rest_is_zero;     // what is left of the last byte
+};
+UnpackedCodes unpack_codes(const std::byte* packed, std::int64_t elems, int bits, std::uint8_t* codes);
 
-// 0 if there is none.
-std::uint8_t largest_code(const std::uint8_t* codes, std::int64_t elems);
+// 0 if there are none.
+std::uint8_t largest_of_codes(const std::uint8_t* codes, std::int64_t elems);
 
 }  // namespace cortado

@@ -63,16 +63,13 @@ struct Measure {
     }
   }
 
-  HWY_INLINE BlockStats run(const float* values, std::int64_t elems, std::int64_t prefetch_elems) {
+  HWY_INLINE BlockStats run(const float* values, std::int64_t elems) {
     for (std::size_t p = 0; p < kParts; ++p) {
       magnitude[p] = hn::Zero(U32());
       low[p] = high[p] = hn::Zero(F32());
     }
     squares.clear();
-    for (std::int64_t i = 0; i < elems; i += kRowElems) {
-      __builtin_prefetch(values + i + prefetch_elems);
-      add_row(values + i);
-    }
+    for (std::int64_t i = 0; i < elems; i += kRowElems) add_row(values + i);
     return result();
   }
 
@@ -93,23 +90,22 @@ struct Measure {
 };
 
 template <BlockScale kScale>
-void measure(const float* values, std::int64_t elems, std::int64_t block_elems, std::int64_t prefetch_elems,
-             BlockStats* stats) {
+void measure(const float* values, std::int64_t elems, std::int64_t block_elems, BlockStats* stats) {
   for (std::int64_t i = 0; i < elems; i += block_elems) {
-    *stats++ = Measure<kScale>().run(values + i, std::min(block_elems, elems - i), prefetch_elems);
+    *stats++ = Measure<kScale>().run(values + i, std::min(block_elems, elems - i));
   }
 }
 
 void MeasureBlocks(BlockScale scale, const float* values, std::int64_t elems, std::int64_t block_elems,
-                   std::int64_t prefetch_elems, BlockStats* stats) {
+                   BlockStats* stats) {
   switch (scale) {
     case BlockScale::kMax:
-      return measure<BlockScale::kMax>(values, elems, block_elems, prefetch_elems, stats);
+      return measure<BlockScale::kMax>(values, elems, block_elems, stats);
     case BlockScale::kRms:
     case BlockScale::kL2:
-      return measure<BlockScale::kRms>(values, elems, block_elems, prefetch_elems, stats);
+      return measure<BlockScale::kRms>(values, elems, block_elems, stats);
     case BlockScale::kRange:
-      return measure<BlockScale::kRange>(values, elems, block_elems, prefetch_elems, stats);
+      return measure<BlockScale::kRange>(values, elems, block_elems, stats);
   }
 }
 
@@ -124,16 +120,16 @@ struct QuantiseRow {
   std::int64_t prefetch_elems;
   std::uint8_t* codes;
 
-  QuantiseRow(const QuantPiece& piece, const float* from, std::int64_t ahead, std::uint8_t* to)
-      : round(shift_of(piece)),
-        largest_level(piece.largest_level),
-        bits_of_code_0(0x4b400000u - static_cast<std::uint32_t>(piece.largest_level + shift_of(piece))),
+  QuantiseRow(const Levels& levels, const float* from, std::int64_t ahead, std::uint8_t* to)
+      : round(shift_of(levels)),
+        largest_level(levels.largest),
+        bits_of_code_0(0x4b400000u - static_cast<std::uint32_t>(levels.largest + shift_of(levels))),
         values(from),
         prefetch_elems(ahead),
         codes(to) {}
 
   // One bit has its levels at -1/2 and 1/2.
-  static float shift_of(const QuantPiece& piece) { return piece.largest_level < 1 ? 0.5f : 0.0f; }
+  static float shift_of(const Levels& levels) { return levels.largest < 1 ? 0.5f : 0.0f; }
 
   HWY_INLINE void operator()(const BlockGrid& block, std::int64_t at, VF32 one_and_r) const {
     const F32 d;
@@ -225,42 +221,46 @@ double SumSquaredErrors(Rounding rounding, float step, const float* values, std:
   return 0;
 }
 
-// ---- the loops ----------------------------------------------------------------------------------------------------
+// ---- the loops -----------------------------------------------------------------------------------------------------
 
 template <bool kFilters>
-void quantise(const QuantPiece& piece, const float* values, std::int64_t prefetch_elems, std::uint8_t* codes) {
-  switch (piece.rounding) {
+void quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+              std::int64_t ahead, std::uint8_t* codes) {
+  switch (levels.rounding) {
     case Rounding::kNearest:
-      return for_rows(piece, QuantiseRow<Nearest, kFilters>(piece, values, prefetch_elems, codes));
+      return for_rows(piece, QuantiseRow<Nearest, kFilters>(levels, values, ahead, codes));
     case Rounding::kDeadZone:
-      return for_rows(piece, QuantiseRow<DeadZone, kFilters>(piece, values, prefetch_elems, codes));
+      return for_rows(piece, QuantiseRow<DeadZone, kFilters>(levels, values, ahead, codes));
     case Rounding::kStochastic:
     case Rounding::kDither:
-      return for_random_rows(piece, QuantiseRow<Random, kFilters>(piece, values, prefetch_elems, codes));
+      return for_random_rows(piece, random, QuantiseRow<Random, kFilters>(levels, values, ahead, codes));
   }
 }
 
-void QuantiseValues(const QuantPiece& piece, const float* values, std::int64_t prefetch_elems, std::uint8_t* codes) {
-  piece.filters ? quantise<true>(piece, values, prefetch_elems, codes)
-                : quantise<false>(piece, values, prefetch_elems, codes);
+void QuantiseValues(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+                    std::int64_t ahead, std::uint8_t* codes) {
+  levels.filters ? quantise<true>(levels, piece, random, values, ahead, codes)
+                 : quantise<false>(levels, piece, random, values, ahead, codes);
 }
 
 template <bool kStreams>
-void dequantise(const QuantPiece& piece, const std::uint8_t* codes, float* values) {
-  const float largest_level = piece.largest_level;
-  switch (piece.rounding) {
+void dequantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const std::uint8_t* codes,
+                float* values) {
+  switch (levels.rounding) {
     case Rounding::kNearest:
     case Rounding::kStochastic:
-      return for_rows(piece, DequantiseRow<Rounding::kNearest, kStreams>{largest_level, codes, values});
+      return for_rows(piece, DequantiseRow<Rounding::kNearest, kStreams>{levels.largest, codes, values});
     case Rounding::kDeadZone:
-      return for_rows(piece, DequantiseRow<Rounding::kDeadZone, kStreams>{largest_level, codes, values});
+      return for_rows(piece, DequantiseRow<Rounding::kDeadZone, kStreams>{levels.largest, codes, values});
     case Rounding::kDither:
-      return for_random_rows(piece, DequantiseRow<Rounding::kDither, kStreams>{largest_level, codes, values});
+      return for_random_rows(piece, random, DequantiseRow<Rounding::kDither, kStreams>{levels.largest, codes, values});
   }
 }
 
-void DequantiseValues(const QuantPiece& piece, const std::uint8_t* codes, bool streams, float* values) {
-  streams ? dequantise<true>(piece, codes, values) : dequantise<false>(piece, codes, values);
+void DequantiseValues(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const std::uint8_t* codes,
+                      bool streams, float* values) {
+  streams ? dequantise<true>(levels, piece, random, codes, values)
+          : dequantise<false>(levels, piece, random, codes, values);
 }
 
 }  // namespace
@@ -277,8 +277,8 @@ HWY_EXPORT(DequantiseValues);
 HWY_EXPORT(SumSquaredErrors);
 
 void measure_blocks(BlockScale scale, const float* values, std::int64_t elems, std::int64_t block_elems,
-                    std::int64_t prefetch_elems, BlockStats* stats) {
-  HWY_DYNAMIC_DISPATCH(MeasureBlocks)(scale, values, elems, block_elems, prefetch_elems, stats);
+                    BlockStats* stats) {
+  HWY_DYNAMIC_DISPATCH(MeasureBlocks)(scale, values, elems, block_elems, stats);
 }
 
 BlockStats joined(const BlockStats& left, const BlockStats& right) {
@@ -288,14 +288,15 @@ BlockStats joined(const BlockStats& left, const BlockStats& right) {
           .squares = left.squares + right.squares};
 }
 
-void quantise_values(const QuantPiece& piece, const float* values, std::int64_t prefetch_elems, std::uint8_t* codes) {
-  HWY_DYNAMIC_DISPATCH(QuantiseValues)(piece, values, prefetch_elems, codes);
+void quantise_values(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+                     std::int64_t prefetch_elems, std::uint8_t* codes) {
+  HWY_DYNAMIC_DISPATCH(QuantiseValues)(levels, piece, random, values, prefetch_elems, codes);
 }
 
-void dequantise_values(const QuantPiece& piece, const std::uint8_t* codes, bool streams, float* values) {
-  constexpr std::uintptr_t kVectorBytes = 64;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(values) % kVectorBytes == 0;
-  HWY_DYNAMIC_DISPATCH(DequantiseValues)(piece, codes, streams && aligned, values);
+void dequantise_values(const Levels& levels, const BlockPiece& piece, const RandomKey& random,
+                       const std::uint8_t* codes, bool streams, float* values) {
+  HWY_DYNAMIC_DISPATCH(DequantiseValues)
+  (levels, piece, random, codes, streams && is_stream_aligned(values), values);
 }
 
 double sum_squared_errors(Rounding rounding, float step, const float* values, std::int64_t elems) {

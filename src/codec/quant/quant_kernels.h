@@ -17,6 +17,7 @@
 namespace cortado {
 
 constexpr std::int64_t kMaxPieceElems = 1024;
+constexpr std::int64_t kSmallestBlockElems = 32;
 
 enum class Rounding : std::uint8_t { kNearest, kDeadZone, kStochastic, kDither };
 enum class BlockScale : std::uint8_t { kMax, kRms, kL2, kRange };
@@ -33,7 +34,7 @@ constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 // Statistics of every `block_elems` (a multiple of 16) of the values, the last block perhaps shorter. Squares are added
 // up in 16 lanes, value i in lane i % 16, then lane i + 8 to lane i, i + 4 to i, i + 2 to i and 1 to 0.
 void measure_blocks(BlockScale scale, const float* values, std::int64_t elems, std::int64_t block_elems,
-                    std::int64_t prefetch_elems, BlockStats* stats);
+                    BlockStats* stats);
 
 // Of two neighbouring parts of one block, the left one first.
 BlockStats joined(const BlockStats& left, const BlockStats& right);
@@ -44,26 +45,41 @@ struct BlockGrid {
   float inverse = 0;     // 1 / step, or 0 if all values become 0
   float threshold = -1;  // magnitudes up to it become 0
   float reach = std::numeric_limits<float>::infinity();  // what lies beyond must be clipped to it first
+
+  bool takes_all() const { return reach == std::numeric_limits<float>::infinity() && step == step; }
 };
 
-// What is to be done with a piece; value i of it lies in block i >> log2_block_elems of `blocks`.
-struct QuantPiece {
-  Rounding rounding;
-  bool filters;
-  float largest_level;  // levels run from -largest_level to largest_level; 1/2 for one bit
+// A piece of a tensor: value i of it lies in block i >> log2_block_elems of `blocks`.
+struct BlockPiece {
   int log2_block_elems;
   const BlockGrid* blocks;
-  PhiloxKey key;  // of stochastic and dither, and so is `step`
-  std::uint64_t step;
   std::int64_t first;  // the piece begins at this value of the tensor
   std::int64_t elems;
 };
 
-// codes[i] = level + largest_level, from 0 to 2 * largest_level. All values are finite.
-void quantise_values(const QuantPiece& piece, const float* values, std::int64_t prefetch_elems, std::uint8_t* codes);
+// Of the random numbers of one tensor in one step.
+struct RandomKey {
+  PhiloxKey key = {};
+  std::uint64_t step = 0;
+};
+static_assert(sizeof(RandomKey) == 16);  // as payloads have it
+
+struct Levels {
+  Rounding rounding;
+  float largest;         // from -largest to largest; 1/2 for one bit
+  bool filters = false;  // thresholds count
+};
+
+// codes[i] = level + levels.largest, from 0 to 2 * levels.largest. All values are finite.
+void quantise_values(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
+                     std::int64_t prefetch_elems, std::uint8_t* codes);
 
 // Only `step` of the blocks is read. `streams`: past the caches, where `values` is aligned to 64 bytes.
-void dequantise_values(const QuantPiece& piece, const std::uint8_t* codes, bool streams, float* values);
+void dequantise_values(const Levels& levels, const BlockPiece& piece, const RandomKey& random,
+                       const std::uint8_t* codes, bool streams, float* values);
+
+// Where values may be streamed to.
+inline bool is_stream_aligned(const float* values) { return reinterpret_cast<std::uintptr_t>(values) % 64 == 0; }
 
 // After the last dequantise_values() that streams.
 void finish_streams();

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "codec/pieces.h"
 #include "codec/quant/quant_kernels.h"
 #include "core/philox_simd.h"
 
@@ -34,11 +35,11 @@ using VU32 = hn::Vec<U32>;
 using VI32 = hn::Vec<I32>;
 using VF64 = hn::Vec<F64>;
 
-constexpr std::int64_t kRowElems = 16, kTileRows = 16, kTileElems = kRowElems * kTileRows;
+constexpr std::int64_t kTileRows = 16, kTileElems = kRowElems * kTileRows;
 constexpr std::size_t kParts = kRowElems / hn::MaxLanes(F32());
 constexpr std::int64_t kPartElems = hn::MaxLanes(F32());
 
-// ---- roundings ----------------------------------------------------------------------------------------------------
+// ---- roundings -----------------------------------------------------------------------------------------------------
 
 // 1 + (byte + 1/2) / 256 of the byte kByte of each word: the byte and the half become the upper mantissa bits of 1.
 template <int kByte>
@@ -74,7 +75,7 @@ struct Random {
 
 // What they take, they take by value: otherwise every store to a code could change it, as far as the compiler knows.
 template <class RowBody>
-HWY_INLINE void for_rows(const QuantPiece piece, const RowBody body) {
+HWY_INLINE void for_rows(const BlockPiece piece, const RowBody body) {
   const VF32 none = hn::Zero(F32());
   for (std::int64_t at = 0; at < piece.elems; at += kRowElems) {
     const BlockGrid& block = piece.blocks[at >> piece.log2_block_elems];
@@ -83,12 +84,11 @@ HWY_INLINE void for_rows(const QuantPiece piece, const RowBody body) {
 }
 
 // A byte of `words` a value, in the order of drawing: word w of a tile has the bytes of its rows 4 w to 4 w + 3.
-HWY_INLINE void draw(const PhiloxKey key, std::uint64_t step, std::uint64_t first_block, std::int64_t tiles,
-                     std::uint32_t* words) {
+HWY_INLINE void draw(const RandomKey random, std::uint64_t first_block, std::int64_t tiles, std::uint32_t* words) {
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
     for (std::int64_t part = 0; part < kRowElems; part += kPartElems) {
-      const PhiloxLanes random = philox_lanes(key, step, first_block + static_cast<std::uint64_t>(part));
-      for (std::int64_t w = 0; w < 4; ++w) hn::StoreU(random.words[w], U32(), words + kRowElems * w + part);
+      const PhiloxLanes drawn = philox_lanes(random.key, random.step, first_block + static_cast<std::uint64_t>(part));
+      for (std::int64_t w = 0; w < 4; ++w) hn::StoreU(drawn.words[w], U32(), words + kRowElems * w + part);
     }
     first_block += kTileRows;
     words += 4 * kRowElems;
@@ -96,10 +96,9 @@ HWY_INLINE void draw(const PhiloxKey key, std::uint64_t step, std::uint64_t firs
 }
 
 template <class RowBody>
-HWY_INLINE void for_random_rows(const QuantPiece piece, const RowBody body) {
+HWY_INLINE void for_random_rows(const BlockPiece piece, const RandomKey random, const RowBody body) {
   alignas(64) std::uint32_t words[kMaxPieceElems / 4];
-  draw(piece.key, piece.step, static_cast<std::uint64_t>(piece.first / kRowElems),
-       (piece.elems + kTileElems - 1) / kTileElems, words);
+  draw(random, static_cast<std::uint64_t>(piece.first / kRowElems), (piece.elems + kTileElems - 1) / kTileElems, words);
   for (std::int64_t first = 0; first < piece.elems; first += 4 * kRowElems) {
     for (std::int64_t part = 0; part < kRowElems; part += kPartElems) {
       const VU32 word = hn::LoadU(U32(), words + first / 4 + part);

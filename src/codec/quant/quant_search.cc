@@ -20,7 +20,7 @@ class Sample {
       : input_(input), piece_elems_(piece_elems), stride_(stride) {
     for_each([&](const float* values, std::int64_t elems) {
       BlockStats stats;
-      measure_blocks(BlockScale::kL2, values, elems, elems, 0, &stats);
+      measure_blocks(BlockScale::kL2, values, elems, elems, &stats);
       energy_ += stats.squares;
       is_finite_ &= stats.max_magnitude < kInfinityBits;
     });

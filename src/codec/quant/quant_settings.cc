@@ -1,29 +1,13 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "codec/quant/quant_settings.h"
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
-
+#include "codec/quant/block_codec.h"
+#include "codec/quant/quant_grid.h"
 #include "core/check.h"
 
 namespace cortado {
 
 namespace {
-
-// A value at the end of the last level's cell, in steps.
-float reach_of(Rounding rounding, float largest_level) {
-  switch (rounding) {
-    case Rounding::kNearest:
-      return largest_level + 0.5f;
-    case Rounding::kDeadZone:
-      return largest_level + 0.65f;
-    case Rounding::kStochastic:
-    case Rounding::kDither:
-      return largest_level;
-  }
-  return largest_level;
-}
 
 // The largest error of a value within reach, in steps; rounding errors of the arithmetic come on top and are below 2^-14.
 double largest_error(Rounding rounding) {
@@ -43,11 +27,6 @@ double largest_error(Rounding rounding) {
 // the least squared error (numerical integration).
 constexpr float kGaussianStep[] = {1.5958f, 1.2240f, 0.6508f, 0.3534f, 0.1932f, 0.1055f, 0.0573f, 0.0309f};
 
-// Keeps x / step, and what is decoded from it, out of the denormal range.
-constexpr float kSmallestStep = 0x1p-116f;
-
-constexpr std::uint32_t kNanBits = 0x7fc00000u;
-
 BlockScale scale_named(const std::string& word) {
   if (word == "rms") return BlockScale::kRms;
   if (word == "l2") return BlockScale::kL2;
@@ -61,21 +40,6 @@ Rounding rounding_named(const std::string& word) {
 }
 
 bool is_set(const ParameterValues& values, const char* name) { return values.text(name) != "off"; }
-
-float scale_of(BlockScale scale, const BlockStats& stats, std::int64_t elems) {
-  constexpr double kMost = std::numeric_limits<float>::max();
-  switch (scale) {
-    case BlockScale::kMax:
-      return std::bit_cast<float>(stats.max_magnitude);
-    case BlockScale::kRms:
-      return static_cast<float>(std::sqrt(stats.squares / static_cast<double>(elems)));
-    case BlockScale::kL2:
-      return static_cast<float>(std::min(std::sqrt(stats.squares), kMost));
-    case BlockScale::kRange:
-      return static_cast<float>(std::min(static_cast<double>(stats.high) - static_cast<double>(stats.low), kMost));
-  }
-  return 0;
-}
 
 Status refused(const char* what) { return make_error(StatusCode::kInvalidArgument, "quant: %s", what); }
 
@@ -125,23 +89,6 @@ Status read_bits(const ParameterValues& values, QuantSettings* s) {
   return {};
 }
 
-Status read_block(const ParameterValues& values, QuantSettings* s) {
-  const std::string& text = values.text("block");
-  // A rule for the whole tensor needs no fine scales: blocks differ only where codes do not reach.
-  const bool relative = s->rule == QuantSettings::StepRule::kBits || s->rule == QuantSettings::StepRule::kBound;
-  if (text == "tensor") {
-    s->block_elems = QuantSettings::kWholeTensor;
-  } else if (text == "auto") {
-    s->block_elems = relative ? 256 : 4096;
-  } else {
-    s->block_elems = values.integer("block");
-    if (!std::has_single_bit(static_cast<std::uint64_t>(s->block_elems))) {
-      return make_error(StatusCode::kInvalidArgument, "quant: block must be a power of two, got %s", text.c_str());
-    }
-  }
-  return {};
-}
-
 Status read_filter(const ParameterValues& values, QuantSettings* s) {
   if (!is_set(values, "filter")) return {};
   s->filter = static_cast<float>(values.real("filter"));
@@ -151,9 +98,7 @@ Status read_filter(const ParameterValues& values, QuantSettings* s) {
 }
 
 std::string spec_of(const ParameterValues& values, const QuantSettings& s) {
-  const bool whole = s.block_elems == QuantSettings::kWholeTensor;
-  std::string text = "quant(bits=" + std::to_string(s.bits);
-  text += ", block=" + (whole ? "tensor" : std::to_string(s.block_elems));
+  std::string text = "quant(bits=" + std::to_string(s.bits) + ", block=" + block_text(s.block_elems);
   for (const char* name : {"scale", "round", "bound", "abs_bound", "error", "filter"}) {
     text += std::string(", ") + name + "=" + values.text(name);
   }
@@ -161,34 +106,6 @@ std::string spec_of(const ParameterValues& values, const QuantSettings& s) {
 }
 
 }  // namespace
-
-BlockGrid QuantSettings::block_grid(const BlockStats& stats, std::int64_t elems, float absolute_step,
-                                    float largest_value) const {
-  BlockGrid grid;
-  if (stats.max_magnitude >= kInfinityBits || std::isnan(absolute_step)) {
-    grid.step = std::bit_cast<float>(kNanBits);
-    return grid;
-  }
-  if (stats.max_magnitude == 0) return grid;
-  const float scale = scale_of(this->scale, stats, elems);
-  grid.step = rule == StepRule::kError ? absolute_step : rule == StepRule::kAbsBound ? step : scale * step;
-  if (rule != StepRule::kBits) {
-    const float max = std::bit_cast<float>(stats.max_magnitude);
-    grid.step = std::max(grid.step, max / reach_of(rounding, largest_level()));
-  }
-  grid.step = std::min(std::max(grid.step, kSmallestStep), largest_value);
-  grid.inverse = 1 / grid.step;
-  if (filter >= 0) grid.threshold = filter * scale;
-  // Half a step more is decoded where dither adds it.
-  const float limit = std::floor(largest_value / grid.step - 0.5f);
-  if (limit < largest_level() && bits > 1) grid.reach = limit * grid.step;
-  return grid;
-}
-
-bool QuantSettings::is_legal_step(float step, float largest_value) const {
-  const auto bits = std::bit_cast<std::uint32_t>(step);
-  return bits == 0 || bits == kNanBits || (step >= kSmallestStep && step <= largest_value);
-}
 
 std::vector<Parameter> quant_parameters() {
   return {
@@ -199,13 +116,7 @@ std::vector<Parameter> quant_parameters() {
        .max = 8,
        .choices = "auto",
        .meaning = "of a code; auto is 4, with a bound as few as keep it, else 8"},
-      {.name = "block",
-       .kind = ParameterKind::kInteger,
-       .default_text = "auto",
-       .min = 32,
-       .max = 65536,
-       .choices = "auto|tensor",
-       .meaning = "values that share a step, a power of two; auto is 256, or 4096 with abs_bound and error"},
+      block_parameter("auto", "values that share a step, a power of two; auto is 256, or 4096 with abs_bound and error"),
       {.name = "scale",
        .kind = ParameterKind::kChoice,
        .default_text = "max",
@@ -253,7 +164,9 @@ Result<QuantSettings> read_quant_settings(const ParameterValues& values) {
   s.rounding = rounding_named(values.word("round"));
   CORTADO_RETURN_IF_ERROR(read_rule(values, &s));
   CORTADO_RETURN_IF_ERROR(read_bits(values, &s));
-  CORTADO_RETURN_IF_ERROR(read_block(values, &s));
+  // A rule for the whole tensor needs no fine blocks: their steps differ only where codes do not reach.
+  const bool is_relative = s.rule == QuantSettings::StepRule::kBits || s.rule == QuantSettings::StepRule::kBound;
+  CORTADO_ASSIGN_OR_RETURN(s.block_elems, read_block_elems("quant", values, is_relative ? 256 : 4096));
   CORTADO_RETURN_IF_ERROR(read_filter(values, &s));
   if (s.bits == 1 && (s.rounding == Rounding::kDeadZone || s.filter >= 0)) {
     return refused("bits=1 has no level 0, which round=dead_zone and filter need");

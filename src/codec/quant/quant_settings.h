@@ -1,10 +1,9 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the parameters of `quant` mean, and from it the grid of one block; spec.md has the formulas.
+// What the parameters of `quant` mean.
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -17,7 +16,6 @@ namespace cortado {
 struct QuantSettings {
   // Where steps come from.
   enum class StepRule : std::uint8_t { kBits, kBound, kAbsBound, kError };
-  static constexpr std::int64_t kWholeTensor = std::int64_t{1} << 62;
 
   std::string spec;
   StepRule rule = StepRule::kBits;
@@ -30,13 +28,6 @@ struct QuantSettings {
   float filter = -1;   // in units of the block's scale; negative: off
 
   float largest_level() const { return bits == 1 ? 0.5f : static_cast<float>((1 << (bits - 1)) - 1); }
-  std::uint8_t largest_code() const { return static_cast<std::uint8_t>(2 * largest_level()); }
-  bool is_random() const { return rounding == Rounding::kStochastic || rounding == Rounding::kDither; }
-
-  // `absolute_step`: kError's. `largest_value`: the largest finite one of the tensor's dtype.
-  BlockGrid block_grid(const BlockStats& stats, std::int64_t elems, float absolute_step, float largest_value) const;
-  // One that block_grid() can have made.
-  bool is_legal_step(float step, float largest_value) const;
 };
 
 std::vector<Parameter> quant_parameters();

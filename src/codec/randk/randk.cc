@@ -127,25 +127,29 @@ class RandkCodec final : public Codec, public Sparsifier {
   void gather(ConstTensorView input, const PhiloxStream& stream, void* values) const {
     const RandkPattern kept = pattern(input.elems());
     const auto factor = static_cast<float>(static_cast<double>(kept.elems) / static_cast<double>(kept.kept()));
+    std::int64_t not_finite = 0, next = 0;
+    const auto look_at = [&](std::int64_t position, std::int64_t count) {
+      not_finite += count_above(elements_of(input, position, count), kLargestFinite);
+    };
     with_dtype(input.dtype, [&]<DType kDType>() {
-      std::int64_t next = 0;
-      kept.for_each_piece(stream, [&](std::int64_t position, std::int64_t count) {
+      kept.walk(stream, look_at, [&](std::int64_t position, std::int64_t count) {
         for (std::int64_t i = position; i < position + count; ++i) {
           const float value = read_element<kDType>(input.data, i);
           write_element<DType::kFloat32>(values, next++, options_.is_unbiased ? value * factor : value);
         }
       });
     });
-    if (count_above(input, kLargestFinite) > 0) {
-      write_element<DType::kFloat32>(values, 0, std::numeric_limits<float>::quiet_NaN());
-    }
+    if (not_finite > 0) write_element<DType::kFloat32>(values, 0, std::numeric_limits<float>::quiet_NaN());
   }
 
   void scatter_values(const PhiloxStream& stream, const void* values, TensorView output) const {
-    std::memset(output.data, 0, static_cast<std::size_t>(output.size_bytes()));
     with_dtype(output.dtype, [&]<DType kDType>() {
+      const auto zero = [&](std::int64_t position, std::int64_t count) {
+        std::byte* const to = static_cast<std::byte*>(output.data) + position * std::int64_t{dtype_bytes(kDType)};
+        std::memset(to, 0, static_cast<std::size_t>(count) * dtype_bytes(kDType));
+      };
       std::int64_t next = 0;
-      pattern(output.elems()).for_each_piece(stream, [&](std::int64_t position, std::int64_t count) {
+      pattern(output.elems()).walk(stream, zero, [&](std::int64_t position, std::int64_t count) {
         for (std::int64_t i = position; i < position + count; ++i) {
           write_element<kDType>(output.data, i, read_element<DType::kFloat32>(values, next++));
         }
@@ -157,10 +161,10 @@ class RandkCodec final : public Codec, public Sparsifier {
 };
 
 Result<std::unique_ptr<Codec>> make_randk(const ParameterValues& values) {
-  return std::unique_ptr<Codec>(std::make_unique<RandkCodec>(RandkOptions{.density = values.real("density"),
-                                                                          .block_elems = values.integer("block"),
-                                                                          .is_unbiased =
-                                                                              values.word("scale") == "unbiased"}));
+  return std::unique_ptr<Codec>(
+      std::make_unique<RandkCodec>(RandkOptions{.density = values.real("density"),
+                                                .block_elems = values.integer("block"),
+                                                .is_unbiased = values.word("scale") == "unbiased"}));
 }
 
 }  // namespace

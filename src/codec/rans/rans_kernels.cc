@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 
 #include "codec/rans/rans_shuffles.h"
 
@@ -59,8 +60,8 @@ HWY_INLINE const std::byte* decode_lane(const RansDecodeTable& table, const std:
 
 constexpr std::int64_t kTableCodes = 1 << 14;
 
-// Equal codes often come together, and a counter can't be added to twice at the same time: four tables in turn.
-// At most kTableCodes codes.
+// Equal codes often follow one another, and adding to a counter has to wait for the addition before: four tables in
+// turn. At most kTableCodes codes, so that 16 bits suffice.
 HWY_INLINE void count_in_tables(const std::uint8_t* codes, std::int64_t elems, std::uint64_t* counts) {
   std::uint16_t tables[4][256] = {};
   std::int64_t i = 0;
@@ -89,7 +90,6 @@ using U32 = hn::RepartitionToWide<U16>;
 using I32 = hn::RebindToSigned<U32>;
 using F32 = hn::Rebind<float, U32>;
 using VU16 = hn::Vec<U16>;
-using VI16 = hn::Vec<I16>;
 using VU32 = hn::Vec<U32>;
 using VF32 = hn::Vec<F32>;
 using Mask = hn::Mask<U16>;
@@ -141,8 +141,7 @@ template <class D = U16>  // so that only the branch for its width is compiled
 HWY_INLINE VU16 load_spread(Mask mask, const std::byte** at) {
   const std::uint32_t bits = bits_of(mask);
 #if HWY_TARGET == HWY_AVX3_DL
-  VU16 words = hn::LoadU(U16(), reinterpret_cast<const std::uint16_t*>(*at));
-  asm("" : "+v"(words.raw));  // keeps load and expansion apart
+  const VU16 words = hn::LoadU(U16(), reinterpret_cast<const std::uint16_t*>(*at));
   *at += 2 * set_bits(bits);
   return VU16{_mm512_maskz_expand_epi16(mask.raw, words.raw)};
 #else
@@ -161,7 +160,26 @@ HWY_INLINE VU16 load_spread(Mask mask, const std::byte** at) {
 #endif
 }
 
-HWY_INLINE Mask less(VU16 a, VU16 b) { return hn::Lt(a, b); }
+// Unsigned comparisons; before AVX-512, a maximum is cheaper than flipping signs.
+HWY_INLINE Mask less(VU16 a, VU16 b) {
+  return HWY_TARGET <= HWY_AVX3 ? hn::Lt(a, b) : hn::Not(hn::Eq(hn::Max(a, b), a));
+}
+HWY_INLINE Mask at_least(VU16 a, VU16 b) {
+  return HWY_TARGET <= HWY_AVX3 ? hn::Not(hn::Lt(a, b)) : hn::Eq(hn::Max(a, b), a);
+}
+
+HWY_INLINE VU16 one_where(Mask mask) { return hn::IfThenElseZero(mask, hn::Set(U16(), 1)); }
+
+// Vectors that are loaded soon: put together in a register, since a load can't take its bytes from several stores that
+// are still under way.
+HWY_INLINE void store_four(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d, std::uint32_t* to) {
+#if HWY_ARCH_X86
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                   _mm_setr_epi32(static_cast<int>(a), static_cast<int>(b), static_cast<int>(c), static_cast<int>(d)));
+#else
+  to[0] = a, to[1] = b, to[2] = c, to[3] = d;
+#endif
+}
 
 // ---- frequencies and starts of 32 codes ----------------------------------------------------------------------------
 
@@ -216,7 +234,11 @@ struct WideIntervals {
   explicit WideIntervals(const RansEncodeTable& table) : intervals(table.intervals.data()) {}
 
   HWY_INLINE void fetch(const std::uint8_t* codes, std::uint32_t* words) const {
-    for (std::int64_t i = 0; i < kRansLanes; ++i) words[i] = intervals[codes[i]];
+#pragma GCC unroll 8
+    for (std::int64_t i = 0; i < kRansLanes; i += 4) {
+      store_four(intervals[codes[i]], intervals[codes[i + 1]], intervals[codes[i + 2]], intervals[codes[i + 3]],
+                 words + i);
+    }
   }
 
   HWY_INLINE Intervals look_up(const std::uint8_t*, const std::uint32_t* words) const { return split_intervals(words); }
@@ -226,48 +248,44 @@ struct WideIntervals {
 
 // ---- encode --------------------------------------------------------------------------------------------------------
 
-// floor(state / frequency), or one less, where that is below 2^16.
+// floor(state / frequency), or one less; it is below 2^16. Adding 2^23 - 1 leaves the rounded sum less 1 in the lower
+// bits of a float; the division errs by less than 2^-6.
 HWY_INLINE VU16 estimate_quotient(VU16 low, VU16 high, VU16 frequency) {
   const U32 d32;
   const F32 df;
-  const VF32 shrink = hn::Set(df, 1.0f - 0x1p-21f), carry = hn::Set(df, 0x1p16f);
-  const auto even = [&](VU16 v) HWY_ATTR {
-    return hn::ConvertTo(df, hn::BitCast(I32(), hn::And(hn::BitCast(d32, v), hn::Set(d32, 0xffffu))));
+  const VU32 low32 = hn::BitCast(d32, low), high32 = hn::BitCast(d32, high), frequency32 = hn::BitCast(d32, frequency);
+  const VU32 lower_half = hn::Set(d32, 0xffff);
+  const auto divide = [&](VU32 state, VU32 by) HWY_ATTR {
+    const VF32 quotient = hn::Div(hn::ConvertTo(df, state), hn::ConvertTo(df, hn::BitCast(I32(), by)));
+    return hn::BitCast(d32, hn::Add(quotient, hn::Set(df, 0x1p23f - 1)));
   };
-  const auto odd = [&](VU16 v) HWY_ATTR {
-    return hn::ConvertTo(df, hn::BitCast(I32(), hn::ShiftRight<16>(hn::BitCast(d32, v))));
-  };
-  const auto divide = [&](VF32 h, VF32 l, VF32 f) HWY_ATTR {
-    const VF32 state = hn::Add(hn::Mul(h, carry), l);
-    return hn::BitCast(d32, hn::ConvertTo(I32(), hn::Div(hn::Mul(state, shrink), f)));
-  };
-  const VU32 quotient_even = divide(even(high), even(low), even(frequency));
-  const VU32 quotient_odd = divide(odd(high), odd(low), odd(frequency));
-  return hn::BitCast(U16(), hn::Or(quotient_even, hn::ShiftLeft<16>(quotient_odd)));
+  const VU32 even =
+      divide(hn::Or(hn::ShiftLeft<16>(high32), hn::And(low32, lower_half)), hn::And(frequency32, lower_half));
+  const VU32 odd =
+      divide(hn::Or(hn::AndNot(lower_half, high32), hn::ShiftRight<16>(low32)), hn::ShiftRight<16>(frequency32));
+  return hn::BitCast(U16(), hn::Or(hn::And(even, lower_half), hn::ShiftLeft<16>(odd)));
 }
 
 template <class Lookup>
 HWY_INLINE std::byte* encode_group(const Lookup& lookup, const std::uint8_t* codes, const std::uint32_t* fetched,
                                    States* states, std::byte* at) {
   const U16 d;
-  const VU16 zero = hn::Zero(d), one = hn::Set(d, 1);
   const Intervals intervals = lookup.look_up(codes, fetched);
   for (std::size_t v = kVectors; v-- > 0;) {
     const VU16 frequency = intervals.frequency[v];
     VU16 low = states->low[v], high = states->high[v];
-    const Mask full = hn::Not(less(high, frequency));
-    at = store_packed(low, full, at);
-    low = hn::IfThenElse(full, high, low);
-    high = hn::IfThenElse(full, zero, high);
+    const Mask is_full = at_least(high, frequency);
+    at = store_packed(low, is_full, at);
+    low = hn::IfThenElse(is_full, high, low);
+    high = hn::IfThenZeroElse(is_full, high);
 
     const VU16 estimate = estimate_quotient(low, high, frequency);
     const VU16 product = hn::Mul(estimate, frequency);
     const VU16 rest_low = hn::Sub(low, product);
-    const VU16 borrow = hn::IfThenElseZero(less(low, product), one);
-    const VU16 rest_high = hn::Sub(hn::Sub(high, hn::MulHigh(estimate, frequency)), borrow);
-    const Mask one_more = hn::Or(hn::Not(less(rest_low, frequency)), hn::Ne(rest_high, zero));
-    states->high[v] = hn::Add(estimate, hn::IfThenElseZero(one_more, one));
-    states->low[v] = hn::Add(intervals.start[v], hn::Sub(rest_low, hn::IfThenElseZero(one_more, frequency)));
+    const VU16 rest_high = hn::Sub(hn::Sub(high, hn::MulHigh(estimate, frequency)), one_where(less(low, product)));
+    const Mask is_short = hn::Or(at_least(rest_low, frequency), hn::Ne(rest_high, hn::Zero(d)));
+    states->high[v] = hn::Add(estimate, one_where(is_short));
+    states->low[v] = hn::Add(intervals.start[v], hn::Sub(rest_low, hn::IfThenElseZero(is_short, frequency)));
   }
   return at;
 }
@@ -412,10 +430,8 @@ struct WideSymbols {
     for (std::int64_t i = 0; i < kRansLanes; i += 4) {
       std::uint64_t four;
       std::memcpy(&four, indices + i, sizeof(four));
-      fetched[i] = entries[four & 0xffff];
-      fetched[i + 1] = entries[four >> 16 & 0xffff];
-      fetched[i + 2] = entries[four >> 32 & 0xffff];
-      fetched[i + 3] = entries[four >> 48];
+      store_four(entries[four & 0xffff], entries[four >> 16 & 0xffff], entries[four >> 32 & 0xffff],
+                 entries[four >> 48], fetched + i);
     }
   }
 
@@ -458,8 +474,7 @@ HWY_INLINE void decode_group(const Lookup& lookup, const std::uint32_t* fetched,
     const VU16 frequency = found.frequency[v], high = reader->states.high[v];
     const VU16 product = hn::Mul(frequency, high);
     const VU16 low = hn::Add(product, found.offset[v]);
-    const VU16 carry = hn::IfThenElseZero(less(low, product), hn::Set(d, 1));
-    const VU16 next = hn::Add(hn::MulHigh(frequency, high), carry);
+    const VU16 next = hn::Add(hn::MulHigh(frequency, high), one_where(less(low, product)));
     const Mask is_short = hn::Eq(next, hn::Zero(d));
     const VU16 words = load_spread(is_short, &reader->at);
     reader->states.high[v] = hn::IfThenElse(is_short, low, next);
@@ -521,38 +536,36 @@ HWY_INLINE void decode_jobs(const RansDecodeTable& table, const Lookup& lookup, 
       for (std::size_t j = 0; j < kJobs; ++j) decode_group(in_registers, fetched[j], &readers[j]);
     }
   }
-  for (std::size_t j = 0; j < kJobs; ++j) finish_job(table, lookup, readable_end, group, &readers[j], &jobs[j]);
+  for (std::size_t j = 0; j < kJobs; ++j) finish_job(table, in_registers, readable_end, group, &readers[j], &jobs[j]);
 }
 
-// Calls several(jobs) for kAtOnce jobs that have equally many codes, one(job) for others.
-template <class Job, class One, class Several>
-HWY_INLINE void in_groups(std::span<Job> jobs, const One& one, const Several& several) {
-  const auto is_like_first = [&](const Job& job) { return job.elems == jobs.front().elems; };
+// Calls run(n, jobs), n a std::integral_constant, for n jobs that have equally many codes: four, else two, else one.
+template <class Job, class Run>
+HWY_INLINE void in_groups(std::span<Job> jobs, const Run& run) {
+  const auto are_equal = [&](std::size_t count) {
+    return jobs.size() >= count &&
+           std::all_of(jobs.begin(), jobs.begin() + count, [&](const Job& job) { return job.elems == jobs[0].elems; });
+  };
   while (!jobs.empty()) {
-    if (jobs.size() >= kAtOnce && std::all_of(jobs.begin(), jobs.begin() + kAtOnce, is_like_first)) {
-      several(jobs.data());
-      jobs = jobs.subspan(kAtOnce);
-    } else {
-      one(jobs.data());
-      jobs = jobs.subspan(1);
-    }
+    const std::size_t count = are_equal(kAtOnce) ? kAtOnce : are_equal(2) ? 2 : 1;
+    if (count == kAtOnce) run(std::integral_constant<std::size_t, kAtOnce>(), jobs.data());
+    if (count == 2) run(std::integral_constant<std::size_t, 2>(), jobs.data());
+    if (count == 1) run(std::integral_constant<std::size_t, 1>(), jobs.data());
+    jobs = jobs.subspan(count);
   }
 }
 
 template <class Lookup>
 void encode_with(const RansEncodeTable& table, std::span<RansEncodeJob> jobs) {
   const Lookup lookup(table);
-  in_groups(
-      jobs, [&](RansEncodeJob* job) HWY_ATTR { encode_jobs<1>(table, lookup, job); },
-      [&](RansEncodeJob* job) HWY_ATTR { encode_jobs<kAtOnce>(table, lookup, job); });
+  in_groups(jobs, [&](auto count, RansEncodeJob* group) HWY_ATTR { encode_jobs<count>(table, lookup, group); });
 }
 
 template <class Lookup>
 void decode_with(const RansDecodeTable& table, std::span<RansDecodeJob> jobs, const std::byte* readable_end) {
   const Lookup lookup(table);
-  in_groups(
-      jobs, [&](RansDecodeJob* job) HWY_ATTR { decode_jobs<1>(table, lookup, readable_end, job); },
-      [&](RansDecodeJob* job) HWY_ATTR { decode_jobs<kAtOnce>(table, lookup, readable_end, job); });
+  in_groups(jobs,
+            [&](auto count, RansDecodeJob* group) HWY_ATTR { decode_jobs<count>(table, lookup, readable_end, group); });
 }
 
 void EncodeChunks(const RansEncodeTable& table, std::span<RansEncodeJob> jobs) {
@@ -583,7 +596,9 @@ HWY_INLINE void count_four(const std::uint8_t* codes, std::int64_t elems, int sy
   }
   for (std::int64_t i = 0; i < elems; i += kByteLanes) {
     const VBytes values = hn::LoadU(d, codes + i);
-    for (int j = 0; j < 4; ++j) sums[j] = hn::Add(sums[j], hn::IfThenElseZero(hn::Eq(values, symbols[j]), one));
+    for (int j = 0; j < 4; ++j) {
+      sums[j] = hn::IfThenElse(hn::Eq(values, symbols[j]), hn::Add(sums[j], one), sums[j]);
+    }
   }
   for (int i = 0; i < 4 && symbol + i < 256; ++i) {
     const hn::Repartition<std::uint64_t, Bytes> d64;

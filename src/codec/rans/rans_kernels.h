@@ -29,6 +29,8 @@ struct RansEncodeJob {
   std::int64_t elems;
   std::byte* room_end;         // the chunk is written before it; max_rans_chunk_bytes(elems) are there
   std::byte* begin = nullptr;  // out: where the chunk begins
+
+  std::uint64_t bytes() const { return static_cast<std::uint64_t>(room_end - begin); }
 };
 
 // Precondition: every code of every job has a frequency.

@@ -18,8 +18,13 @@ namespace {
 // What the payload begins with; spec.md.
 enum Mode : std::uint8_t { kStored = 0, kConstant = 1, kCoded = 2 };
 
-constexpr std::int64_t kBatchChunks = 16;  // encoded before they are moved to their place
+// With threads to share the work: what one of them takes at a time, and what is encoded before it is moved to its
+// place. Waking threads costs tens of microseconds. One thread moves every few chunks, which stay in its cache until
+// then.
+constexpr std::int64_t kTaskCodes = std::int64_t{1} << 18;
+constexpr std::int64_t kBatchCodes = std::int64_t{1} << 22;
 constexpr std::uint64_t kHeaderBytes = 4;
+constexpr std::uint64_t kMaxModelBytes = kHeaderBytes + 2 * 256 + 4;
 constexpr std::uint64_t kAlignBytes = 64;
 
 std::byte* align(std::byte* memory) {
@@ -39,7 +44,18 @@ struct Chunks {
   std::int64_t count() const { return (elems + chunk_codes - 1) / chunk_codes; }
   std::int64_t begin(std::int64_t chunk) const { return chunk * chunk_codes; }
   std::int64_t elems_of(std::int64_t chunk) const { return std::min(chunk_codes, elems - begin(chunk)); }
+  std::int64_t task_chunks() const { return std::max(kTaskCodes / chunk_codes, kRansChunksAtOnce); }
 };
+
+// Calls body(begin, end) for parts of the chunks first ... last - 1.
+void for_chunks(ThreadPool* pool, const Chunks& chunks, std::int64_t first, std::int64_t last,
+                FunctionRef<void(std::int64_t, std::int64_t)> body) {
+  const std::int64_t step = chunks.task_chunks();
+  for_each(pool, (last - first + step - 1) / step, [&](std::int64_t task) {
+    const std::int64_t begin = first + task * step;
+    body(begin, std::min(begin + step, last));
+  });
+}
 
 // ---- encode --------------------------------------------------------------------------------------------------------
 
@@ -70,10 +86,9 @@ std::byte* put_frequencies(const RansFrequencies& frequencies, std::size_t first
 }
 
 // Header, table and zeros up to a multiple of 8; returns the bytes.
-std::uint64_t put_model(const RansFrequencies& frequencies, std::int64_t chunk_codes, std::byte (&model)[520]) {
-  std::size_t first = 0, last = 255;
-  while (frequencies[first] == 0) ++first;
-  while (frequencies[last] == 0) --last;
+std::uint64_t put_model(const RansFrequencies& frequencies, std::int64_t chunk_codes,
+                        std::byte (&model)[kMaxModelBytes]) {
+  const auto [first, last] = rans_range(frequencies);
   std::fill(model, model + sizeof(model), std::byte{0});
   model[0] = std::byte{kCoded};
   model[1] = static_cast<std::byte>(std::countr_zero(static_cast<std::uint64_t>(chunk_codes)));
@@ -83,47 +98,69 @@ std::uint64_t put_model(const RansFrequencies& frequencies, std::int64_t chunk_c
   return (static_cast<std::uint64_t>(end - model) + 7) / 8 * 8;
 }
 
-// Encodes chunks `first` to `end` (at most kBatchChunks) into slots of scratch memory.
-void encode_batch(const RansEncodeTable& table, const std::uint8_t* codes, const Chunks& chunks, std::int64_t first,
-                  std::int64_t end, std::byte* slots, RansEncodeJob* jobs, ThreadPool* pool) {
-  const std::uint64_t slot_bytes = max_rans_chunk_bytes(std::min(chunks.elems, chunks.chunk_codes));
-  for (std::int64_t chunk = first; chunk < end; ++chunk) {
-    jobs[chunk - first] = {.codes = codes + chunks.begin(chunk),
-                           .elems = chunks.elems_of(chunk),
-                           .room_end = slots + static_cast<std::uint64_t>(chunk - first + 1) * slot_bytes};
+// Memory to encode some chunks, each in a slot of its own, before their place is known.
+class Workspace {
+ public:
+  explicit Workspace(const Chunks& chunks)
+      : slots_(std::min(chunks.count(), std::max(kBatchCodes / chunks.chunk_codes, kRansChunksAtOnce))),
+        slot_bytes_(max_rans_chunk_bytes(std::min(chunks.elems, chunks.chunk_codes))) {}
+
+  std::int64_t slots() const { return slots_; }
+  std::uint64_t bytes() const { return static_cast<std::uint64_t>(slots_) * (sizeof(RansEncodeJob) + slot_bytes_); }
+  RansEncodeJob* jobs(std::byte* memory) const {
+    return ::new (memory) RansEncodeJob[static_cast<std::size_t>(slots_)];
   }
-  for_each(pool, (end - first + kRansChunksAtOnce - 1) / kRansChunksAtOnce, [&](std::int64_t i) {
-    const std::int64_t begin = i * kRansChunksAtOnce;
-    rans_encode_chunks(table, {jobs + begin, jobs + std::min(begin + kRansChunksAtOnce, end - first)});
-  });
-}
+  std::byte* slot_end(std::byte* memory, std::int64_t slot) const {
+    return memory + static_cast<std::uint64_t>(slots_) * sizeof(RansEncodeJob) +
+           static_cast<std::uint64_t>(slot + 1) * slot_bytes_;
+  }
+
+ private:
+  std::int64_t slots_;
+  std::uint64_t slot_bytes_;
+};
 
 // Nothing if the codes as they are take less.
 std::optional<std::uint64_t> encode_coded(const std::uint8_t* codes, const Chunks& chunks,
-                                          const RansFrequencies& frequencies, std::byte* payload, std::byte* slots,
+                                          const RansFrequencies& frequencies, std::byte* payload, std::byte* memory,
                                           ThreadPool* pool) {
   const RansEncodeTable table = make_rans_encode_table(frequencies);
-  std::byte model[520];
+  std::byte model[kMaxModelBytes];
   const std::uint64_t directory_at = put_model(frequencies, chunks.chunk_codes, model);
   const std::uint64_t chunks_at = directory_at + 8 * static_cast<std::uint64_t>(chunks.count());
   const auto room_bytes = static_cast<std::uint64_t>(chunks.elems);
   if (chunks_at > room_bytes) return std::nullopt;
   std::memcpy(payload, model, directory_at);
+
+  const Workspace workspace(chunks);
+  RansEncodeJob* jobs = workspace.jobs(memory);
+  const bool is_shared = pool != nullptr && pool->threads() > 1;
+  const std::int64_t batch = is_shared ? workspace.slots() : std::min(workspace.slots(), kRansChunksAtOnce);
   std::uint64_t at = chunks_at;
-  for (std::int64_t first = 0; first < chunks.count(); first += kBatchChunks) {
-    const std::int64_t end = std::min(first + kBatchChunks, chunks.count());
-    RansEncodeJob jobs[kBatchChunks];
-    std::byte* places[kBatchChunks];
-    encode_batch(table, codes, chunks, first, end, slots, jobs, pool);
-    for (std::int64_t i = 0; i < end - first; ++i) {
-      places[i] = payload + at;
-      at += static_cast<std::uint64_t>(jobs[i].room_end - jobs[i].begin);
+  for (std::int64_t first = 0; first < chunks.count(); first += batch) {
+    const std::int64_t last = std::min(first + batch, chunks.count());
+    for_chunks(pool, chunks, first, last, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t chunk = begin; chunk < end; ++chunk) {
+        jobs[chunk - first] = {.codes = codes + chunks.begin(chunk),
+                               .elems = chunks.elems_of(chunk),
+                               .room_end = workspace.slot_end(memory, chunk - first)};
+      }
+      rans_encode_chunks(table, {jobs + (begin - first), jobs + (end - first)});
+    });
+    std::byte* const entries = payload + directory_at;
+    for (std::int64_t chunk = first; chunk < last; ++chunk) {
+      at += jobs[chunk - first].bytes();
       const std::uint64_t chunk_end = at - chunks_at;
-      std::memcpy(payload + directory_at + 8 * static_cast<std::uint64_t>(first + i), &chunk_end, sizeof(chunk_end));
+      std::memcpy(entries + 8 * chunk, &chunk_end, sizeof(chunk_end));
     }
     if (at > room_bytes) return std::nullopt;
-    for_each(pool, end - first, [&](std::int64_t i) {
-      std::memcpy(places[i], jobs[i].begin, static_cast<std::size_t>(jobs[i].room_end - jobs[i].begin));
+    for_chunks(pool, chunks, first, last, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t chunk = begin; chunk < end; ++chunk) {
+        const RansEncodeJob& job = jobs[chunk - first];
+        std::uint64_t chunk_end;
+        std::memcpy(&chunk_end, entries + 8 * chunk, sizeof(chunk_end));
+        std::memcpy(payload + chunks_at + chunk_end - job.bytes(), job.begin, job.bytes());
+      }
     });
   }
   return at;
@@ -243,19 +280,21 @@ Status decode_coded(std::span<const std::byte> payload, std::uint8_t* codes, std
   auto* table = ::new (align(scratch)) RansDecodeTable;
   make_rans_decode_table(model.frequencies, table);
   std::atomic<std::int64_t> first_corrupt{chunks.count()};
-  for_each(pool, (chunks.count() + kRansChunksAtOnce - 1) / kRansChunksAtOnce, [&](std::int64_t i) {
-    const std::int64_t begin = i * kRansChunksAtOnce, end = std::min(begin + kRansChunksAtOnce, chunks.count());
-    RansDecodeJob jobs[kRansChunksAtOnce];
-    for (std::int64_t chunk = begin; chunk < end; ++chunk) {
-      jobs[chunk - begin] = {.begin = directory.begin_of(chunk),
-                             .end = directory.end_of(chunk),
-                             .codes = codes + chunks.begin(chunk),
-                             .elems = chunks.elems_of(chunk)};
-    }
-    rans_decode_chunks(*table, {jobs, jobs + (end - begin)}, payload.data() + payload.size());
-    for (std::int64_t chunk = end; chunk-- > begin;) {
-      std::int64_t first = first_corrupt.load();
-      while (!jobs[chunk - begin].is_whole && chunk < first && !first_corrupt.compare_exchange_weak(first, chunk)) {
+  for_chunks(pool, chunks, 0, chunks.count(), [&](std::int64_t begin, std::int64_t end) {
+    for (; begin < end && first_corrupt.load() > begin; begin += kRansChunksAtOnce) {
+      RansDecodeJob jobs[kRansChunksAtOnce];
+      const std::int64_t count = std::min(kRansChunksAtOnce, end - begin);
+      for (std::int64_t i = 0; i < count; ++i) {
+        jobs[i] = {.begin = directory.begin_of(begin + i),
+                   .end = directory.end_of(begin + i),
+                   .codes = codes + chunks.begin(begin + i),
+                   .elems = chunks.elems_of(begin + i)};
+      }
+      rans_decode_chunks(*table, {jobs, jobs + count}, payload.data() + payload.size());
+      for (std::int64_t i = 0; i < count; ++i) {
+        std::int64_t first = first_corrupt.load();
+        while (!jobs[i].is_whole && begin + i < first && !first_corrupt.compare_exchange_weak(first, begin + i)) {
+        }
       }
     }
   });
@@ -281,10 +320,7 @@ std::uint64_t max_rans_bytes(std::int64_t elems) { return elems == 0 ? 0 : 1 + s
 
 std::uint64_t rans_scratch_bytes(std::int64_t elems, std::int64_t chunk_codes) {
   if (elems == 0) return 0;
-  const Chunks chunks = {elems, chunk_codes};
-  const std::uint64_t slots = static_cast<std::uint64_t>(std::min(chunks.count(), kBatchChunks)) *
-                              max_rans_chunk_bytes(std::min(elems, chunk_codes));
-  return std::max<std::uint64_t>(slots, sizeof(RansDecodeTable)) + kAlignBytes - 1;
+  return std::max<std::uint64_t>(Workspace({elems, chunk_codes}).bytes(), sizeof(RansDecodeTable)) + kAlignBytes - 1;
 }
 
 std::uint64_t encode_codes(const std::uint8_t* codes, std::int64_t elems, std::int64_t chunk_codes, std::byte* payload,

@@ -71,12 +71,17 @@ RansFrequencies rans_frequencies(const std::uint64_t counts[256]) {
   return frequencies;
 }
 
+RansRange rans_range(const RansFrequencies& frequencies) {
+  RansRange range = {0, 255};
+  while (frequencies[range.first] == 0) ++range.first;
+  while (frequencies[range.last] == 0) --range.last;
+  return range;
+}
+
 RansEncodeTable make_rans_encode_table(const RansFrequencies& frequencies) {
   RansEncodeTable table = {};
   table.intervals = intervals_of(frequencies);
-  std::size_t first = 0, last = 255;
-  while (frequencies[first] == 0) ++first;
-  while (frequencies[last] == 0) --last;
+  const auto [first, last] = rans_range(frequencies);
   table.is_narrow = last - first < kRansNarrow;
   table.first_symbol = static_cast<std::uint8_t>(first);
   for (std::size_t i = 0; table.is_narrow && i <= last - first; ++i) {

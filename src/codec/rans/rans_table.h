@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace cortado {
@@ -21,6 +22,12 @@ using RansFrequencies = std::array<std::uint16_t, 256>;
 
 // At least two counts are not 0, and their sum is below 2^47. A symbol that occurs has a frequency of at least 1.
 RansFrequencies rans_frequencies(const std::uint64_t counts[256]);
+
+// The least and the greatest symbol that occur.
+struct RansRange {
+  std::size_t first, last;
+};
+RansRange rans_range(const RansFrequencies& frequencies);
 
 // The slots of a symbol are start ... start + frequency - 1; both in one word, start in the upper half.
 using RansIntervals = std::array<std::uint32_t, 256>;

@@ -15,9 +15,9 @@ namespace {
 constexpr std::int64_t kPieceElems = 4096;      // stays in the first-level cache
 constexpr std::int64_t kUnsampledElems = 1024;  // up to here no sample is taken
 constexpr std::int64_t kSearchElems = 1 << 21;  // up to here some twenty reads of the cache beat three histograms
-constexpr std::int64_t kSampledRank = 512;    // wanted of the k-th value among the sample; its error is 1 / sqrt(512)
-constexpr std::int64_t kLeastEvery = 32;      // a value in 32 at most is sampled,
-constexpr std::int64_t kSampleElems = 65536;  // and about this many at most
+constexpr std::int64_t kSampledRank = 512;      // wanted of the k-th value among the sample; its error is 1 / sqrt(512)
+constexpr std::int64_t kLeastEvery = 32;        // a value in 32 at most is sampled,
+constexpr std::int64_t kSampleElems = 65536;    // and about this many at most
 // PERF: neighbours are in one cache line; single values cost 60 ns each, out of cache, runs of 8 cost 7 ns a value.
 constexpr std::int64_t kSampleRun = 8;
 

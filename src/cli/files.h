@@ -1,0 +1,53 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Files as the commands need them: an input as one piece of memory, an output that is complete or not there.
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cortado/status.h"
+
+namespace cortado::cli {
+
+// A regular file is mapped; anything else (a pipe) is read to its end.
+class InputFile {
+ public:
+  static Result<std::unique_ptr<InputFile>> open(const std::string& path);
+  ~InputFile();
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  InputFile() = default;
+  std::span<const std::byte> bytes_;
+  std::vector<std::byte> read_;  // what was not mapped
+};
+
+// Written under another name beside it and renamed by commit(); without that nothing is left behind. What is no regular
+// file (/dev/stdout) is written to directly.
+class OutputFile {
+ public:
+  static Result<std::unique_ptr<OutputFile>> create(const std::string& path);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  Status write(std::span<const std::byte> bytes);
+  Status write(std::string_view text) { return write(std::as_bytes(std::span(text))); }
+  Status commit();
+
+ private:
+  OutputFile() = default;
+  std::string path_, written_path_;
+  std::FILE* file_ = nullptr;
+};
+
+}  // namespace cortado::cli

@@ -1,0 +1,26 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace cortado::cli {
+
+// One line on stderr, "compress x.npy  [####----]  45 %  1.23 GB/s", for work on large files; nothing for small ones
+// and where stderr is no terminal.
+class Progress {
+ public:
+  Progress(std::string what, std::uint64_t total_bytes);
+  ~Progress();  // wipes the line
+
+  void update(std::uint64_t done_bytes);
+
+ private:
+  std::string what_;
+  std::uint64_t total_bytes_;
+  bool shown_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace cortado::cli
