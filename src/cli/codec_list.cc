@@ -114,7 +114,7 @@ Result<std::string> canonical_form(const std::string& spec) {
 int list_codecs(bool as_json) {
   for (const CodecRow& row : codec_registry()) as_json ? print_as_json(row) : print_as_text(row);
   if (as_json) return kDone;
-  std::printf("\nin training, beside the codec's own (all of them for acp and power):\n");
+  std::printf("\nin training, beside the codec's own, those of these that concern it:\n");
   print_parameters(engine_parameters());
   return kDone;
 }

@@ -161,12 +161,32 @@ INSTANTIATE_TEST_SUITE_P(
                     "randk(density=0.2, scale=unbiased)", "randk(density=0.2, feedback=dgc)",
                     "randk(density=0.5) | topk(density=0.3) | quant(bits=4)", "quant(bits=4)",
                     "quant(bits=4, round=stochastic)", "quant(bits=3, round=dither)",
-                    "quant(bits=8, round=dead_zone) | rans", "topk(density=0.2) | quant(bits=4) | rans"),
+                    "quant(bits=8, round=dead_zone) | rans", "topk(density=0.2) | quant(bits=4) | rans",
+                    "compso(bound=0.004)", "topk(density=0.5) | compso(bound=0.1)"),
     [](const auto& info) {
       std::string name;
       for (const char c : std::string(info.param)) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
       return name;
     });
+
+// A new row needs nothing here: it trains, or says why it can't.
+TEST(EveryRow, TrainsByItsNameAlone) {
+  for (const CodecRow& row : codec_registry()) {
+    SCOPED_TRACE(row.name);
+    const Result<EngineOptions> options = EngineOptions::parse(row.name);
+    if (!options.ok()) {
+      EXPECT_EQ(std::string(row.name), "rans");
+      EXPECT_NE(options.status().message().find("float_rans"), std::string::npos) << options.status().message();
+      continue;
+    }
+    if (options.value().method != EngineOptions::Method::kCodec) continue;  // engine_test.cc
+    const Training training{.options = coded(row.name), .world_size = 2, .steps = 3};
+    const History run = train(training);
+    expect_replicas_agree(run);
+    EXPECT_TRUE(run.reports[0].tensors[1].compressed);
+    if (make_trained_codec(options.value()).value().has_feedback()) expect_telescoping(training, run, 2e-6);
+  }
+}
 
 // ---- what is said
 // ----------------------------------------------------------------------------------------------------
