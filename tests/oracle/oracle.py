@@ -20,10 +20,12 @@ VALUES = {
     "acp": "oracle_lowrank",
     "power": "oracle_lowrank",
     "sign": "oracle_sign",
+    "topk": "oracle_sparse",
+    "randk": "oracle_sparse",
 }
-# Stages of compositions, in the same modules: take_<name>(parameters, index, elems) -> places, and
+# Stages of compositions, in the same modules: places_<name>(parameters, index, elems) -> places, and
 # dequantise_<name>(parameters, codes, side, elems) -> float32.
-SPARSIFIERS: dict[str, str] = {}
+SPARSIFIERS = {"topk": "oracle_sparse", "randk": "oracle_sparse"}
 QUANTISERS: dict[str, str] = {}
 
 
