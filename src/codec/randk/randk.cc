@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "codec/binding.h"
+#include "codec/explain.h"
 #include "codec/randk/randk_pattern.h"
 #include "codec/sparse.h"
 #include "codec/stage.h"
@@ -62,6 +63,24 @@ class RandkCodec final : public Codec, public Sparsifier {
     CORTADO_RETURN_IF_ERROR(check_payload_bytes(*this, payload, output, bytes));
     if (output.elems() > 0) scatter_values(stream_of(payload), payload.data() + kKeyBytes, output);
     return {};
+  }
+
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType) const override {
+    PayloadExplainer explainer(payload);
+    const std::int64_t elems = sparse_elems(rows, cols).value_or(0);
+    const std::int64_t kept = pattern(elems).kept();
+    if (kept > 0) {
+      explainer.take(sizeof(PhiloxKey), "key", "of seed and tensor; positions follow from it");
+      explainer.take(kKeyBytes - sizeof(PhiloxKey), "step",
+                     std::to_string(explainer.peek<std::uint64_t>().value_or(0)));
+      const std::uint64_t bytes = static_cast<std::uint64_t>(kept) * sizeof(float);
+      const std::span<const std::byte> rest = explainer.rest();
+      explainer.take(bytes, "values",
+                     std::to_string(kept) + " of " + std::to_string(elems) + ": " +
+                         first_values(rest.first(std::min<std::uint64_t>(bytes, rest.size())), DType::kFloat32));
+    }
+    return std::move(explainer).finish();
   }
 
   // ---- Sparsifier ----

@@ -6,6 +6,7 @@
 
 #include "codec/binding.h"
 #include "codec/cast/cast_kernels.h"
+#include "codec/explain.h"
 #include "codec/sparse.h"
 #include "codec/stage.h"
 #include "codec/topk/topk_index.h"
@@ -74,6 +75,32 @@ class TopkCodec final : public Codec, public Sparsifier {
     options_.values == DType::kFloat16 ? scatter_values<DType::kFloat16>(index, values.data(), kept, output)
                                        : scatter_values<DType::kFloat32>(index, values.data(), kept, output);
     return {};
+  }
+
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType) const override {
+    PayloadExplainer explainer(payload);
+    const std::int64_t elems = sparse_elems(rows, cols).value_or(0);
+    const Result<Sections> sections = split(payload, elems);
+    if (elems == 0 || !sections.ok()) {
+      explainer.take(payload.size(), "unreadable",
+                     elems == 0 ? "an empty tensor has none" : sections.status().message());
+      return std::move(explainer).finish();
+    }
+    const auto& [index, values, kept] = sections.value();
+    const bool is_delta = static_cast<IndexKind>(index[0]) == IndexKind::kDelta;
+    explainer.take(1, "index kind", is_delta ? "delta" : "bitmap");
+    explainer.take(sizeof(kept), "kept", std::to_string(kept) + " of " + std::to_string(elems) + " values");
+    if (is_delta) {
+      const DeltaParts parts(index, elems, kept);
+      explainer.take(parts.low.size(), "gaps, lower bits", std::to_string(parts.bits) + " bits each");
+      explainer.take(parts.unary.size(), "gaps, upper parts",
+                     "in unary; positions " + first_positions(index, elems, kept));
+    } else {
+      explainer.take(index.size() - kIndexHeaderBytes, "bitmap", "positions " + first_positions(index, elems, kept));
+    }
+    explainer.take(values.size(), "values", first_values(values, options_.values));
+    return std::move(explainer).finish();
   }
 
   // ---- Sparsifier ----
@@ -227,6 +254,17 @@ class TopkCodec final : public Codec, public Sparsifier {
     const Sections sections{payload.first(index_bytes), payload.subspan(index_bytes), kept};
     CORTADO_RETURN_IF_ERROR(check_index_section(sections.index, elems, kept));
     return sections;
+  }
+
+  // "1, 3, 9": where the first values were.
+  static std::string first_positions(std::span<const std::byte> index, std::int64_t elems, std::int64_t kept) {
+    constexpr int kShown = 4;
+    std::string text;
+    int shown = 0;
+    for_each_position(index, elems, kept, [&](std::int64_t position) {
+      if (shown++ < kShown) text += (text.empty() ? "" : ", ") + std::to_string(position);
+    });
+    return shown > kShown ? text + ", ..." : text;
   }
 
   template <DType kValues>

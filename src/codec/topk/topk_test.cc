@@ -111,6 +111,13 @@ TEST(Topk, TheWorkedExampleOfItsSpec) {
   for (const int b : expected) wanted += std::to_string(b) + " ";
   EXPECT_EQ(got, wanted);
   EXPECT_EQ(decode(*codec, payload, values.size()), (Floats{0, -3, 0, 2, 0, 0, 0, 0, 0, -2}));
+  std::string explained;
+  for (const PayloadSection& section : codec->explain(payload, 1, 10, DType::kFloat32)) {
+    explained += std::to_string(section.bytes) + " " + section.name + ": " + section.meaning + "\n";
+  }
+  EXPECT_EQ(explained,
+            "1 index kind: delta\n8 kept: 3 of 10 values\n1 gaps, lower bits: 1 bits each\n"
+            "1 gaps, upper parts: in unary; positions 1, 3, 9\n12 values: -3, 2, -2\n");
 }
 
 // The whole payload, on all instruction sets, for sizes on both sides of every change of method.
