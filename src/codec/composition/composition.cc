@@ -192,6 +192,8 @@ class Composition final : public Codec {
     return std::move(explainer).finish();
   }
 
+  std::vector<std::unique_ptr<Codec>> take_stages() && { return std::move(stages_); }
+
  private:
   using View = ConstTensorView;
 
@@ -391,7 +393,7 @@ class Composition final : public Codec {
     return std::string(stage_rows_[i]->name) + (i < sparsifiers_ ? " index" : " side");
   }
 
-  const std::vector<std::unique_ptr<Codec>> stages_;
+  std::vector<std::unique_ptr<Codec>> stages_;
   std::vector<const CodecRow*> stage_rows_;  // asking for them is not free
   CodecRow row_;
   std::size_t sparsifiers_ = 0;  // how many; they come first
@@ -402,7 +404,16 @@ class Composition final : public Codec {
 
 }  // namespace
 
-Result<std::unique_ptr<Codec>> make_composition(std::vector<std::unique_ptr<Codec>> stages) {
+Result<std::unique_ptr<Codec>> make_composition(std::vector<std::unique_ptr<Codec>> codecs) {
+  // "topk | quant(coder=rans)" is "topk | quant | rans".
+  std::vector<std::unique_ptr<Codec>> stages;
+  for (std::unique_ptr<Codec>& codec : codecs) {
+    if (auto* inner = dynamic_cast<Composition*>(codec.get()); inner != nullptr) {
+      for (std::unique_ptr<Codec>& stage : std::move(*inner).take_stages()) stages.push_back(std::move(stage));
+    } else {
+      stages.push_back(std::move(codec));
+    }
+  }
   CORTADO_RETURN_IF_ERROR(check_order(stages));
   return std::unique_ptr<Codec>(std::make_unique<Composition>(std::move(stages)));
 }

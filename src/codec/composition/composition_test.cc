@@ -273,6 +273,14 @@ TEST(Composition, IllegalPairsAreRefusedByName) {
             "invalid argument: 9 codecs in a composition, expected at most 8");
 }
 
+TEST(Composition, ACoderThatIsAParameterIsAStage) {
+  const auto full = [](const char* spec) { return make_codec(spec).value()->spec(); };
+  EXPECT_EQ(full("quant(bits=3, coder=rans)"), full("quant(bits=3) | rans"));
+  EXPECT_EQ(full("topk | quant(coder=rans)"), full("topk | quant | rans"));
+  EXPECT_EQ(make_codec("quant(coder=rans) | rans").status().message(),
+            "rans | rans: rans codes integers and must come last");
+}
+
 TEST(Composition, SectionsAreChecked) {
   const auto codec = compose(std::make_unique<Threshold>(1), std::make_unique<Whole>(), std::make_unique<Backwards>());
   const Codec& whole = *codec.value();

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "codec/composition/composition.h"
 #include "codec/quant/block_codec.h"
 #include "codec/quant/quant_grid.h"
 #include "codec/quant/quant_search.h"
@@ -62,7 +63,13 @@ class QuantScheme {
 
 Result<std::unique_ptr<Codec>> make_quant(const ParameterValues& values) {
   CORTADO_ASSIGN_OR_RETURN(QuantSettings settings, read_quant_settings(values));
-  return std::unique_ptr<Codec>(std::make_unique<BlockCodec<QuantScheme>>(QuantScheme(std::move(settings))));
+  std::unique_ptr<Codec> codec = std::make_unique<BlockCodec<QuantScheme>>(QuantScheme(std::move(settings)));
+  if (values.word("coder") == "none") return codec;
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Codec> coder, make_codec("rans"));
+  std::vector<std::unique_ptr<Codec>> stages;
+  stages.push_back(std::move(codec));
+  stages.push_back(std::move(coder));
+  return make_composition(std::move(stages));
 }
 
 }  // namespace

@@ -157,6 +157,11 @@ std::vector<Parameter> quant_parameters() {
        .max = 1,
        .choices = "off",
        .meaning = "magnitudes up to this, in units of the block's scale, become 0"},
+      {.name = "coder",
+       .kind = ParameterKind::kChoice,
+       .default_text = "none",
+       .choices = "none|rans",
+       .meaning = "rans: the composition quant(...) | rans"},
   };
 }
 
