@@ -154,7 +154,8 @@ TEST(Fp8, ErrorsOfAllFiniteValuesAreBounded) {
     double relative, of_largest;
     Fp8Format format;
   };
-  const Bound bounds[] = {{"fp8(e4m3, block=64)", 0x1p-4, 0x1p-17, kE4M3}, {"fp8(e5m2, block=64)", 0x1p-3, 0x1p-30, kE5M2}};
+  const Bound bounds[] = {{"fp8(e4m3, block=64)", 0x1p-4, 0x1p-17, kE4M3},
+                          {"fp8(e5m2, block=64)", 0x1p-3, 0x1p-30, kE5M2}};
   std::vector<float> values(64 * 300);
   philox_fill_normal(1, 0, 0, values.data(), static_cast<std::int64_t>(values.size()));
   for (std::size_t i = 0; i < values.size(); ++i) {

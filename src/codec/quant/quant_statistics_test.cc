@@ -118,23 +118,43 @@ struct Column {
 constexpr Column kTable[] = {
     {"nearest",
      false,
-     {{0.50, 1.7335, 1.412}, {0.35, 1.2124, 1.853}, {0.20, 0.6928, 2.605}, {0.10, 0.3464, 3.584}, {0.05, 0.1732, 4.578},
+     {{0.50, 1.7335, 1.412},
+      {0.35, 1.2124, 1.853},
+      {0.20, 0.6928, 2.605},
+      {0.10, 0.3464, 3.584},
+      {0.05, 0.1732, 4.578},
       {0.02, 0.0693, 5.899}}},
     {"dead_zone",
      false,
-     {{0.50, 1.5439, 1.284}, {0.35, 1.0881, 1.795}, {0.20, 0.6323, 2.611}, {0.10, 0.3212, 3.629}, {0.05, 0.1621, 4.642},
+     {{0.50, 1.5439, 1.284},
+      {0.35, 1.0881, 1.795},
+      {0.20, 0.6323, 2.611},
+      {0.10, 0.3212, 3.629},
+      {0.05, 0.1621, 4.642},
       {0.02, 0.0652, 5.973}}},
     {"stochastic",
      false,
-     {{0.50, 1.2247, 1.916}, {0.35, 0.8573, 2.353}, {0.20, 0.4899, 3.105}, {0.10, 0.2449, 4.084}, {0.05, 0.1225, 5.078},
+     {{0.50, 1.2247, 1.916},
+      {0.35, 0.8573, 2.353},
+      {0.20, 0.4899, 3.105},
+      {0.10, 0.2449, 4.084},
+      {0.05, 0.1225, 5.078},
       {0.02, 0.0490, 6.399}}},
     {"stochastic",
      true,
-     {{0.50, 0.9996, 1.615}, {0.35, 0.7118, 2.246}, {0.20, 0.4274, 3.108}, {0.10, 0.2259, 4.107}, {0.05, 0.1172, 5.095},
+     {{0.50, 0.9996, 1.615},
+      {0.35, 0.7118, 2.246},
+      {0.20, 0.4274, 3.108},
+      {0.10, 0.2259, 4.107},
+      {0.05, 0.1172, 5.095},
       {0.02, 0.0481, 6.407}}},
     {"dither",
      false,
-     {{0.50, 1.7321, 1.547}, {0.35, 1.2124, 1.927}, {0.20, 0.6928, 2.632}, {0.10, 0.3464, 3.591}, {0.05, 0.1732, 4.580},
+     {{0.50, 1.7321, 1.547},
+      {0.35, 1.2124, 1.927},
+      {0.20, 0.6928, 2.632},
+      {0.10, 0.3464, 3.591},
+      {0.05, 0.1732, 4.580},
       {0.02, 0.0693, 5.899}}},
 };
 constexpr double kBitsTolerance = 0.02, kErrorTolerance = 0.01;
@@ -207,10 +227,10 @@ TEST(QuantStatistics, DitherHasTheCodesOfStochasticRounding) {
 
 // Error feedback converges with codecs that bring every tensor nearer to 0.
 TEST(QuantStatistics, BiasedSettingsContract) {
-  for (const char* spec : {"quant(2)", "quant(3)", "quant(4)", "quant(8)", "quant(2, round=dead_zone)",
-                           "quant(4, round=dead_zone)", "quant(4, filter=0.2)", "quant(2, scale=rms)",
-                           "quant(4, scale=rms)", "quant(4, block=tensor)", "quant(error=0.5)",
-                           "quant(bound=0.3, scale=rms)", "fp8(e4m3)", "fp8(e5m2)"}) {
+  for (const char* spec :
+       {"quant(2)", "quant(3)", "quant(4)", "quant(8)", "quant(2, round=dead_zone)", "quant(4, round=dead_zone)",
+        "quant(4, filter=0.2)", "quant(2, scale=rms)", "quant(4, scale=rms)", "quant(4, block=tensor)",
+        "quant(error=0.5)", "quant(bound=0.3, scale=rms)", "fp8(e4m3)", "fp8(e5m2)"}) {
     const std::unique_ptr<Codec> codec = make_codec(spec).value();
     for (const double power : {0.0, 0.3, 1.0, 3.0, 9.0}) {  // from one magnitude to very heavy tails
       std::vector<float> values = gaussian_values(4096);

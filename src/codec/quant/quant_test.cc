@@ -72,8 +72,8 @@ TEST(Quant, TheWorkedExamplesOfItsSpec) {
   EXPECT_EQ(through("quant(4)", values), (std::vector<float>{7, -3, 0, 1, 0}));
   const EncodeContext context{.seed = 1, .step = 2};
   EXPECT_EQ(encoded(*make_codec("quant(3, round=dither)").value(), values, context),
-            bytes({0x70, 0x06, 0xe8, 0xe3, 0xbc, 0x0e, 0x0a, 0xe5, 0x02, 0x00, 0x00, 0x00,
-                   0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x20, 0x40, 0xd6, 0x36}));
+            bytes({0x70, 0x06, 0xe8, 0xe3, 0xbc, 0x0e, 0x0a, 0xe5, 0x02, 0x00, 0x00,
+                   0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x20, 0x40, 0xd6, 0x36}));
   EXPECT_EQ(through("quant(3, round=dither)", values, context),
             (std::vector<float>{8.04199219f, -2.76855469f, 0.541992188f, -0.395507812f, -0.463867188f}));
 }
@@ -165,7 +165,8 @@ TEST(Quant, ErrorsOfAllFiniteValuesAreBounded) {
     for (const RoundingBound& bound : kBounds) {
       for (int bits = 2; bits <= 8; ++bits) {
         for (const char* block : {"64", "tensor"}) {
-          const std::string spec = "quant(" + std::to_string(bits) + ", block=" + block + ", round=" + bound.round + ")";
+          const std::string spec =
+              "quant(" + std::to_string(bits) + ", block=" + block + ", round=" + bound.round + ")";
           SCOPED_TRACE(spec + ", " + c.name);
           const std::vector<float> output = through(spec, c.values);
           const std::size_t block_elems = block == std::string("64") ? 64 : c.values.size();
@@ -242,8 +243,9 @@ TEST(Quant, RmsClipsWhatIsBeyondItsLevels) {
 TEST(Quant, FiniteFp16StaysFinite) {
   std::vector<std::uint16_t> values(512), output(512);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint16_t>(0x7bff - 37 * (i % 256));
-  for (const char* spec : {"quant(4, round=dither)", "quant(8, round=dither)", "quant(bound=0.7)", "quant(abs_bound=9e4)",
-                           "quant(1, round=dither)", "quant(3, round=dead_zone)", "fp8(e4m3)", "fp8(e5m2)"}) {
+  for (const char* spec :
+       {"quant(4, round=dither)", "quant(8, round=dither)", "quant(bound=0.7)", "quant(abs_bound=9e4)",
+        "quant(1, round=dither)", "quant(3, round=dead_zone)", "fp8(e4m3)", "fp8(e5m2)"}) {
     const std::unique_ptr<Codec> codec = make_codec(spec).value();
     Bytes payload(codec->max_payload_bytes(2, 256, DType::kFloat16));
     ASSERT_TRUE(codec->encode({values.data(), DType::kFloat16, 2, 256}, {}, payload, {}).ok());
@@ -288,8 +290,8 @@ TEST(Quant, ZerosStayZeros) {
 TEST(Quant, ZerosBesideOtherValuesStayZeros) {
   std::vector<float> values = normal_values(1000);
   for (std::size_t i = 0; i < values.size(); i += 3) values[i] = 0;
-  for (const char* spec : {"quant(2)", "quant(7)", "quant(4, round=stochastic)", "quant(5, round=dead_zone)",
-                           "quant(error=0.3)"}) {
+  for (const char* spec :
+       {"quant(2)", "quant(7)", "quant(4, round=stochastic)", "quant(5, round=dead_zone)", "quant(error=0.3)"}) {
     const std::vector<float> output = through(spec, values);
     for (std::size_t i = 0; i < values.size(); i += 3) ASSERT_EQ(output[i], 0) << spec;
   }
@@ -379,8 +381,9 @@ TEST(Quant, TheParametersOfAQuantiserAreChecked) {
                 ": quantise of 1 x 300 fp32: the codes has 299 bytes, expected at least 300");
   EXPECT_FALSE(quantiser.quantise(input, {}, codes, std::span(side).first(7), {}).ok());
   ASSERT_EQ(quantiser.quantise(input, {}, codes, side, {}).value(), 8u);
-  EXPECT_EQ(quantiser.dequantise(codes, std::span(side).first(7), target, {}).to_string(),
-            "corrupt data: " + codec->spec() + ": dequantise of 1 x 300 fp32: the side section has 7 bytes, expected 8");
+  EXPECT_EQ(
+      quantiser.dequantise(codes, std::span(side).first(7), target, {}).to_string(),
+      "corrupt data: " + codec->spec() + ": dequantise of 1 x 300 fp32: the side section has 7 bytes, expected 8");
   EXPECT_TRUE(quantiser.dequantise(codes, side, target, {}).ok());
   codes[299] = 15;
   EXPECT_EQ(quantiser.dequantise(codes, side, target, {}).code(), StatusCode::kCorruptData);
