@@ -2,7 +2,6 @@
 #include "codec/quant/bit_packing.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #undef HWY_TARGET_INCLUDE
@@ -128,7 +127,7 @@ HWY_EXPORT(LargestOfCodes);
 void pack_codes(const std::uint8_t* codes, std::int64_t elems, int bits, std::byte* packed) {
   auto* out = reinterpret_cast<std::uint8_t*>(packed);
   if (bits == 8) {
-    std::memcpy(out, codes, static_cast<std::size_t>(elems));
+    std::copy_n(codes, elems, out);
     return;
   }
   const std::int64_t groups = elems / kPackedGroupElems;
@@ -150,7 +149,7 @@ void pack_codes(const std::uint8_t* codes, std::int64_t elems, int bits, std::by
 UnpackedCodes unpack_codes(const std::byte* packed, std::int64_t elems, int bits, std::uint8_t* codes) {
   const auto* in = reinterpret_cast<const std::uint8_t*>(packed);
   if (bits == 8) {
-    std::memcpy(codes, in, static_cast<std::size_t>(elems));
+    std::copy_n(in, elems, codes);
     return {largest_of_codes(codes, elems), true};
   }
   const std::int64_t groups = elems / kPackedGroupElems;
