@@ -51,7 +51,9 @@ struct RangeRow {
 
 // What min and max make of NaN does not matter: the magnitude tells.
 CompsoRange MeasureRange(const float* values, std::int64_t elems, std::int64_t prefetch_elems) {
-  RangeRow row(values[0]);
+  float first;  // values need not be aligned
+  std::memcpy(&first, values, sizeof(first));
+  RangeRow row(first);
   std::int64_t i = 0;
   for (; i + kRowElems <= elems; i += kRowElems) {
     __builtin_prefetch(values + i + prefetch_elems);
@@ -59,7 +61,8 @@ CompsoRange MeasureRange(const float* values, std::int64_t elems, std::int64_t p
   }
   if (i < elems) {
     float rest[kRowElems];
-    std::fill(std::copy(values + i, values + elems, rest), rest + kRowElems, values[0]);
+    std::fill_n(rest, kRowElems, first);
+    std::memcpy(rest, values + i, static_cast<std::size_t>(elems - i) * sizeof(float));
     row.add(rest);
   }
   return row.result();
