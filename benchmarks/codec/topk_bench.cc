@@ -166,7 +166,7 @@ bool measure(const Workload& w, int rounds) {
   }
   const double copy = median(copy_ms), encode = median(encode_ms), decode = median(decode_ms);
   const auto bytes = static_cast<double>(experiment.tensor_bytes());
-  std::printf("%-35s %8lld %-12s %7.2f %6.2f  %7.3f %8.3f %4.0f%% %8.3f %4.0f%%\n", w.spec,
+  std::printf("%-35s %8lld %-12s %7.2f %6.3f  %7.3f %8.3f %4.0f%% %8.3f %4.0f%%\n", w.spec,
               static_cast<long long>(w.elems), kDataNames[static_cast<int>(w.data)],
               bytes / static_cast<double>(experiment.payload_bytes()), experiment.relative_error(), copy, encode,
               100 * copy / encode, decode, 100 * copy / decode);
