@@ -155,8 +155,8 @@ class Composition final : public Codec {
     std::uint64_t bytes = header_bytes();
     View view = {nullptr, dtype, rows, cols};
     for (std::size_t i = 0; i < sparsifiers_; ++i) {
-      bytes += sparsifier(i).max_index_bytes(view.rows, view.cols);
-      view = kept_view(nullptr, sparsifier(i).max_kept(view.rows, view.cols));
+      bytes += sparsifier_at(i).max_index_bytes(view.rows, view.cols);
+      view = kept_view(nullptr, sparsifier_at(i).max_kept(view.rows, view.cols));
     }
     if (coder_ == nullptr) return bytes + values_->max_payload_bytes(view.rows, view.cols, view.dtype);
     return bytes + values_->quantiser()->max_side_bytes(view.rows, view.cols) +
@@ -202,7 +202,7 @@ class Composition final : public Codec {
     return unsupported_dtype(*this, dtype, "fp32, fp16 and bf16");
   }
 
-  const Sparsifier& sparsifier(std::size_t i) const { return *stages_[i]->sparsifier(); }
+  const Sparsifier& sparsifier_at(std::size_t i) const { return *stages_[i]->sparsifier(); }
 
   // What a sparsifier kept is a float32 vector for the next.
   static View kept_view(const float* values, std::int64_t kept) { return {values, DType::kFloat32, 1, kept}; }
@@ -214,8 +214,8 @@ class Composition final : public Codec {
     WorkspaceBytes bytes;
     View view = {nullptr, dtype, rows, cols};
     for (std::size_t i = 0; i < sparsifiers_; ++i) {
-      bytes.stage = std::max(bytes.stage, sparsifier(i).select_scratch_bytes(view.rows, view.cols, view.dtype));
-      view = kept_view(nullptr, sparsifier(i).max_kept(view.rows, view.cols));
+      bytes.stage = std::max(bytes.stage, sparsifier_at(i).select_scratch_bytes(view.rows, view.cols, view.dtype));
+      view = kept_view(nullptr, sparsifier_at(i).max_kept(view.rows, view.cols));
       bytes.values[i % 2] = std::max(bytes.values[i % 2], round_up(static_cast<std::uint64_t>(view.size_bytes())));
     }
     if (coder_ == nullptr) {
@@ -248,10 +248,10 @@ class Composition final : public Codec {
       Selection selection;
       float* values = workspace.values[i % 2];
       if (view.elems() > 0) {
-        const auto room = static_cast<std::size_t>(sparsifier(i).max_kept(view.rows, view.cols));
-        const std::uint64_t index_bytes = sparsifier(i).max_index_bytes(view.rows, view.cols);
-        CORTADO_ASSIGN_OR_RETURN(selection, sparsifier(i).select(view, context_of_stage(context, i), {values, room},
-                                                                 rest.first(index_bytes), workspace.stage));
+        const auto room = static_cast<std::size_t>(sparsifier_at(i).max_kept(view.rows, view.cols));
+        const std::uint64_t index_bytes = sparsifier_at(i).max_index_bytes(view.rows, view.cols);
+        CORTADO_ASSIGN_OR_RETURN(selection, sparsifier_at(i).select(view, context_of_stage(context, i), {values, room},
+                                                                    rest.first(index_bytes), workspace.stage));
       }
       put_length(header, selection.index_bytes);
       rest = rest.subspan(selection.index_bytes);
@@ -299,7 +299,7 @@ class Composition final : public Codec {
     for (std::size_t i = sparsifiers_; i-- > 0;) {
       if (views[i].elems() == 0) continue;
       const std::span<const float> values(workspace.values[i % 2], static_cast<std::size_t>(views[i + 1].cols));
-      CORTADO_RETURN_IF_ERROR(sparsifier(i).scatter(indices[i], values, views[i], workspace.stage));
+      CORTADO_RETURN_IF_ERROR(sparsifier_at(i).scatter(indices[i], values, views[i], workspace.stage));
     }
     return {};
   }
@@ -334,8 +334,8 @@ class Composition final : public Codec {
   Result<std::int64_t> count_kept(std::size_t i, std::span<const std::byte> index, const TensorView& view) const {
     std::int64_t kept = 0, most = 0;
     if (view.elems() > 0) {
-      CORTADO_ASSIGN_OR_RETURN(kept, sparsifier(i).check_index(index, view.rows, view.cols));
-      most = sparsifier(i).max_kept(view.rows, view.cols);
+      CORTADO_ASSIGN_OR_RETURN(kept, sparsifier_at(i).check_index(index, view.rows, view.cols));
+      most = sparsifier_at(i).max_kept(view.rows, view.cols);
     } else if (!index.empty()) {
       return make_error(StatusCode::kCorruptData, "decode: an index of %zu bytes of no values", index.size());
     }
@@ -370,7 +370,7 @@ class Composition final : public Codec {
     for (std::size_t i = 0; i < sparsifiers_ && view.elems() > 0; ++i) {
       const std::span<const std::byte> index =
           explainer.rest().first(std::min<std::uint64_t>(section_bytes[i], explainer.rest().size()));
-      const Result<std::int64_t> kept = sparsifier(i).check_index(index, view.rows, view.cols);
+      const Result<std::int64_t> kept = sparsifier_at(i).check_index(index, view.rows, view.cols);
       explainer.take(section_bytes[i], section_name(i),
                      kept.ok() ? "where the " + std::to_string(kept.value()) + " values of " +
                                      std::to_string(view.elems()) + " were"
