@@ -10,8 +10,8 @@ namespace cortado {
 
 namespace {
 
-constexpr std::array<std::string_view, 9> kKindNames = {"encode",     "decode",     "all_reduce", "reduce_scatter", "all_gather",
-                                                        "all_to_all", "reduce",     "broadcast",  "gather"};
+constexpr std::array<std::string_view, 9> kKindNames = {
+    "encode", "decode", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "reduce", "broadcast", "gather"};
 
 Status wrong(std::size_t index, std::string_view name, const std::string& found, const std::string& expected) {
   return make_error(StatusCode::kInvalidArgument, "option: operation %zu (%.*s): %s; expected %s", index,
@@ -55,8 +55,9 @@ class Walk {
     }
     idle_ = false;
     if (op.encoded != encoded_) {
-      return wrong(index, name, op.encoded ? "it takes payloads, but the tensor is not encoded"
-                                           : "it takes values, but the tensor is encoded",
+      return wrong(index, name,
+                   op.encoded ? "it takes payloads, but the tensor is not encoded"
+                              : "it takes values, but the tensor is encoded",
                    op.encoded ? "encode before it" : "decode before it");
     }
     const LevelRange range = op.levels;
@@ -72,11 +73,13 @@ class Walk {
 
   Status finish(std::size_t index) const {
     if (next_ < levels_) {
-      return wrong(index, "end", "level " + std::to_string(next_) + " has not been summed over", "a collective over it");
+      return wrong(index, "end", "level " + std::to_string(next_) + " has not been summed over",
+                   "a collective over it");
     }
     if (!open_.empty()) {
-      return wrong(index, "end", "not every rank has the sum", std::string(op_kind_name(second_of(open_.back().kind))) +
-                                                                   " over level " + std::to_string(open_.back().levels.first));
+      return wrong(index, "end", "not every rank has the sum",
+                   std::string(op_kind_name(second_of(open_.back().kind))) + " over level " +
+                       std::to_string(open_.back().levels.first));
     }
     if (encoded_) return wrong(index, "end", "the tensor is encoded", "decode");
     return {};
@@ -97,10 +100,12 @@ class Walk {
     }
     const bool complete = op.kind == OpKind::kAllReduce || (encoded_ && op.kind == OpKind::kAllGather);
     if (!complete && !is_first_step(op.kind)) {
-      return wrong(index, name, "it does not sum", encoded_ ? "all_gather, all_to_all or gather" : "all_reduce, reduce_scatter or reduce");
+      return wrong(index, name, "it does not sum",
+                   encoded_ ? "all_gather, all_to_all or gather" : "all_reduce, reduce_scatter or reduce");
     }
     if (moves_payloads_only(op.kind) && !encoded_) {
-      return wrong(index, name, "it takes payloads, but the tensor is not encoded", "all_reduce, reduce_scatter or reduce");
+      return wrong(index, name, "it takes payloads, but the tensor is not encoded",
+                   "all_reduce, reduce_scatter or reduce");
     }
     if (!complete) open_.push_back(op);
     next_ = op.levels.last + 1;
@@ -124,8 +129,8 @@ class Walk {
   int levels_;
   bool linear_;
   bool encoded_ = false;
-  bool idle_ = false;  // no collective since the last encode or decode
-  int next_ = 0;       // the innermost level not summed over
+  bool idle_ = false;            // no collective since the last encode or decode
+  int next_ = 0;                 // the innermost level not summed over
   std::vector<Operation> open_;  // first steps not answered
 };
 
@@ -175,7 +180,8 @@ Result<Option> Option::parse(std::string_view text, const Topology& topology) {
     op.kind = static_cast<OpKind>(kind);
     if (is_collective(op.kind)) {
       Result<LevelRange> range = topology.parse_range(place);
-      if (!range.ok()) return range.status().with_context("option: operation " + std::to_string(index) + " (" + word + ")");
+      if (!range.ok())
+        return range.status().with_context("option: operation " + std::to_string(index) + " (" + word + ")");
       op.levels = range.value();
       op.encoded = encoded;
     } else {

@@ -13,7 +13,7 @@ namespace cortado {
 struct OptionSpace {
   int levels = 2;
   std::vector<OpDevice> devices = {OpDevice::kCpu, OpDevice::kGpu};  // where encode and decode may run
-  bool rooted = true;         // reduce, gather and broadcast too
+  bool rooted = true;                                                // reduce, gather and broadcast too
   bool sum_payloads = false;  // all_reduce, reduce_scatter and reduce of payloads, as linear codecs allow
 };
 
