@@ -29,6 +29,7 @@
 
 #include "cortado/status.h"
 #include "cortado/tensor_view.h"
+#include "cortado/topology.h"
 
 namespace cortado {
 
@@ -124,6 +125,27 @@ class Communicator {
     (void)why;
     return false;
   }
+};
+
+// ---- the levels of a topology
+// ----------------------------------------------------------------------------------------
+
+// The communicators of one rank for every range of levels: among the ranks that differ in these levels only.
+class LevelCommunicators {
+ public:
+  // Makes the sub-groups; every rank of `whole` calls it at the same point of its program. `whole` is the communicator
+  // of all levels and must outlive the result. kInvalidArgument where its world size is not the topology's.
+  static Result<LevelCommunicators> create(Communicator* whole, const Topology& topology);
+
+  const Topology& topology() const { return topology_; }
+
+  // `range` lies within the topology. A group of one rank has a communicator like any other.
+  Communicator* of(LevelRange range) const;
+
+ private:
+  Topology topology_;
+  std::vector<Communicator*> of_range_;  // of [first][last], as levels x levels
+  std::vector<std::unique_ptr<Communicator>> subgroups_;
 };
 
 // ---- local: ranks as threads ---------------------------------------------------------------------------------------
