@@ -33,22 +33,11 @@ struct Adapter {
     return fail({nullptr, code, status.message()}, error, error_bytes);
   }
 
-  static int start(void* context, void* data, std::int64_t elems, int dtype, std::uint64_t work, char* error,
+  static int start(void* context, const CollectiveCall* call, std::uint64_t work, char* error,
                    std::size_t error_bytes) {
     const auto& self = *static_cast<Adapter*>(context);
     if (self.code != 0) return fail(self, error, error_bytes);
-    const Result<WorkId> started = self.inner->start_all_reduce(data, elems, static_cast<DType>(dtype));
-    EXPECT_TRUE(!started.ok() || started.value() == work);
-    return convert(started.status(), error, error_bytes);
-  }
-  static int gather(void* context, const void* sent, std::int64_t sent_bytes, void* received, std::uint64_t work,
-                    char* error, std::size_t error_bytes) {
-    const auto& self = *static_cast<Adapter*>(context);
-    if (self.code != 0) return fail(self, error, error_bytes);
-    const auto bytes = static_cast<std::size_t>(sent_bytes);
-    const Result<WorkId> started =
-        self.inner->start_all_gather({static_cast<const std::byte*>(sent), bytes},
-                                     {static_cast<std::byte*>(received), bytes * self.inner->world_size()});
+    const Result<WorkId> started = self.inner->start(*call);
     EXPECT_TRUE(!started.ok() || started.value() == work);
     return convert(started.status(), error, error_bytes);
   }
@@ -81,8 +70,7 @@ struct Adapter {
     table.rank = inner->rank();
     table.world_size = inner->world_size();
     table.name = "threads";
-    table.start_all_reduce = start;
-    table.start_all_gather = gather;
+    table.start = start;
     table.test = test;
     table.wait = wait;
     table.all_gather = all_gather;
@@ -127,8 +115,7 @@ TEST(Callback, RefusesATableWithHoles) {
     EXPECT_NE(status.message().find(named), std::string::npos) << status.message();
   };
   expect_refused("name", [](auto& table) { table.name = nullptr; });
-  expect_refused("start_all_reduce", [](auto& table) { table.start_all_reduce = nullptr; });
-  expect_refused("start_all_gather", [](auto& table) { table.start_all_gather = nullptr; });
+  expect_refused("start", [](auto& table) { table.start = nullptr; });
   expect_refused("test", [](auto& table) { table.test = nullptr; });
   expect_refused("wait", [](auto& table) { table.wait = nullptr; });
   expect_refused("all_gather", [](auto& table) { table.all_gather = nullptr; });
