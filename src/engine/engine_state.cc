@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <unordered_map>
 
+#include "collective/agreement.h"
 #include "core/check.h"
 #include "core/hash.h"
-#include "engine/agreement.h"
 #include "engine/engine_impl.h"
 
 namespace cortado {

@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "cortado/communicator.h"
-#include "cortado/engine.h"
+#include "cortado/status.h"
 
 namespace cortado {
 
-// Compares `settings` (a text) and the tensors over all ranks. If they differ, every rank gets the same kMismatch,
-// which names the first rank that differs from rank 0 and in what. Every rank must call it.
-Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<EngineTensor>& tensors,
+// Compares `settings` (a text) and the tensors, a text each with name, shape and dtype, over all ranks. If they differ,
+// every rank gets the same kMismatch, which names the first rank that differs from rank 0 and in what. Every rank must
+// call it.
+Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<std::string>& tensors,
                        std::chrono::nanoseconds timeout);
 
 // The same for one number with a name ("layout", "step").
