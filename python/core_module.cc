@@ -26,9 +26,11 @@
 #include "cortado/engine.h"
 #include "cortado/trace.h"
 #include "cortado/version.h"
+#include "python/binding.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using namespace cortado_python;
 
 namespace {
 
@@ -38,27 +40,6 @@ using cortado::Status;
 // What stops a program rather than a call (Ctrl-C, SystemExit) and came up in a function of the communicator: C++ sees
 // an error, Python gets the exception itself. Of this thread, with the GIL held.
 thread_local PyObject* stopping_exception = nullptr;
-
-[[noreturn]] void raise(const Status& status) {
-  if (PyObject* stopping = std::exchange(stopping_exception, nullptr); stopping != nullptr) {
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(stopping)), stopping);
-    Py_DECREF(stopping);
-    throw nb::python_error();
-  }
-  const std::string code(cortado::status_code_name(status.code()));
-  nb::module_::import_("cortado.errors").attr("raise_status")(code, status.message());
-  throw std::runtime_error(status.to_string());  // not reached: raise_status raises
-}
-
-void check(const Status& status) {
-  if (!status.ok()) raise(status);
-}
-
-template <typename T>
-T unwrap(Result<T>&& result) {
-  if (!result.ok()) raise(result.status());
-  return std::move(result).value();
-}
 
 // ---- the communicator's functions, implemented by a Python object --------------------------------------------------
 
@@ -152,7 +133,7 @@ class PyEngine {
 
   PyEngine(const nb::list& tensors, const std::string& spec, nb::object group, int rank, int world_size,
            const std::string& group_name)
-      : group_(std::move(group)), group_name_(group_name) {
+      : communicator_(std::move(group), rank, world_size, group_name) {
     const cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(spec));
     std::vector<cortado::EngineTensor> list;
     for (nb::handle item : tensors) {
@@ -163,13 +144,8 @@ class PyEngine {
                       .dimensions = nb::cast<int>(item[4]),
                       .is_embedding = nb::cast<bool>(item[5])});
     }
-    communicator_ =
-        unwrap(cortado::make_callback_communicator(callbacks_for(group_, rank, world_size, group_name_.c_str())));
-    nb::gil_scoped_release release;
-    Result<std::unique_ptr<cortado::Engine>> engine =
-        cortado::Engine::create(std::move(list), options, communicator_.get());
-    nb::gil_scoped_acquire acquire;
-    engine_ = unwrap(std::move(engine));
+    engine_ =
+        unwrapped_without_gil([&] { return cortado::Engine::create(std::move(list), options, communicator_.get()); });
   }
 
   void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients) {
@@ -226,24 +202,12 @@ class PyEngine {
     if (trace_ == nullptr) throw nb::value_error("no trace was started");
     std::vector<std::string> names;
     for (const cortado::EngineTensor& tensor : engine_->tensors()) names.push_back(tensor.name);
-    check(cortado::write_chrome_trace(path, trace_->events(), communicator_->rank(), names));
+    check(cortado::write_chrome_trace(path, trace_->events(), communicator_.get()->rank(), names));
   }
 
  private:
-  template <typename F>
-  void checked_without_gil(F&& call) {
-    Status status;
-    {
-      nb::gil_scoped_release release;
-      status = call();
-    }
-    check(status);
-  }
-
-  nb::object group_;
-  std::string group_name_;
+  PyCommunicator communicator_;
   std::unique_ptr<cortado::TraceRecorder> trace_;
-  std::unique_ptr<cortado::Communicator> communicator_;
   std::unique_ptr<cortado::Engine> engine_;
 };
 
@@ -294,12 +258,6 @@ nb::dict PyEngine::report() const {
   return result;
 }
 
-nb::object to_numpy(std::vector<float>&& values) {
-  auto* owned = new std::vector<float>(std::move(values));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
-}
-
 nb::dict PyEngine::save_state() {
   cortado::EngineState state = unwrap(engine_->save_state());
   nb::dict tensors;
@@ -320,11 +278,6 @@ nb::dict PyEngine::save_state() {
   result["layout"] = nb::cast(state.layout);
   result["tensors"] = tensors;
   return result;
-}
-
-std::vector<float> to_vector(nb::handle array) {
-  const auto view = nb::cast<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(array);
-  return {view.data(), view.data() + view.size()};
 }
 
 std::string PyEngine::load_state(const nb::dict& dict) {
@@ -438,6 +391,43 @@ nb::object decompress(const InputBytes& data, bool as_torch) {
 
 }  // namespace
 
+namespace cortado_python {
+
+[[noreturn]] void raise(const Status& status) {
+  if (PyObject* stopping = std::exchange(stopping_exception, nullptr); stopping != nullptr) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(stopping)), stopping);
+    Py_DECREF(stopping);
+    throw nb::python_error();
+  }
+  const std::string code(cortado::status_code_name(status.code()));
+  nb::module_::import_("cortado.errors").attr("raise_status")(code, status.message());
+  throw std::runtime_error(status.to_string());  // not reached: raise_status raises
+}
+
+PyCommunicator::PyCommunicator(nb::object group, int rank, int world_size, const std::string& name)
+    : group_(std::move(group)), name_(name) {
+  if (group_.is_none()) {
+    alone_ = std::make_unique<cortado::LocalGroup>(1);
+    communicator_ = alone_->communicator(0);
+    return;
+  }
+  owned_ = unwrap(cortado::make_callback_communicator(callbacks_for(group_, rank, world_size, name_.c_str())));
+  communicator_ = owned_.get();
+}
+
+nb::object to_numpy(std::vector<float>&& values) {
+  auto* owned = new std::vector<float>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+}
+
+std::vector<float> to_vector(nb::handle array) {
+  const auto view = nb::cast<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(array);
+  return {view.data(), view.data() + view.size()};
+}
+
+}  // namespace cortado_python
+
 NB_MODULE(_core, m) {
   m.doc() = "Cortado's C++ engine; use it through the cortado package.";
   m.attr("__version__") = cortado::version();
@@ -470,6 +460,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro("spec", &PyEngine::spec)
       .def_prop_ro("timeout_s", &PyEngine::timeout_s)
       .def_prop_ro("sends_buffers", &PyEngine::sends_buffers);
+
+  bind_kfac(m);
 
   m.def(
       "canonical_spec", [](const std::string& spec) { return unwrap(cortado::EngineOptions::parse(spec)).to_spec(); },

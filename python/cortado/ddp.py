@@ -6,7 +6,6 @@ engine, which compresses them and starts the messages that became complete; the 
 everything, so that no thread of ours runs beside the training's own.
 """
 
-import contextlib
 import math
 import sys
 import time
@@ -16,13 +15,13 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .errors import CortadoError, MismatchError, PeerError, SpecError
+from .agreement import SETUP_TIMEOUT_S, on_all_ranks
+from .errors import CortadoError, MismatchError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .reporting import Report
 from .spec import spec_from
 
 _STATE_FORMAT = "cortado.state/1"
-_SETUP_TIMEOUT_S = 60.0  # how long attach and load_state_dict wait for the other ranks
 
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
 _failed = []  # states whose collectives may still write to the engine's memory; kept until the process ends
@@ -54,7 +53,7 @@ def attach(ddp, plan="auto", *, grad_scaler=None, verbose=True):
 def _refusal(ddp):
     """The error that keeps this model from being attached, if any; told to all ranks before it is raised."""
     if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
-        got = f"{type(ddp).__name__}{_fsdp_hint(ddp)}"
+        got = f"{type(ddp).__name__}{fsdp_hint(ddp)}"
         return SpecError(f"cortado.attach needs a torch.nn.parallel.DistributedDataParallel, got {got}")
     if ddp in _states:
         return CortadoError(f'this model is attached already, with "{_states[ddp].spec}"; build a new DDP to change it')
@@ -108,38 +107,17 @@ class DdpState:
             print(self._engine.describe(), file=sys.stderr, flush=True)
 
     def _make_engine(self, plan, model, refusal):
-        with self._on_all_ranks("could not attach"):
+        with on_all_ranks(self._group, "could not attach"):
             if refusal is not None:
                 raise refusal
             spec = _core.canonical_spec(spec_from(plan))
             self._parameters, tensors = _list_tensors(model)
-        scaled = self._group.all_gather(b"\1" if self._grad_scaler is not None else b"\0", _SETUP_TIMEOUT_S)
+        scaled = self._group.all_gather(b"\1" if self._grad_scaler is not None else b"\0", SETUP_TIMEOUT_S)
         if len(set(scaled)) > 1:
             without = ", ".join(str(rank) for rank, has in enumerate(scaled) if not has)
             raise MismatchError(f"some ranks were attached with a grad_scaler, rank {without} without", "mismatch")
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
         return _core.Engine(tensors, spec, self._group, self._group.rank, self._group.world_size, self._group.name)
-
-    @contextlib.contextmanager
-    def _on_all_ranks(self, failed_to):
-        """An error in the body, on whichever rank, is raised on all of them, before they wait for each other."""
-        error = None
-        try:
-            yield
-        except Exception as raised:
-            error = raised
-        size = 400
-        text = "" if error is None else str(error) or type(error).__name__
-        try:
-            texts = self._group.all_gather(text.encode()[:size].ljust(size, b"\0"), _SETUP_TIMEOUT_S)
-        except RuntimeError as broken:
-            raise error or PeerError(f"attach and load_state_dict need every rank: {broken}", "peer failed") from broken
-        if error is not None:
-            raise error
-        for rank in range(self._group.world_size):
-            text = texts[rank * size : (rank + 1) * size].rstrip(b"\0").decode(errors="replace")
-            if text:
-                raise MismatchError(f"rank {rank} {failed_to}: {text}", "mismatch")
 
     # ---- the hook
 
@@ -251,7 +229,7 @@ class DdpState:
 
         With another world size residuals start at zero and a warning says so; everything else is kept.
         """
-        with self._on_all_ranks("could not load its state"):
+        with on_all_ranks(self._group, "could not load its state"):
             arrays = _arrays_of(state)
         warning = self._engine.load_state(arrays)
         if warning and self._group.rank == 0:
@@ -288,8 +266,8 @@ def _list_tensors(model):
     is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     module = model.module if is_ddp else model
     ignored = set(model.parameters_to_ignore if is_ddp else getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
-    if _fsdp_hint(module):
-        raise SpecError(f"{type(module).__name__}{_fsdp_hint(module)}")
+    if fsdp_hint(module):
+        raise SpecError(f"{type(module).__name__}{fsdp_hint(module)}")
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag))}
     parameters, tensors = [], []
     for name, parameter in module.named_parameters():
@@ -328,7 +306,7 @@ def _matrix_shape(parameter):
     return rows, (parameter.numel() // rows if rows else math.prod(parameter.shape[1:]))
 
 
-def _fsdp_hint(module):
+def fsdp_hint(module):
     parts = module.modules() if isinstance(module, torch.nn.Module) else ()
     bases = {base.__name__ for part in parts for base in type(part).__mro__}
     fsdp = bases & {"FullyShardedDataParallel", "FSDPModule"}
