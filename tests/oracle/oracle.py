@@ -20,7 +20,7 @@ from oracle_rans import decode_codes, decode_float_rans, decode_rans
 from oracle_sign import decode_sign
 from oracle_sparse import decode_randk, decode_topk, places_randk, places_topk
 
-__all__ = ["CorruptData", "decode"]
+__all__ = ["CorruptData", "DECODERS", "decode", "parse"]
 
 # (parameters, payload, dtype, rows, cols) -> the tensor's bytes; wire ids are those of src/codec/README.md.
 DECODERS = {
@@ -47,7 +47,7 @@ def decode(spec: str, payload: bytes, dtype: str, rows: int, cols: int) -> bytes
     if rows * cols == 0:
         expect(len(payload) == 0, "an empty tensor has an empty payload")
         return b""
-    stages = [parse_stage(text) for text in spec.split("|")]
+    stages = parse(spec)
     if len(stages) > 1:
         return decode_composition(stages, payload, dtype, rows, cols)
     return decode_stage(stages[0], payload, dtype, rows, cols)
@@ -56,6 +56,11 @@ def decode(spec: str, payload: bytes, dtype: str, rows: int, cols: int) -> bytes
 def decode_stage(stage, payload: bytes, dtype: str, rows: int, cols: int) -> bytes:
     name, parameters = stage
     return DECODERS[name][1](parameters, payload, dtype, rows, cols)
+
+
+def parse(spec: str) -> list[tuple[str, dict[str, str]]]:
+    """Name and parameters of every stage."""
+    return [parse_stage(text) for text in spec.split("|")]
 
 
 def parse_stage(text: str) -> tuple[str, dict[str, str]]:
