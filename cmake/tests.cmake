@@ -16,6 +16,10 @@ if(CORTADO_SANITIZE MATCHES "thread")
   endif()
 endif()
 
+# Tests that loop long themselves, and are worth optimising where the others are not.
+set_source_files_properties(src/codec/cast/cast_kernels_test.cc src/codec/lowrank/lowrank_kernels_test.cc
+                            src/codec/randk/randk_test.cc src/codec/rans/rans_test.cc PROPERTIES COMPILE_OPTIONS -O1)
+
 function(cortado_add_test_program name)
   add_executable(${name} ${ARGN})
   cortado_target(${name})
