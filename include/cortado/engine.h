@@ -71,6 +71,7 @@ struct EngineOptions {
   // ---- changes only speed and failure handling ----
   int threads = 1;          // threads that encode and decode, the caller's included
   double timeout_s = 1800;  // of each wait for a collective
+  bool overlap = true;      // false: nothing is encoded or sent before finish_step(), to measure what overlap gains
 
   // From one string ("acp(rank=4, start_step=0)", "topk(density=0.01, threads=2) | quant"): the engine's parameters
   // stand with those of the first codec. Errors name the parameter, the value and what was expected.

@@ -179,6 +179,18 @@ TEST_P(EveryMethod, FollowsAChangingLossScale) {
   }
 }
 
+TEST_P(EveryMethod, GivesTheSameBitsWithoutOverlap) {
+  const auto [options, world_size] = GetParam();
+  Training training{.options = options, .world_size = world_size, .steps = 4};
+  const History overlapped = train(training);
+  training.options.overlap = false;
+  const History run = train(training);
+  EXPECT_EQ(run.logs, overlapped.logs);
+  for (std::int64_t step = 0; step < 4; ++step) {
+    EXPECT_TRUE(same_bits(run.delivered[0][step], overlapped.delivered[0][step])) << "step " << step;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Engine, EveryMethod,
     testing::Combine(testing::Values(low_rank(Method::kAcp, 3), alternating(3), low_rank(Method::kPower, 3),
@@ -389,6 +401,31 @@ TEST(Engine, BufferMethodSumsScaledValues) {
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_TRUE(statuses[rank].ok()) << statuses[rank].to_string();
     EXPECT_EQ(results[rank], 1 * third + 2 * third + 3 * third);
+  }
+}
+
+TEST(Engine, WithoutOverlapNothingIsSentBeforeTheBackwardPassHasEnded) {
+  for (const char* spec : {"none(overlap=off)", "cast(bf16, overlap=off)", "acp(rank=2, start_step=0, overlap=off)"}) {
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      RecordingCommunicator recording(&communicator);
+      auto engine = Engine::create(small_model(), EngineOptions::parse(spec).value(), &recording);
+      if (!engine.ok()) return engine.status();
+      recording.clear();
+      Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+      if (const Status status = engine.value()->begin_step({}); !status.ok()) return status;
+      for (std::size_t t = 0; t < gradients.size(); ++t) {
+        const auto elems = static_cast<std::int64_t>(gradients[t].size());
+        const Status status = std::string_view(spec).starts_with("none")
+                                  ? engine.value()->submit_buffer(gradients[t].data(), elems, DType::kFloat32)
+                                  : engine.value()->submit({{{static_cast<std::uint32_t>(t), gradients[t].data()}}});
+        if (!status.ok()) return status;
+      }
+      EXPECT_TRUE(recording.log().empty()) << spec;
+      const Result<StepOutcome> outcome = engine.value()->finish_step();
+      EXPECT_FALSE(recording.log().empty()) << spec;
+      return outcome.status();
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << spec << ": " << status.to_string();
   }
 }
 
