@@ -17,6 +17,7 @@ Importing cortado needs nothing but Python; attach, ddp_hook, Reducer and report
 from ._core import __version__, canonical_spec
 from .codec_file import compress, decompress
 from .errors import CortadoError, MismatchError, PeerError, SpecError
+from .trace import Trace, load_trace
 
 __all__ = [
     "CortadoError",
@@ -24,12 +25,14 @@ __all__ = [
     "PeerError",
     "Reducer",
     "SpecError",
+    "Trace",
     "__version__",
     "attach",
     "canonical_spec",
     "compress",
     "ddp_hook",
     "decompress",
+    "load_trace",
     "report",
 ]
 

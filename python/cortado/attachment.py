@@ -2,17 +2,19 @@
 """What every front end is: one engine over one process group, and how errors of a rank reach the others."""
 
 import contextlib
+import struct
 import sys
 import weakref
 
 import torch
 
 from . import _core
-from .errors import MismatchError, PeerError
+from .errors import MismatchError, PeerError, SpecError
 from .group import TorchGroup
 from .parameters import engine_tensors
 from .reporting import Report
 from .spec import spec_from
+from .trace import Trace
 
 _STATE_FORMAT = "cortado.state/1"
 _SETUP_TIMEOUT_S = 60.0  # how long set-up and load_state_dict wait for the other ranks
@@ -45,9 +47,11 @@ class Attachment:
     list_parameters: returns what parameters.trainable_of() does, or raises; an error is raised on all ranks.
     """
 
-    def __init__(self, plan, list_parameters, process_group, grad_scaler, verbose):
+    def __init__(self, plan, list_parameters, process_group, grad_scaler, check_replicas, verbose):
         self._group = TorchGroup(process_group)
         self._grad_scaler = grad_scaler
+        self._check_interval = check_replicas
+        self._steps_begun = 0
         self._engine = self._make_engine(plan, list_parameters)
         self._group.set_timeout(self._engine.timeout_s)
         self.spec = self._engine.spec
@@ -59,16 +63,25 @@ class Attachment:
     def _make_engine(self, plan, list_parameters):
         with self._on_all_ranks("could not attach"):
             named = list_parameters()
+            if not isinstance(self._check_interval, int) or not 0 <= self._check_interval < 2**63:
+                raise SpecError(f"check_replicas is a number of steps, or 0 for never; got {self._check_interval!r}")
             spec = _core.canonical_spec(spec_from(plan))
             tensors = engine_tensors(named)
         self._names = [name for name, _, _ in named]
         self._parameters = [parameter for _, parameter, _ in named]
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
-        scaled = self._group.all_gather(b"\1" if self._grad_scaler is not None else b"\0", _SETUP_TIMEOUT_S)
+        self._agree_on_arguments()
+        return _core.Engine(tensors, spec, self._group, self._group.rank, self._group.world_size, self._group.name)
+
+    def _agree_on_arguments(self):
+        own = struct.pack("<?q", self._grad_scaler is not None, self._check_interval)
+        gathered = self._group.all_gather(own, _SETUP_TIMEOUT_S)
+        scaled, intervals = zip(*struct.iter_unpack("<?q", gathered), strict=True)
         if len(set(scaled)) > 1:
             without = ", ".join(str(rank) for rank, has in enumerate(scaled) if not has)
             raise MismatchError(f"some ranks were attached with a grad_scaler, rank {without} without", "mismatch")
-        return _core.Engine(tensors, spec, self._group, self._group.rank, self._group.world_size, self._group.name)
+        if len(set(intervals)) > 1:
+            raise MismatchError(f"check_replicas differs: ranks have {', '.join(map(str, intervals))}", "mismatch")
 
     @contextlib.contextmanager
     def _on_all_ranks(self, failed_to):
@@ -99,8 +112,13 @@ class Attachment:
         if self not in _failed:
             _failed.append(self)
 
-    def _gradient_scale(self):
-        return float(self._grad_scaler.get_scale()) if self._grad_scaler is not None else 1.0
+    def _begin_step(self, keeps_local_gradients=False):
+        if self._check_interval and self._steps_begun % self._check_interval == 0:
+            self.check_replicas()
+        self._steps_begun += 1
+        scale = float(self._grad_scaler.get_scale()) if self._grad_scaler is not None else 1.0
+        # Nothing arrives for a parameter that no rank has used (DDP drops it), so nothing may be owed.
+        self._engine.begin_step(scale, keeps_local_gradients, holds_zero_gradients=True)
 
     # ---- what users call
 
@@ -127,13 +145,27 @@ class Attachment:
         if warning and self._group.rank == 0:
             print(f"cortado: {warning}", file=sys.stderr, flush=True)
 
+    def check_replicas(self, model=None):
+        """Compares a checksum of every parameter over the ranks; call it on every rank, between steps.
+
+        model: its parameters are compared, those without gradients too; default: the parameters exchanged here.
+        Where some differ, every rank gets a MismatchError that names the step, the first such parameter, and the rank.
+        """
+        named = zip(self._names, self._parameters, strict=True) if model is None else model.named_parameters()
+        kept = [(name, tensor.detach().contiguous()) for name, tensor in named]
+        self._engine.check_replicas([(name, tensor.data_ptr(), tensor.nbytes) for name, tensor in kept])
+
     def start_trace(self, capacity=100_000):
         """Records up to ``capacity`` stage events from the next step on."""
         self._engine.start_trace(capacity)
 
+    def trace(self):
+        """What has been recorded since start_trace(), on this rank; a cortado.Trace."""
+        return Trace(self._engine.trace_json())
+
     def write_trace(self, path):
         """Writes the recorded events as a Chrome trace."""
-        self._engine.write_trace(str(path))
+        self.trace().save_chrome(path)
 
 
 def _arrays_of(state):

@@ -21,21 +21,23 @@ from .parameters import fsdp_hint, in_memory_order, trainable_of
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
 
 
-def attach(ddp, plan="auto", *, grad_scaler=None, verbose=True):
+def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, verbose=True):
     """Makes ``ddp`` exchange its gradients as ``plan`` says; returns the state. Call it on every rank, before backward.
 
     plan: a codec string such as "acp(rank=4)" or "topk(density=0.01) | quant(bits=4)", a dict such as
         {"codec": "acp", "rank": 4}, or a path ending in .json.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
+    check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
-    The returned state has state_dict(), load_state_dict() and report().
+    The returned state has state_dict(), load_state_dict(), report(), check_replicas() and trace().
     """
     is_ddp = isinstance(ddp, torch.nn.parallel.DistributedDataParallel)
     refusal = _refusal(ddp)
     if not dist.is_initialized():
         raise refusal or CortadoError("attach needs a process group: call torch.distributed.init_process_group first")
-    state = DdpState(plan, ddp, ddp.process_group if is_ddp else None, grad_scaler, verbose, refusal=refusal)
+    group = ddp.process_group if is_ddp else None
+    state = DdpState(plan, ddp, group, grad_scaler, check_replicas, verbose, refusal=refusal)
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
@@ -64,14 +66,14 @@ def _refusal(ddp):
     return None
 
 
-def ddp_hook(plan, model, *, process_group=None, grad_scaler=None, verbose=True):
+def ddp_hook(plan, model, *, process_group=None, grad_scaler=None, check_replicas=0, verbose=True):
     """The (state, hook) pair for ``ddp.register_comm_hook`` or Lightning's DDPStrategy.
 
     model is the module that will be wrapped (or the DDP itself); it gives the parameters their names.
     """
     if process_group is None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
         process_group = model.process_group
-    return DdpState(plan, model, process_group, grad_scaler, verbose), hook
+    return DdpState(plan, model, process_group, grad_scaler, check_replicas, verbose), hook
 
 
 def report(attached):
@@ -90,13 +92,13 @@ def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.T
 class DdpState(Attachment):
     """One model's compression: what DDP passes to the hook. Make it with attach() or ddp_hook()."""
 
-    def __init__(self, plan, model, process_group, grad_scaler, verbose, *, refusal=None):
+    def __init__(self, plan, model, process_group, grad_scaler, check_replicas, verbose, *, refusal=None):
         def list_parameters():
             if refusal is not None:
                 raise refusal
             return _exchanged_by(model)
 
-        super().__init__(plan, list_parameters, process_group, grad_scaler, verbose)
+        super().__init__(plan, list_parameters, process_group, grad_scaler, check_replicas, verbose)
         self._maps = {}  # bucket index -> (parameters, BucketMap)
         self._pending = []
         self._step_begun = False
@@ -132,8 +134,7 @@ class DdpState(Attachment):
             raise SpecError(
                 f"cortado exchanges dense CPU gradients for now; this bucket is {buffer.layout} on {buffer.device}"
             )
-        # DDP drops what arrives for a parameter that no rank has used (find_unused_parameters), so nothing may be owed.
-        self._engine.begin_step(self._gradient_scale(), self._keeps_gradients(bucket), holds_zero_gradients=True)
+        self._begin_step(self._keeps_gradients(bucket))
         self._step_begun = True
 
     @staticmethod

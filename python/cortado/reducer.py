@@ -37,6 +37,7 @@ class Reducer(Attachment):
     group: the process group; default the whole world.
     init_sync: parameters (and a module's buffers) start equal to those of the group's first rank, as with DDP.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
+    check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
     A parameter without a gradient counts as zeros here. If every rank is without one, its .grad stays None; else it is
@@ -45,7 +46,9 @@ class Reducer(Attachment):
     Errors within a step are fatal: every rank gets one, and a new Reducer over a new group is needed.
     """
 
-    def __init__(self, params, plan="auto", *, group=None, init_sync=True, grad_scaler=None, verbose=True):
+    def __init__(
+        self, params, plan="auto", *, group=None, init_sync=True, grad_scaler=None, check_replicas=0, verbose=True
+    ):
         if not dist.is_initialized():
             raise CortadoError("Reducer needs a process group: call torch.distributed.init_process_group first")
         named_tensors = None
@@ -57,7 +60,7 @@ class Reducer(Attachment):
             _check(trainable)
             return trainable
 
-        super().__init__(plan, list_parameters, group, grad_scaler, verbose)
+        super().__init__(plan, list_parameters, group, grad_scaler, check_replicas, verbose)
         if init_sync:
             _broadcast([tensor for _, tensor in named_tensors], group)
         # Shape, dtype and order in memory as the engine knows them; of no memory.
@@ -98,8 +101,7 @@ class Reducer(Attachment):
         self._give(index, self._parameters[index].grad)
 
     def _begin(self):
-        # As with DDP nothing arrives for a parameter that no rank has used, so nothing may be owed.
-        self._engine.begin_step(self._gradient_scale(), holds_zero_gradients=True)
+        self._begin_step()
         self._step_begun = True
 
     def _give(self, index, gradient):
