@@ -15,8 +15,10 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "cortado/codec.h"
@@ -88,23 +90,28 @@ int call_python(char* error, std::size_t error_bytes, F&& call) {
 
 nb::handle group_of(void* context) { return nb::handle(static_cast<PyObject*>(context)); }
 
+// None where the blocks are equal.
+nb::object list_of(std::span<const std::int64_t> counts) {
+  if (counts.empty()) return nb::none();
+  nb::list list;
+  for (const std::int64_t count : counts) list.append(count);
+  return list;
+}
+
 cortado::CommunicatorCallbacks callbacks_for(nb::handle group, int rank, int world_size, const char* name) {
   cortado::CommunicatorCallbacks callbacks;
   callbacks.context = group.ptr();
   callbacks.rank = rank;
   callbacks.world_size = world_size;
   callbacks.name = name;
-  callbacks.start_all_reduce = [](void* context, void* data, std::int64_t elems, int dtype, std::uint64_t work,
-                                  char* error, std::size_t bytes) {
+  callbacks.start = [](void* context, const cortado::CollectiveCall* call, std::uint64_t work, char* error,
+                       std::size_t bytes) {
     return call_python(error, bytes, [&] {
-      group_of(context).attr("start_all_reduce")(reinterpret_cast<std::uintptr_t>(data), elems, dtype, work);
-    });
-  };
-  callbacks.start_all_gather = [](void* context, const void* sent, std::int64_t sent_bytes, void* received,
-                                  std::uint64_t work, char* error, std::size_t bytes) {
-    return call_python(error, bytes, [&] {
-      group_of(context).attr("start_all_gather")(reinterpret_cast<std::uintptr_t>(sent), sent_bytes,
-                                                 reinterpret_cast<std::uintptr_t>(received), work);
+      const std::string_view kind = cortado::collective_kind_name(call->kind);
+      group_of(context).attr("start")(work, nb::str(kind.data(), kind.size()), static_cast<int>(call->dtype),
+                                      reinterpret_cast<std::uintptr_t>(call->sent),
+                                      reinterpret_cast<std::uintptr_t>(call->received), call->elems, call->root,
+                                      list_of(call->counts), list_of(call->received_counts));
     });
   };
   callbacks.test = [](void* context, std::uint64_t work, int* done, char* error, std::size_t bytes) {

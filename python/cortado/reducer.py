@@ -15,7 +15,7 @@ import torch.distributed as dist
 from . import _core
 from .attachment import Attachment, holder_of, mark_closed, mark_open
 from .errors import CortadoError, MismatchError, PeerError, SpecError
-from .group import DTYPE_CODES
+from .group import BYTE_CODE, DTYPE_CODES
 from .parameters import in_memory_order, trainable_of
 
 _BUNCH_BYTES = 1 << 20  # of gradients handed over together
@@ -299,7 +299,8 @@ class _UsedTensors:
 
     def start(self, is_used):
         self._own.copy_(torch.tensor(list(is_used), dtype=torch.uint8))
-        self._group.start_all_gather(self._own.data_ptr(), self._own.nbytes, self._all.data_ptr(), "used tensors")
+        count, sent, received = self._own.numel(), self._own.data_ptr(), self._all.data_ptr()
+        self._group.start("used tensors", "all_gather", BYTE_CODE, sent, received, count, 0, None, None)
 
     def wait(self, timeout_s):
         try:

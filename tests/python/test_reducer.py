@@ -169,9 +169,9 @@ def test_a_group_trains_by_itself(pools):
 
 
 def noting(started, start):
-    def start_and_note(*arguments):
-        started.append(arguments[-1])
-        start(*arguments)
+    def start_and_note(work, kind, *arguments):
+        started.append(work)
+        start(work, kind, *arguments)
 
     return start_and_note
 
@@ -181,8 +181,7 @@ def watch_starts(me, plan):
     net = reduced(me, torch.nn.Sequential(*(torch.nn.Linear(600, 600) for _ in range(4))), plan)
     started, counts = [], []
     group = net.cortado._group
-    for name in ("start_all_reduce", "start_all_gather"):
-        setattr(group, name, noting(started, getattr(group, name)))
+    group.start = noting(started, group.start)
     for _ in range(3):
         net(torch.ones(2, 600)).sum().backward()
         counts.append(len(started))

@@ -81,7 +81,7 @@ const CodecRow& quant_row() {
       .name = "quant",
       .wire_id = 8,
       .version = 1,
-      .traits = {.divisible = true, .needs_residual = true},
+      .traits = {.divisible = true, .fixed_size = true, .needs_residual = true},
       .summary = "every value as one of up to 2^bits levels, a step a block (QSGD, TernGrad and others are settings)",
       .parameters = quant_parameters(),
       .make = make_quant,

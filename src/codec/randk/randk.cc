@@ -65,6 +65,10 @@ class RandkCodec final : public Codec, public Sparsifier {
     return {};
   }
 
+  std::optional<SumForm> sum_form(std::int64_t rows, std::int64_t cols, DType) const override {
+    return SumForm{.header_bytes = max_index_bytes(rows, cols), .elems = max_kept(rows, cols)};
+  }
+
   std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
                                       DType) const override {
     PayloadExplainer explainer(payload);
@@ -197,7 +201,7 @@ const CodecRow& randk_row() {
       .name = "randk",
       .wire_id = 7,
       .version = 1,
-      .traits = {.linear = true, .sparse = true, .divisible = true, .needs_residual = true},
+      .traits = {.linear = true, .sparse = true, .divisible = true, .fixed_size = true, .needs_residual = true},
       .summary = "values at random positions, the same on all ranks",
       .parameters = {{.name = "density",
                       .kind = ParameterKind::kReal,

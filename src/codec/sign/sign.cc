@@ -183,7 +183,7 @@ const CodecRow& sign_row() {
       .name = "sign",
       .wire_id = 5,
       .version = 1,
-      .traits = {.needs_residual = true},
+      .traits = {.fixed_size = true, .needs_residual = true},
       .summary = "one bit a value (signSGD, EF-signSGD, 1-bit SGD)",
       .parameters = {{.name = "scale",
                       .kind = ParameterKind::kChoice,
