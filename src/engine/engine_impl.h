@@ -42,7 +42,9 @@ class EngineImpl final : public Engine {
   const std::vector<EngineTensor>& tensors() const override { return tensors_; }
   EngineReport report() const override;
   void set_trace(TraceRecorder* trace) override { trace_ = trace; }
+  Trace trace() const override;
   std::string describe() const override;
+  Status check_replicas(std::span<const ReplicaTensor> tensors) override;
   Result<EngineState> save_state() override;
   Result<std::string> load_state(const EngineState& state) override;
 
@@ -163,6 +165,8 @@ class EngineImpl final : public Engine {
   bool finite_ = true;              // of the step in hand
   std::int64_t step_ = 0;           // finite steps finished
   std::int64_t phase_step_ = 0;     // finite compressed steps finished
+
+  std::int64_t replicas_equal_at_ = -1;  // finished_steps_ when check_replicas() last found them so
 
   // -- what report() tells
   std::int64_t finished_steps_ = 0;

@@ -484,6 +484,67 @@ TEST(Engine, ReportSaysWhatWasNotCompressedAndWhy) {
   EXPECT_GT(report.stage_ns[static_cast<int>(Stage::kEncode)], 0);
 }
 
+// One bit of one parameter of one rank, whichever that is; then the text on every rank says so.
+TEST(Engine, CheckReplicasNamesTensorRankAndStep) {
+  for (const int world_size : {1, 2, 3, 5}) {
+    for (int changed_rank = 0; changed_rank < world_size; ++changed_rank) {
+      const std::vector<Status> statuses = run_ranks(world_size, [&](Communicator& communicator) -> Status {
+        std::unique_ptr<Engine> engine =
+            Engine::create(small_model(), low_rank(Method::kAcp, 2), &communicator).value();
+        Gradients parameters = made_up_gradients(small_model(), 0, 0);
+        const auto check = [&] {
+          std::vector<ReplicaTensor> tensors;
+          for (std::size_t t = 0; t < parameters.size(); ++t) {
+            tensors.push_back({small_model()[t].name, std::as_bytes(std::span(parameters[t]))});
+          }
+          return engine->check_replicas(tensors);
+        };
+        for (std::int64_t step = 0; step < 3; ++step) {
+          if (step < 2) {
+            EXPECT_TRUE(check().ok());
+          }
+          Gradients gradients = made_up_gradients(small_model(), communicator.rank(), step);
+          if (const auto outcome = run_step(*engine, gradients); !outcome.ok()) return outcome.status();
+        }
+        const auto flip = [&] {
+          if (communicator.rank() != changed_rank) return;
+          reinterpret_cast<unsigned char*>(parameters[3].data())[1234] ^= 0x10;
+          reinterpret_cast<unsigned char*>(parameters[6].data())[2] ^= 1;
+        };
+        flip();
+        const Status status = check();
+        if (world_size > 1) {
+          const int odd = world_size == 2 ? 1 : changed_rank;  // of two ranks nobody knows who is right
+          const std::string expected = "before step 3 replicas differ: \"conv.weight\" of rank " + std::to_string(odd) +
+                                       " is not that of rank " + std::to_string(odd == 0 ? 1 : 0) +
+                                       " (and 1 more tensor); all were equal before step 1";
+          EXPECT_EQ(status.code(), StatusCode::kMismatch);
+          EXPECT_EQ(status.message(), expected);
+        }
+        flip();
+        EXPECT_TRUE(check().ok()) << "a difference is not the end";
+        EXPECT_TRUE(engine->begin_step({}).ok());
+        EXPECT_EQ(check().code(), StatusCode::kFailedPrecondition);
+        return {};
+      });
+      for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+    }
+  }
+}
+
+TEST(Engine, CheckReplicasWithDifferentListsIsAnErrorEverywhere) {
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    std::unique_ptr<Engine> engine = Engine::create(small_model(), low_rank(Method::kAcp, 2), &communicator).value();
+    const std::vector<ReplicaTensor> tensors(static_cast<std::size_t>(2 + communicator.rank()), {"a", {}});
+    return engine->check_replicas(tensors);
+  });
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("how many tensors are compared: rank 0 has 2, rank 1 has 3"), std::string::npos)
+        << status.message();
+  }
+}
+
 // ---- errors --------------------------------------------------------------------------------------------------------
 
 std::vector<Status> create_with(int world_size,
