@@ -8,6 +8,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -191,6 +192,14 @@ class PyEngine {
   double timeout_s() const { return engine_->options().timeout_s; }
   bool sends_buffers() const { return engine_->options().method == cortado::EngineOptions::Method::kNone; }
 
+  void check_replicas(const std::vector<std::tuple<std::string, std::uintptr_t, std::size_t>>& tensors) {
+    std::vector<cortado::ReplicaTensor> list;
+    for (const auto& [name, data, bytes] : tensors) {
+      list.push_back({name, {reinterpret_cast<const std::byte*>(data), bytes}});
+    }
+    checked_without_gil([&] { return engine_->check_replicas(list); });
+  }
+
   nb::dict report() const;
   nb::dict save_state();
   std::string load_state(const nb::dict& state);
@@ -198,11 +207,9 @@ class PyEngine {
     trace_ = std::make_unique<cortado::TraceRecorder>(capacity);
     engine_->set_trace(trace_.get());
   }
-  void write_trace(const std::string& path) {
-    if (trace_ == nullptr) throw nb::value_error("no trace was started");
-    std::vector<std::string> names;
-    for (const cortado::EngineTensor& tensor : engine_->tensors()) names.push_back(tensor.name);
-    check(cortado::write_chrome_trace(path, trace_->events(), communicator_.get()->rank(), names));
+  std::string trace_json() const {
+    if (trace_ == nullptr) throw nb::value_error("no trace was started: call start_trace() before the steps to record");
+    return cortado::trace_to_json(engine_->trace());
   }
 
  private:
@@ -300,6 +307,8 @@ std::string PyEngine::load_state(const nb::dict& dict) {
   }();
   return unwrap(std::move(warning));
 }
+
+cortado::Trace trace_of(const std::string& json) { return unwrap(cortado::parse_trace(json)); }
 
 // ---- files of compressed tensors -----------------------------------------------------------------------------------
 
@@ -455,14 +464,25 @@ NB_MODULE(_core, m) {
       .def("report", &PyEngine::report)
       .def("save_state", &PyEngine::save_state)
       .def("load_state", &PyEngine::load_state, "state"_a)
+      .def("check_replicas", &PyEngine::check_replicas, "tensors"_a, "Of each tensor name, address and bytes.")
       .def("start_trace", &PyEngine::start_trace, "capacity"_a)
-      .def("write_trace", &PyEngine::write_trace, "path"_a)
+      .def("trace_json", &PyEngine::trace_json)
       .def_prop_ro("spec", &PyEngine::spec)
       .def_prop_ro("timeout_s", &PyEngine::timeout_s)
       .def_prop_ro("sends_buffers", &PyEngine::sends_buffers);
 
   bind_kfac(m);
 
+  // Views of a trace, given as the text of a file cortado.trace/1.
+  m.def("trace_to_text", [](const std::string& json) { return cortado::trace_to_text(trace_of(json)); }, "json"_a);
+  m.def("trace_to_chrome", [](const std::string& json) { return cortado::trace_to_chrome(trace_of(json)); }, "json"_a);
+  m.def(
+      "summarize_trace",
+      [](const std::string& json, bool by_tensor) {
+        const cortado::Trace trace = trace_of(json);
+        return by_tensor ? cortado::summarize_by_tensor(trace) : cortado::summarize_by_stage(trace);
+      },
+      "json"_a, "by_tensor"_a);
   m.def(
       "canonical_spec", [](const std::string& spec) { return unwrap(cortado::EngineOptions::parse(spec)).to_spec(); },
       "spec"_a, "Checks a codec string and returns it with defaults left out.");

@@ -6,6 +6,8 @@
     ...
     print(cortado.report(model))             # bytes, ratio and error, time by stage, what was not compressed and why
 
+    reducer = cortado.Reducer(net, "acp(rank=4)")   # the same without DDP: backward(), reducer.wait(), step()
+
     kfac = cortado.KFAC(net, compression="compso(bound=4e-3)")
     ...
     kfac.step()                              # between loss.backward() and optimizer.step()
@@ -13,8 +15,8 @@
     data = cortado.compress(array, "sign")   # one NumPy array or torch tensor as bytes, to keep or to send
     array = cortado.decompress(data)
 
-Importing cortado needs nothing but Python; attach, ddp_hook, report, KFAC and gathers need torch, decompress NumPy or
-torch.
+Importing cortado needs nothing but Python; attach, ddp_hook, Reducer, report, KFAC and gathers need torch, decompress
+NumPy or torch.
 """
 
 import importlib
@@ -22,6 +24,7 @@ import importlib
 from ._core import __version__, canonical_spec
 from .codec_file import compress, decompress
 from .errors import CortadoError, MismatchError, PeerError, SpecError
+from .trace import Trace, load_trace
 
 __all__ = [
     "KFAC",
@@ -29,7 +32,9 @@ __all__ = [
     "CortadoError",
     "MismatchError",
     "PeerError",
+    "Reducer",
     "SpecError",
+    "Trace",
     "__version__",
     "attach",
     "canonical_spec",
@@ -37,6 +42,7 @@ __all__ = [
     "compressed_all_gather",
     "ddp_hook",
     "decompress",
+    "load_trace",
     "report",
     "smooth_schedule",
     "step_schedule",
@@ -45,6 +51,7 @@ __all__ = [
 # What needs torch, and where it is.
 _LAZY = {
     **dict.fromkeys(("attach", "ddp_hook", "report"), "ddp"),
+    "Reducer": "reducer",
     **dict.fromkeys(("KFAC", "smooth_schedule", "step_schedule"), "kfac"),
     **dict.fromkeys(("CompressedAllGather", "compressed_all_gather"), "owner_gather"),
 }

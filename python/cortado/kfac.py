@@ -10,10 +10,11 @@ import torch.distributed as dist
 
 from . import _core
 from .agreement import on_all_ranks
-from .ddp import fsdp_hint
+from .attachment import holder_of
 from .errors import MismatchError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_layers import find_layers
+from .parameters import fsdp_hint
 from .reporting import KfacReport
 from .spec import spec_from
 
@@ -30,7 +31,8 @@ class KFAC:
         optimizer.step()
 
     Make it on every rank, with the same arguments, before the first forward pass. With a DistributedDataParallel model
-    DDP averages the gradients; otherwise step() does, those of preconditioned layers only to the ranks that need them.
+    DDP averages the gradients, with a cortado.Reducer that (wait() comes before step()); otherwise step() does, those of
+    preconditioned layers only to the ranks that need them.
 
     Options named as in kfac-pytorch; those marked * may be a function of the step number.
 
@@ -50,7 +52,7 @@ class KFAC:
     factor_compression: codec of factors, and of eigenvectors or inverses; eigenvalues travel as they are.
     error_feedback: the owner of a layer adds what encoding it has lost.
     aggregate: layers that share a table of codes in ``compso``; 0: all of a rank.
-    reduce_gradients: whether step() averages the gradients; None: unless the model is a DistributedDataParallel.
+    reduce_gradients: whether step() averages the gradients; None: unless DDP or a cortado.Reducer does.
     process_group, random_seed, timeout_s: of the exchange. verbose: rank 0 prints what is preconditioned, and what not.
     """
 
@@ -97,7 +99,7 @@ class KFAC:
         }
         self._compression = compression
         with self._on_all_ranks("could not make a KFAC"):
-            if not is_ddp and fsdp_hint(self._model):
+            if fsdp_hint(self._model):
                 raise SpecError(f"{type(self._model).__name__}{fsdp_hint(self._model)}")
             self._spec = _compression_at(compression, 0)
             self._layers, self.skipped = find_layers(self._model, skip_layers)
@@ -120,7 +122,7 @@ class KFAC:
                 "timeout_s": timeout_s,
             }
         self._options = options
-        self._reduces = self._world_size > 1 and (not is_ddp if reduce_gradients is None else reduce_gradients)
+        self._reduce_gradients = False if is_ddp and reduce_gradients is None else reduce_gradients
         self._core = _core.Kfac([layer.to_core() for layer in self._layers], options, *self._core_group())
         if self._group is not None:
             self._group.set_timeout(timeout_s)
@@ -249,12 +251,18 @@ class KFAC:
 
     # ---- the step
 
+    def _reduces(self):
+        """Whether nobody else averages the gradients."""
+        if self._world_size > 1 and self._reduce_gradients is None:
+            self._reduce_gradients = holder_of(self._model.parameters()) is None
+        return self._world_size > 1 and self._reduce_gradients
+
     def synchronize(self):
         """Averages gradients over ranks where nobody else does; step() calls it unless that was done.
 
         With a GradScaler call it before ``unscale_``, so that all ranks see an overflow on any of them.
         """
-        if not self._reduces or self._is_synchronized:
+        if self._is_synchronized or not self._reduces():
             return
         self._is_synchronized = True
         own = {parameter for layer in self._layers for parameter in layer.parameters}

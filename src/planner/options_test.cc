@@ -1,5 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "planner/options.h"
+#include "cortado/planner.h"
 
 #include <gtest/gtest.h>
 
