@@ -14,10 +14,12 @@ foreach(name zstd lz4)
   endif()
 endforeach()
 
+add_custom_target(benchmarks) # not part of `all`: tools/bench builds it
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/benchmarks/*.cc")
 foreach(source IN LISTS sources)
   cmake_path(GET source STEM name)
-  add_executable(${name} "${source}")
+  add_executable(${name} EXCLUDE_FROM_ALL "${source}")
+  add_dependencies(benchmarks ${name})
   cortado_target(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/benchmarks")
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}")

@@ -8,14 +8,17 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "cortado/codec.h"
@@ -87,23 +90,28 @@ int call_python(char* error, std::size_t error_bytes, F&& call) {
 
 nb::handle group_of(void* context) { return nb::handle(static_cast<PyObject*>(context)); }
 
+// None where the blocks are equal.
+nb::object list_of(std::span<const std::int64_t> counts) {
+  if (counts.empty()) return nb::none();
+  nb::list list;
+  for (const std::int64_t count : counts) list.append(count);
+  return list;
+}
+
 cortado::CommunicatorCallbacks callbacks_for(nb::handle group, int rank, int world_size, const char* name) {
   cortado::CommunicatorCallbacks callbacks;
   callbacks.context = group.ptr();
   callbacks.rank = rank;
   callbacks.world_size = world_size;
   callbacks.name = name;
-  callbacks.start_all_reduce = [](void* context, void* data, std::int64_t elems, int dtype, std::uint64_t work,
-                                  char* error, std::size_t bytes) {
+  callbacks.start = [](void* context, const cortado::CollectiveCall* call, std::uint64_t work, char* error,
+                       std::size_t bytes) {
     return call_python(error, bytes, [&] {
-      group_of(context).attr("start_all_reduce")(reinterpret_cast<std::uintptr_t>(data), elems, dtype, work);
-    });
-  };
-  callbacks.start_all_gather = [](void* context, const void* sent, std::int64_t sent_bytes, void* received,
-                                  std::uint64_t work, char* error, std::size_t bytes) {
-    return call_python(error, bytes, [&] {
-      group_of(context).attr("start_all_gather")(reinterpret_cast<std::uintptr_t>(sent), sent_bytes,
-                                                 reinterpret_cast<std::uintptr_t>(received), work);
+      const std::string_view kind = cortado::collective_kind_name(call->kind);
+      group_of(context).attr("start")(work, nb::str(kind.data(), kind.size()), static_cast<int>(call->dtype),
+                                      reinterpret_cast<std::uintptr_t>(call->sent),
+                                      reinterpret_cast<std::uintptr_t>(call->received), call->elems, call->root,
+                                      list_of(call->counts), list_of(call->received_counts));
     });
   };
   callbacks.test = [](void* context, std::uint64_t work, int* done, char* error, std::size_t bytes) {
@@ -208,6 +216,14 @@ class PyEngine {
   double timeout_s() const { return engine_->options().timeout_s; }
   bool sends_buffers() const { return engine_->options().method == cortado::EngineOptions::Method::kNone; }
 
+  void check_replicas(const std::vector<std::tuple<std::string, std::uintptr_t, std::size_t>>& tensors) {
+    std::vector<cortado::ReplicaTensor> list;
+    for (const auto& [name, data, bytes] : tensors) {
+      list.push_back({name, {reinterpret_cast<const std::byte*>(data), bytes}});
+    }
+    checked_without_gil([&] { return engine_->check_replicas(list); });
+  }
+
   nb::dict report() const;
   nb::dict save_state();
   std::string load_state(const nb::dict& state);
@@ -215,11 +231,9 @@ class PyEngine {
     trace_ = std::make_unique<cortado::TraceRecorder>(capacity);
     engine_->set_trace(trace_.get());
   }
-  void write_trace(const std::string& path) {
-    if (trace_ == nullptr) throw nb::value_error("no trace was started");
-    std::vector<std::string> names;
-    for (const cortado::EngineTensor& tensor : engine_->tensors()) names.push_back(tensor.name);
-    check(cortado::write_chrome_trace(path, trace_->events(), communicator_->rank(), names));
+  std::string trace_json() const {
+    if (trace_ == nullptr) throw nb::value_error("no trace was started: call start_trace() before the steps to record");
+    return cortado::trace_to_json(engine_->trace());
   }
 
  private:
@@ -341,6 +355,8 @@ std::string PyEngine::load_state(const nb::dict& dict) {
   return unwrap(std::move(warning));
 }
 
+cortado::Trace trace_of(const std::string& json) { return unwrap(cortado::parse_trace(json)); }
+
 // ---- files of compressed tensors -----------------------------------------------------------------------------------
 
 using InputArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
@@ -458,12 +474,23 @@ NB_MODULE(_core, m) {
       .def("report", &PyEngine::report)
       .def("save_state", &PyEngine::save_state)
       .def("load_state", &PyEngine::load_state, "state"_a)
+      .def("check_replicas", &PyEngine::check_replicas, "tensors"_a, "Of each tensor name, address and bytes.")
       .def("start_trace", &PyEngine::start_trace, "capacity"_a)
-      .def("write_trace", &PyEngine::write_trace, "path"_a)
+      .def("trace_json", &PyEngine::trace_json)
       .def_prop_ro("spec", &PyEngine::spec)
       .def_prop_ro("timeout_s", &PyEngine::timeout_s)
       .def_prop_ro("sends_buffers", &PyEngine::sends_buffers);
 
+  // Views of a trace, given as the text of a file cortado.trace/1.
+  m.def("trace_to_text", [](const std::string& json) { return cortado::trace_to_text(trace_of(json)); }, "json"_a);
+  m.def("trace_to_chrome", [](const std::string& json) { return cortado::trace_to_chrome(trace_of(json)); }, "json"_a);
+  m.def(
+      "summarize_trace",
+      [](const std::string& json, bool by_tensor) {
+        const cortado::Trace trace = trace_of(json);
+        return by_tensor ? cortado::summarize_by_tensor(trace) : cortado::summarize_by_stage(trace);
+      },
+      "json"_a, "by_tensor"_a);
   m.def(
       "canonical_spec", [](const std::string& spec) { return unwrap(cortado::EngineOptions::parse(spec)).to_spec(); },
       "spec"_a, "Checks a codec string and returns it with defaults left out.");

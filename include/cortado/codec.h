@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,7 @@ struct CodecTraits {
   bool linear = false;    // payloads of equal settings can be summed by an all-reduce before decoding
   bool sparse = false;
   bool divisible = false;       // any contiguous part of a tensor can be encoded by itself
+  bool fixed_size = false;      // payloads of a shape all have max_payload_bytes()
   bool needs_residual = false;  // biased: training needs error feedback
   bool low_rank = false;        // sends factors of the matrix as a whole: no stage of a composition
   int rounds = 1;               // encode-collective-decode passes in one step
@@ -46,6 +48,15 @@ struct PayloadSection {
   std::uint64_t bytes = 0;
   std::string name;
   std::string meaning;  // what the bytes say, in words and values
+};
+
+// How payloads can be added up by a collective before they are decoded: `header_bytes` that are the same on all ranks
+// which encode with one key, then `elems` values of `dtype`, which are added one by one. Decoded, the sum is the sum of
+// the decoded tensors (to the rounding of the sum).
+struct SumForm {
+  std::uint64_t header_bytes = 0;
+  DType dtype = DType::kFloat32;
+  std::int64_t elems = 0;
 };
 
 struct CodecRow;
@@ -76,14 +87,20 @@ class Codec {
   // for that shape gives kCorruptData, and then `output` holds unspecified values.
   virtual Status decode(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const = 0;
 
+  // Nothing if payloads of that shape can't be added up.
+  virtual std::optional<SumForm> sum_form(std::int64_t rows, std::int64_t cols, DType dtype) const {
+    (void)rows, (void)cols, (void)dtype;
+    return std::nullopt;
+  }
+
   // What becomes of the decoded tensors of all ranks: their mean, or the sign of the sum of their signs (0 at a tie)
   // times the mean of their magnitudes.
   virtual bool is_majority_vote() const { return false; }
 
-  // What the bytes of a payload are: sections in order, without gaps, that cover it all, whatever bytes it has. The
-  // default knows one section. Allocates.
+  // What the bytes of a payload are: sections in order, without gaps, that cover it all, whatever bytes it has.
+  // Allocates.
   virtual std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
-                                              DType dtype) const;
+                                              DType dtype) const = 0;
 
   // The codec as a stage of a composition; nullptr if others can't stand behind it.
   virtual const Sparsifier* sparsifier() const { return nullptr; }

@@ -4,11 +4,15 @@
 // process, deterministic), CallbackCommunicator (a table of functions over whatever group the caller has), and the
 // decorators Recording and Faulty that wrap any of them in tests.
 //
+// Every collective is one plain CollectiveCall given to start(): so a decorator, a transport or an interpreter of
+// schemes is one function, not one for each kind.
+//
 // Promises every implementation keeps
 //   order     all ranks of a group start the same collectives in the same order; a start never waits for a peer.
-//   result    every rank gets the same bytes.
-//   ownership the buffers belong to the caller and must stay untouched from start until wait() or test() says done.
-//   threads   one communicator is used by one thread at a time.
+//   result    what two ranks both receive (a sum, a block) has the same bytes on both.
+//   ownership the buffers and counts belong to the caller and must stay untouched from start until wait() or test()
+//             says done. A start that returns an error took nothing.
+//   threads   one communicator is used by one thread at a time. A sub-group counts as the communicator it came from.
 //   errors    after a fatal Status (Status::is_fatal) no further collective may be started; each rank that takes part
 //             gets an error within its timeout, never a hang.
 #pragma once
@@ -20,12 +24,59 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cortado/status.h"
 #include "cortado/tensor_view.h"
+#include "cortado/topology.h"
 
 namespace cortado {
+
+// What a collective does. In the table, "a block for each" is world_size blocks one after the other in rank order,
+// without gaps; the block of rank r has `elems` elements, or counts[r] where counts are given.
+//
+//   kind            read from `sent`                  written to `received`
+//   all_reduce      elems                             elems: the sum over all ranks
+//   reduce_scatter  a block for each rank             own block of the sum over all ranks
+//   all_gather      own block                         a block of each rank
+//   all_to_all      a block for each rank             a block of each rank
+//   broadcast       elems, on the root only           elems, on all but the root
+//   reduce          elems                             elems: the sum over all ranks, on the root only
+//   gather          own block                         a block of each rank, on the root only
+//
+// What is neither read nor written on a rank may be null there, and so may what is empty. A message without elements is
+// a collective like any other.
+enum class CollectiveKind : std::uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kAllToAll,
+  kBroadcast,
+  kReduce,
+  kGather,
+};
+
+// "all_reduce", "reduce_scatter", ...
+std::string_view collective_kind_name(CollectiveKind kind);
+
+struct CollectiveCall {
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  DType dtype = DType::kUint8;  // of a sum: the format it is taken in; otherwise only the unit of the sizes
+  int root = 0;                 // broadcast, reduce, gather
+
+  // The two may not overlap, except that all_reduce, broadcast and reduce work in place (sent == received), and that
+  // the own block of an all_gather, or of the root of a gather, may lie at its place in `received` already.
+  const void* sent = nullptr;
+  void* received = nullptr;
+
+  // Sizes in elements of `dtype`: `elems` where all blocks are equal (counts empty), otherwise world_size counts.
+  //   reduce_scatter, all_gather, gather   counts[r] is the block of rank r; every rank gives the same list.
+  //   all_to_all                           counts[r] is sent to rank r, received_counts[r] comes from it.
+  std::int64_t elems = 0;
+  std::span<const std::int64_t> counts = {};
+  std::span<const std::int64_t> received_counts = {};  // all_to_all with counts only
+};
 
 // Names one started collective of one communicator; counts up from 0.
 using WorkId = std::uint64_t;
@@ -38,12 +89,15 @@ class Communicator {
   virtual int world_size() const = 0;
   virtual std::string name() const = 0;  // "local", "callback(gloo)", "faulty(local)" ...
 
-  // Starts an in-place SUM over all ranks of `elems` values of `dtype` at `data`; returns at once.
-  virtual Result<WorkId> start_all_reduce(void* data, std::int64_t elems, DType dtype) = 0;
+  // Starts a collective and returns at once. kInvalidArgument for a call that is wrong by itself (nothing has changed
+  // then); ranks whose calls do not fit together get kMismatch, here or from test() and wait(), as far as the transport
+  // can tell. `call` itself may go afterwards, what it points to may not.
+  virtual Result<WorkId> start(const CollectiveCall& call) = 0;
 
-  // Starts a gather: every rank contributes the same number of bytes, `received` is world_size * sent.size() long and
-  // gets them in rank order. Returns at once; both buffers are the communicator's until the work has ended.
-  virtual Result<WorkId> start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received) = 0;
+  // The two most used: an in-place sum of `elems` values at `data`, and a gather of equally many bytes of each rank
+  // into `received`, which is world_size * sent.size() long.
+  Result<WorkId> start_all_reduce(void* data, std::int64_t elems, DType dtype);
+  Result<WorkId> start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received);
 
   // True when `work` has ended (its result is in place); does not wait.
   virtual Result<bool> test(WorkId work) = 0;
@@ -51,9 +105,18 @@ class Communicator {
   // Returns when `work` has ended, or with kTimeout or kPeerFailed after at most `timeout`.
   virtual Status wait(WorkId work, std::chrono::nanoseconds timeout) = 0;
 
-  // The same, but waits. Used when a job is set up, not in steps.
+  // The gather again, but waits, and whatever comes of it the buffers are free when it returns. Used when a job is set
+  // up, not in steps.
   virtual Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                             std::chrono::nanoseconds timeout) = 0;
+
+  // A communicator for some of the ranks, in the order of the list: rank i of it is rank ranks[i] of this one. Every
+  // rank of this communicator calls it at the same point of its program with the list it is in itself (lists of
+  // different ranks are equal or share no rank), because some transports set up all sub-groups together; it may wait
+  // for the others. Collectives of different communicators have no order among each other. A failure in one is a
+  // failure of all that came from the same one, where the transport can tell them. It must not be used after the
+  // communicator it came from has gone.
+  virtual Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks);
 
   // This rank takes no further part, because of an error of its own. Nothing may be started afterwards. True if the
   // collectives in flight are cut off and their buffers free at once (local; the peers get kPeerFailed with `why`).
@@ -64,14 +127,36 @@ class Communicator {
   }
 };
 
+// ---- the levels of a topology
+// ----------------------------------------------------------------------------------------
+
+// The communicators of one rank for every range of levels: among the ranks that differ in these levels only.
+class LevelCommunicators {
+ public:
+  // Makes the sub-groups; every rank of `whole` calls it at the same point of its program. `whole` is the communicator
+  // of all levels and must outlive the result. kInvalidArgument where its world size is not the topology's.
+  static Result<LevelCommunicators> create(Communicator* whole, const Topology& topology);
+
+  const Topology& topology() const { return topology_; }
+
+  // `range` lies within the topology. A group of one rank has a communicator like any other.
+  Communicator* of(LevelRange range) const;
+
+ private:
+  Topology topology_;
+  std::vector<Communicator*> of_range_;  // of [first][last], as levels x levels
+  std::vector<std::unique_ptr<Communicator>> subgroups_;
+};
+
 // ---- local: ranks as threads ---------------------------------------------------------------------------------------
 
 // A group of `world_size` (at least 1) ranks in one process. Sums are taken in rank order in float32 (once rounded to
 // the dtype at the end; uint8 wraps), so results do not depend on timing. communicator(r) belongs to the group and is
-// to be used by one thread.
+// to be used by one thread; so are its sub-groups, which must not outlive the group.
 //
-// The first failure (timeout, mismatch, abandon) is the group's: every rank gets its code and text from then on, for
-// all collectives that some rank had not started yet. Collectives that all ranks had started still end well.
+// The first failure (timeout, mismatch, abandon) is the failure of the group and of all its sub-groups: every rank gets
+// its code and text from then on, for all collectives that some rank had not started yet. Collectives that all ranks
+// had started still end well. Texts name ranks by their number in this group, those of sub-groups too.
 class LocalGroup {
  public:
   explicit LocalGroup(int world_size);
@@ -100,16 +185,19 @@ struct CommunicatorCallbacks {
   int rank = 0;
   int world_size = 1;
   const char* name = "callback";
-  int (*start_all_reduce)(void* context, void* data, std::int64_t elems, int dtype, std::uint64_t work, char* error,
-                          std::size_t error_bytes) = nullptr;
-  int (*start_all_gather)(void* context, const void* sent, std::int64_t sent_bytes, void* received, std::uint64_t work,
-                          char* error, std::size_t error_bytes) = nullptr;
+  // Starts collective number `work`. The call has been checked; `call` is valid until the function returns.
+  int (*start)(void* context, const CollectiveCall* call, std::uint64_t work, char* error,
+               std::size_t error_bytes) = nullptr;
   int (*test)(void* context, std::uint64_t work, int* done, char* error, std::size_t error_bytes) = nullptr;
   // Must return within about timeout_ns; the error code kTimedOut tells a timeout from other failures.
   int (*wait)(void* context, std::uint64_t work, std::int64_t timeout_ns, char* error,
               std::size_t error_bytes) = nullptr;
   int (*all_gather)(void* context, const void* sent, std::int64_t sent_bytes, void* received, std::int64_t timeout_ns,
                     char* error, std::size_t error_bytes) = nullptr;
+  // Fills `table` for the sub-group of these ranks (Communicator::subgroup); its context lives as long as this one. May
+  // be null: then there are no sub-groups.
+  int (*subgroup)(void* context, const int* ranks, std::int64_t rank_count, CommunicatorCallbacks* table, char* error,
+                  std::size_t error_bytes) = nullptr;
 
   static constexpr int kTimedOut = 2;
 };
@@ -118,41 +206,52 @@ Result<std::unique_ptr<Communicator>> make_callback_communicator(const Communica
 
 // ---- decorators for tests ------------------------------------------------------------------------------------------
 
-// One line a collective: "all_reduce bf16 1024". The log can be compared between ranks.
+// One collective: kind "all_reduce", and the sizes as they were given. The log can be compared between ranks (those of
+// all_to_all with counts and of different sub-groups differ).
 struct RecordedCollective {
   std::string kind;
   DType dtype;
   std::int64_t elems;
+  int root = 0;
+  std::vector<std::int64_t> counts = {};
+  std::vector<std::int64_t> received_counts = {};
+  std::vector<int> ranks = {};  // of the sub-group it ran in; empty for the recorded communicator itself
 
   bool operator==(const RecordedCollective&) const = default;
 };
 
+// Its sub-groups write into the same log.
 class RecordingCommunicator final : public Communicator {
  public:
   explicit RecordingCommunicator(Communicator* inner) : inner_(inner) {}
+  RecordingCommunicator(const RecordingCommunicator&) = delete;
+  RecordingCommunicator& operator=(const RecordingCommunicator&) = delete;
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
   std::string name() const override { return "recording(" + inner_->name() + ")"; }
-  Result<WorkId> start_all_reduce(void* data, std::int64_t elems, DType dtype) override;
-  Result<WorkId> start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received) override;
+  Result<WorkId> start(const CollectiveCall& call) override;
   Result<bool> test(WorkId work) override { return inner_->test(work); }
   Status wait(WorkId work, std::chrono::nanoseconds timeout) override;
   Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                     std::chrono::nanoseconds timeout) override;
+  Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override;
   bool abandon(const std::string& why) override { return inner_->abandon(why); }
 
-  const std::vector<RecordedCollective>& log() const { return log_; }
-  std::int64_t waits() const { return waits_; }
-  void clear() { log_.clear(), waits_ = 0; }
+  const std::vector<RecordedCollective>& log() const { return whole_->log_; }
+  std::int64_t waits() const { return whole_->waits_; }
+  void clear() { whole_->log_.clear(), whole_->waits_ = 0; }
 
  private:
+  std::unique_ptr<Communicator> owned_;  // of a sub-group
   Communicator* inner_;
+  RecordingCommunicator* whole_ = this;  // has the log
+  std::vector<int> ranks_;
   std::vector<RecordedCollective> log_;
   std::int64_t waits_ = 0;
 };
 
-// What FaultyCommunicator does to the collective with index `at` (counted from 0 over all calls of start_all_reduce and
-// start_all_gather).
+// What FaultyCommunicator does to the collective with index `at` (counted from 0 over all calls of start(), those of
+// its sub-groups too).
 struct Fault {
   enum class Kind {
     kDelay,    // the result is reported `delay` after the start at the earliest

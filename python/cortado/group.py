@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 # Codes of cortado/tensor_view.h.
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
+BYTE_CODE = 3
+_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()} | {BYTE_CODE: torch.uint8}
 
 _SLICE_S = 1.0  # how often a waiting rank looks whether a peer has reported a failure
 _ROLL_CALL_S = 5.0  # how long failed ranks wait for each other before they name who is missing
@@ -45,13 +46,17 @@ class TorchGroup:
 
     # ---- what the engine calls
 
-    def start_all_reduce(self, data, elems, dtype, work):
-        self._works[work] = self._group.allreduce([self._tensor(data, elems, _DTYPES[dtype])], self._all_reduce_options)
-
-    def start_all_gather(self, sent, sent_bytes, received, work):
-        own = self._tensor(sent, sent_bytes, torch.uint8)
-        all_ranks = self._tensor(received, sent_bytes * self.world_size, torch.uint8)
-        self._works[work] = self._group._allgather_base(all_ranks, own, self._all_gather_options)
+    def start(self, work, kind, dtype, sent, received, elems, root, counts, received_counts):
+        """Starts collective number `work`; the arguments are the fields of CollectiveCall (communicator.h)."""
+        if kind == "all_reduce" and sent == received:
+            tensor = self._tensor(received, elems, _DTYPES[dtype])
+            self._works[work] = self._group.allreduce([tensor], self._all_reduce_options)
+        elif kind == "all_gather" and counts is None:
+            own = self._tensor(sent, elems, _DTYPES[dtype])
+            all_ranks = self._tensor(received, elems * self.world_size, _DTYPES[dtype])
+            self._works[work] = self._group._allgather_base(all_ranks, own, self._all_gather_options)
+        else:
+            raise NotImplementedError(f"{kind} over torch.distributed")
 
     def test(self, work):
         if not self._works[work].is_completed():

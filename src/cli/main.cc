@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/codec_commands.h"
+#include "cli/trace_command.h"
 #include "cortado/version.h"
 
 namespace cortado::cli {
@@ -23,6 +24,7 @@ constexpr const char* kFooter =
     "  cortado codec compress --codec sign gradient.npy -o gradient.crtf\n"
     "  cortado codec inspect gradient.crtf      what every byte of it is\n"
     "  cortado codec decompress gradient.crtf -o back.npy\n"
+    "  cortado trace trace.json --summary stage where the time of recorded steps went\n"
     "\n"
     "A specification is the one string that names a codec everywhere: here, in Python\n"
     "(cortado.attach(model, \"acp(rank=4)\")) and in files.\n"
@@ -51,6 +53,16 @@ constexpr const char* kInspectFooter =
     "  cortado codec inspect gradient.crtf\n"
     "\n"
     "Of a damaged file it shows what is whole, then the error (exit code 3).\n";
+
+constexpr const char* kTraceFooter =
+    "Examples:\n"
+    "  cortado trace trace.json                   draws each step, one row a message\n"
+    "  cortado trace trace.json --summary tensor  which tensors take the time\n"
+    "  cortado trace trace.json --chrome chrome.json\n"
+    "                                             for chrome://tracing or ui.perfetto.dev\n"
+    "\n"
+    "Record with state.start_trace(), some steps, state.trace().save(\"trace.json\") in Python; state is\n"
+    "what cortado.attach returned, or a Reducer.\n";
 
 constexpr const char* kBenchFooter =
     "Examples:\n"
@@ -132,6 +144,15 @@ int run(int argc, char** argv) {
   add_input_options(bench, &measured.input);
   bench->footer(kBenchFooter);
 
+  CLI::App* trace = app.add_subcommand("trace", "show a recorded trace: what the engine did and when");
+  TraceOptions shown;
+  trace->add_option("FILE", shown.path, "a trace, format cortado.trace/1")->required();
+  trace->add_option("--summary", shown.summary, "a table, one row a stage or a tensor, instead of the drawing")
+      ->check(CLI::IsMember({"stage", "tensor"}))
+      ->type_name("stage|tensor");
+  trace->add_option("--chrome", shown.chrome_path, "write it for Chrome or Perfetto")->type_name("OUT");
+  trace->footer(kTraceFooter);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -143,6 +164,7 @@ int run(int argc, char** argv) {
   if (decompress->parsed()) return decompress_file(decompressed_input, decompressed_output);
   if (inspect->parsed()) return inspect_file(inspected, inspect_as_json);
   if (bench->parsed()) return bench_codecs(measured);
+  if (trace->parsed()) return show_trace(shown);
   // A command is missing: show those there are. (require_subcommand would say the same of one that is misspelt.)
   std::fputs((codec->parsed() ? codec->help("cortado") : app.help()).c_str(), stderr);
   return kBadCommandLine;

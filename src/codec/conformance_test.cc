@@ -149,6 +149,43 @@ TEST_P(Conformance, RoundTripKeepsWhatTheTraitsPromise) {
   });
 }
 
+TEST_P(Conformance, PayloadsHaveTheSizeAndTheSumThatTraitsPromise) {
+  EXPECT_EQ(codec_->sum_form(8, 8, DType::kFloat32).has_value(), row_.traits.linear && row_.traits.rounds == 1);
+  for_each_case([&](Shape shape, DType dtype) {
+    const std::int64_t elems = shape.rows * shape.cols;
+    const std::vector<std::byte> payload = encode(make_values(dtype, elems, false, 1), shape, dtype);
+    const std::vector<std::byte> other = encode(make_values(dtype, elems, false, 2), shape, dtype);
+    const std::uint64_t max_bytes = codec_->max_payload_bytes(shape.rows, shape.cols, dtype);
+    if (row_.traits.fixed_size) {
+      EXPECT_EQ(payload.size(), max_bytes);
+    }
+    const std::optional<SumForm> form = codec_->sum_form(shape.rows, shape.cols, dtype);
+    if (!form.has_value()) return;
+    const std::size_t header = form->header_bytes;
+    ASSERT_EQ(header + static_cast<std::size_t>(form->elems) * dtype_bytes(form->dtype), max_bytes);
+    EXPECT_TRUE(std::equal(payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(header), other.begin()));
+    std::vector<std::byte> sum = payload;
+    const std::vector<float> mine = floats_of(std::span(payload).subspan(header), form->dtype);
+    const std::vector<float> theirs = floats_of(std::span(other).subspan(header), form->dtype);
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      const float added = mine[i] + theirs[i];
+      auto element = std::bit_cast<std::uint32_t>(added);
+      if (form->dtype == DType::kFloat16) element = float_to_fp16(added);
+      if (form->dtype == DType::kBFloat16) element = float_to_bf16(added);
+      std::memcpy(sum.data() + header + i * dtype_bytes(form->dtype), &element, dtype_bytes(form->dtype));
+    }
+    std::vector<std::byte> decoded, first, second;
+    ASSERT_TRUE(decode(sum, shape, dtype, &decoded).ok());
+    ASSERT_TRUE(decode(payload, shape, dtype, &first).ok());
+    ASSERT_TRUE(decode(other, shape, dtype, &second).ok());
+    const std::vector<float> a = floats_of(first, dtype), b = floats_of(second, dtype), ab = floats_of(decoded, dtype);
+    const double unit = std::max({1e-5, last_place(dtype), last_place(form->dtype)});
+    for (std::size_t i = 0; i < ab.size(); ++i) {
+      EXPECT_NEAR(ab[i], a[i] + b[i], 2 * unit * (1 + std::fabs(a[i]) + std::fabs(b[i]))) << i;
+    }
+  });
+}
+
 TEST_P(Conformance, EqualCallsGiveEqualBytes) {
   for_each_case([&](Shape shape, DType dtype) {
     const std::vector<std::byte> input = make_values(dtype, shape.rows * shape.cols, true);

@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <array>
 
+#include "collective/collective_call.h"
 #include "core/check.h"
 #include "cortado/communicator.h"
 
@@ -34,22 +35,12 @@ class CallbackCommunicator final : public Communicator {
   int world_size() const override { return callbacks_.world_size; }
   std::string name() const override { return name_ == "callback" ? name_ : "callback(" + name_ + ")"; }
 
-  Result<WorkId> start_all_reduce(void* data, std::int64_t elems, DType dtype) override {
-    const WorkId work = next("all_reduce", elems, dtype);
+  Result<WorkId> start(const CollectiveCall& call) override {
+    CORTADO_RETURN_IF_ERROR(check_call(call, rank(), world_size()));
+    const WorkId work = next_work_++;
+    recent_[work % recent_.size()] = {work, call.kind, sent_elems(call, rank(), world_size()), call.dtype};
     ErrorText error;
-    const int code = callbacks_.start_all_reduce(callbacks_.context, data, elems, static_cast<int>(dtype), work,
-                                                 error.data(), error.bytes());
-    if (code != 0) return error.to_status(code, "start of " + describe(work));
-    return work;
-  }
-
-  Result<WorkId> start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received) override {
-    CORTADO_RETURN_IF_ERROR(check_sizes(sent, received));
-    const auto bytes = static_cast<std::int64_t>(sent.size());
-    const WorkId work = next("all_gather", bytes, DType::kUint8);
-    ErrorText error;
-    const int code = callbacks_.start_all_gather(callbacks_.context, sent.data(), bytes, received.data(), work,
-                                                 error.data(), error.bytes());
+    const int code = callbacks_.start(callbacks_.context, &call, work, error.data(), error.bytes());
     if (code != 0) return error.to_status(code, "start of " + describe(work));
     return work;
   }
@@ -80,19 +71,24 @@ class CallbackCommunicator final : public Communicator {
     return error.to_status(code, "all_gather uint8 " + std::to_string(sent.size()) + " on " + name());
   }
 
+  Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
+    CORTADO_RETURN_IF_ERROR(index_in_subgroup(ranks, rank(), world_size()).status());
+    if (callbacks_.subgroup == nullptr) return Communicator::subgroup(ranks);
+    CommunicatorCallbacks table;
+    ErrorText error;
+    const int code = callbacks_.subgroup(callbacks_.context, ranks.data(), static_cast<std::int64_t>(ranks.size()),
+                                         &table, error.data(), error.bytes());
+    if (code != 0) return error.to_status(code, "sub-group of " + name());
+    return make_callback_communicator(table);
+  }
+
  private:
   struct Recent {
     WorkId work = 0;
-    const char* operation = "";
-    std::int64_t elems = 0;
+    CollectiveKind kind = CollectiveKind::kAllReduce;
+    std::int64_t elems = 0;  // that this rank sends
     DType dtype = DType::kFloat32;
   };
-
-  WorkId next(const char* operation, std::int64_t elems, DType dtype) {
-    const WorkId work = next_work_++;
-    recent_[work % recent_.size()] = {work, operation, elems, dtype};
-    return work;
-  }
 
   Status check_sizes(std::span<const std::byte> sent, std::span<std::byte> received) const {
     if (received.size() == sent.size() * static_cast<std::size_t>(world_size())) return Status();
@@ -112,7 +108,7 @@ class CallbackCommunicator final : public Communicator {
     const Recent& recent = recent_[work % recent_.size()];
     const std::string number = "collective " + std::to_string(work);
     if (recent.work != work) return number + " on " + name();
-    return std::string(recent.operation) + " " + std::string(dtype_name(recent.dtype)) + " " +
+    return std::string(collective_kind_name(recent.kind)) + " " + std::string(dtype_name(recent.dtype)) + " " +
            std::to_string(recent.elems) + " (" + number + ") on " + name();
   }
 
@@ -127,8 +123,7 @@ Status validate(const CommunicatorCallbacks& callbacks) {
     return make_error(StatusCode::kInvalidArgument, "communicator callbacks: %s is null", what);
   };
   if (callbacks.name == nullptr) return missing("name");
-  if (callbacks.start_all_reduce == nullptr) return missing("start_all_reduce");
-  if (callbacks.start_all_gather == nullptr) return missing("start_all_gather");
+  if (callbacks.start == nullptr) return missing("start");
   if (callbacks.test == nullptr) return missing("test");
   if (callbacks.wait == nullptr) return missing("wait");
   if (callbacks.all_gather == nullptr) return missing("all_gather");

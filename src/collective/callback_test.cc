@@ -3,9 +3,11 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "collective/communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
 #include "cortado/communicator.h"
@@ -21,7 +23,9 @@ constexpr std::chrono::seconds kLong(30);
 struct Adapter {
   Communicator* inner = nullptr;
   int code = 0;
-  std::string message;
+  std::string message = "";
+  std::vector<std::unique_ptr<Communicator>> groups = {};  // of the sub-groups, which live as long as this one
+  std::vector<std::unique_ptr<Adapter>> adapters = {};
 
   static int fail(const Adapter& self, char* error, std::size_t error_bytes) {
     std::strncpy(error, self.message.c_str(), error_bytes);  // as sloppy as allowed: without NUL when it is too long
@@ -30,25 +34,14 @@ struct Adapter {
   static int convert(const Status& status, char* error, std::size_t error_bytes) {
     if (status.ok()) return 0;
     const int code = status.code() == StatusCode::kTimeout ? CommunicatorCallbacks::kTimedOut : 1;
-    return fail({nullptr, code, status.message()}, error, error_bytes);
+    return fail({.code = code, .message = status.message()}, error, error_bytes);
   }
 
-  static int start(void* context, void* data, std::int64_t elems, int dtype, std::uint64_t work, char* error,
+  static int start(void* context, const CollectiveCall* call, std::uint64_t work, char* error,
                    std::size_t error_bytes) {
     const auto& self = *static_cast<Adapter*>(context);
     if (self.code != 0) return fail(self, error, error_bytes);
-    const Result<WorkId> started = self.inner->start_all_reduce(data, elems, static_cast<DType>(dtype));
-    EXPECT_TRUE(!started.ok() || started.value() == work);
-    return convert(started.status(), error, error_bytes);
-  }
-  static int gather(void* context, const void* sent, std::int64_t sent_bytes, void* received, std::uint64_t work,
-                    char* error, std::size_t error_bytes) {
-    const auto& self = *static_cast<Adapter*>(context);
-    if (self.code != 0) return fail(self, error, error_bytes);
-    const auto bytes = static_cast<std::size_t>(sent_bytes);
-    const Result<WorkId> started =
-        self.inner->start_all_gather({static_cast<const std::byte*>(sent), bytes},
-                                     {static_cast<std::byte*>(received), bytes * self.inner->world_size()});
+    const Result<WorkId> started = self.inner->start(*call);
     EXPECT_TRUE(!started.ok() || started.value() == work);
     return convert(started.status(), error, error_bytes);
   }
@@ -75,17 +68,29 @@ struct Adapter {
     return convert(status, error, error_bytes);
   }
 
+  static int subgroup(void* context, const int* ranks, std::int64_t rank_count, CommunicatorCallbacks* table,
+                      char* error, std::size_t error_bytes) {
+    auto& self = *static_cast<Adapter*>(context);
+    if (self.code != 0) return fail(self, error, error_bytes);
+    auto made = self.inner->subgroup({ranks, static_cast<std::size_t>(rank_count)});
+    if (!made.ok()) return convert(made.status(), error, error_bytes);
+    self.groups.push_back(std::move(made).value());
+    self.adapters.push_back(std::make_unique<Adapter>(Adapter{.inner = self.groups.back().get()}));
+    *table = self.adapters.back()->callbacks();
+    return 0;
+  }
+
   CommunicatorCallbacks callbacks() {
     CommunicatorCallbacks table;
     table.context = this;
     table.rank = inner->rank();
     table.world_size = inner->world_size();
     table.name = "threads";
-    table.start_all_reduce = start;
-    table.start_all_gather = gather;
+    table.start = start;
     table.test = test;
     table.wait = wait;
     table.all_gather = all_gather;
+    table.subgroup = subgroup;
     return table;
   }
 };
@@ -116,6 +121,33 @@ TEST(Callback, ReducesAndGathersThroughTheTable) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
+TEST(Callback, EveryKindOfCollectiveAlsoInSubgroups) {
+  const auto statuses = run_ranks(4, [](Communicator& inner) {
+    Adapter adapter{&inner, 0, ""};
+    const auto communicator = make_callback_communicator(adapter.callbacks()).value();
+    CORTADO_RETURN_IF_ERROR(check_every_collective(*communicator, kLong));
+    const std::array ranks{inner.rank() % 2, inner.rank() % 2 + 2};
+    CORTADO_ASSIGN_OR_RETURN(const auto subgroup, communicator->subgroup(ranks));
+    EXPECT_EQ(subgroup->name(), "callback(threads)");
+    EXPECT_EQ(subgroup->rank(), inner.rank() / 2);
+    return check_every_collective(*subgroup, kLong);
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(Callback, SubgroupsAreRefusedWhereTheTableHasNone) {
+  LocalGroup group(1);
+  Adapter adapter{group.communicator(0), 0, "no memory"};
+  CommunicatorCallbacks table = adapter.callbacks();
+  const auto with = make_callback_communicator(table).value();
+  table.subgroup = nullptr;
+  const auto without = make_callback_communicator(table).value();
+  EXPECT_EQ(without->subgroup(std::array{0}).status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(without->subgroup(std::array{1}).status().code(), StatusCode::kInvalidArgument);
+  adapter.code = 1;
+  EXPECT_EQ(with->subgroup(std::array{0}).status().message(), "sub-group of callback(threads): no memory");
+}
+
 TEST(Callback, RefusesATableWithHoles) {
   LocalGroup group(1);
   Adapter adapter{group.communicator(0), 0, ""};
@@ -127,8 +159,7 @@ TEST(Callback, RefusesATableWithHoles) {
     EXPECT_NE(status.message().find(named), std::string::npos) << status.message();
   };
   expect_refused("name", [](auto& table) { table.name = nullptr; });
-  expect_refused("start_all_reduce", [](auto& table) { table.start_all_reduce = nullptr; });
-  expect_refused("start_all_gather", [](auto& table) { table.start_all_gather = nullptr; });
+  expect_refused("start", [](auto& table) { table.start = nullptr; });
   expect_refused("test", [](auto& table) { table.test = nullptr; });
   expect_refused("wait", [](auto& table) { table.wait = nullptr; });
   expect_refused("all_gather", [](auto& table) { table.all_gather = nullptr; });

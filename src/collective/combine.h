@@ -1,38 +1,22 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the ranks of a LocalGroup bring to a collective, and the arithmetic that turns it into the result.
+// The arithmetic that turns what the ranks of a LocalGroup bring to a collective into the result.
 #pragma once
 
-#include <cstdint>
 #include <span>
-#include <string>
 
-#include "cortado/tensor_view.h"
+#include "cortado/communicator.h"
 
 namespace cortado {
 
-struct Contribution {
-  enum class Kind { kAllReduce, kAllGather };
+// True if the calls of two ranks may take part in one collective.
+bool agree(const CollectiveCall& a, int rank_a, const CollectiveCall& b, int rank_b, int world_size);
 
-  Kind kind = Kind::kAllReduce;
-  DType dtype = DType::kFloat32;  // kUint8 for an all-gather
-  std::int64_t elems = 0;         // brought by this rank
-  const void* sent = nullptr;
-  void* received = nullptr;  // all-reduce: the same memory as `sent`
-};
-
-// True if both may take part in one collective.
-bool agree(const Contribution& a, const Contribution& b);
-
-// "all_reduce bf16 1024", "all_gather uint8 64".
-std::string describe(const Contribution& contribution);
-
-// Writes the result to every rank's `received`. All contributions agree; they are in rank order and their memory does
-// not overlap, except that a rank's `sent` may lie at its own place in its `received`.
-//   all-reduce  sum in rank order in float32, rounded once (to nearest even) to the dtype; NaN and Inf propagate.
-//               uint8 wraps modulo 256.
-//   all-gather  the `sent` bytes of all ranks one after the other.
+// Writes the result to the `received` of every rank that gets one. The calls are in rank order, right and agree; their
+// memory overlaps only as CollectiveCall allows.
+//   sums  in rank order in float32, rounded once (to nearest even) to the dtype; NaN and Inf propagate. uint8 wraps
+//         modulo 256. The sum over one rank keeps every bit.
 // Does not allocate.
-void combine(std::span<const Contribution> of_rank);
+void combine(std::span<const CollectiveCall> of_rank);
 
 }  // namespace cortado

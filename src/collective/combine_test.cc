@@ -15,12 +15,15 @@ namespace {
 // All-reduces one vector a rank and returns the result after checking that all ranks have the same bytes.
 template <typename Element>
 std::vector<Element> all_reduce(DType dtype, std::vector<std::vector<Element>> of_rank) {
-  std::vector<Contribution> contributions;
+  std::vector<CollectiveCall> calls;
   for (auto& values : of_rank) {
-    contributions.push_back({Contribution::Kind::kAllReduce, dtype, static_cast<std::int64_t>(values.size()),
-                             values.data(), values.data()});
+    calls.push_back({.kind = CollectiveKind::kAllReduce,
+                     .dtype = dtype,
+                     .sent = values.data(),
+                     .received = values.data(),
+                     .elems = static_cast<std::int64_t>(values.size())});
   }
-  combine(contributions);
+  combine(calls);
   for (const auto& values : of_rank) {
     EXPECT_TRUE(values.empty() || std::memcmp(values.data(), of_rank[0].data(), values.size() * sizeof(Element)) == 0);
   }
@@ -91,20 +94,15 @@ TEST(Combine, SumsWhatDoesNotFillATile) {
 
 TEST(Combine, GathersInRankOrderAlsoInPlace) {
   std::vector<std::vector<char>> received{{'a', 'b', '-', '-'}, {'-', '-', 'c', 'd'}};  // own bytes are in place
-  std::vector<Contribution> contributions;
+  std::vector<CollectiveCall> calls;
   for (std::size_t rank = 0; rank < 2; ++rank) {
-    contributions.push_back(
-        {Contribution::Kind::kAllGather, DType::kUint8, 2, received[rank].data() + 2 * rank, received[rank].data()});
+    calls.push_back({.kind = CollectiveKind::kAllGather,
+                     .sent = received[rank].data() + 2 * rank,
+                     .received = received[rank].data(),
+                     .elems = 2});
   }
-  combine(contributions);
+  combine(calls);
   for (const auto& bytes : received) EXPECT_EQ(std::string(bytes.begin(), bytes.end()), "abcd");
-}
-
-TEST(Combine, Describes) {
-  Contribution contribution{Contribution::Kind::kAllReduce, DType::kBFloat16, 1024, nullptr, nullptr};
-  EXPECT_EQ(describe(contribution), "all_reduce bf16 1024");
-  contribution.kind = Contribution::Kind::kAllGather;
-  EXPECT_EQ(describe(contribution), "all_gather bf16 1024");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "collective/collective_call.h"
 #include "core/check.h"
 #include "cortado/communicator.h"
 
@@ -35,31 +36,52 @@ void flip_bit(void* data, std::int64_t elems, DType dtype) {
   }
 }
 
+// What a communicator and its sub-groups have in common.
+struct FaultPlan {
+  std::vector<Fault> faults;
+  std::int64_t starts = 0;
+  bool dropped = false;
+
+  const Fault* find(std::int64_t index, Fault::Kind kind) const {
+    for (const Fault& fault : faults) {
+      if (fault.at == index && fault.kind == kind) return &fault;
+    }
+    return nullptr;
+  }
+};
+
 // After a drop nothing of this rank reaches the others any more: a later collective that did would be taken by them for
 // the dropped one.
 class FaultyCommunicator final : public Communicator {
  public:
-  FaultyCommunicator(Communicator* inner, std::vector<Fault> faults) : inner_(inner), faults_(std::move(faults)) {}
+  FaultyCommunicator(Communicator* inner, std::shared_ptr<FaultPlan> plan) : inner_(inner), plan_(std::move(plan)) {}
+  FaultyCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<FaultPlan> plan)
+      : owned_(std::move(inner)), inner_(owned_.get()), plan_(std::move(plan)) {}
 
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
   std::string name() const override { return "faulty(" + inner_->name() + ")"; }
 
-  Result<WorkId> start_all_reduce(void* data, std::int64_t elems, DType dtype) override {
-    return start("all_reduce", [&](bool corrupt) {
-      if (corrupt) flip_bit(data, elems, dtype);
-      return inner_->start_all_reduce(data, elems, dtype);
-    });
-  }
+  Result<WorkId> start(const CollectiveCall& call) override {
+    const std::int64_t index = plan_->starts++;
+    if (plan_->find(index, Fault::Kind::kError) != nullptr) {
+      return make_error(StatusCode::kPeerFailed, "fault: %s %lld of rank %d refused",
+                        std::string(collective_kind_name(call.kind)).c_str(), static_cast<long long>(index), rank());
+    }
+    if (plan_->find(index, Fault::Kind::kDrop) != nullptr) plan_->dropped = true;
+    if (plan_->dropped) {
+      if (!first_dropped_.has_value()) first_dropped_ = next_work_;
+      return next_work_++;
+    }
 
-  Result<WorkId> start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received) override {
-    return start("all_gather", [&](bool corrupt) {
-      if (!corrupt) return inner_->start_all_gather(sent, received);
-      // What is sent is the caller's and stays as it is: only what travels is wrong.
-      std::vector<std::byte>& changed = corrupted_.emplace_back(sent.begin(), sent.end());
-      flip_bit(changed.data(), static_cast<std::int64_t>(changed.size()), DType::kUint8);
-      return inner_->start_all_gather(changed, received);
-    });
+    const bool corrupt = plan_->find(index, Fault::Kind::kCorrupt) != nullptr;
+    Result<WorkId> work = corrupt ? start_corrupted(call) : inner_->start(call);
+    if (!work.ok()) return work;
+    next_work_ = work.value() + 1;
+    if (const Fault* fault = plan_->find(index, Fault::Kind::kDelay); fault != nullptr) {
+      delayed_.push_back({work.value(), steady_clock::now() + fault->delay});
+    }
+    return work;
   }
 
   Result<bool> test(WorkId work) override {
@@ -82,8 +104,13 @@ class FaultyCommunicator final : public Communicator {
   }
 
   Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received, nanoseconds timeout) override {
-    if (first_dropped_.has_value()) return sleep_out(timeout, "dropped");
+    if (plan_->dropped) return sleep_out(timeout, "dropped");
     return inner_->all_gather(sent, received, timeout);
+  }
+
+  Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
+    CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> inner, inner_->subgroup(ranks));
+    return std::unique_ptr<Communicator>(std::make_unique<FaultyCommunicator>(std::move(inner), plan_));
   }
 
   bool abandon(const std::string& why) override { return inner_->abandon(why); }
@@ -94,31 +121,21 @@ class FaultyCommunicator final : public Communicator {
     steady_clock::time_point until;
   };
 
-  // What happens to the next collective; `forward(corrupt)` starts it.
-  template <typename Forward>
-  Result<WorkId> start(const char* operation, Forward&& forward) {
-    const std::int64_t index = starts_++;
-    if (find(index, Fault::Kind::kError) != nullptr) {
-      return make_error(StatusCode::kPeerFailed, "fault: %s %lld of rank %d refused", operation,
-                        static_cast<long long>(index), rank());
+  // In place where the caller gets the result in the same memory. Otherwise what is sent is the caller's and stays as
+  // it is: only what travels is wrong.
+  Result<WorkId> start_corrupted(CollectiveCall call) {
+    if (!reads_sent(call, rank())) return inner_->start(call);
+    const std::int64_t elems = sent_elems(call, rank(), world_size());
+    if (call.sent == call.received && call.kind != CollectiveKind::kAllGather && call.kind != CollectiveKind::kGather) {
+      flip_bit(call.received, elems, call.dtype);
+      return inner_->start(call);
     }
-    if (!first_dropped_.has_value() && find(index, Fault::Kind::kDrop) != nullptr) first_dropped_ = next_work_;
-    if (first_dropped_.has_value()) return next_work_++;
-
-    Result<WorkId> work = forward(find(index, Fault::Kind::kCorrupt) != nullptr);
-    if (!work.ok()) return work;
-    next_work_ = work.value() + 1;
-    if (const Fault* fault = find(index, Fault::Kind::kDelay); fault != nullptr) {
-      delayed_.push_back({work.value(), steady_clock::now() + fault->delay});
-    }
-    return work;
-  }
-
-  const Fault* find(std::int64_t index, Fault::Kind kind) const {
-    for (const Fault& fault : faults_) {
-      if (fault.at == index && fault.kind == kind) return &fault;
-    }
-    return nullptr;
+    const auto* sent = static_cast<const std::byte*>(call.sent);
+    const auto bytes = static_cast<std::size_t>(elems) * dtype_bytes(call.dtype);
+    std::vector<std::byte>& changed = corrupted_.emplace_back(sent, sent + bytes);
+    flip_bit(changed.data(), elems, call.dtype);
+    call.sent = changed.data();
+    return inner_->start(call);
   }
 
   bool is_dropped(WorkId work) const { return first_dropped_.has_value() && work >= *first_dropped_; }
@@ -135,11 +152,11 @@ class FaultyCommunicator final : public Communicator {
     return make_error(StatusCode::kTimeout, "fault: a collective of rank %d was %s", rank(), what);
   }
 
+  std::unique_ptr<Communicator> owned_;  // of a sub-group
   Communicator* inner_;
-  const std::vector<Fault> faults_;
+  std::shared_ptr<FaultPlan> plan_;
   std::vector<Delayed> delayed_;
   std::deque<std::vector<std::byte>> corrupted_;  // their memory stays where it is
-  std::int64_t starts_ = 0;
   WorkId next_work_ = 0;
   std::optional<WorkId> first_dropped_;
 };
@@ -147,7 +164,7 @@ class FaultyCommunicator final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults) {
-  return std::make_unique<FaultyCommunicator>(inner, std::move(faults));
+  return std::make_unique<FaultyCommunicator>(inner, std::make_shared<FaultPlan>(FaultPlan{std::move(faults)}));
 }
 
 }  // namespace cortado

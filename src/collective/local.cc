@@ -1,45 +1,59 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <memory>
+#include <numeric>
 #include <vector>
 
+#include "collective/collective_call.h"
 #include "collective/rendezvous.h"
 #include "core/check.h"
+#include "core/thread_annotations.h"
 #include "cortado/communicator.h"
 
 namespace cortado {
 namespace {
 
-Status check_buffer(const void* data, std::int64_t elems, DType dtype) {
-  if (dtype_bytes(dtype) == 0) {
-    return make_error(StatusCode::kInvalidArgument, "all_reduce: unknown dtype %d", static_cast<int>(dtype));
+// The sub-groups that have been made of a group. Ranks ask one after the other; the first makes it.
+class Subgroups {
+ public:
+  explicit Subgroups(RendezvousShared* shared) : shared_(shared) {}
+
+  // The next sub-group of these ranks that rank number `own` of the list has not been given yet.
+  Rendezvous* take(const std::vector<int>& names, std::size_t own) {
+    MutexLock lock(mutex_);
+    const auto is_next = [&](const Subgroup& made) { return made.rendezvous->names() == names && !made.taken[own]; };
+    auto found = std::find_if(made_.begin(), made_.end(), is_next);
+    if (found == made_.end()) {
+      made_.push_back({std::make_unique<Rendezvous>(shared_, names, true), std::vector<bool>(names.size())});
+      found = std::prev(made_.end());
+    }
+    found->taken[own] = true;
+    return found->rendezvous.get();
   }
-  if (elems < 0 || (elems > 0 && data == nullptr)) {
-    return make_error(StatusCode::kInvalidArgument, "all_reduce: %lld elements at %p", static_cast<long long>(elems),
-                      data);
-  }
-  return Status();
-}
+
+ private:
+  struct Subgroup {
+    std::unique_ptr<Rendezvous> rendezvous;
+    std::vector<bool> taken;  // by each rank of it
+  };
+
+  RendezvousShared* shared_;
+  Mutex mutex_;
+  std::vector<Subgroup> made_ GUARDED_BY(mutex_);
+};
 
 class LocalCommunicator final : public Communicator {
  public:
-  LocalCommunicator(Rendezvous* rendezvous, int rank) : rendezvous_(rendezvous), rank_(rank) {}
+  LocalCommunicator(Rendezvous* rendezvous, Subgroups* subgroups, int rank)
+      : rendezvous_(rendezvous), subgroups_(subgroups), rank_(rank) {}
 
   int rank() const override { return rank_; }
   int world_size() const override { return rendezvous_->world_size(); }
   std::string name() const override { return "local"; }
 
-  Result<WorkId> start_all_reduce(void* data, std::int64_t elems, DType dtype) override {
-    CORTADO_RETURN_IF_ERROR(check_buffer(data, elems, dtype));
-    return rendezvous_->post(rank_, {Contribution::Kind::kAllReduce, dtype, elems, data, data});
-  }
-
-  Result<WorkId> start_all_gather(std::span<const std::byte> sent, std::span<std::byte> received) override {
-    if (received.size() != sent.size() * static_cast<std::size_t>(world_size())) {
-      return make_error(StatusCode::kInvalidArgument, "all_gather: %zu bytes to receive, expected %d ranks x %zu",
-                        received.size(), world_size(), sent.size());
-    }
-    const auto elems = static_cast<std::int64_t>(sent.size());
-    return rendezvous_->post(rank_,
-                             {Contribution::Kind::kAllGather, DType::kUint8, elems, sent.data(), received.data()});
+  Result<WorkId> start(const CollectiveCall& call) override {
+    CORTADO_RETURN_IF_ERROR(check_call(call, rank_, world_size()));
+    return rendezvous_->post(rank_, call);
   }
 
   Result<bool> test(WorkId work) override { return rendezvous_->test(rank_, work); }
@@ -54,25 +68,44 @@ class LocalCommunicator final : public Communicator {
     return wait(work, timeout);
   }
 
+  Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
+    CORTADO_ASSIGN_OR_RETURN(const int own, index_in_subgroup(ranks, rank_, world_size()));
+    std::vector<int> names;
+    for (const int rank : ranks) names.push_back(rendezvous_->names()[static_cast<std::size_t>(rank)]);
+    Rendezvous* rendezvous = subgroups_->take(names, static_cast<std::size_t>(own));
+    return std::unique_ptr<Communicator>(std::make_unique<LocalCommunicator>(rendezvous, subgroups_, own));
+  }
+
   bool abandon(const std::string& why) override {
-    rendezvous_->fail(make_error(StatusCode::kPeerFailed, "rank %d has left the group: %s", rank_, why.c_str()));
+    const int name = rendezvous_->names()[static_cast<std::size_t>(rank_)];
+    rendezvous_->fail(make_error(StatusCode::kPeerFailed, "rank %d has left the group: %s", name, why.c_str()));
     return true;
   }
 
  private:
   Rendezvous* rendezvous_;
+  Subgroups* subgroups_;
   int rank_;
 };
 
 }  // namespace
 
 struct LocalGroup::State {
-  explicit State(int world_size) : rendezvous(world_size) {
+  explicit State(int world_size) : rendezvous(&shared, first_ranks(world_size), false) {
     communicators.reserve(static_cast<std::size_t>(world_size));
-    for (int rank = 0; rank < world_size; ++rank) communicators.emplace_back(&rendezvous, rank);
+    for (int rank = 0; rank < world_size; ++rank) communicators.emplace_back(&rendezvous, &subgroups, rank);
   }
 
+  static std::vector<int> first_ranks(int world_size) {
+    CORTADO_CHECK(world_size >= 1, "world size %d", world_size);
+    std::vector<int> ranks(static_cast<std::size_t>(world_size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
+
+  RendezvousShared shared;
   Rendezvous rendezvous;
+  Subgroups subgroups{&shared};
   std::vector<LocalCommunicator> communicators;
 };
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "collective/collective_call.h"
+#include "collective/combine.h"
 #include "core/check.h"
 
 namespace cortado {
@@ -20,59 +22,61 @@ std::chrono::steady_clock::time_point deadline_after(std::chrono::nanoseconds ti
 
 }  // namespace
 
-Rendezvous::Rendezvous(int world_size) : world_size_(world_size) {
-  CORTADO_CHECK(world_size >= 1, "world size %d", world_size);
-  MutexLock lock(mutex_);
-  posted_.resize(static_cast<std::size_t>(world_size));
+Rendezvous::Rendezvous(RendezvousShared* shared, std::vector<int> names, bool is_subgroup)
+    : names_(std::move(names)), is_subgroup_(is_subgroup), shared_(*shared) {
+  CORTADO_CHECK(!names_.empty(), "a group without ranks");
+  MutexLock lock(shared_.mutex);
+  posted_.resize(names_.size());
   reserve_slot(kInitialSlots - 1);
 }
 
-Result<WorkId> Rendezvous::post(int rank, const Contribution& contribution) {
+Result<WorkId> Rendezvous::post(int rank, const CollectiveCall& call) {
   WorkId work = 0;
   Collective* complete = nullptr;
   {
-    MutexLock lock(mutex_);
-    if (!failure_.ok()) return settled_failure();
+    MutexLock lock(shared_.mutex);
+    if (!shared_.failure.ok()) return settled_failure();
     work = posted_[rank];
-    if (Status status = check_agreement(rank, work, contribution); !status.ok()) {
+    if (Status status = check_agreement(rank, work, call); !status.ok()) {
       fail_locked(status);
       return settled_failure();
     }
     reserve_slot(work);
     Collective& mine = collective(work);
-    mine.of_rank[rank] = contribution;
+    mine.of_rank[rank] = call;
     ++posted_[rank];
-    if (++mine.arrived < world_size_) return work;
+    if (++mine.arrived < world_size()) return work;
     ++complete_;
-    ++combining_;
+    ++shared_.combining;
     complete = &mine;
   }
   combine(complete->of_rank);  // nobody else touches it until it is done
 
-  MutexLock lock(mutex_);
+  MutexLock lock(shared_.mutex);
   finish(complete);
   return work;
 }
 
 Result<bool> Rendezvous::test(int rank, WorkId work) {
-  MutexLock lock(mutex_);
+  MutexLock lock(shared_.mutex);
   CORTADO_RETURN_IF_ERROR(check_started(rank, work));
   if (is_done(work)) return true;
-  const bool dead = work >= complete_ && !failure_.ok();
-  if (!dead || combining_ > 0) return false;
-  return failure_;
+  const bool dead = work >= complete_ && !shared_.failure.ok();
+  if (!dead || shared_.combining > 0) return false;
+  return shared_.failure;
 }
 
 Status Rendezvous::wait(int rank, WorkId work, std::chrono::nanoseconds timeout) {
   const auto deadline = deadline_after(timeout);
-  MutexLock lock(mutex_);
+  MutexLock lock(shared_.mutex);
   CORTADO_RETURN_IF_ERROR(check_started(rank, work));
   while (!is_done(work)) {
     if (work < complete_) {
-      changed_.wait(mutex_);  // a peer's thread is writing the result; that needs nobody else, so it ends soon
-    } else if (!failure_.ok()) {
+      shared_.changed.wait(
+          shared_.mutex);  // a peer's thread is writing the result; that needs nobody else, so it ends soon
+    } else if (!shared_.failure.ok()) {
       return settled_failure();
-    } else if (!changed_.wait_until(mutex_, deadline) && work >= complete_ && failure_.ok()) {
+    } else if (!shared_.changed.wait_until(shared_.mutex, deadline) && work >= complete_ && shared_.failure.ok()) {
       fail_locked(timeout_error(rank, work, timeout));
     }
   }
@@ -80,7 +84,7 @@ Status Rendezvous::wait(int rank, WorkId work, std::chrono::nanoseconds timeout)
 }
 
 void Rendezvous::fail(const Status& why) {
-  MutexLock lock(mutex_);
+  MutexLock lock(shared_.mutex);
   fail_locked(why);
   (void)settled_failure();
 }
@@ -94,63 +98,74 @@ void Rendezvous::reserve_slot(WorkId work) {
   }
   for (auto& slot : bigger) {
     if (slot == nullptr) slot = std::make_unique<Collective>();
-    slot->of_rank.resize(static_cast<std::size_t>(world_size_));
+    slot->of_rank.resize(names_.size());
   }
   ring_ = std::move(bigger);
 }
 
-Status Rendezvous::check_agreement(int rank, WorkId work, const Contribution& contribution) {
-  for (int peer = 0; peer < world_size_; ++peer) {
+Status Rendezvous::check_agreement(int rank, WorkId work, const CollectiveCall& call) {
+  for (int peer = 0; peer < world_size(); ++peer) {
     if (posted_[peer] <= work) continue;
-    const Contribution& theirs = collective(work).of_rank[peer];
-    if (agree(contribution, theirs)) return Status();  // and so with every other rank that has posted
-    return make_error(StatusCode::kMismatch, "collective %llu: rank %d started %s, rank %d started %s",
-                      static_cast<unsigned long long>(work), peer, describe(theirs).c_str(), rank,
-                      describe(contribution).c_str());
+    const CollectiveCall& theirs = collective(work).of_rank[peer];
+    if (!agree(theirs, peer, call, rank, world_size())) {
+      return make_error(StatusCode::kMismatch, "%s: rank %d started %s, rank %d started %s",
+                        describe_place(work).c_str(), names_[peer], describe(theirs).c_str(), names_[rank],
+                        describe(call).c_str());
+    }
+    // What agrees with one rank agrees with all that have posted, but for what only pairs of ranks exchange.
+    if (call.kind != CollectiveKind::kAllToAll) return Status();
   }
   return Status();
 }
 
 void Rendezvous::finish(Collective* combined) {
   combined->done = true;
-  --combining_;
+  --shared_.combining;
   while (retired_ < complete_ && collective(retired_).done) {
     collective(retired_).done = false;
     collective(retired_).arrived = 0;
     ++retired_;
   }
-  changed_.notify_all();
+  shared_.changed.notify_all();
 }
 
 bool Rendezvous::is_done(WorkId work) { return work < retired_ || (work < complete_ && collective(work).done); }
 
 void Rendezvous::fail_locked(const Status& why) {
-  if (!failure_.ok()) return;
-  failure_ = why;
-  changed_.notify_all();
+  if (!shared_.failure.ok()) return;
+  shared_.failure = why;
+  shared_.changed.notify_all();
 }
 
 Status Rendezvous::settled_failure() {
-  while (combining_ > 0) changed_.wait(mutex_);
-  return failure_;
+  while (shared_.combining > 0) shared_.changed.wait(shared_.mutex);
+  return shared_.failure;
 }
 
 Status Rendezvous::check_started(int rank, WorkId work) {
   if (work < posted_[rank]) return Status();
-  return make_error(StatusCode::kInvalidArgument, "rank %d asks for collective %llu but has started only %llu", rank,
-                    static_cast<unsigned long long>(work), static_cast<unsigned long long>(posted_[rank]));
+  return make_error(StatusCode::kInvalidArgument, "rank %d asks for %s but has started only %llu", names_[rank],
+                    describe_place(work).c_str(), static_cast<unsigned long long>(posted_[rank]));
 }
 
 Status Rendezvous::timeout_error(int rank, WorkId work, std::chrono::nanoseconds timeout) {
   std::string missing;
-  for (int peer = 0; peer < world_size_; ++peer) {
+  for (int peer = 0; peer < world_size(); ++peer) {
     if (posted_[peer] > work) continue;
-    missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
+    missing += (missing.empty() ? "" : ", ") + std::to_string(names_[peer]);
   }
-  return make_error(StatusCode::kTimeout,
-                    "collective %llu (%s): rank %d waited %.3g s; ranks that have not started it: %s",
-                    static_cast<unsigned long long>(work), describe(collective(work).of_rank[rank]).c_str(), rank,
+  return make_error(StatusCode::kTimeout, "%s (%s): rank %d waited %.3g s; ranks that have not started it: %s",
+                    describe_place(work).c_str(), describe(collective(work).of_rank[rank]).c_str(), names_[rank],
                     std::chrono::duration<double>(timeout).count(), missing.c_str());
+}
+
+// "collective 3", or "collective 3 of ranks 0, 2" in a sub-group.
+std::string Rendezvous::describe_place(WorkId work) const {
+  std::string text = "collective " + std::to_string(work);
+  if (!is_subgroup_) return text;
+  text += names_.size() == 1 ? " of rank " : " of ranks ";
+  for (const int name : names_) text += (name == names_.front() ? "" : ", ") + std::to_string(name);
+  return text;
 }
 
 }  // namespace cortado

@@ -1,45 +1,57 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Rendezvous: where the ranks of a LocalGroup meet. The k-th contribution a rank posts belongs to collective k; the
-// rank that posts last combines all contributions in its own thread.
+// Rendezvous: where the ranks of a LocalGroup, or of one of its sub-groups, meet. The k-th call a rank posts belongs to
+// collective k; the rank that posts last combines the calls of all in its own thread.
 //
-// Invariants (all under mutex_)
+// Invariants (all under shared_.mutex, which a group has in common with its sub-groups)
 //   posted_[r]  collectives that rank r has posted, so r takes part in collective k if k < posted_[r].
 //   complete_   smallest posted_: collectives below it have all contributions. Ranks post in order, so collectives
 //               become complete in order.
 //   retired_    collectives below it have their result in place; those in [retired_, complete_) have it when their
 //               done flag is set (two ranks may combine two collectives at once).
-//   failure_    once set, nothing more is posted and complete_ stands still: collectives below it end well, those at or
-//               above it are dead and their buffers are never touched again.
-// A failure is handed out only while combining_ is 0. So a rank that got one may free all its buffers.
+//   failure     of all groups that share: once set, nothing more is posted and complete_ stands still: collectives
+//   below
+//               it end well, those at or above it are dead and their buffers are never touched again.
+// A failure is handed out only while nothing is being combined in any group. So a rank that got one may free all its
+// buffers.
 #pragma once
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "collective/combine.h"
 #include "core/thread_annotations.h"
 #include "cortado/communicator.h"
 #include "cortado/status.h"
 
 namespace cortado {
 
+// What a group and its sub-groups have in common.
+struct RendezvousShared {
+  Mutex mutex;
+  CondVar changed;
+  int combining GUARDED_BY(mutex) = 0;
+  Status failure GUARDED_BY(mutex);
+};
+
 // Safe for use by several threads, one per rank. Calls allocate only when more collectives are outstanding than ever
 // before, or to make an error.
 class Rendezvous {
  public:
-  explicit Rendezvous(int world_size);
+  // `names[r]`: what rank r is called in messages, its number in the whole group. `shared` outlives it.
+  Rendezvous(RendezvousShared* shared, std::vector<int> names, bool is_subgroup);
 
-  int world_size() const { return world_size_; }
+  int world_size() const { return static_cast<int>(names_.size()); }
+  const std::vector<int>& names() const { return names_; }
 
-  // Never waits for a peer to post. After an error nothing was posted.
-  Result<WorkId> post(int rank, const Contribution& contribution);
+  // Never waits for a peer to post. The call has been checked. After an error nothing was posted.
+  Result<WorkId> post(int rank, const CollectiveCall& call);
 
   // True once the result of `work` is in place.
   Result<bool> test(int rank, WorkId work);
 
-  // A timeout is a failure of the whole group: all ranks get the same text, which names those that did not come.
+  // A timeout is a failure of all groups that share: all ranks get the same text, which names those that did not come.
   Status wait(int rank, WorkId work, std::chrono::nanoseconds timeout);
 
   // The first failure stays. Returns when no buffer is being read or written.
@@ -47,31 +59,30 @@ class Rendezvous {
 
  private:
   struct Collective {
-    std::vector<Contribution> of_rank;
+    std::vector<CollectiveCall> of_rank;
     int arrived = 0;
     bool done = false;
   };
 
-  Collective& collective(WorkId work) REQUIRES(mutex_) { return *ring_[work % ring_.size()]; }
-  void reserve_slot(WorkId work) REQUIRES(mutex_);
-  Status check_agreement(int rank, WorkId work, const Contribution& contribution) REQUIRES(mutex_);
-  void finish(Collective* combined) REQUIRES(mutex_);
-  bool is_done(WorkId work) REQUIRES(mutex_);
-  void fail_locked(const Status& why) REQUIRES(mutex_);
-  Status settled_failure() REQUIRES(mutex_);
-  Status check_started(int rank, WorkId work) REQUIRES(mutex_);
-  Status timeout_error(int rank, WorkId work, std::chrono::nanoseconds timeout) REQUIRES(mutex_);
+  Collective& collective(WorkId work) REQUIRES(shared_.mutex) { return *ring_[work % ring_.size()]; }
+  void reserve_slot(WorkId work) REQUIRES(shared_.mutex);
+  Status check_agreement(int rank, WorkId work, const CollectiveCall& call) REQUIRES(shared_.mutex);
+  void finish(Collective* combined) REQUIRES(shared_.mutex);
+  bool is_done(WorkId work) REQUIRES(shared_.mutex);
+  void fail_locked(const Status& why) REQUIRES(shared_.mutex);
+  Status settled_failure() REQUIRES(shared_.mutex);
+  Status check_started(int rank, WorkId work) REQUIRES(shared_.mutex);
+  Status timeout_error(int rank, WorkId work, std::chrono::nanoseconds timeout) REQUIRES(shared_.mutex);
+  std::string describe_place(WorkId work) const;
 
-  const int world_size_;
-  Mutex mutex_;
-  CondVar changed_;
-  std::vector<WorkId> posted_ GUARDED_BY(mutex_);
-  WorkId complete_ GUARDED_BY(mutex_) = 0;
-  WorkId retired_ GUARDED_BY(mutex_) = 0;
-  int combining_ GUARDED_BY(mutex_) = 0;
-  Status failure_ GUARDED_BY(mutex_);
+  const std::vector<int> names_;
+  const bool is_subgroup_;
+  RendezvousShared& shared_;
+  std::vector<WorkId> posted_ GUARDED_BY(shared_.mutex);
+  WorkId complete_ GUARDED_BY(shared_.mutex) = 0;
+  WorkId retired_ GUARDED_BY(shared_.mutex) = 0;
   // Collective k lies at k modulo the size. By pointer: combine() reads one without the mutex while the ring may grow.
-  std::vector<std::unique_ptr<Collective>> ring_ GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Collective>> ring_ GUARDED_BY(shared_.mutex);
 };
 
 }  // namespace cortado

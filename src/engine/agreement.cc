@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/checksum.h"
 #include "core/hash.h"
 
 namespace cortado {
@@ -85,6 +86,57 @@ Status check_same_number(Communicator* communicator, std::string_view what, std:
                       static_cast<int>(what.size()), what.data(), all[0], rank, all[rank]);
   }
   return {};
+}
+
+namespace {
+
+// "rank 1, 3": those whose checksum is not the one that most have (of equally many, the lowest rank's).
+struct Minority {
+  std::string ranks;
+  std::size_t reference = 0;  // the first rank of the others
+};
+
+Minority find_minority(std::span<const std::uint64_t> checksums) {
+  Minority found;
+  std::ptrdiff_t most = 0;
+  for (std::size_t rank = 0; rank < checksums.size(); ++rank) {
+    const std::ptrdiff_t equal = std::count(checksums.begin(), checksums.end(), checksums[rank]);
+    if (equal <= most) continue;
+    most = equal;
+    found.reference = rank;
+  }
+  for (std::size_t rank = 0; rank < checksums.size(); ++rank) {
+    if (checksums[rank] == checksums[found.reference]) continue;
+    found.ranks += (found.ranks.empty() ? "rank " : ", ") + std::to_string(rank);
+  }
+  return found;
+}
+
+}  // namespace
+
+Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span<const ReplicaTensor> tensors,
+                                           std::chrono::nanoseconds timeout) {
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator, "how many tensors are compared", tensors.size(), timeout));
+  std::vector<std::uint64_t> own;
+  for (const ReplicaTensor& tensor : tensors) own.push_back(fnv1a_64(tensor.name) ^ checksum_64(tensor.bytes));
+  if (own.empty()) return ReplicaDifference{};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all, gather(communicator, own.data(), own.size(), timeout));
+  std::string text;
+  std::size_t more = 0;
+  std::vector<std::uint64_t> of_ranks(static_cast<std::size_t>(communicator->world_size()));
+  for (std::size_t t = 0; t < own.size(); ++t) {
+    for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) of_ranks[rank] = all[rank * own.size() + t];
+    const Minority minority = find_minority(of_ranks);
+    if (minority.ranks.empty()) continue;
+    if (!text.empty()) {
+      ++more;
+      continue;
+    }
+    text = "\"" + tensors[t].name + "\" of " + minority.ranks + " is not that of rank " +
+           std::to_string(minority.reference);
+  }
+  if (more > 0) text += " (and " + std::to_string(more) + " more tensor" + (more == 1 ? "" : "s") + ")";
+  return ReplicaDifference{.text = std::move(text)};
 }
 
 }  // namespace cortado

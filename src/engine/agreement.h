@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,5 +21,13 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
 // The same for one number with a name ("layout", "step").
 Status check_same_number(Communicator* communicator, std::string_view what, std::uint64_t number,
                          std::chrono::nanoseconds timeout);
+
+// Compares checksums of the tensors over all ranks; every rank must call it, and gets the same text: which tensor of
+// which ranks differs. Empty if none does.
+struct ReplicaDifference {
+  std::string text;
+};
+Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span<const ReplicaTensor> tensors,
+                                           std::chrono::nanoseconds timeout);
 
 }  // namespace cortado

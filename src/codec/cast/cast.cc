@@ -78,6 +78,10 @@ class CastCodec final : public Codec {
     return {};
   }
 
+  std::optional<SumForm> sum_form(std::int64_t rows, std::int64_t cols, DType) const override {
+    return SumForm{.dtype = narrow_, .elems = checked_elems(rows, cols).value_or(0)};
+  }
+
   std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
                                       DType dtype) const override {
     PayloadExplainer explainer(payload);
@@ -106,7 +110,7 @@ const CodecRow& cast_row() {
       .name = "cast",
       .wire_id = 2,
       .version = 1,
-      .traits = {.linear = true, .divisible = true},
+      .traits = {.linear = true, .divisible = true, .fixed_size = true},
       .summary = "every value as a 16-bit float",
       .parameters = {{.name = "dtype",
                       .kind = ParameterKind::kChoice,

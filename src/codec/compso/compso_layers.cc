@@ -428,8 +428,6 @@ class LayersDecoder {
 
 // ---- lossless ------------------------------------------------------------------------------------------------------
 
-bool is_lossless(const CompsoSettings& settings) { return settings.bound == 0 && settings.error == 0; }
-
 // Of an fp32 three bytes, of a 16-bit float one byte are kept as they are.
 std::uint64_t plain_bytes(std::int64_t elems, DType dtype) {
   return static_cast<std::uint64_t>(elems) * (dtype_bytes(dtype) - 1);
@@ -474,7 +472,7 @@ Status decode_lossless(std::span<const std::byte> payload, std::span<const Tenso
 std::uint64_t max_compso_bytes(const CompsoSettings& settings, std::span<const std::int64_t> layer_elems, DType dtype) {
   const Totals totals = totals_of(settings, layer_elems);
   if (totals.elems == 0) return 0;
-  if (is_lossless(settings)) return plain_bytes(totals.elems, dtype) + max_rans_bytes(totals.elems);
+  if (settings.is_lossless()) return plain_bytes(totals.elems, dtype) + max_rans_bytes(totals.elems);
   std::uint64_t bytes = kHeaderBytes + static_cast<std::uint64_t>(totals.blocks) * kBlockBytes;
   if (settings.rounding == Rounding::kDither) bytes += sizeof(RandomKey);
   const std::uint64_t planes = may_be_wide(settings) ? 2 : 1;
@@ -486,14 +484,14 @@ std::uint64_t compso_scratch_bytes(const CompsoSettings& settings, std::span<con
   const Totals totals = totals_of(settings, layer_elems);
   if (totals.elems == 0) return 0;
   const std::uint64_t coder = rans_scratch_bytes(totals.elems, settings.chunk_codes);
-  if (is_lossless(settings)) return static_cast<std::uint64_t>(totals.elems) + coder;
+  if (settings.is_lossless()) return static_cast<std::uint64_t>(totals.elems) + coder;
   return kAlignBytes - 1 + grid_bytes(totals) + 2 * code_bytes(totals) + (settings.is_coded ? coder : 0);
 }
 
 std::uint64_t encode_layers(const CompsoSettings& settings, std::span<const ConstTensorView> layers,
                             const EncodeContext& context, std::byte* payload, std::byte* scratch) {
   if (totals_of(settings, layers).elems == 0) return 0;
-  if (is_lossless(settings)) return encode_lossless(settings, layers, payload, scratch);
+  if (settings.is_lossless()) return encode_lossless(settings, layers, payload, scratch);
   return LayersEncoder(settings, layers, context, scratch).run(payload);
 }
 
@@ -501,8 +499,8 @@ Status decode_layers(const CompsoSettings& settings, std::span<const std::byte> 
                      std::span<const TensorView> layers, std::byte* scratch) {
   const std::int64_t elems = totals_of(settings, layers).elems;
   if (elems > 0) {
-    return is_lossless(settings) ? decode_lossless(payload, layers, elems, scratch)
-                                 : LayersDecoder(settings, layers, scratch).run(payload);
+    return settings.is_lossless() ? decode_lossless(payload, layers, elems, scratch)
+                                  : LayersDecoder(settings, layers, scratch).run(payload);
   }
   if (payload.empty()) return {};
   return make_error(StatusCode::kCorruptData, "%zu bytes of no values", payload.size());

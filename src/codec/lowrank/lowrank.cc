@@ -130,6 +130,12 @@ class LowRankCodec final : public Codec {
     return {};
   }
 
+  std::optional<SumForm> sum_form(std::int64_t rows, std::int64_t cols, DType dtype) const override {
+    if (is_power() || is_too_large(rows, cols)) return std::nullopt;
+    const std::int64_t elems = factors_of(rows, cols).row_elems;
+    return SumForm{.header_bytes = max_payload_bytes(rows, cols, dtype) - bytes_of(elems), .elems = elems};
+  }
+
   std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
                                       DType) const override {
     PayloadExplainer explainer(payload);
@@ -208,7 +214,7 @@ const CodecRow& acp_row() {
       .name = "acp",
       .wire_id = 3,
       .version = 1,
-      .traits = {.linear = true, .needs_residual = true, .low_rank = true, .rounds = 1},
+      .traits = {.linear = true, .fixed_size = true, .needs_residual = true, .low_rank = true, .rounds = 1},
       .summary = "low rank, one factor a step: alternating sides, one all-reduce (ACP-SGD)",
       .parameters = parameters(),
       .make = make<acp_row>,
@@ -221,7 +227,7 @@ const CodecRow& power_row() {
       .name = "power",
       .wire_id = 4,
       .version = 1,
-      .traits = {.linear = true, .needs_residual = true, .low_rank = true, .rounds = 2},
+      .traits = {.linear = true, .fixed_size = true, .needs_residual = true, .low_rank = true, .rounds = 2},
       .summary = "low rank, both factors in every step: two dependent all-reduces (Power-SGD)",
       .parameters = parameters(),
       .make = make<power_row>,

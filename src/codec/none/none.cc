@@ -37,6 +37,11 @@ class NoneCodec final : public Codec {
     return {};
   }
 
+  std::optional<SumForm> sum_form(std::int64_t rows, std::int64_t cols, DType dtype) const override {
+    if (dtype == DType::kUint8) return std::nullopt;  // sums wrap
+    return SumForm{.dtype = dtype, .elems = checked_elems(rows, cols).value_or(0)};
+  }
+
   std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
                                       DType dtype) const override {
     PayloadExplainer explainer(payload);
@@ -56,7 +61,7 @@ const CodecRow& none_row() {
       .name = "none",
       .wire_id = 1,
       .version = 1,
-      .traits = {.lossless = true, .unbiased = true, .linear = true, .divisible = true},
+      .traits = {.lossless = true, .unbiased = true, .linear = true, .divisible = true, .fixed_size = true},
       .summary = "dense: every bit as it is",
       .parameters = {},
       .make = make_none,

@@ -18,6 +18,8 @@ namespace {
 class QuantScheme {
  public:
   static constexpr std::int64_t kSideBytesABlock = sizeof(float);
+  static constexpr const char* kSideName = "steps";
+  static std::string explain(std::span<const std::byte> steps) { return first_values(steps, DType::kFloat32); }
 
   explicit QuantScheme(QuantSettings settings)
       : settings_(std::move(settings)), levels_{settings_.rounding, settings_.largest_level(), settings_.filter >= 0} {}
@@ -79,7 +81,7 @@ const CodecRow& quant_row() {
       .name = "quant",
       .wire_id = 8,
       .version = 1,
-      .traits = {.divisible = true, .needs_residual = true},
+      .traits = {.divisible = true, .fixed_size = true, .needs_residual = true},
       .summary = "every value as one of up to 2^bits levels, a step a block (QSGD, TernGrad and others are settings)",
       .parameters = quant_parameters(),
       .make = make_quant,

@@ -8,9 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "codec/rans/rans_kernels.h"
 #include "core/thread_pool.h"
+#include "cortado/codec.h"
 #include "cortado/status.h"
 
 namespace cortado {
@@ -38,5 +40,8 @@ std::uint64_t encode_codes(const std::uint8_t* codes, std::int64_t elems, std::i
 // been written for `elems` codes.
 Status decode_codes(std::span<const std::byte> payload, std::uint8_t* codes, std::int64_t elems, std::byte* scratch,
                     ThreadPool* pool = nullptr);
+
+// What the bytes of such a payload are, whatever they are; see Codec::explain. Allocates.
+std::vector<PayloadSection> explain_codes(std::span<const std::byte> payload, std::int64_t elems);
 
 }  // namespace cortado

@@ -1,0 +1,54 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Topology: how the ranks of a job sit on machines and links. Levels go from the inside out; all groups of a level have
+// the same number of ranks. A plain value: any thread may read it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cortado/status.h"
+
+namespace cortado {
+
+struct TopologyLevel {
+  std::string name;  // "intra", "inter" ...
+  int ranks = 1;     // members of one group of this level
+};
+
+// A contiguous range of levels, both ends included. A collective over a range of levels runs among the ranks that
+// differ in these levels only: over {0, 0} those of one machine, over all levels ("flat") all ranks.
+struct LevelRange {
+  int first = 0;
+  int last = 0;
+
+  bool operator==(const LevelRange&) const = default;
+};
+
+struct Topology {
+  std::vector<TopologyLevel> levels;
+
+  // Two levels: `ranks_per_machine` ranks on each machine, named intra and inter; one level, named all, if either
+  // number is 1. Refuses a world size that is no multiple.
+  static Result<Topology> two_levels(int world_size, int ranks_per_machine);
+
+  // At least one level, at least one rank in each, names that are there and differ, fewer than 2^31 ranks in all.
+  Status check() const;
+
+  int world_size() const;
+
+  // Ranks of one group of `range`.
+  int group_size(LevelRange range) const;
+
+  // Of `rank`: its place within its group of `range`, and the ranks of that group in order. The innermost level counts
+  // fastest: rank = ((outer * ranks of the middle) + middle) * ranks of the inner + inner.
+  int rank_in_group(int rank, LevelRange range) const;
+  std::vector<int> group_of(int rank, LevelRange range) const;
+
+  // "intra" for one level, "intra..inter" for several, "flat" for all levels of a topology that has several.
+  std::string range_name(LevelRange range) const;
+  Result<LevelRange> parse_range(const std::string& name) const;
+};
+
+}  // namespace cortado

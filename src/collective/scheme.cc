@@ -1,0 +1,454 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "collective/scheme.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+#include <utility>
+
+#include "core/check.h"
+
+namespace cortado {
+
+namespace {
+
+CollectiveKind collective_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::kReduceScatter:
+      return CollectiveKind::kReduceScatter;
+    case OpKind::kAllGather:
+      return CollectiveKind::kAllGather;
+    case OpKind::kAllToAll:
+      return CollectiveKind::kAllToAll;
+    case OpKind::kReduce:
+      return CollectiveKind::kReduce;
+    case OpKind::kBroadcast:
+      return CollectiveKind::kBroadcast;
+    case OpKind::kGather:
+      return CollectiveKind::kGather;
+    default:
+      return CollectiveKind::kAllReduce;
+  }
+}
+
+bool is_sum(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
+}
+
+// One block for all members of the group, not one for each.
+bool is_undivided(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kBroadcast;
+}
+
+}  // namespace
+
+// ---- set-up --------------------------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<SchemeRun>> SchemeRun::make(const SchemeSetup& setup) {
+  const Topology& topology = setup.levels->topology();
+  const LevelRange all = {0, static_cast<int>(topology.levels.size()) - 1};
+  CORTADO_ASSIGN_OR_RETURN(SchemeProgram program, compile_scheme(topology, setup.levels->of(all)->rank(), setup.option,
+                                                                 setup.codec, setup.tensors));
+  return std::unique_ptr<SchemeRun>(new SchemeRun(setup, std::move(program)));
+}
+
+SchemeRun::SchemeRun(const SchemeSetup& setup, SchemeProgram program)
+    : setup_(setup),
+      program_(std::move(program)),
+      coder_({setup.codec, setup.tensors, setup.has_feedback, setup.seed}, &program_) {
+  std::int64_t offset = 0;
+  for (const SchemeTensor& tensor : setup_.tensors) {
+    offsets_.push_back(offset);
+    offset += tensor.elems();
+  }
+  plan_memory();
+  list_collectives();
+}
+
+SchemeRun::~SchemeRun() {
+  if (state_ != SchemeState::kInFlight && state_ != SchemeState::kFailed) return;
+  if (setup_.levels->of(step().op.levels)->abandon("a scheme was destroyed within a step")) return;
+  for (AlignedBuffer<float>& values : values_) new AlignedBuffer<float>(std::move(values));
+  for (AlignedBuffer<std::byte>& payloads : payloads_) new AlignedBuffer<std::byte>(std::move(payloads));
+  new PayloadSet(std::move(held_));
+  new PayloadSet(std::move(received_));
+  new std::vector<std::int64_t>(std::move(counts_));
+  new std::vector<std::int64_t>(std::move(received_counts_));
+}
+
+bool SchemeRun::is_root_of_broadcast() const { return step().op.kind == OpKind::kBroadcast && step().group_rank == 0; }
+
+// Of payloads that are summed; notes their dtype.
+bool SchemeRun::has_headers(const SchemeStep& step) {
+  for (const PayloadUnit& unit : step.units) {
+    for (const Piece& piece : program_.cells[static_cast<std::size_t>(unit.cell)].pieces) {
+      const SumForm form = *setup_.codec->sum_form(piece.rows, piece.cols, DType::kFloat32);
+      sum_dtype_ = form.dtype;
+      if (form.header_bytes > 0) return true;
+    }
+  }
+  return false;
+}
+
+// Two buffers each for values and payloads: a collective that can't work in place goes from one to the other.
+void SchemeRun::plan_memory() {
+  std::uint64_t payload_bytes[2] = {};
+  std::size_t entries = 0, group_size = 0;
+  bool second_values = false;
+  StepMemory now;
+  const auto need = [&](int buffer, const std::vector<PayloadUnit>& units) {
+    std::uint64_t bytes = 0;
+    std::size_t pieces = 0;
+    for (const PayloadUnit& unit : units) {
+      const Cell& cell = program_.cells[static_cast<std::size_t>(unit.cell)];
+      bytes += cell.max_bytes;
+      pieces += cell.pieces.size();
+    }
+    payload_bytes[buffer] = std::max(payload_bytes[buffer], bytes);
+    entries = std::max(entries, pieces);
+  };
+  for (const SchemeStep& step : program_.steps) {
+    now.restores_headers = false;
+    const OpKind kind = step.op.kind;
+    if (kind == OpKind::kEncode) now.payloads = now.payloads_after = 0;
+    if (step.op.encoded) {
+      if (kind == OpKind::kAllToAll || kind == OpKind::kReduceScatter) {
+        need(now.payloads, step.units);
+        if (!step.moved_from.empty()) now.payloads = 1 - now.payloads;  // reorder() moves them
+      }
+      now.restores_headers = is_sum(kind) && has_headers(step);
+      const bool in_place = is_undivided(kind) && !now.restores_headers;
+      now.payloads_after = in_place ? now.payloads : 1 - now.payloads;
+    } else if (kind == OpKind::kReduceScatter) {
+      now.values_after = 1 - now.values;
+    }
+    if (step.active) {
+      need(now.payloads, step.units);
+      need(now.payloads_after, step.result_units);
+      second_values = second_values || now.values_after == 1;
+      group_size = std::max(group_size, static_cast<std::size_t>(step.group_size));
+    }
+    memory_.push_back(now);
+    now.values = now.values_after;
+    now.payloads = now.payloads_after;
+  }
+  result_at_ = now.values;
+  const auto elems = static_cast<std::size_t>(program_.elems_of(program_.whole()));
+  values_[0] = AlignedBuffer<float>(elems);
+  if (second_values) values_[1] = AlignedBuffer<float>(elems);
+  for (int b = 0; b < 2; ++b) payloads_[b] = AlignedBuffer<std::byte>(payload_bytes[b]);
+  for (PayloadSet* set : {&held_, &received_}) {
+    set->bytes.reserve(entries);
+    set->offsets.reserve(entries);
+  }
+  counts_.reserve(group_size);
+  received_counts_.reserve(group_size);
+}
+
+void SchemeRun::list_collectives() {
+  for (const SchemeStep& step : program_.steps) {
+    if (!step.active || !is_collective(step.op.kind)) continue;
+    if (step.op.encoded && !coder_.fixed_size()) collectives_.push_back(step.op.levels);
+    collectives_.push_back(step.op.levels);
+  }
+}
+
+std::span<float> SchemeRun::tensor_in(AlignedBuffer<float>& values, int tensor) {
+  const auto t = static_cast<std::size_t>(tensor);
+  return values.span().subspan(static_cast<std::size_t>(offsets_[t]),
+                               static_cast<std::size_t>(setup_.tensors[t].elems()));
+}
+
+std::int64_t SchemeRun::buffer_bytes() const {
+  return static_cast<std::int64_t>((values_[0].size() + values_[1].size()) * sizeof(float) + payloads_[0].size() +
+                                   payloads_[1].size());
+}
+
+// ---- a step --------------------------------------------------------------------------------------------------------
+
+std::string SchemeRun::name_of_step() const {
+  const Operation& op = step().op;
+  const std::string place =
+      is_collective(op.kind) ? setup_.levels->topology().range_name(op.levels) : std::string(op_device_name(op.device));
+  std::string name = "operation " + std::to_string(next_) + " (" + std::string(op_kind_name(op.kind)) + "@" + place;
+  if (is_collective(op.kind) && sizes_first_) name += ", sizes";
+  name += ")";
+  if (!setup_.tensors.empty()) name += " of \"" + setup_.tensors.front().name + "\"";
+  if (setup_.tensors.size() > 1) name += " and " + std::to_string(setup_.tensors.size() - 1) + " more";
+  return name;
+}
+
+Status SchemeRun::fail(const Status& status) {
+  state_ = SchemeState::kFailed;
+  return status.with_context(name_of_step());
+}
+
+Status SchemeRun::begin(std::int64_t step) {
+  CORTADO_CHECK(state_ == SchemeState::kIdle || state_ == SchemeState::kDone, "a step is under way or has failed");
+  next_ = 0;
+  sent_bytes_ = 0;
+  coder_.begin(step);
+  return advance();
+}
+
+// Until the next collective, or the end.
+Status SchemeRun::advance() {
+  for (; next_ < program_.steps.size(); ++next_) {
+    if (!step().active) continue;
+    const OpKind kind = step().op.kind;
+    float* values = values_[memory().values].data();
+    std::byte* payloads = payloads_[memory().payloads].data();
+    if (kind == OpKind::kEncode) {
+      if (const Status status = coder_.encode(step(), values, payloads, &held_); !status.ok()) return fail(status);
+    } else if (kind == OpKind::kDecode) {
+      if (const Status status = coder_.decode(step(), held_, payloads, values); !status.ok()) return fail(status);
+    } else {
+      if (step().op.encoded) prepare_payloads();
+      state_ = SchemeState::kReady;
+      return {};
+    }
+  }
+  state_ = SchemeState::kDone;
+  return {};
+}
+
+void SchemeRun::prepare_payloads() {
+  sizes_first_ = !coder_.fixed_size();
+  if (!step().moved_from.empty()) reorder();
+  received_.bytes.clear();
+  for (const PayloadUnit& unit : step().result_units) {
+    for (const Piece& piece : program_.cells[static_cast<std::size_t>(unit.cell)].pieces) {
+      received_.bytes.push_back(piece.max_bytes);
+    }
+  }
+  received_.place();
+}
+
+// Brings together what goes to one rank.
+void SchemeRun::reorder() {
+  std::byte* to = payloads_[memory().payloads].data();
+  const std::byte* from = payloads_[1 - memory().payloads].data();
+  received_.bytes.clear();
+  for (const std::size_t old : step().moved_from) {
+    std::memcpy(to, from + held_.offsets[old], held_.bytes[old]);
+    to += held_.bytes[old];
+    received_.bytes.push_back(held_.bytes[old]);
+  }
+  std::swap(held_, received_);
+  held_.place();
+}
+
+Status SchemeRun::check_sizes() const {
+  std::size_t entry = 0;
+  for (const PayloadUnit& unit : step().result_units) {
+    for (const Piece& piece : program_.cells[static_cast<std::size_t>(unit.cell)].pieces) {
+      const std::uint64_t bytes = received_.bytes[entry++];
+      if (bytes <= piece.max_bytes) continue;
+      return make_error(StatusCode::kCorruptData,
+                        "contributor %d announces %" PRIu64 " bytes for \"%s\", expected at most %" PRIu64,
+                        unit.contributor, bytes, setup_.tensors[static_cast<std::size_t>(piece.tensor)].name.c_str(),
+                        piece.max_bytes);
+    }
+  }
+  return {};
+}
+
+Status SchemeRun::start() {
+  CORTADO_CHECK(state_ == SchemeState::kReady, "nothing to start");
+  const bool encoded = step().op.encoded;
+  const CollectiveCall call = !encoded ? values_call() : sizes_first_ ? sizes_call() : payload_call();
+  const Result<WorkId> work = setup_.levels->of(step().op.levels)->start(call);
+  if (!work.ok()) return fail(work.status());
+  sent_bytes_ += sent_bytes_of(call);
+  work_ = work.value();
+  state_ = SchemeState::kInFlight;
+  return {};
+}
+
+Result<bool> SchemeRun::test() {
+  CORTADO_CHECK(state_ == SchemeState::kInFlight, "nothing in flight");
+  const Result<bool> ended = setup_.levels->of(step().op.levels)->test(work_);
+  if (!ended.ok()) return fail(ended.status());
+  if (!ended.value()) return false;
+  CORTADO_RETURN_IF_ERROR(finish_collective());
+  return true;
+}
+
+Status SchemeRun::wait(std::chrono::nanoseconds timeout) {
+  CORTADO_CHECK(state_ == SchemeState::kInFlight, "nothing in flight");
+  if (const Status status = setup_.levels->of(step().op.levels)->wait(work_, timeout); !status.ok()) {
+    return fail(status);
+  }
+  return finish_collective();
+}
+
+Status SchemeRun::run(std::int64_t step, std::chrono::nanoseconds timeout) {
+  CORTADO_RETURN_IF_ERROR(begin(step));
+  while (state_ != SchemeState::kDone) {
+    CORTADO_RETURN_IF_ERROR(start());
+    CORTADO_RETURN_IF_ERROR(wait(timeout));
+  }
+  return {};
+}
+
+Status SchemeRun::finish_collective() {
+  if (step().op.encoded && sizes_first_) {
+    if (is_root_of_broadcast()) {
+      received_.bytes.assign(held_.bytes.begin(), held_.bytes.end());
+    } else if (const Status status = check_sizes(); !status.ok()) {
+      return fail(status);
+    }
+    received_.place();
+    sizes_first_ = false;
+    state_ = SchemeState::kReady;
+    return {};
+  }
+  if (step().op.encoded) {
+    if (memory().restores_headers) restore_headers();
+    std::swap(held_, received_);
+  }
+  ++next_;
+  return advance();
+}
+
+// Of sums, which took them for values: they are what this rank sent for the same cells.
+void SchemeRun::restore_headers() {
+  if (step().op.kind == OpKind::kReduce && step().group_rank != 0) return;
+  const std::byte* sent = payloads_[memory().payloads].data();
+  std::byte* received = payloads_[memory().payloads_after].data();
+  std::size_t from = 0, to = 0;
+  if (step().op.kind == OpKind::kReduceScatter) from = first_entry_of_block(step().first_entry, step().group_rank);
+  for (const PayloadUnit& unit : step().result_units) {
+    for (const Piece& piece : program_.cells[static_cast<std::size_t>(unit.cell)].pieces) {
+      const SumForm form = *setup_.codec->sum_form(piece.rows, piece.cols, DType::kFloat32);
+      std::memcpy(received + received_.offsets[to++], sent + held_.offsets[from++], form.header_bytes);
+    }
+  }
+}
+
+// ---- collectives ---------------------------------------------------------------------------------------------------
+
+// Blocks of elems_of(member) elements; counts only if they differ. What they are is known to all members alike, except
+// for payloads whose sizes vary: they always have counts.
+template <typename ElemsOf>
+void SchemeRun::set_blocks(CollectiveCall* call, bool vary, ElemsOf&& elems_of) {
+  counts_.clear();
+  for (int member = 0; member < step().group_size; ++member) counts_.push_back(elems_of(member));
+  call->elems = counts_.front();
+  const bool equal = std::all_of(counts_.begin(), counts_.end(), [&](std::int64_t c) { return c == counts_.front(); });
+  if (vary || !equal) call->counts = counts_;
+}
+
+CollectiveCall SchemeRun::values_call() {
+  const SchemeStep& now = step();
+  float* values = values_[memory().values].data();
+  CollectiveCall call{.kind = collective_of(now.op.kind),
+                      .dtype = DType::kFloat32,
+                      .sent = values + program_.begin_of(now.before),
+                      .received = values_[memory().values_after].data() + program_.begin_of(now.after)};
+  if (is_undivided(now.op.kind)) {
+    call.elems = program_.elems_of(now.before);
+    return call;
+  }
+  const Region whole = now.op.kind == OpKind::kAllGather ? now.after : now.before;
+  const int count = whole.count / now.group_size;
+  set_blocks(&call, false, [&](int member) { return program_.elems_of({whole.first + member * count, count}); });
+  return call;
+}
+
+// Units stand in blocks of equally many, one for each member of the group.
+std::size_t SchemeRun::first_entry_of_block(const std::vector<std::size_t>& first_entry, int member) const {
+  const std::size_t units = (first_entry.size() - 1) / static_cast<std::size_t>(step().group_size);
+  return first_entry[static_cast<std::size_t>(member) * units];
+}
+
+std::int64_t SchemeRun::block_entries(const std::vector<std::size_t>& first_entry, int member) const {
+  return static_cast<std::int64_t>(first_entry_of_block(first_entry, member + 1) -
+                                   first_entry_of_block(first_entry, member));
+}
+
+std::int64_t SchemeRun::block_bytes(const PayloadSet& set, const std::vector<std::size_t>& first_entry,
+                                    int member) const {
+  std::uint64_t bytes = 0;
+  for (std::size_t entry = first_entry_of_block(first_entry, member);
+       entry < first_entry_of_block(first_entry, member + 1); ++entry) {
+    bytes += set.bytes[entry];
+  }
+  return static_cast<std::int64_t>(bytes);
+}
+
+// In a gather those that send have to know the sizes too.
+CollectiveCall SchemeRun::sizes_call() {
+  const SchemeStep& now = step();
+  constexpr auto kSizeBytes = static_cast<std::int64_t>(sizeof(std::uint64_t));
+  CollectiveCall call{
+      .kind = collective_of(now.op.kind), .sent = held_.bytes.data(), .received = received_.bytes.data()};
+  if (now.op.kind == OpKind::kGather) call.kind = CollectiveKind::kAllGather;
+  if (now.op.kind == OpKind::kBroadcast) {
+    call.elems = static_cast<std::int64_t>(received_.bytes.size()) * kSizeBytes;
+    return call;
+  }
+  const bool divides = now.op.kind == OpKind::kAllToAll;
+  const std::vector<std::size_t>& first_entry = divides ? now.first_entry : now.first_result_entry;
+  set_blocks(&call, false, [&](int member) { return block_entries(first_entry, member) * kSizeBytes; });
+  if (divides && !call.counts.empty()) {
+    received_counts_.assign(static_cast<std::size_t>(now.group_size),
+                            block_entries(now.first_result_entry, 0) * kSizeBytes);
+    call.received_counts = received_counts_;
+  }
+  return call;
+}
+
+CollectiveCall SchemeRun::payload_call() {
+  const SchemeStep& now = step();
+  CollectiveCall call{.kind = collective_of(now.op.kind),
+                      .sent = payloads_[memory().payloads].data(),
+                      .received = payloads_[memory().payloads_after].data()};
+  if (is_sum(now.op.kind)) call.dtype = sum_dtype_;
+  const auto elem_bytes = static_cast<std::int64_t>(dtype_bytes(call.dtype));
+  if (is_undivided(now.op.kind)) {
+    call.elems = static_cast<std::int64_t>(received_.total_bytes) / elem_bytes;
+    return call;
+  }
+  if (now.op.kind == OpKind::kReduceScatter) {
+    set_blocks(&call, false, [&](int member) { return block_bytes(held_, now.first_entry, member) / elem_bytes; });
+    return call;
+  }
+  const bool vary = !coder_.fixed_size();
+  if (now.op.kind != OpKind::kAllToAll) {
+    set_blocks(&call, vary, [&](int member) { return block_bytes(received_, now.first_result_entry, member); });
+    return call;
+  }
+  set_blocks(&call, vary, [&](int member) { return block_bytes(held_, now.first_entry, member); });
+  if (call.counts.empty()) return call;
+  received_counts_.clear();
+  for (int member = 0; member < now.group_size; ++member) {
+    received_counts_.push_back(block_bytes(received_, now.first_result_entry, member));
+  }
+  call.received_counts = received_counts_;
+  return call;
+}
+
+// What this rank hands over, its own block included.
+std::int64_t SchemeRun::sent_bytes_of(const CollectiveCall& call) const {
+  const auto elem_bytes = static_cast<std::int64_t>(dtype_bytes(call.dtype));
+  const auto own = static_cast<std::size_t>(step().group_rank);
+  switch (call.kind) {
+    case CollectiveKind::kBroadcast:
+      return own == 0 ? call.elems * elem_bytes : 0;
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kGather:
+      return (call.counts.empty() ? call.elems : call.counts[own]) * elem_bytes;
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kAllToAll: {
+      if (call.counts.empty()) return call.elems * step().group_size * elem_bytes;
+      std::int64_t elems = 0;
+      for (const std::int64_t count : call.counts) elems += count;
+      return elems * elem_bytes;
+    }
+    default:
+      return call.elems * elem_bytes;
+  }
+}
+
+}  // namespace cortado

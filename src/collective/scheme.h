@@ -1,0 +1,138 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// SchemeRun: executes one option for one message (a tensor, or several in one bucket) on one rank, step after step. It
+// is the only way options are executed; what it does is the data of scheme_program.h.
+//
+//   begin --local work--> ready --start()--> in flight --test(), wait(), local work--> ready ... done
+//
+// Local work encodes and decodes until the next collective or the end; no call allocates. Values are float32 and are
+// summed as they come: whoever wants the mean scales them before (the engine does, by 1 / world size), so that all
+// schemes round the same numbers. Every rank ends with the same bytes.
+//
+// Payloads of codecs whose sizes vary travel behind their sizes: two collectives of the same kind, the first of one u64
+// for each payload. Payloads that are summed on the way (Codec::sum_form) are summed headers and all; then the headers,
+// which are equal on all ranks, are put back.
+//
+// Device gpu is the CPU's variant working in memory of its own; what is copied there and back is counted.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collective/scheme_coder.h"
+#include "collective/scheme_program.h"
+#include "core/aligned_buffer.h"
+#include "cortado/communicator.h"
+
+namespace cortado {
+
+struct SchemeSetup {
+  const LevelCommunicators* levels = nullptr;  // must outlive the run
+  Option option;
+  const Codec* codec = nullptr;  // may be null if the option encodes nothing; must outlive the run
+  std::vector<SchemeTensor> tensors;
+  bool has_feedback = false;  // what an encode loses is added to what it encodes in the next step
+  std::uint64_t seed = 0;     // of codecs that draw; the same on all ranks
+};
+
+enum class SchemeState : std::uint8_t { kIdle, kReady, kInFlight, kDone, kFailed };
+
+class SchemeRun {
+ public:
+  static Result<std::unique_ptr<SchemeRun>> make(const SchemeSetup& setup);
+  // In flight: abandons the group, and leaves memory that may still be written to allocated for ever.
+  ~SchemeRun();
+  SchemeRun(const SchemeRun&) = delete;
+  SchemeRun& operator=(const SchemeRun&) = delete;
+
+  // Where a tensor's values are to be written before begin(), which uses them up.
+  std::span<float> values(int tensor) { return tensor_in(values_[0], tensor); }
+  // Once done: the sum over all ranks. Stays until begin().
+  std::span<float> sums(int tensor) { return tensor_in(values_[result_at_], tensor); }
+
+  // `step` is a key of random numbers. After it the run is ready, or done if nothing has to travel.
+  Status begin(std::int64_t step);
+  SchemeState state() const { return state_; }
+  Status start();                                 // ready: starts the next collective
+  Result<bool> test();                            // in flight: true if it had ended; then the run has gone on
+  Status wait(std::chrono::nanoseconds timeout);  // the same, but waits
+  Status run(std::int64_t step, std::chrono::nanoseconds timeout);  // all of it
+
+  // The levels of the collectives of a step, in the order in which this rank starts them.
+  const std::vector<LevelRange>& collectives() const { return collectives_; }
+
+  // What the last step lost is kept; without it the residuals stay what they were before the step.
+  void commit() { coder_.commit(); }
+  SchemeCoder& coder() { return coder_; }
+  const SchemeCoder& coder() const { return coder_; }
+
+  std::int64_t sent_bytes() const { return sent_bytes_; }  // handed to collectives in the last step
+  std::int64_t buffer_bytes() const;
+  const SchemeProgram& program() const { return program_; }
+
+ private:
+  // Which of the two buffers of values and of payloads a step reads and writes.
+  struct StepMemory {
+    int values = 0, values_after = 0;
+    int payloads = 0, payloads_after = 0;
+    bool restores_headers = false;  // of summed payloads
+  };
+
+  SchemeRun(const SchemeSetup& setup, SchemeProgram program);
+
+  // -- set-up
+  void plan_memory();
+  bool has_headers(const SchemeStep& step);
+  void list_collectives();
+  std::span<float> tensor_in(AlignedBuffer<float>& values, int tensor);
+
+  // -- a step
+  Status advance();
+  Status fail(const Status& status);
+  void prepare_payloads();
+  void reorder();
+  Status check_sizes() const;
+  Status finish_collective();
+  void restore_headers();
+
+  CollectiveCall values_call();
+  CollectiveCall sizes_call();
+  CollectiveCall payload_call();
+  template <typename ElemsOf>
+  void set_blocks(CollectiveCall* call, bool vary, ElemsOf&& elems_of);
+  std::size_t first_entry_of_block(const std::vector<std::size_t>& first_entry, int member) const;
+  std::int64_t block_entries(const std::vector<std::size_t>& first_entry, int member) const;
+  std::int64_t block_bytes(const PayloadSet& set, const std::vector<std::size_t>& first_entry, int member) const;
+  std::int64_t sent_bytes_of(const CollectiveCall& call) const;
+
+  const SchemeStep& step() const { return program_.steps[next_]; }
+  const StepMemory& memory() const { return memory_[next_]; }
+  bool is_root_of_broadcast() const;
+  std::string name_of_step() const;
+
+  SchemeSetup setup_;
+  SchemeProgram program_;
+  SchemeCoder coder_;
+  std::vector<std::int64_t> offsets_;  // of tensors in the message
+  std::vector<StepMemory> memory_;     // of steps
+  std::vector<LevelRange> collectives_;
+  AlignedBuffer<float> values_[2];
+  AlignedBuffer<std::byte> payloads_[2];
+  DType sum_dtype_ = DType::kFloat32;  // of summed payloads
+  int result_at_ = 0;                  // which of values_ holds the sums
+
+  SchemeState state_ = SchemeState::kIdle;
+  std::size_t next_ = 0;      // step in hand
+  bool sizes_first_ = false;  // the collective in hand is that of the sizes
+  WorkId work_ = 0;
+  PayloadSet held_, received_;
+  std::vector<std::int64_t> counts_, received_counts_;
+  std::int64_t sent_bytes_ = 0;
+};
+
+}  // namespace cortado

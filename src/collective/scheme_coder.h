@@ -1,0 +1,106 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// SchemeCoder: the encodes and decodes of one message on one rank, with their error feedback and devices.
+//
+//   encode   values += residual of the place; payload = encode(values); new residual = values - decode(payload)
+//   decode   values = decoded payloads of all contributors, added in their order, so equal on all ranks; of a codec
+//            with majority vote: the sign of the sum of their signs times the sum of their magnitudes
+//
+// A new residual replaces the old one in commit(). Never allocates after its constructor.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "collective/scheme_program.h"
+#include "core/aligned_buffer.h"
+
+namespace cortado {
+
+// The payloads of some units in memory: one entry for each piece of each unit, one after the other.
+struct PayloadSet {
+  std::vector<std::uint64_t> bytes, offsets;
+  std::uint64_t total_bytes = 0;
+
+  // Offsets from sizes.
+  void place();
+};
+
+// Of this rank, in the step in hand or the last one.
+struct SchemeStatistics {
+  std::int64_t encoded_bytes = 0;  // payloads written
+  std::int64_t copies_to_device = 0, bytes_to_device = 0;
+  std::int64_t copies_to_host = 0, bytes_to_host = 0;
+};
+
+class SchemeCoder {
+ public:
+  struct Setup {
+    const Codec* codec = nullptr;
+    std::vector<SchemeTensor> tensors;
+    bool has_feedback = false;
+    std::uint64_t seed = 0;
+  };
+  SchemeCoder(Setup setup, const SchemeProgram* program);
+
+  bool fixed_size() const { return fixed_size_; }
+
+  void begin(std::int64_t step);
+  // Writes the payloads of step.result_units to `memory` and what they are to `set`, which has room. `values` is the
+  // message.
+  Status encode(const SchemeStep& step, float* values, std::byte* memory, PayloadSet* set);
+  Status decode(const SchemeStep& step, const PayloadSet& set, const std::byte* memory, float* values);
+
+  // What the last step lost replaces what was kept.
+  void commit();
+
+  // What is kept of one tensor at one place; `values` begin at element `begin` of the tensor.
+  struct Residual {
+    int tensor = 0;
+    std::string_view place;
+    std::int64_t begin = 0;
+    std::span<float> values;
+    int replicas = 1;  // ranks that keep the same, because they encode the same sums
+  };
+  std::vector<Residual> residuals();
+  std::int64_t bytes() const;  // of residuals and scratch memory
+
+  // Squares of what this rank encoded of a tensor in the last step, and of what that lost.
+  struct Squares {
+    double of_values = 0;
+    double of_differences = 0;
+  };
+  const Squares& squares(int tensor) const { return squares_[static_cast<std::size_t>(tensor)]; }
+  const SchemeStatistics& statistics() const { return statistics_; }
+
+ private:
+  const Cell& cell_of(const PayloadUnit& unit) const { return program_->cells[static_cast<std::size_t>(unit.cell)]; }
+  EncodeContext context_of(const SchemeStep& step, const Piece& piece) const;
+  Result<std::uint64_t> encode_piece(const SchemeStep& step, const Piece& piece, float* values,
+                                     std::span<std::byte> slot);
+  Status keep_loss(const SchemeStep& step, const Piece& piece, std::span<const std::byte> payload, const float* values);
+  Status decode_piece(const Piece& piece, OpDevice device, int contributor, int contributors,
+                      std::span<const std::byte> payload, float* values);
+  void add(int contributor, int contributors, const float* decoded, std::int64_t elems, float* sum);
+  float* on_device(OpDevice device, float* values) { return device == OpDevice::kGpu ? device_values_.data() : values; }
+  void copy_to_device(const void* from, void* to, std::uint64_t bytes);
+  void copy_to_host(const void* from, void* to, std::uint64_t bytes);
+
+  Setup setup_;
+  const SchemeProgram* program_;
+  std::vector<std::uint64_t> keys_;  // of tensors
+  bool fixed_size_ = true;
+  bool lossy_ = false;
+  bool shares_key_ = false;  // all contributors draw the same numbers, so that their payloads can be added
+  bool votes_ = false;
+  std::int64_t step_ = 0;
+  AlignedBuffer<float> decoded_, magnitude_, device_values_;
+  AlignedBuffer<std::byte> scratch_, device_payload_;
+  std::vector<AlignedBuffer<float>> kept_, fresh_;  // of places
+  std::vector<Squares> squares_;
+  SchemeStatistics statistics_;
+};
+
+}  // namespace cortado

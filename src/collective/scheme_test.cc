@@ -1,0 +1,327 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Every option of the tree is executed and compared with the exact sum; there is no list of schemes to keep up to date.
+#include "collective/scheme.h"
+
+#include <cstring>
+
+#include "collective/scheme_testing.h"
+#include "core/counting_new.h"
+#include "cortado/planner.h"
+
+namespace cortado {
+namespace {
+
+const Topology kTwoByTwo = {{{"intra", 2}, {"inter", 2}}};
+const Topology kTwoByThree = {{{"intra", 2}, {"inter", 3}}};
+const std::vector<SchemeTensor> kTensors = {{"a.weight", 5, 7}, {"a.bias", 1, 3}, {"b.weight", 4, 16}};
+
+// The sum is exact, the same bytes on every rank.
+void expect_exact_sum(SchemeRanks& ranks, const Option& option, const Codec* codec,
+                      const std::vector<SchemeTensor>& tensors) {
+  SCOPED_TRACE(option.to_string(ranks.topology()));
+  SchemeRuns runs(ranks, {.option = option, .codec = codec, .tensors = tensors});
+  ASSERT_TRUE(runs.status().ok()) << runs.status().to_string();
+  for (int step = 0; step < 2; ++step) {
+    const Status status = runs.step(step, integer_message);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    const auto expected = exact_sum(tensors, ranks.size(), step, integer_message);
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      const Message sums = runs.sums(rank);
+      for (std::size_t t = 0; t < tensors.size(); ++t) {
+        for (std::size_t i = 0; i < sums[t].size(); ++i) {
+          ASSERT_EQ(static_cast<double>(sums[t][i]), expected[t][i])
+              << "step " << step << ", rank " << rank << ", " << tensors[t].name << "[" << i << "]";
+        }
+      }
+    }
+  }
+}
+
+void expect_exact_sums(const Topology& topology, const OptionSpace& space, const std::string& spec,
+                       const std::vector<SchemeTensor>& tensors, std::size_t every = 1) {
+  SchemeRanks ranks(topology);
+  const std::unique_ptr<Codec> codec = make_codec(spec).value();
+  const std::vector<Option> options = generate_options(space);
+  for (std::size_t i = 0; i < options.size(); i += every) {
+    expect_exact_sum(ranks, options[i], codec.get(), tensors);
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST(Scheme, AllOptionsGiveTheExactSumWithPayloadsOfOneSize) {
+  for (const Topology& topology : {kTwoByTwo, kTwoByThree}) expect_exact_sums(topology, {}, "none", kTensors);
+}
+
+TEST(Scheme, AllOptionsGiveTheExactSumWithPayloadsOfVaryingSize) {
+  for (const Topology& topology : {kTwoByTwo, kTwoByThree}) expect_exact_sums(topology, {}, "float_rans", kTensors);
+}
+
+TEST(Scheme, SumsOfPayloads) {
+  const OptionSpace space = {.devices = {OpDevice::kCpu}, .sum_payloads = true};
+  for (const Topology& topology : {kTwoByTwo, kTwoByThree}) {
+    expect_exact_sums(topology, space, "none", kTensors);
+    expect_exact_sums(topology, space, "cast(bf16)", kTensors);
+    expect_exact_sums(topology, space, "randk(density=1)", kTensors);
+  }
+}
+
+TEST(Scheme, ThreeLevels) {
+  const Topology topology = {{{"socket", 2}, {"machine", 3}, {"rack", 2}}};
+  const OptionSpace space = {.levels = 3, .devices = {OpDevice::kCpu}};
+  expect_exact_sums(topology, space, "float_rans", kTensors, 101);
+  OptionSpace linear = space;
+  linear.sum_payloads = true;
+  expect_exact_sums(topology, linear, "cast(fp16)", kTensors, 1009);
+}
+
+TEST(Scheme, OneRankAndLevelsOfOneRank) {
+  for (const Topology& topology : {Topology{{{"all", 1}}}, Topology{{{"all", 3}}}}) {
+    expect_exact_sums(topology, {.levels = 1}, "none", kTensors);
+    expect_exact_sums(topology, {.levels = 1}, "float_rans", kTensors);
+  }
+  expect_exact_sums({{{"intra", 1}, {"inter", 1}}}, {}, "none", kTensors, 7);
+  expect_exact_sums({{{"intra", 3}, {"inter", 1}}}, {}, "float_rans", kTensors, 11);
+  expect_exact_sums({{{"intra", 1}, {"inter", 3}}}, {}, "float_rans", kTensors, 13);
+}
+
+TEST(Scheme, TensorsSmallerThanTheGroupAndEmptyOnes) {
+  const std::vector<std::vector<SchemeTensor>> messages = {
+      {{"one", 1, 1}}, {{"nothing", 0, 8}, {"two", 1, 2}, {"none", 1, 0}}, {{"empty", 0, 0}}, {}};
+  for (const std::vector<SchemeTensor>& tensors : messages) {
+    for (const char* spec : {"none", "float_rans"}) expect_exact_sums(kTwoByThree, {}, spec, tensors, 17);
+    expect_exact_sums(kTwoByThree, {.sum_payloads = true}, "cast(bf16)", tensors, 171);
+  }
+}
+
+TEST(Scheme, DeviceCopiesAreCounted) {
+  SchemeRanks ranks(kTwoByTwo);
+  const std::unique_ptr<Codec> codec = make_codec("cast(bf16)").value();
+  const Option option =
+      Option::parse("encode@gpu all_to_all@flat decode@cpu encode@cpu all_gather@flat decode@gpu", kTwoByTwo).value();
+  const std::vector<SchemeTensor> tensors = {{"w", 4, 16}};
+  SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = tensors});
+  ASSERT_TRUE(runs.step(0, integer_message).ok());
+  const SchemeStatistics& statistics = runs.run(0).coder().statistics();
+  // Encoded in 4 parts of 16 values: values there, payloads back. Decoded: 4 payloads there, the values back.
+  EXPECT_EQ(statistics.copies_to_device, 4 + 4);
+  EXPECT_EQ(statistics.bytes_to_device, 64 * 4 + 64 * 2);
+  EXPECT_EQ(statistics.copies_to_host, 4 + 4);
+  EXPECT_EQ(statistics.bytes_to_host, 64 * 2 + 64 * 4);
+  EXPECT_EQ(statistics.encoded_bytes, 64 * 2 + 16 * 2);
+  EXPECT_EQ(runs.run(0).sent_bytes(), 64 * 2 + 16 * 2);
+}
+
+TEST(Scheme, AllocatesNothingInSteadyState) {
+  if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer owns operator new";
+  SchemeRanks ranks(kTwoByThree);
+  const std::vector<Option> options = generate_options({});
+  for (const char* spec : {"none", "float_rans"}) {
+    const std::unique_ptr<Codec> codec = make_codec(spec).value();
+    for (std::size_t i = 0; i < options.size(); i += 97) {
+      SchemeRuns runs(ranks, {.option = options[i], .codec = codec.get(), .tensors = kTensors});
+      const auto leave = [](const std::vector<SchemeTensor>&, int, int) { return Message(); };
+      ASSERT_TRUE(runs.step(0, integer_message).ok());
+      const std::int64_t before = allocation_count();
+      ASSERT_TRUE(runs.step(1, leave).ok());
+      ASSERT_EQ(allocation_count() - before, 0) << spec << " " << options[i].to_string(kTwoByThree);
+    }
+  }
+}
+
+// ---- lossy codecs --------------------------------------------------------------------------------------------------
+
+// `delivered` plus what all residuals hold, each counted once.
+std::vector<std::vector<double>> with_residuals(SchemeRuns& runs, const std::vector<std::vector<double>>& delivered) {
+  std::vector<std::vector<double>> total = delivered;
+  for (std::size_t rank = 0; rank < runs.size(); ++rank) {
+    for (const SchemeCoder::Residual& residual : runs.run(static_cast<int>(rank)).coder().residuals()) {
+      for (std::size_t i = 0; i < residual.values.size(); ++i) {
+        total[static_cast<std::size_t>(residual.tensor)][static_cast<std::size_t>(residual.begin) + i] +=
+            static_cast<double>(residual.values[i]) / residual.replicas;
+      }
+    }
+  }
+  return total;
+}
+
+double norm_of_difference(const std::vector<std::vector<double>>& a, const std::vector<std::vector<double>>& b) {
+  double squares = 0;
+  for (std::size_t t = 0; t < a.size(); ++t) {
+    for (std::size_t i = 0; i < a[t].size(); ++i) squares += (a[t][i] - b[t][i]) * (a[t][i] - b[t][i]);
+  }
+  return std::sqrt(squares);
+}
+
+void add(const std::vector<std::vector<double>>& values, std::vector<std::vector<double>>* sum) {
+  if (sum->empty()) sum->resize(values.size());
+  for (std::size_t t = 0; t < values.size(); ++t) {
+    (*sum)[t].resize(values[t].size());
+    for (std::size_t i = 0; i < values[t].size(); ++i) (*sum)[t][i] += values[t][i];
+  }
+}
+
+std::vector<std::vector<double>> as_doubles(const Message& message) {
+  std::vector<std::vector<double>> values;
+  for (const std::vector<float>& tensor : message) values.emplace_back(tensor.begin(), tensor.end());
+  return values;
+}
+
+void expect_same_bytes_everywhere(SchemeRuns& runs) {
+  const Message first = runs.sums(0);
+  for (std::size_t rank = 1; rank < runs.size(); ++rank) {
+    const Message sums = runs.sums(static_cast<int>(rank));
+    for (std::size_t t = 0; t < sums.size(); ++t) {
+      ASSERT_EQ(std::memcmp(sums[t].data(), first[t].data(), sums[t].size() * sizeof(float)), 0)
+          << "rank " << rank << ", tensor " << t;
+    }
+  }
+}
+
+// Nothing gets lost: in every step, what was delivered so far and what all residuals hold is the sum of what went in,
+// to the rounding of `unit` a value. And no step is further off than all encodes together may be.
+void expect_telescoping(SchemeRanks& ranks, const Option& option, const Codec* codec, double unit) {
+  SCOPED_TRACE(codec->spec() + ": " + option.to_string(ranks.topology()));
+  SchemeRuns runs(ranks, {.option = option, .codec = codec, .tensors = kTensors, .has_feedback = true});
+  ASSERT_TRUE(runs.status().ok()) << runs.status().to_string();
+  std::vector<std::vector<double>> delivered, expected;
+  for (int step = 0; step < 3; ++step) {
+    const Status status = runs.step(step, normal_like_message);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    expect_same_bytes_everywhere(runs);
+    const auto exact = exact_sum(kTensors, ranks.size(), step, normal_like_message);
+    add(as_doubles(runs.sums(0)), &delivered);
+    add(exact, &expected);
+    for (std::size_t rank = 0; rank < runs.size(); ++rank) runs.run(static_cast<int>(rank)).commit();
+    const double scale = 10.0 * ranks.size() * std::sqrt(static_cast<double>(elems_of(kTensors)));
+    ASSERT_LT(norm_of_difference(with_residuals(runs, delivered), expected), unit * scale * (step + 1));
+  }
+}
+
+void expect_telescoping(const std::string& spec, const OptionSpace& space, double unit, std::size_t every) {
+  const std::unique_ptr<Codec> codec = make_codec(spec).value();
+  const std::vector<Option> options = generate_options(space);
+  for (const Topology& topology : {kTwoByTwo, kTwoByThree}) {
+    SchemeRanks ranks(topology);
+    for (std::size_t i = 0; i < options.size(); i += every) {
+      if (options[i].encodes() == 0) continue;
+      expect_telescoping(ranks, options[i], codec.get(), unit);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+constexpr double kFloat = 1e-6;
+
+TEST(SchemeFeedback, NothingIsLostByAnyOptionWithASparseCodec) {
+  expect_telescoping("topk(density=0.3)", {}, kFloat, 1);
+}
+
+TEST(SchemeFeedback, NothingIsLostByAnyOptionOnOneDevice) {
+  const OptionSpace cpu = {.devices = {OpDevice::kCpu}};
+  for (const char* spec :
+       {"quant(bits=4)", "quant(bits=3, round=stochastic)", "sign", "cast(bf16)", "fp8(e4m3)", "randk(density=0.4)",
+        "topk(density=0.5) | quant(bits=8) | rans", "compso", "acp(rank=2)", "power(rank=2)"}) {
+    expect_telescoping(spec, cpu, kFloat, 1);
+  }
+}
+
+// Sums of payloads of 16 bits are rounded on the way, where no residual can be kept.
+TEST(SchemeFeedback, NothingIsLostWherePayloadsAreSummed) {
+  const OptionSpace space = {.devices = {OpDevice::kCpu}, .sum_payloads = true};
+  expect_telescoping("randk(density=0.4)", space, kFloat, 1);
+  expect_telescoping("acp(rank=2)", space, 1e-5, 1);
+  expect_telescoping("cast(fp16)", space, 1e-3, 1);
+  expect_telescoping("cast(bf16)", space, 8e-3, 1);
+}
+
+TEST(SchemeFeedback, NothingIsLostOverThreeLevels) {
+  SchemeRanks ranks({{{"socket", 2}, {"machine", 2}, {"rack", 3}}});
+  const std::vector<Option> options = generate_options({.levels = 3, .devices = {OpDevice::kCpu}});
+  const std::unique_ptr<Codec> codec = make_codec("topk(density=0.3)").value();
+  for (std::size_t i = 0; i < options.size(); i += 211) expect_telescoping(ranks, options[i], codec.get(), kFloat);
+}
+
+// Without commit() a step leaves no trace: the same step gives the same bytes again.
+TEST(SchemeFeedback, AStepThatIsNotCommittedHasNotBeen) {
+  SchemeRanks ranks(kTwoByThree);
+  const std::unique_ptr<Codec> codec = make_codec("topk(density=0.3)").value();
+  const std::vector<Option> options = generate_options({.devices = {OpDevice::kCpu}});
+  for (const std::size_t i : {std::size_t{20}, std::size_t{100}, options.size() - 1}) {
+    SchemeRuns runs(ranks, {.option = options[i], .codec = codec.get(), .tensors = kTensors, .has_feedback = true});
+    ASSERT_TRUE(runs.step(0, normal_like_message).ok());
+    for (std::size_t rank = 0; rank < runs.size(); ++rank) runs.run(static_cast<int>(rank)).commit();
+    ASSERT_TRUE(runs.step(1, normal_like_message).ok());
+    const Message first = runs.sums(0);
+    ASSERT_TRUE(runs.step(1, normal_like_message).ok());
+    EXPECT_EQ(runs.sums(0), first);
+  }
+}
+
+TEST(SchemeFeedback, PlacesSayWhereSomethingIsLost) {
+  SchemeRanks ranks(kTwoByTwo);
+  const std::unique_ptr<Codec> codec = make_codec("topk(density=0.3)").value();
+  const Option option = Option::parse(
+                            "encode@cpu all_to_all@intra decode@cpu encode@cpu gather@inter decode@cpu "
+                            "encode@cpu broadcast@inter decode@cpu encode@cpu all_gather@intra decode@cpu",
+                            kTwoByTwo)
+                            .value();
+  SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = {{"w", 4, 16}}, .has_feedback = true});
+  const auto places = [&](int rank) {
+    std::string text;
+    for (const SchemeCoder::Residual& residual : runs.run(rank).coder().residuals()) {
+      text += std::string(residual.place) + ":" + std::to_string(residual.begin) + "+" +
+              std::to_string(residual.values.size()) + "/" + std::to_string(residual.replicas) + " ";
+    }
+    return text;
+  };
+  EXPECT_EQ(places(0), "intra:0+64/1 inter:0+32/1 inter again:0+32/1 intra again:0+32/2 ");
+  EXPECT_EQ(places(1), "intra:0+64/1 inter:32+32/1 inter again:32+32/1 intra again:32+32/2 ");
+  EXPECT_EQ(places(3), "intra:0+64/1 inter:32+32/1 intra again:32+32/2 ");  // not the root between machines
+}
+
+// Each encode of 8 bits is off by at most half a step of the largest value of its block.
+TEST(Scheme, NoOptionIsFurtherOffThanItsEncodesMayBe) {
+  const std::unique_ptr<Codec> codec = make_codec("quant(bits=8)").value();
+  SchemeRanks ranks(kTwoByThree);
+  for (const Option& option : generate_options({.devices = {OpDevice::kCpu}})) {
+    SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = kTensors});
+    ASSERT_TRUE(runs.step(0, normal_like_message).ok());
+    const auto exact = exact_sum(kTensors, ranks.size(), 0, normal_like_message);
+    const Message sums = runs.sums(0);
+    const double largest = 9.0 * ranks.size();  // of any sum; and of the values of all that encode side by side
+    const double bound = option.encodes() * largest / 254 * 1.02 + 1e-4;
+    double worst = 0;
+    for (std::size_t t = 0; t < sums.size(); ++t) {
+      for (std::size_t i = 0; i < sums[t].size(); ++i) {
+        worst = std::max(worst, std::fabs(static_cast<double>(sums[t][i]) - exact[t][i]));
+      }
+    }
+    ASSERT_LE(worst, bound) << option.to_string(kTwoByThree);
+    if (option.encodes() > 0) {
+      ASSERT_GT(worst, 0.0) << option.to_string(kTwoByThree);
+    }
+  }
+}
+
+TEST(Scheme, MajorityVoteTakesTheSignThatMostHave) {
+  SchemeRanks ranks({{{"all", 3}}});
+  const std::unique_ptr<Codec> codec = make_codec("sign(scale=none, vote=majority)").value();
+  const std::vector<SchemeTensor> tensors = {{"w", 3, 11}};
+  for (const Option& option : generate_options({.levels = 1, .devices = {OpDevice::kCpu}})) {
+    if (option.operations.front().kind != OpKind::kEncode) continue;
+    SCOPED_TRACE(option.to_string(ranks.topology()));
+    SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = tensors});
+    ASSERT_TRUE(runs.step(0, integer_message).ok());
+    expect_same_bytes_everywhere(runs);
+    const Message sums = runs.sums(0);
+    for (std::size_t i = 0; i < sums[0].size(); ++i) {
+      int votes = 0;
+      for (int rank = 0; rank < 3; ++rank) votes += integer_message(tensors, rank, 0)[0][i] < 0 ? -1 : 1;
+      EXPECT_EQ(sums[0][i] > 0, votes > 0) << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cortado
