@@ -40,7 +40,9 @@ function(cortado_target target)
     target_compile_definitions(${target} PRIVATE CORTADO_FEW_SIMD_TARGETS)
   endif()
   if(CORTADO_SANITIZE)
-    target_compile_options(${target} PRIVATE -fsanitize=${CORTADO_SANITIZE} -fno-sanitize-recover=all)
+    # Without pointer-overflow, which quadruples clang's time on kernels: what such a pointer touches, ASan sees.
+    target_compile_options(${target} PRIVATE -fsanitize=${CORTADO_SANITIZE} -fno-sanitize-recover=all
+                                             $<$<CXX_COMPILER_ID:Clang>:-fno-sanitize=pointer-overflow>)
     target_link_options(${target} PRIVATE -fsanitize=${CORTADO_SANITIZE})
   endif()
   if(CORTADO_BUILD_FUZZERS)

@@ -15,6 +15,8 @@ file(WRITE "${PROJECT_BINARY_DIR}/cortado-config.cmake"
      "find_dependency(Threads)\n"
      "find_dependency(hwy)\n"
      "find_dependency(ZLIB)\n"
+     "set(BLA_VENDOR OpenBLAS)\n"
+     "find_dependency(LAPACK)\n"
      "include(\"\${CMAKE_CURRENT_LIST_DIR}/cortado_targets.cmake\")\n")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/cortado-config-version.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/cortado-config.cmake" "${PROJECT_BINARY_DIR}/cortado-config-version.cmake"

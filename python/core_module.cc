@@ -8,6 +8,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -26,9 +27,11 @@
 #include "cortado/engine.h"
 #include "cortado/trace.h"
 #include "cortado/version.h"
+#include "python/binding.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using namespace cortado_python;
 
 namespace {
 
@@ -38,27 +41,6 @@ using cortado::Status;
 // What stops a program rather than a call (Ctrl-C, SystemExit) and came up in a function of the communicator: C++ sees
 // an error, Python gets the exception itself. Of this thread, with the GIL held.
 thread_local PyObject* stopping_exception = nullptr;
-
-[[noreturn]] void raise(const Status& status) {
-  if (PyObject* stopping = std::exchange(stopping_exception, nullptr); stopping != nullptr) {
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(stopping)), stopping);
-    Py_DECREF(stopping);
-    throw nb::python_error();
-  }
-  const std::string code(cortado::status_code_name(status.code()));
-  nb::module_::import_("cortado.errors").attr("raise_status")(code, status.message());
-  throw std::runtime_error(status.to_string());  // not reached: raise_status raises
-}
-
-void check(const Status& status) {
-  if (!status.ok()) raise(status);
-}
-
-template <typename T>
-T unwrap(Result<T>&& result) {
-  if (!result.ok()) raise(result.status());
-  return std::move(result).value();
-}
 
 // ---- the communicator's functions, implemented by a Python object --------------------------------------------------
 
@@ -152,7 +134,7 @@ class PyEngine {
 
   PyEngine(const nb::list& tensors, const std::string& spec, nb::object group, int rank, int world_size,
            const std::string& group_name)
-      : group_(std::move(group)), group_name_(group_name) {
+      : communicator_(std::move(group), rank, world_size, group_name) {
     const cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(spec));
     std::vector<cortado::EngineTensor> list;
     for (nb::handle item : tensors) {
@@ -163,13 +145,8 @@ class PyEngine {
                       .dimensions = nb::cast<int>(item[4]),
                       .is_embedding = nb::cast<bool>(item[5])});
     }
-    communicator_ =
-        unwrap(cortado::make_callback_communicator(callbacks_for(group_, rank, world_size, group_name_.c_str())));
-    nb::gil_scoped_release release;
-    Result<std::unique_ptr<cortado::Engine>> engine =
-        cortado::Engine::create(std::move(list), options, communicator_.get());
-    nb::gil_scoped_acquire acquire;
-    engine_ = unwrap(std::move(engine));
+    engine_ =
+        unwrapped_without_gil([&] { return cortado::Engine::create(std::move(list), options, communicator_.get()); });
   }
 
   void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients) {
@@ -215,6 +192,14 @@ class PyEngine {
   double timeout_s() const { return engine_->options().timeout_s; }
   bool sends_buffers() const { return engine_->options().method == cortado::EngineOptions::Method::kNone; }
 
+  void check_replicas(const std::vector<std::tuple<std::string, std::uintptr_t, std::size_t>>& tensors) {
+    std::vector<cortado::ReplicaTensor> list;
+    for (const auto& [name, data, bytes] : tensors) {
+      list.push_back({name, {reinterpret_cast<const std::byte*>(data), bytes}});
+    }
+    checked_without_gil([&] { return engine_->check_replicas(list); });
+  }
+
   nb::dict report() const;
   nb::dict save_state();
   std::string load_state(const nb::dict& state);
@@ -222,28 +207,14 @@ class PyEngine {
     trace_ = std::make_unique<cortado::TraceRecorder>(capacity);
     engine_->set_trace(trace_.get());
   }
-  void write_trace(const std::string& path) {
-    if (trace_ == nullptr) throw nb::value_error("no trace was started");
-    std::vector<std::string> names;
-    for (const cortado::EngineTensor& tensor : engine_->tensors()) names.push_back(tensor.name);
-    check(cortado::write_chrome_trace(path, trace_->events(), communicator_->rank(), names));
+  std::string trace_json() const {
+    if (trace_ == nullptr) throw nb::value_error("no trace was started: call start_trace() before the steps to record");
+    return cortado::trace_to_json(engine_->trace());
   }
 
  private:
-  template <typename F>
-  void checked_without_gil(F&& call) {
-    Status status;
-    {
-      nb::gil_scoped_release release;
-      status = call();
-    }
-    check(status);
-  }
-
-  nb::object group_;
-  std::string group_name_;
+  PyCommunicator communicator_;
   std::unique_ptr<cortado::TraceRecorder> trace_;
-  std::unique_ptr<cortado::Communicator> communicator_;
   std::unique_ptr<cortado::Engine> engine_;
 };
 
@@ -294,12 +265,6 @@ nb::dict PyEngine::report() const {
   return result;
 }
 
-nb::object to_numpy(std::vector<float>&& values) {
-  auto* owned = new std::vector<float>(std::move(values));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
-}
-
 nb::dict PyEngine::save_state() {
   cortado::EngineState state = unwrap(engine_->save_state());
   nb::dict tensors;
@@ -322,11 +287,6 @@ nb::dict PyEngine::save_state() {
   return result;
 }
 
-std::vector<float> to_vector(nb::handle array) {
-  const auto view = nb::cast<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(array);
-  return {view.data(), view.data() + view.size()};
-}
-
 std::string PyEngine::load_state(const nb::dict& dict) {
   cortado::EngineState state{.spec = nb::cast<std::string>(dict["spec"]),
                              .world_size = nb::cast<int>(dict["world_size"]),
@@ -347,6 +307,8 @@ std::string PyEngine::load_state(const nb::dict& dict) {
   }();
   return unwrap(std::move(warning));
 }
+
+cortado::Trace trace_of(const std::string& json) { return unwrap(cortado::parse_trace(json)); }
 
 // ---- files of compressed tensors -----------------------------------------------------------------------------------
 
@@ -438,6 +400,43 @@ nb::object decompress(const InputBytes& data, bool as_torch) {
 
 }  // namespace
 
+namespace cortado_python {
+
+[[noreturn]] void raise(const Status& status) {
+  if (PyObject* stopping = std::exchange(stopping_exception, nullptr); stopping != nullptr) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(stopping)), stopping);
+    Py_DECREF(stopping);
+    throw nb::python_error();
+  }
+  const std::string code(cortado::status_code_name(status.code()));
+  nb::module_::import_("cortado.errors").attr("raise_status")(code, status.message());
+  throw std::runtime_error(status.to_string());  // not reached: raise_status raises
+}
+
+PyCommunicator::PyCommunicator(nb::object group, int rank, int world_size, const std::string& name)
+    : group_(std::move(group)), name_(name) {
+  if (group_.is_none()) {
+    alone_ = std::make_unique<cortado::LocalGroup>(1);
+    communicator_ = alone_->communicator(0);
+    return;
+  }
+  owned_ = unwrap(cortado::make_callback_communicator(callbacks_for(group_, rank, world_size, name_.c_str())));
+  communicator_ = owned_.get();
+}
+
+nb::object to_numpy(std::vector<float>&& values) {
+  auto* owned = new std::vector<float>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+}
+
+std::vector<float> to_vector(nb::handle array) {
+  const auto view = nb::cast<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(array);
+  return {view.data(), view.data() + view.size()};
+}
+
+}  // namespace cortado_python
+
 NB_MODULE(_core, m) {
   m.doc() = "Cortado's C++ engine; use it through the cortado package.";
   m.attr("__version__") = cortado::version();
@@ -465,12 +464,25 @@ NB_MODULE(_core, m) {
       .def("report", &PyEngine::report)
       .def("save_state", &PyEngine::save_state)
       .def("load_state", &PyEngine::load_state, "state"_a)
+      .def("check_replicas", &PyEngine::check_replicas, "tensors"_a, "Of each tensor name, address and bytes.")
       .def("start_trace", &PyEngine::start_trace, "capacity"_a)
-      .def("write_trace", &PyEngine::write_trace, "path"_a)
+      .def("trace_json", &PyEngine::trace_json)
       .def_prop_ro("spec", &PyEngine::spec)
       .def_prop_ro("timeout_s", &PyEngine::timeout_s)
       .def_prop_ro("sends_buffers", &PyEngine::sends_buffers);
 
+  bind_kfac(m);
+
+  // Views of a trace, given as the text of a file cortado.trace/1.
+  m.def("trace_to_text", [](const std::string& json) { return cortado::trace_to_text(trace_of(json)); }, "json"_a);
+  m.def("trace_to_chrome", [](const std::string& json) { return cortado::trace_to_chrome(trace_of(json)); }, "json"_a);
+  m.def(
+      "summarize_trace",
+      [](const std::string& json, bool by_tensor) {
+        const cortado::Trace trace = trace_of(json);
+        return by_tensor ? cortado::summarize_by_tensor(trace) : cortado::summarize_by_stage(trace);
+      },
+      "json"_a, "by_tensor"_a);
   m.def(
       "canonical_spec", [](const std::string& spec) { return unwrap(cortado::EngineOptions::parse(spec)).to_spec(); },
       "spec"_a, "Checks a codec string and returns it with defaults left out.");

@@ -33,7 +33,8 @@ class Task:
     validation_loss: Callable[[nn.Module], float] | None = None
 
 
-def gpt() -> Task:
+def gpt(windows: int = train_lm.BATCH) -> Task:
+    """`windows` of text a worker and step."""
     training, validation = train_lm.read_text()
 
     def validation_loss(module: nn.Module) -> float:
@@ -41,15 +42,73 @@ def gpt() -> Task:
 
     return Task(
         build=train_lm.GPT,
-        batches=lambda seed: train_lm.batches(training, seed),
+        batches=lambda seed: train_lm.batches(training, seed, windows),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4),
-        describe="byte-level GPT, 10.9 M parameters, 2 x 64 tokens a worker, AdamW 3e-4",
+        describe=f"byte-level GPT, 10.9 M parameters, {windows} x 64 tokens a worker, AdamW 3e-4",
         validation_loss=validation_loss,
     )
 
 
 def digits() -> Task:
     """The net of examples/train_digits.py."""
+    return _digits_task(train_digits.small_net, "small convolutional net, 0.36 M parameters")
+
+
+def vgg_digits() -> Task:
+    """VGG in small, to be trained to the end: blocks of two 3 x 3 convolutions, two linear layers."""
+
+    def build() -> nn.Module:
+        layers: list[nn.Module] = []
+        channels = 1
+        for width in (32, 64, 128):
+            for _ in range(2):
+                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+                channels = width
+            layers.append(nn.MaxPool2d(2))
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
+
+    return _digits_task(build, "VGG-like net (6 convolutions), 0.32 M parameters")
+
+
+class Residual(nn.Module):
+    """Two 3 x 3 convolutions beside a shortcut."""
+
+    def __init__(self, channels: int, width: int, stride: int):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
+            nn.GroupNorm(8, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.GroupNorm(8, width),
+        )
+        same = stride == 1 and channels == width
+        self.shortcut = nn.Identity() if same else nn.Conv2d(channels, width, 1, stride, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet_digits() -> Task:
+    """ResNet in small, with group instead of batch normalisation."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 32, 3, padding=1, bias=False),
+            nn.GroupNorm(8, 32),
+            nn.ReLU(),
+            Residual(32, 32, 1),
+            Residual(32, 64, 2),
+            Residual(64, 128, 2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(128, 10),
+        )
+
+    return _digits_task(build, "ResNet-like net (3 blocks), 0.31 M parameters")
+
+
+def _digits_task(build: Callable[[], nn.Module], net: str) -> Task:
     images, labels = train_digits.read_digits()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     held_out, rest = order[:VALIDATION_IMAGES], order[VALIDATION_IMAGES:]
@@ -62,10 +121,10 @@ def digits() -> Task:
         return loss.item() / len(held_out)
 
     return Task(
-        build=train_digits.small_net,
+        build=build,
         batches=_image_batches(images[rest], labels[rest]),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-        describe="small convolutional net, 0.36 M parameters, 16 digits a worker, SGD 0.05 momentum 0.9",
+        describe=f"{net}, 16 digits a worker, SGD 0.05 momentum 0.9",
         validation_loss=validation_loss,
     )
 
@@ -108,7 +167,17 @@ def vgg() -> Task:
     return Task(build, _image_batches(*train_digits.read_digits()), _sgd, describe)
 
 
-TASKS = {"gpt": gpt, "digits": digits, "mlp": mlp, "vgg": vgg}
+TASKS = {
+    "gpt": gpt,
+    "gpt-1": lambda: gpt(1),
+    "gpt-4": lambda: gpt(4),
+    "gpt-8": lambda: gpt(8),
+    "digits": digits,
+    "vgg-digits": vgg_digits,
+    "resnet-digits": resnet_digits,
+    "mlp": mlp,
+    "vgg": vgg,
+}
 
 
 def _sgd(parameters) -> torch.optim.Optimizer:

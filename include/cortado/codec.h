@@ -97,10 +97,10 @@ class Codec {
   // times the mean of their magnitudes.
   virtual bool is_majority_vote() const { return false; }
 
-  // What the bytes of a payload are: sections in order, without gaps, that cover it all, whatever bytes it has. The
-  // default knows one section. Allocates.
+  // What the bytes of a payload are: sections in order, without gaps, that cover it all, whatever bytes it has.
+  // Allocates.
   virtual std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
-                                              DType dtype) const;
+                                              DType dtype) const = 0;
 
   // The codec as a stage of a composition; nullptr if others can't stand behind it.
   virtual const Sparsifier* sparsifier() const { return nullptr; }

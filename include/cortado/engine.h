@@ -16,6 +16,7 @@
 // call returns that error. In steady state no call allocates.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -72,6 +73,7 @@ struct EngineOptions {
   // ---- changes only speed and failure handling ----
   int threads = 1;          // threads that encode and decode, the caller's included
   double timeout_s = 1800;  // of each wait for a collective
+  bool overlap = true;      // false: nothing is encoded or sent before finish_step(), to measure what overlap gains
 
   // From one string ("acp(rank=4, start_step=0)", "topk(density=0.01, threads=2) | quant"): the engine's parameters
   // stand with those of the first codec. Errors name the parameter, the value and what was expected.
@@ -174,6 +176,12 @@ struct EngineState {
   std::vector<TensorState> tensors;
 };
 
+// A tensor that should have the same bytes on every rank: a parameter of the model, say.
+struct ReplicaTensor {
+  std::string name;
+  std::span<const std::byte> bytes;
+};
+
 struct StepOutcome {
   // false: some rank carried Inf or NaN; state is as before the step. Always true for kNone, which keeps no state and
   // does not look.
@@ -209,12 +217,19 @@ class Engine {
   virtual const std::vector<EngineTensor>& tensors() const = 0;
   virtual EngineReport report() const = 0;
   virtual void set_trace(TraceRecorder* trace) = 0;  // nullptr: off
+  virtual Trace trace() const = 0;                   // what has been recorded; no events without a recorder
   // The memory bill and what is compressed, as printed before the first step; one line each.
   virtual std::string describe() const = 0;
 
   // Engines of a plan, between steps: from the next step on another plan is executed. Every rank calls it at the same
   // step with the same plan, or all get kMismatch and go on as before. What residuals hold is carried over, by name.
   virtual Status switch_plan(const Plan& plan);
+
+  // Compares a checksum of each tensor over all ranks. Every rank must call it, between the same steps, with the same
+  // list. If some differ, every rank gets the same kMismatch, which names the step, the first tensor in the list, the
+  // ranks whose tensor is not that of most, and the last step at which all were equal. That ends nothing: once the
+  // tensors are equal again, training may go on. Costs one reading of the tensors and 8 bytes a tensor and rank.
+  virtual Status check_replicas(std::span<const ReplicaTensor> tensors) = 0;
 
   // Between steps only. save_state materialises residuals in place (bits of later steps do not change).
   virtual Result<EngineState> save_state() = 0;

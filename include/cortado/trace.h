@@ -41,6 +41,8 @@ struct TraceEvent {
   std::int64_t start_ns = 0;
   std::int64_t end_ns = 0;
   std::int64_t bytes = 0;  // payload bytes of the message, or gradient bytes of the tensor
+
+  bool operator==(const TraceEvent&) const = default;
 };
 
 // Keeps the first `capacity` events; allocates only in its constructor, drops and counts what comes after.
@@ -64,8 +66,33 @@ class TraceRecorder {
   std::int64_t dropped_ = 0;
 };
 
-// Writes `events` as a Chrome trace (chrome://tracing, Perfetto), one row a stage; `process_id` is the rank.
-Status write_chrome_trace(const std::string& path, const std::vector<TraceEvent>& events, int process_id,
-                          const std::vector<std::string>& tensor_names);
+// What one rank recorded, with everything needed to read it later and elsewhere.
+struct Trace {
+  std::string spec;  // of the engine
+  int rank = 0;
+  int world_size = 1;
+  std::vector<std::string> tensors;  // names, by TraceEvent::tensor
+  std::vector<TraceEvent> events;
+  std::int64_t dropped = 0;  // events that found no room
+
+  bool operator==(const Trace&) const = default;
+};
+
+// ---- one stream of events, its views --------------------------------------------------------------------------------
+
+// The file format cortado.trace/1 (docs/trace_format.md), and back. A text of another format, a damaged or an impossible
+// one is kCorruptData; the message says where and what was expected.
+std::string trace_to_json(const Trace& trace);
+Result<Trace> parse_trace(std::string_view json);
+
+// For chrome://tracing or Perfetto: one row a stage, one process a rank.
+std::string trace_to_chrome(const Trace& trace);
+
+// For a terminal, 100 columns wide: for each step one row a message, drawn over time.
+std::string trace_to_text(const Trace& trace);
+
+// Tables: where the time went, one row a stage, or one row a tensor (the slowest first).
+std::string summarize_by_stage(const Trace& trace);
+std::string summarize_by_tensor(const Trace& trace);
 
 }  // namespace cortado

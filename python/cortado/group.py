@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 # Codes of cortado/tensor_view.h.
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()} | {3: torch.uint8}
+BYTE_CODE = 3
+_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()} | {BYTE_CODE: torch.uint8}
 
 _SLICE_S = 1.0  # how often a waiting rank looks whether a peer has reported a failure
 _ROLL_CALL_S = 5.0  # how long failed ranks wait for each other before they name who is missing

@@ -8,6 +8,7 @@
 
 #include "cli/codec_commands.h"
 #include "cli/option_list.h"
+#include "cli/trace_command.h"
 #include "cortado/version.h"
 
 namespace cortado::cli {
@@ -25,6 +26,7 @@ constexpr const char* kFooter =
     "  cortado codec inspect gradient.crtf      what every byte of it is\n"
     "  cortado codec decompress gradient.crtf -o back.npy\n"
     "  cortado options --count                  ways in which a tensor can travel over two levels\n"
+    "  cortado trace trace.json --summary stage where the time of recorded steps went\n"
     "\n"
     "A specification is the one string that names a codec everywhere: here, in Python\n"
     "(cortado.attach(model, \"acp(rank=4)\")) and in files.\n"
@@ -53,6 +55,16 @@ constexpr const char* kInspectFooter =
     "  cortado codec inspect gradient.crtf\n"
     "\n"
     "Of a damaged file it shows what is whole, then the error (exit code 3).\n";
+
+constexpr const char* kTraceFooter =
+    "Examples:\n"
+    "  cortado trace trace.json                   draws each step, one row a message\n"
+    "  cortado trace trace.json --summary tensor  which tensors take the time\n"
+    "  cortado trace trace.json --chrome chrome.json\n"
+    "                                             for chrome://tracing or ui.perfetto.dev\n"
+    "\n"
+    "Record with state.start_trace(), some steps, state.trace().save(\"trace.json\") in Python; state is\n"
+    "what cortado.attach returned, or a Reducer.\n";
 
 constexpr const char* kBenchFooter =
     "Examples:\n"
@@ -161,6 +173,14 @@ int run(int argc, char** argv) {
   options->add_flag("--count", listed.only_count, "print only how many there are");
   options->add_flag("--json", listed.as_json, "one JSON object a line");
   options->footer(kOptionsFooter);
+  CLI::App* trace = app.add_subcommand("trace", "show a recorded trace: what the engine did and when");
+  TraceOptions shown;
+  trace->add_option("FILE", shown.path, "a trace, format cortado.trace/1")->required();
+  trace->add_option("--summary", shown.summary, "a table, one row a stage or a tensor, instead of the drawing")
+      ->check(CLI::IsMember({"stage", "tensor"}))
+      ->type_name("stage|tensor");
+  trace->add_option("--chrome", shown.chrome_path, "write it for Chrome or Perfetto")->type_name("OUT");
+  trace->footer(kTraceFooter);
 
   try {
     app.parse(argc, argv);
@@ -174,6 +194,7 @@ int run(int argc, char** argv) {
   if (inspect->parsed()) return inspect_file(inspected, inspect_as_json);
   if (bench->parsed()) return bench_codecs(measured);
   if (options->parsed()) return list_options(listed);
+  if (trace->parsed()) return show_trace(shown);
   // A command is missing: show those there are. (require_subcommand would say the same of one that is misspelt.)
   std::fputs((codec->parsed() ? codec->help("cortado") : app.help()).c_str(), stderr);
   return kBadCommandLine;

@@ -29,10 +29,19 @@ float value_at(std::span<const std::byte> bytes, std::size_t i, DType dtype) {
 }  // namespace
 
 void PayloadExplainer::take(std::uint64_t bytes, std::string name, std::string meaning) {
-  const std::uint64_t there = std::min<std::uint64_t>(bytes, rest().size());
+  const std::uint64_t there = next(bytes).size();
   if (there < bytes) meaning += " (cut short: expected " + std::to_string(bytes) + " bytes)";
   if (there > 0) sections_.push_back({at_, there, std::move(name), std::move(meaning)});
   at_ += there;
+}
+
+void PayloadExplainer::take_random_key(std::string meaning) {
+  take(sizeof(std::uint64_t), "key", std::move(meaning));
+  take(sizeof(std::uint64_t), "step", std::to_string(peek<std::uint64_t>().value_or(0)));
+}
+
+void PayloadExplainer::append(const std::vector<PayloadSection>& sections, const std::string& whose) {
+  for (const PayloadSection& section : sections) take(section.bytes, whose + section.name, section.meaning);
 }
 
 std::vector<PayloadSection> PayloadExplainer::finish() && {
@@ -55,13 +64,6 @@ std::string first_values(std::span<const std::byte> bytes, DType dtype) {
 std::string explain_matrix(std::span<const std::byte> bytes, std::int64_t rows, std::int64_t cols, DType dtype) {
   return std::to_string(rows) + " x " + std::to_string(cols) + " " + std::string(dtype_name(dtype)) + ": " +
          first_values(bytes, dtype);
-}
-
-std::vector<PayloadSection> Codec::explain(std::span<const std::byte> payload, std::int64_t, std::int64_t,
-                                           DType) const {
-  PayloadExplainer explainer(payload);
-  explainer.take(payload.size(), "payload", spec());
-  return std::move(explainer).finish();
 }
 
 }  // namespace cortado

@@ -3,6 +3,7 @@
 // What Codec::explain() is written with: sections are taken from the front of a payload, which may be anything.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <span>
@@ -20,8 +21,19 @@ class PayloadExplainer {
   // What is not yet explained.
   std::span<const std::byte> rest() const { return payload_.subspan(at_); }
 
-  // The next `bytes` bytes, or as many as there are; none make no section.
+  // The next `bytes` bytes, or as many as there are.
+  std::span<const std::byte> next(std::uint64_t bytes) const {
+    return rest().first(std::min<std::uint64_t>(bytes, rest().size()));
+  }
+
+  // Makes a section of next(bytes); none of no bytes.
   void take(std::uint64_t bytes, std::string name, std::string meaning);
+
+  // The key of random numbers, two words, and the step they are drawn in (docs/wire_format.md): 16 bytes.
+  void take_random_key(std::string meaning);
+
+  // What a payload inside this one, which begins with the next byte, was explained as; `whose` stands before the names.
+  void append(const std::vector<PayloadSection>& sections, const std::string& whose = "");
 
   // The next number; nothing, and no section, if the payload ends before it does.
   template <typename T>

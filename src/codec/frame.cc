@@ -1,6 +1,6 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Frames: the 40-byte header in front of a payload. The layout stands in README.md.
+// Frames: the 40-byte header in front of a payload. The layout stands in docs/wire_format.md.
 #include <bit>
 #include <cstring>
 

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "cortado/codec.h"
 
@@ -45,6 +46,10 @@ class Sparsifier {
   virtual Result<std::int64_t> check_index(std::span<const std::byte> index, std::int64_t rows,
                                            std::int64_t cols) const = 0;
 
+  // As Codec::explain, of an index section.
+  virtual std::vector<PayloadSection> explain_index(std::span<const std::byte> index, std::int64_t rows,
+                                                    std::int64_t cols) const = 0;
+
   // Zeros everywhere but where the index says; values.size() is what check_index gave.
   virtual Status scatter(std::span<const std::byte> index, std::span<const float> values, TensorView output,
                          std::span<std::byte> scratch) const = 0;
@@ -66,6 +71,10 @@ class Quantiser {
   // kCorruptData for a side section or a code that quantise() can't have written.
   virtual Status dequantise(std::span<const std::uint8_t> codes, std::span<const std::byte> side, TensorView output,
                             std::span<std::byte> scratch) const = 0;
+
+  // As Codec::explain, of a side section.
+  virtual std::vector<PayloadSection> explain_side(std::span<const std::byte> side, std::int64_t rows,
+                                                   std::int64_t cols) const = 0;
 };
 
 }  // namespace cortado

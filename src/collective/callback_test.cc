@@ -3,9 +3,11 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "collective/communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
 #include "cortado/communicator.h"
@@ -21,7 +23,9 @@ constexpr std::chrono::seconds kLong(30);
 struct Adapter {
   Communicator* inner = nullptr;
   int code = 0;
-  std::string message;
+  std::string message = "";
+  std::vector<std::unique_ptr<Communicator>> groups = {};  // of the sub-groups, which live as long as this one
+  std::vector<std::unique_ptr<Adapter>> adapters = {};
 
   static int fail(const Adapter& self, char* error, std::size_t error_bytes) {
     std::strncpy(error, self.message.c_str(), error_bytes);  // as sloppy as allowed: without NUL when it is too long
@@ -30,7 +34,7 @@ struct Adapter {
   static int convert(const Status& status, char* error, std::size_t error_bytes) {
     if (status.ok()) return 0;
     const int code = status.code() == StatusCode::kTimeout ? CommunicatorCallbacks::kTimedOut : 1;
-    return fail({nullptr, code, status.message()}, error, error_bytes);
+    return fail({.code = code, .message = status.message()}, error, error_bytes);
   }
 
   static int start(void* context, const CollectiveCall* call, std::uint64_t work, char* error,
@@ -64,6 +68,18 @@ struct Adapter {
     return convert(status, error, error_bytes);
   }
 
+  static int subgroup(void* context, const int* ranks, std::int64_t rank_count, CommunicatorCallbacks* table,
+                      char* error, std::size_t error_bytes) {
+    auto& self = *static_cast<Adapter*>(context);
+    if (self.code != 0) return fail(self, error, error_bytes);
+    auto made = self.inner->subgroup({ranks, static_cast<std::size_t>(rank_count)});
+    if (!made.ok()) return convert(made.status(), error, error_bytes);
+    self.groups.push_back(std::move(made).value());
+    self.adapters.push_back(std::make_unique<Adapter>(Adapter{.inner = self.groups.back().get()}));
+    *table = self.adapters.back()->callbacks();
+    return 0;
+  }
+
   CommunicatorCallbacks callbacks() {
     CommunicatorCallbacks table;
     table.context = this;
@@ -74,6 +90,7 @@ struct Adapter {
     table.test = test;
     table.wait = wait;
     table.all_gather = all_gather;
+    table.subgroup = subgroup;
     return table;
   }
 };
@@ -102,6 +119,33 @@ TEST(Callback, ReducesAndGathersThroughTheTable) {
     return Status();
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(Callback, EveryKindOfCollectiveAlsoInSubgroups) {
+  const auto statuses = run_ranks(4, [](Communicator& inner) {
+    Adapter adapter{&inner, 0, ""};
+    const auto communicator = make_callback_communicator(adapter.callbacks()).value();
+    CORTADO_RETURN_IF_ERROR(check_every_collective(*communicator, kLong));
+    const std::array ranks{inner.rank() % 2, inner.rank() % 2 + 2};
+    CORTADO_ASSIGN_OR_RETURN(const auto subgroup, communicator->subgroup(ranks));
+    EXPECT_EQ(subgroup->name(), "callback(threads)");
+    EXPECT_EQ(subgroup->rank(), inner.rank() / 2);
+    return check_every_collective(*subgroup, kLong);
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(Callback, SubgroupsAreRefusedWhereTheTableHasNone) {
+  LocalGroup group(1);
+  Adapter adapter{group.communicator(0), 0, "no memory"};
+  CommunicatorCallbacks table = adapter.callbacks();
+  const auto with = make_callback_communicator(table).value();
+  table.subgroup = nullptr;
+  const auto without = make_callback_communicator(table).value();
+  EXPECT_EQ(without->subgroup(std::array{0}).status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(without->subgroup(std::array{1}).status().code(), StatusCode::kInvalidArgument);
+  adapter.code = 1;
+  EXPECT_EQ(with->subgroup(std::array{0}).status().message(), "sub-group of callback(threads): no memory");
 }
 
 TEST(Callback, RefusesATableWithHoles) {

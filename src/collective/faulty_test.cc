@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "collective/communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
 #include "cortado/communicator.h"
@@ -164,6 +165,49 @@ TEST(Faulty, CorruptFlipsOneBitOfEveryDType) {
     }
     EXPECT_EQ(flipped, 1) << dtype_name(dtype);
   }
+}
+
+TEST(Faulty, EveryKindIsDelayedDroppedRefusedAndCorrupted) {
+  for (const CollectiveKind kind : kEveryKind) {
+    for (const bool in_place : {false, true}) {
+      LocalGroup group(2);
+      const auto faulty = make_faulty_communicator(group.communicator(0), {{.at = 0, .kind = Fault::Kind::kCorrupt},
+                                                                           {.at = 1, .kind = Fault::Kind::kError},
+                                                                           {.at = 2, .kind = Fault::Kind::kDrop}});
+      const bool has_place = kind != CollectiveKind::kReduceScatter && kind != CollectiveKind::kAllToAll;
+      if (in_place && !has_place) continue;
+      // Whatever the kind, the middle element of rank 0 goes to rank 1.
+      const int root = kind == CollectiveKind::kBroadcast ? 0 : 1;
+      CheckedCollective mine(kind, DType::kFloat32, root, 3, {}, in_place, 0, 2);
+      CheckedCollective theirs(kind, DType::kFloat32, root, 3, {}, false, 1, 2);
+      ASSERT_TRUE(faulty->start(mine.call()).ok());
+      ASSERT_TRUE(group.communicator(1)->start(theirs.call()).ok());
+      EXPECT_NE(theirs.check().message().find("wrong result"), std::string::npos) << describe(mine.call());
+      const Status refused = faulty->start(mine.call()).status();
+      EXPECT_EQ(refused.code(), StatusCode::kPeerFailed);
+      EXPECT_NE(refused.message().find(std::string(collective_kind_name(kind)) + " 1 of rank 0"), std::string::npos)
+          << refused.message();
+      const WorkId dropped = faulty->start(mine.call()).value();
+      EXPECT_FALSE(faulty->test(dropped).value());
+      EXPECT_EQ(faulty->wait(dropped, milliseconds(1)).code(), StatusCode::kTimeout);
+    }
+  }
+}
+
+TEST(Faulty, SubgroupsShareTheFaults) {
+  LocalGroup group(2);
+  const auto faulty = make_faulty_communicator(
+      group.communicator(0), {{.at = 1, .kind = Fault::Kind::kError}, {.at = 2, .kind = Fault::Kind::kDrop}});
+  const auto subgroup = faulty->subgroup(std::array{0}).value();
+  EXPECT_EQ(subgroup->name(), "faulty(local)");
+  float value = 1;
+  EXPECT_TRUE(subgroup->start_all_reduce(&value, 1, DType::kFloat32).ok());
+  EXPECT_EQ(faulty->start_all_reduce(&value, 1, DType::kFloat32).status().code(), StatusCode::kPeerFailed);
+  const WorkId dropped = subgroup->start_all_reduce(&value, 1, DType::kFloat32).value();
+  EXPECT_EQ(subgroup->wait(dropped, milliseconds(1)).code(), StatusCode::kTimeout);
+  EXPECT_TRUE(subgroup->wait(0, kLong).ok()) << "what came before the drop";
+  const WorkId later = faulty->start_all_reduce(&value, 1, DType::kFloat32).value();
+  EXPECT_EQ(faulty->wait(later, milliseconds(1)).code(), StatusCode::kTimeout) << "a rank hangs in all its groups";
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "collective/communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
 #include "core/counting_new.h"
@@ -113,6 +114,31 @@ TEST(LocalStress, SteadyStateDoesNotAllocate) {
   const std::int64_t before = allocation_count();
   ::operator delete(::operator new(1));  // called by name: compilers may leave out new-expressions
   EXPECT_EQ(allocation_count() - before, 1) << "the counter works";
+}
+
+TEST(LocalStress, NoKindOfCollectiveAllocates) {
+  if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer owns operator new";
+  LocalGroup group(3);
+  std::vector<std::vector<CheckedCollective>> of_rank(3);
+  const std::vector<std::vector<std::int64_t>> counts{{4, 0, 3000}, {1, 2, 3}, {0, 5, 6}};
+  for (int rank = 0; rank < 3; ++rank) {
+    for (const CollectiveKind kind : kEveryKind) {
+      const bool one_block =
+          kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce;
+      of_rank[rank].emplace_back(kind, DType::kBFloat16, 1, 100, std::vector<std::vector<std::int64_t>>(), false, rank,
+                                 3);
+      if (!one_block) of_rank[rank].emplace_back(kind, DType::kBFloat16, 1, 0, counts, false, rank, 3);
+    }
+  }
+  const std::int64_t before = allocation_count();
+  for (std::size_t k = 0; k < of_rank[0].size(); ++k) {
+    for (const int rank : {0, 1, 2}) ASSERT_TRUE(group.communicator(rank)->start(of_rank[rank][k].call()).ok());
+    for (const int rank : {0, 1, 2}) ASSERT_TRUE(group.communicator(rank)->wait(k, kLong).ok());
+  }
+  EXPECT_EQ(allocation_count() - before, 0);
+  for (const auto& collectives : of_rank) {
+    for (const CheckedCollective& collective : collectives) EXPECT_TRUE(collective.check().ok());
+  }
 }
 
 // The buffers of a rank die as soon as it has an error: the address sanitizer sees any later use of them.

@@ -2,14 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstring>
+#include <memory>
 #include <thread>
 #include <tuple>
 #include <vector>
 
+#include "collective/collective_call.h"
+#include "collective/communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
-#include "core/float16.h"
 #include "cortado/communicator.h"
 
 namespace cortado {
@@ -26,24 +27,10 @@ constexpr seconds kLong(30);  // a test that needs it hangs
 // A different small number for every rank, collective and element: sums of 64 of them are exact in every dtype.
 int value_of(int rank, int collective, int elem) { return (7 * rank + 5 * collective + 3 * elem) % 4; }
 
-std::vector<std::byte> encode(DType dtype, const std::vector<int>& values) {
-  std::vector<std::byte> bytes(values.size() * dtype_bytes(dtype));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto value = static_cast<float>(values[i]);
-    const std::uint16_t half = dtype == DType::kFloat16 ? float_to_fp16(value) : float_to_bf16(value);
-    const auto byte = static_cast<std::uint8_t>(values[i]);
-    const void* source = &value;
-    if (dtype_bytes(dtype) == 2) source = &half;
-    if (dtype_bytes(dtype) == 1) source = &byte;
-    std::memcpy(bytes.data() + i * dtype_bytes(dtype), source, dtype_bytes(dtype));
-  }
-  return bytes;
-}
-
 std::vector<std::byte> contribution(DType dtype, int rank, int collective, int elems) {
   std::vector<int> values;
   for (int i = 0; i < elems; ++i) values.push_back(value_of(rank, collective, i));
-  return encode(dtype, values);
+  return encode_as(dtype, values);
 }
 
 std::vector<std::byte> expected_sum(DType dtype, int world_size, int collective, int elems) {
@@ -51,7 +38,7 @@ std::vector<std::byte> expected_sum(DType dtype, int world_size, int collective,
   for (int i = 0; i < elems; ++i) {
     for (int rank = 0; rank < world_size; ++rank) values[i] += value_of(rank, collective, i);
   }
-  return encode(dtype, values);
+  return encode_as(dtype, values);
 }
 
 // Sleeps 0 to 200 us, a different time for every rank and collective.
@@ -262,6 +249,232 @@ TEST(Local, RefusesWrongArgumentsAndStaysUsable) {
   EXPECT_EQ(communicator.all_gather({bytes.data(), 2}, bytes, kLong).code(), StatusCode::kInvalidArgument);
   EXPECT_TRUE(reduce_one(communicator, kLong).ok());
   EXPECT_TRUE(communicator.start_all_reduce(nullptr, 0, DType::kFloat32).ok()) << "an empty message is one too";
+}
+
+// ---- all kinds -----------------------------------------------------------------------------------------------------
+
+TEST(Local, EveryKindOfCollective) {
+  for (const int world_size : {1, 2, 3, 5, 8}) {
+    const auto statuses =
+        run_ranks(world_size, [](Communicator& communicator) { return check_every_collective(communicator, kLong); });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+TEST(Local, SumsOfOneRankKeepEveryBit) {
+  LocalGroup group(1);
+  const std::array<std::uint16_t, 3> values{0x7C01, 0xFC01, 0x8000};  // signalling NaNs, minus zero
+  for (const CollectiveKind kind :
+       {CollectiveKind::kAllReduce, CollectiveKind::kReduce, CollectiveKind::kReduceScatter}) {
+    std::array<std::uint16_t, 3> sums{};
+    const CollectiveCall call{
+        .kind = kind, .dtype = DType::kFloat16, .sent = values.data(), .received = sums.data(), .elems = 3};
+    ASSERT_TRUE(group.communicator(0)->start(call).ok());
+    EXPECT_EQ(sums, values) << collective_kind_name(kind);
+  }
+}
+
+TEST(Local, EverySumIsTakenInRankOrder) {
+  for (const CollectiveKind kind : {CollectiveKind::kReduce, CollectiveKind::kReduceScatter}) {
+    LocalGroup group(3);
+    const float values[3][3] = {{1e8f, 1e8f, 1e8f}, {1, 1, 1}, {-1e8f, -1e8f, -1e8f}};
+    float sums[3][3] = {{7, 7, 7}, {7, 7, 7}, {7, 7, 7}};
+    for (const int rank : {2, 0, 1}) {
+      const std::int64_t elems = kind == CollectiveKind::kReduce ? 3 : 1;
+      const CollectiveCall call{.kind = kind,
+                                .dtype = DType::kFloat32,
+                                .root = 0,
+                                .sent = values[rank],
+                                .received = sums[rank],
+                                .elems = elems};
+      ASSERT_TRUE(group.communicator(rank)->start(call).ok());
+    }
+    EXPECT_EQ(sums[0][0], 0) << "(1e8 + 1) - 1e8";
+  }
+}
+
+// What the ranks of two start, and what both must be told.
+void expect_mismatch(const CollectiveCall& a, const CollectiveCall& b, const std::string& text) {
+  for (const int first : {0, 1}) {
+    LocalGroup group(2);
+    const WorkId work = group.communicator(first)->start(first == 0 ? a : b).value();
+    const Status of_second = group.communicator(1 - first)->start(first == 0 ? b : a).status();
+    const Status of_first = group.communicator(first)->wait(work, kLong);
+    EXPECT_EQ(of_first.code(), StatusCode::kMismatch);
+    EXPECT_EQ(of_second.message(), of_first.message());
+    EXPECT_TRUE(first == 1 || of_first.message() == text) << of_first.message() << "\nexpected\n" << text;
+  }
+}
+
+TEST(Local, MismatchesOfEveryField) {
+  std::array<std::byte, 64> memory[4] = {};
+  const auto call = [&memory](CollectiveKind kind, int rank, std::int64_t elems) {
+    return CollectiveCall{
+        .kind = kind, .sent = memory[rank].data(), .received = memory[2 + rank].data(), .elems = elems};
+  };
+  for (const CollectiveKind kind : kEveryKind) {
+    const std::string name(collective_kind_name(kind));
+    const std::string root = is_rooted(kind) ? " of root 0" : "";
+    expect_mismatch(
+        call(kind, 0, 3), call(kind, 1, 4),
+        "collective 0: rank 0 started " + name + " uint8 3" + root + ", rank 1 started " + name + " uint8 4" + root);
+    const CollectiveKind other =
+        kind == CollectiveKind::kAllReduce ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+    expect_mismatch(call(kind, 0, 3), call(other, 1, 3),
+                    "collective 0: rank 0 started " + name + " uint8 3" + root + ", rank 1 started " +
+                        std::string(collective_kind_name(other)) + " uint8 3");
+    CollectiveCall halves = call(kind, 1, 3);
+    halves.dtype = DType::kBFloat16;
+    expect_mismatch(
+        call(kind, 0, 3), halves,
+        "collective 0: rank 0 started " + name + " uint8 3" + root + ", rank 1 started " + name + " bf16 3" + root);
+    if (!is_rooted(kind)) continue;
+    CollectiveCall rooted = call(kind, 1, 3);
+    rooted.root = 1;
+    expect_mismatch(
+        call(kind, 0, 3), rooted,
+        "collective 0: rank 0 started " + name + " uint8 3 of root 0, rank 1 started " + name + " uint8 3 of root 1");
+  }
+}
+
+TEST(Local, MismatchesOfCounts) {
+  std::array<std::byte, 64> memory[4] = {};
+  const std::array<std::int64_t, 2> a{1, 2}, b{1, 3};
+  for (const CollectiveKind kind :
+       {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kGather}) {
+    CollectiveCall first{.kind = kind, .sent = memory[0].data(), .received = memory[2].data(), .counts = a};
+    CollectiveCall second{.kind = kind, .sent = memory[1].data(), .received = memory[3].data(), .counts = b};
+    const std::string name(collective_kind_name(kind));
+    const std::string root = is_rooted(kind) ? " of root 0" : "";
+    expect_mismatch(first, second,
+                    "collective 0: rank 0 started " + name + " uint8 1+2" + root + ", rank 1 started " + name +
+                        " uint8 1+3" + root);
+  }
+  // Rank 1 expects 2 of rank 0, which sends it 3.
+  const CollectiveKind kind = CollectiveKind::kAllToAll;
+  const std::array<std::int64_t, 2> received{2, 3};
+  expect_mismatch(
+      {.kind = kind, .sent = memory[0].data(), .received = memory[2].data(), .counts = b, .received_counts = a},
+      {.kind = kind,
+       .sent = memory[1].data(),
+       .received = memory[3].data(),
+       .counts = received,
+       .received_counts = received},
+      "collective 0: rank 0 started all_to_all uint8 1+3 for 1+2, rank 1 started all_to_all uint8 2+3 for 2+3");
+}
+
+TEST(Local, CountsThatAreEqualAgreeWithOneSize) {
+  LocalGroup group(2);
+  const std::array<std::byte, 2> sent[2] = {{std::byte(1), std::byte(2)}, {std::byte(3), std::byte(4)}};
+  std::array<std::byte, 4> received[2] = {};
+  const std::array<std::int64_t, 2> counts{2, 2};
+  const CollectiveKind kind = CollectiveKind::kAllGather;
+  ASSERT_TRUE(group.communicator(0)
+                  ->start({.kind = kind, .sent = sent[0].data(), .received = received[0].data(), .elems = 2})
+                  .ok());
+  ASSERT_TRUE(group.communicator(1)
+                  ->start({.kind = kind, .sent = sent[1].data(), .received = received[1].data(), .counts = counts})
+                  .ok());
+  EXPECT_EQ(received[0], received[1]);
+  EXPECT_EQ(received[0][3], std::byte(4));
+}
+
+// Every kind ends with an error on all ranks when one of them does not come, or leaves.
+TEST(Local, EveryKindTimesOutAndIsAbandoned) {
+  for (const CollectiveKind kind : kEveryKind) {
+    for (const bool abandons : {false, true}) {
+      LocalGroup group(3);
+      std::vector<CheckedCollective> collectives;
+      for (int rank = 0; rank < 3; ++rank) {
+        collectives.emplace_back(kind, DType::kFloat32, 1, 100, std::vector<std::vector<std::int64_t>>(), false, rank,
+                                 3);
+      }
+      for (const int rank : {0, 1}) ASSERT_TRUE(group.communicator(rank)->start(collectives[rank].call()).ok());
+      if (abandons) group.abandon(2, "gone");
+      const Status of_0 = group.communicator(0)->wait(0, abandons ? kLong : std::chrono::nanoseconds(milliseconds(1)));
+      const Status of_1 = group.communicator(1)->wait(0, kLong);
+      const Status of_2 = group.communicator(2)->start(collectives[2].call()).status();
+      EXPECT_EQ(of_0.code(), abandons ? StatusCode::kPeerFailed : StatusCode::kTimeout) << of_0.to_string();
+      EXPECT_NE(of_0.message().find(abandons ? "rank 2 has left" : "not started it: 2"), std::string::npos);
+      EXPECT_EQ(of_0.message(), of_1.message());
+      EXPECT_EQ(of_0.message(), of_2.message());
+    }
+  }
+}
+
+// ---- sub-groups ----------------------------------------------------------------------------------------------------
+
+TEST(Local, SubgroupsRunEveryKindOfCollective) {
+  const auto statuses = run_ranks(6, [](Communicator& whole) {
+    // Evens and odds, the odds from the last to the first.
+    const std::vector<int> ranks = whole.rank() % 2 == 0 ? std::vector<int>{0, 2, 4} : std::vector<int>{5, 3, 1};
+    CORTADO_ASSIGN_OR_RETURN(const auto group, whole.subgroup(ranks));
+    EXPECT_EQ(ranks[static_cast<std::size_t>(group->rank())], whole.rank());
+    EXPECT_EQ(group->world_size(), 3);
+    CORTADO_RETURN_IF_ERROR(check_every_collective(*group, kLong));
+    CORTADO_ASSIGN_OR_RETURN(const auto pair, group->subgroup(std::array{group->rank()}));
+    return check_every_collective(*pair, kLong);
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(Local, EachCallMakesAnotherSubgroup) {
+  LocalGroup group(2);
+  const std::array ranks{0, 1};
+  float values[2][2] = {{1, 10}, {2, 20}};
+  std::array<std::unique_ptr<Communicator>, 2> of_rank[2];
+  for (int rank = 0; rank < 2; ++rank) {
+    for (auto& made : of_rank[rank]) made = group.communicator(rank)->subgroup(ranks).value();
+  }
+  ASSERT_TRUE(of_rank[0][0]->start_all_reduce(&values[0][0], 1, DType::kFloat32).ok());
+  ASSERT_TRUE(of_rank[1][1]->start_all_reduce(&values[1][1], 1, DType::kFloat32).ok());
+  ASSERT_TRUE(of_rank[0][1]->start_all_reduce(&values[0][1], 1, DType::kFloat32).ok());
+  ASSERT_TRUE(of_rank[1][0]->start_all_reduce(&values[1][0], 1, DType::kFloat32).ok());
+  EXPECT_EQ(values[0][0], 3);
+  EXPECT_EQ(values[1][1], 30);
+}
+
+TEST(Local, AFailureInASubgroupIsEverybodys) {
+  LocalGroup group(4);
+  std::unique_ptr<Communicator> of_rank[4];
+  for (int rank = 0; rank < 4; ++rank) {
+    const int first = rank / 2 * 2;
+    of_rank[rank] = group.communicator(rank)->subgroup(std::array{first, first + 1}).value();
+  }
+  float values[4] = {};
+  ASSERT_TRUE(of_rank[2]->start_all_reduce(&values[2], 1, DType::kFloat32).ok());
+  const Status timeout = of_rank[2]->wait(0, milliseconds(1));
+  EXPECT_EQ(timeout.message(),
+            "collective 0 of ranks 2, 3 (all_reduce fp32 1): rank 2 waited 0.001 s; ranks that have not "
+            "started it: 3");
+  for (const int rank : {0, 1, 3}) {
+    EXPECT_EQ(of_rank[rank]->start_all_reduce(&values[rank], 1, DType::kFloat32).status().message(), timeout.message());
+    EXPECT_EQ(group.communicator(rank)->start_all_reduce(&values[rank], 1, DType::kFloat32).status().message(),
+              timeout.message());
+  }
+}
+
+TEST(Local, AbandonOfASubgroupNamesTheRankOfTheWhole) {
+  LocalGroup group(4);
+  const auto pair = group.communicator(3)->subgroup(std::array{1, 3}).value();
+  EXPECT_TRUE(pair->abandon("enough"));
+  float value = 1;
+  EXPECT_EQ(group.communicator(0)->start_all_reduce(&value, 1, DType::kFloat32).status().message(),
+            "rank 3 has left the group: enough");
+}
+
+TEST(Local, RefusesWrongSubgroups) {
+  LocalGroup group(3);
+  const auto message = [&group](std::vector<int> ranks) {
+    const auto made = group.communicator(1)->subgroup(ranks);
+    EXPECT_EQ(made.status().code(), StatusCode::kInvalidArgument);
+    return made.status().message();
+  };
+  EXPECT_EQ(message({0, 2}), "subgroup: rank 1 asks for a sub-group it is not in");
+  EXPECT_EQ(message({1, 3}), "subgroup: rank 3 of 3 ranks");
+  EXPECT_EQ(message({1, -1}), "subgroup: rank -1 of 3 ranks");
+  EXPECT_EQ(message({1, 2, 1}), "subgroup: rank 1 is given twice");
+  EXPECT_EQ(message({}), "subgroup: rank 1 asks for a sub-group it is not in");
 }
 
 // ---- all-gather ----------------------------------------------------------------------------------------------------

@@ -37,5 +37,32 @@ TEST(Recording, LogsWhatWasStartedAndCountsWaits) {
   EXPECT_EQ(communicator.waits(), 0);
 }
 
+TEST(Recording, LogsRootsCountsAndSubgroups) {
+  LocalGroup group(1);
+  RecordingCommunicator communicator(group.communicator(0));
+  std::array<std::byte, 3> sent{}, received{};
+  const std::array<std::int64_t, 1> counts{3};
+  ASSERT_TRUE(communicator
+                  .start({.kind = CollectiveKind::kAllToAll,
+                          .sent = sent.data(),
+                          .received = received.data(),
+                          .counts = counts,
+                          .received_counts = counts})
+                  .ok());
+  const auto subgroup = communicator.subgroup(std::array{0}).value();
+  EXPECT_EQ(subgroup->name(), "recording(local)");
+  const WorkId work =
+      subgroup->start({.kind = CollectiveKind::kBroadcast, .dtype = DType::kBFloat16, .sent = sent.data(), .elems = 1})
+          .value();
+  EXPECT_TRUE(subgroup->wait(work, kLong).ok());
+
+  const std::vector<RecordedCollective> expected{
+      {.kind = "all_to_all", .dtype = DType::kUint8, .elems = 0, .counts = {3}, .received_counts = {3}},
+      {.kind = "broadcast", .dtype = DType::kBFloat16, .elems = 1, .ranks = {0}}};
+  EXPECT_EQ(communicator.log(), expected);
+  EXPECT_EQ(communicator.waits(), 1);
+  EXPECT_EQ(communicator.abandon("done"), true);
+}
+
 }  // namespace
 }  // namespace cortado

@@ -16,12 +16,13 @@
 // The build forbids contraction (-ffp-contract=off): Mul then Add stay two roundings on every target.
 // Kernels keep vectors in arrays, which sizeless SVE and RISC-V vectors do not allow; NEON serves Arm.
 //
-// CORTADO_FEW_SIMD_TARGETS: the sanitized builds keep a narrow and a wide one; the release build tests them all.
+// CORTADO_FEW_SIMD_TARGETS: sanitized builds keep the plainest target and AVX2; the release build tests them all.
 #ifndef HWY_DISABLED_TARGETS
+#define CORTADO_SIZELESS_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #ifdef CORTADO_FEW_SIMD_TARGETS
-#define HWY_DISABLED_TARGETS (~(HWY_SSE2 | HWY_AVX2 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))
+#define HWY_DISABLED_TARGETS (CORTADO_SIZELESS_TARGETS | HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL)
 #else
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define HWY_DISABLED_TARGETS CORTADO_SIZELESS_TARGETS
 #endif
 #endif
 

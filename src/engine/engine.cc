@@ -2,11 +2,13 @@
 #include "cortado/engine.h"
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
 #include <numeric>
 
+#include "collective/agreement.h"
 #include "core/check.h"
 #include "core/hash.h"
-#include "engine/agreement.h"
 #include "engine/engine_impl.h"
 #include "engine/plan_engine.h"
 
@@ -19,6 +21,14 @@ namespace {
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kScaled, std::int64_t{25} << 20};
 
+std::string describe_tensor(const EngineTensor& tensor) {
+  char text[80];
+  std::snprintf(text, sizeof(text), " %" PRId64 " x %" PRId64 " %s, %d-D%s", tensor.rows, tensor.cols,
+                std::string(dtype_name(tensor.dtype)).c_str(), tensor.dimensions,
+                tensor.is_embedding ? ", embedding" : "");
+  return tensor.name + text;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const EngineOptions& given,
@@ -30,7 +40,9 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   if (options.method == Method::kCodec) options.wire = DType::kFloat32;
   // Ranks first agree on what they were asked for, so that an error of one's own model comes second and on all of them.
   const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
-  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), tensors, timeout));
+  std::vector<std::string> descriptions;
+  for (const EngineTensor& tensor : tensors) descriptions.push_back(describe_tensor(tensor));
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), descriptions, timeout));
   TrainedCodec codec;
   if (options.method == Method::kCodec) {
     CORTADO_ASSIGN_OR_RETURN(codec, make_trained_codec(options));

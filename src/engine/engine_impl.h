@@ -42,7 +42,9 @@ class EngineImpl final : public Engine {
   const std::vector<EngineTensor>& tensors() const override { return tensors_; }
   EngineReport report() const override;
   void set_trace(TraceRecorder* trace) override { trace_ = trace; }
+  Trace trace() const override;
   std::string describe() const override;
+  Status check_replicas(std::span<const ReplicaTensor> tensors) override;
   Result<EngineState> save_state() override;
   Result<std::string> load_state(const EngineState& state) override;
 
@@ -63,9 +65,12 @@ class EngineImpl final : public Engine {
     Interval encode, decode, orthogonalise;
   };
   struct BufferRun {  // method kNone
-    WorkId work;
-    std::int64_t start_ns;
-    std::int64_t bytes;
+    void* data;
+    std::int64_t elems;
+    DType dtype;
+    std::int64_t bytes() const { return elems * static_cast<std::int64_t>(dtype_bytes(dtype)); }
+    WorkId work = 0;
+    std::int64_t start_ns = 0;
   };
 
   // -- set-up
@@ -92,6 +97,8 @@ class EngineImpl final : public Engine {
   // -- a step
   Round& first_round() { return warm_up_ != nullptr ? *warm_up_ : *first_; }
   Status check_submission(std::span<const Gradient> gradients);
+  Status encode_and_start(std::span<const Gradient> gradients);
+  Status start_buffer(std::size_t buffer);
   void encode(std::uint32_t tensor);
   Status encode_payload(std::uint32_t tensor, Round& round);
   Status poll();
@@ -154,9 +161,12 @@ class EngineImpl final : public Engine {
   StepContext context_;
   std::vector<TensorStep> steps_;
   std::vector<BufferRun> buffers_;
-  bool finite_ = true;           // of the step in hand
-  std::int64_t step_ = 0;        // finite steps finished
-  std::int64_t phase_step_ = 0;  // finite compressed steps finished
+  std::vector<Gradient> deferred_;  // with overlap=off: what finish_step() encodes
+  bool finite_ = true;              // of the step in hand
+  std::int64_t step_ = 0;           // finite steps finished
+  std::int64_t phase_step_ = 0;     // finite compressed steps finished
+
+  std::int64_t replicas_equal_at_ = -1;  // finished_steps_ when check_replicas() last found them so
 
   // -- what report() tells
   std::int64_t finished_steps_ = 0;

@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <unordered_map>
 
+#include "collective/agreement.h"
 #include "core/check.h"
 #include "core/hash.h"
-#include "engine/agreement.h"
 #include "engine/engine_impl.h"
 
 namespace cortado {
@@ -197,6 +197,21 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
   return warning;
 }
 
+Status EngineImpl::check_replicas(std::span<const ReplicaTensor> tensors) {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "check_replicas: a step is under way");
+  const Result<ReplicaDifference> difference = compare_replicas(communicator_, tensors, timeout());
+  if (!difference.ok()) return fail(difference.status().with_context("check_replicas"));
+  if (difference.value().text.empty()) {
+    replicas_equal_at_ = finished_steps_;
+    return {};
+  }
+  const std::string before =
+      replicas_equal_at_ < 0 ? "" : "; all were equal before step " + std::to_string(replicas_equal_at_);
+  return make_error(StatusCode::kMismatch, "before step %" PRId64 " replicas differ: %s%s", finished_steps_,
+                    difference.value().text.c_str(), before.c_str());
+}
+
 EngineReport EngineImpl::report() const {
   EngineReport report;
   report.spec = options_.to_spec();
@@ -247,6 +262,19 @@ EngineReport EngineImpl::report() const {
   if (warm_up_steps_ > 0) report.fallbacks.push_back({"", "warm-up (start_step): dense", warm_up_steps_});
   if (non_finite_steps_ > 0) report.fallbacks.push_back({"", "non-finite: step rolled back", non_finite_steps_});
   return report;
+}
+
+Trace EngineImpl::trace() const {
+  Trace trace{.spec = options_.to_spec(),
+              .rank = communicator_->rank(),
+              .world_size = communicator_->world_size(),
+              .tensors = names_of(tensors_),
+              .events = {}};
+  if (trace_ != nullptr) {
+    trace.events = trace_->events();
+    trace.dropped = trace_->dropped();
+  }
+  return trace;
 }
 
 std::int64_t EngineImpl::message_bytes() const {

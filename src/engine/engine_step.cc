@@ -66,6 +66,7 @@ Status EngineImpl::begin_step(const StepContext& context) {
   finite_ = true;
   std::fill(steps_.begin(), steps_.end(), TensorStep{});
   buffers_.clear();
+  deferred_.clear();
   if (passes_through() || options_.method == Method::kNone) return {};
   if (!in_warm_up() && warm_up_ != nullptr) {
     warm_up_.reset();
@@ -147,6 +148,12 @@ Status EngineImpl::submit(std::span<const Gradient> gradients) {
   }
   CORTADO_RETURN_IF_ERROR(check_submission(gradients));
   if (passes_through()) return {};
+  if (options_.overlap) return encode_and_start(gradients);
+  deferred_.insert(deferred_.end(), gradients.begin(), gradients.end());
+  return {};
+}
+
+Status EngineImpl::encode_and_start(std::span<const Gradient> gradients) {
   // One thread encodes a tensor, however many there are, so results don't depend on their number.
   pool_.parallel_for(static_cast<std::int64_t>(gradients.size()),
                      [&](std::int64_t i) { encode(gradients[static_cast<std::size_t>(i)].tensor); });
@@ -390,18 +397,25 @@ Status EngineImpl::submit_buffer(void* data, std::int64_t elems, DType dtype) {
     return make_error(StatusCode::kFailedPrecondition, "submit_buffer: only codec none sends the caller's own buffers");
   }
   if (passes_through() || elems == 0) return {};
+  buffers_.push_back({data, elems, dtype});
+  return options_.overlap ? start_buffer(buffers_.size() - 1) : Status();
+}
+
+Status EngineImpl::start_buffer(std::size_t buffer) {
+  BufferRun& run = buffers_[buffer];
   Interval interval{.start_ns = clock_->now_ns()};
-  scale_in_place(data, elems, dtype, communicator_->world_size());
+  scale_in_place(run.data, run.elems, run.dtype, communicator_->world_size());
   interval.end_ns = clock_->now_ns();
-  const auto bytes = elems * static_cast<std::int64_t>(dtype_bytes(dtype));
-  record(Stage::kEncode, static_cast<int>(buffers_.size()), -1, interval, bytes);
-  const Result<WorkId> work = communicator_->start_all_reduce(data, elems, dtype);
+  record(Stage::kEncode, static_cast<int>(buffer), -1, interval, run.bytes());
+  const Result<WorkId> work = communicator_->start_all_reduce(run.data, run.elems, run.dtype);
   if (!work.ok()) return fail(work.status());
-  buffers_.push_back({work.value(), interval.end_ns, bytes});
+  run.work = work.value();
+  run.start_ns = interval.end_ns;
   return {};
 }
 
 Status EngineImpl::finish_buffers() {
+  for (std::size_t b = 0; !options_.overlap && b < buffers_.size(); ++b) CORTADO_RETURN_IF_ERROR(start_buffer(b));
   for (std::size_t b = 0; b < buffers_.size(); ++b) {
     Interval interval{.start_ns = clock_->now_ns()};
     if (const Status status = communicator_->wait(buffers_[b].work, timeout()); !status.ok()) {
@@ -409,7 +423,7 @@ Status EngineImpl::finish_buffers() {
     }
     interval.end_ns = clock_->now_ns();
     record(Stage::kWait, static_cast<int>(b), -1, interval, 0);
-    record(Stage::kCommunicate, static_cast<int>(b), -1, {buffers_[b].start_ns, interval.end_ns}, buffers_[b].bytes);
+    record(Stage::kCommunicate, static_cast<int>(b), -1, {buffers_[b].start_ns, interval.end_ns}, buffers_[b].bytes());
   }
   return {};
 }
@@ -425,7 +439,7 @@ Result<StepOutcome> EngineImpl::finish_step(const LocalGradient& local_gradient)
   last_messages_ = 0;
   if (!passes_through() && options_.method == Method::kNone) {
     CORTADO_RETURN_IF_ERROR(finish_buffers());
-    for (const BufferRun& run : buffers_) last_payload_bytes_ += run.bytes;
+    for (const BufferRun& run : buffers_) last_payload_bytes_ += run.bytes();
     last_messages_ = static_cast<std::int64_t>(buffers_.size());
     ++step_;
   } else if (!passes_through()) {
@@ -435,6 +449,7 @@ Result<StepOutcome> EngineImpl::finish_step(const LocalGradient& local_gradient)
                                tensors_[t].name.c_str()));
       }
     }
+    if (!options_.overlap) CORTADO_RETURN_IF_ERROR(encode_and_start(deferred_));
     CORTADO_RETURN_IF_ERROR(finish_rounds(local_gradient));
   } else {
     ++step_;

@@ -179,6 +179,18 @@ TEST_P(EveryMethod, FollowsAChangingLossScale) {
   }
 }
 
+TEST_P(EveryMethod, GivesTheSameBitsWithoutOverlap) {
+  const auto [options, world_size] = GetParam();
+  Training training{.options = options, .world_size = world_size, .steps = 4};
+  const History overlapped = train(training);
+  training.options.overlap = false;
+  const History run = train(training);
+  EXPECT_EQ(run.logs, overlapped.logs);
+  for (std::int64_t step = 0; step < 4; ++step) {
+    EXPECT_TRUE(same_bits(run.delivered[0][step], overlapped.delivered[0][step])) << "step " << step;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Engine, EveryMethod,
     testing::Combine(testing::Values(low_rank(Method::kAcp, 3), alternating(3), low_rank(Method::kPower, 3),
@@ -392,6 +404,31 @@ TEST(Engine, BufferMethodSumsScaledValues) {
   }
 }
 
+TEST(Engine, WithoutOverlapNothingIsSentBeforeTheBackwardPassHasEnded) {
+  for (const char* spec : {"none(overlap=off)", "cast(bf16, overlap=off)", "acp(rank=2, start_step=0, overlap=off)"}) {
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      RecordingCommunicator recording(&communicator);
+      auto engine = Engine::create(small_model(), EngineOptions::parse(spec).value(), &recording);
+      if (!engine.ok()) return engine.status();
+      recording.clear();
+      Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+      if (const Status status = engine.value()->begin_step({}); !status.ok()) return status;
+      for (std::size_t t = 0; t < gradients.size(); ++t) {
+        const auto elems = static_cast<std::int64_t>(gradients[t].size());
+        const Status status = std::string_view(spec).starts_with("none")
+                                  ? engine.value()->submit_buffer(gradients[t].data(), elems, DType::kFloat32)
+                                  : engine.value()->submit({{{static_cast<std::uint32_t>(t), gradients[t].data()}}});
+        if (!status.ok()) return status;
+      }
+      EXPECT_TRUE(recording.log().empty()) << spec;
+      const Result<StepOutcome> outcome = engine.value()->finish_step();
+      EXPECT_FALSE(recording.log().empty()) << spec;
+      return outcome.status();
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << spec << ": " << status.to_string();
+  }
+}
+
 TEST(Engine, SteadyStateAllocatesNothing) {
   if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer owns operator new";
   for (EngineOptions options :
@@ -445,6 +482,67 @@ TEST(Engine, ReportSaysWhatWasNotCompressedAndWhy) {
   EXPECT_GT(report.relative_l2_error, 0.01);
   EXPECT_LT(report.relative_l2_error, 1.0);
   EXPECT_GT(report.stage_ns[static_cast<int>(Stage::kEncode)], 0);
+}
+
+// One bit of one parameter of one rank, whichever that is; then the text on every rank says so.
+TEST(Engine, CheckReplicasNamesTensorRankAndStep) {
+  for (const int world_size : {1, 2, 3, 5}) {
+    for (int changed_rank = 0; changed_rank < world_size; ++changed_rank) {
+      const std::vector<Status> statuses = run_ranks(world_size, [&](Communicator& communicator) -> Status {
+        std::unique_ptr<Engine> engine =
+            Engine::create(small_model(), low_rank(Method::kAcp, 2), &communicator).value();
+        Gradients parameters = made_up_gradients(small_model(), 0, 0);
+        const auto check = [&] {
+          std::vector<ReplicaTensor> tensors;
+          for (std::size_t t = 0; t < parameters.size(); ++t) {
+            tensors.push_back({small_model()[t].name, std::as_bytes(std::span(parameters[t]))});
+          }
+          return engine->check_replicas(tensors);
+        };
+        for (std::int64_t step = 0; step < 3; ++step) {
+          if (step < 2) {
+            EXPECT_TRUE(check().ok());
+          }
+          Gradients gradients = made_up_gradients(small_model(), communicator.rank(), step);
+          if (const auto outcome = run_step(*engine, gradients); !outcome.ok()) return outcome.status();
+        }
+        const auto flip = [&] {
+          if (communicator.rank() != changed_rank) return;
+          reinterpret_cast<unsigned char*>(parameters[3].data())[1234] ^= 0x10;
+          reinterpret_cast<unsigned char*>(parameters[6].data())[2] ^= 1;
+        };
+        flip();
+        const Status status = check();
+        if (world_size > 1) {
+          const int odd = world_size == 2 ? 1 : changed_rank;  // of two ranks nobody knows who is right
+          const std::string expected = "before step 3 replicas differ: \"conv.weight\" of rank " + std::to_string(odd) +
+                                       " is not that of rank " + std::to_string(odd == 0 ? 1 : 0) +
+                                       " (and 1 more tensor); all were equal before step 1";
+          EXPECT_EQ(status.code(), StatusCode::kMismatch);
+          EXPECT_EQ(status.message(), expected);
+        }
+        flip();
+        EXPECT_TRUE(check().ok()) << "a difference is not the end";
+        EXPECT_TRUE(engine->begin_step({}).ok());
+        EXPECT_EQ(check().code(), StatusCode::kFailedPrecondition);
+        return {};
+      });
+      for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+    }
+  }
+}
+
+TEST(Engine, CheckReplicasWithDifferentListsIsAnErrorEverywhere) {
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    std::unique_ptr<Engine> engine = Engine::create(small_model(), low_rank(Method::kAcp, 2), &communicator).value();
+    const std::vector<ReplicaTensor> tensors(static_cast<std::size_t>(2 + communicator.rank()), {"a", {}});
+    return engine->check_replicas(tensors);
+  });
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("how many tensors are compared: rank 0 has 2, rank 1 has 3"), std::string::npos)
+        << status.message();
+  }
 }
 
 // ---- errors --------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ bool is_one_of(std::string_view name, std::initializer_list<std::string_view> na
 }
 
 bool takes(Method method, std::string_view name) {
-  if (name == "timeout_s") return true;
+  if (is_one_of(name, {"timeout_s", "overlap"})) return true;
   if (is_one_of(name, {"bucket_cap_mib", "threads"})) return method != Method::kNone;
   if (is_one_of(name, {"sides", "phase"})) return method == Method::kAcp;
   if (is_one_of(name, {"wire", "warm_start"})) return is_low_rank(method);
@@ -163,6 +163,7 @@ Result<EngineOptions> parse_codec(std::vector<SpecStage> stages) {
   options.method = Method::kCodec;
   options.threads = static_cast<int>(values.integer("threads"));
   options.timeout_s = values.real("timeout_s");
+  options.overlap = values.word("overlap") == "on";
   if (values.text("bucket_cap_mib") != "auto") options.bucket_cap_mib = values.real("bucket_cap_mib");
   read_treatments(values, &options);
   options.min_elems = values.integer("min_elems");
@@ -226,6 +227,8 @@ const std::vector<Parameter>& engine_parameters() {
       {"threads", ParameterKind::kInteger, "1", 1, 256, "",
        "CPU threads that encode and decode, the caller's included"},
       {"timeout_s", ParameterKind::kReal, "1800", 0.001, 1e7, "", "longest wait for a collective"},
+      {"overlap", ParameterKind::kChoice, "on", 0, 0, "on|off",
+       "off: nothing is encoded or sent before the backward pass has ended, to measure what overlap gains"},
   };
   return table;
 }
@@ -240,6 +243,7 @@ Result<EngineOptions> EngineOptions::parse(std::string_view spec) {
       const ParameterValues values,
       ParameterValues::read(name, stages[0].arguments, parameters_of(options.method, find_codec(name))));
   options.timeout_s = values.real("timeout_s");
+  options.overlap = values.word("overlap") == "on";
   if (options.method == Method::kNone) return options;
   options.threads = static_cast<int>(values.integer("threads"));
   if (values.text("bucket_cap_mib") != "auto") options.bucket_cap_mib = values.real("bucket_cap_mib");
@@ -294,6 +298,7 @@ std::string EngineOptions::to_spec() const {
   if (bucket_cap_mib != defaults.bucket_cap_mib) text.add("bucket_cap_mib", number_text(bucket_cap_mib));
   if (threads != defaults.threads) text.add("threads", std::to_string(threads));
   if (timeout_s != defaults.timeout_s) text.add("timeout_s", number_text(timeout_s));
+  if (!overlap) text.add("overlap", "off");
   std::string spec = text.text();
   for (std::size_t i = 1; i < stages.size(); ++i) spec += " | " + stage_text(stages[i]);
   return spec;
@@ -303,6 +308,7 @@ std::string EngineOptions::results_spec() const {
   EngineOptions results = *this;
   results.threads = EngineOptions().threads;
   results.timeout_s = EngineOptions().timeout_s;
+  results.overlap = true;
   return results.to_spec();
 }
 

@@ -1,51 +1,179 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include <cerrno>
-#include <cstring>
-#include <fstream>
+//
+// Traces as JSON: the format cortado.trace/1 and the one of Chrome.
+#include <exception>
+#include <limits>
 #include <nlohmann/json.hpp>
 
+#include "core/check.h"
 #include "cortado/trace.h"
 
 namespace cortado {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kFormat = "cortado.trace/1";
+constexpr std::size_t kEventFields = 7;
+
+Status wrong(const std::string& place, const char* expected, const json& found) {
+  constexpr std::size_t kShown = 60;
+  std::string text = found.dump(-1, ' ', false, json::error_handler_t::replace);
+  if (text.size() > kShown) text = text.substr(0, kShown) + "...";
+  return make_error(StatusCode::kCorruptData, "%s: expected %s, got %s", place.c_str(), expected, text.c_str());
+}
+
+// The member `key` of `object` as an integer from `lowest` to `highest`.
+Result<std::int64_t> integer(const json& object, const char* key, std::int64_t lowest, std::int64_t highest) {
+  const json value = object.value(key, json());
+  const bool fits = value.is_number_integer() && (!value.is_number_unsigned() ||
+                                                  value.get<std::uint64_t>() <= static_cast<std::uint64_t>(highest));
+  if (!fits || value.get<std::int64_t>() < lowest || value.get<std::int64_t>() > highest) {
+    const std::string range = "an integer from " + std::to_string(lowest) + " to " + std::to_string(highest);
+    return wrong(key, range.c_str(), value);
+  }
+  return value.get<std::int64_t>();
+}
+
+Result<std::vector<std::string>> texts(const json& object, const char* key) {
+  const json& list = object.contains(key) ? object[key] : json();
+  if (!list.is_array()) return wrong(key, "a list of texts", list);
+  std::vector<std::string> result;
+  for (const json& item : list) {
+    if (!item.is_string()) return wrong(key, "a list of texts", list);
+    result.push_back(item.get<std::string>());
+  }
+  return result;
+}
+
+Result<std::vector<Stage>> stages(const json& object) {
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::string> names, texts(object, "stages"));
+  std::vector<Stage> result;
+  for (const std::string& name : names) {
+    int stage = 0;
+    while (stage < kStageCount && stage_name(static_cast<Stage>(stage)) != name) ++stage;
+    if (stage == kStageCount) return wrong("stages", "names of stages", name);
+    result.push_back(static_cast<Stage>(stage));
+  }
+  return result;
+}
+
+Result<TraceEvent> event_of(const json& fields, const std::vector<Stage>& stages, std::size_t tensors,
+                            const std::string& place) {
+  constexpr const char* kExpected =
+      "[stage, step, message, tensor, start_ns, end_ns, bytes], integers within the lists of this file";
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;  // differences and sums stay in range
+  if (!fields.is_array() || fields.size() != kEventFields) return wrong(place, kExpected, fields);
+  std::int64_t values[kEventFields];
+  for (std::size_t i = 0; i < kEventFields; ++i) {
+    const bool is_small = fields[i].is_number_integer() && (!fields[i].is_number_unsigned() ||
+                                                            fields[i].get<std::uint64_t>() <= std::uint64_t{kMost});
+    if (!is_small || fields[i].get<std::int64_t>() < -1) return wrong(place, kExpected, fields);
+    values[i] = fields[i].get<std::int64_t>();
+  }
+  const auto [stage, step, message, tensor, start_ns, end_ns, bytes] = values;
+  const bool is_possible = stage >= 0 && stage < static_cast<std::int64_t>(stages.size()) && step >= 0 &&
+                           message <= std::numeric_limits<std::int32_t>::max() &&
+                           tensor < static_cast<std::int64_t>(tensors) && start_ns >= 0 && end_ns >= start_ns &&
+                           bytes >= 0;
+  if (!is_possible) return wrong(place, kExpected, fields);
+  return TraceEvent{.stage = stages[static_cast<std::size_t>(stage)],
+                    .message = static_cast<std::int32_t>(message),
+                    .tensor = static_cast<std::int32_t>(tensor),
+                    .step = step,
+                    .start_ns = start_ns,
+                    .end_ns = end_ns,
+                    .bytes = bytes};
+}
+
+Result<Trace> trace_of(const json& file) {
+  if (!file.is_object() || file.value("format", json()) != kFormat) {
+    return wrong("the file", "an object of \"format\": \"cortado.trace/1\"",
+                 file.is_object() ? file.value("format", json()) : file);
+  }
+  Trace trace;
+  const json spec = file.value("spec", json());
+  if (!spec.is_string()) return wrong("spec", "a text", spec);
+  trace.spec = spec.get<std::string>();
+  constexpr std::int64_t kMostRanks = 1 << 24;
+  CORTADO_ASSIGN_OR_RETURN(const std::int64_t world_size, integer(file, "world_size", 1, kMostRanks));
+  CORTADO_ASSIGN_OR_RETURN(const std::int64_t rank, integer(file, "rank", 0, world_size - 1));
+  CORTADO_ASSIGN_OR_RETURN(trace.dropped, integer(file, "dropped", 0, std::int64_t{1} << 60));
+  trace.world_size = static_cast<int>(world_size);
+  trace.rank = static_cast<int>(rank);
+  CORTADO_ASSIGN_OR_RETURN(trace.tensors, texts(file, "tensors"));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<Stage> known, stages(file));
+  const json& events = file.contains("events") ? file["events"] : json();
+  if (!events.is_array()) return wrong("events", "a list", events);
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    const std::string place = "events[" + std::to_string(i) + "]";
+    CORTADO_ASSIGN_OR_RETURN(const TraceEvent event, event_of(events[i], known, trace.tensors.size(), place));
+    trace.events.push_back(event);
+  }
+  return trace;
+}
+
+std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+}  // namespace
 
 std::string_view stage_name(Stage stage) {
   constexpr std::string_view kNames[kStageCount] = {"encode", "communicate", "wait", "decode", "orthogonalise"};
   return kNames[static_cast<int>(stage)];
 }
 
-Status write_chrome_trace(const std::string& path, const std::vector<TraceEvent>& events, int process_id,
-                          const std::vector<std::string>& tensor_names) {
-  nlohmann::json list = nlohmann::json::array();
+std::string trace_to_json(const Trace& trace) {
+  json stages = json::array();
+  for (int stage = 0; stage < kStageCount; ++stage) stages.push_back(stage_name(static_cast<Stage>(stage)));
+  json events = json::array();
+  for (const TraceEvent& event : trace.events) {
+    events.push_back({static_cast<int>(event.stage), event.step, event.message, event.tensor, event.start_ns,
+                      event.end_ns, event.bytes});
+  }
+  return dump({{"format", kFormat},
+               {"spec", trace.spec},
+               {"rank", trace.rank},
+               {"world_size", trace.world_size},
+               {"dropped", trace.dropped},
+               {"tensors", trace.tensors},
+               {"stages", std::move(stages)},
+               {"events", std::move(events)}});
+}
+
+Result<Trace> parse_trace(std::string_view text) {
+  try {
+    return trace_of(json::parse(text));
+  } catch (const std::exception& error) {  // of the parser
+    return make_error(StatusCode::kCorruptData, "a trace is JSON, and this is not: %s", error.what());
+  }
+}
+
+std::string trace_to_chrome(const Trace& trace) {
+  json list = json::array();
   for (int stage = 0; stage < kStageCount; ++stage) {
     list.push_back({{"name", "thread_name"},
                     {"ph", "M"},
-                    {"pid", process_id},
+                    {"pid", trace.rank},
                     {"tid", stage},
                     {"args", {{"name", stage_name(static_cast<Stage>(stage))}}}});
   }
-  for (const TraceEvent& event : events) {
-    const bool has_tensor = event.tensor >= 0 && event.tensor < static_cast<std::int32_t>(tensor_names.size());
+  for (const TraceEvent& event : trace.events) {
     std::string name(stage_name(event.stage));
-    if (has_tensor) {
-      name += " " + tensor_names[event.tensor];
+    if (event.tensor >= 0 && event.tensor < static_cast<std::int32_t>(trace.tensors.size())) {
+      name += " " + trace.tensors[static_cast<std::size_t>(event.tensor)];
     } else if (event.message >= 0) {
       name += " message " + std::to_string(event.message);
     }
     list.push_back({{"name", name},
                     {"ph", "X"},
-                    {"pid", process_id},
+                    {"pid", trace.rank},
                     {"tid", static_cast<int>(event.stage)},
                     {"ts", static_cast<double>(event.start_ns) / 1e3},  // the format counts in microseconds
                     {"dur", static_cast<double>(event.end_ns - event.start_ns) / 1e3},
                     {"args", {{"step", event.step}, {"bytes", event.bytes}}}});
   }
-  std::ofstream file(path);
-  file << nlohmann::json{{"traceEvents", std::move(list)}, {"displayTimeUnit", "ms"}};
-  file.close();
-  if (!file) {
-    return make_error(StatusCode::kIoError, "can't write the trace to \"%s\": %s", path.c_str(), std::strerror(errno));
-  }
-  return {};
+  return dump({{"traceEvents", std::move(list)}, {"displayTimeUnit", "ms"}});
 }
 
 }  // namespace cortado

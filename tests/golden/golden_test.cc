@@ -4,12 +4,14 @@
 // decoders give the same values and the same refusals. tests/oracle/ reads the same file with decoders of its own.
 //
 // payloads.jsonl holds one object a line: first the inputs (name, dtype, shape, data), then for every example
-// specification of the conformance suite, in full, and every input that it takes: the payload, the FNV-1a 64 hash of
-// the decoded tensor, and what decoding says of the payload once it is damaged (a bit flipped, cut, a byte appended).
+// specification of the conformance suite and some more, in full, and every input that it takes: the payload, the FNV-1a
+// 64 hash of the decoded tensor, and what decoding says of the payload once it is damaged (a bit flipped, cut, a byte
+// appended or replaced).
 //
 // When a format changes on purpose (and its version with it): CORTADO_UPDATE_GOLDEN=1 cortado_golden_test
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -27,6 +29,24 @@ using Bytes = std::vector<std::byte>;
 
 constexpr const char* kFile = "tests/golden/payloads.jsonl";
 constexpr std::size_t kLargestPayloadBytes = 3000;
+// Formats that no example shows: all widths of codes, two bytes a code, several chunks, long compositions.
+constexpr const char* kMoreSpecs[] = {
+    "quant(bits=1, round=dither)",
+    "quant(bits=3, round=dither)",
+    "quant(bits=5, round=stochastic)",
+    "quant(bits=6, round=dead_zone)",
+    "quant(bits=7, block=32)",
+    "quant(bits=3, round=dither) | rans",
+    "quant(bits=4) | rans(chunk_codes=4096)",
+    "fp8(e5m2, block=32) | rans",
+    "compso(bound=0.001, round=dither)",
+    "compso(bound=0.001, coder=none)",
+    "topk(density=0.3) | quant(bits=4) | rans",
+    "topk(density=0.3) | fp8(e5m2) | rans",
+    "topk(density=0.3, select=sampled) | compso(bound=0.02)",
+    "randk(density=0.2, block=7) | sign(scale=two_means)",
+    "randk(density=0.5) | topk(density=0.2) | quant(bits=3)",
+};
 constexpr EncodeContext kContext = {.seed = 11, .step = 12, .tensor = 13};
 
 struct Input {
@@ -49,6 +69,9 @@ const std::vector<Input>& inputs() {
     add("special_bf16", DType::kBFloat16, 1, 9, true);
     add("large_fp32", DType::kFloat32, 1, 5001, false);
     add("codes_uint8", DType::kUint8, 1, 701, false);
+    // 0 to 8, as often as coins would: what rans is for.
+    add("few_codes_uint8", DType::kUint8, 1, 5001, false);
+    for (std::byte& code : made.back().data) code = std::byte(std::popcount(std::to_integer<unsigned>(code)));
     return made;
   }();
   return all;
@@ -97,9 +120,10 @@ std::string decode(const Codec& codec, const Input& input, const Bytes& payload)
   return status.ok() ? hash_of(output) : status.to_string();
 }
 
-// "flip 17", "cut 5", "append 0"
+// "flip 17", "cut 5", "append 0", "set 3 255"
 Bytes damage(Bytes payload, const std::string& how) {
   const auto number = static_cast<std::size_t>(std::stoull(how.substr(how.find(' ') + 1)));
+  if (how[0] == 's') payload[number] = static_cast<std::byte>(std::stoi(how.substr(how.rfind(' ') + 1)));
   if (how[0] == 'f') payload[number / 8] ^= std::byte{1} << (number % 8);
   if (how[0] == 'c') payload.resize(number);
   if (how[0] == 'a') payload.push_back(static_cast<std::byte>(number));
@@ -120,10 +144,25 @@ std::vector<std::string> damages_of(const Bytes& payload) {
   return damages;
 }
 
+// Bytes that chance hardly makes: modes, exponents of scales, illegal codes, bits behind the last one.
+std::vector<std::string> more_damages_of(const Bytes& payload) {
+  std::vector<std::string> damages = {"set 0 0"};
+  for (const std::size_t at : {0, 1, 2, 3, 11, 15, static_cast<int>(payload.size()) - 1}) {
+    for (const int value : {127, 255}) {
+      if (at < payload.size()) damages.push_back("set " + std::to_string(at) + " " + std::to_string(value));
+    }
+  }
+  return damages;
+}
+
 Json make_case(const std::string& spec, const Codec& codec, const Input& input, const Bytes& payload) {
   Json damaged = Json::object();
   if (input.name.starts_with("normal") || input.dtype == DType::kUint8) {
-    for (const std::string& how : damages_of(payload)) damaged[how] = decode(codec, input, damage(payload, how));
+    std::vector<std::string> damages = damages_of(payload);
+    if (input.name == "normal_fp32" || input.dtype == DType::kUint8) {
+      for (std::string& how : more_damages_of(payload)) damages.push_back(std::move(how));
+    }
+    for (const std::string& how : damages) damaged[how] = decode(codec, input, damage(payload, how));
   }
   return {{"codec", spec},
           {"input", input.name},
@@ -132,10 +171,11 @@ Json make_case(const std::string& spec, const Codec& codec, const Input& input, 
           {"damaged", std::move(damaged)}};
 }
 
-// The examples with all their parameters, each once.
+// Examples and kMoreSpecs with all their parameters, each once.
 std::set<std::string> full_specs() {
   std::set<std::string> specs;
   for (const std::string& example : all_examples()) specs.insert(make_codec(example).value()->spec());
+  for (const char* example : kMoreSpecs) specs.insert(make_codec(example).value()->spec());
   return specs;
 }
 

@@ -7,45 +7,60 @@ Specifications are those that `Codec::spec()` prints, with every parameter. Slow
 raises CorruptData.
 """
 
-import importlib
 import re
 
 import numpy as np
+from oracle_compso import decode_compso
+from oracle_dense import decode_cast, decode_none
 from oracle_floats import CorruptData, Reader, expect, narrow
+from oracle_fp8 import decode_fp8, dequantise_fp8
+from oracle_lowrank import decode_acp, decode_power
+from oracle_quant import decode_quant, dequantise_quant
+from oracle_rans import decode_codes, decode_float_rans, decode_rans
+from oracle_sign import decode_sign
+from oracle_sparse import decode_randk, decode_topk, places_randk, places_topk
 
-__all__ = ["CorruptData", "decode", "knows"]
+__all__ = ["CorruptData", "DECODERS", "decode", "parse"]
 
-WIRE_IDS = {"none": 1, "cast": 2, "acp": 3, "power": 4, "sign": 5, "topk": 6, "randk": 7}
-
-# Codec of values: decode_<name>(parameters, payload, dtype, rows, cols) -> bytes, in the module named here.
-VALUES = {
-    "none": "oracle_dense",
-    "cast": "oracle_dense",
-    "acp": "oracle_lowrank",
-    "power": "oracle_lowrank",
-    "sign": "oracle_sign",
-    "topk": "oracle_sparse",
-    "randk": "oracle_sparse",
+# (parameters, payload, dtype, rows, cols) -> the tensor's bytes; wire ids are those of src/codec/README.md.
+DECODERS = {
+    "none": (1, decode_none),
+    "cast": (2, decode_cast),
+    "acp": (3, decode_acp),
+    "power": (4, decode_power),
+    "sign": (5, decode_sign),
+    "topk": (6, decode_topk),
+    "randk": (7, decode_randk),
+    "quant": (8, decode_quant),
+    "fp8": (9, decode_fp8),
+    "rans": (10, decode_rans),
+    "float_rans": (11, decode_float_rans),
+    "compso": (12, decode_compso),
 }
-# First stages of compositions, in the same modules: places_<name>(parameters, index, elems) -> places.
-SPARSIFIERS = {"topk": "oracle_sparse", "randk": "oracle_sparse"}
+# In compositions. Sparsifiers: (parameters, index, elems) -> places of the kept values.
+SPARSIFIERS = {"topk": places_topk, "randk": places_randk}
+# Quantisers before rans: (parameters, side, codes, dtype) -> the tensor's bytes.
+QUANTISERS = {"quant": dequantise_quant, "fp8": dequantise_fp8}
 
 
 def decode(spec: str, payload: bytes, dtype: str, rows: int, cols: int) -> bytes:
     if rows * cols == 0:
         expect(len(payload) == 0, "an empty tensor has an empty payload")
         return b""
-    stages = [parse_stage(text) for text in spec.split("|")]
+    stages = parse(spec)
     if len(stages) > 1:
         return decode_composition(stages, payload, dtype, rows, cols)
-    name, parameters = stages[0]
-    return function("decode", VALUES, name)(parameters, payload, dtype, rows, cols)
+    return decode_stage(stages[0], payload, dtype, rows, cols)
 
 
-def knows(spec: str) -> bool:
-    """Whether there is a decoder of every stage here."""
-    names = [parse_stage(text)[0] for text in spec.split("|")]
-    return all(name in SPARSIFIERS for name in names[:-1]) and names[-1] in VALUES
+def decode_stage(stage, payload: bytes, dtype: str, rows: int, cols: int) -> bytes:
+    name, parameters = stage
+    return DECODERS[name][1](parameters, payload, dtype, rows, cols)
+
+
+def parse(spec: str) -> list[tuple[str, dict[str, str]]]:
+    """Name and parameters of every stage."""
+    return [parse_stage(text) for text in spec.split("|")]
 
 
 def parse_stage(text: str) -> tuple[str, dict[str, str]]:
@@ -55,38 +70,33 @@ def parse_stage(text: str) -> tuple[str, dict[str, str]]:
     return name, {key: value for key, _, value in pairs}
 
 
-def stage_text(stage: tuple[str, dict[str, str]]) -> str:
-    name, parameters = stage
-    return f"{name}({', '.join(f'{key}={value}' if key else value for key, value in parameters.items())})"
-
-
-def function(kind: str, modules: dict[str, str], name: str):
-    return getattr(importlib.import_module(modules[name]), f"{kind}_{name}")
-
-
 def decode_composition(stages, payload: bytes, dtype: str, rows: int, cols: int) -> bytes:
     """src/codec/composition/spec.md."""
     reader = Reader(payload)
     for name, _ in stages:
-        expect(reader.number("u1") == WIRE_IDS[name], "stage")
+        expect(reader.number("u1") == DECODERS[name][0], "stage")
         expect(reader.number("u1") == 1, "version of a stage")
     sparsifiers = [stage for stage in stages if stage[0] in SPARSIFIERS]
-    rest = stages[len(sparsifiers) :]
+    rest = stages[len(sparsifiers) :] or [("none", {})]
     index_bytes = [reader.number("<u8") for _ in sparsifiers]
+    side_bytes = reader.number("<u8") if len(rest) == 2 else 0
 
     # Places of the kept values in what each sparsifier got.
     elems, kept = rows * cols, []
     for (name, parameters), count in zip(sparsifiers, index_bytes, strict=True):
-        index = reader.take(count)
-        places = np.zeros(0, np.int64)
-        if elems == 0:
-            expect(not index, "an index of no values")
-        else:
-            places = function("places", SPARSIFIERS, name)(parameters, index, elems)
+        places = SPARSIFIERS[name](parameters, reader.take(count), elems)
         kept.append((elems, places))
         elems = len(places)
 
-    values = decode(stage_text(rest[0]) if rest else "none", reader.rest, "fp32", 1, elems)
+    values_dtype = "fp32" if sparsifiers else dtype
+    if len(rest) == 1:
+        values = decode_stage(rest[0], reader.rest, values_dtype, 1, elems)
+    else:
+        (name, parameters), _ = rest
+        side = reader.take(side_bytes)
+        values = QUANTISERS[name](parameters, side, decode_codes(reader.rest, elems), values_dtype)
+    if not sparsifiers:
+        return values
     floats = np.frombuffer(values, "<f4")
     for before, places in reversed(kept):
         scattered = np.zeros(before, "<f4")

@@ -4,6 +4,8 @@
 import numpy as np
 
 DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "uint8": 1}
+# The largest finite values.
+LARGEST = {"fp32": (2 - 2.0**-23) * 2.0**127, "fp16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127}
 
 
 class CorruptData(Exception):

@@ -368,30 +368,24 @@ class Composition final : public Codec {
                      std::to_string(section_bytes[i]) + " bytes of the " + section_name(i) + " section");
     }
     for (std::size_t i = 0; i < sparsifiers_ && view.elems() > 0; ++i) {
-      const std::span<const std::byte> index =
-          explainer.rest().first(std::min<std::uint64_t>(section_bytes[i], explainer.rest().size()));
+      const std::span<const std::byte> index = explainer.next(section_bytes[i]);
       const Result<std::int64_t> kept = sparsifier_at(i).check_index(index, view.rows, view.cols);
-      explainer.take(section_bytes[i], section_name(i),
-                     kept.ok() ? "where the " + std::to_string(kept.value()) + " values of " +
-                                     std::to_string(view.elems()) + " were"
-                               : kept.status().message());
-      if (!kept.ok()) return;
+      if (!kept.ok()) return explainer.take(section_bytes[i], section_name(i), kept.status().message());
+      explainer.append(sparsifier_at(i).explain_index(index, view.rows, view.cols), whose(i));
       view = kept_view(nullptr, kept.value());
     }
     if (view.elems() == 0) return;
     if (coder_ != nullptr) {
-      explainer.take(section_bytes[sparsifiers_], section_name(sparsifiers_), "what its codes mean, such as scales");
+      const std::span<const std::byte> side = explainer.next(section_bytes[sparsifiers_]);
+      explainer.append(values_->quantiser()->explain_side(side, view.rows, view.cols), whose(sparsifiers_));
     }
     const Codec& codec = coder_ != nullptr ? *coder_ : *values_;
     const DType dtype = coder_ != nullptr ? DType::kUint8 : view.dtype;
-    for (const PayloadSection& section : codec.explain(explainer.rest(), view.rows, view.cols, dtype)) {
-      explainer.take(section.bytes, std::string(codec.row().name) + " " + section.name, section.meaning);
-    }
+    explainer.append(codec.explain(explainer.rest(), view.rows, view.cols, dtype), std::string(codec.row().name) + " ");
   }
 
-  std::string section_name(std::size_t i) const {
-    return std::string(stage_rows_[i]->name) + (i < sparsifiers_ ? " index" : " side");
-  }
+  std::string whose(std::size_t stage) const { return std::string(stage_rows_[stage]->name) + " "; }
+  std::string section_name(std::size_t stage) const { return whose(stage) + (stage < sparsifiers_ ? "index" : "side"); }
 
   std::vector<std::unique_ptr<Codec>> stages_;
   std::vector<const CodecRow*> stage_rows_;  // asking for them is not free

@@ -40,6 +40,16 @@ class FakeCodec : public Codec {
   Status decode(std::span<const std::byte>, TensorView, std::span<std::byte>) const override {
     return make_error(StatusCode::kInternal, "not as a stage");
   }
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t, std::int64_t,
+                                      DType) const override {
+    return section_of(payload, "payload");
+  }
+
+ protected:
+  static std::vector<PayloadSection> section_of(std::span<const std::byte> bytes, const char* name) {
+    if (bytes.empty()) return {};
+    return {{.offset = 0, .bytes = bytes.size(), .name = name, .meaning = "all of it"}};
+  }
 
  private:
   CodecRow row_ = {};
@@ -85,6 +95,11 @@ class Threshold final : public FakeCodec, public Sparsifier {
     return kept;
   }
 
+  std::vector<PayloadSection> explain_index(std::span<const std::byte> index, std::int64_t,
+                                            std::int64_t) const override {
+    return section_of(index, "places");
+  }
+
   Status scatter(std::span<const std::byte> index, std::span<const float> values, TensorView output,
                  std::span<std::byte>) const override {
     std::size_t next = 0;
@@ -127,6 +142,10 @@ class Whole final : public FakeCodec, public Quantiser {
     if (side.size() != 1 || side[0] != std::byte{0x51}) return make_error(StatusCode::kCorruptData, "bad side");
     for (std::size_t i = 0; i < codes.size(); ++i) static_cast<float*>(output.data)[i] = codes[i] - 128.0f;
     return {};
+  }
+
+  std::vector<PayloadSection> explain_side(std::span<const std::byte> side, std::int64_t, std::int64_t) const override {
+    return section_of(side, "mark");
   }
 
   mutable std::uint64_t seed = 0;

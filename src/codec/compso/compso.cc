@@ -24,6 +24,7 @@ class CompsoCodec final : public Codec {
   CompsoCodec(const CompsoSettings& settings, std::string spec) : settings_(settings), spec_(std::move(spec)) {}
 
   std::string spec() const override { return spec_; }
+  const CompsoSettings& settings() const { return settings_; }
 
   std::uint64_t max_payload_bytes(std::int64_t rows, std::int64_t cols, DType dtype) const override {
     const std::int64_t elems = checked_elems(rows, cols).value_or(0);
@@ -48,7 +49,39 @@ class CompsoCodec final : public Codec {
     return status.ok() ? status : status.with_context(spec());
   }
 
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType dtype) const override {
+    if (settings_.is_lossless()) return make_codec("float_rans").value()->explain(payload, rows, cols, dtype);
+    PayloadExplainer explainer(payload);
+    const std::int64_t elems = checked_elems(rows, cols).value_or(0);
+    if (elems > 0) explain_message(explainer, elems);
+    return std::move(explainer).finish();
+  }
+
  private:
+  void explain_message(PayloadExplainer& explainer, std::int64_t elems) const {
+    const std::int64_t blocks = settings_.block_elems == 0 ? 1 : (elems - 1) / settings_.block_elems + 1;
+    const std::uint64_t block_bytes = sizeof(float) * static_cast<std::uint64_t>(blocks);
+    const auto code_bytes = explainer.peek<std::uint64_t>().value_or(1);
+    explainer.take(sizeof(code_bytes), "code bytes", std::to_string(code_bytes) + " a value");
+    if (settings_.rounding == Rounding::kDither) {
+      explainer.take_random_key("of seed and tensor; decoding draws the dither with it");
+    }
+    explainer.take(block_bytes, "steps", "a block each: " + first_values(explainer.next(block_bytes), DType::kFloat32));
+    explainer.take(block_bytes, "smallest levels",
+                   "a block each, the first: " + std::to_string(explainer.peek<std::int32_t>().value_or(0)));
+    const auto bytes = static_cast<std::uint64_t>(elems);
+    if (!settings_.is_coded) {
+      explainer.take(bytes, "low codes", first_values(explainer.next(bytes), DType::kUint8));
+      if (code_bytes == 2) explainer.take(bytes, "high codes", first_values(explainer.next(bytes), DType::kUint8));
+      return;
+    }
+    const auto low_bytes = explainer.peek<std::uint64_t>().value_or(0);
+    explainer.take(sizeof(low_bytes), "length", std::to_string(low_bytes) + " bytes of low codes");
+    explainer.append(explain_codes(explainer.next(low_bytes), elems), "low codes: ");
+    if (code_bytes == 2) explainer.append(explain_codes(explainer.rest(), elems), "high codes: ");
+  }
+
   Status check_dtype(DType dtype) const {
     if (dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16) return {};
     return unsupported_dtype(*this, dtype, "fp32, fp16 and bf16");
@@ -167,6 +200,11 @@ std::vector<Parameter> parameters() {
 }
 
 }  // namespace
+
+const CompsoSettings* compso_settings_of(const Codec& codec) {
+  const auto* compso = dynamic_cast<const CompsoCodec*>(&codec);
+  return compso == nullptr ? nullptr : &compso->settings();
+}
 
 const CodecRow& compso_row() {
   static const CodecRow row = {

@@ -23,6 +23,8 @@ struct CompsoSettings {
   double error = 0;              // if not 0: the relative L2 error of a block, in place of the bound; no filter then
   std::int64_t block_elems = 0;  // a multiple of kCompsoBlockUnit; 0: a layer is one block
   std::int64_t chunk_codes = 65536;
+
+  bool is_lossless() const { return bound == 0 && error == 0; }
 };
 
 // Upper bounds for layers of these numbers of elements, at most kMaxRansCodes together; pure.

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "codec/binding.h"
+#include "codec/explain.h"
 #include "codec/float_rans/float_rans_kernels.h"
 #include "codec/rans/rans_stream.h"
 #include "core/check.h"
@@ -62,6 +63,19 @@ class FloatRansCodec final : public Codec {
     const auto merge = output.dtype == DType::kFloat32 ? merge_floats_32 : merge_floats_16;
     merge(codes, payload.data(), elems, static_cast<std::byte*>(output.data));
     return {};
+  }
+
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType dtype) const override {
+    PayloadExplainer explainer(payload);
+    const std::int64_t elems = elems_of(rows, cols);
+    const auto bytes = static_cast<std::uint64_t>(elems);
+    const bool is_wide = dtype == DType::kFloat32;
+    if (is_wide) explainer.take(2 * bytes, "lower halves", "bits 0 to 15 of the values rotated left by one");
+    explainer.take(bytes, "middle bytes",
+                   is_wide ? "bits 16 to 23 of the same" : "bits 0 to 7 of the values rotated left by one");
+    explainer.append(explain_codes(explainer.rest(), elems), "upper bytes: ");
+    return std::move(explainer).finish();
   }
 
  private:

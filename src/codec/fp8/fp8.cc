@@ -26,6 +26,10 @@ int exponent_of(float value) { return static_cast<int>(std::bit_cast<std::uint32
 class Fp8Scheme {
  public:
   static constexpr std::int64_t kSideBytesABlock = 1;
+  static constexpr const char* kSideName = "scales";
+  static std::string explain(std::span<const std::byte> scales) {
+    return "exponents of two plus 127, 255 is NaN: " + first_values(scales, DType::kUint8);
+  }
 
   Fp8Scheme(std::string spec, const Fp8Format& format, std::int64_t block_elems)
       : spec_(std::move(spec)), format_(format), block_elems_(block_elems) {}

@@ -5,19 +5,23 @@
 // from measuring to packing. A Scheme is the rest:
 //
 //   static constexpr std::int64_t kSideBytesABlock;
+//   static constexpr const char* kSideName;
+//   static std::string explain(std::span<const std::byte> side);  of blocks, as for Codec::explain
 //
 //   const std::string& spec() const;
 //   int bits() const;                          of a code
 //   std::int64_t block_elems() const;          a power of two from 32 on
 //   BlockScale scale() const;                  which statistics grid() needs
-//   bool is_random(), carries_key() const;     codes depend on the key; decoding needs it, and the payload begins with
-//   it float tensor_step(ConstTensorView) const;  what grid() is told of the whole tensor BlockGrid grid(const
-//   BlockStats&, std::int64_t elems, float tensor_step, float largest_value) const; void put(const BlockGrid&,
-//   std::byte*) const; const char* take(const std::byte*, float largest_value, BlockGrid*) const;  what is wrong with
-//   it, or nullptr void quantise(const BlockPiece&, const RandomKey&, const float* values, std::int64_t prefetch_elems,
+//   bool is_random() const;                    codes depend on the key
+//   bool carries_key() const;                  decoding needs it, and the payload begins with it
+//   float tensor_step(ConstTensorView) const;  what grid() is told of the whole tensor
+//   BlockGrid grid(const BlockStats&, std::int64_t elems, float tensor_step, float largest_value) const;
+//   void put(const BlockGrid&, std::byte*) const;
+//   const char* take(const std::byte*, float largest_value, BlockGrid*) const;  what is wrong with it, or nullptr
+//   void quantise(const BlockPiece&, const RandomKey&, const float* values, std::int64_t prefetch_elems,
 //                 std::uint8_t* codes) const;
 //   void dequantise(const BlockPiece&, const RandomKey&, const std::uint8_t* codes, bool streams, float* values) const;
-//   std::uint8_t largest_code() const;         of packed codes
+//   std::uint8_t largest_code() const;                                    of packed codes
 //   bool are_legal(const std::uint8_t* codes, std::int64_t elems) const;  of codes of one byte each
 #pragma once
 
@@ -29,6 +33,7 @@
 #include <utility>
 
 #include "codec/binding.h"
+#include "codec/explain.h"
 #include "codec/pieces.h"
 #include "codec/quant/bit_packing.h"
 #include "codec/quant/quant_kernels.h"
@@ -92,6 +97,16 @@ class BlockCodec final : public Codec, public Quantiser {
     return decode_from(payload.data(), CodeSource::of_payload(codes, scheme_.bits()), output);
   }
 
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType) const override {
+    PayloadExplainer explainer(payload);
+    explainer.append(explain_side(explainer.next(max_side_bytes(rows, cols)), rows, cols));
+    const std::int64_t elems = checked_elems(rows, cols).value_or(0);
+    explainer.take(packed_bytes(elems, scheme_.bits()), "codes",
+                   std::to_string(scheme_.bits()) + " bits each: " + first_codes(explainer.rest(), elems));
+    return std::move(explainer).finish();
+  }
+
   const Quantiser* quantiser() const override { return this; }
 
   int code_bits() const override { return scheme_.bits(); }
@@ -116,6 +131,18 @@ class BlockCodec final : public Codec, public Quantiser {
     CORTADO_RETURN_IF_ERROR(check_dtype(output.dtype));
     CORTADO_RETURN_IF_ERROR(check_dequantise(*this, *this, codes, side, output, scratch));
     return decode_from(side.data(), {codes.data(), nullptr, scheme_.bits()}, output);
+  }
+
+  std::vector<PayloadSection> explain_side(std::span<const std::byte> side, std::int64_t rows,
+                                           std::int64_t cols) const override {
+    PayloadExplainer explainer(side);
+    std::uint64_t bytes = max_side_bytes(rows, cols);
+    if (scheme_.carries_key() && bytes > 0) {
+      explainer.take_random_key("of seed and tensor; decoding draws the dither with it");
+      bytes -= sizeof(RandomKey);
+    }
+    explainer.take(bytes, Scheme::kSideName, "a block each: " + Scheme::explain(explainer.next(bytes)));
+    return std::move(explainer).finish();
   }
 
  private:
@@ -250,6 +277,15 @@ class BlockCodec final : public Codec, public Quantiser {
     }
     if (streams) finish_streams();
     return wrong == nullptr ? Status() : corrupt_payload(*this, output, wrong);
+  }
+
+  // "14, 4, 7, ...", as far as the first codes are all there.
+  std::string first_codes(std::span<const std::byte> packed, std::int64_t elems) const {
+    const std::int64_t count = std::min(elems, kPackedGroupElems);
+    if (packed.size() < packed_bytes(count, scheme_.bits())) return "not all there";
+    std::byte codes[kPackedGroupElems];
+    unpack_codes(packed.data(), count, scheme_.bits(), reinterpret_cast<std::uint8_t*>(codes));
+    return first_values({codes, static_cast<std::size_t>(count)}, DType::kUint8);
   }
 
   // Whole rows of codes.

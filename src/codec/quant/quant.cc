@@ -18,6 +18,8 @@ namespace {
 class QuantScheme {
  public:
   static constexpr std::int64_t kSideBytesABlock = sizeof(float);
+  static constexpr const char* kSideName = "steps";
+  static std::string explain(std::span<const std::byte> steps) { return first_values(steps, DType::kFloat32); }
 
   explicit QuantScheme(QuantSettings settings)
       : settings_(std::move(settings)), levels_{settings_.rounding, settings_.largest_level(), settings_.filter >= 0} {}

@@ -75,14 +75,11 @@ class RandkCodec final : public Codec, public Sparsifier {
     const std::int64_t elems = sparse_elems(rows, cols).value_or(0);
     const std::int64_t kept = pattern(elems).kept();
     if (kept > 0) {
-      explainer.take(sizeof(PhiloxKey), "key", "of seed and tensor; positions follow from it");
-      explainer.take(kKeyBytes - sizeof(PhiloxKey), "step",
-                     std::to_string(explainer.peek<std::uint64_t>().value_or(0)));
+      explainer.append(explain_index(explainer.next(kKeyBytes), rows, cols));
       const std::uint64_t bytes = static_cast<std::uint64_t>(kept) * sizeof(float);
-      const std::span<const std::byte> rest = explainer.rest();
       explainer.take(bytes, "values",
                      std::to_string(kept) + " of " + std::to_string(elems) + ": " +
-                         first_values(rest.first(std::min<std::uint64_t>(bytes, rest.size())), DType::kFloat32));
+                         first_values(explainer.next(bytes), DType::kFloat32));
     }
     return std::move(explainer).finish();
   }
@@ -116,6 +113,13 @@ class RandkCodec final : public Codec, public Sparsifier {
     return make_error(StatusCode::kCorruptData, "%s: index of %lld x %lld: %zu bytes, expected %llu", spec().c_str(),
                       static_cast<long long>(rows), static_cast<long long>(cols), index.size(),
                       static_cast<unsigned long long>(expected));
+  }
+
+  std::vector<PayloadSection> explain_index(std::span<const std::byte> index, std::int64_t,
+                                            std::int64_t) const override {
+    PayloadExplainer explainer(index);
+    explainer.take_random_key("of seed and tensor; positions follow from it");
+    return std::move(explainer).finish();
   }
 
   Status scatter(std::span<const std::byte> index, std::span<const float> values, TensorView output,

@@ -44,6 +44,11 @@ class RansCodec final : public Codec {
     return status.ok() ? status : status.with_context(spec());
   }
 
+  std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
+                                      DType) const override {
+    return explain_codes(payload, elems_of(rows, cols));
+  }
+
  private:
   static std::int64_t elems_of(std::int64_t rows, std::int64_t cols) { return checked_elems(rows, cols).value_or(0); }
 

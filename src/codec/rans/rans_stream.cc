@@ -8,7 +8,7 @@
 #include <new>
 #include <optional>
 
-#include "codec/rans/rans_kernels.h"
+#include "codec/explain.h"
 #include "core/check.h"
 
 namespace cortado {
@@ -59,18 +59,19 @@ void for_chunks(ThreadPool* pool, const Chunks& chunks, std::int64_t first, std:
 
 // ---- encode --------------------------------------------------------------------------------------------------------
 
-void count_codes(const std::uint8_t* codes, const Chunks& chunks, std::uint64_t counts[256], ThreadPool* pool) {
+void count_codes(const std::uint8_t* codes, const Chunks& chunks, ThreadPool* pool, RansCounts* counts) {
   constexpr std::int64_t kMaxParts = 8;
-  std::uint64_t partial[kMaxParts][256] = {};
+  RansCounts partial[kMaxParts];
   const std::int64_t parts = pool == nullptr ? 1 : std::min<std::int64_t>(pool->threads(), kMaxParts);
   const std::int64_t chunks_a_part = (chunks.count() + parts - 1) / parts;
   for_each(pool, parts, [&](std::int64_t part) {
     const std::int64_t begin = std::min(chunks.elems, chunks.begin(part * chunks_a_part));
     const std::int64_t end = std::min(chunks.elems, chunks.begin((part + 1) * chunks_a_part));
-    rans_count(codes + begin, end - begin, partial[part]);
+    rans_count(codes + begin, end - begin, &partial[part]);
+    partial[part].settle();
   });
   for (std::int64_t part = 0; part < parts; ++part) {
-    for (std::size_t symbol = 0; symbol < 256; ++symbol) counts[symbol] += partial[part][symbol];
+    for (std::size_t symbol = 0; symbol < 256; ++symbol) counts->sums[symbol] += partial[part].sums[symbol];
   }
 }
 
@@ -172,23 +173,27 @@ std::optional<std::uint64_t> encode_coded(const std::uint8_t* codes, const Chunk
 struct Model {
   RansFrequencies frequencies = {};
   std::int64_t chunk_codes = 0;
-  std::uint64_t bytes = 0;
+  std::uint64_t table_end = 0;
+  std::uint64_t bytes = 0;  // with the zeros behind the table
 };
 
 Status read_frequencies(std::span<const std::byte> payload, std::size_t first, std::size_t last, Model* model) {
   std::size_t at = kHeaderBytes;
   std::uint32_t sum = 0;
   for (std::size_t symbol = first; symbol <= last; ++symbol) {
-    std::uint32_t code = 0;
-    for (std::uint32_t shift = 0; shift <= 7; shift += 7) {
-      if (at == payload.size()) {
-        return make_error(StatusCode::kCorruptData, "the table ends after %zu bytes, before symbol %zu of %zu to %zu",
-                          at, symbol, first, last);
-      }
-      const auto byte = std::to_integer<std::uint32_t>(payload[at++]);
-      code |= (byte & 127) << shift;
-      if (byte < 128) break;
+    const std::uint32_t byte = at < payload.size() ? std::to_integer<std::uint32_t>(payload[at]) : 0;
+    const std::size_t end = at + (byte < 128 ? 1 : 2);
+    if (end > payload.size()) {
+      return make_error(StatusCode::kCorruptData, "the table ends after %zu bytes, before symbol %zu of %zu to %zu",
+                        payload.size(), symbol, first, last);
     }
+    const std::uint32_t upper = byte < 128 ? 0 : std::to_integer<std::uint32_t>(payload[at + 1]);
+    if (byte >= 128 && upper == 0) {
+      return make_error(StatusCode::kCorruptData, "symbol %zu of %zu to %zu has a frequency of two bytes, expected one",
+                        symbol, first, last);
+    }
+    at = end;
+    const std::uint32_t code = byte % 128 + 128 * upper;
     const std::uint32_t frequency = code < kRansCoarse ? code : (code - kRansCoarse + 1) * kRansCoarse;
     if (frequency >= kRansTotal || (frequency == 0 && (symbol == first || symbol == last))) {
       return make_error(StatusCode::kCorruptData, "symbol %zu of %zu to %zu has frequency %u", symbol, first, last,
@@ -200,6 +205,7 @@ Status read_frequencies(std::span<const std::byte> payload, std::size_t first, s
   if (sum != kRansTotal) {
     return make_error(StatusCode::kCorruptData, "the frequencies add up to %u, expected %u", sum, kRansTotal);
   }
+  model->table_end = at;
   model->bytes = (at + 7) / 8 * 8;
   return {};
 }
@@ -241,10 +247,16 @@ class Directory {
   const std::byte* first_;
 };
 
-// Every chunk has a legal size and lies behind the one before, and the last one ends with the payload.
-Status check_directory(std::uint64_t payload_bytes, std::uint64_t directory_at, const Chunks& chunks,
-                       const Directory& directory) {
-  const std::uint64_t available = payload_bytes - directory_at - 8 * static_cast<std::uint64_t>(chunks.count());
+// It is whole, every chunk has a legal size and lies behind the one before, and the last one ends with the payload.
+Status check_directory(std::span<const std::byte> payload, std::uint64_t directory_at, const Chunks& chunks) {
+  const auto count = static_cast<std::uint64_t>(chunks.count());
+  if (payload.size() < directory_at || (payload.size() - directory_at) / 8 < count) {
+    return make_error(StatusCode::kCorruptData, "%zu bytes, too short for a directory of %llu chunks at byte %llu",
+                      payload.size(), static_cast<unsigned long long>(count),
+                      static_cast<unsigned long long>(directory_at));
+  }
+  const Directory directory(payload, directory_at, chunks);
+  const std::uint64_t available = payload.size() - directory_at - 8 * count;
   std::uint64_t begin = 0;
   for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     const std::uint64_t end = directory.end_offset(chunk);
@@ -269,13 +281,8 @@ Status decode_coded(std::span<const std::byte> payload, std::uint8_t* codes, std
   Model model;
   CORTADO_RETURN_IF_ERROR(read_model(payload, &model));
   const Chunks chunks = {elems, model.chunk_codes};
-  if (payload.size() < model.bytes || (payload.size() - model.bytes) / 8 < static_cast<std::uint64_t>(chunks.count())) {
-    return make_error(StatusCode::kCorruptData, "%zu bytes, too short for a directory of %lld chunks at byte %llu",
-                      payload.size(), static_cast<long long>(chunks.count()),
-                      static_cast<unsigned long long>(model.bytes));
-  }
+  CORTADO_RETURN_IF_ERROR(check_directory(payload, model.bytes, chunks));
   const Directory directory(payload, model.bytes, chunks);
-  CORTADO_RETURN_IF_ERROR(check_directory(payload.size(), model.bytes, chunks, directory));
 
   auto* table = ::new (align(scratch)) RansDecodeTable;
   make_rans_decode_table(model.frequencies, table);
@@ -303,6 +310,46 @@ Status decode_coded(std::span<const std::byte> payload, std::uint8_t* codes, std
                     static_cast<long long>(first_corrupt), static_cast<long long>(chunks.count()));
 }
 
+// ---- explain -------------------------------------------------------------------------------------------------------
+
+// "3: 63488, 5: 2048, ...", of 65536.
+std::string first_frequencies(const RansFrequencies& frequencies) {
+  constexpr int kShown = 4;
+  std::string text;
+  int shown = 0;
+  for (std::size_t symbol = 0; symbol < frequencies.size(); ++symbol) {
+    if (frequencies[symbol] == 0) continue;
+    if (shown++ == kShown) return text + ", ...";
+    text += (text.empty() ? "" : ", ") + std::to_string(symbol) + ": " + std::to_string(frequencies[symbol]);
+  }
+  return text;
+}
+
+// Behind the mode; nothing where it makes no sense any more.
+Status explain_coded(std::span<const std::byte> payload, std::int64_t elems, PayloadExplainer* explainer) {
+  Model model;
+  CORTADO_RETURN_IF_ERROR(read_model(payload, &model));
+  const auto [first, last] = rans_range(model.frequencies);
+  explainer->take(1, "chunk codes", "2 to the power of this: " + std::to_string(model.chunk_codes));
+  explainer->take(1, "first symbol", std::to_string(first));
+  explainer->take(1, "last symbol", std::to_string(last));
+  explainer->take(model.table_end - kHeaderBytes, "frequencies",
+                  "symbol by symbol, of 65536: " + first_frequencies(model.frequencies));
+  explainer->take(model.bytes - model.table_end, "zeros", "up to a multiple of 8 bytes");
+  const Chunks chunks = {elems, model.chunk_codes};
+  CORTADO_RETURN_IF_ERROR(check_directory(payload, model.bytes, chunks));
+  const Directory directory(payload, model.bytes, chunks);
+  explainer->take(8 * static_cast<std::uint64_t>(chunks.count()), "directory",
+                  "where each of " + std::to_string(chunks.count()) + " chunks ends, from the begin of the first");
+  for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
+    const auto bytes = static_cast<std::uint64_t>(directory.end_of(chunk) - directory.begin_of(chunk));
+    explainer->take(bytes, "chunk " + std::to_string(chunk),
+                    std::to_string(chunks.elems_of(chunk)) + " codes: 32 states of 4 bytes, " +
+                        std::to_string((bytes - kRansStateBytes) / 2) + " words of 2");
+  }
+  return {};
+}
+
 }  // namespace
 
 Status check_chunk_codes(const char* codec, std::int64_t chunk_codes) {
@@ -324,17 +371,21 @@ std::uint64_t rans_scratch_bytes(std::int64_t elems, std::int64_t chunk_codes) {
 }
 
 std::uint64_t encode_codes(const std::uint8_t* codes, std::int64_t elems, std::int64_t chunk_codes, std::byte* payload,
-                           std::byte* scratch, ThreadPool* pool) {
+                           std::byte* scratch, ThreadPool* pool, RansCounts* counts) {
   if (elems == 0) return 0;
   const Chunks chunks = {elems, chunk_codes};
-  std::uint64_t counts[256] = {};
-  count_codes(codes, chunks, counts, pool);
-  if (counts[codes[0]] == static_cast<std::uint64_t>(elems)) {
+  RansCounts own;
+  if (counts == nullptr) {
+    counts = &own;
+    count_codes(codes, chunks, pool, counts);
+  }
+  counts->settle();
+  if (counts->sums[codes[0]] == static_cast<std::uint64_t>(elems)) {
     payload[0] = std::byte{kConstant};
     payload[1] = static_cast<std::byte>(codes[0]);
     return 2;
   }
-  if (const auto bytes = encode_coded(codes, chunks, rans_frequencies(counts), payload, align(scratch), pool)) {
+  if (const auto bytes = encode_coded(codes, chunks, rans_frequencies(counts->sums), payload, align(scratch), pool)) {
     return *bytes;
   }
   payload[0] = std::byte{kStored};
@@ -359,6 +410,20 @@ Status decode_codes(std::span<const std::byte> payload, std::uint8_t* codes, std
     std::memcpy(codes, payload.data() + 1, static_cast<std::size_t>(elems));
   }
   return {};
+}
+
+std::vector<PayloadSection> explain_codes(std::span<const std::byte> payload, std::int64_t elems) {
+  PayloadExplainer explainer(payload);
+  const auto mode = explainer.peek<std::uint8_t>();
+  if (elems > 0 && mode.has_value()) {
+    constexpr const char* kModes[] = {"0: the codes as they are", "1: all codes are equal", "2: coded"};
+    explainer.take(1, "mode", *mode <= kCoded ? kModes[*mode] : "unknown: " + std::to_string(*mode));
+    const std::uint64_t bytes = *mode == kStored ? static_cast<std::uint64_t>(elems) : 1;
+    if (*mode < kCoded) explainer.take(bytes, "codes", first_values(explainer.next(bytes), DType::kUint8));
+    const Status status = *mode == kCoded ? explain_coded(payload, elems, &explainer) : Status();
+    if (!status.ok()) explainer.take(explainer.rest().size(), "unreadable", status.message());
+  }
+  return std::move(explainer).finish();
 }
 
 }  // namespace cortado

@@ -8,8 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
+#include "codec/rans/rans_kernels.h"
 #include "core/thread_pool.h"
+#include "cortado/codec.h"
 #include "cortado/status.h"
 
 namespace cortado {
@@ -28,13 +31,17 @@ constexpr std::int64_t kMaxRansCodes = std::int64_t{1} << 46;
 std::uint64_t max_rans_bytes(std::int64_t elems);
 std::uint64_t rans_scratch_bytes(std::int64_t elems, std::int64_t chunk_codes);
 
-// Returns the bytes written to `payload`, which has room for max_rans_bytes().
+// Returns the bytes written to `payload`, which has room for max_rans_bytes(). `counts`, if given, are those of all the
+// codes: whoever makes the codes counts them while they are in the cache.
 std::uint64_t encode_codes(const std::uint8_t* codes, std::int64_t elems, std::int64_t chunk_codes, std::byte* payload,
-                           std::byte* scratch, ThreadPool* pool = nullptr);
+                           std::byte* scratch, ThreadPool* pool = nullptr, RansCounts* counts = nullptr);
 
 // The inverse; the payload says what its chunks are. kCorruptData, with where and what, for anything that can't have
 // been written for `elems` codes.
 Status decode_codes(std::span<const std::byte> payload, std::uint8_t* codes, std::int64_t elems, std::byte* scratch,
                     ThreadPool* pool = nullptr);
+
+// What the bytes of such a payload are, whatever they are; see Codec::explain. Allocates.
+std::vector<PayloadSection> explain_codes(std::span<const std::byte> payload, std::int64_t elems);
 
 }  // namespace cortado

@@ -269,6 +269,13 @@ TEST(Rans, ErrorsSayWhatIsWrong) {
   expect(with(4, static_cast<std::uint8_t>(payload[4] ^ 1)), "add up to");
   RansBytes cut(payload.begin(), payload.begin() + 6);
   expect(cut, "the table ends after 6 bytes");
+  RansBytes longer = payload;
+  longer[4] |= 128;
+  longer.insert(longer.begin() + 5, 0);
+  expect(longer, "has a frequency of two bytes, expected one");
+  const auto two_bytes = std::find_if(payload.begin() + 4, payload.end(), [](std::uint8_t byte) { return byte > 127; });
+  const auto upper = static_cast<std::size_t>(two_bytes - payload.begin()) + 1;
+  expect(with(upper, static_cast<std::uint8_t>(payload[upper] | 128)), "has frequency");
   expect(with(payload.size() - 1, static_cast<std::uint8_t>(payload.back() ^ 1)), "chunk 2 of 3");
   cut = payload;
   cut.pop_back();

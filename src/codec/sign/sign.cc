@@ -108,9 +108,8 @@ class SignCodec final : public Codec {
     constexpr const char* kMeanings[] = {"mean magnitude", "mean of the values >= 0, mean of those below",
                                          "1, NaN if a value was not finite"};
     explainer.take(layout.scale_bytes, "scales",
-                   std::string(kMeanings[static_cast<int>(settings_.scale)]) + ", block after block: " +
-                       first_values(explainer.rest().first(std::min(layout.scale_bytes, explainer.rest().size())),
-                                    DType::kFloat32));
+                   std::string(kMeanings[static_cast<int>(settings_.scale)]) +
+                       ", block after block: " + first_values(explainer.next(layout.scale_bytes), DType::kFloat32));
     explainer.take(layout.bit_bytes, "signs",
                    "a bit a value, lowest bit first, 1 is negative: " + first_signs(explainer.rest(), elems));
     return std::move(explainer).finish();

@@ -88,17 +88,7 @@ class TopkCodec final : public Codec, public Sparsifier {
       return std::move(explainer).finish();
     }
     const auto& [index, values, kept] = sections.value();
-    const bool is_delta = static_cast<IndexKind>(index[0]) == IndexKind::kDelta;
-    explainer.take(1, "index kind", is_delta ? "delta" : "bitmap");
-    explainer.take(sizeof(kept), "kept", std::to_string(kept) + " of " + std::to_string(elems) + " values");
-    if (is_delta) {
-      const DeltaParts parts(index, elems, kept);
-      explainer.take(parts.low.size(), "gaps, lower bits", std::to_string(parts.bits) + " bits each");
-      explainer.take(parts.unary.size(), "gaps, upper parts",
-                     "in unary; positions " + first_positions(index, elems, kept));
-    } else {
-      explainer.take(index.size() - kIndexHeaderBytes, "bitmap", "positions " + first_positions(index, elems, kept));
-    }
+    explainer.append(explain_index(index, rows, cols));
     explainer.take(values.size(), "values", first_values(values, options_.values));
     return std::move(explainer).finish();
   }
@@ -134,6 +124,30 @@ class TopkCodec final : public Codec, public Sparsifier {
                                    std::int64_t cols) const override {
     const Result<std::int64_t> kept = checked_kept(index, sparse_elems(rows, cols).value_or(0));
     return kept.ok() ? kept : kept.status().with_context(place("index", rows, cols));
+  }
+
+  std::vector<PayloadSection> explain_index(std::span<const std::byte> index, std::int64_t rows,
+                                            std::int64_t cols) const override {
+    PayloadExplainer explainer(index);
+    const std::int64_t elems = sparse_elems(rows, cols).value_or(0);
+    const Result<std::int64_t> checked = checked_kept(index, elems);
+    if (elems == 0 || !checked.ok()) {
+      explainer.take(index.size(), "unreadable", checked.ok() ? "of no values" : checked.status().message());
+      return std::move(explainer).finish();
+    }
+    const std::int64_t kept = checked.value();
+    const bool is_delta = static_cast<IndexKind>(index[0]) == IndexKind::kDelta;
+    explainer.take(1, "index kind", is_delta ? "delta" : "bitmap");
+    explainer.take(sizeof(kept), "kept", std::to_string(kept) + " of " + std::to_string(elems) + " values");
+    if (is_delta) {
+      const DeltaParts parts(index, elems, kept);
+      explainer.take(parts.low.size(), "gaps, lower bits", std::to_string(parts.bits) + " bits each");
+      explainer.take(parts.unary.size(), "gaps, upper parts",
+                     "in unary; positions " + first_positions(index, elems, kept));
+    } else {
+      explainer.take(index.size() - kIndexHeaderBytes, "bitmap", "positions " + first_positions(index, elems, kept));
+    }
+    return std::move(explainer).finish();
   }
 
   Status scatter(std::span<const std::byte> index, std::span<const float> values, TensorView output,

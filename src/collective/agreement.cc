@@ -1,11 +1,12 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "engine/agreement.h"
+#include "collective/agreement.h"
 
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
 
 #include "core/check.h"
+#include "core/checksum.h"
 #include "core/hash.h"
 
 namespace cortado {
@@ -21,14 +22,6 @@ struct Summary {
   std::uint64_t tensor_count;
 };
 
-std::string describe_tensor(const EngineTensor& tensor) {
-  char text[80];
-  std::snprintf(text, sizeof(text), " %" PRId64 " x %" PRId64 " %s, %d-D%s", tensor.rows, tensor.cols,
-                std::string(dtype_name(tensor.dtype)).c_str(), tensor.dimensions,
-                tensor.is_embedding ? ", embedding" : "");
-  return tensor.name + text;
-}
-
 template <typename T>
 Result<std::vector<T>> gather(Communicator* communicator, const T* own, std::size_t count,
                               std::chrono::nanoseconds timeout) {
@@ -40,7 +33,7 @@ Result<std::vector<T>> gather(Communicator* communicator, const T* own, std::siz
 
 }  // namespace
 
-Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<EngineTensor>& tensors,
+Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<std::string>& tensors,
                        std::chrono::nanoseconds timeout) {
   Summary own{};
   std::memcpy(own.settings, settings.data(), std::min(settings.size(), kSettingsBytes - 1));
@@ -60,7 +53,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
     }
   }
   std::vector<std::uint64_t> hashes;
-  for (const EngineTensor& tensor : tensors) hashes.push_back(fnv1a_64(describe_tensor(tensor)));
+  for (const std::string& tensor : tensors) hashes.push_back(fnv1a_64(tensor));
   if (hashes.empty()) return {};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all,
                            gather(communicator, hashes.data(), hashes.size(), timeout));
@@ -70,7 +63,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
       return make_error(StatusCode::kMismatch,
                         "ranks have different models: tensor %zu of rank %zu differs from rank 0's in name, shape or "
                         "dtype (here on rank %d it is %s)",
-                        t, rank, communicator->rank(), describe_tensor(tensors[t]).c_str());
+                        t, rank, communicator->rank(), tensors[t].c_str());
     }
   }
   return {};
@@ -85,6 +78,57 @@ Status check_same_number(Communicator* communicator, std::string_view what, std:
                       static_cast<int>(what.size()), what.data(), all[0], rank, all[rank]);
   }
   return {};
+}
+
+namespace {
+
+// "rank 1, 3": those whose checksum is not the one that most have (of equally many, the lowest rank's).
+struct Minority {
+  std::string ranks;
+  std::size_t reference = 0;  // the first rank of the others
+};
+
+Minority find_minority(std::span<const std::uint64_t> checksums) {
+  Minority found;
+  std::ptrdiff_t most = 0;
+  for (std::size_t rank = 0; rank < checksums.size(); ++rank) {
+    const std::ptrdiff_t equal = std::count(checksums.begin(), checksums.end(), checksums[rank]);
+    if (equal <= most) continue;
+    most = equal;
+    found.reference = rank;
+  }
+  for (std::size_t rank = 0; rank < checksums.size(); ++rank) {
+    if (checksums[rank] == checksums[found.reference]) continue;
+    found.ranks += (found.ranks.empty() ? "rank " : ", ") + std::to_string(rank);
+  }
+  return found;
+}
+
+}  // namespace
+
+Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span<const ReplicaTensor> tensors,
+                                           std::chrono::nanoseconds timeout) {
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator, "how many tensors are compared", tensors.size(), timeout));
+  std::vector<std::uint64_t> own;
+  for (const ReplicaTensor& tensor : tensors) own.push_back(fnv1a_64(tensor.name) ^ checksum_64(tensor.bytes));
+  if (own.empty()) return ReplicaDifference{};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all, gather(communicator, own.data(), own.size(), timeout));
+  std::string text;
+  std::size_t more = 0;
+  std::vector<std::uint64_t> of_ranks(static_cast<std::size_t>(communicator->world_size()));
+  for (std::size_t t = 0; t < own.size(); ++t) {
+    for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) of_ranks[rank] = all[rank * own.size() + t];
+    const Minority minority = find_minority(of_ranks);
+    if (minority.ranks.empty()) continue;
+    if (!text.empty()) {
+      ++more;
+      continue;
+    }
+    text = "\"" + tensors[t].name + "\" of " + minority.ranks + " is not that of rank " +
+           std::to_string(minority.reference);
+  }
+  if (more > 0) text += " (and " + std::to_string(more) + " more tensor" + (more == 1 ? "" : "s") + ")";
+  return ReplicaDifference{.text = std::move(text)};
 }
 
 }  // namespace cortado

@@ -1,0 +1,163 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""What every front end is: one engine over one process group, and how errors of a rank reach the others."""
+
+import struct
+import sys
+import weakref
+
+import torch
+
+from . import _core
+from .agreement import SETUP_TIMEOUT_S, on_all_ranks
+from .errors import MismatchError, SpecError
+from .group import TorchGroup
+from .parameters import engine_tensors
+from .reporting import Report
+from .spec import spec_from
+from .trace import Trace
+
+_STATE_FORMAT = "cortado.state/1"
+
+_failed = []  # attachments whose collectives may still write to the engine's memory; kept until the process ends
+_open = weakref.WeakSet()
+
+
+def mark_open(attachment):
+    """The gradients of its parameters are averaged by this attachment now."""
+    _open.add(attachment)
+
+
+def mark_closed(attachment):
+    _open.discard(attachment)
+
+
+def holder_of(parameters):
+    """The open attachment that averages the gradient of one of ``parameters``, or None."""
+    parameters = list(parameters)
+    for attachment in _open:
+        if any(parameter in attachment._index for parameter in parameters):
+            return attachment
+    return None
+
+
+class Attachment:
+    """The engine, and what users of every front end call. Made on every rank at the same time.
+
+    list_parameters: returns what parameters.trainable_of() does, or raises; an error is raised on all ranks.
+    """
+
+    def __init__(self, plan, list_parameters, process_group, grad_scaler, check_replicas, verbose):
+        self._group = TorchGroup(process_group)
+        self._grad_scaler = grad_scaler
+        self._check_interval = check_replicas
+        self._steps_begun = 0
+        self._engine = self._make_engine(plan, list_parameters)
+        self._group.set_timeout(self._engine.timeout_s)
+        self.spec = self._engine.spec
+        self._failure = None  # what ended the exchange
+        self._hook_ns = 0  # of this rank's thread in the calls of autograd
+        if verbose and self._group.rank == 0:
+            print(self._engine.describe(), file=sys.stderr, flush=True)
+
+    def _make_engine(self, plan, list_parameters):
+        with on_all_ranks(self._group, "could not attach"):
+            named = list_parameters()
+            if not isinstance(self._check_interval, int) or not 0 <= self._check_interval < 2**63:
+                raise SpecError(f"check_replicas is a number of steps, or 0 for never; got {self._check_interval!r}")
+            spec = _core.canonical_spec(spec_from(plan))
+            tensors = engine_tensors(named)
+        self._names = [name for name, _, _ in named]
+        self._parameters = [parameter for _, parameter, _ in named]
+        self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
+        self._agree_on_arguments()
+        return _core.Engine(tensors, spec, self._group, self._group.rank, self._group.world_size, self._group.name)
+
+    def _agree_on_arguments(self):
+        own = struct.pack("<?q", self._grad_scaler is not None, self._check_interval)
+        gathered = self._group.all_gather(own, SETUP_TIMEOUT_S)
+        scaled, intervals = zip(*struct.iter_unpack("<?q", gathered), strict=True)
+        if len(set(scaled)) > 1:
+            without = ", ".join(str(rank) for rank, has in enumerate(scaled) if not has)
+            raise MismatchError(f"some ranks were attached with a grad_scaler, rank {without} without", "mismatch")
+        if len(set(intervals)) > 1:
+            raise MismatchError(f"check_replicas differs: ranks have {', '.join(map(str, intervals))}", "mismatch")
+
+    def _fail(self, error):
+        """An error within a step ends the exchange: the other ranks hear of it, and no further step is possible."""
+        self._failure = self._failure or error
+        self._engine.abandon(str(error))
+        self._group.announce(str(error))
+        if self not in _failed:
+            _failed.append(self)
+
+    def _begin_step(self, keeps_local_gradients=False):
+        if self._check_interval and self._steps_begun % self._check_interval == 0:
+            self.check_replicas()
+        self._steps_begun += 1
+        scale = float(self._grad_scaler.get_scale()) if self._grad_scaler is not None else 1.0
+        # Nothing arrives for a parameter that no rank has used (DDP drops it), so nothing may be owed.
+        self._engine.begin_step(scale, keeps_local_gradients, holds_zero_gradients=True)
+
+    # ---- what users call
+
+    def report(self):
+        """What was sent, lost and not compressed so far, on this rank."""
+        return Report({**self._engine.report(), "hook_ns": self._hook_ns})
+
+    def state_dict(self):
+        """This rank's residuals, factors, velocities and step, keyed by parameter name; every rank saves its own."""
+        state = self._engine.save_state()
+        for entry in state["tensors"].values():
+            for key in entry:
+                entry[key] = torch.from_numpy(entry[key])
+        return state
+
+    def load_state_dict(self, state):
+        """Continues where state_dict() was taken. Call it on every rank, each with its own rank's state.
+
+        With another world size residuals start at zero and a warning says so; everything else is kept.
+        """
+        with on_all_ranks(self._group, "could not load its state"):
+            arrays = _arrays_of(state)
+        warning = self._engine.load_state(arrays)
+        if warning and self._group.rank == 0:
+            print(f"cortado: {warning}", file=sys.stderr, flush=True)
+
+    def check_replicas(self, model=None):
+        """Compares a checksum of every parameter over the ranks; call it on every rank, between steps.
+
+        model: its parameters are compared, those without gradients too; default: the parameters exchanged here.
+        Where some differ, every rank gets a MismatchError that names the step, the first such parameter, and the rank.
+        """
+        named = zip(self._names, self._parameters, strict=True) if model is None else model.named_parameters()
+        kept = [(name, tensor.detach().contiguous()) for name, tensor in named]
+        self._engine.check_replicas([(name, tensor.data_ptr(), tensor.nbytes) for name, tensor in kept])
+
+    def start_trace(self, capacity=100_000):
+        """Records up to ``capacity`` stage events from the next step on."""
+        self._engine.start_trace(capacity)
+
+    def trace(self):
+        """What has been recorded since start_trace(), on this rank; a cortado.Trace."""
+        return Trace(self._engine.trace_json())
+
+    def write_trace(self, path):
+        """Writes the recorded events as a Chrome trace."""
+        self.trace().save_chrome(path)
+
+
+def _arrays_of(state):
+    """The state with numpy arrays in place of tensors."""
+    found = state.get("format") if isinstance(state, dict) else type(state).__name__
+    if found != _STATE_FORMAT:
+        raise MismatchError(f'load_state_dict expects a state of format "{_STATE_FORMAT}", got {found!r}', "mismatch")
+    missing = [
+        key for key in ("spec", "world_size", "rank", "step", "phase_step", "layout", "tensors") if key not in state
+    ]
+    if missing:
+        raise MismatchError(f"load_state_dict: the state lacks {', '.join(missing)}", "mismatch")
+    tensors = {}
+    for name, entry in state["tensors"].items():
+        entry = {"velocity": torch.empty(0), **entry}  # states of earlier versions lack it
+        tensors[name] = {key: entry[key].float().contiguous().numpy() for key in ("residual", "basis", "velocity")}
+    return {**state, "tensors": tensors}

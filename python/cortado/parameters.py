@@ -1,0 +1,74 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""What the engine must know of a parameter, and how the memory of its gradient is read."""
+
+import math
+
+import torch
+
+from .errors import SpecError
+from .group import DTYPE_CODES
+
+
+def trainable_of(module, ignored=()):
+    """(name, parameter, is it an embedding) of all that ``module`` trains, in the order of registration."""
+    hint = fsdp_hint(module)
+    if hint:
+        raise SpecError(f"{type(module).__name__}{hint}")
+    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag))}
+    return [
+        (name, parameter, id(parameter) in embeddings)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    ]
+
+
+def engine_tensors(named):
+    """The engine's description of each of ``named``, a list as trainable_of() gives it."""
+    tensors = []
+    for name, parameter, is_embedding in named:
+        if parameter.dtype not in DTYPE_CODES:
+            raise SpecError(
+                f'parameter "{name}" has dtype {parameter.dtype}; cortado exchanges float32, float16 and bfloat16'
+            )
+        rows, cols = _matrix_shape(parameter)
+        tensors.append((name, DTYPE_CODES[parameter.dtype], rows, cols, parameter.dim(), is_embedding))
+    return tensors
+
+
+def in_memory_order(parameter, gradient):
+    """``gradient``, or a copy of it, whose elements lie one after the other in the memory order of ``parameter``."""
+    if parameter.is_contiguous() or not _is_dense(parameter):
+        return gradient.contiguous()
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=gradient.dtype).copy_(gradient)
+
+
+def fsdp_hint(module):
+    parts = module.modules() if isinstance(module, torch.nn.Module) else ()
+    bases = {base.__name__ for part in parts for base in type(part).__mro__}
+    fsdp = bases & {"FullyShardedDataParallel", "FSDPModule"}
+    return ": FSDP is not supported yet; use DistributedDataParallel" if fsdp else ""
+
+
+def _is_dense(parameter):
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _matrix_shape(parameter):
+    """The parameter's memory as rows x cols: the outermost dimension in memory, and everything inside it.
+
+    Which columns stand where does not matter to a low-rank factor, so channels-last and transposed parameters need no
+    copy.
+    """
+    if parameter.dim() < 2:
+        return 1, parameter.numel()
+    rows = parameter.shape[0]
+    if _is_dense(parameter) and not parameter.is_contiguous():
+        rows = parameter.shape[max(range(parameter.dim()), key=lambda d: (parameter.stride(d), parameter.shape[d]))]
+    return rows, (parameter.numel() // rows if rows else math.prod(parameter.shape[1:]))

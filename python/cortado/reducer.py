@@ -1,0 +1,390 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Reducer: averages gradients without DistributedDataParallel, for training loops of one's own.
+
+Autograd calls a hook as soon as the gradient of a parameter is complete. Gradients are handed to the engine in bunches
+during the backward pass and travel meanwhile; wait() hands over what is missing and waits. No thread of ours runs.
+"""
+
+import contextlib
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from . import _core
+from .attachment import Attachment, holder_of, mark_closed, mark_open
+from .errors import CortadoError, MismatchError, PeerError, SpecError
+from .group import BYTE_CODE, DTYPE_CODES
+from .parameters import in_memory_order, trainable_of
+
+_BUNCH_BYTES = 1 << 20  # of gradients handed over together
+_FIRST_BUCKET_BYTES = 1 << 20  # codec none: buffers as DDP's, the first small so that it leaves early
+_BUCKET_BYTES = 25 << 20
+
+
+class Reducer(Attachment):
+    """Averages the gradients of parameters over the ranks of a group, compressed as ``plan`` says.
+
+        reducer = cortado.Reducer(model, "acp(rank=4)")      # on every rank, before the first backward pass
+        loss.backward()                                      # gradients travel meanwhile
+        reducer.wait()                                       # now every .grad is the mean over the ranks
+        optimizer.step()
+
+    params: a module, or named tensors as model.named_parameters() or a list of (name, tensor) gives them. Those with
+        requires_grad are averaged. A module that DDP or FSDP has wrapped is refused: they average by themselves.
+    plan: as for cortado.attach.
+    group: the process group; default the whole world.
+    init_sync: parameters (and a module's buffers) start equal to those of the group's first rank, as with DDP.
+    grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
+    check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
+    verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
+
+    A parameter without a gradient counts as zeros here. If every rank is without one, its .grad stays None; else it is
+    the mean on every rank, as with DDP and find_unused_parameters=True.
+
+    Errors within a step are fatal: every rank gets one, and a new Reducer over a new group is needed.
+    """
+
+    def __init__(
+        self, params, plan="auto", *, group=None, init_sync=True, grad_scaler=None, check_replicas=0, verbose=True
+    ):
+        if not dist.is_initialized():
+            raise CortadoError("Reducer needs a process group: call torch.distributed.init_process_group first")
+        named_tensors = None
+
+        def list_parameters():
+            nonlocal named_tensors
+            named_tensors = _named_tensors(params)
+            trainable = trainable_of(params) if isinstance(params, torch.nn.Module) else _trainable(named_tensors)
+            _check(trainable)
+            return trainable
+
+        super().__init__(plan, list_parameters, group, grad_scaler, check_replicas, verbose)
+        if init_sync:
+            _broadcast([tensor for _, tensor in named_tensors], group)
+        # Shape, dtype and order in memory as the engine knows them; of no memory.
+        self._templates = [torch.empty_like(parameter, device="meta") for parameter in self._parameters]
+        self._carrier = (_Buckets if self._engine.sends_buffers else _InPlace)(self._engine, self._templates)
+        self._used = _UsedTensors(self._group, len(self._parameters))
+        self._given = [None] * len(self._parameters)  # gradients handed over in this step, and their versions
+        self._step_begun = False
+        self._accumulated = False  # gradients came under no_sync()
+        self._syncs = True
+        self._handles = _hook_all(self._parameters, weakref.ref(self))
+        self._unhook = weakref.finalize(self, _remove, self._handles)
+        mark_open(self)
+
+    # ---- the hooks
+
+    def _on_gradient(self, index):
+        start_ns = time.perf_counter_ns()
+        try:
+            self._take(index)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._hook_ns += time.perf_counter_ns() - start_ns
+
+    def _take(self, index):
+        self._check_usable()
+        if self._given[index] is not None or (self._step_begun and not self._syncs):
+            raise CortadoError(
+                f'"{self._names[index]}" got another gradient before wait(): call wait() after each backward pass, or '
+                "run all but the last of a step under no_sync()"
+            )
+        if not self._syncs:
+            self._accumulated = True
+            return
+        if not self._step_begun:
+            self._begin()
+        self._give(index, self._parameters[index].grad)
+
+    def _begin(self):
+        self._begin_step()
+        self._step_begun = True
+
+    def _give(self, index, gradient):
+        self._check_gradient(index, gradient)
+        self._given[index] = (gradient, gradient._version)
+        self._carrier.add(index, gradient.detach())
+
+    def _check_usable(self):
+        if not self._unhook.alive:
+            raise CortadoError("this Reducer is closed")
+        if self._failure is not None:
+            raise CortadoError(f"this Reducer failed in an earlier step: {self._failure}") from self._failure
+
+    def _check_gradient(self, index, gradient):
+        template = self._templates[index]
+        if gradient.layout is not torch.strided or gradient.device.type != "cpu":
+            raise SpecError(
+                f'cortado exchanges dense CPU gradients for now; that of "{self._names[index]}" is '
+                f"{gradient.layout} on {gradient.device}"
+            )
+        if gradient.shape != template.shape or gradient.dtype != template.dtype:
+            raise MismatchError(
+                f'the gradient of "{self._names[index]}" is {tuple(gradient.shape)} {gradient.dtype}; the Reducer was '
+                f"made for {tuple(template.shape)} {template.dtype}. Make a new one when parameters change",
+                "mismatch",
+            )
+
+    # ---- what users call
+
+    def wait(self):
+        """Returns when every gradient is the mean over the ranks. Call it once a step, on every rank.
+
+        It belongs between the last backward pass of a step and whatever reads gradients: GradScaler.unscale_,
+        clipping, the optimizer's step.
+        """
+        self._check_usable()
+        if not self._step_begun and not self._accumulated:
+            raise CortadoError("wait(): there was no backward pass since the last wait()")
+        start_ns = time.perf_counter_ns()
+        try:
+            self._finish()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._hook_ns += time.perf_counter_ns() - start_ns
+
+    def _finish(self):
+        if not self._step_begun:
+            self._begin()
+        missing = []
+        for index, (parameter, given) in enumerate(zip(self._parameters, self._given, strict=True)):
+            if given is not None:
+                self._check_untouched(index, parameter.grad, *given)
+            elif parameter.grad is not None:  # accumulated under no_sync(), or zeros
+                self._give(index, parameter.grad)
+            else:
+                missing.append((index, torch.zeros_like(self._templates[index], device="cpu")))
+                self._carrier.add(*missing[-1])
+        self._carrier.flush()
+        self._used.start(given is not None for given in self._given)
+        self._engine.finish_step()
+        self._carrier.deliver()
+        used = self._used.wait(self._engine.timeout_s)
+        for index, mean in missing:
+            if used[index]:
+                self._parameters[index].grad = mean
+        self._given = [None] * len(self._given)
+        self._step_begun = self._accumulated = False
+
+    def _check_untouched(self, index, gradient, given, version):
+        if gradient is not given or given._version != version:
+            raise CortadoError(
+                f'the gradient of "{self._names[index]}" was changed between backward() and wait(), when it was on its '
+                "way already: zero_grad(), unscale_() and clipping belong after wait()"
+            )
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Backward passes in it only accumulate; the first one after it (or wait()) exchanges the sum."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    def close(self):
+        """Takes the hooks off the parameters. Within a step the other ranks get an error."""
+        if self._unhook.alive and self._step_begun:
+            self._fail(CortadoError("the Reducer was closed within a step"))
+        self._unhook()
+        mark_closed(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+# ---- how gradients get to the engine and back ------------------------------------------------------------------------
+
+
+class _InPlace:
+    """Gradients are read and overwritten where they lie."""
+
+    def __init__(self, engine, templates):
+        self._engine, self._templates = engine, templates
+        self._bunch, self._bunch_bytes = [], 0
+        self._missing = len(templates)
+        self._copied = []  # (gradient, copy in memory order)
+
+    def add(self, index, gradient):
+        ordered = in_memory_order(self._templates[index], gradient)
+        if ordered is not gradient:
+            self._copied.append((gradient, ordered))
+        self._bunch.append((index, ordered.data_ptr()))
+        self._bunch_bytes += ordered.nbytes
+        self._missing -= 1
+        if self._bunch_bytes >= _BUNCH_BYTES or self._missing == 0:
+            self.flush()
+
+    def flush(self):
+        if self._bunch:
+            self._engine.submit(_core.BucketMap(*map(list, zip(*self._bunch, strict=True))), 0)
+        self._bunch, self._bunch_bytes = [], 0
+
+    def deliver(self):
+        for gradient, ordered in self._copied:
+            gradient.copy_(ordered)
+        self._copied = []
+        self._missing = len(self._templates)
+
+
+class _Buckets:
+    """Codec none: gradients are copied into flat buffers, which are summed whole, in one order that all ranks share."""
+
+    def __init__(self, engine, templates):
+        self._engine = engine
+        self._buffers, self._place = [], {}
+        for members in _split_into_buckets(templates):
+            buffer = torch.empty(sum(templates[i].numel() for i in members), dtype=templates[members[0]].dtype)
+            views = buffer.split([templates[i].numel() for i in members])
+            for index, view in zip(members, views, strict=True):
+                self._place[index] = (len(self._buffers), view.view(templates[index].shape))
+            self._buffers.append((buffer, len(members)))
+        self._begin()
+
+    def _begin(self):
+        self._missing = [count for _, count in self._buffers]
+        self._next = 0
+        self._gradients = []
+
+    def add(self, index, gradient):
+        number, view = self._place[index]
+        view.copy_(gradient)
+        self._gradients.append((gradient, view))
+        self._missing[number] -= 1
+        while self._next < len(self._buffers) and self._missing[self._next] == 0:
+            buffer, _ = self._buffers[self._next]
+            if buffer.numel():
+                self._engine.submit_buffer(buffer.data_ptr(), buffer.numel(), DTYPE_CODES[buffer.dtype])
+            self._next += 1
+
+    def flush(self):
+        pass  # the last buffer left with its last gradient
+
+    def deliver(self):
+        for gradient, view in self._gradients:
+            gradient.copy_(view)
+        self._begin()
+
+
+def _split_into_buckets(parameters):
+    """Lists of indices, last parameter first, each of one dtype and up to a bucket's bytes."""
+    buckets, cap_bytes = [], _FIRST_BUCKET_BYTES
+    filling = {}  # dtype -> (indices, bytes)
+    for index in reversed(range(len(parameters))):
+        indices, used_bytes = filling.get(parameters[index].dtype, ([], 0))
+        indices.append(index)
+        used_bytes += parameters[index].nbytes
+        filling[parameters[index].dtype] = (indices, used_bytes)
+        if used_bytes >= cap_bytes:
+            buckets.append(filling.pop(parameters[index].dtype)[0])
+            cap_bytes = _BUCKET_BYTES
+    return buckets + [indices for indices, _ in filling.values()]
+
+
+class _UsedTensors:
+    """Which tensors some rank has a gradient for. One byte a tensor, gathered beside the engine's own messages."""
+
+    def __init__(self, group, count):
+        self._group = group
+        self._own = torch.empty(count, dtype=torch.uint8)
+        self._all = torch.empty(group.world_size, count, dtype=torch.uint8)
+
+    def start(self, is_used):
+        self._own.copy_(torch.tensor(list(is_used), dtype=torch.uint8))
+        count, sent, received = self._own.numel(), self._own.data_ptr(), self._all.data_ptr()
+        self._group.start("used tensors", "all_gather", BYTE_CODE, sent, received, count, 0, None, None)
+
+    def wait(self, timeout_s):
+        try:
+            self._group.wait("used tensors", timeout_s)
+        except (RuntimeError, TimeoutError) as error:
+            raise PeerError(str(error), "peer failed") from error
+        return self._all.any(0).tolist()
+
+
+# ---- set-up ----------------------------------------------------------------------------------------------------------
+
+
+def _named_tensors(params):
+    """(name, tensor) of everything that is to start equal on all ranks."""
+    if isinstance(params, torch.nn.parallel.DistributedDataParallel):
+        raise SpecError(
+            "DistributedDataParallel averages gradients itself: give the Reducer ddp.module and train that, or use "
+            "cortado.attach(ddp, plan)"
+        )
+    if isinstance(params, torch.nn.Module):
+        return [*params.named_parameters(), *params.named_buffers()]
+    try:
+        named = [(name, tensor) for name, tensor in params]
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"Reducer needs a module or named tensors, such as model.named_parameters(); got {type(params).__name__} "
+            "without names: residuals are kept by name"
+        ) from error
+    for name, tensor in named:
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            got = f"({type(name).__name__}, {type(tensor).__name__})"
+            raise SpecError(f"Reducer needs (name, tensor) pairs, such as model.named_parameters(); got {got}")
+    return named
+
+
+def _trainable(named_tensors):
+    """As parameters.trainable_of(); which of them are embeddings can't be seen here."""
+    return [(name, tensor, False) for name, tensor in named_tensors if tensor.requires_grad]
+
+
+def _check(trainable):
+    if not trainable:
+        raise SpecError("Reducer was given no parameter that requires a gradient")
+    seen = {}
+    for name, tensor, _ in trainable:
+        if not tensor.is_leaf:
+            raise SpecError(f'"{name}" is no parameter: it is computed, and autograd keeps no gradient for it')
+        if type(tensor).__name__ == "DTensor":
+            raise SpecError(f'"{name}" is sharded: FSDP is not supported yet')
+        if tensor.device.type != "cpu":
+            raise SpecError(f'cortado exchanges CPU gradients for now; "{name}" is on {tensor.device}')
+        if tensor in seen:
+            raise SpecError(f'"{name}" and "{seen[tensor]}" are the same tensor; give it once')
+        seen[tensor] = name
+    holder = holder_of(seen)
+    if holder is not None:
+        name = next(name for tensor, name in seen.items() if tensor in holder._index)
+        raise CortadoError(f'"{name}" is attached already, with "{holder.spec}": its gradient would be averaged twice')
+
+
+@torch.no_grad()
+def _broadcast(tensors, group):
+    """All become those of the group's first rank."""
+    for tensor in tensors:
+        value = tensor.contiguous()
+        dist.broadcast(value, group=group, group_src=0)
+        if value is not tensor:
+            tensor.copy_(value)
+
+
+def _hook_all(parameters, reducer):
+    """Hooks that keep the Reducer no longer than its owner does."""
+
+    def hook_for(index):
+        def hook(_):
+            alive = reducer()
+            if alive is not None:
+                alive._on_gradient(index)
+
+        return hook
+
+    return [p.register_post_accumulate_grad_hook(hook_for(i)) for i, p in enumerate(parameters)]
+
+
+def _remove(handles):
+    for handle in handles:
+        handle.remove()

@@ -1,0 +1,45 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// `cortado trace`: the views of a stored trace.
+#include "cli/trace_command.h"
+
+#include <cstdio>
+
+#include "cli/codec_commands.h"
+#include "cli/files.h"
+#include "cortado/trace.h"
+
+namespace cortado::cli {
+
+namespace {
+
+Status write_file(const std::string& path, const std::string& text) {
+  Result<std::unique_ptr<OutputFile>> file = OutputFile::create(path);
+  if (!file.ok()) return file.status();
+  if (const Status status = file.value()->write(text); !status.ok()) return status;
+  return file.value()->commit();
+}
+
+}  // namespace
+
+int show_trace(const TraceOptions& options) {
+  const Result<std::unique_ptr<InputFile>> input = InputFile::open(options.path);
+  if (!input.ok()) return report_error(options.path, input.status());
+  const std::span<const std::byte> bytes = input.value()->bytes();
+  const Result<Trace> trace = parse_trace({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  if (!trace.ok()) return report_error(options.path, trace.status());
+  if (!options.chrome_path.empty()) {
+    const Status status = write_file(options.chrome_path, trace_to_chrome(trace.value()));
+    if (!status.ok()) return report_error(options.chrome_path, status);
+  }
+  if (options.summary == "stage") {
+    std::fputs(summarize_by_stage(trace.value()).c_str(), stdout);
+  } else if (options.summary == "tensor") {
+    std::fputs(summarize_by_tensor(trace.value()).c_str(), stdout);
+  } else if (options.chrome_path.empty()) {
+    std::fputs(trace_to_text(trace.value()).c_str(), stdout);
+  }
+  return kDone;
+}
+
+}  // namespace cortado::cli

@@ -1,0 +1,34 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cortado/communicator.h"
+#include "cortado/engine.h"
+
+namespace cortado {
+
+// Compares `settings` (a text) and the tensors, a text each with name, shape and dtype, over all ranks. If they differ,
+// every rank gets the same kMismatch, which names the first rank that differs from rank 0 and in what. Every rank must
+// call it.
+Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<std::string>& tensors,
+                       std::chrono::nanoseconds timeout);
+
+// The same for one number with a name ("layout", "step").
+Status check_same_number(Communicator* communicator, std::string_view what, std::uint64_t number,
+                         std::chrono::nanoseconds timeout);
+
+// Compares checksums of the tensors over all ranks; every rank must call it, and gets the same text: which tensor of
+// which ranks differs. Empty if none does.
+struct ReplicaDifference {
+  std::string text;
+};
+Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span<const ReplicaTensor> tensors,
+                                           std::chrono::nanoseconds timeout);
+
+}  // namespace cortado

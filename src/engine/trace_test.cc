@@ -1,0 +1,181 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The views of a trace, against a small one whose every number is known; and what the engine records.
+#include "cortado/trace.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "engine/engine_testing.h"
+
+namespace cortado {
+namespace {
+
+constexpr std::int64_t kMs = 1'000'000;
+
+// Two tensors in one message; the second step has a rest and waits for it.
+Trace known_trace() {
+  const std::int64_t begin = 1'000'000 * kMs;
+  const auto at = [&](std::int64_t ms) { return begin + ms * kMs; };
+  return {.spec = "acp(rank=2)",
+          .rank = 1,
+          .world_size = 3,
+          .tensors = {"first.weight", "last.weight"},
+          .events = {{Stage::kEncode, -1, 1, 7, at(0), at(10), 4000},
+                     {Stage::kEncode, -1, 0, 7, at(20), at(30), 8000},
+                     {Stage::kCommunicate, 0, -1, 7, at(30), at(90), 1500},
+                     {Stage::kWait, 0, -1, 7, at(50), at(90), 0},
+                     {Stage::kDecode, 0, 1, 7, at(90), at(94), 4000},
+                     {Stage::kDecode, 0, 0, 7, at(94), at(97), 8000},
+                     {Stage::kOrthogonalise, 0, 0, 7, at(97), at(100), 0},
+                     {Stage::kEncode, -1, 0, 8, at(200), at(220), 8000}},
+          .dropped = 2};
+}
+
+TEST(Trace, DrawsEachStepOverTime) {
+  // 52 columns for 100 ms: about two a column.
+  EXPECT_EQ(trace_to_text(known_trace()),
+            "acp(rank=2), rank 1 of 3: 8 events of 2 steps; 2 more found no room\n"
+            "E encode, = under way, w of that waited for, D decode, O orthogonalise\n"
+            "\n"
+            "step 7: 100.00 ms, waited 40.00 ms, sent 1.5 kB\n"
+            "  message             sent   from ms     to ms\n"
+            "  (tensors)                     0.00     30.00  |EEEEEE    EEEEEE                                    |\n"
+            "  0                 1.5 kB     30.00    100.00  |               ===========wwwwwwwwwwwwwwwwwwwwDDDDOO|\n"
+            "\n"
+            "step 8: 20.00 ms, waited 0.00 ms, sent 0 B\n"
+            "  message             sent   from ms     to ms\n"
+            "  (tensors)                     0.00     20.00  |EEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEE|\n");
+}
+
+TEST(Trace, SumsUpByStage) {
+  EXPECT_EQ(summarize_by_stage(known_trace()),
+            "acp(rank=2), rank 1 of 3: 8 events of 2 steps; 2 more found no room\n"
+            "a step took 60.000 ms from its first event to its last; \"under way\" overlaps the others\n"
+            "\n"
+            "stage            events   ms a step   of step  median ms     p99 ms longest ms\n"
+            "encode                3      20.000    33.3 %    10.0000    10.0000    20.0000\n"
+            "communicate           1      30.000    50.0 %    60.0000    60.0000    60.0000\n"
+            "wait                  1      20.000    33.3 %    40.0000    40.0000    40.0000\n"
+            "decode                2       3.500     5.8 %     3.0000     3.0000     4.0000\n"
+            "orthogonalise         1       1.500     2.5 %     3.0000     3.0000     3.0000\n");
+}
+
+TEST(Trace, SumsUpByTensorTheSlowestFirst) {
+  EXPECT_EQ(summarize_by_tensor(known_trace()),
+            "acp(rank=2), rank 1 of 3: 8 events of 2 steps; 2 more found no room\n"
+            "ms a step of this rank's threads\n"
+            "\n"
+            "    encode     decode  orthogon.   together   gradient  tensor\n"
+            "   15.0000     1.5000     1.5000    18.0000     8.0 kB  first.weight\n"
+            "    5.0000     2.0000     0.0000     7.0000     4.0 kB  last.weight\n");
+}
+
+TEST(Trace, NothingRecordedIsNotAnError) {
+  EXPECT_EQ(trace_to_text({.spec = "none", .tensors = {"a"}}), "none, rank 0 of 1: 0 events of 0 steps\n");
+  EXPECT_NE(summarize_by_stage({}).find("0 events"), std::string::npos);
+  EXPECT_NE(summarize_by_tensor({}).find("0 events"), std::string::npos);
+  EXPECT_EQ(parse_trace(trace_to_json({})).value(), Trace{});
+}
+
+TEST(Trace, ComesBackFromItsFileFormat) {
+  Trace trace = known_trace();
+  trace.tensors[1] = "caf\xc3\xa9 \"quoted\"\n";
+  const Result<Trace> back = parse_trace(trace_to_json(trace));
+  ASSERT_TRUE(back.ok()) << back.status().to_string();
+  EXPECT_EQ(back.value(), trace);
+}
+
+TEST(Trace, TheOrderOfStagesIsThatOfTheFile) {
+  nlohmann::json file = nlohmann::json::parse(trace_to_json(known_trace()));
+  std::swap(file["stages"][0], file["stages"][1]);
+  EXPECT_EQ(parse_trace(file.dump()).value().events[0].stage, Stage::kCommunicate);
+}
+
+TEST(Trace, ChromeGetsMicroseconds) {
+  const nlohmann::json chrome = nlohmann::json::parse(trace_to_chrome(known_trace()));
+  std::vector<nlohmann::json> spans;
+  for (const nlohmann::json& event : chrome["traceEvents"])
+    if (event["ph"] == "X") spans.push_back(event);
+  ASSERT_EQ(spans.size(), 8u);
+  EXPECT_EQ(spans[1]["name"], "encode first.weight");
+  EXPECT_EQ(spans[1]["dur"], 10'000.0);
+  EXPECT_EQ(spans[1]["ts"].get<double>() - spans[0]["ts"].get<double>(), 20'000.0);
+  EXPECT_EQ(spans[2]["name"], "communicate message 0");
+  EXPECT_EQ(spans[2]["args"], (nlohmann::json{{"step", 7}, {"bytes", 1500}}));
+  EXPECT_EQ(spans[2]["pid"], 1);
+}
+
+TEST(Trace, DamagedFilesAreRefusedWithThePlace) {
+  const std::string whole = trace_to_json(known_trace());
+  const auto error_of = [](const nlohmann::json& file) {
+    const Result<Trace> trace = parse_trace(file.dump());
+    EXPECT_EQ(trace.status().code(), StatusCode::kCorruptData);
+    return trace.ok() ? "none" : trace.status().message();
+  };
+  const auto changed = [&](const char* path, const nlohmann::json& value) {
+    nlohmann::json file = nlohmann::json::parse(whole);
+    file[nlohmann::json::json_pointer(path)] = value;
+    return error_of(file);
+  };
+  EXPECT_NE(parse_trace(whole.substr(0, whole.size() / 2)).status().message().find("is JSON"), std::string::npos);
+  EXPECT_NE(error_of(nlohmann::json::array()).find("cortado.trace/1"), std::string::npos);
+  EXPECT_NE(changed("/format", "cortado.plan/1").find("got \"cortado.plan/1\""), std::string::npos);
+  EXPECT_NE(changed("/spec", 4).find("spec: expected a text, got 4"), std::string::npos);
+  EXPECT_NE(changed("/rank", 3).find("rank: expected an integer from 0 to 2, got 3"), std::string::npos);
+  EXPECT_NE(changed("/world_size", 0).find("world_size: expected"), std::string::npos);
+  EXPECT_NE(changed("/dropped", 1.5).find("dropped: expected"), std::string::npos);
+  EXPECT_NE(changed("/tensors/1", 7).find("tensors: expected"), std::string::npos);
+  EXPECT_NE(changed("/stages/0", "sleep").find("stages: expected names of stages, got \"sleep\""), std::string::npos);
+  EXPECT_NE(changed("/events", "none").find("events: expected a list"), std::string::npos);
+  for (const auto& [field, value] : std::vector<std::pair<int, nlohmann::json>>{
+           {0, 5}, {1, -1}, {2, std::int64_t{1} << 31}, {3, 2}, {4, -1}, {5, 0}, {6, -1}, {4, "now"}, {5, ~0ull}}) {
+    const std::string path = "/events/3/" + std::to_string(field);
+    EXPECT_NE(changed(path.c_str(), value).find("events[3]: expected [stage, step"), std::string::npos) << path;
+  }
+}
+
+// The clock goes one nanosecond forward whenever it is asked.
+class CountingClock final : public Clock {
+ public:
+  std::int64_t now_ns() const override { return ++now_ns_; }
+
+ private:
+  mutable std::int64_t now_ns_ = 0;
+};
+
+TEST(Trace, TheEngineRecordsEveryStageOfEveryTensorAndMessage) {
+  const std::vector<Status> statuses = run_ranks(2, [](Communicator& communicator) -> Status {
+    const CountingClock clock;
+    TraceRecorder recorder(1000);
+    EngineOptions options = low_rank(EngineOptions::Method::kAcp, 2);
+    options.bucket_cap_mib = 0;
+    std::unique_ptr<Engine> engine =
+        Engine::create(small_model(), options, &communicator, &clock, &recorder).value();
+    Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+    if (const auto outcome = run_step(*engine, gradients); !outcome.ok()) return outcome.status();
+    const Trace trace = engine->trace();
+    EXPECT_EQ(trace.rank, communicator.rank());
+    EXPECT_EQ(trace.world_size, 2);
+    EXPECT_EQ(trace.tensors[1], "first.weight");
+    int encoded = 0, sent = 0, decoded = 0;
+    for (const TraceEvent& event : trace.events) {
+      EXPECT_LT(event.start_ns, event.end_ns);
+      encoded += event.stage == Stage::kEncode;
+      sent += event.stage == Stage::kCommunicate;
+      decoded += event.stage == Stage::kDecode;
+    }
+    const int with_elements = static_cast<int>(small_model().size()) - 1;
+    EXPECT_EQ(encoded, with_elements);
+    EXPECT_EQ(decoded, with_elements);
+    EXPECT_EQ(sent, engine->report().messages);
+    engine->set_trace(nullptr);
+    EXPECT_TRUE(engine->trace().events.empty());
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,50 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""src/codec/compso/spec.md."""
+
+import numpy as np
+from oracle_floats import Reader, expect, narrow
+from oracle_quant import NAN_BITS, read_key, reconstruct
+from oracle_rans import decode_codes, decode_float_rans
+
+
+@np.errstate(all="ignore")
+def decode_compso(parameters, payload, dtype, rows, cols):
+    if float(parameters.get("bound", "1")) == 0:
+        return decode_float_rans(parameters, payload, dtype, rows, cols)
+    elems = rows * cols
+    block = elems if parameters["block"] == "layer" else int(parameters["block"])
+    blocks = -(-elems // block)
+    reader = Reader(payload)
+    width = reader.number("<u8")
+    expect(width == 1 or width == 2 and may_take_two_bytes(parameters), "bytes a code")
+    key = read_key(reader, parameters["round"])
+    steps = reader.array("<f4", blocks)
+    lawful = (steps >= 2.0**-116) & (steps <= 2.0**126)
+    expect(np.all(lawful | (steps.view("<u4") == 0) | (steps.view("<u4") == NAN_BITS)), "step")
+    least = reader.array("<i4", blocks).astype(np.int64)
+    expect(np.all(np.abs(least) < 1 << 22), "least level")
+    codes = read_codes(reader, parameters["coder"], width, elems)
+    of_value = np.arange(elems) // block
+    modulus, middle = (256, 128) if width == 1 else (65536, 32896)
+    levels = least[of_value] + (codes - middle - least[of_value]) % modulus
+    return narrow(reconstruct(parameters["round"], levels.astype(np.float32), key) * steps[of_value], dtype)
+
+
+def may_take_two_bytes(parameters) -> bool:
+    if "error" in parameters:
+        return True
+    bound, f = float(parameters["bound"]), parameters["filter"]
+    if f == "bound":
+        f = "off" if parameters["round"] == "dither" else bound
+    return (1 + (0 if f == "off" else float(f))) / bound + 4 > 256
+
+
+def read_codes(reader: Reader, coder: str, width: int, elems: int) -> np.ndarray:
+    """Low codes, and high ones behind them if a code has two bytes."""
+    if coder == "none":
+        low, high = reader.array("u1", elems), reader.array("u1", elems if width == 2 else 0)
+        reader.end()
+    else:
+        low = decode_codes(reader.take(reader.number("<u8")), elems)
+        high = decode_codes(reader.rest, elems if width == 2 else 0)
+    return low.astype(np.int64) + (256 * high.astype(np.int64) if width == 2 else 0)
