@@ -25,6 +25,7 @@
 #include "cortado/codec_file.h"
 #include "cortado/communicator.h"
 #include "cortado/engine.h"
+#include "cortado/plan.h"
 #include "cortado/trace.h"
 #include "cortado/version.h"
 #include "python/binding.h"
@@ -142,10 +143,10 @@ class PyEngine {
  public:
   using Tensor = std::tuple<std::string, int, std::int64_t, std::int64_t, int, bool>;
 
-  PyEngine(const nb::list& tensors, const std::string& spec, nb::object group, int rank, int world_size,
+  // `what`: a specification, or the JSON text of a plan.
+  PyEngine(const nb::list& tensors, const std::string& what, nb::object group, int rank, int world_size,
            const std::string& group_name)
       : communicator_(std::move(group), rank, world_size, group_name) {
-    const cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(spec));
     std::vector<cortado::EngineTensor> list;
     for (nb::handle item : tensors) {
       list.push_back({.name = nb::cast<std::string>(item[0]),
@@ -155,8 +156,20 @@ class PyEngine {
                       .dimensions = nb::cast<int>(item[4]),
                       .is_embedding = nb::cast<bool>(item[5])});
     }
+    if (is_plan(what)) {
+      const cortado::Plan plan = unwrap(cortado::plan_from_json(what));
+      engine_ = unwrapped_without_gil(
+          [&] { return cortado::Engine::create(std::move(list), plan, {}, communicator_.get()); });
+      return;
+    }
+    const cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(what));
     engine_ =
         unwrapped_without_gil([&] { return cortado::Engine::create(std::move(list), options, communicator_.get()); });
+  }
+
+  void switch_plan(const std::string& json) {
+    const cortado::Plan plan = unwrap(cortado::plan_from_json(json));
+    checked_without_gil([&] { return engine_->switch_plan(plan); });
   }
 
   void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients) {
@@ -223,6 +236,8 @@ class PyEngine {
   }
 
  private:
+  static bool is_plan(const std::string& what) { return what.starts_with('{'); }
+
   PyCommunicator communicator_;
   std::unique_ptr<cortado::TraceRecorder> trace_;
   std::unique_ptr<cortado::Engine> engine_;
@@ -283,6 +298,11 @@ nb::dict PyEngine::save_state() {
     entry["residual"] = to_numpy(std::move(tensor.residual));
     entry["basis"] = to_numpy(std::move(tensor.basis));
     entry["velocity"] = to_numpy(std::move(tensor.velocity));
+    nb::dict places;
+    for (cortado::PlaceState& place : tensor.places) {
+      places[(place.name + "@" + std::to_string(place.begin)).c_str()] = to_numpy(std::move(place.values));
+    }
+    entry["places"] = places;
     tensors[tensor.name.c_str()] = entry;
   }
   nb::dict result;
@@ -306,10 +326,17 @@ std::string PyEngine::load_state(const nb::dict& dict) {
                              .layout = nb::cast<decltype(state.layout)>(dict["layout"]),
                              .tensors = {}};
   for (auto [name, entry] : nb::cast<nb::dict>(dict["tensors"])) {
-    state.tensors.push_back({.name = nb::cast<std::string>(name),
-                             .residual = to_vector(entry["residual"]),
-                             .basis = to_vector(entry["basis"]),
-                             .velocity = to_vector(entry["velocity"])});
+    cortado::TensorState& tensor = state.tensors.emplace_back();
+    tensor = {.name = nb::cast<std::string>(name),
+              .residual = to_vector(entry["residual"]),
+              .basis = to_vector(entry["basis"]),
+              .velocity = to_vector(entry["velocity"])};
+    for (auto [place, values] : nb::cast<nb::dict>(entry["places"])) {
+      const std::string key = nb::cast<std::string>(place);  // NAME@BEGIN
+      const std::size_t at = key.rfind('@');
+      if (at == std::string::npos) throw nb::value_error("a place is called NAME@BEGIN");
+      tensor.places.push_back({key.substr(0, at), std::strtoll(key.c_str() + at + 1, nullptr, 10), to_vector(values)});
+    }
   }
   Result<std::string> warning = [&] {
     nb::gil_scoped_release release;
@@ -317,6 +344,8 @@ std::string PyEngine::load_state(const nb::dict& dict) {
   }();
   return unwrap(std::move(warning));
 }
+
+cortado::Plan plan_of(const std::string& json) { return unwrap(cortado::plan_from_json(json)); }
 
 cortado::Trace trace_of(const std::string& json) { return unwrap(cortado::parse_trace(json)); }
 
@@ -463,7 +492,7 @@ NB_MODULE(_core, m) {
 
   nb::class_<PyEngine>(m, "Engine", "cortado::Engine over a process group given as a Python object.")
       .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&>(), "tensors"_a,
-           "spec"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a)
+           "what"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a)
       .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
            "holds_zero_gradients"_a = false)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)
@@ -474,6 +503,7 @@ NB_MODULE(_core, m) {
       .def("report", &PyEngine::report)
       .def("save_state", &PyEngine::save_state)
       .def("load_state", &PyEngine::load_state, "state"_a)
+      .def("switch_plan", &PyEngine::switch_plan, "json"_a)
       .def("check_replicas", &PyEngine::check_replicas, "tensors"_a, "Of each tensor name, address and bytes.")
       .def("start_trace", &PyEngine::start_trace, "capacity"_a)
       .def("trace_json", &PyEngine::trace_json)
@@ -498,6 +528,10 @@ NB_MODULE(_core, m) {
   m.def(
       "canonical_spec", [](const std::string& spec) { return unwrap(cortado::EngineOptions::parse(spec)).to_spec(); },
       "spec"_a, "Checks a codec string and returns it with defaults left out.");
+  m.def(
+      "canonical_plan", [](const std::string& json) { return cortado::plan_to_json(plan_of(json)); }, "json"_a,
+      "Checks the text of a plan and returns it as cortado writes it.");
+  m.def("plan_hash", [](const std::string& json) { return cortado::plan_hash(plan_of(json)); }, "json"_a);
   m.def("compress", &compress, "array"_a, "spec"_a, "seed"_a = 0, "chunk_elems"_a = 0,
         "The bytes of a codec file (docs/wire_format.md).");
   m.def("decompress", &decompress, "data"_a, "as_torch"_a, "The array that a codec file holds.");

@@ -24,6 +24,7 @@ import importlib
 from ._core import __version__, canonical_spec
 from .codec_file import compress, decompress
 from .errors import CortadoError, MismatchError, PeerError, SpecError
+from .plan import Plan
 from .trace import Trace, load_trace
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "CortadoError",
     "MismatchError",
     "PeerError",
+    "Plan",
     "Reducer",
     "SpecError",
     "Trace",

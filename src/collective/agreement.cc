@@ -131,4 +131,14 @@ Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span
   return ReplicaDifference{.text = std::move(text)};
 }
 
+Status ReplicaHistory::note(const ReplicaDifference& difference, std::int64_t step) {
+  if (difference.text.empty()) {
+    equal_at_ = step;
+    return {};
+  }
+  const std::string before = equal_at_ < 0 ? "" : "; all were equal before step " + std::to_string(equal_at_);
+  return make_error(StatusCode::kMismatch, "before step %" PRId64 " replicas differ: %s%s", step,
+                    difference.text.c_str(), before.c_str());
+}
+
 }  // namespace cortado

@@ -31,4 +31,14 @@ struct ReplicaDifference {
 Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span<const ReplicaTensor> tensors,
                                            std::chrono::nanoseconds timeout);
 
+// What check_replicas() of an engine says, from comparison to comparison.
+class ReplicaHistory {
+ public:
+  // kMismatch if they differ, with the step (before which they were compared) and the last one at which all were equal.
+  Status note(const ReplicaDifference& difference, std::int64_t step);
+
+ private:
+  std::int64_t equal_at_ = -1;
+};
+
 }  // namespace cortado

@@ -9,7 +9,6 @@
 #include "codec/cast/float_chunks.h"
 #include "core/check.h"
 #include "core/finite.h"
-#include "engine/agreement.h"
 #include "engine/trained_codec.h"
 
 namespace cortado {
@@ -67,8 +66,12 @@ Result<std::unique_ptr<PlanEngine::Schedule>> PlanEngine::make_schedule(const Pl
   auto schedule = std::make_unique<Schedule>();
   CORTADO_RETURN_IF_ERROR(check_places(plan, &schedule->places));
   schedule->plan = plan;
-  CORTADO_ASSIGN_OR_RETURN(LevelCommunicators levels, LevelCommunicators::create(communicator_, plan.topology));
-  schedule->levels = std::make_unique<LevelCommunicators>(std::move(levels));
+  if (schedule_ != nullptr && schedule_->plan.topology == plan.topology) {
+    schedule->levels = schedule_->levels;
+  } else {
+    CORTADO_ASSIGN_OR_RETURN(LevelCommunicators levels, LevelCommunicators::create(communicator_, plan.topology));
+    schedule->levels = std::make_shared<const LevelCommunicators>(std::move(levels));
+  }
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
     Result<Bucket> bucket = make_bucket(plan.buckets[b], schedule.get());
     if (!bucket.ok()) return bucket.status().with_context("$.buckets[" + std::to_string(b) + "]");

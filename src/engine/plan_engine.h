@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/agreement.h"
 #include "collective/scheme.h"
 #include "core/aligned_buffer.h"
 #include "cortado/engine.h"
@@ -48,7 +49,9 @@ class PlanEngine final : public Engine {
   const std::vector<EngineTensor>& tensors() const override { return tensors_; }
   EngineReport report() const override;
   void set_trace(TraceRecorder* trace) override { trace_ = trace; }
+  Trace trace() const override;
   std::string describe() const override;
+  Status check_replicas(std::span<const ReplicaTensor> tensors) override;
   Result<EngineState> save_state() override;
   Result<std::string> load_state(const EngineState& state) override;
   Status switch_plan(const Plan& plan) override;
@@ -96,7 +99,7 @@ class PlanEngine final : public Engine {
   // -- set-up
   struct Schedule {
     Plan plan;
-    std::unique_ptr<LevelCommunicators> levels;
+    std::shared_ptr<const LevelCommunicators> levels;  // also that of the plan before, if the topology is the same
     std::vector<Bucket> buckets;
     std::vector<Place> places;  // of tensors
     std::vector<Lane> lanes;
@@ -149,6 +152,7 @@ class PlanEngine final : public Engine {
   StepContext context_;
   std::vector<TensorStep> steps_;
   bool finite_ = true;
+  ReplicaHistory replicas_;
   std::int64_t step_ = 0;  // finite steps finished
   std::int64_t finished_steps_ = 0;
   std::int64_t non_finite_steps_ = 0;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "engine/agreement.h"
 #include "engine/plan_engine.h"
 
 namespace cortado {
@@ -192,6 +191,14 @@ Result<std::string> PlanEngine::load_state(const EngineState& state) {
   return std::string();
 }
 
+Status PlanEngine::check_replicas(std::span<const ReplicaTensor> tensors) {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "check_replicas: a step is under way");
+  const Result<ReplicaDifference> difference = compare_replicas(communicator_, tensors, timeout());
+  if (!difference.ok()) return fail(difference.status().with_context("check_replicas"));
+  return replicas_.note(difference.value(), finished_steps_);
+}
+
 // ---- report --------------------------------------------------------------------------------------------------------
 
 EngineReport PlanEngine::report() const {
@@ -239,6 +246,20 @@ EngineReport PlanEngine::report() const {
   if (passes_through()) report.fallbacks.push_back({"", "world size 1: nothing to exchange", finished_steps_});
   if (non_finite_steps_ > 0) report.fallbacks.push_back({"", "non-finite: step rolled back", non_finite_steps_});
   return report;
+}
+
+Trace PlanEngine::trace() const {
+  Trace trace{.spec = options_.to_spec(),
+              .rank = communicator_->rank(),
+              .world_size = communicator_->world_size(),
+              .tensors = {},
+              .events = {}};
+  for (const EngineTensor& tensor : tensors_) trace.tensors.push_back(tensor.name);
+  if (trace_ != nullptr) {
+    trace.events = trace_->events();
+    trace.dropped = trace_->dropped();
+  }
+  return trace;
 }
 
 std::string PlanEngine::describe() const {
