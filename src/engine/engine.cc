@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/hash.h"
 #include "engine/engine_impl.h"
+#include "engine/plan_engine.h"
 
 namespace cortado {
 
@@ -49,6 +50,27 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   CORTADO_ASSIGN_OR_RETURN(std::vector<Treatment> treatments, choose_treatments(tensors, options, codec));
   return std::unique_ptr<Engine>(
       new EngineImpl(std::move(tensors), options, std::move(codec), std::move(treatments), communicator, clock, trace));
+}
+
+Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const Plan& plan,
+                                               const EngineOptions& given, Communicator* communicator,
+                                               const Clock* clock, TraceRecorder* trace) {
+  EngineOptions options;
+  options.method = Method::kPlan;
+  options.codec = plan_summary(plan);
+  options.random_seed = given.random_seed;
+  options.timeout_s = given.timeout_s;
+  const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), tensors, timeout));
+  CORTADO_RETURN_IF_ERROR(check_tensors(tensors));
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<PlanEngine> engine,
+                           PlanEngine::make(std::move(tensors), plan, options, communicator, clock, trace));
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+Status Engine::switch_plan(const Plan&) {
+  return make_error(StatusCode::kFailedPrecondition, "switch_plan: this engine executes \"%s\", not a plan",
+                    options().to_spec().c_str());
 }
 
 EngineImpl::EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, TrainedCodec codec,
