@@ -116,6 +116,16 @@ cortado::CommunicatorCallbacks callbacks_for(nb::handle group, int rank, int wor
       std::memcpy(received, all.data(), all.size());
     });
   };
+  callbacks.subgroup = [](void* context, const int* ranks, std::int64_t rank_count,
+                          cortado::CommunicatorCallbacks* table, char* error, std::size_t bytes) {
+    return call_python(error, bytes, [&] {
+      nb::list list;
+      for (std::int64_t i = 0; i < rank_count; ++i) list.append(ranks[i]);
+      const nb::object subgroup = group_of(context).attr("subgroup")(list);  // the whole group keeps it alive
+      *table = callbacks_for(subgroup, nb::cast<int>(subgroup.attr("rank")), nb::cast<int>(subgroup.attr("world_size")),
+                             nb::borrow<nb::str>(subgroup.attr("name")).c_str());
+    });
+  };
   return callbacks;
 }
 
@@ -474,8 +484,10 @@ NB_MODULE(_core, m) {
   bind_kfac(m);
 
   // Views of a trace, given as the text of a file cortado.trace/1.
-  m.def("trace_to_text", [](const std::string& json) { return cortado::trace_to_text(trace_of(json)); }, "json"_a);
-  m.def("trace_to_chrome", [](const std::string& json) { return cortado::trace_to_chrome(trace_of(json)); }, "json"_a);
+  m.def(
+      "trace_to_text", [](const std::string& json) { return cortado::trace_to_text(trace_of(json)); }, "json"_a);
+  m.def(
+      "trace_to_chrome", [](const std::string& json) { return cortado::trace_to_chrome(trace_of(json)); }, "json"_a);
   m.def(
       "summarize_trace",
       [](const std::string& json, bool by_tensor) {

@@ -66,7 +66,8 @@ struct CollectiveCall {
   int root = 0;                 // broadcast, reduce, gather
 
   // The two may not overlap, except that all_reduce, broadcast and reduce work in place (sent == received), and that
-  // the own block of an all_gather, or of the root of a gather, may lie at its place in `received` already.
+  // the own block of an all_gather, or of the root of a gather, may lie at its place in `received` already; for
+  // all_reduce and all_gather on all ranks or on none.
   const void* sent = nullptr;
   void* received = nullptr;
 
@@ -77,6 +78,8 @@ struct CollectiveCall {
   std::span<const std::int64_t> counts = {};
   std::span<const std::int64_t> received_counts = {};  // all_to_all with counts only
 };
+
+class VirtualClock;
 
 // Names one started collective of one communicator; counts up from 0.
 using WorkId = std::uint64_t;
@@ -159,7 +162,8 @@ class LevelCommunicators {
 // had started still end well. Texts name ranks by their number in this group, those of sub-groups too.
 class LocalGroup {
  public:
-  explicit LocalGroup(int world_size);
+  // `clock`: tests may bring their own time (src/collective/virtual_clock.h); it must outlive the group.
+  explicit LocalGroup(int world_size, VirtualClock* clock = nullptr);
   ~LocalGroup();
   LocalGroup(const LocalGroup&) = delete;
   LocalGroup& operator=(const LocalGroup&) = delete;
@@ -203,6 +207,14 @@ struct CommunicatorCallbacks {
 };
 
 Result<std::unique_ptr<Communicator>> make_callback_communicator(const CommunicatorCallbacks& callbacks);
+
+// ---- verifying: do the calls fit together? -------------------------------------------------------------------------
+
+// For transports that can't tell (all but local): before every collective the ranks gather 40 bytes each of what they
+// start, and ranks whose calls do not fit together all get the same kMismatch from test() or wait(), instead of wrong
+// sums, a timeout or a crash of the transport. Costs one small all-gather a collective. After a mismatch the buffers in
+// flight stay the inner communicator's.
+std::unique_ptr<Communicator> make_verifying_communicator(Communicator* inner);
 
 // ---- decorators for tests ------------------------------------------------------------------------------------------
 
@@ -264,6 +276,8 @@ struct Fault {
   std::chrono::nanoseconds delay{0};
 };
 
-std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults);
+// `clock`: as for LocalGroup; delays and timeouts of dropped collectives are in its time.
+std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults,
+                                                       VirtualClock* clock = nullptr);
 
 }  // namespace cortado

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "collective/collective_call.h"
+#include "collective/virtual_clock.h"
 #include "core/check.h"
 #include "cortado/communicator.h"
 
@@ -13,7 +14,6 @@ namespace cortado {
 namespace {
 
 using std::chrono::nanoseconds;
-using std::chrono::steady_clock;
 
 // The first mantissa bit (uint8: the top bit) of the middle element: the value changes by a quarter of itself or more
 // and stays finite, so that a test sees it in the sum.
@@ -39,8 +39,15 @@ void flip_bit(void* data, std::int64_t elems, DType dtype) {
 // What a communicator and its sub-groups have in common.
 struct FaultPlan {
   std::vector<Fault> faults;
+  VirtualClock* virtual_clock = nullptr;
   std::int64_t starts = 0;
   bool dropped = false;
+
+  nanoseconds now() const { return nanoseconds((virtual_clock == nullptr ? steady_clock() : virtual_clock)->now_ns()); }
+
+  void sleep(nanoseconds duration) const {
+    virtual_clock == nullptr ? std::this_thread::sleep_for(duration) : virtual_clock->sleep(duration);
+  }
 
   const Fault* find(std::int64_t index, Fault::Kind kind) const {
     for (const Fault& fault : faults) {
@@ -79,7 +86,7 @@ class FaultyCommunicator final : public Communicator {
     if (!work.ok()) return work;
     next_work_ = work.value() + 1;
     if (const Fault* fault = plan_->find(index, Fault::Kind::kDelay); fault != nullptr) {
-      delayed_.push_back({work.value(), steady_clock::now() + fault->delay});
+      delayed_.push_back({work.value(), plan_->now() + fault->delay});
     }
     return work;
   }
@@ -88,18 +95,18 @@ class FaultyCommunicator final : public Communicator {
     if (is_dropped(work)) return false;
     Result<bool> done = inner_->test(work);
     if (!done.ok() || !done.value()) return done;
-    return steady_clock::now() >= reported_at(work);
+    return plan_->now() >= reported_at(work);
   }
 
   Status wait(WorkId work, nanoseconds timeout) override {
-    const auto begin = steady_clock::now();
+    const auto begin = plan_->now();
     if (is_dropped(work)) return sleep_out(timeout, "dropped");
     // The inner wait first: when a delay outlasts the timeout, the buffer is at rest before the caller gets it back.
     CORTADO_RETURN_IF_ERROR(inner_->wait(work, timeout));
-    const auto remaining = reported_at(work) - steady_clock::now();
-    const auto left = timeout - (steady_clock::now() - begin);
+    const auto remaining = reported_at(work) - plan_->now();
+    const auto left = timeout - (plan_->now() - begin);
     if (remaining > left) return sleep_out(left, "delayed");
-    std::this_thread::sleep_for(remaining);
+    plan_->sleep(remaining);
     return Status();
   }
 
@@ -118,7 +125,7 @@ class FaultyCommunicator final : public Communicator {
  private:
   struct Delayed {
     WorkId work;
-    steady_clock::time_point until;
+    nanoseconds until;
   };
 
   // In place where the caller gets the result in the same memory. Otherwise what is sent is the caller's and stays as
@@ -140,15 +147,15 @@ class FaultyCommunicator final : public Communicator {
 
   bool is_dropped(WorkId work) const { return first_dropped_.has_value() && work >= *first_dropped_; }
 
-  steady_clock::time_point reported_at(WorkId work) const {
+  nanoseconds reported_at(WorkId work) const {
     for (const Delayed& delayed : delayed_) {
       if (delayed.work == work) return delayed.until;
     }
-    return steady_clock::time_point();  // long past
+    return nanoseconds(0);  // long past
   }
 
   Status sleep_out(nanoseconds timeout, const char* what) const {
-    std::this_thread::sleep_for(timeout);
+    plan_->sleep(timeout);
     return make_error(StatusCode::kTimeout, "fault: a collective of rank %d was %s", rank(), what);
   }
 
@@ -163,8 +170,10 @@ class FaultyCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults) {
-  return std::make_unique<FaultyCommunicator>(inner, std::make_shared<FaultPlan>(FaultPlan{std::move(faults)}));
+std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults,
+                                                       VirtualClock* clock) {
+  auto plan = std::make_shared<FaultPlan>(FaultPlan{.faults = std::move(faults), .virtual_clock = clock});
+  return std::make_unique<FaultyCommunicator>(inner, std::move(plan));
 }
 
 }  // namespace cortado
