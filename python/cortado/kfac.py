@@ -30,8 +30,8 @@ class KFAC:
         kfac.step()
         optimizer.step()
 
-    Make it on every rank, with the same arguments, before the first forward pass. With a DistributedDataParallel model
-    DDP averages the gradients, with a cortado.Reducer that (wait() comes before step()); otherwise step() does, those of
+    Make it on every rank, with the same arguments, before the first forward pass. A DistributedDataParallel, or
+    a cortado.Reducer (its wait() before this step()), averages the gradients; without them step() does, those of
     preconditioned layers only to the ranks that need them.
 
     Options named as in kfac-pytorch; those marked * may be a function of the step number.

@@ -41,7 +41,7 @@ Status KfacImpl::update_factors(double decay) {
     const FactorSync::Sum sum = sync_->sum(s);
     const std::string& name = layers_[s / 2].name;
     if (!(sum.ranks >= 1)) {
-      count(name, "no rank used the layer: its factors stay");
+      count(name, "no rank had a batch for a factor: the average stays");
     } else if (!all_finite(sum.triangles, static_cast<std::int64_t>(running.size()), DType::kFloat32)) {
       count(name, "a factor of the batch is not finite: the average stays");
     } else {

@@ -314,7 +314,7 @@ TEST(Kfac, ALayerThatWasNotUsedKeepsItsFactors) {
   OneLayer job;
   ASSERT_TRUE(job.step({}, {}, {.kl_clip = 0}).ok());
   EXPECT_EQ(job.kfac->save_state().layers[0].a_factor, (std::vector<float>{1, 0, 1}));
-  EXPECT_EQ(fallbacks_of(*job.kfac), std::set<std::string>{"fc: no rank used the layer: its factors stay"});
+  EXPECT_EQ(fallbacks_of(*job.kfac), std::set<std::string>{"fc: no rank had a batch for a factor: the average stays"});
   for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(job.gradient[i], (static_cast<float>(i) + 1) / 1.001f, 1e-5);
 }
 

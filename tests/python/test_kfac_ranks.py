@@ -221,11 +221,11 @@ def test_ranks_that_differ_are_refused_everywhere(pools):
 def leave_out_a_step(me):
     run = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
     train(me, run, 1)
+    me._models.clear()  # what the others end with is not compared
     if me.rank == 1:
         return "left"
     with pytest.raises(cortado.PeerError, match="no result within|did not answer|failed"):
         run[1]._core.step(0.95, 1e-3, 1e-3, 0.1, True, True, [(0, 0, 0)] * 3)
-    me._models.clear()
     return "error"
 
 
