@@ -482,8 +482,10 @@ NB_MODULE(_core, m) {
       .def_prop_ro("sends_buffers", &PyEngine::sends_buffers);
 
   // Views of a trace, given as the text of a file cortado.trace/1.
-  m.def("trace_to_text", [](const std::string& json) { return cortado::trace_to_text(trace_of(json)); }, "json"_a);
-  m.def("trace_to_chrome", [](const std::string& json) { return cortado::trace_to_chrome(trace_of(json)); }, "json"_a);
+  m.def(
+      "trace_to_text", [](const std::string& json) { return cortado::trace_to_text(trace_of(json)); }, "json"_a);
+  m.def(
+      "trace_to_chrome", [](const std::string& json) { return cortado::trace_to_chrome(trace_of(json)); }, "json"_a);
   m.def(
       "summarize_trace",
       [](const std::string& json, bool by_tensor) {

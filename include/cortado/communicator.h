@@ -30,6 +30,7 @@
 #include "cortado/status.h"
 #include "cortado/tensor_view.h"
 #include "cortado/topology.h"
+#include "cortado/trace.h"
 
 namespace cortado {
 
@@ -254,16 +255,19 @@ class RecordingCommunicator final : public Communicator {
 // its sub-groups too).
 struct Fault {
   enum class Kind {
-    kDelay,    // the result is reported `delay` after the start at the earliest
-    kDrop,     // it and everything after it is never started: the peers wait, and so does this rank, until the timeout
-    kError,    // start returns kPeerFailed
-    kCorrupt,  // one bit of this rank's contribution is flipped
+    kDelay,     // the result is reported `delay` after the start at the earliest
+    kDrop,      // it and everything after it is never started: the peers wait, and so does this rank, until the timeout
+    kError,     // start returns kPeerFailed
+    kCorrupt,   // one bit of this rank's contribution is flipped
+    kTruncate,  // half of this rank's contribution is missing: of a sum the sizes then disagree, else zeros arrive
   };
   std::int64_t at = 0;
   Kind kind = Kind::kDelay;
   std::chrono::nanoseconds delay{0};
 };
 
-std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults);
+// `clock` says when a delay is over. With a clock of a test's own ask test(); wait() sleeps by the machine's.
+std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults,
+                                                       const Clock* clock = steady_clock());
 
 }  // namespace cortado

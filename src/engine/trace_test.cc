@@ -151,8 +151,7 @@ TEST(Trace, TheEngineRecordsEveryStageOfEveryTensorAndMessage) {
     TraceRecorder recorder(1000);
     EngineOptions options = low_rank(EngineOptions::Method::kAcp, 2);
     options.bucket_cap_mib = 0;
-    std::unique_ptr<Engine> engine =
-        Engine::create(small_model(), options, &communicator, &clock, &recorder).value();
+    std::unique_ptr<Engine> engine = Engine::create(small_model(), options, &communicator, &clock, &recorder).value();
     Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
     if (const auto outcome = run_step(*engine, gradients); !outcome.ok()) return outcome.status();
     const Trace trace = engine->trace();
