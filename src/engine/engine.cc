@@ -46,8 +46,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   if (options.method == Method::kCodec) options.wire = DType::kFloat32;
   // Ranks first agree on what they were asked for, so that an error of one's own model comes second and on all of them.
   const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
-  CORTADO_RETURN_IF_ERROR(
-      check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
   TrainedCodec codec;
   if (options.method == Method::kCodec) {
     CORTADO_ASSIGN_OR_RETURN(codec, make_trained_codec(options));
@@ -66,8 +65,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   options.random_seed = given.random_seed;
   options.timeout_s = given.timeout_s;
   const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
-  CORTADO_RETURN_IF_ERROR(
-      check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
   CORTADO_RETURN_IF_ERROR(check_tensors(tensors));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<PlanEngine> engine,
                            PlanEngine::make(std::move(tensors), plan, options, communicator, clock, trace));
