@@ -13,7 +13,8 @@ NAME = "2.weight"
 
 
 def flip_one_bit(net):
-    net.get_parameter(NAME).data.view(torch.int32).view(-1)[100] ^= 1 << 12  # high enough not to vanish when later updates are rounded
+    # High enough not to vanish when later updates are rounded.
+    net.get_parameter(NAME).data.view(torch.int32).view(-1)[100] ^= 1 << 12
 
 
 def check_by_hand(me, way):

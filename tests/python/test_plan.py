@@ -58,7 +58,10 @@ MIXED = make_plan(
 OTHER = make_plan(
     TWO_BY_TWO,
     ("sign", "encode@cpu all_to_all@intra all_gather@inter all_gather@intra decode@cpu"),
-    ("topk(density=0.3) | quant(bits=8)", "reduce_scatter@intra encode@cpu all_gather@inter decode@cpu all_gather@intra"),
+    (
+        "topk(density=0.3) | quant(bits=8)",
+        "reduce_scatter@intra encode@cpu all_gather@inter decode@cpu all_gather@intra",
+    ),
 )
 GATHERED = "encode@cpu all_gather@intra..inter decode@cpu"
 DENSE_FOUR = make_plan(TWO_BY_TWO, ("none", "all_reduce@intra..inter"))
