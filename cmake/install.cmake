@@ -15,6 +15,8 @@ file(WRITE "${PROJECT_BINARY_DIR}/cortado-config.cmake"
      "find_dependency(Threads)\n"
      "find_dependency(hwy)\n"
      "find_dependency(ZLIB)\n"
+     "set(BLA_VENDOR OpenBLAS)\n"
+     "find_dependency(LAPACK)\n"
      "include(\"\${CMAKE_CURRENT_LIST_DIR}/cortado_targets.cmake\")\n")
 
 # A program without MPI or NCCL needs neither to be there.

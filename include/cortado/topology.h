@@ -18,6 +18,8 @@ namespace cortado {
 struct TopologyLevel {
   std::string name;  // "intra", "inter" ...
   int ranks = 1;     // members of one group of this level
+
+  bool operator==(const TopologyLevel&) const = default;
 };
 
 // A contiguous range of levels, both ends included. A collective over a range of levels runs among the ranks that
@@ -52,6 +54,8 @@ struct Topology {
   // "intra" for one level, "intra..inter" for several, "flat" for all levels of a topology that has several.
   std::string range_name(LevelRange range) const;
   Result<LevelRange> parse_range(const std::string& name) const;
+
+  bool operator==(const Topology&) const = default;
 };
 
 // Where the launcher has put this process on its machine.

@@ -72,7 +72,7 @@ struct Trace {
   int rank = 0;
   int world_size = 1;
   std::vector<std::string> tensors;  // names, by TraceEvent::tensor
-  std::vector<TraceEvent> events;
+  std::vector<TraceEvent> events = {};
   std::int64_t dropped = 0;  // events that found no room
 
   bool operator==(const Trace&) const = default;

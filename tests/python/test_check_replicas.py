@@ -47,8 +47,7 @@ def test_one_bit_on_one_rank_is_found_and_named(pools, way):
         for kind, text in (of_exchanged, of_model):
             assert kind == "MismatchError"
             assert text == (
-                f'before step 3 replicas differ: "{NAME}" of rank 1 is not that of rank 0; '
-                "all were equal before step 3"
+                f'before step 3 replicas differ: "{NAME}" of rank 1 is not that of rank 0; all were equal before step 3'
             )
         assert '"frozen" of rank 1' in of_frozen[1], "parameters without gradients are compared too"
 
