@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -132,6 +133,13 @@ class Communicator {
 
 // ---- the levels of a topology
 // ----------------------------------------------------------------------------------------
+
+// The topology that the launcher has made: two levels, machines and the ranks on each, or one where there is but one
+// machine or one rank on each, or where no rank has been told anything (`place` of launcher_place()). Every rank calls
+// it at the same point of its program. kMismatch, the same on all ranks, where machines have different numbers of ranks
+// or the ranks of a machine are not numbered one after the other.
+Result<Topology> agree_on_topology(Communicator* whole, const std::optional<LauncherPlace>& place,
+                                   std::chrono::nanoseconds timeout);
 
 // The communicators of one rank for every range of levels: among the ranks that differ in these levels only.
 class LevelCommunicators {
