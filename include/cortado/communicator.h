@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,7 +31,6 @@
 #include "cortado/status.h"
 #include "cortado/tensor_view.h"
 #include "cortado/topology.h"
-#include "cortado/trace.h"
 
 namespace cortado {
 
@@ -67,7 +67,8 @@ struct CollectiveCall {
   int root = 0;                 // broadcast, reduce, gather
 
   // The two may not overlap, except that all_reduce, broadcast and reduce work in place (sent == received), and that
-  // the own block of an all_gather, or of the root of a gather, may lie at its place in `received` already.
+  // the own block of an all_gather, or of the root of a gather, may lie at its place in `received` already; for
+  // all_reduce and all_gather on all ranks or on none.
   const void* sent = nullptr;
   void* received = nullptr;
 
@@ -78,6 +79,8 @@ struct CollectiveCall {
   std::span<const std::int64_t> counts = {};
   std::span<const std::int64_t> received_counts = {};  // all_to_all with counts only
 };
+
+class VirtualClock;
 
 // Names one started collective of one communicator; counts up from 0.
 using WorkId = std::uint64_t;
@@ -131,6 +134,13 @@ class Communicator {
 // ---- the levels of a topology
 // ----------------------------------------------------------------------------------------
 
+// The topology that the launcher has made: two levels, machines and the ranks on each, or one where there is but one
+// machine or one rank on each, or where no rank has been told anything (`place` of launcher_place()). Every rank calls
+// it at the same point of its program. kMismatch, the same on all ranks, where machines have different numbers of ranks
+// or the ranks of a machine are not numbered one after the other.
+Result<Topology> agree_on_topology(Communicator* whole, const std::optional<LauncherPlace>& place,
+                                   std::chrono::nanoseconds timeout);
+
 // The communicators of one rank for every range of levels: among the ranks that differ in these levels only.
 class LevelCommunicators {
  public:
@@ -160,7 +170,8 @@ class LevelCommunicators {
 // had started still end well. Texts name ranks by their number in this group, those of sub-groups too.
 class LocalGroup {
  public:
-  explicit LocalGroup(int world_size);
+  // `clock`: tests may bring their own time (src/collective/virtual_clock.h); it must outlive the group.
+  explicit LocalGroup(int world_size, VirtualClock* clock = nullptr);
   ~LocalGroup();
   LocalGroup(const LocalGroup&) = delete;
   LocalGroup& operator=(const LocalGroup&) = delete;
@@ -204,6 +215,14 @@ struct CommunicatorCallbacks {
 };
 
 Result<std::unique_ptr<Communicator>> make_callback_communicator(const CommunicatorCallbacks& callbacks);
+
+// ---- verifying: do the calls fit together? -------------------------------------------------------------------------
+
+// For transports that can't tell (all but local): before every collective the ranks gather 40 bytes each of what they
+// start, and ranks whose calls do not fit together all get the same kMismatch from test() or wait(), instead of wrong
+// sums, a timeout or a crash of the transport. Costs one small all-gather a collective. After a mismatch the buffers in
+// flight stay the inner communicator's.
+std::unique_ptr<Communicator> make_verifying_communicator(Communicator* inner);
 
 // ---- decorators for tests ------------------------------------------------------------------------------------------
 
@@ -255,9 +274,9 @@ class RecordingCommunicator final : public Communicator {
 // its sub-groups too).
 struct Fault {
   enum class Kind {
-    kDelay,     // the result is reported `delay` after the start at the earliest
-    kDrop,      // it and everything after it is never started: the peers wait, and so does this rank, until the timeout
-    kError,     // start returns kPeerFailed
+    kDelay,    // the result is reported `delay` after the start at the earliest
+    kDrop,     // it and everything after it is never started: the peers wait, and so does this rank, until the timeout
+    kError,    // start returns kPeerFailed
     kCorrupt,   // one bit of this rank's contribution is flipped
     kTruncate,  // half of this rank's contribution is missing: of a sum the sizes then disagree, else zeros arrive
   };
@@ -266,8 +285,8 @@ struct Fault {
   std::chrono::nanoseconds delay{0};
 };
 
-// `clock` says when a delay is over. With a clock of a test's own ask test(); wait() sleeps by the machine's.
+// `clock`: as for LocalGroup; delays and timeouts of dropped collectives are in its time.
 std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults,
-                                                       const Clock* clock = steady_clock());
+                                                       VirtualClock* clock = nullptr);
 
 }  // namespace cortado

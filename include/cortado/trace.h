@@ -68,10 +68,10 @@ class TraceRecorder {
 
 // What one rank recorded, with everything needed to read it later and elsewhere.
 struct Trace {
-  std::string spec = {};  // of the engine
+  std::string spec;  // of the engine
   int rank = 0;
   int world_size = 1;
-  std::vector<std::string> tensors = {};  // names, by TraceEvent::tensor
+  std::vector<std::string> tensors;  // names, by TraceEvent::tensor
   std::vector<TraceEvent> events = {};
   std::int64_t dropped = 0;  // events that found no room
 

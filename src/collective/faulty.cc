@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "collective/collective_call.h"
+#include "collective/virtual_clock.h"
 #include "core/check.h"
 #include "cortado/communicator.h"
 
@@ -38,9 +39,15 @@ void flip_bit(void* data, std::int64_t elems, DType dtype) {
 // What a communicator and its sub-groups have in common.
 struct FaultPlan {
   std::vector<Fault> faults;
-  const Clock* clock;
+  VirtualClock* virtual_clock = nullptr;
   std::int64_t starts = 0;
   bool dropped = false;
+
+  nanoseconds now() const { return nanoseconds((virtual_clock == nullptr ? steady_clock() : virtual_clock)->now_ns()); }
+
+  void sleep(nanoseconds duration) const {
+    virtual_clock == nullptr ? std::this_thread::sleep_for(duration) : virtual_clock->sleep(duration);
+  }
 
   const Fault* find(std::int64_t index, Fault::Kind kind) const {
     for (const Fault& fault : faults) {
@@ -78,7 +85,7 @@ class FaultyCommunicator final : public Communicator {
     if (!work.ok()) return work;
     next_work_ = work.value() + 1;
     if (const Fault* fault = plan_->find(index, Fault::Kind::kDelay); fault != nullptr) {
-      delayed_.push_back({work.value(), plan_->clock->now_ns() + fault->delay.count()});
+      delayed_.push_back({work.value(), plan_->now() + fault->delay});
     }
     return work;
   }
@@ -87,19 +94,18 @@ class FaultyCommunicator final : public Communicator {
     if (is_dropped(work)) return false;
     Result<bool> done = inner_->test(work);
     if (!done.ok() || !done.value()) return done;
-    return plan_->clock->now_ns() >= reported_at_ns(work);
+    return plan_->now() >= reported_at(work);
   }
 
   Status wait(WorkId work, nanoseconds timeout) override {
-    const std::int64_t begin_ns = plan_->clock->now_ns();
+    const auto begin = plan_->now();
     if (is_dropped(work)) return sleep_out(timeout, "dropped");
     // The inner wait first: when a delay outlasts the timeout, the buffer is at rest before the caller gets it back.
     CORTADO_RETURN_IF_ERROR(inner_->wait(work, timeout));
-    const std::int64_t now_ns = plan_->clock->now_ns();
-    const nanoseconds remaining(reported_at_ns(work) - now_ns);
-    const nanoseconds left = timeout - nanoseconds(now_ns - begin_ns);
+    const auto remaining = reported_at(work) - plan_->now();
+    const auto left = timeout - (plan_->now() - begin);
     if (remaining > left) return sleep_out(left, "delayed");
-    std::this_thread::sleep_for(remaining);
+    plan_->sleep(remaining);
     return Status();
   }
 
@@ -118,7 +124,7 @@ class FaultyCommunicator final : public Communicator {
  private:
   struct Delayed {
     WorkId work;
-    std::int64_t until_ns;
+    nanoseconds until;
   };
 
   Result<WorkId> start_damaged(const CollectiveCall& call, std::int64_t index) {
@@ -162,15 +168,15 @@ class FaultyCommunicator final : public Communicator {
 
   bool is_dropped(WorkId work) const { return first_dropped_.has_value() && work >= *first_dropped_; }
 
-  std::int64_t reported_at_ns(WorkId work) const {
+  nanoseconds reported_at(WorkId work) const {
     for (const Delayed& delayed : delayed_) {
-      if (delayed.work == work) return delayed.until_ns;
+      if (delayed.work == work) return delayed.until;
     }
-    return 0;  // long past
+    return nanoseconds(0);  // long past
   }
 
   Status sleep_out(nanoseconds timeout, const char* what) const {
-    std::this_thread::sleep_for(timeout);
+    plan_->sleep(timeout);
     return make_error(StatusCode::kTimeout, "fault: a collective of rank %d was %s", rank(), what);
   }
 
@@ -186,8 +192,9 @@ class FaultyCommunicator final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults,
-                                                       const Clock* clock) {
-  return std::make_unique<FaultyCommunicator>(inner, std::make_shared<FaultPlan>(FaultPlan{std::move(faults), clock}));
+                                                       VirtualClock* clock) {
+  auto plan = std::make_shared<FaultPlan>(FaultPlan{.faults = std::move(faults), .virtual_clock = clock});
+  return std::make_unique<FaultyCommunicator>(inner, std::move(plan));
 }
 
 }  // namespace cortado

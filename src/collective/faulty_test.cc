@@ -213,22 +213,6 @@ TEST(Faulty, TruncatedGathersEndInZerosAndTruncatedSumsDisagree) {
   EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
 }
 
-TEST(Faulty, ADelayIsOverWhenTheClockSaysSo) {
-  class SetClock final : public Clock {
-   public:
-    std::int64_t now_ns() const override { return now; }
-    std::int64_t now = 1'000;
-  } clock;
-  LocalGroup group(1);
-  const auto faulty = make_faulty_communicator(
-      group.communicator(0), {{.at = 0, .kind = Fault::Kind::kDelay, .delay = std::chrono::hours(1)}}, &clock);
-  float value = 1;
-  const WorkId work = faulty->start_all_reduce(&value, 1, DType::kFloat32).value();
-  EXPECT_FALSE(faulty->test(work).value());
-  clock.now += std::chrono::nanoseconds(std::chrono::hours(1)).count();
-  EXPECT_TRUE(faulty->test(work).value());
-}
-
 TEST(Faulty, SubgroupsShareTheFaults) {
   LocalGroup group(2);
   const auto faulty = make_faulty_communicator(

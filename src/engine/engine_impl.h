@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/agreement.h"
 #include "core/thread_pool.h"
 #include "cortado/engine.h"
 #include "engine/codec_scratch.h"
@@ -170,7 +171,7 @@ class EngineImpl final : public Engine {
   std::int64_t step_ = 0;           // finite steps finished
   std::int64_t phase_step_ = 0;     // finite compressed steps finished
 
-  std::int64_t replicas_equal_at_ = -1;  // finished_steps_ when check_replicas() last found them so
+  ReplicaHistory replicas_;
 
   // -- what report() tells
   std::int64_t finished_steps_ = 0;

@@ -3,11 +3,10 @@
 // The fault campaign: scenarios by seed (scenario.h), each of which must end in the right result on every rank or in an
 // error on every rank.
 //
-//   CORTADO_CAMPAIGN_SCENARIOS=10000   how many; tools/ci/campaign runs the long one
-//   CORTADO_CAMPAIGN_SEED=17           the first seed; with one scenario, to see a failure again
+//   CORTADO_FAULT_SCENARIOS=10000   how many; tools/ci/faults runs that many
+//   CORTADO_FAULT_SEED=17           the first seed; with one scenario, to see a failure again
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -17,7 +16,6 @@
 #include <thread>
 
 #include "tests/campaign/scenario.h"
-#include "tests/campaign/virtual_time.h"
 
 namespace cortado {
 namespace {
@@ -89,9 +87,9 @@ void print(const std::map<Trouble, Tally>& tallies) {
   row("all", all);
 }
 
-TEST(FaultCampaign, EveryScenarioEndsWellOrInAnErrorOnEveryRank) {
-  const std::uint64_t count = environment("CORTADO_CAMPAIGN_SCENARIOS", kScenarios);
-  const std::uint64_t first = environment("CORTADO_CAMPAIGN_SEED", 1);
+TEST(EngineCampaign, EveryScenarioEndsWellOrInAnErrorOnEveryRank) {
+  const std::uint64_t count = environment("CORTADO_FAULT_SCENARIOS", kScenarios);
+  const std::uint64_t first = environment("CORTADO_FAULT_SEED", 1);
   std::map<Trouble, Tally> tallies;
   Watchdog watchdog;
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
@@ -120,7 +118,7 @@ TEST(FaultCampaign, EveryScenarioEndsWellOrInAnErrorOnEveryRank) {
 }
 
 // Sums that differ between ranks are what nobody notices in a step: then the judge must.
-TEST(FaultCampaign, TheJudgeSeesReplicasThatComeApart) {
+TEST(EngineCampaign, TheJudgeSeesReplicasThatComeApart) {
   Scenario scenario = make_scenario(1);
   scenario.options = EngineOptions::parse("none(timeout_s=30)").value();
   scenario.tensors = {{.name = "a", .rows = 10, .cols = 10}};
@@ -136,56 +134,6 @@ TEST(FaultCampaign, TheJudgeSeesReplicasThatComeApart) {
   const Judgement judgement = judge(scenario);
   EXPECT_EQ(judgement.verdict, Verdict::kWrong);
   EXPECT_NE(judgement.text.find("rank 1: another result in step"), std::string::npos) << judgement.text;
-}
-
-// ---- the time it runs on -------------------------------------------------------------------------------------------
-
-constexpr std::int64_t kSecond_ns = 1'000'000'000;
-
-TEST(VirtualTime, PassesOnlyWhenAllSleep) {
-  VirtualTime time(3);
-  const std::int64_t start_ns = time.now_ns();
-  std::atomic<int> order = 0;
-  const auto sleep_for = [&](std::int64_t seconds, int expected) {
-    time.sleep_until(start_ns + seconds * kSecond_ns);
-    EXPECT_EQ(time.now_ns(), start_ns + seconds * kSecond_ns);
-    EXPECT_EQ(order++, expected);
-    time.leave();
-  };
-  std::thread a(sleep_for, 3000, 2), b(sleep_for, 1000, 0), c(sleep_for, 2000, 1);
-  a.join(), b.join(), c.join();
-}
-
-TEST(VirtualTime, AChangeWakesEverybodyAndCostsNoTime) {
-  VirtualTime time(2);
-  const std::int64_t start_ns = time.now_ns();
-  const std::uint64_t seen = time.changes();
-  std::thread waiting([&] {
-    time.sleep(seen, start_ns + 3600 * kSecond_ns);
-    EXPECT_EQ(time.now_ns(), start_ns);
-    time.leave();
-  });
-  time.announce_change();
-  waiting.join();
-  time.leave();
-}
-
-TEST(VirtualTime, TimeoutsOfACommunicatorRunOnIt) {
-  LocalGroup group(2);
-  VirtualTime time(2);
-  const auto begin = std::chrono::steady_clock::now();
-  const std::int64_t start_ns = time.now_ns();
-  std::thread other([&] { time.leave(); });  // never comes
-  VirtualCommunicator communicator(group.communicator(0), &time);
-  float value = 1;
-  const WorkId work = communicator.start_all_reduce(&value, 1, DType::kFloat32).value();
-  const Status status = communicator.wait(work, std::chrono::hours(1));
-  other.join();
-  EXPECT_EQ(status.code(), StatusCode::kTimeout);
-  EXPECT_NE(status.message().find("ranks that have not started it: 1"), std::string::npos) << status.message();
-  EXPECT_EQ(time.now_ns() - start_ns, 3600 * kSecond_ns);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::minutes(1));
-  time.leave();
 }
 
 }  // namespace

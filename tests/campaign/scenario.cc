@@ -10,9 +10,10 @@
 #include <numeric>
 #include <thread>
 
+#include "collective/virtual_clock.h"
 #include "core/check.h"
 #include "core/float16.h"
-#include "tests/campaign/virtual_time.h"
+#include "tests/campaign/watched_communicator.h"
 
 namespace cortado {
 
@@ -180,11 +181,11 @@ struct Run {
 
 class Rank {
  public:
-  Rank(const Run& run, VirtualCommunicator* communicator, VirtualTime* time, RankOutcome* outcome)
+  Rank(const Run& run, Communicator* communicator, VirtualClock* clock, RankOutcome* outcome)
       : run_(run),
         scenario_(*run.scenario),
         communicator_(communicator),
-        time_(time),
+        clock_(clock),
         outcome_(outcome),
         is_victim_(communicator->rank() == scenario_.victim),
         dice_(scenario_.seed * 7919 + static_cast<std::uint64_t>(communicator->rank())) {}
@@ -239,7 +240,7 @@ class Rank {
           tensors.pop_back();
       }
     }
-    return Engine::create(tensors, options, communicator_, time_);
+    return Engine::create(tensors, options, communicator_, clock_);
   }
 
   Status load(Engine& engine, EngineState state) {
@@ -305,7 +306,7 @@ class Rank {
     const bool is_now = static_cast<std::uint64_t>(outcome_->calls++) == run_.at && is_victim_;
     if (!is_now) return true;
     if (run_.trouble == Trouble::kShortStall || run_.trouble == Trouble::kLongStall) {
-      time_->sleep_until(time_->now_ns() + scenario_.pause_ns);
+      clock_->sleep(std::chrono::nanoseconds(scenario_.pause_ns));
     }
     if (run_.trouble == Trouble::kAbandon) engine.abandon("enough of this");
     outcome_->left = run_.trouble == Trouble::kLeave;
@@ -316,8 +317,8 @@ class Rank {
 
   const Run& run_;
   const Scenario& scenario_;
-  VirtualCommunicator* communicator_;
-  VirtualTime* time_;
+  Communicator* communicator_;
+  VirtualClock* clock_;
   RankOutcome* outcome_;
   const bool is_victim_;
   Dice dice_;
@@ -345,26 +346,27 @@ std::vector<Fault> faults_of(const Run& run) {
 
 std::vector<RankOutcome> run_all_ranks(const Run& run) {
   const int world_size = run.scenario->world_size;
-  LocalGroup group(world_size);
-  VirtualTime time(world_size);
-  const std::int64_t started_ns = time.now_ns();
+  VirtualClock clock(world_size);
+  LocalGroup group(world_size, &clock);
   std::vector<RankOutcome> outcomes(static_cast<std::size_t>(world_size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
       const bool is_victim = rank == run.scenario->victim;
-      VirtualCommunicator communicator(
-          make_faulty_communicator(group.communicator(rank), is_victim ? faults_of(run) : std::vector<Fault>{}, &time),
-          &time);
+      WatchedCommunicator::Watch watch;
       if (is_victim && run.trouble == Trouble::kArrival) {
-        communicator.damage_arrival({static_cast<std::int64_t>(run.at), run.scenario->at, run.scenario->damages_sums});
+        watch.damaged = static_cast<std::int64_t>(run.at);
+        watch.bit = run.scenario->at;
+        watch.damages_sums = run.scenario->damages_sums;
       }
-      outcome.status = Rank(run, &communicator, &time, &outcome).train();
+      const std::vector<Fault> faults = is_victim ? faults_of(run) : std::vector<Fault>{};
+      WatchedCommunicator communicator(make_faulty_communicator(group.communicator(rank), faults, &clock), &watch);
+      outcome.status = Rank(run, &communicator, &clock, &outcome).train();
       if (!outcome.status.ok()) communicator.abandon(outcome.status.message());
-      outcome.collectives = communicator.starts();
-      outcome.ended_ns = time.now_ns() - started_ns;
-      time.leave();
+      outcome.collectives = watch.starts;
+      outcome.ended_ns = clock.now_ns();
+      clock.leave();
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -62,7 +62,7 @@ struct RankOutcome {
   std::vector<std::vector<std::vector<std::byte>>> delivered;  // [step][tensor]
   EngineState saved;
   bool has_saved = false;
-  std::int64_t ended_ns = 0;  // virtual, since the start
+  std::int64_t ended_ns = 0;  // virtual
   std::int64_t collectives = 0;
   std::int64_t calls = 0;
 };

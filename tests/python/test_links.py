@@ -42,7 +42,8 @@ else:
     peer.close()
 """
 OWNER = f"""
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what was started in the background
 sys.path.insert(0, {str(TRAINING)!r})
 from links import Links
 with Links(2, "100mbit") as links:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "codec/compso/compso_kernels.cc"
@@ -70,12 +71,16 @@ CompsoRange MeasureRange(const float* values, std::int64_t elems, std::int64_t p
 
 // ---- values to codes -----------------------------------------------------------------------------------------------
 
+// Codes are counted so many behind those that are made, which would have to be waited for.
+constexpr std::int64_t kCountedBehind = 4 * kRowElems;
+
 template <class Round, bool kFilters, bool kWide>
 struct CompsoQuantiseRow {
   Round round;
   const float* values;
   std::int64_t prefetch_elems;
   CompsoCodes codes;
+  CompsoCounts counts;
 
   HWY_INLINE void operator()(const BlockGrid& block, std::int64_t at, VF32 one_and_r) const {
     const F32 d;
@@ -85,38 +90,60 @@ struct CompsoQuantiseRow {
     VF32 q = hn::Mul(v, hn::Set(d, block.inverse));
     if constexpr (kFilters) q = hn::IfThenElseZero(hn::Gt(hn::Abs(v), hn::Set(d, block.threshold)), q);
     q = hn::Min(hn::Max(q, hn::Set(d, -block.reach)), hn::Set(d, block.reach));
-    // As in quant_kernels.cc: the sum's lower bits are the level. Bits above the code fall off.
-    const VU32 level = hn::BitCast(du, hn::Add(round(q, one_and_r), hn::Set(d, 0x1.8p23f)));
-    const VU32 byte = hn::Set(du, 255u);
-    const VU32 code = hn::Add(level, hn::Set(du, kWide ? kCompsoWideZeroCode : kCompsoZeroCode));
-    hn::StoreU(hn::U8FromU32(hn::And(code, byte)), U8(), codes.low + at);
-    if constexpr (kWide) hn::StoreU(hn::U8FromU32(hn::And(hn::ShiftRight<8>(code), byte)), U8(), codes.high + at);
+    // As in quant_kernels.cc: the sum's lower bits are the level, here with that of code 0, which is even, so that ties
+    // go where they went. Bits above the code fall off.
+    const float magic = 0x1.8p23f + (kWide ? kCompsoWideZeroCode : kCompsoZeroCode);
+    const VU32 code = hn::BitCast(du, hn::Add(round(q, one_and_r), hn::Set(d, magic)));
+    hn::StoreU(hn::TruncateTo(U8(), code), U8(), codes.low + at);
+    if constexpr (kWide) hn::StoreU(hn::TruncateTo(U8(), hn::ShiftRight<8>(code)), U8(), codes.high + at);
+    if (at >= kCountedBehind) count<kPartElems>(at - kCountedBehind);
+  }
+
+  template <std::int64_t kElems>
+  HWY_INLINE void count(std::int64_t at) const {
+    if (counts.low != nullptr) counts.low->add<kElems>(codes.low + at);
+    if (kWide && counts.high != nullptr) counts.high->add<kElems>(codes.high + at);
+  }
+  HWY_INLINE void count_last(std::int64_t elems) const {
+    for (std::int64_t at = std::max<std::int64_t>(0, elems - kCountedBehind); at < elems; at += kRowElems) {
+      count<kRowElems>(at);
+    }
   }
 };
 
 template <bool kFilters, bool kWide>
 void quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
-              std::int64_t prefetch_elems, CompsoCodes codes) {
+              std::int64_t prefetch_elems, CompsoCodes codes, CompsoCounts counts) {
+  if (counts.low != nullptr) counts.low->make_room(piece.elems);
+  if (counts.high != nullptr) counts.high->make_room(piece.elems);
+  const auto run = [&]<class Round>(Round round) HWY_ATTR {
+    const CompsoQuantiseRow<Round, kFilters, kWide> row{round, values, prefetch_elems, codes, counts};
+    if constexpr (std::is_same_v<Round, Random>) {
+      for_random_rows(piece, random, row);
+    } else {
+      for_rows(piece, row);
+    }
+    row.count_last(piece.elems);
+  };
   switch (levels.rounding) {
     case Rounding::kNearest:
-      return for_rows(piece, CompsoQuantiseRow<Nearest, kFilters, kWide>{Nearest(0), values, prefetch_elems, codes});
+      return run(Nearest(0));
     case Rounding::kDeadZone:
-      return for_rows(piece, CompsoQuantiseRow<DeadZone, kFilters, kWide>{DeadZone(0), values, prefetch_elems, codes});
+      return run(DeadZone(0));
     case Rounding::kStochastic:
     case Rounding::kDither:
-      return for_random_rows(piece, random,
-                             CompsoQuantiseRow<Random, kFilters, kWide>{Random(0), values, prefetch_elems, codes});
+      return run(Random(0));
   }
 }
 
 void CompsoQuantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
-                    std::int64_t prefetch_elems, CompsoCodes codes) {
+                    std::int64_t prefetch_elems, CompsoCodes codes, CompsoCounts counts) {
   if (codes.high != nullptr) {
-    return levels.filters ? quantise<true, true>(levels, piece, random, values, prefetch_elems, codes)
-                          : quantise<false, true>(levels, piece, random, values, prefetch_elems, codes);
+    return levels.filters ? quantise<true, true>(levels, piece, random, values, prefetch_elems, codes, counts)
+                          : quantise<false, true>(levels, piece, random, values, prefetch_elems, codes, counts);
   }
-  levels.filters ? quantise<true, false>(levels, piece, random, values, prefetch_elems, codes)
-                 : quantise<false, false>(levels, piece, random, values, prefetch_elems, codes);
+  levels.filters ? quantise<true, false>(levels, piece, random, values, prefetch_elems, codes, counts)
+                 : quantise<false, false>(levels, piece, random, values, prefetch_elems, codes, counts);
 }
 
 // ---- codes to values -----------------------------------------------------------------------------------------------
@@ -197,8 +224,8 @@ CompsoRange measure_range(const float* values, std::int64_t elems, std::int64_t 
 }
 
 void compso_quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
-                     std::int64_t prefetch_elems, CompsoCodes codes) {
-  HWY_DYNAMIC_DISPATCH(CompsoQuantise)(levels, piece, random, values, prefetch_elems, codes);
+                     std::int64_t prefetch_elems, CompsoCodes codes, CompsoCounts counts) {
+  HWY_DYNAMIC_DISPATCH(CompsoQuantise)(levels, piece, random, values, prefetch_elems, codes, counts);
 }
 
 void compso_dequantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, std::int32_t first_level,

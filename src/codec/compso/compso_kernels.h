@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "codec/quant/quant_kernels.h"
+#include "codec/rans/rans_kernels.h"
 
 namespace cortado {
 
@@ -26,11 +27,17 @@ struct CompsoCodes {
   std::uint8_t* low;
   std::uint8_t* high;
 };
+// What counts them, or null; those of low bytes and of high ones.
+struct CompsoCounts {
+  RansCounts* low = nullptr;
+  RansCounts* high = nullptr;
+};
 
 // All values lie in one block, piece.blocks[0]; its `reach` is in steps here, at most 2^21, and levels are clipped to
-// it. levels.largest is not used.
+// it. levels.largest is not used. Counting costs little beside: it keeps the memory busy, and quantising the vector
+// units. The zeros behind a tensor's last value are counted too, as codes of level 0.
 void compso_quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
-                     std::int64_t prefetch_elems, CompsoCodes codes);
+                     std::int64_t prefetch_elems, CompsoCodes codes, CompsoCounts counts);
 
 // No level is below `first_level`, which lies between -2^22 and 2^22.
 void compso_dequantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, std::int32_t first_level,

@@ -254,13 +254,15 @@ class LayersEncoder {
     return allowed_step(range.width() > 0 ? settings_.bound * range.width() : range.largest(), range);
   }
 
-  void quantise(const InputBlock& block) const {
+  // One pass over the values: codes are counted while they are made.
+  void quantise(const InputBlock& block) {
     const BlockGrid& grid = workspace_.grids[block.number];
     std::uint8_t* low = workspace_.low + block.first_code;
     std::uint8_t* high = workspace_.high + block.first_code;
     if (std::isnan(grid.step)) {
       std::fill(low, low + block.elems, std::uint8_t{kCompsoZeroCode});
-      std::fill(high, high + block.elems, std::uint8_t{kCompsoZeroCode});
+      if (is_wide_) std::fill(high, high + block.elems, std::uint8_t{kCompsoZeroCode});
+      count_zeros(block.elems);
       return;
     }
     alignas(64) float buffer[kMaxPieceElems];
@@ -269,8 +271,20 @@ class LayersEncoder {
           .log2_block_elems = 62, .blocks = &grid, .first = block.first_random + at, .elems = whole_rows(count)};
       compso_quantise(levels_, piece, random_, load_piece(block.layer, block.first + at, count, buffer),
                       block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0,
-                      {low + at, is_wide_ ? high + at : nullptr});
+                      {low + at, is_wide_ ? high + at : nullptr}, counts());
     });
+    count_zeros(block.elems - whole_rows(block.elems));
+  }
+
+  CompsoCounts counts() {
+    if (!settings_.is_coded) return {};
+    return {&low_counts_, is_wide_ ? &high_counts_ : nullptr};
+  }
+
+  // Level 0 so many times more, or less: sums wrap.
+  void count_zeros(std::int64_t elems) {
+    low_counts_.sums[kCompsoZeroCode] += static_cast<std::uint64_t>(elems);
+    high_counts_.sums[kCompsoZeroCode] += static_cast<std::uint64_t>(elems);
   }
 
   std::byte* put_plain(std::byte* to) const {
@@ -281,14 +295,14 @@ class LayersEncoder {
     return to + 2 * bytes;
   }
 
-  std::byte* put_coded(std::byte* to) const {
-    const auto put = [&](const std::uint8_t* codes, std::byte* at) {
-      return encode_codes(codes, totals_.elems, settings_.chunk_codes, at, workspace_.coder);
+  std::byte* put_coded(std::byte* to) {
+    const auto put = [&](const std::uint8_t* codes, RansCounts* counts, std::byte* at) {
+      return encode_codes(codes, totals_.elems, settings_.chunk_codes, at, workspace_.coder, nullptr, counts);
     };
-    const std::uint64_t low_bytes = put(workspace_.low, to + kLengthBytes);
+    const std::uint64_t low_bytes = put(workspace_.low, &low_counts_, to + kLengthBytes);
     store(low_bytes, to);
     to += kLengthBytes + low_bytes;
-    return is_wide_ ? to + put(workspace_.high, to) : to;
+    return is_wide_ ? to + put(workspace_.high, &high_counts_, to) : to;
   }
 
   const CompsoSettings& settings_;
@@ -298,6 +312,7 @@ class LayersEncoder {
   const Levels levels_;
   const RandomKey random_;
   bool is_wide_ = false;
+  RansCounts low_counts_, high_counts_;
 };
 
 // ---- decode --------------------------------------------------------------------------------------------------------

@@ -5,10 +5,12 @@
 #include <bit>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "codec/rans/rans_shuffles.h"
 
-// Ice Lake and Zen 4 compress and expand 16-bit lanes; the other targets shuffle eight at a time.
+// Ice Lake and Zen 4 compress and expand 16-bit lanes and look up bytes in 128 of them; the other targets shuffle eight
+// lanes at a time and look codes up in memory.
 #ifndef HWY_WANT_AVX3_DL
 #define HWY_WANT_AVX3_DL
 #endif
@@ -58,22 +60,12 @@ HWY_INLINE const std::byte* decode_lane(const RansDecodeTable& table, const std:
   return at + 2;
 }
 
-constexpr std::int64_t kTableCodes = 1 << 14;
-
-// Equal codes often follow one another, and adding to a counter has to wait for the addition before: four tables in
-// turn. At most kTableCodes codes, so that 16 bits suffice.
-HWY_INLINE void count_in_tables(const std::uint8_t* codes, std::int64_t elems, std::uint64_t* counts) {
-  std::uint16_t tables[4][256] = {};
+// At most RansCounts::kMaxRecent codes.
+HWY_INLINE void count_recent(const std::uint8_t* codes, std::int64_t elems, RansCounts* counts) {
+  counts->make_room(elems);
   std::int64_t i = 0;
-  for (; i + 8 <= elems; i += 8) {
-    std::uint64_t eight;
-    std::memcpy(&eight, codes + i, sizeof(eight));
-    for (int byte = 0; byte < 8; ++byte) ++tables[byte % 4][eight >> 8 * byte & 0xff];
-  }
-  for (; i < elems; ++i) ++tables[0][codes[i]];
-  for (int symbol = 0; symbol < 256; ++symbol) {
-    for (const auto& table : tables) counts[symbol] += table[symbol];
-  }
+  for (; i + 16 <= elems; i += 16) counts->add<16>(codes + i);
+  for (; i < elems; ++i) counts->add<1>(codes + i);
 }
 
 #if HWY_TARGET != HWY_SCALAR
@@ -117,10 +109,10 @@ HWY_INLINE std::uint32_t bits_of(Mask mask) {
 HWY_INLINE std::byte* store_packed(VU16 words, Mask mask, std::byte* end) {
   const std::uint32_t bits = bits_of(mask);
 #if HWY_TARGET == HWY_AVX3_DL
-  const std::size_t count = set_bits(bits);
-  std::byte* begin = end - 2 * count;
-  hn::BlendedStore(hn::Compress(words, mask), hn::FirstN(U16(), count), U16(), reinterpret_cast<std::uint16_t*>(begin));
-  return begin;
+  const std::uint32_t count = set_bits(bits);
+  hn::BlendedStore(hn::Compress(words, mask), hn::FirstN(U16(), count), U16(),
+                   reinterpret_cast<std::uint16_t*>(end - 2 * count));
+  return end - 2 * count;
 #else
   std::uint16_t lanes[kVectorLanes];
   hn::StoreU(words, U16(), lanes);
@@ -165,10 +157,15 @@ HWY_INLINE Mask less(VU16 a, VU16 b) {
   return HWY_TARGET <= HWY_AVX3 ? hn::Lt(a, b) : hn::Not(hn::Eq(hn::Max(a, b), a));
 }
 HWY_INLINE Mask at_least(VU16 a, VU16 b) {
+#if HWY_TARGET == HWY_AVX3_DL
+  return Mask{_mm512_cmpge_epu16_mask(a.raw, b.raw)};
+#else
   return HWY_TARGET <= HWY_AVX3 ? hn::Not(hn::Lt(a, b)) : hn::Eq(hn::Max(a, b), a);
+#endif
 }
 
-HWY_INLINE VU16 one_where(Mask mask) { return hn::IfThenElseZero(mask, hn::Set(U16(), 1)); }
+HWY_INLINE VU16 increment_where(Mask mask, VU16 a) { return hn::IfThenElse(mask, hn::Add(a, hn::Set(U16(), 1)), a); }
+HWY_INLINE VU16 subtract_where(Mask mask, VU16 a, VU16 b) { return hn::IfThenElse(mask, hn::Sub(a, b), a); }
 
 // Vectors that are loaded soon: put together in a register, since a load can't take its bytes from several stores that
 // are still under way.
@@ -199,15 +196,20 @@ HWY_INLINE Intervals split_intervals(const std::uint32_t* words) {
   return result;
 }
 
-// Looks codes up in the registers.
+// What follows looks up the codes of a group for each job: out[j] for the 32 codes at codes[j].
+
+// In registers.
 struct NarrowIntervals {
   explicit NarrowIntervals(const RansEncodeTable& table) : first_symbol(table.first_symbol) {
     for (int byte = 0; byte < 4; ++byte) tables[byte] = hn::LoadDup128(U8(), table.interval_bytes[byte]);
   }
 
-  HWY_INLINE void fetch(const std::uint8_t*, std::uint32_t*) const {}
+  template <std::size_t kJobs>
+  HWY_INLINE void look_up(const std::uint8_t* const (&codes)[kJobs], Intervals (&out)[kJobs]) const {
+    for (std::size_t j = 0; j < kJobs; ++j) out[j] = look_up_group(codes[j]);
+  }
 
-  HWY_INLINE Intervals look_up(const std::uint8_t* codes, const std::uint32_t*) const {
+  HWY_INLINE Intervals look_up_group(const std::uint8_t* codes) const {
     const U16 d;
     Intervals result;
     for (std::size_t v = 0; v < kVectors; ++v) {
@@ -229,22 +231,69 @@ struct NarrowIntervals {
   std::uint16_t first_symbol;
 };
 
-// Looks codes up in memory, one by one: quicker than gather instructions on most machines.
-struct WideIntervals {
-  explicit WideIntervals(const RansEncodeTable& table) : intervals(table.intervals.data()) {}
+#if HWY_TARGET == HWY_AVX3_DL
 
-  HWY_INLINE void fetch(const std::uint8_t* codes, std::uint32_t* words) const {
-#pragma GCC unroll 8
-    for (std::int64_t i = 0; i < kRansLanes; i += 4) {
-      store_four(intervals[codes[i]], intervals[codes[i + 1]], intervals[codes[i + 2]], intervals[codes[i + 3]],
-                 words + i);
+// In four planes of bytes, each in four registers: two instructions look up 64 codes in half a plane each. They are
+// those of two jobs, so that interleaving the bytes gives a register for either.
+struct WideIntervals {
+  explicit WideIntervals(const RansEncodeTable& table) : planes(table.interval_bytes) {}
+
+  template <std::size_t kJobs>
+  HWY_INLINE void look_up(const std::uint8_t* const (&codes)[kJobs], Intervals (&out)[kJobs]) const {
+    for (std::size_t j = 0; j < kJobs; j += 2) {
+      const std::size_t other = std::min(j + 1, kJobs - 1);
+      const auto index = interleave_eights(codes[j], codes[other]);
+      const auto bytes_0 = look_up_in(planes[0], index), bytes_1 = look_up_in(planes[1], index);
+      const auto bytes_2 = look_up_in(planes[2], index), bytes_3 = look_up_in(planes[3], index);
+      out[j].frequency[0] = hn::BitCast(U16(), hn::InterleaveLower(U8(), bytes_0, bytes_1));
+      out[j].start[0] = hn::BitCast(U16(), hn::InterleaveLower(U8(), bytes_2, bytes_3));
+      out[other].frequency[0] = hn::BitCast(U16(), hn::InterleaveUpper(U8(), bytes_0, bytes_1));
+      out[other].start[0] = hn::BitCast(U16(), hn::InterleaveUpper(U8(), bytes_2, bytes_3));
     }
   }
 
-  HWY_INLINE Intervals look_up(const std::uint8_t*, const std::uint32_t* words) const { return split_intervals(words); }
+  // Eight codes of a, eight of b, and so on.
+  static HWY_INLINE hn::Vec<U8> interleave_eights(const std::uint8_t* a, const std::uint8_t* b) {
+    const auto load = [](const std::uint8_t* codes) HWY_ATTR {
+      return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+    };
+    return hn::Vec<U8>{_mm512_permutex2var_epi64(load(a), _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), load(b))};
+  }
+
+  static HWY_INLINE hn::Vec<U8> look_up_in(const std::uint8_t (&plane)[256], hn::Vec<U8> index) {
+    const auto in_half = [&](const std::uint8_t* half) HWY_ATTR {
+      return hn::Vec<U8>{_mm512_permutex2var_epi8(hn::Load(U8(), half).raw, index.raw, hn::Load(U8(), half + 64).raw)};
+    };
+    const hn::Mask<U8> is_upper{_mm512_movepi8_mask(index.raw)};
+    return hn::IfThenElse(is_upper, in_half(plane + 128), in_half(plane));
+  }
+
+  const std::uint8_t (*planes)[256];
+};
+
+#else
+
+// In memory, one by one: quicker than gather instructions on most machines.
+struct WideIntervals {
+  explicit WideIntervals(const RansEncodeTable& table) : intervals(table.intervals.data()) {}
+
+  template <std::size_t kJobs>
+  HWY_INLINE void look_up(const std::uint8_t* const (&codes)[kJobs], Intervals (&out)[kJobs]) const {
+    alignas(64) std::uint32_t words[kJobs][kRansLanes];
+    for (std::size_t j = 0; j < kJobs; ++j) {
+#pragma GCC unroll 8
+      for (std::int64_t i = 0; i < kRansLanes; i += 4) {
+        const std::uint8_t* at = codes[j] + i;
+        store_four(intervals[at[0]], intervals[at[1]], intervals[at[2]], intervals[at[3]], words[j] + i);
+      }
+    }
+    for (std::size_t j = 0; j < kJobs; ++j) out[j] = split_intervals(words[j]);
+  }
 
   const std::uint32_t* intervals;
 };
+
+#endif
 
 // ---- encode --------------------------------------------------------------------------------------------------------
 
@@ -256,8 +305,15 @@ HWY_INLINE VU16 estimate_quotient(VU16 low, VU16 high, VU16 frequency) {
   const VU32 low32 = hn::BitCast(d32, low), high32 = hn::BitCast(d32, high), frequency32 = hn::BitCast(d32, frequency);
   const VU32 lower_half = hn::Set(d32, 0xffff);
   const auto divide = [&](VU32 state, VU32 by) HWY_ATTR {
-    const VF32 quotient = hn::Div(hn::ConvertTo(df, state), hn::ConvertTo(df, hn::BitCast(I32(), by)));
-    return hn::BitCast(d32, hn::Add(quotient, hn::Set(df, 0x1p23f - 1)));
+    const VF32 dividend = hn::ConvertTo(df, state), divisor = hn::ConvertTo(df, hn::BitCast(I32(), by));
+#if HWY_TARGET <= HWY_AVX3
+    // A reciprocal of 14 bits and a Newton step are quicker than a division, and as good here.
+    const VF32 rough = hn::ApproximateReciprocal(divisor);
+    const VF32 reciprocal = hn::MulAdd(rough, hn::NegMulAdd(divisor, rough, hn::Set(df, 1)), rough);
+    return hn::BitCast(d32, hn::MulAdd(dividend, reciprocal, hn::Set(df, 0x1p23f - 1)));
+#else
+    return hn::BitCast(d32, hn::Add(hn::Div(dividend, divisor), hn::Set(df, 0x1p23f - 1)));
+#endif
   };
   const VU32 even =
       divide(hn::Or(hn::ShiftLeft<16>(high32), hn::And(low32, lower_half)), hn::And(frequency32, lower_half));
@@ -266,28 +322,35 @@ HWY_INLINE VU16 estimate_quotient(VU16 low, VU16 high, VU16 frequency) {
   return hn::BitCast(U16(), hn::Or(hn::And(even, lower_half), hn::ShiftLeft<16>(odd)));
 }
 
-template <class Lookup>
-HWY_INLINE std::byte* encode_group(const Lookup& lookup, const std::uint8_t* codes, const std::uint32_t* fetched,
-                                   States* states, std::byte* at) {
+// One chunk being encoded.
+struct Writer {
+  States states;
+  std::byte* at;
+};
+
+// kHalf: no frequency is above half the total, so that what a division leaves, less than two frequencies, has 16 bits.
+template <bool kHalf>
+HWY_INLINE void encode_group(const Intervals& intervals, Writer* writer) {
   const U16 d;
-  const Intervals intervals = lookup.look_up(codes, fetched);
   for (std::size_t v = kVectors; v-- > 0;) {
     const VU16 frequency = intervals.frequency[v];
-    VU16 low = states->low[v], high = states->high[v];
+    VU16 low = writer->states.low[v], high = writer->states.high[v];
     const Mask is_full = at_least(high, frequency);
-    at = store_packed(low, is_full, at);
+    writer->at = store_packed(low, is_full, writer->at);
     low = hn::IfThenElse(is_full, high, low);
     high = hn::IfThenZeroElse(is_full, high);
 
     const VU16 estimate = estimate_quotient(low, high, frequency);
     const VU16 product = hn::Mul(estimate, frequency);
     const VU16 rest_low = hn::Sub(low, product);
-    const VU16 rest_high = hn::Sub(hn::Sub(high, hn::MulHigh(estimate, frequency)), one_where(less(low, product)));
-    const Mask is_short = hn::Or(at_least(rest_low, frequency), hn::Ne(rest_high, hn::Zero(d)));
-    states->high[v] = hn::Add(estimate, one_where(is_short));
-    states->low[v] = hn::Add(intervals.start[v], hn::Sub(rest_low, hn::IfThenElseZero(is_short, frequency)));
+    Mask is_short = at_least(rest_low, frequency);
+    if constexpr (!kHalf) {
+      const VU16 product_high = increment_where(less(low, product), hn::MulHigh(estimate, frequency));
+      is_short = hn::Or(is_short, hn::Ne(high, product_high));
+    }
+    writer->states.high[v] = increment_where(is_short, estimate);
+    writer->states.low[v] = hn::Add(intervals.start[v], subtract_where(is_short, rest_low, frequency));
   }
-  return at;
 }
 
 // The states lie in memory lane by lane.
@@ -312,31 +375,30 @@ HWY_INLINE void store_states(const States& states, std::uint32_t* words) {
   for (std::int64_t i = 0; i < kRansLanes; ++i) words[i] = static_cast<std::uint32_t>(high[i]) << 16 | low[i];
 }
 
-template <std::size_t kJobs, class Lookup>
+template <std::size_t kJobs, bool kHalf, class Lookup>
 HWY_INLINE void encode_jobs(const RansEncodeTable& table, const Lookup& lookup, RansEncodeJob* jobs) {
   const std::int64_t groups = jobs[0].elems / kRansLanes;
-  States states[kJobs];
-  std::byte* at[kJobs];
+  Writer writers[kJobs];
   for (std::size_t j = 0; j < kJobs; ++j) {
     std::uint32_t words[kRansLanes];
     for (std::uint32_t& word : words) word = kFirstState;
-    at[j] = jobs[j].room_end;
+    std::byte* at = jobs[j].room_end;
     for (std::int64_t i = jobs[j].elems; i-- > groups * kRansLanes;) {
-      at[j] = encode_lane(table.intervals[jobs[j].codes[i]], &words[i % kRansLanes], at[j]);
+      at = encode_lane(table.intervals[jobs[j].codes[i]], &words[i % kRansLanes], at);
     }
-    states[j] = load_states(reinterpret_cast<const std::byte*>(words));
+    writers[j] = {load_states(reinterpret_cast<const std::byte*>(words)), at};
   }
   for (std::int64_t g = groups; g-- > 0;) {
-    alignas(64) std::uint32_t fetched[kJobs][kRansLanes];
-    for (std::size_t j = 0; j < kJobs; ++j) lookup.fetch(jobs[j].codes + g * kRansLanes, fetched[j]);
-    for (std::size_t j = 0; j < kJobs; ++j) {
-      at[j] = encode_group(lookup, jobs[j].codes + g * kRansLanes, fetched[j], &states[j], at[j]);
-    }
+    const std::uint8_t* codes[kJobs];
+    for (std::size_t j = 0; j < kJobs; ++j) codes[j] = jobs[j].codes + g * kRansLanes;
+    Intervals intervals[kJobs];
+    lookup.look_up(codes, intervals);
+    for (std::size_t j = 0; j < kJobs; ++j) encode_group<kHalf>(intervals[j], &writers[j]);
   }
   for (std::size_t j = 0; j < kJobs; ++j) {
     std::uint32_t words[kRansLanes];
-    store_states(states[j], words);
-    jobs[j].begin = at[j] - kRansStateBytes;
+    store_states(writers[j].states, words);
+    jobs[j].begin = writers[j].at - kRansStateBytes;
     std::memcpy(jobs[j].begin, words, sizeof(words));
   }
 }
@@ -474,7 +536,7 @@ HWY_INLINE void decode_group(const Lookup& lookup, const std::uint32_t* fetched,
     const VU16 frequency = found.frequency[v], high = reader->states.high[v];
     const VU16 product = hn::Mul(frequency, high);
     const VU16 low = hn::Add(product, found.offset[v]);
-    const VU16 next = hn::Add(hn::MulHigh(frequency, high), one_where(less(low, product)));
+    const VU16 next = increment_where(less(low, product), hn::MulHigh(frequency, high));
     const Mask is_short = hn::Eq(next, hn::Zero(d));
     const VU16 words = load_spread(is_short, &reader->at);
     reader->states.high[v] = hn::IfThenElse(is_short, low, next);
@@ -555,10 +617,10 @@ HWY_INLINE void in_groups(std::span<Job> jobs, const Run& run) {
   }
 }
 
-template <class Lookup>
+template <class Lookup, bool kHalf>
 void encode_with(const RansEncodeTable& table, std::span<RansEncodeJob> jobs) {
   const Lookup lookup(table);
-  in_groups(jobs, [&](auto count, RansEncodeJob* group) HWY_ATTR { encode_jobs<count>(table, lookup, group); });
+  in_groups(jobs, [&](auto count, RansEncodeJob* group) HWY_ATTR { encode_jobs<count, kHalf>(table, lookup, group); });
 }
 
 template <class Lookup>
@@ -569,7 +631,11 @@ void decode_with(const RansDecodeTable& table, std::span<RansDecodeJob> jobs, co
 }
 
 void EncodeChunks(const RansEncodeTable& table, std::span<RansEncodeJob> jobs) {
-  table.is_narrow ? encode_with<NarrowIntervals>(table, jobs) : encode_with<WideIntervals>(table, jobs);
+  if (table.is_narrow) {
+    return table.is_half ? encode_with<NarrowIntervals, true>(table, jobs)
+                         : encode_with<NarrowIntervals, false>(table, jobs);
+  }
+  table.is_half ? encode_with<WideIntervals, true>(table, jobs) : encode_with<WideIntervals, false>(table, jobs);
 }
 
 void DecodeChunks(const RansDecodeTable& table, std::span<RansDecodeJob> jobs, const std::byte* readable_end) {
@@ -583,7 +649,7 @@ using Bytes = hn::CappedTag<std::uint8_t, 64>;
 using VBytes = hn::Vec<Bytes>;
 constexpr std::int64_t kByteLanes = hn::MaxLanes(Bytes());
 constexpr std::int64_t kBlockCodes = 255 * kByteLanes;  // so that counters of one byte suffice
-static_assert(kBlockCodes <= kTableCodes);
+static_assert(kBlockCodes <= RansCounts::kMaxRecent);
 
 // How often `symbol` ... `symbol + 3` are among the codes; elems is a multiple of kByteLanes.
 HWY_INLINE void count_four(const std::uint8_t* codes, std::int64_t elems, int symbol, std::uint64_t* counts) {
@@ -606,7 +672,7 @@ HWY_INLINE void count_four(const std::uint8_t* codes, std::int64_t elems, int sy
   }
 }
 
-void CountCodes(const std::uint8_t* codes, std::int64_t elems, std::uint64_t* counts) {
+void CountCodes(const std::uint8_t* codes, std::int64_t elems, RansCounts* counts) {
   const Bytes d;
   while (elems >= kByteLanes) {
     const std::int64_t block = std::min(kBlockCodes, elems / kByteLanes * kByteLanes);
@@ -622,21 +688,21 @@ void CountCodes(const std::uint8_t* codes, std::int64_t elems, std::uint64_t* co
     const int first = *std::min_element(lanes, lanes + kByteLanes);
     const int last = *std::max_element(lanes + kByteLanes, lanes + 2 * kByteLanes);
     if (last - first < kRansNarrow) {
-      for (int symbol = first; symbol <= last; symbol += 4) count_four(codes, block, symbol, counts);
+      for (int symbol = first; symbol <= last; symbol += 4) count_four(codes, block, symbol, counts->sums);
     } else {
-      count_in_tables(codes, block, counts);
+      count_recent(codes, block, counts);
     }
     codes += block;
     elems -= block;
   }
-  count_in_tables(codes, elems, counts);
+  count_recent(codes, elems, counts);
 }
 
 #else  // HWY_TARGET == HWY_SCALAR
 
-void CountCodes(const std::uint8_t* codes, std::int64_t elems, std::uint64_t* counts) {
-  for (; elems > 0; elems -= kTableCodes, codes += kTableCodes) {
-    count_in_tables(codes, std::min(elems, kTableCodes), counts);
+void CountCodes(const std::uint8_t* codes, std::int64_t elems, RansCounts* counts) {
+  for (; elems > 0; elems -= RansCounts::kMaxRecent, codes += RansCounts::kMaxRecent) {
+    count_recent(codes, std::min(elems, RansCounts::kMaxRecent), counts);
   }
 }
 
@@ -686,8 +752,15 @@ void rans_decode_chunks(const RansDecodeTable& table, std::span<RansDecodeJob> j
   HWY_DYNAMIC_DISPATCH(DecodeChunks)(table, jobs, readable_end);
 }
 
-void rans_count(const std::uint8_t* codes, std::int64_t elems, std::uint64_t counts[256]) {
+void rans_count(const std::uint8_t* codes, std::int64_t elems, RansCounts* counts) {
   HWY_DYNAMIC_DISPATCH(CountCodes)(codes, elems, counts);
+}
+
+void RansCounts::settle() {
+  for (std::size_t code = 0; code < 256; ++code) {
+    for (auto& counters : recent) sums[code] += std::exchange(counters[code], std::uint16_t{0});
+  }
+  recent_codes = 0;
 }
 
 }  // namespace cortado

@@ -48,7 +48,29 @@ struct RansDecodeJob {
 // the bytes are: an unlawful stream gives other codes of the table.
 void rans_decode_chunks(const RansDecodeTable& table, std::span<RansDecodeJob> jobs, const std::byte* readable_end);
 
-// Adds to counts[c] how often c is among the codes.
-void rans_count(const std::uint8_t* codes, std::int64_t elems, std::uint64_t counts[256]);
+// How often each code occurs, counted piece by piece. Adding to a counter has to wait for the addition before, and
+// equal codes often follow one another: four small counters for each code, taken in turn, and now and then their sums.
+struct RansCounts {
+  static constexpr std::int64_t kMaxRecent = 65535;
+
+  std::uint64_t sums[256] = {};
+  std::uint16_t recent[4][256] = {};
+  std::int64_t recent_codes = 0;  // at most kMaxRecent
+
+  // Adds the small counters to the sums, which are then those of all codes counted.
+  void settle();
+  // Before add() for so many codes, at most kMaxRecent.
+  void make_room(std::int64_t elems) {
+    if (recent_codes + elems > kMaxRecent) settle();
+    recent_codes += elems;
+  }
+  template <std::int64_t kElems>
+  void add(const std::uint8_t* codes) {
+    for (std::int64_t i = 0; i < kElems; ++i) ++recent[i % 4][codes[i]];
+  }
+};
+
+// Adds any number of codes.
+void rans_count(const std::uint8_t* codes, std::int64_t elems, RansCounts* counts);
 
 }  // namespace cortado

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "codec/explain.h"
-#include "codec/rans/rans_kernels.h"
 #include "core/check.h"
 
 namespace cortado {
@@ -60,18 +59,19 @@ void for_chunks(ThreadPool* pool, const Chunks& chunks, std::int64_t first, std:
 
 // ---- encode --------------------------------------------------------------------------------------------------------
 
-void count_codes(const std::uint8_t* codes, const Chunks& chunks, std::uint64_t counts[256], ThreadPool* pool) {
+void count_codes(const std::uint8_t* codes, const Chunks& chunks, ThreadPool* pool, RansCounts* counts) {
   constexpr std::int64_t kMaxParts = 8;
-  std::uint64_t partial[kMaxParts][256] = {};
+  RansCounts partial[kMaxParts];
   const std::int64_t parts = pool == nullptr ? 1 : std::min<std::int64_t>(pool->threads(), kMaxParts);
   const std::int64_t chunks_a_part = (chunks.count() + parts - 1) / parts;
   for_each(pool, parts, [&](std::int64_t part) {
     const std::int64_t begin = std::min(chunks.elems, chunks.begin(part * chunks_a_part));
     const std::int64_t end = std::min(chunks.elems, chunks.begin((part + 1) * chunks_a_part));
-    rans_count(codes + begin, end - begin, partial[part]);
+    rans_count(codes + begin, end - begin, &partial[part]);
+    partial[part].settle();
   });
   for (std::int64_t part = 0; part < parts; ++part) {
-    for (std::size_t symbol = 0; symbol < 256; ++symbol) counts[symbol] += partial[part][symbol];
+    for (std::size_t symbol = 0; symbol < 256; ++symbol) counts->sums[symbol] += partial[part].sums[symbol];
   }
 }
 
@@ -371,17 +371,21 @@ std::uint64_t rans_scratch_bytes(std::int64_t elems, std::int64_t chunk_codes) {
 }
 
 std::uint64_t encode_codes(const std::uint8_t* codes, std::int64_t elems, std::int64_t chunk_codes, std::byte* payload,
-                           std::byte* scratch, ThreadPool* pool) {
+                           std::byte* scratch, ThreadPool* pool, RansCounts* counts) {
   if (elems == 0) return 0;
   const Chunks chunks = {elems, chunk_codes};
-  std::uint64_t counts[256] = {};
-  count_codes(codes, chunks, counts, pool);
-  if (counts[codes[0]] == static_cast<std::uint64_t>(elems)) {
+  RansCounts own;
+  if (counts == nullptr) {
+    counts = &own;
+    count_codes(codes, chunks, pool, counts);
+  }
+  counts->settle();
+  if (counts->sums[codes[0]] == static_cast<std::uint64_t>(elems)) {
     payload[0] = std::byte{kConstant};
     payload[1] = static_cast<std::byte>(codes[0]);
     return 2;
   }
-  if (const auto bytes = encode_coded(codes, chunks, rans_frequencies(counts), payload, align(scratch), pool)) {
+  if (const auto bytes = encode_coded(codes, chunks, rans_frequencies(counts->sums), payload, align(scratch), pool)) {
     return *bytes;
   }
   payload[0] = std::byte{kStored};

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "codec/rans/rans_kernels.h"
 #include "core/thread_pool.h"
 #include "cortado/codec.h"
 #include "cortado/status.h"
@@ -30,9 +31,10 @@ constexpr std::int64_t kMaxRansCodes = std::int64_t{1} << 46;
 std::uint64_t max_rans_bytes(std::int64_t elems);
 std::uint64_t rans_scratch_bytes(std::int64_t elems, std::int64_t chunk_codes);
 
-// Returns the bytes written to `payload`, which has room for max_rans_bytes().
+// Returns the bytes written to `payload`, which has room for max_rans_bytes(). `counts`, if given, are those of all the
+// codes: whoever makes the codes counts them while they are in the cache.
 std::uint64_t encode_codes(const std::uint8_t* codes, std::int64_t elems, std::int64_t chunk_codes, std::byte* payload,
-                           std::byte* scratch, ThreadPool* pool = nullptr);
+                           std::byte* scratch, ThreadPool* pool = nullptr, RansCounts* counts = nullptr);
 
 // The inverse; the payload says what its chunks are. kCorruptData, with where and what, for anything that can't have
 // been written for `elems` codes.

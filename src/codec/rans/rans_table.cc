@@ -83,10 +83,12 @@ RansEncodeTable make_rans_encode_table(const RansFrequencies& frequencies) {
   table.intervals = intervals_of(frequencies);
   const auto [first, last] = rans_range(frequencies);
   table.is_narrow = last - first < kRansNarrow;
-  table.first_symbol = static_cast<std::uint8_t>(first);
-  for (std::size_t i = 0; table.is_narrow && i <= last - first; ++i) {
+  table.is_half = *std::max_element(frequencies.begin(), frequencies.end()) <= kRansTotal / 2;
+  const std::size_t begin = table.is_narrow ? first : 0;
+  table.first_symbol = static_cast<std::uint8_t>(begin);
+  for (std::size_t symbol = begin; symbol <= last; ++symbol) {
     for (std::size_t byte = 0; byte < 4; ++byte) {
-      table.interval_bytes[byte][i] = static_cast<std::uint8_t>(table.intervals[first + i] >> 8 * byte);
+      table.interval_bytes[byte][symbol - begin] = static_cast<std::uint8_t>(table.intervals[symbol] >> 8 * byte);
     }
   }
   return table;

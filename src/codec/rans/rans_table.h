@@ -34,10 +34,11 @@ using RansIntervals = std::array<std::uint32_t, 256>;
 
 struct RansEncodeTable {
   RansIntervals intervals;
-  // If all symbols lie within first_symbol ... first_symbol + 15: the bytes of their intervals.
-  bool is_narrow;
-  std::uint8_t first_symbol;
-  std::uint8_t interval_bytes[4][kRansNarrow];
+  bool is_narrow;             // all symbols lie within first_symbol ... first_symbol + 15
+  bool is_half;               // no frequency is above half of kRansTotal
+  std::uint8_t first_symbol;  // 0 if not narrow
+  // Lowest bytes first: those of the interval of first_symbol + i.
+  alignas(64) std::uint8_t interval_bytes[4][256];
 };
 
 RansEncodeTable make_rans_encode_table(const RansFrequencies& frequencies);

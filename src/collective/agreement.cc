@@ -1,5 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "engine/agreement.h"
+#include "collective/agreement.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -22,14 +22,6 @@ struct Summary {
   std::uint64_t tensor_count;
 };
 
-std::string describe_tensor(const EngineTensor& tensor) {
-  char text[80];
-  std::snprintf(text, sizeof(text), " %" PRId64 " x %" PRId64 " %s, %d-D%s", tensor.rows, tensor.cols,
-                std::string(dtype_name(tensor.dtype)).c_str(), tensor.dimensions,
-                tensor.is_embedding ? ", embedding" : "");
-  return tensor.name + text;
-}
-
 template <typename T>
 Result<std::vector<T>> gather(Communicator* communicator, std::string_view what, const T* own, std::size_t count,
                               std::chrono::nanoseconds timeout) {
@@ -42,7 +34,7 @@ Result<std::vector<T>> gather(Communicator* communicator, std::string_view what,
 
 }  // namespace
 
-Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<EngineTensor>& tensors,
+Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<std::string>& tensors,
                        std::chrono::nanoseconds timeout) {
   Summary own{};
   std::memcpy(own.settings, settings.data(), std::min(settings.size(), kSettingsBytes - 1));
@@ -62,7 +54,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
     }
   }
   std::vector<std::uint64_t> hashes;
-  for (const EngineTensor& tensor : tensors) hashes.push_back(fnv1a_64(describe_tensor(tensor)));
+  for (const std::string& tensor : tensors) hashes.push_back(fnv1a_64(tensor));
   if (hashes.empty()) return {};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all,
                            gather(communicator, "models", hashes.data(), hashes.size(), timeout));
@@ -72,7 +64,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
       return make_error(StatusCode::kMismatch,
                         "ranks have different models: tensor %zu of rank %zu differs from rank 0's in name, shape or "
                         "dtype (here on rank %d it is %s)",
-                        t, rank, communicator->rank(), describe_tensor(tensors[t]).c_str());
+                        t, rank, communicator->rank(), tensors[t].c_str());
     }
   }
   return {};
@@ -139,6 +131,16 @@ Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span
   }
   if (more > 0) text += " (and " + std::to_string(more) + " more tensor" + (more == 1 ? "" : "s") + ")";
   return ReplicaDifference{.text = std::move(text)};
+}
+
+Status ReplicaHistory::note(const ReplicaDifference& difference, std::int64_t step) {
+  if (difference.text.empty()) {
+    equal_at_ = step;
+    return {};
+  }
+  const std::string before = equal_at_ < 0 ? "" : "; all were equal before step " + std::to_string(equal_at_);
+  return make_error(StatusCode::kMismatch, "before step %" PRId64 " replicas differ: %s%s", step,
+                    difference.text.c_str(), before.c_str());
 }
 
 }  // namespace cortado
