@@ -1,8 +1,8 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // Communicator: what the engine needs of a process group. Implementations: LocalGroup (ranks as threads of one
-// process, deterministic), CallbackCommunicator (a table of functions over whatever group the caller has), and the
-// decorators Recording and Faulty that wrap any of them in tests.
+// process, deterministic), a table of functions over whatever group the caller has, MPI (cortado/mpi.h) and NCCL
+// (cortado/nccl.h), and decorators that wrap any of them: verifying, and for tests recording and faulty.
 //
 // Every collective is one plain CollectiveCall given to start(): so a decorator, a transport or an interpreter of
 // schemes is one function, not one for each kind.
@@ -33,6 +33,8 @@
 #include "cortado/topology.h"
 
 namespace cortado {
+
+class VirtualClock;  // src/collective/virtual_clock.h: tests may bring their own time
 
 // What a collective does. In the table, "a block for each" is world_size blocks one after the other in rank order,
 // without gaps; the block of rank r has `elems` elements, or counts[r] where counts are given.
@@ -80,8 +82,6 @@ struct CollectiveCall {
   std::span<const std::int64_t> received_counts = {};  // all_to_all with counts only
 };
 
-class VirtualClock;
-
 // Names one started collective of one communicator; counts up from 0.
 using WorkId = std::uint64_t;
 
@@ -124,15 +124,15 @@ class Communicator {
 
   // This rank takes no further part, because of an error of its own. Nothing may be started afterwards. True if the
   // collectives in flight are cut off and their buffers free at once (local; the peers get kPeerFailed with `why`).
-  // False if the transport can't: buffers in flight stay taken until wait(), and the peers find out by their timeout.
+  // False if the transport can't: buffers in flight stay taken until wait(), and the peers are told by other ways, or
+  // find out by their timeout.
   virtual bool abandon(const std::string& why) {
     (void)why;
     return false;
   }
 };
 
-// ---- the levels of a topology
-// ----------------------------------------------------------------------------------------
+// ---- the levels of a topology --------------------------------------------------------------------------------------
 
 // The topology that the launcher has made: two levels, machines and the ranks on each, or one where there is but one
 // machine or one rank on each, or where no rank has been told anything (`place` of launcher_place()). Every rank calls
@@ -170,7 +170,7 @@ class LevelCommunicators {
 // had started still end well. Texts name ranks by their number in this group, those of sub-groups too.
 class LocalGroup {
  public:
-  // `clock`: tests may bring their own time (src/collective/virtual_clock.h); it must outlive the group.
+  // `clock` must outlive the group; null: the machine's time.
   explicit LocalGroup(int world_size, VirtualClock* clock = nullptr);
   ~LocalGroup();
   LocalGroup(const LocalGroup&) = delete;
@@ -218,7 +218,7 @@ Result<std::unique_ptr<Communicator>> make_callback_communicator(const Communica
 
 // ---- verifying: do the calls fit together? -------------------------------------------------------------------------
 
-// For transports that can't tell (all but local): before every collective the ranks gather 40 bytes each of what they
+// For transports that can't tell (all but local): before every collective the ranks gather 32 bytes each of what they
 // start, and ranks whose calls do not fit together all get the same kMismatch from test() or wait(), instead of wrong
 // sums, a timeout or a crash of the transport. Costs one small all-gather a collective. After a mismatch the buffers in
 // flight stay the inner communicator's.

@@ -1,20 +1,29 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""Every kind of collective over Gloo when one rank does not come, gives up or dies: the others get an error that names
-it, in time."""
+"""Every kind of collective over Gloo when one rank does not come, gives up, dies or is cut off: the others get an error
+that names it, in time."""
 
 import faulthandler
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from test_ddp_faults import free_port
 from test_group import FLOAT32, KINDS, Collective
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
+
+import links as shaped
+
+needs_namespaces = pytest.mark.skipif(shaped.why_not_shaped() is not None, reason=f"{shaped.why_not_shaped()}")
+
+CUT_WAIT_S = 3.0
 BROKEN = 2  # the rank; root of broadcasts, so that the others need it in every kind
 ROLL_CALL_S = 5
 SLACK_S = 5 + 10 * (os.getloadavg()[0] / os.cpu_count() > 1.5)
@@ -62,18 +71,43 @@ def dies(kind, rank, world_size, port):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     group = TorchGroup(None)
     group.set_timeout(20)
-    group.all_gather(b"ready", 20)
+    store = dist.distributed_c10d._get_default_store()
+    group.all_gather(b"connected", 20)
+    store.set(f"connected/{rank}", "")
     if rank == BROKEN:
+        store.wait(["connected/0", "connected/1"])
         os.kill(os.getpid(), signal.SIGKILL)
     begin = time.monotonic()
     try:
         exchange(group, kind, 20.0)
     except (RuntimeError, TimeoutError) as error:
         print(json.dumps({"error": str(error), "seconds": time.monotonic() - begin}), flush=True)
-    store = dist.distributed_c10d._get_default_store()  # in rank 0, which may not end before the other has answered
     store.set(f"answered/{rank}", "")
-    store.wait(["answered/0", "answered/1"])
+    store.wait(["answered/0", "answered/1"])  # the store is in rank 0
     os._exit(0)  # with works in flight that will never end
+
+
+def is_cut_off():
+    """Sums until an error comes, and stays: rank 0 has the rendezvous store."""
+    import torch.distributed as dist
+    from cortado.group import TorchGroup
+
+    faulthandler.dump_traceback_later(60, exit=True)
+    dist.init_process_group("gloo")
+    group = TorchGroup(None)
+    group.set_timeout(CUT_WAIT_S)
+    values = np.ones(1000, dtype=np.float32)
+    for work in itertools.count():
+        begin = time.monotonic()
+        try:
+            group.start(work, "all_reduce", FLOAT32, values.ctypes.data, values.ctypes.data, 1000, 0, None, None)
+            group.wait(work, CUT_WAIT_S)
+        except (RuntimeError, TimeoutError) as error:
+            print(json.dumps({"error": str(error), "seconds": time.monotonic() - begin}), flush=True)
+            time.sleep(60)
+        if work == 0:
+            print("running", flush=True)
+        time.sleep(0.01)
 
 
 FEW_KINDS_FIRST = [
@@ -122,5 +156,28 @@ def test_a_dead_rank_is_named(kind):
         assert answer["seconds"] < 2 + ROLL_CALL_S + SLACK_S
 
 
+@needs_namespaces
+@pytest.mark.parametrize("cut", [2, 0])
+def test_every_rank_gets_an_error_when_a_link_is_cut(cut):
+    with shaped.Links(3) as links:
+        argv = [sys.executable, __file__]
+        quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        ranks = [links.popen(rank, argv, env=quiet, stdout=subprocess.PIPE, text=True) for rank in range(3)]
+        for rank in ranks:
+            assert rank.stdout.readline() == "running\n"
+        time.sleep(0.5)
+        links.cut(cut)
+        answers = [json.loads(rank.stdout.readline()) for rank in ranks]
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    for rank, answer in enumerate(answers):
+        # Who has lost the store can say no more than that; the others name who is missing.
+        alone = "rank 0, or the link to it is gone"
+        others = "rank 2 did not answer" if cut == 2 else "rank 1, 2 did not answer"
+        assert (alone if (rank == cut) == (cut != 0) else others) in answer["error"], rank
+        assert answer["seconds"] < CUT_WAIT_S + ROLL_CALL_S + SLACK_S
+
+
 if __name__ == "__main__":
-    dies(*json.loads(sys.argv[1]))
+    is_cut_off() if len(sys.argv) == 1 else dies(*json.loads(sys.argv[1]))
