@@ -274,9 +274,9 @@ class RecordingCommunicator final : public Communicator {
 // its sub-groups too).
 struct Fault {
   enum class Kind {
-    kDelay,    // the result is reported `delay` after the start at the earliest
-    kDrop,     // it and everything after it is never started: the peers wait, and so does this rank, until the timeout
-    kError,    // start returns kPeerFailed
+    kDelay,     // the result is reported `delay` after the start at the earliest
+    kDrop,      // it and everything after it is never started: the peers wait, and so does this rank, until the timeout
+    kError,     // start returns kPeerFailed
     kCorrupt,   // one bit of this rank's contribution is flipped
     kTruncate,  // half of this rank's contribution is missing: of a sum the sizes then disagree, else zeros arrive
   };
