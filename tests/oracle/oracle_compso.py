@@ -23,11 +23,16 @@ def decode_compso(parameters, payload, dtype, rows, cols):
     expect(np.all(lawful | (steps.view("<u4") == 0) | (steps.view("<u4") == NAN_BITS)), "step")
     least = reader.array("<i4", blocks).astype(np.int64)
     expect(np.all(np.abs(least) < 1 << 22), "least level")
+    outwards = np.full(blocks, 0.05, np.float32)
+    if parameters["round"] == "dead_zone" and "error" in parameters:
+        outwards = reader.array("<f4", blocks)
+        expect(np.all(np.abs(outwards) <= 1), "outwards")
     codes = read_codes(reader, parameters["coder"], width, elems)
     of_value = np.arange(elems) // block
     modulus, middle = (256, 128) if width == 1 else (65536, 32896)
     levels = least[of_value] + (codes - middle - least[of_value]) % modulus
-    return narrow(reconstruct(parameters["round"], levels.astype(np.float32), key) * steps[of_value], dtype)
+    values = reconstruct(parameters["round"], levels.astype(np.float32), key, outwards[of_value])
+    return narrow(values * steps[of_value], dtype)
 
 
 def may_take_two_bytes(parameters) -> bool:

@@ -69,6 +69,10 @@ class CompsoCodec final : public Codec {
     explainer.take(block_bytes, "steps", "a block each: " + first_values(explainer.next(block_bytes), DType::kFloat32));
     explainer.take(block_bytes, "smallest levels",
                    "a block each, the first: " + std::to_string(explainer.peek<std::int32_t>().value_or(0)));
+    if (settings_.finds_dead_zone()) {
+      explainer.take(block_bytes, "outwards",
+                     "a block each, in steps: " + first_values(explainer.next(block_bytes), DType::kFloat32));
+    }
     const auto bytes = static_cast<std::uint64_t>(elems);
     if (!settings_.is_coded) {
       explainer.take(bytes, "low codes", first_values(explainer.next(bytes), DType::kUint8));

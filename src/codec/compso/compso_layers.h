@@ -25,6 +25,7 @@ struct CompsoSettings {
   std::int64_t chunk_codes = 65536;
 
   bool is_lossless() const { return bound == 0 && error == 0; }
+  bool finds_dead_zone() const { return error > 0 && rounding == Rounding::kDeadZone; }
 };
 
 // Upper bounds for layers of these numbers of elements, at most kMaxRansCodes together; pure.

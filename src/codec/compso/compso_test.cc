@@ -238,6 +238,33 @@ TEST(Compso, ReachesATargetError) {
   }
 }
 
+TEST(Compso, ChoosesTheDeadZoneForATargetError) {
+  std::vector<float> heavy = normals(100000);
+  for (float& x : heavy) x *= x * x;
+  for (const double error : {0.5, 0.2, 0.1}) {
+    const auto bytes = [&](const std::string& codec, const std::string& coder) {
+      const std::string spec = codec + "(error=" + std::to_string(error) + ", round=dead_zone)" + coder;
+      return static_cast<double>(encode(spec, heavy).size());
+    };
+    EXPECT_LT(bytes("compso", ""), 0.995 * bytes("quant", " | rans")) << error;
+  }
+  // And what stands for its levels: their mean.
+  const std::string spec = "compso(error=0.2, round=dead_zone, coder=none)";
+  const Bytes payload = encode(spec, heavy);
+  float step, outwards;
+  std::memcpy(&step, payload.data() + 8, sizeof(step));
+  std::memcpy(&outwards, payload.data() + 16, sizeof(outwards));
+  const std::vector<float> decoded = round_trip(spec, heavy);
+  double offsets = 0, kept = 0;
+  for (std::size_t i = 0; i < heavy.size(); ++i) {
+    if (decoded[i] == 0) continue;
+    offsets += static_cast<double>(std::fabs(heavy[i]) - std::fabs(decoded[i])) / step;
+    kept += 1;
+  }
+  EXPECT_NEAR(offsets / kept, 0, 1e-4);
+  EXPECT_GT(outwards, 0.1f);
+}
+
 // ---- layers --------------------------------------------------------------------------------------------------------
 
 class CompsoLayers : public testing::Test {
@@ -292,6 +319,7 @@ TEST_F(CompsoLayers, HaveStepsOfTheirOwnInOneMessage) {
 TEST_F(CompsoLayers, OfAnyKindComeBack) {
   for (const CompsoSettings& settings :
        {CompsoSettings{.bound = 0}, CompsoSettings{.error = 0.1}, CompsoSettings{.is_coded = false},
+        CompsoSettings{.rounding = Rounding::kDeadZone, .error = 0.1},
         CompsoSettings{.rounding = Rounding::kDither, .block_elems = 1024}}) {
     const Bytes payload = encode_all(settings);
     ASSERT_TRUE(decode_all(settings, payload).ok());
@@ -331,8 +359,8 @@ TEST(Compso, WrongSpecificationsAreRefused) {
 }
 
 TEST(Compso, DamageIsNamed) {
-  const std::string spec = "compso(coder=none)";
-  const Bytes good = encode(spec, {1, -1, 0.5f});
+  std::string spec = "compso(coder=none)";
+  Bytes good = encode(spec, {1, -1, 0.5f});
   const auto error = [&](std::size_t at, int byte) {
     Bytes bytes = good;
     bytes[at] = static_cast<std::byte>(byte);
@@ -343,6 +371,10 @@ TEST(Compso, DamageIsNamed) {
   EXPECT_EQ(error(0, 2), "the payload begins with 2 bytes a code, expected 1");
   EXPECT_EQ(error(11, 0xbf), "block 0 has the step -0.512 and the smallest level -125");
   EXPECT_EQ(error(14, 0x7f), "block 0 has the step 0.008 and the smallest level -8388733");
+
+  spec = "compso(error=0.5, round=dead_zone, coder=none)";
+  good = encode(spec, {1, -1, 0.5f});
+  EXPECT_EQ(error(19, 0x40), "block 0 has levels 7.99951 steps outwards, expected -1 to 1");
 }
 
 }  // namespace
