@@ -15,7 +15,25 @@ file(WRITE "${PROJECT_BINARY_DIR}/cortado-config.cmake"
      "find_dependency(Threads)\n"
      "find_dependency(hwy)\n"
      "find_dependency(ZLIB)\n"
+     "set(BLA_VENDOR OpenBLAS)\n"
+     "find_dependency(LAPACK)\n"
      "include(\"\${CMAKE_CURRENT_LIST_DIR}/cortado_targets.cmake\")\n")
+
+# A program without MPI or NCCL needs neither to be there.
+function(cortado_install_transport name package found)
+  if(TARGET cortado_${name})
+    install(TARGETS cortado_${name} EXPORT cortado_${name}_targets)
+    install(EXPORT cortado_${name}_targets NAMESPACE cortado:: DESTINATION "${package_dir}")
+    file(APPEND "${PROJECT_BINARY_DIR}/cortado-config.cmake"
+         "find_package(${package})\n"
+         "if(${found})\n"
+         "  include(\"\${CMAKE_CURRENT_LIST_DIR}/cortado_${name}_targets.cmake\")\n"
+         "endif()\n")
+  endif()
+endfunction()
+cortado_install_transport(mpi "MPI QUIET COMPONENTS CXX" MPI_CXX_FOUND)
+cortado_install_transport(nccl "CUDAToolkit QUIET" CUDAToolkit_FOUND)
+
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/cortado-config-version.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/cortado-config.cmake" "${PROJECT_BINARY_DIR}/cortado-config-version.cmake"
         DESTINATION "${package_dir}")

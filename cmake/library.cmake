@@ -16,4 +16,4 @@ target_include_directories(
 target_link_libraries(
   cortado
   PUBLIC Threads::Threads
-  PRIVATE hwy::hwy ZLIB::ZLIB $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
+  PRIVATE hwy::hwy ZLIB::ZLIB LAPACK::LAPACK $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)

@@ -25,11 +25,14 @@
 #include "cortado/codec_file.h"
 #include "cortado/communicator.h"
 #include "cortado/engine.h"
+#include "cortado/plan.h"
 #include "cortado/trace.h"
 #include "cortado/version.h"
+#include "python/binding.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using namespace cortado_python;
 
 namespace {
 
@@ -39,27 +42,6 @@ using cortado::Status;
 // What stops a program rather than a call (Ctrl-C, SystemExit) and came up in a function of the communicator: C++ sees
 // an error, Python gets the exception itself. Of this thread, with the GIL held.
 thread_local PyObject* stopping_exception = nullptr;
-
-[[noreturn]] void raise(const Status& status) {
-  if (PyObject* stopping = std::exchange(stopping_exception, nullptr); stopping != nullptr) {
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(stopping)), stopping);
-    Py_DECREF(stopping);
-    throw nb::python_error();
-  }
-  const std::string code(cortado::status_code_name(status.code()));
-  nb::module_::import_("cortado.errors").attr("raise_status")(code, status.message());
-  throw std::runtime_error(status.to_string());  // not reached: raise_status raises
-}
-
-void check(const Status& status) {
-  if (!status.ok()) raise(status);
-}
-
-template <typename T>
-T unwrap(Result<T>&& result) {
-  if (!result.ok()) raise(result.status());
-  return std::move(result).value();
-}
 
 // ---- the communicator's functions, implemented by a Python object --------------------------------------------------
 
@@ -135,6 +117,16 @@ cortado::CommunicatorCallbacks callbacks_for(nb::handle group, int rank, int wor
       std::memcpy(received, all.data(), all.size());
     });
   };
+  callbacks.subgroup = [](void* context, const int* ranks, std::int64_t rank_count,
+                          cortado::CommunicatorCallbacks* table, char* error, std::size_t bytes) {
+    return call_python(error, bytes, [&] {
+      nb::list list;
+      for (std::int64_t i = 0; i < rank_count; ++i) list.append(ranks[i]);
+      const nb::object subgroup = group_of(context).attr("subgroup")(list);  // the whole group keeps it alive
+      *table = callbacks_for(subgroup, nb::cast<int>(subgroup.attr("rank")), nb::cast<int>(subgroup.attr("world_size")),
+                             nb::borrow<nb::str>(subgroup.attr("name")).c_str());
+    });
+  };
   return callbacks;
 }
 
@@ -151,10 +143,10 @@ class PyEngine {
  public:
   using Tensor = std::tuple<std::string, int, std::int64_t, std::int64_t, int, bool>;
 
-  PyEngine(const nb::list& tensors, const std::string& spec, nb::object group, int rank, int world_size,
+  // `what`: a specification, or the JSON text of a plan.
+  PyEngine(const nb::list& tensors, const std::string& what, nb::object group, int rank, int world_size,
            const std::string& group_name)
-      : group_(std::move(group)), group_name_(group_name) {
-    const cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(spec));
+      : communicator_(std::move(group), rank, world_size, group_name) {
     std::vector<cortado::EngineTensor> list;
     for (nb::handle item : tensors) {
       list.push_back({.name = nb::cast<std::string>(item[0]),
@@ -164,13 +156,20 @@ class PyEngine {
                       .dimensions = nb::cast<int>(item[4]),
                       .is_embedding = nb::cast<bool>(item[5])});
     }
-    communicator_ =
-        unwrap(cortado::make_callback_communicator(callbacks_for(group_, rank, world_size, group_name_.c_str())));
-    nb::gil_scoped_release release;
-    Result<std::unique_ptr<cortado::Engine>> engine =
-        cortado::Engine::create(std::move(list), options, communicator_.get());
-    nb::gil_scoped_acquire acquire;
-    engine_ = unwrap(std::move(engine));
+    if (is_plan(what)) {
+      const cortado::Plan plan = unwrap(cortado::plan_from_json(what));
+      engine_ = unwrapped_without_gil(
+          [&] { return cortado::Engine::create(std::move(list), plan, {}, communicator_.get()); });
+      return;
+    }
+    const cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(what));
+    engine_ =
+        unwrapped_without_gil([&] { return cortado::Engine::create(std::move(list), options, communicator_.get()); });
+  }
+
+  void switch_plan(const std::string& json) {
+    const cortado::Plan plan = unwrap(cortado::plan_from_json(json));
+    checked_without_gil([&] { return engine_->switch_plan(plan); });
   }
 
   void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients) {
@@ -237,20 +236,10 @@ class PyEngine {
   }
 
  private:
-  template <typename F>
-  void checked_without_gil(F&& call) {
-    Status status;
-    {
-      nb::gil_scoped_release release;
-      status = call();
-    }
-    check(status);
-  }
+  static bool is_plan(const std::string& what) { return what.starts_with('{'); }
 
-  nb::object group_;
-  std::string group_name_;
+  PyCommunicator communicator_;
   std::unique_ptr<cortado::TraceRecorder> trace_;
-  std::unique_ptr<cortado::Communicator> communicator_;
   std::unique_ptr<cortado::Engine> engine_;
 };
 
@@ -301,12 +290,6 @@ nb::dict PyEngine::report() const {
   return result;
 }
 
-nb::object to_numpy(std::vector<float>&& values) {
-  auto* owned = new std::vector<float>(std::move(values));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
-}
-
 nb::dict PyEngine::save_state() {
   cortado::EngineState state = unwrap(engine_->save_state());
   nb::dict tensors;
@@ -315,6 +298,11 @@ nb::dict PyEngine::save_state() {
     entry["residual"] = to_numpy(std::move(tensor.residual));
     entry["basis"] = to_numpy(std::move(tensor.basis));
     entry["velocity"] = to_numpy(std::move(tensor.velocity));
+    nb::dict places;
+    for (cortado::PlaceState& place : tensor.places) {
+      places[(place.name + "@" + std::to_string(place.begin)).c_str()] = to_numpy(std::move(place.values));
+    }
+    entry["places"] = places;
     tensors[tensor.name.c_str()] = entry;
   }
   nb::dict result;
@@ -329,11 +317,6 @@ nb::dict PyEngine::save_state() {
   return result;
 }
 
-std::vector<float> to_vector(nb::handle array) {
-  const auto view = nb::cast<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(array);
-  return {view.data(), view.data() + view.size()};
-}
-
 std::string PyEngine::load_state(const nb::dict& dict) {
   cortado::EngineState state{.spec = nb::cast<std::string>(dict["spec"]),
                              .world_size = nb::cast<int>(dict["world_size"]),
@@ -343,10 +326,17 @@ std::string PyEngine::load_state(const nb::dict& dict) {
                              .layout = nb::cast<decltype(state.layout)>(dict["layout"]),
                              .tensors = {}};
   for (auto [name, entry] : nb::cast<nb::dict>(dict["tensors"])) {
-    state.tensors.push_back({.name = nb::cast<std::string>(name),
-                             .residual = to_vector(entry["residual"]),
-                             .basis = to_vector(entry["basis"]),
-                             .velocity = to_vector(entry["velocity"])});
+    cortado::TensorState& tensor = state.tensors.emplace_back();
+    tensor = {.name = nb::cast<std::string>(name),
+              .residual = to_vector(entry["residual"]),
+              .basis = to_vector(entry["basis"]),
+              .velocity = to_vector(entry["velocity"])};
+    for (auto [place, values] : nb::cast<nb::dict>(entry["places"])) {
+      const std::string key = nb::cast<std::string>(place);  // NAME@BEGIN
+      const std::size_t at = key.rfind('@');
+      if (at == std::string::npos) throw nb::value_error("a place is called NAME@BEGIN");
+      tensor.places.push_back({key.substr(0, at), std::strtoll(key.c_str() + at + 1, nullptr, 10), to_vector(values)});
+    }
   }
   Result<std::string> warning = [&] {
     nb::gil_scoped_release release;
@@ -354,6 +344,8 @@ std::string PyEngine::load_state(const nb::dict& dict) {
   }();
   return unwrap(std::move(warning));
 }
+
+cortado::Plan plan_of(const std::string& json) { return unwrap(cortado::plan_from_json(json)); }
 
 cortado::Trace trace_of(const std::string& json) { return unwrap(cortado::parse_trace(json)); }
 
@@ -447,6 +439,43 @@ nb::object decompress(const InputBytes& data, bool as_torch) {
 
 }  // namespace
 
+namespace cortado_python {
+
+[[noreturn]] void raise(const Status& status) {
+  if (PyObject* stopping = std::exchange(stopping_exception, nullptr); stopping != nullptr) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(stopping)), stopping);
+    Py_DECREF(stopping);
+    throw nb::python_error();
+  }
+  const std::string code(cortado::status_code_name(status.code()));
+  nb::module_::import_("cortado.errors").attr("raise_status")(code, status.message());
+  throw std::runtime_error(status.to_string());  // not reached: raise_status raises
+}
+
+PyCommunicator::PyCommunicator(nb::object group, int rank, int world_size, const std::string& name)
+    : group_(std::move(group)), name_(name) {
+  if (group_.is_none()) {
+    alone_ = std::make_unique<cortado::LocalGroup>(1);
+    communicator_ = alone_->communicator(0);
+    return;
+  }
+  owned_ = unwrap(cortado::make_callback_communicator(callbacks_for(group_, rank, world_size, name_.c_str())));
+  communicator_ = owned_.get();
+}
+
+nb::object to_numpy(std::vector<float>&& values) {
+  auto* owned = new std::vector<float>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+}
+
+std::vector<float> to_vector(nb::handle array) {
+  const auto view = nb::cast<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(array);
+  return {view.data(), view.data() + view.size()};
+}
+
+}  // namespace cortado_python
+
 NB_MODULE(_core, m) {
   m.doc() = "Cortado's C++ engine; use it through the cortado package.";
   m.attr("__version__") = cortado::version();
@@ -463,7 +492,7 @@ NB_MODULE(_core, m) {
 
   nb::class_<PyEngine>(m, "Engine", "cortado::Engine over a process group given as a Python object.")
       .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&>(), "tensors"_a,
-           "spec"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a)
+           "what"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a)
       .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
            "holds_zero_gradients"_a = false)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)
@@ -474,6 +503,7 @@ NB_MODULE(_core, m) {
       .def("report", &PyEngine::report)
       .def("save_state", &PyEngine::save_state)
       .def("load_state", &PyEngine::load_state, "state"_a)
+      .def("switch_plan", &PyEngine::switch_plan, "json"_a)
       .def("check_replicas", &PyEngine::check_replicas, "tensors"_a, "Of each tensor name, address and bytes.")
       .def("start_trace", &PyEngine::start_trace, "capacity"_a)
       .def("trace_json", &PyEngine::trace_json)
@@ -481,9 +511,13 @@ NB_MODULE(_core, m) {
       .def_prop_ro("timeout_s", &PyEngine::timeout_s)
       .def_prop_ro("sends_buffers", &PyEngine::sends_buffers);
 
+  bind_kfac(m);
+
   // Views of a trace, given as the text of a file cortado.trace/1.
-  m.def("trace_to_text", [](const std::string& json) { return cortado::trace_to_text(trace_of(json)); }, "json"_a);
-  m.def("trace_to_chrome", [](const std::string& json) { return cortado::trace_to_chrome(trace_of(json)); }, "json"_a);
+  m.def(
+      "trace_to_text", [](const std::string& json) { return cortado::trace_to_text(trace_of(json)); }, "json"_a);
+  m.def(
+      "trace_to_chrome", [](const std::string& json) { return cortado::trace_to_chrome(trace_of(json)); }, "json"_a);
   m.def(
       "summarize_trace",
       [](const std::string& json, bool by_tensor) {
@@ -494,6 +528,11 @@ NB_MODULE(_core, m) {
   m.def(
       "canonical_spec", [](const std::string& spec) { return unwrap(cortado::EngineOptions::parse(spec)).to_spec(); },
       "spec"_a, "Checks a codec string and returns it with defaults left out.");
+  m.def(
+      "canonical_plan", [](const std::string& json) { return cortado::plan_to_json(plan_of(json)); }, "json"_a,
+      "Checks the text of a plan and returns it as cortado writes it.");
+  m.def(
+      "plan_hash", [](const std::string& json) { return cortado::plan_hash(plan_of(json)); }, "json"_a);
   m.def("compress", &compress, "array"_a, "spec"_a, "seed"_a = 0, "chunk_elems"_a = 0,
         "The bytes of a codec file (docs/wire_format.md).");
   m.def("decompress", &decompress, "data"_a, "as_torch"_a, "The array that a codec file holds.");

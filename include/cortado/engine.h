@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "cortado/communicator.h"
+#include "cortado/plan.h"
 #include "cortado/spec.h"
 #include "cortado/status.h"
 #include "cortado/tensor_view.h"
@@ -36,7 +37,7 @@ namespace cortado {
 
 struct EngineOptions {
   // ---- changes results ----
-  enum class Method { kNone, kCast, kPower, kAcp, kCodec };
+  enum class Method { kNone, kCast, kPower, kAcp, kCodec, kPlan };
   enum class Sides { kBoth, kAlternate };
   enum class Phase { kBalanced, kGlobal };
   enum class Rollback { kRounded, kExact };
@@ -46,7 +47,7 @@ struct EngineOptions {
   enum class Feedback { kAuto, kResidual, kDgc, kNone };
 
   Method method = Method::kAcp;
-  std::string codec;               // kCodec: its specification; compositions are one codec
+  std::string codec;               // kCodec: its specification; compositions are one codec. kPlan: which plan
   int rank = 4;                    // matrix rank of kPower and kAcp
   DType wire = DType::kFloat32;    // kPower, kAcp, kCast: dtype of what travels (factors and dense tensors)
   Sides sides = Sides::kBoth;      // kAcp. kBoth: both factors in every step, of half the rank each (rounded up);
@@ -153,11 +154,17 @@ struct EngineReport {
 };
 
 // The state that a checkpoint must hold besides the model and the optimiser: per rank, keyed by tensor name.
+struct PlaceState {  // of engines of a plan: what is kept where an option encodes (docs/schemes.md)
+  std::string name;
+  std::int64_t begin = 0;  // element of the tensor
+  std::vector<float> values;
+};
 struct TensorState {
   std::string name;
   std::vector<float> residual;  // rows * cols, materialised, in unscaled units; empty if none
   std::vector<float> basis;     // low rank: the factor the next step projects on
   std::vector<float> velocity;  // feedback=dgc: rows * cols
+  std::vector<PlaceState> places = {};
 };
 struct EngineState {
   std::string spec;
@@ -188,12 +195,18 @@ class Engine {
   static Result<std::unique_ptr<Engine>> create(std::vector<EngineTensor> tensors, const EngineOptions& options,
                                                 Communicator* communicator, const Clock* clock = steady_clock(),
                                                 TraceRecorder* trace = nullptr);
+  // The same for a plan: every bucket of it is one message and travels as its option says. The plan must be for as many
+  // ranks, and have every tensor; else every rank gets the same error. Of `options` count random_seed and timeout_s.
+  static Result<std::unique_ptr<Engine>> create(std::vector<EngineTensor> tensors, const Plan& plan,
+                                                const EngineOptions& options, Communicator* communicator,
+                                                const Clock* clock = steady_clock(), TraceRecorder* trace = nullptr);
   virtual ~Engine() = default;
 
   virtual Status begin_step(const StepContext& context) = 0;
   virtual Status submit(std::span<const Gradient> gradients) = 0;
 
-  // Method kNone only: sums a whole buffer of the caller in place, scaled by 1 / world_size before the sum.
+  // Method kNone only: sums a whole buffer of the caller in place, scaled by 1 / world_size before the sum. Until
+  // finish_step() returns it is in use by the communicator; to give up earlier, abandon() or destroy the engine first.
   virtual Status submit_buffer(void* data, std::int64_t elems, DType dtype) = 0;
 
   virtual Result<StepOutcome> finish_step(const LocalGradient& local_gradient = {}) = 0;
@@ -208,6 +221,10 @@ class Engine {
   virtual Trace trace() const = 0;                   // what has been recorded; no events without a recorder
   // The memory bill and what is compressed, as printed before the first step; one line each.
   virtual std::string describe() const = 0;
+
+  // Engines of a plan, between steps: from the next step on another plan is executed. Every rank calls it at the same
+  // step with the same plan, or all get kMismatch and go on as before. What residuals hold is carried over, by name.
+  virtual Status switch_plan(const Plan& plan);
 
   // Compares a checksum of each tensor over all ranks. Every rank must call it, between the same steps, with the same
   // list. If some differ, every rank gets the same kMismatch, which names the step, the first tensor in the list, the

@@ -55,8 +55,8 @@ struct Plan {
 };
 
 // That it can be executed by as many ranks as the topology has: the topology, each option, each codec, and that no
-// tensor occurs twice. Errors name the place in the file and what was expected: "$.buckets[3].option[1] (all_gather):
-// ...".
+// tensor occurs twice. Errors name the place and what was expected: "$.buckets[3]: option: operation 1 (all_gather): it
+// does not sum; expected ...".
 Status check_plan(const Plan& plan);
 
 // Equal for plans that do the same: covers levels, tensors, options and codecs, not what was expected or noted.

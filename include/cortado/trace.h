@@ -72,7 +72,7 @@ struct Trace {
   int rank = 0;
   int world_size = 1;
   std::vector<std::string> tensors;  // names, by TraceEvent::tensor
-  std::vector<TraceEvent> events;
+  std::vector<TraceEvent> events = {};
   std::int64_t dropped = 0;  // events that found no room
 
   bool operator==(const Trace&) const = default;
@@ -80,8 +80,8 @@ struct Trace {
 
 // ---- one stream of events, its views --------------------------------------------------------------------------------
 
-// The file format cortado.trace/1 (docs/trace_format.md), and back. A text of another format, a damaged or an impossible
-// one is kCorruptData; the message says where and what was expected.
+// The file format cortado.trace/1 (docs/trace_format.md), and back. A text of another format, a damaged or an
+// impossible one is kCorruptData; the message says where and what was expected.
 std::string trace_to_json(const Trace& trace);
 Result<Trace> parse_trace(std::string_view json);
 

@@ -8,21 +8,32 @@
 
     reducer = cortado.Reducer(net, "acp(rank=4)")   # the same without DDP: backward(), reducer.wait(), step()
 
+    kfac = cortado.KFAC(net, compression="compso(bound=4e-3)")
+    ...
+    kfac.step()                              # between loss.backward() and optimizer.step()
+
     data = cortado.compress(array, "sign")   # one NumPy array or torch tensor as bytes, to keep or to send
     array = cortado.decompress(data)
 
-Importing cortado needs nothing but Python; attach, ddp_hook, Reducer and report need torch, decompress NumPy or torch.
+Importing cortado needs nothing but Python; attach, ddp_hook, Reducer, report, KFAC and gathers need torch, decompress
+NumPy or torch.
 """
+
+import importlib
 
 from ._core import __version__, canonical_spec
 from .codec_file import compress, decompress
 from .errors import CortadoError, MismatchError, PeerError, SpecError
+from .plan import Plan
 from .trace import Trace, load_trace
 
 __all__ = [
+    "KFAC",
+    "CompressedAllGather",
     "CortadoError",
     "MismatchError",
     "PeerError",
+    "Plan",
     "Reducer",
     "SpecError",
     "Trace",
@@ -30,22 +41,31 @@ __all__ = [
     "attach",
     "canonical_spec",
     "compress",
+    "compressed_all_gather",
     "ddp_hook",
     "decompress",
     "load_trace",
     "report",
+    "smooth_schedule",
+    "step_schedule",
 ]
+
+# What needs torch, and where it is.
+_LAZY = {
+    **dict.fromkeys(("attach", "ddp_hook", "report"), "ddp"),
+    "Reducer": "reducer",
+    **dict.fromkeys(("KFAC", "smooth_schedule", "step_schedule"), "kfac"),
+    **dict.fromkeys(("CompressedAllGather", "compressed_all_gather"), "owner_gather"),
+}
 
 
 def __getattr__(name):
-    if name in ("Reducer", "attach", "ddp_hook", "report"):
+    if name in _LAZY:
         try:
             import torch.distributed  # noqa: F401
         except ImportError as error:
             raise CortadoError(
                 f"cortado.{name} needs PyTorch 2.11 or later with torch.distributed, and importing it failed: {error}"
             ) from error
-        from . import ddp, reducer
-
-        return reducer.Reducer if name == "Reducer" else getattr(ddp, name)
+        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
     raise AttributeError(f"module 'cortado' has no attribute {name!r}")

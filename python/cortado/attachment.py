@@ -1,7 +1,6 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """What every front end is: one engine over one process group, and how errors of a rank reach the others."""
 
-import contextlib
 import struct
 import sys
 import weakref
@@ -9,15 +8,16 @@ import weakref
 import torch
 
 from . import _core
-from .errors import MismatchError, PeerError, SpecError
+from .agreement import SETUP_TIMEOUT_S, on_all_ranks
+from .errors import MismatchError, SpecError
 from .group import TorchGroup
 from .parameters import engine_tensors
 from .reporting import Report
-from .spec import spec_from
+from .spec import text_for_engine
 from .trace import Trace
 
 _STATE_FORMAT = "cortado.state/1"
-_SETUP_TIMEOUT_S = 60.0  # how long set-up and load_state_dict wait for the other ranks
+_STATE_KEYS = ("residual", "basis", "velocity")  # of each tensor, beside its places
 
 _failed = []  # attachments whose collectives may still write to the engine's memory; kept until the process ends
 _open = weakref.WeakSet()
@@ -61,48 +61,27 @@ class Attachment:
             print(self._engine.describe(), file=sys.stderr, flush=True)
 
     def _make_engine(self, plan, list_parameters):
-        with self._on_all_ranks("could not attach"):
+        with on_all_ranks(self._group, "could not attach"):
             named = list_parameters()
             if not isinstance(self._check_interval, int) or not 0 <= self._check_interval < 2**63:
                 raise SpecError(f"check_replicas is a number of steps, or 0 for never; got {self._check_interval!r}")
-            spec = _core.canonical_spec(spec_from(plan))
+            what = text_for_engine(plan)
             tensors = engine_tensors(named)
         self._names = [name for name, _, _ in named]
         self._parameters = [parameter for _, parameter, _ in named]
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
         self._agree_on_arguments()
-        return _core.Engine(tensors, spec, self._group, self._group.rank, self._group.world_size, self._group.name)
+        return _core.Engine(tensors, what, self._group, self._group.rank, self._group.world_size, self._group.name)
 
     def _agree_on_arguments(self):
         own = struct.pack("<?q", self._grad_scaler is not None, self._check_interval)
-        gathered = self._group.all_gather(own, _SETUP_TIMEOUT_S)
+        gathered = self._group.all_gather(own, SETUP_TIMEOUT_S)
         scaled, intervals = zip(*struct.iter_unpack("<?q", gathered), strict=True)
         if len(set(scaled)) > 1:
             without = ", ".join(str(rank) for rank, has in enumerate(scaled) if not has)
             raise MismatchError(f"some ranks were attached with a grad_scaler, rank {without} without", "mismatch")
         if len(set(intervals)) > 1:
             raise MismatchError(f"check_replicas differs: ranks have {', '.join(map(str, intervals))}", "mismatch")
-
-    @contextlib.contextmanager
-    def _on_all_ranks(self, failed_to):
-        """An error in the body, on whichever rank, is raised on all of them, before they wait for each other."""
-        error = None
-        try:
-            yield
-        except Exception as raised:
-            error = raised
-        size = 400
-        text = "" if error is None else str(error) or type(error).__name__
-        try:
-            texts = self._group.all_gather(text.encode()[:size].ljust(size, b"\0"), _SETUP_TIMEOUT_S)
-        except RuntimeError as broken:
-            raise error or PeerError(f"attach and load_state_dict need every rank: {broken}", "peer failed") from broken
-        if error is not None:
-            raise error
-        for rank in range(self._group.world_size):
-            text = texts[rank * size : (rank + 1) * size].rstrip(b"\0").decode(errors="replace")
-            if text:
-                raise MismatchError(f"rank {rank} {failed_to}: {text}", "mismatch")
 
     def _fail(self, error):
         """An error within a step ends the exchange: the other ranks hear of it, and no further step is possible."""
@@ -130,8 +109,8 @@ class Attachment:
         """This rank's residuals, factors, velocities and step, keyed by parameter name; every rank saves its own."""
         state = self._engine.save_state()
         for entry in state["tensors"].values():
-            for key in entry:
-                entry[key] = torch.from_numpy(entry[key])
+            entry.update(_tensors_of(entry, _STATE_KEYS))
+            entry["places"] = _tensors_of(entry["places"], entry["places"])
         return state
 
     def load_state_dict(self, state):
@@ -139,11 +118,24 @@ class Attachment:
 
         With another world size residuals start at zero and a warning says so; everything else is kept.
         """
-        with self._on_all_ranks("could not load its state"):
+        with on_all_ranks(self._group, "could not load its state"):
             arrays = _arrays_of(state)
         warning = self._engine.load_state(arrays)
         if warning and self._group.rank == 0:
             print(f"cortado: {warning}", file=sys.stderr, flush=True)
+
+    def switch_plan(self, plan):
+        """From the next step on ``plan`` (a Plan, its content, or the path of its file) is executed.
+
+        For models that were attached with a plan. Call it on every rank before the same step; if the ranks differ in
+        plan or step, all get a MismatchError and go on as before. Residuals are carried over.
+        """
+        with on_all_ranks(self._group, "could not switch its plan"):
+            text = text_for_engine(plan)
+            if not text.startswith("{"):
+                raise SpecError(f'switch_plan needs a plan, got the codec "{text}"')
+        self._engine.switch_plan(text)
+        self.spec = self._engine.spec
 
     def check_replicas(self, model=None):
         """Compares a checksum of every parameter over the ranks; call it on every rank, between steps.
@@ -168,6 +160,10 @@ class Attachment:
         self.trace().save_chrome(path)
 
 
+def _tensors_of(arrays, keys):
+    return {key: torch.from_numpy(arrays[key]) for key in keys}
+
+
 def _arrays_of(state):
     """The state with numpy arrays in place of tensors."""
     found = state.get("format") if isinstance(state, dict) else type(state).__name__
@@ -180,6 +176,11 @@ def _arrays_of(state):
         raise MismatchError(f"load_state_dict: the state lacks {', '.join(missing)}", "mismatch")
     tensors = {}
     for name, entry in state["tensors"].items():
-        entry = {"velocity": torch.empty(0), **entry}  # states of earlier versions lack it
-        tensors[name] = {key: entry[key].float().contiguous().numpy() for key in ("residual", "basis", "velocity")}
+        entry = {"velocity": torch.empty(0), "places": {}, **entry}  # states of earlier versions lack them
+        tensors[name] = {key: _array(entry[key]) for key in _STATE_KEYS}
+        tensors[name]["places"] = {place: _array(values) for place, values in entry["places"].items()}
     return {**state, "tensors": tensors}
+
+
+def _array(tensor):
+    return tensor.float().contiguous().numpy()

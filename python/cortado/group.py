@@ -4,10 +4,13 @@
 import ctypes
 import time
 from collections import Counter
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+from .noticeboard import Noticeboard, first_line
 
 # Codes of cortado/tensor_view.h.
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -15,7 +18,6 @@ BYTE_CODE = 3
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()} | {BYTE_CODE: torch.uint8}
 
 _SLICE_S = 1.0  # how often a waiting rank looks whether a peer has reported a failure
-_ROLL_CALL_S = 5.0  # how long failed ranks wait for each other before they name who is missing
 
 _MOST_TENSORS = 4096  # kept; payloads of varying sizes would make more and more
 
@@ -23,66 +25,81 @@ _attachments = Counter()  # by group; its ranks attach in the same order, so the
 
 
 class TorchGroup:
-    """One process group, seen by the engine. Used by one thread at a time, which must hold the GIL."""
+    """One process group, seen by the engine. Used by one thread at a time, which must hold the GIL.
 
-    def __init__(self, process_group):
+    A sub-group shares the failures of the group it came from: what one rank announces ends the waits in all of them.
+    """
+
+    def __init__(self, process_group, whole=None):
         self._group = process_group if process_group is not None else dist.group.WORLD
+        self._whole = whole if whole is not None else self
         self.rank = dist.get_rank(self._group)
         self.world_size = dist.get_world_size(self._group)
         self.name = str(dist.get_backend(self._group))
-        group_name = self._group.group_name
-        prefix = f"cortado/{group_name}/{_attachments[group_name]}"
-        _attachments[group_name] += 1
-        self._store = dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
-        self.set_timeout(1800.0)
         self._works = {}
         self._tensors = {}
-        self._failed = False
+        if whole is None:
+            group_name = self._group.group_name
+            prefix = f"cortado/{group_name}/{_attachments[group_name]}"
+            _attachments[group_name] += 1
+            self._board = Noticeboard(prefix, self.rank, self.world_size)
+            self._subgroups = []
+            self.set_timeout(1800.0)
+        else:
+            self._board = whole._board
+            self._timeout = whole._timeout
 
     def set_timeout(self, timeout_s):
         """Of each collective. The transport must give up too, or a process with a hung peer could not end."""
-        self._all_reduce_options = _with_timeout(dist.AllreduceOptions(), timeout_s)
-        self._all_gather_options = _with_timeout(dist.distributed_c10d.AllgatherOptions(), timeout_s)
+        for group in [self, *self._subgroups]:
+            group._timeout = timedelta(seconds=min(timeout_s, 1e6))
+
+    def subgroup(self, ranks):
+        """The group of these ranks; it lives as long as the whole one. Every rank calls it with the list it is in."""
+        # local synchronisation: only these ranks know of it. The name is made of the numbers in the default group.
+        of_world = [dist.get_global_rank(self._group, rank) for rank in ranks]
+        process_group = dist.new_group(
+            of_world, timeout=self._timeout, backend=self.name, use_local_synchronization=True
+        )
+        made = TorchGroup(process_group, self._whole)
+        self._whole._subgroups.append(made)
+        return made
 
     # ---- what the engine calls
 
     def start(self, work, kind, dtype, sent, received, elems, root, counts, received_counts):
         """Starts collective number `work`; the arguments are the fields of CollectiveCall (communicator.h)."""
-        if kind == "all_reduce" and sent == received:
-            tensor = self._tensor(received, elems, _DTYPES[dtype])
-            self._works[work] = self._group.allreduce([tensor], self._all_reduce_options)
-        elif kind == "all_gather" and counts is None:
-            own = self._tensor(sent, elems, _DTYPES[dtype])
-            all_ranks = self._tensor(received, elems * self.world_size, _DTYPES[dtype])
-            self._works[work] = self._group._allgather_base(all_ranks, own, self._all_gather_options)
-        else:
-            raise NotImplementedError(f"{kind} over torch.distributed")
+        call = _Call(_DTYPES[dtype], sent, received, elems, root, counts, received_counts)
+        self._works[work] = getattr(self, "_" + kind)(call)
 
     def test(self, work):
-        if not self._works[work].is_completed():
+        if not self._works[work].handle.is_completed():
             return False
         self.wait(work, 1.0)  # raises what the collective raised
         return True
 
     def wait(self, work, timeout_s):
-        handle = self._works[work]
+        started = self._works[work]
         deadline = time.monotonic() + timeout_s
         while True:
             slice_s = max(0.001, min(_SLICE_S, deadline - time.monotonic()))
             try:
-                handle.wait(timedelta(seconds=slice_s))
-                del self._works[work]
-                return
+                started.handle.wait(timedelta(seconds=slice_s))
+                return self._end(work)
             except RuntimeError as error:
-                if handle.is_completed() and not self._succeeded(handle):
-                    raise self.failure(f"collective failed: {_first_line(error)}") from error
-                if handle.is_completed():  # it ended well just after the slice did
-                    del self._works[work]
-                    return
-            if self._peer_has_failed():
+                if started.handle.is_completed() and not self._succeeded(started.handle):
+                    raise self.failure(f"collective failed: {first_line(error)}") from error
+                if started.handle.is_completed():  # it ended well just after the slice did
+                    return self._end(work)
+            if self._board.somebody_failed():
                 raise self.failure("a peer reported a failure")
             if time.monotonic() >= deadline:
                 raise TimeoutError(str(self.failure(f"no result within {timeout_s:g} s")))
+
+    def _end(self, work):
+        started = self._works.pop(work)
+        if started.finish is not None:
+            started.finish()
 
     @staticmethod
     def _succeeded(handle):
@@ -95,53 +112,95 @@ class TorchGroup:
     def all_gather(self, sent, timeout_s):
         own = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.world_size)]
-        options = _with_timeout(dist.distributed_c10d.AllgatherOptions(), timeout_s)
+        options = self._options(dist.distributed_c10d.AllgatherOptions())
+        options.timeout = timedelta(seconds=timeout_s)
         try:
             self._group.allgather([parts], [own], options).wait(options.timeout)
         except RuntimeError as error:
-            raise self.failure(f"all-gather failed: {_first_line(error)}") from error
+            raise self.failure(f"all-gather failed: {first_line(error)}") from error
         return b"".join(part.numpy().tobytes() for part in parts)
+
+    # ---- kinds of collectives
+    #
+    # Gloo sums in place, gathers and scatters equal blocks only, and has no reduce-scatter in older versions. What is
+    # left goes through all-to-all, which moves exactly the bytes that must travel, in one round.
+
+    def _all_reduce(self, call):
+        tensor = self._tensor(call.received, call.elems, call.dtype)
+        if call.sent != call.received:
+            tensor.copy_(self._tensor(call.sent, call.elems, call.dtype))
+        return _Started(self._group.allreduce([tensor], self._options(dist.AllreduceOptions())))
+
+    def _broadcast(self, call):
+        data = call.sent if self.rank == call.root else call.received
+        options = self._options(dist.BroadcastOptions())
+        options.rootRank = call.root
+        return _Started(self._group.broadcast([self._tensor(data, call.elems, call.dtype)], options))
+
+    def _reduce(self, call):
+        own = self._tensor(call.sent, call.elems, call.dtype)
+        if self.rank != call.root:
+            own = own.clone()  # the transport adds in it
+        elif call.sent != call.received:
+            own = self._tensor(call.received, call.elems, call.dtype).copy_(own)
+        options = self._options(dist.ReduceOptions())
+        options.rootRank = call.root
+        return _Started(self._group.reduce([own], options), own)
+
+    def _all_gather(self, call):
+        if call.counts is None:
+            own = self._tensor(call.sent, call.elems, call.dtype)
+            everything = self._tensor(call.received, call.elems * self.world_size, call.dtype)
+            options = self._options(dist.distributed_c10d.AllgatherOptions())
+            return _Started(self._group._allgather_base(everything, own, options))
+        count = call.counts[self.rank]
+        copies = self._tensor(call.sent, count, call.dtype).repeat(self.world_size)
+        everything = self._tensor(call.received, sum(call.counts), call.dtype)
+        return self._exchange(everything, copies, call.counts, [count] * self.world_size)
+
+    def _gather(self, call):
+        counts = call.counts or [call.elems] * self.world_size
+        is_root = self.rank == call.root
+        own = self._tensor(call.sent, counts[self.rank], call.dtype)
+        everything = self._tensor(call.received, sum(counts) if is_root else 0, call.dtype)
+        to_root = [counts[self.rank] if rank == call.root else 0 for rank in range(self.world_size)]
+        return self._exchange(everything, own, counts if is_root else [0] * self.world_size, to_root)
+
+    def _all_to_all(self, call):
+        sent_counts = call.counts or [call.elems] * self.world_size
+        received_counts = call.received_counts or sent_counts
+        sent = self._tensor(call.sent, sum(sent_counts), call.dtype)
+        received = self._tensor(call.received, sum(received_counts), call.dtype)
+        return self._exchange(received, sent, received_counts, sent_counts)
+
+    def _reduce_scatter(self, call):
+        counts = call.counts or [call.elems] * self.world_size
+        sent = self._tensor(call.sent, sum(counts), call.dtype)
+        parts = torch.empty(counts[self.rank] * self.world_size, dtype=call.dtype)
+        result = self._tensor(call.received, counts[self.rank], call.dtype)
+        started = self._exchange(parts, sent, [counts[self.rank]] * self.world_size, counts)
+        started.finish = lambda: _sum_in_rank_order(parts.view(self.world_size, -1), result)
+        return started
+
+    def _exchange(self, received, sent, received_counts, sent_counts):
+        options = self._options(dist.AllToAllOptions())
+        return _Started(self._group.alltoall_base(received, sent, received_counts, sent_counts, options), sent)
+
+    def _options(self, options):
+        options.timeout = self._timeout
+        options.asyncOp = True
+        return options
 
     # ---- failures
 
     def announce(self, why):
         """Tells the other ranks that this one takes no further part; they stop waiting for it within about a second."""
-        if self._failed:
-            return
-        self._failed = True
-        try:
-            self._store.set(f"failed/{self.rank}", f"rank {self.rank}: {why}"[:500])
-            self._store.set("failed/any", "1")
-        except RuntimeError:
-            pass  # the store went with its host; failure() says so
+        self._board.announce(why)
 
     def failure(self, what):
         """The error of a broken collective, with the ranks that caused it, as far as the others can tell."""
         self.announce(what)
-        return RuntimeError(f"{self._roll_call()} ({what})")
-
-    def _peer_has_failed(self):
-        try:
-            return self._store.check(["failed/any"])
-        except RuntimeError:
-            return True
-
-    def _roll_call(self):
-        missing = set(range(self.world_size)) - {self.rank}
-        deadline = time.monotonic() + _ROLL_CALL_S
-        try:
-            while missing and time.monotonic() < deadline:
-                missing = {rank for rank in missing if not self._store.check([f"failed/{rank}"])}
-                if missing:
-                    time.sleep(0.05)
-            others = sorted(set(range(self.world_size)) - missing - {self.rank})
-            said = [self._store.get(f"failed/{rank}").decode() for rank in others]
-        except RuntimeError as error:
-            return f"the rendezvous store is gone too ({_first_line(error)}), so its host, usually rank 0, has ended"
-        if missing:
-            names = ", ".join(str(rank) for rank in sorted(missing))
-            return f"rank {names} did not answer within {_ROLL_CALL_S:g} s: gone, stuck, or in another step"
-        return "every rank answered: " + " | ".join(said)
+        return RuntimeError(f"{self._board.roll_call()} ({what})")
 
     # ---- memory
 
@@ -152,17 +211,35 @@ class TorchGroup:
         if tensor is None:
             if len(self._tensors) >= _MOST_TENSORS:
                 self._tensors.clear()
+            if elems == 0:
+                return torch.empty(0, dtype=dtype)
             array = (ctypes.c_char * (elems * dtype.itemsize)).from_address(data)
             tensor = self._tensors[key] = torch.frombuffer(array, dtype=dtype)
         return tensor
 
 
-def _with_timeout(options, timeout_s):
-    options.timeout = timedelta(seconds=min(timeout_s, 1e6))
-    options.asyncOp = True
-    return options
+@dataclass
+class _Call:
+    dtype: torch.dtype
+    sent: int  # addresses
+    received: int
+    elems: int
+    root: int
+    counts: list | None  # None: blocks of `elems`
+    received_counts: list | None
 
 
-def _first_line(error):
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+@dataclass
+class _Started:
+    handle: object  # of torch.distributed
+    held: object = None  # memory that must stay until the end
+    finish: object = None  # what is to be done then
+
+
+def _sum_in_rank_order(parts, result):
+    """As the other communicators add: in float32, rounded once; uint8 wraps."""
+    wide = parts.float() if parts.is_floating_point() else parts
+    total = wide[0].clone()
+    for part in wide[1:]:
+        total += part
+    result.copy_(total)

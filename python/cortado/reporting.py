@@ -57,3 +57,42 @@ class Report:
             if not fallback["tensor"]:
                 lines.append(f"  not compressed  {fallback['steps']} steps: {fallback['reason']}")
         return lines
+
+
+class KfacReport:
+    """A snapshot of one rank's K-FAC counters. ``str()`` is a table, ``to_dict()`` all of it.
+
+    Keys of the dict: ``traffic`` by kind of message (factors, inverses, gradients, reduced_gradients: ``messages`` so
+    far, and of the last one ``collectives``, ``payload_bytes``, ``dense_bytes``, ``relative_error`` of what this rank
+    sent), ``time_by_stage_ns`` and ``step_ns`` (sums over all steps), ``fallbacks``, ``skipped``, ``strategy``,
+    ``compression``, ``factor_compression``, ``world_size``, ``steps``, ``non_finite_steps``.
+    """
+
+    def __init__(self, values):
+        self._values = values
+
+    def to_dict(self):
+        return self._values
+
+    def __str__(self):
+        v = self._values
+        steps = max(v["steps"], 1)
+        lines = [f"cortado: K-FAC, {v['strategy']}, world size {v['world_size']}, {v['steps']} steps"]
+        for kind, t in v["traffic"].items():
+            if not t["payload_bytes"]:
+                continue
+            ratio = t["dense_bytes"] / t["payload_bytes"]
+            lines.append(
+                f"  {kind.replace('_', ' '):<17} {_bytes(t['payload_bytes'])} instead of {_bytes(t['dense_bytes'])},"
+                f" ratio {ratio:.1f} at relative L2 error {t['relative_error']:.3f}"
+                f" (last of {t['messages']}, this rank)"
+            )
+        stages = [
+            f"{name.replace('_', ' ')} {ns / steps / 1e6:.2f}" for name, ns in v["time_by_stage_ns"].items() if ns
+        ]
+        lines.append(f"  ms a step         {', '.join(stages)}")
+        if v["non_finite_steps"]:
+            lines.append(f"  non-finite        {v['non_finite_steps']} steps without preconditioning")
+        for fallback in v["fallbacks"]:
+            lines.append(f"  {fallback['count']} times {fallback['layer']}: {fallback['reason']}")
+        return "\n".join(lines)

@@ -1,23 +1,43 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""The three ways to say what to do: a codec string, a dict, or the path of a JSON file that holds such a dict."""
+"""The ways to say what to do: a codec string, a dict, a plan, or the path of a JSON file that holds one of the two."""
 
 import json
 import os
 
+from . import _core
 from .errors import SpecError
+from .plan import FORMAT, Plan
 
 
-def spec_from(plan):
-    """Returns the codec string of ``plan``.
+def text_for_engine(plan):
+    """What the engine takes for ``plan``: a codec string in its canonical form, or the JSON text of a plan.
 
-    "acp(rank=4)", {"codec": "acp", "rank": 4} and a path ending in .json whose file holds that dict mean the same.
+    "acp(rank=4)", {"codec": "acp", "rank": 4} and a path ending in .json whose file holds that dict mean the same; so
+    do a Plan, its content and the path of its file.
     """
+    found = _spec_or_plan(plan)
+    return found.to_json() if isinstance(found, Plan) else _core.canonical_spec(found)
+
+
+def spec_from(codec):
+    """The codec string of ``codec``, which may not be a plan."""
+    found = _spec_or_plan(codec)
+    if isinstance(found, Plan):
+        raise SpecError('a codec is expected here, such as "acp(rank=4)", got a plan')
+    return found
+
+
+def _spec_or_plan(plan):
+    if isinstance(plan, Plan):
+        return plan
     if isinstance(plan, dict):
-        return _spec_from_dict(plan, "the plan")
+        return Plan(plan) if "format" in plan else _spec_from_dict(plan, "the plan")
     if isinstance(plan, os.PathLike):
         plan = os.fspath(plan)
     if not isinstance(plan, str):
-        raise SpecError(f"plan must be a codec string, a dict or the path of a .json file, got {type(plan).__name__}")
+        raise SpecError(
+            f"plan must be a codec string, a dict, a Plan or the path of a .json file, got {type(plan).__name__}"
+        )
     if not plan.endswith(".json"):
         return plan
     try:
@@ -27,6 +47,8 @@ def spec_from(plan):
         raise SpecError(f'can\'t read the plan "{plan}": {error}') from error
     if not isinstance(content, dict):
         raise SpecError(f'the plan "{plan}" must hold an object with a "codec", got {type(content).__name__}')
+    if str(content.get("format", "")).startswith(FORMAT.split("/")[0]):
+        return Plan.load(plan)
     return _spec_from_dict(content, f'the plan "{plan}"')
 
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/codec_commands.h"
+#include "cli/option_list.h"
 #include "cli/trace_command.h"
 #include "cortado/version.h"
 
@@ -24,6 +25,7 @@ constexpr const char* kFooter =
     "  cortado codec compress --codec sign gradient.npy -o gradient.crtf\n"
     "  cortado codec inspect gradient.crtf      what every byte of it is\n"
     "  cortado codec decompress gradient.crtf -o back.npy\n"
+    "  cortado options --count                  ways in which a tensor can travel over two levels\n"
     "  cortado trace trace.json --summary stage where the time of recorded steps went\n"
     "\n"
     "A specification is the one string that names a codec everywhere: here, in Python\n"
@@ -72,6 +74,16 @@ constexpr const char* kBenchFooter =
     "ratio: bytes of the tensor over bytes of the payload. rel. L2: |x - decoded| / |x|. encode and\n"
     "decode: bytes of the tensor a second. share: the share of the speed of a memory copy that moves\n"
     "the bytes of tensor and payload. One thread; memory larger than the caches.\n";
+
+constexpr const char* kOptionsFooter =
+    "Examples:\n"
+    "  cortado options --count                           4341: two levels, both devices, all routines\n"
+    "  cortado options --count --device gpu --no-rooted  54\n"
+    "  cortado options --levels 1 --allow \"topk(density=0.01)\"\n"
+    "  cortado options --levels 3 --device cpu --json    one JSON object a line; \"option\" is as plans have it\n"
+    "\n"
+    "An option is a list of operations: encode@DEVICE, decode@DEVICE and COLLECTIVE@LEVELS. Levels go from the\n"
+    "inside out; with two, intra is within a machine, inter between machines, flat is both.\n";
 
 void add_input_options(CLI::App* command, InputOptions* options) {
   const auto set_dtype = [options](const std::string& name) {
@@ -144,6 +156,23 @@ int run(int argc, char** argv) {
   add_input_options(bench, &measured.input);
   bench->footer(kBenchFooter);
 
+  CLI::App* options = app.add_subcommand("options", "list the ways in which a tensor can travel");
+  OptionListOptions listed;
+  options->add_option("--levels", listed.levels, "of the topology; 2 if not given")
+      ->check(CLI::Range(1, 3))
+      ->type_name("N");
+  options
+      ->add_option("--allow", listed.codecs,
+                   "list options with this codec, sums of its payloads too if it has them; may be given several times")
+      ->allow_extra_args(false)
+      ->type_name("SPEC");
+  options->add_option("--device", listed.device, "encode and decode only there: cpu or gpu; both if not given")
+      ->check(CLI::IsMember({"cpu", "gpu"}))
+      ->type_name("DEVICE");
+  options->add_flag("!--no-rooted", listed.rooted, "without reduce, gather and broadcast");
+  options->add_flag("--count", listed.only_count, "print only how many there are");
+  options->add_flag("--json", listed.as_json, "one JSON object a line");
+  options->footer(kOptionsFooter);
   CLI::App* trace = app.add_subcommand("trace", "show a recorded trace: what the engine did and when");
   TraceOptions shown;
   trace->add_option("FILE", shown.path, "a trace, format cortado.trace/1")->required();
@@ -164,6 +193,7 @@ int run(int argc, char** argv) {
   if (decompress->parsed()) return decompress_file(decompressed_input, decompressed_output);
   if (inspect->parsed()) return inspect_file(inspected, inspect_as_json);
   if (bench->parsed()) return bench_codecs(measured);
+  if (options->parsed()) return list_options(listed);
   if (trace->parsed()) return show_trace(shown);
   // A command is missing: show those there are. (require_subcommand would say the same of one that is misspelt.)
   std::fputs((codec->parsed() ? codec->help("cortado") : app.help()).c_str(), stderr);

@@ -150,4 +150,13 @@ std::string describe(const CollectiveCall& call) {
   return text;
 }
 
+std::string describe_place(WorkId work, std::span<const int> subgroup) {
+  std::string text = "collective " + std::to_string(work);
+  for (std::size_t i = 0; i < subgroup.size(); ++i) {
+    if (i == 0) text += subgroup.size() == 1 ? " of rank " : " of ranks ";
+    text += (i == 0 ? "" : ", ") + std::to_string(subgroup[i]);
+  }
+  return text;
+}
+
 }  // namespace cortado

@@ -37,4 +37,7 @@ Result<int> index_in_subgroup(std::span<const int> ranks, int rank, int world_si
 // "all_reduce bf16 1024", "broadcast uint8 64 of root 2", "all_gather uint8 16+0+12", "all_to_all uint8 1+2 for 2+2".
 std::string describe(const CollectiveCall& call);
 
+// "collective 3", or "collective 3 of ranks 0, 2" where the ranks of a sub-group are given.
+std::string describe_place(WorkId work, std::span<const int> subgroup);
+
 }  // namespace cortado

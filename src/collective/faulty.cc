@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "collective/collective_call.h"
+#include "collective/virtual_clock.h"
 #include "core/check.h"
 #include "cortado/communicator.h"
 
@@ -13,7 +14,6 @@ namespace cortado {
 namespace {
 
 using std::chrono::nanoseconds;
-using std::chrono::steady_clock;
 
 // The first mantissa bit (uint8: the top bit) of the middle element: the value changes by a quarter of itself or more
 // and stays finite, so that a test sees it in the sum.
@@ -39,8 +39,15 @@ void flip_bit(void* data, std::int64_t elems, DType dtype) {
 // What a communicator and its sub-groups have in common.
 struct FaultPlan {
   std::vector<Fault> faults;
+  VirtualClock* virtual_clock = nullptr;
   std::int64_t starts = 0;
   bool dropped = false;
+
+  nanoseconds now() const { return nanoseconds((virtual_clock == nullptr ? steady_clock() : virtual_clock)->now_ns()); }
+
+  void sleep(nanoseconds duration) const {
+    virtual_clock == nullptr ? std::this_thread::sleep_for(duration) : virtual_clock->sleep(duration);
+  }
 
   const Fault* find(std::int64_t index, Fault::Kind kind) const {
     for (const Fault& fault : faults) {
@@ -74,12 +81,11 @@ class FaultyCommunicator final : public Communicator {
       return next_work_++;
     }
 
-    const bool corrupt = plan_->find(index, Fault::Kind::kCorrupt) != nullptr;
-    Result<WorkId> work = corrupt ? start_corrupted(call) : inner_->start(call);
+    Result<WorkId> work = start_damaged(call, index);
     if (!work.ok()) return work;
     next_work_ = work.value() + 1;
     if (const Fault* fault = plan_->find(index, Fault::Kind::kDelay); fault != nullptr) {
-      delayed_.push_back({work.value(), steady_clock::now() + fault->delay});
+      delayed_.push_back({work.value(), plan_->now() + fault->delay});
     }
     return work;
   }
@@ -88,18 +94,18 @@ class FaultyCommunicator final : public Communicator {
     if (is_dropped(work)) return false;
     Result<bool> done = inner_->test(work);
     if (!done.ok() || !done.value()) return done;
-    return steady_clock::now() >= reported_at(work);
+    return plan_->now() >= reported_at(work);
   }
 
   Status wait(WorkId work, nanoseconds timeout) override {
-    const auto begin = steady_clock::now();
+    const auto begin = plan_->now();
     if (is_dropped(work)) return sleep_out(timeout, "dropped");
     // The inner wait first: when a delay outlasts the timeout, the buffer is at rest before the caller gets it back.
     CORTADO_RETURN_IF_ERROR(inner_->wait(work, timeout));
-    const auto remaining = reported_at(work) - steady_clock::now();
-    const auto left = timeout - (steady_clock::now() - begin);
+    const auto remaining = reported_at(work) - plan_->now();
+    const auto left = timeout - (plan_->now() - begin);
     if (remaining > left) return sleep_out(left, "delayed");
-    std::this_thread::sleep_for(remaining);
+    plan_->sleep(remaining);
     return Status();
   }
 
@@ -118,8 +124,14 @@ class FaultyCommunicator final : public Communicator {
  private:
   struct Delayed {
     WorkId work;
-    steady_clock::time_point until;
+    nanoseconds until;
   };
+
+  Result<WorkId> start_damaged(const CollectiveCall& call, std::int64_t index) {
+    if (plan_->find(index, Fault::Kind::kCorrupt) != nullptr) return start_corrupted(call);
+    if (plan_->find(index, Fault::Kind::kTruncate) != nullptr) return start_truncated(call);
+    return inner_->start(call);
+  }
 
   // In place where the caller gets the result in the same memory. Otherwise what is sent is the caller's and stays as
   // it is: only what travels is wrong.
@@ -130,25 +142,41 @@ class FaultyCommunicator final : public Communicator {
       flip_bit(call.received, elems, call.dtype);
       return inner_->start(call);
     }
-    const auto* sent = static_cast<const std::byte*>(call.sent);
-    const auto bytes = static_cast<std::size_t>(elems) * dtype_bytes(call.dtype);
-    std::vector<std::byte>& changed = corrupted_.emplace_back(sent, sent + bytes);
-    flip_bit(changed.data(), elems, call.dtype);
-    call.sent = changed.data();
+    flip_bit(replace_sent(&call).data(), elems, call.dtype);
     return inner_->start(call);
+  }
+
+  Result<WorkId> start_truncated(CollectiveCall call) {
+    if (!reads_sent(call, rank())) return inner_->start(call);
+    if (call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduce) {
+      call.elems /= 2;
+    } else {
+      std::vector<std::byte>& changed = replace_sent(&call);
+      std::fill(changed.begin() + static_cast<std::ptrdiff_t>(changed.size() / 2), changed.end(), std::byte{0});
+    }
+    return inner_->start(call);
+  }
+
+  // A copy of what is sent, to be sent instead.
+  std::vector<std::byte>& replace_sent(CollectiveCall* call) {
+    const auto* sent = static_cast<const std::byte*>(call->sent);
+    const auto elems = static_cast<std::size_t>(sent_elems(*call, rank(), world_size()));
+    std::vector<std::byte>& copy = damaged_.emplace_back(sent, sent + elems * dtype_bytes(call->dtype));
+    call->sent = copy.data();
+    return copy;
   }
 
   bool is_dropped(WorkId work) const { return first_dropped_.has_value() && work >= *first_dropped_; }
 
-  steady_clock::time_point reported_at(WorkId work) const {
+  nanoseconds reported_at(WorkId work) const {
     for (const Delayed& delayed : delayed_) {
       if (delayed.work == work) return delayed.until;
     }
-    return steady_clock::time_point();  // long past
+    return nanoseconds(0);  // long past
   }
 
   Status sleep_out(nanoseconds timeout, const char* what) const {
-    std::this_thread::sleep_for(timeout);
+    plan_->sleep(timeout);
     return make_error(StatusCode::kTimeout, "fault: a collective of rank %d was %s", rank(), what);
   }
 
@@ -156,15 +184,17 @@ class FaultyCommunicator final : public Communicator {
   Communicator* inner_;
   std::shared_ptr<FaultPlan> plan_;
   std::vector<Delayed> delayed_;
-  std::deque<std::vector<std::byte>> corrupted_;  // their memory stays where it is
+  std::deque<std::vector<std::byte>> damaged_;  // their memory stays where it is
   WorkId next_work_ = 0;
   std::optional<WorkId> first_dropped_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults) {
-  return std::make_unique<FaultyCommunicator>(inner, std::make_shared<FaultPlan>(FaultPlan{std::move(faults)}));
+std::unique_ptr<Communicator> make_faulty_communicator(Communicator* inner, std::vector<Fault> faults,
+                                                       VirtualClock* clock) {
+  auto plan = std::make_shared<FaultPlan>(FaultPlan{.faults = std::move(faults), .virtual_clock = clock});
+  return std::make_unique<FaultyCommunicator>(inner, std::move(plan));
 }
 
 }  // namespace cortado

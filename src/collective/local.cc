@@ -91,7 +91,7 @@ class LocalCommunicator final : public Communicator {
 }  // namespace
 
 struct LocalGroup::State {
-  explicit State(int world_size) : rendezvous(&shared, first_ranks(world_size), false) {
+  State(int world_size, VirtualClock* clock) : shared(clock), rendezvous(&shared, first_ranks(world_size), false) {
     communicators.reserve(static_cast<std::size_t>(world_size));
     for (int rank = 0; rank < world_size; ++rank) communicators.emplace_back(&rendezvous, &subgroups, rank);
   }
@@ -109,7 +109,7 @@ struct LocalGroup::State {
   std::vector<LocalCommunicator> communicators;
 };
 
-LocalGroup::LocalGroup(int world_size) : state_(std::make_unique<State>(world_size)) {}
+LocalGroup::LocalGroup(int world_size, VirtualClock* clock) : state_(std::make_unique<State>(world_size, clock)) {}
 
 LocalGroup::~LocalGroup() = default;
 

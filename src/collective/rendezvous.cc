@@ -2,6 +2,7 @@
 #include "collective/rendezvous.h"
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -14,13 +15,28 @@ namespace {
 
 constexpr std::size_t kInitialSlots = 256;  // more than an engine usually has in flight
 
-std::chrono::steady_clock::time_point deadline_after(std::chrono::nanoseconds timeout) {
-  // now() + nanoseconds::max() would overflow.
-  constexpr std::chrono::nanoseconds kForever = std::chrono::hours(24 * 365);
-  return std::chrono::steady_clock::now() + std::clamp(timeout, std::chrono::nanoseconds(0), kForever);
+}  // namespace
+
+void RendezvousShared::notify_all() {
+  virtual_clock_ == nullptr ? changed_.notify_all() : virtual_clock_->notify_all(this);
 }
 
-}  // namespace
+void RendezvousShared::wait() {
+  if (virtual_clock_ == nullptr) return changed_.wait(mutex);
+  (void)virtual_clock_->wait_until(mutex, this, VirtualClock::kNever);
+}
+
+bool RendezvousShared::wait_until(std::int64_t deadline_ns) {
+  if (virtual_clock_ != nullptr) return virtual_clock_->wait_until(mutex, this, deadline_ns);
+  return changed_.wait_until(mutex, std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns)));
+}
+
+std::int64_t RendezvousShared::deadline_after(std::chrono::nanoseconds timeout) const {
+  // now + nanoseconds::max() would overflow.
+  constexpr std::chrono::nanoseconds kForever = std::chrono::hours(24 * 365);
+  const Clock* clock = virtual_clock_ == nullptr ? steady_clock() : virtual_clock_;
+  return clock->now_ns() + std::clamp(timeout, std::chrono::nanoseconds(0), kForever).count();
+}
 
 Rendezvous::Rendezvous(RendezvousShared* shared, std::vector<int> names, bool is_subgroup)
     : names_(std::move(names)), is_subgroup_(is_subgroup), shared_(*shared) {
@@ -67,16 +83,15 @@ Result<bool> Rendezvous::test(int rank, WorkId work) {
 }
 
 Status Rendezvous::wait(int rank, WorkId work, std::chrono::nanoseconds timeout) {
-  const auto deadline = deadline_after(timeout);
+  const std::int64_t deadline_ns = shared_.deadline_after(timeout);
   MutexLock lock(shared_.mutex);
   CORTADO_RETURN_IF_ERROR(check_started(rank, work));
   while (!is_done(work)) {
     if (work < complete_) {
-      shared_.changed.wait(
-          shared_.mutex);  // a peer's thread is writing the result; that needs nobody else, so it ends soon
+      shared_.wait();  // a peer's thread is writing the result; that needs nobody else, so it ends soon
     } else if (!shared_.failure.ok()) {
       return settled_failure();
-    } else if (!shared_.changed.wait_until(shared_.mutex, deadline) && work >= complete_ && shared_.failure.ok()) {
+    } else if (!shared_.wait_until(deadline_ns) && work >= complete_ && shared_.failure.ok()) {
       fail_locked(timeout_error(rank, work, timeout));
     }
   }
@@ -126,7 +141,7 @@ void Rendezvous::finish(Collective* combined) {
     collective(retired_).arrived = 0;
     ++retired_;
   }
-  shared_.changed.notify_all();
+  shared_.notify_all();
 }
 
 bool Rendezvous::is_done(WorkId work) { return work < retired_ || (work < complete_ && collective(work).done); }
@@ -134,11 +149,11 @@ bool Rendezvous::is_done(WorkId work) { return work < retired_ || (work < comple
 void Rendezvous::fail_locked(const Status& why) {
   if (!shared_.failure.ok()) return;
   shared_.failure = why;
-  shared_.changed.notify_all();
+  shared_.notify_all();
 }
 
 Status Rendezvous::settled_failure() {
-  while (shared_.combining > 0) shared_.changed.wait(shared_.mutex);
+  while (shared_.combining > 0) shared_.wait();
   return shared_.failure;
 }
 
@@ -159,13 +174,8 @@ Status Rendezvous::timeout_error(int rank, WorkId work, std::chrono::nanoseconds
                     std::chrono::duration<double>(timeout).count(), missing.c_str());
 }
 
-// "collective 3", or "collective 3 of ranks 0, 2" in a sub-group.
 std::string Rendezvous::describe_place(WorkId work) const {
-  std::string text = "collective " + std::to_string(work);
-  if (!is_subgroup_) return text;
-  text += names_.size() == 1 ? " of rank " : " of ranks ";
-  for (const int name : names_) text += (name == names_.front() ? "" : ", ") + std::to_string(name);
-  return text;
+  return cortado::describe_place(work, is_subgroup_ ? names_ : std::span<const int>());
 }
 
 }  // namespace cortado

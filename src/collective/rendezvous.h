@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/virtual_clock.h"
 #include "core/thread_annotations.h"
 #include "cortado/communicator.h"
 #include "cortado/status.h"
@@ -28,11 +29,25 @@
 namespace cortado {
 
 // What a group and its sub-groups have in common.
-struct RendezvousShared {
+class RendezvousShared {
+ public:
+  // `virtual_clock` may be null: then time is the machine's.
+  explicit RendezvousShared(VirtualClock* virtual_clock) : virtual_clock_(virtual_clock) {}
+
   Mutex mutex;
-  CondVar changed;
   int combining GUARDED_BY(mutex) = 0;
   Status failure GUARDED_BY(mutex);
+
+  // Something that ranks may wait for has happened.
+  void notify_all() REQUIRES(mutex);
+  void wait() REQUIRES(mutex);
+  // False when the deadline has passed.
+  bool wait_until(std::int64_t deadline_ns) REQUIRES(mutex);
+  std::int64_t deadline_after(std::chrono::nanoseconds timeout) const;
+
+ private:
+  VirtualClock* const virtual_clock_;
+  CondVar changed_;
 };
 
 // Safe for use by several threads, one per rank. Calls allocate only when more collectives are outstanding than ever

@@ -146,10 +146,13 @@ void SchemeRun::plan_memory() {
 }
 
 void SchemeRun::list_collectives() {
+  int ordinal = 0;
   for (const SchemeStep& step : program_.steps) {
-    if (!step.active || !is_collective(step.op.kind)) continue;
-    if (step.op.encoded && !coder_.fixed_size()) collectives_.push_back(step.op.levels);
-    collectives_.push_back(step.op.levels);
+    if (!is_collective(step.op.kind)) continue;
+    const int count = step.op.encoded && !coder_.fixed_size() ? 2 : 1;
+    for (int i = 0; i < count; ++i, ++ordinal) {
+      if (step.active) collectives_.push_back({step.op.levels, ordinal});
+    }
   }
 }
 
@@ -186,6 +189,7 @@ Status SchemeRun::fail(const Status& status) {
 Status SchemeRun::begin(std::int64_t step) {
   CORTADO_CHECK(state_ == SchemeState::kIdle || state_ == SchemeState::kDone, "a step is under way or has failed");
   next_ = 0;
+  next_collective_ = 0;
   sent_bytes_ = 0;
   coder_.begin(step);
   return advance();
@@ -269,9 +273,8 @@ Result<bool> SchemeRun::test() {
   CORTADO_CHECK(state_ == SchemeState::kInFlight, "nothing in flight");
   const Result<bool> ended = setup_.levels->of(step().op.levels)->test(work_);
   if (!ended.ok()) return fail(ended.status());
-  if (!ended.value()) return false;
-  CORTADO_RETURN_IF_ERROR(finish_collective());
-  return true;
+  if (ended.value()) state_ = SchemeState::kArrived;
+  return ended;
 }
 
 Status SchemeRun::wait(std::chrono::nanoseconds timeout) {
@@ -279,7 +282,8 @@ Status SchemeRun::wait(std::chrono::nanoseconds timeout) {
   if (const Status status = setup_.levels->of(step().op.levels)->wait(work_, timeout); !status.ok()) {
     return fail(status);
   }
-  return finish_collective();
+  state_ = SchemeState::kArrived;
+  return {};
 }
 
 Status SchemeRun::run(std::int64_t step, std::chrono::nanoseconds timeout) {
@@ -287,11 +291,14 @@ Status SchemeRun::run(std::int64_t step, std::chrono::nanoseconds timeout) {
   while (state_ != SchemeState::kDone) {
     CORTADO_RETURN_IF_ERROR(start());
     CORTADO_RETURN_IF_ERROR(wait(timeout));
+    CORTADO_RETURN_IF_ERROR(proceed());
   }
   return {};
 }
 
-Status SchemeRun::finish_collective() {
+Status SchemeRun::proceed() {
+  CORTADO_CHECK(state_ == SchemeState::kArrived, "nothing has arrived");
+  ++next_collective_;
   if (step().op.encoded && sizes_first_) {
     if (is_root_of_broadcast()) {
       received_.bytes.assign(held_.bytes.begin(), held_.bytes.end());

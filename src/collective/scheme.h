@@ -3,11 +3,11 @@
 // SchemeRun: executes one option for one message (a tensor, or several in one bucket) on one rank, step after step. It
 // is the only way options are executed; what it does is the data of scheme_program.h.
 //
-//   begin --local work--> ready --start()--> in flight --test(), wait(), local work--> ready ... done
+//   begin() --> ready --start()--> in flight --test(), wait()--> arrived --proceed()--> ready ... --> done
 //
-// Local work encodes and decodes until the next collective or the end; no call allocates. Values are float32 and are
-// summed as they come: whoever wants the mean scales them before (the engine does, by 1 / world size), so that all
-// schemes round the same numbers. Every rank ends with the same bytes.
+// begin() and proceed() encode and decode until the next collective or the end; no call allocates. Values are float32
+// and are summed as they come: whoever wants the mean scales them before (the engine does, by 1 / world size), so that
+// all schemes round the same numbers. Every rank ends with the same bytes.
 //
 // Payloads of codecs whose sizes vary travel behind their sizes: two collectives of the same kind, the first of one u64
 // for each payload. Payloads that are summed on the way (Codec::sum_form) are summed headers and all; then the headers,
@@ -33,14 +33,19 @@ namespace cortado {
 
 struct SchemeSetup {
   const LevelCommunicators* levels = nullptr;  // must outlive the run
-  Option option;
+  Option option = {};
   const Codec* codec = nullptr;  // may be null if the option encodes nothing; must outlive the run
-  std::vector<SchemeTensor> tensors;
+  std::vector<SchemeTensor> tensors = {};
   bool has_feedback = false;  // what an encode loses is added to what it encodes in the next step
   std::uint64_t seed = 0;     // of codecs that draw; the same on all ranks
 };
 
-enum class SchemeState : std::uint8_t { kIdle, kReady, kInFlight, kDone, kFailed };
+enum class SchemeState : std::uint8_t { kIdle, kReady, kInFlight, kArrived, kDone, kFailed };
+
+struct SchemeCollective {
+  LevelRange levels;
+  int ordinal = 0;  // among the collectives of all ranks; a rank that sits some of them out lacks these numbers
+};
 
 class SchemeRun {
  public:
@@ -59,12 +64,14 @@ class SchemeRun {
   Status begin(std::int64_t step);
   SchemeState state() const { return state_; }
   Status start();                                 // ready: starts the next collective
-  Result<bool> test();                            // in flight: true if it had ended; then the run has gone on
-  Status wait(std::chrono::nanoseconds timeout);  // the same, but waits
+  Result<bool> test();                            // in flight: whether it has ended, and so has arrived
+  Status wait(std::chrono::nanoseconds timeout);  // in flight: until it has
+  Status proceed();                               // arrived
   Status run(std::int64_t step, std::chrono::nanoseconds timeout);  // all of it
 
-  // The levels of the collectives of a step, in the order in which this rank starts them.
-  const std::vector<LevelRange>& collectives() const { return collectives_; }
+  // Of a step, in the order in which this rank starts them; and which of them is ready, in flight or has arrived.
+  const std::vector<SchemeCollective>& collectives() const { return collectives_; }
+  const SchemeCollective& collective() const { return collectives_[next_collective_]; }
 
   // What the last step lost is kept; without it the residuals stay what they were before the step.
   void commit() { coder_.commit(); }
@@ -97,7 +104,6 @@ class SchemeRun {
   void prepare_payloads();
   void reorder();
   Status check_sizes() const;
-  Status finish_collective();
   void restore_headers();
 
   CollectiveCall values_call();
@@ -120,14 +126,15 @@ class SchemeRun {
   SchemeCoder coder_;
   std::vector<std::int64_t> offsets_;  // of tensors in the message
   std::vector<StepMemory> memory_;     // of steps
-  std::vector<LevelRange> collectives_;
+  std::vector<SchemeCollective> collectives_;
   AlignedBuffer<float> values_[2];
   AlignedBuffer<std::byte> payloads_[2];
   DType sum_dtype_ = DType::kFloat32;  // of summed payloads
   int result_at_ = 0;                  // which of values_ holds the sums
 
   SchemeState state_ = SchemeState::kIdle;
-  std::size_t next_ = 0;      // step in hand
+  std::size_t next_ = 0;  // step in hand
+  std::size_t next_collective_ = 0;
   bool sizes_first_ = false;  // the collective in hand is that of the sizes
   WorkId work_ = 0;
   PayloadSet held_, received_;

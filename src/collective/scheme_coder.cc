@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/finite.h"
 #include "core/hash.h"
 
 namespace cortado {
@@ -51,7 +52,7 @@ void PayloadSet::place() {
 }
 
 SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
-    : setup_(std::move(setup)), program_(program), squares_(setup_.tensors.size()) {
+    : setup_(std::move(setup)), program_(program), squares_(setup_.tensors.size()), encoded_bytes_(squares_.size()) {
   for (const SchemeTensor& tensor : setup_.tensors) keys_.push_back(fnv1a_64(tensor.name));
   if (setup_.codec == nullptr || program->places.empty()) return;
   const CodecTraits& traits = setup_.codec->row().traits;
@@ -90,6 +91,7 @@ void SchemeCoder::begin(std::int64_t step) {
   step_ = step;
   statistics_ = {};
   std::fill(squares_.begin(), squares_.end(), Squares{});
+  std::fill(encoded_bytes_.begin(), encoded_bytes_.end(), 0);
 }
 
 // Contributors draw independent numbers, so that what they round at random cancels out, except where payloads must have
@@ -121,13 +123,6 @@ void SchemeCoder::copy_to_host(const void* from, void* to, std::uint64_t bytes) 
 // ---- encode --------------------------------------------------------------------------------------------------------
 
 Status SchemeCoder::encode(const SchemeStep& step, float* values, std::byte* memory, PayloadSet* set) {
-  if (setup_.has_feedback) {
-    const FeedbackPlace& place = program_->places[static_cast<std::size_t>(step.place)];
-    float* region = values + program_->begin_of(place.region);
-    const float* kept = kept_[static_cast<std::size_t>(step.place)].data();
-    const std::int64_t elems = program_->elems_of(place.region);
-    for (std::int64_t i = 0; i < elems; ++i) region[i] += kept[i];
-  }
   set->bytes.clear();
   std::uint64_t at = 0;
   for (const PayloadUnit& unit : step.result_units) {
@@ -137,6 +132,7 @@ Status SchemeCoder::encode(const SchemeStep& step, float* values, std::byte* mem
       if (!bytes.ok()) return bytes.status().with_context("\"" + setup_.tensors[piece.tensor].name + "\"");
       set->bytes.push_back(bytes.value());
       at += bytes.value();
+      encoded_bytes_[static_cast<std::size_t>(piece.tensor)] += static_cast<std::int64_t>(bytes.value());
     }
   }
   set->place();
@@ -146,6 +142,13 @@ Status SchemeCoder::encode(const SchemeStep& step, float* values, std::byte* mem
 
 Result<std::uint64_t> SchemeCoder::encode_piece(const SchemeStep& step, const Piece& piece, float* values,
                                                 std::span<std::byte> slot) {
+  const bool held = setup_.has_feedback && holds_zeros_ &&
+                    all_bits_zero(values, piece.elems() * static_cast<std::int64_t>(sizeof(float)));
+  if (setup_.has_feedback) {
+    const float* kept = residual_of(kept_, step, piece);
+    for (std::int64_t i = 0; i < piece.elems() && !held; ++i) values[i] += kept[i];
+    if (held) std::copy_n(kept, piece.elems(), residual_of(fresh_, step, piece));
+  }
   const bool on_gpu = step.op.device == OpDevice::kGpu;
   const float* input = values;
   std::span<std::byte> payload = slot;
@@ -157,20 +160,22 @@ Result<std::uint64_t> SchemeCoder::encode_piece(const SchemeStep& step, const Pi
   CORTADO_ASSIGN_OR_RETURN(const std::uint64_t bytes,
                            setup_.codec->encode({input, DType::kFloat32, piece.rows, piece.cols},
                                                 context_of(step, piece), payload, scratch_.span()));
-  if (lossy_) CORTADO_RETURN_IF_ERROR(keep_loss(step, piece, payload.first(bytes), input));
+  if (lossy_ && !held) CORTADO_RETURN_IF_ERROR(keep_loss(step, piece, payload.first(bytes), input));
   if (on_gpu) copy_to_host(payload.data(), slot.data(), bytes);
   return bytes;
+}
+
+float* SchemeCoder::residual_of(std::vector<AlignedBuffer<float>>& residuals, const SchemeStep& step,
+                                const Piece& piece) const {
+  const auto place = static_cast<std::size_t>(step.place);
+  return residuals[place].data() + (piece.offset - program_->begin_of(program_->places[place].region));
 }
 
 Status SchemeCoder::keep_loss(const SchemeStep& step, const Piece& piece, std::span<const std::byte> payload,
                               const float* values) {
   CORTADO_RETURN_IF_ERROR(
       setup_.codec->decode(payload, {decoded_.data(), DType::kFloat32, piece.rows, piece.cols}, scratch_.span()));
-  float* lost = nullptr;
-  if (setup_.has_feedback) {
-    const FeedbackPlace& place = program_->places[static_cast<std::size_t>(step.place)];
-    lost = fresh_[static_cast<std::size_t>(step.place)].data() + (piece.offset - program_->begin_of(place.region));
-  }
+  float* lost = setup_.has_feedback ? residual_of(fresh_, step, piece) : nullptr;
   const Squares squares = take_differences(values, decoded_.data(), piece.elems(), lost);
   squares_[static_cast<std::size_t>(piece.tensor)].of_values += squares.of_values;
   squares_[static_cast<std::size_t>(piece.tensor)].of_differences += squares.of_differences;
@@ -266,9 +271,14 @@ std::vector<SchemeCoder::Residual> SchemeCoder::residuals() {
   return residuals;
 }
 
-std::int64_t SchemeCoder::bytes() const {
-  std::size_t floats = decoded_.size() + magnitude_.size() + device_values_.size();
+std::int64_t SchemeCoder::residual_bytes() const {
+  std::size_t floats = 0;
   for (const AlignedBuffer<float>& residual : kept_) floats += 2 * residual.size();
+  return static_cast<std::int64_t>(floats * sizeof(float));
+}
+
+std::int64_t SchemeCoder::scratch_bytes() const {
+  const std::size_t floats = decoded_.size() + magnitude_.size() + device_values_.size();
   return static_cast<std::int64_t>(floats * sizeof(float) + scratch_.size() + device_payload_.size());
 }
 

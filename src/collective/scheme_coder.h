@@ -47,6 +47,8 @@ class SchemeCoder {
 
   bool fixed_size() const { return fixed_size_; }
 
+  // Whether a piece whose values are all zeros is encoded as that, while its residual waits.
+  void hold_zeros(bool hold) { holds_zeros_ = hold; }
   void begin(std::int64_t step);
   // Writes the payloads of step.result_units to `memory` and what they are to `set`, which has room. `values` is the
   // message.
@@ -65,7 +67,8 @@ class SchemeCoder {
     int replicas = 1;  // ranks that keep the same, because they encode the same sums
   };
   std::vector<Residual> residuals();
-  std::int64_t bytes() const;  // of residuals and scratch memory
+  std::int64_t residual_bytes() const;
+  std::int64_t scratch_bytes() const;
 
   // Squares of what this rank encoded of a tensor in the last step, and of what that lost.
   struct Squares {
@@ -73,6 +76,7 @@ class SchemeCoder {
     double of_differences = 0;
   };
   const Squares& squares(int tensor) const { return squares_[static_cast<std::size_t>(tensor)]; }
+  std::int64_t encoded_bytes(int tensor) const { return encoded_bytes_[static_cast<std::size_t>(tensor)]; }
   const SchemeStatistics& statistics() const { return statistics_; }
 
  private:
@@ -80,11 +84,12 @@ class SchemeCoder {
   EncodeContext context_of(const SchemeStep& step, const Piece& piece) const;
   Result<std::uint64_t> encode_piece(const SchemeStep& step, const Piece& piece, float* values,
                                      std::span<std::byte> slot);
+  // What of the residual of the step's place belongs to the piece.
+  float* residual_of(std::vector<AlignedBuffer<float>>& residuals, const SchemeStep& step, const Piece& piece) const;
   Status keep_loss(const SchemeStep& step, const Piece& piece, std::span<const std::byte> payload, const float* values);
   Status decode_piece(const Piece& piece, OpDevice device, int contributor, int contributors,
                       std::span<const std::byte> payload, float* values);
   void add(int contributor, int contributors, const float* decoded, std::int64_t elems, float* sum);
-  float* on_device(OpDevice device, float* values) { return device == OpDevice::kGpu ? device_values_.data() : values; }
   void copy_to_device(const void* from, void* to, std::uint64_t bytes);
   void copy_to_host(const void* from, void* to, std::uint64_t bytes);
 
@@ -95,11 +100,13 @@ class SchemeCoder {
   bool lossy_ = false;
   bool shares_key_ = false;  // all contributors draw the same numbers, so that their payloads can be added
   bool votes_ = false;
+  bool holds_zeros_ = false;
   std::int64_t step_ = 0;
   AlignedBuffer<float> decoded_, magnitude_, device_values_;
   AlignedBuffer<std::byte> scratch_, device_payload_;
   std::vector<AlignedBuffer<float>> kept_, fresh_;  // of places
   std::vector<Squares> squares_;
+  std::vector<std::int64_t> encoded_bytes_;  // of tensors
   SchemeStatistics statistics_;
 };
 

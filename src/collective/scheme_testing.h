@@ -104,6 +104,9 @@ class SchemeRuns {
           const Result<bool> ended = run->test();
           if (!ended.ok()) return ended.status();
         }
+        if (run->state() == SchemeState::kArrived) {
+          if (Status status = run->proceed(); !status.ok()) return status;
+        }
         all_done = all_done && run->state() == SchemeState::kDone;
       }
     }

@@ -2,12 +2,15 @@
 #include "cortado/engine.h"
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
 #include <numeric>
 
+#include "collective/agreement.h"
 #include "core/check.h"
 #include "core/hash.h"
-#include "engine/agreement.h"
 #include "engine/engine_impl.h"
+#include "engine/plan_engine.h"
 
 namespace cortado {
 
@@ -17,6 +20,20 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kScaled, std::int64_t{25} << 20};
+
+std::string describe_tensor(const EngineTensor& tensor) {
+  char text[80];
+  std::snprintf(text, sizeof(text), " %" PRId64 " x %" PRId64 " %s, %d-D%s", tensor.rows, tensor.cols,
+                std::string(dtype_name(tensor.dtype)).c_str(), tensor.dimensions,
+                tensor.is_embedding ? ", embedding" : "");
+  return tensor.name + text;
+}
+
+std::vector<std::string> describe_tensors(const std::vector<EngineTensor>& tensors) {
+  std::vector<std::string> descriptions;
+  for (const EngineTensor& tensor : tensors) descriptions.push_back(describe_tensor(tensor));
+  return descriptions;
+}
 
 }  // namespace
 
@@ -29,7 +46,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   if (options.method == Method::kCodec) options.wire = DType::kFloat32;
   // Ranks first agree on what they were asked for, so that an error of one's own model comes second and on all of them.
   const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
-  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), tensors, timeout));
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
   TrainedCodec codec;
   if (options.method == Method::kCodec) {
     CORTADO_ASSIGN_OR_RETURN(codec, make_trained_codec(options));
@@ -37,6 +54,27 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   CORTADO_ASSIGN_OR_RETURN(std::vector<Treatment> treatments, choose_treatments(tensors, options, codec));
   return std::unique_ptr<Engine>(
       new EngineImpl(std::move(tensors), options, std::move(codec), std::move(treatments), communicator, clock, trace));
+}
+
+Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const Plan& plan,
+                                               const EngineOptions& given, Communicator* communicator,
+                                               const Clock* clock, TraceRecorder* trace) {
+  EngineOptions options;
+  options.method = Method::kPlan;
+  options.codec = plan_summary(plan);
+  options.random_seed = given.random_seed;
+  options.timeout_s = given.timeout_s;
+  const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
+  CORTADO_RETURN_IF_ERROR(check_tensors(tensors));
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<PlanEngine> engine,
+                           PlanEngine::make(std::move(tensors), plan, options, communicator, clock, trace));
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+Status Engine::switch_plan(const Plan&) {
+  return make_error(StatusCode::kFailedPrecondition, "switch_plan: this engine executes \"%s\", not a plan",
+                    options().to_spec().c_str());
 }
 
 EngineImpl::EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, TrainedCodec codec,
@@ -139,12 +177,16 @@ void EngineImpl::make_rounds() {
   std::vector<std::uint32_t> order(tensors_.size());
   std::iota(order.rbegin(), order.rend(), 0u);
 
+  std::vector<std::string> names;
+  for (const EngineTensor& tensor : tensors_) names.push_back(tensor.name);
   const std::vector<SlotKind> dense(tensors_.size(), SlotKind::kDense);
   if (in_warm_up()) {
-    warm_up_ = std::make_unique<Round>(
-        Round::Layouts{
-            {make_layout(shapes, order, dense, {}, kDenseBudget, sizeof(float))}, tensors_.size(), DType::kFloat32},
-        communicator_, clock_);
+    warm_up_ =
+        std::make_unique<Round>(Round::Layouts{{make_layout(shapes, order, dense, {}, kDenseBudget, sizeof(float))},
+                                               tensors_.size(),
+                                               DType::kFloat32,
+                                               names},
+                                communicator_, clock_);
   }
   const auto wire_bytes = static_cast<std::int64_t>(dtype_bytes(options_.wire));
   std::vector<SlotKind> sides = first_kinds(shapes);
@@ -156,14 +198,14 @@ void EngineImpl::make_rounds() {
   }
   std::vector<Layout> layouts = {make_layout(shapes, order, sides, {}, budget(), wire_bytes)};
   if (alternates()) layouts.push_back(make_layout(shapes, order, other_sides, {}, budget(), wire_bytes));
-  first_ = std::make_unique<Round>(Round::Layouts{std::move(layouts), tensors_.size(), options_.wire}, communicator_,
-                                   clock_);
+  first_ = std::make_unique<Round>(Round::Layouts{std::move(layouts), tensors_.size(), options_.wire, names},
+                                   communicator_, clock_);
   if (options_.method != Method::kPower) return;
   std::vector<bool> skip(tensors_.size());
   for (std::size_t t = 0; t < tensors_.size(); ++t) skip[t] = treatments_[t].rank == 0;
   second_ = std::make_unique<Round>(
       Round::Layouts{
-          {make_layout(shapes, order, other_sides, skip, budget(), wire_bytes)}, tensors_.size(), options_.wire},
+          {make_layout(shapes, order, other_sides, skip, budget(), wire_bytes)}, tensors_.size(), options_.wire, names},
       communicator_, clock_);
 }
 

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/agreement.h"
 #include "core/thread_pool.h"
 #include "cortado/engine.h"
 #include "engine/codec_scratch.h"
@@ -31,6 +32,9 @@ class EngineImpl final : public Engine {
  public:
   EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, TrainedCodec codec,
              std::vector<Treatment> treatments, Communicator* communicator, const Clock* clock, TraceRecorder* trace);
+
+  // Within a step: abandons the group, because messages, and the caller's buffers, may be in flight.
+  ~EngineImpl() override;
 
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
@@ -106,6 +110,7 @@ class EngineImpl final : public Engine {
   Status absorb(Round& round, int message);
   void look_for_non_finite(Round& round, int message);
   void receive_slot(Round& round, int message, const Slot& slot);
+  Status check_payloads(Round& round, int message, const Slot& slot);
   void decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle);
   Status decode_payload(Round& round, int message, const Slot& slot, CodecTensor::Settle settle);
   // Calls act(slot) for the slots of a message, on all threads; the first error that one left in its tensor's status.
@@ -166,7 +171,7 @@ class EngineImpl final : public Engine {
   std::int64_t step_ = 0;           // finite steps finished
   std::int64_t phase_step_ = 0;     // finite compressed steps finished
 
-  std::int64_t replicas_equal_at_ = -1;  // finished_steps_ when check_replicas() last found them so
+  ReplicaHistory replicas_;
 
   // -- what report() tells
   std::int64_t finished_steps_ = 0;

@@ -9,7 +9,6 @@
 
 #include "core/check.h"
 #include "core/hash.h"
-#include "engine/agreement.h"
 #include "engine/engine_impl.h"
 
 namespace cortado {
@@ -202,14 +201,7 @@ Status EngineImpl::check_replicas(std::span<const ReplicaTensor> tensors) {
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "check_replicas: a step is under way");
   const Result<ReplicaDifference> difference = compare_replicas(communicator_, tensors, timeout());
   if (!difference.ok()) return fail(difference.status().with_context("check_replicas"));
-  if (difference.value().text.empty()) {
-    replicas_equal_at_ = finished_steps_;
-    return {};
-  }
-  const std::string before =
-      replicas_equal_at_ < 0 ? "" : "; all were equal before step " + std::to_string(replicas_equal_at_);
-  return make_error(StatusCode::kMismatch, "before step %" PRId64 " replicas differ: %s%s", finished_steps_,
-                    difference.value().text.c_str(), before.c_str());
+  return replicas_.note(difference.value(), finished_steps_);
 }
 
 EngineReport EngineImpl::report() const {

@@ -267,6 +267,7 @@ std::string EngineOptions::to_spec() const {
   const EngineOptions defaults;
   std::vector<SpecStage> stages = {{method_codec(method), {}}};
   if (method == Method::kCodec) stages = short_stages(codec);
+  if (method == Method::kPlan) stages = parse_spec(codec).value();
   StageText text(stages[0].name);
   for (const SpecArgument& argument : stages[0].arguments) text.add(argument.key, argument.value);
   if (method == Method::kCast) text.add("", dtype_name(wire));
@@ -279,6 +280,7 @@ std::string EngineOptions::to_spec() const {
     }
     if (wire != defaults.wire) text.add("wire", dtype_name(wire));
   }
+  if (method == Method::kPlan && random_seed != 0) text.add("random_seed", std::to_string(random_seed));
   if (is_low_rank(method) || method == Method::kCodec) {
     if (min_compression_rate != defaults.min_compression_rate)
       text.add("min_compression_rate", number_text(min_compression_rate));

@@ -27,8 +27,8 @@ Status wrong(const std::string& place, const char* expected, const json& found) 
 // The member `key` of `object` as an integer from `lowest` to `highest`.
 Result<std::int64_t> integer(const json& object, const char* key, std::int64_t lowest, std::int64_t highest) {
   const json value = object.value(key, json());
-  const bool fits = value.is_number_integer() && (!value.is_number_unsigned() ||
-                                                  value.get<std::uint64_t>() <= static_cast<std::uint64_t>(highest));
+  const bool fits = value.is_number_integer() &&
+                    (!value.is_number_unsigned() || value.get<std::uint64_t>() <= static_cast<std::uint64_t>(highest));
   if (!fits || value.get<std::int64_t>() < lowest || value.get<std::int64_t>() > highest) {
     const std::string range = "an integer from " + std::to_string(lowest) + " to " + std::to_string(highest);
     return wrong(key, range.c_str(), value);
@@ -67,8 +67,8 @@ Result<TraceEvent> event_of(const json& fields, const std::vector<Stage>& stages
   if (!fields.is_array() || fields.size() != kEventFields) return wrong(place, kExpected, fields);
   std::int64_t values[kEventFields];
   for (std::size_t i = 0; i < kEventFields; ++i) {
-    const bool is_small = fields[i].is_number_integer() && (!fields[i].is_number_unsigned() ||
-                                                            fields[i].get<std::uint64_t>() <= std::uint64_t{kMost});
+    const bool is_small = fields[i].is_number_integer() &&
+                          (!fields[i].is_number_unsigned() || fields[i].get<std::uint64_t>() <= std::uint64_t{kMost});
     if (!is_small || fields[i].get<std::int64_t>() < -1) return wrong(place, kExpected, fields);
     values[i] = fields[i].get<std::int64_t>();
   }

@@ -73,7 +73,8 @@ TEST(Trace, SumsUpByTensorTheSlowestFirst) {
 }
 
 TEST(Trace, NothingRecordedIsNotAnError) {
-  EXPECT_EQ(trace_to_text({.spec = "none", .tensors = {"a"}}), "none, rank 0 of 1: 0 events of 0 steps\n");
+  EXPECT_EQ(trace_to_text({.spec = "none", .tensors = {"a"}, .events = {}}),
+            "none, rank 0 of 1: 0 events of 0 steps\n");
   EXPECT_NE(summarize_by_stage({}).find("0 events"), std::string::npos);
   EXPECT_NE(summarize_by_tensor({}).find("0 events"), std::string::npos);
   EXPECT_EQ(parse_trace(trace_to_json({})).value(), Trace{});
@@ -151,8 +152,7 @@ TEST(Trace, TheEngineRecordsEveryStageOfEveryTensorAndMessage) {
     TraceRecorder recorder(1000);
     EngineOptions options = low_rank(EngineOptions::Method::kAcp, 2);
     options.bucket_cap_mib = 0;
-    std::unique_ptr<Engine> engine =
-        Engine::create(small_model(), options, &communicator, &clock, &recorder).value();
+    std::unique_ptr<Engine> engine = Engine::create(small_model(), options, &communicator, &clock, &recorder).value();
     Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
     if (const auto outcome = run_step(*engine, gradients); !outcome.ok()) return outcome.status();
     const Trace trace = engine->trace();

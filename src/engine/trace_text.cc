@@ -74,7 +74,8 @@ int layer(Stage stage) { return stage == Stage::kCommunicate ? 0 : stage == Stag
 
 std::string draw(const std::vector<const TraceEvent*>& events, const Span& step) {
   std::string row(kDrawnColumns, ' ');
-  const double columns_per_ns = kDrawnColumns / static_cast<double>(std::max<std::int64_t>(1, step.end_ns - step.start_ns));
+  const double columns_per_ns =
+      kDrawnColumns / static_cast<double>(std::max<std::int64_t>(1, step.end_ns - step.start_ns));
   const auto column = [&](std::int64_t ns) {
     return std::min(kDrawnColumns - 1, static_cast<int>(static_cast<double>(ns - step.start_ns) * columns_per_ns));
   };

@@ -17,27 +17,6 @@ bool matches(std::string_view pattern, std::string_view name) {
   return pattern == name;
 }
 
-Status check_names(const std::vector<EngineTensor>& tensors) {
-  std::unordered_set<std::string_view> seen;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    if (tensors[t].name.empty()) {
-      return make_error(StatusCode::kInvalidArgument, "tensor %zu has no name; residuals are kept by name", t);
-    }
-    if (!seen.insert(tensors[t].name).second) {
-      return make_error(StatusCode::kInvalidArgument, "two tensors are called \"%s\"; names must be unique",
-                        tensors[t].name.c_str());
-    }
-    if (tensors[t].rows < 0 || tensors[t].cols < 0 || tensors[t].dtype == DType::kUint8) {
-      return make_error(
-          StatusCode::kInvalidArgument,
-          "tensor \"%s\": expected a shape of at least 0 and dtype fp32, fp16 or bf16, got %lld x %lld %s",
-          tensors[t].name.c_str(), static_cast<long long>(tensors[t].rows), static_cast<long long>(tensors[t].cols),
-          std::string(dtype_name(tensors[t].dtype)).c_str());
-    }
-  }
-  return {};
-}
-
 Status check_dense_list(const std::vector<EngineTensor>& tensors, const EngineOptions& options) {
   for (const std::string& pattern : options.dense) {
     bool found = false;
@@ -96,9 +75,30 @@ Result<Treatment> treat(const EngineTensor& tensor, const EngineOptions& options
 
 }  // namespace
 
+Status check_tensors(const std::vector<EngineTensor>& tensors) {
+  std::unordered_set<std::string_view> seen;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    if (tensors[t].name.empty()) {
+      return make_error(StatusCode::kInvalidArgument, "tensor %zu has no name; residuals are kept by name", t);
+    }
+    if (!seen.insert(tensors[t].name).second) {
+      return make_error(StatusCode::kInvalidArgument, "two tensors are called \"%s\"; names must be unique",
+                        tensors[t].name.c_str());
+    }
+    if (tensors[t].rows < 0 || tensors[t].cols < 0 || tensors[t].dtype == DType::kUint8) {
+      return make_error(
+          StatusCode::kInvalidArgument,
+          "tensor \"%s\": expected a shape of at least 0 and dtype fp32, fp16 or bf16, got %lld x %lld %s",
+          tensors[t].name.c_str(), static_cast<long long>(tensors[t].rows), static_cast<long long>(tensors[t].cols),
+          std::string(dtype_name(tensors[t].dtype)).c_str());
+    }
+  }
+  return {};
+}
+
 Result<std::vector<Treatment>> choose_treatments(const std::vector<EngineTensor>& tensors, const EngineOptions& options,
                                                  const TrainedCodec& codec) {
-  CORTADO_RETURN_IF_ERROR(check_names(tensors));
+  CORTADO_RETURN_IF_ERROR(check_tensors(tensors));
   CORTADO_RETURN_IF_ERROR(check_dense_list(tensors, options));
   std::vector<Treatment> treatments;
   for (const EngineTensor& tensor : tensors) {

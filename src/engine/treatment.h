@@ -20,6 +20,9 @@ struct Treatment {
   bool is_compressed() const { return rank > 0 || payload_elems > 0; }
 };
 
+// That names are there and unique, and shapes and dtypes legal.
+Status check_tensors(const std::vector<EngineTensor>& tensors);
+
 // Pure: the same on every rank. Fails if a name in options.dense matches no tensor, or names are empty or not unique.
 // `codec` is that of kCodec.
 Result<std::vector<Treatment>> choose_treatments(const std::vector<EngineTensor>& tensors, const EngineOptions& options,

@@ -75,7 +75,11 @@ def test_the_program_shows_what_python_shows(tmp_path):
         (None, 1, ["No such file"]),
         ("{", 3, ["is JSON"]),
         ('{"format": "cortado.plan/1"}', 3, ["cortado.trace/1", "cortado.plan/1"]),
-        (SAMPLE.read_text().replace("[1,3,0,-1,210,400,32]", "[1,3,0,-1,210,40]"), 3, ["events[1]", "[1,3,0,-1,210,40]"]),
+        (
+            SAMPLE.read_text().replace("[1,3,0,-1,210,400,32]", "[1,3,0,-1,210,40]"),
+            3,
+            ["events[1]", "[1,3,0,-1,210,40]"],
+        ),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_with_the_place(tmp_path, content, exit_code, words):

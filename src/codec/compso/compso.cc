@@ -24,6 +24,7 @@ class CompsoCodec final : public Codec {
   CompsoCodec(const CompsoSettings& settings, std::string spec) : settings_(settings), spec_(std::move(spec)) {}
 
   std::string spec() const override { return spec_; }
+  const CompsoSettings& settings() const { return settings_; }
 
   std::uint64_t max_payload_bytes(std::int64_t rows, std::int64_t cols, DType dtype) const override {
     const std::int64_t elems = checked_elems(rows, cols).value_or(0);
@@ -203,6 +204,11 @@ std::vector<Parameter> parameters() {
 }
 
 }  // namespace
+
+const CompsoSettings* compso_settings_of(const Codec& codec) {
+  const auto* compso = dynamic_cast<const CompsoCodec*>(&codec);
+  return compso == nullptr ? nullptr : &compso->settings();
+}
 
 const CodecRow& compso_row() {
   static const CodecRow row = {

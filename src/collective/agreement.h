@@ -13,9 +13,10 @@
 
 namespace cortado {
 
-// Compares `settings` (a text) and the tensors over all ranks. If they differ, every rank gets the same kMismatch,
-// which names the first rank that differs from rank 0 and in what. Every rank must call it.
-Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<EngineTensor>& tensors,
+// Compares `settings` (a text) and the tensors, a text each with name, shape and dtype, over all ranks. If they differ,
+// every rank gets the same kMismatch, which names the first rank that differs from rank 0 and in what. Every rank must
+// call it.
+Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<std::string>& tensors,
                        std::chrono::nanoseconds timeout);
 
 // The same for one number with a name ("layout", "step").
@@ -29,5 +30,15 @@ struct ReplicaDifference {
 };
 Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span<const ReplicaTensor> tensors,
                                            std::chrono::nanoseconds timeout);
+
+// What check_replicas() of an engine says, from comparison to comparison.
+class ReplicaHistory {
+ public:
+  // kMismatch if they differ, with the step (before which they were compared) and the last one at which all were equal.
+  Status note(const ReplicaDifference& difference, std::int64_t step);
+
+ private:
+  std::int64_t equal_at_ = -1;
+};
 
 }  // namespace cortado

@@ -1,5 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "engine/agreement.h"
+#include "collective/agreement.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -22,32 +22,25 @@ struct Summary {
   std::uint64_t tensor_count;
 };
 
-std::string describe_tensor(const EngineTensor& tensor) {
-  char text[80];
-  std::snprintf(text, sizeof(text), " %" PRId64 " x %" PRId64 " %s, %d-D%s", tensor.rows, tensor.cols,
-                std::string(dtype_name(tensor.dtype)).c_str(), tensor.dimensions,
-                tensor.is_embedding ? ", embedding" : "");
-  return tensor.name + text;
-}
-
 template <typename T>
-Result<std::vector<T>> gather(Communicator* communicator, const T* own, std::size_t count,
+Result<std::vector<T>> gather(Communicator* communicator, std::string_view what, const T* own, std::size_t count,
                               std::chrono::nanoseconds timeout) {
   std::vector<T> all(count * static_cast<std::size_t>(communicator->world_size()));
-  CORTADO_RETURN_IF_ERROR(
-      communicator->all_gather(std::as_bytes(std::span(own, count)), std::as_writable_bytes(std::span(all)), timeout));
+  const Status status =
+      communicator->all_gather(std::as_bytes(std::span(own, count)), std::as_writable_bytes(std::span(all)), timeout);
+  if (!status.ok()) return status.with_context("comparing " + std::string(what) + " over all ranks");
   return all;
 }
 
 }  // namespace
 
-Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<EngineTensor>& tensors,
+Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<std::string>& tensors,
                        std::chrono::nanoseconds timeout) {
   Summary own{};
   std::memcpy(own.settings, settings.data(), std::min(settings.size(), kSettingsBytes - 1));
   own.settings_hash = fnv1a_64(settings);
   own.tensor_count = tensors.size();
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<Summary> summaries, gather(communicator, &own, 1, timeout));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<Summary> summaries, gather(communicator, "settings", &own, 1, timeout));
   for (std::size_t rank = 1; rank < summaries.size(); ++rank) {
     if (summaries[rank].settings_hash != summaries[0].settings_hash) {
       return make_error(StatusCode::kMismatch,
@@ -61,17 +54,17 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
     }
   }
   std::vector<std::uint64_t> hashes;
-  for (const EngineTensor& tensor : tensors) hashes.push_back(fnv1a_64(describe_tensor(tensor)));
+  for (const std::string& tensor : tensors) hashes.push_back(fnv1a_64(tensor));
   if (hashes.empty()) return {};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all,
-                           gather(communicator, hashes.data(), hashes.size(), timeout));
+                           gather(communicator, "models", hashes.data(), hashes.size(), timeout));
   for (std::size_t t = 0; t < hashes.size(); ++t) {
     for (std::size_t rank = 1; rank < summaries.size(); ++rank) {
       if (all[rank * hashes.size() + t] == all[t]) continue;
       return make_error(StatusCode::kMismatch,
                         "ranks have different models: tensor %zu of rank %zu differs from rank 0's in name, shape or "
                         "dtype (here on rank %d it is %s)",
-                        t, rank, communicator->rank(), describe_tensor(tensors[t]).c_str());
+                        t, rank, communicator->rank(), tensors[t].c_str());
     }
   }
   return {};
@@ -79,7 +72,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
 
 Status check_same_number(Communicator* communicator, std::string_view what, std::uint64_t number,
                          std::chrono::nanoseconds timeout) {
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all, gather(communicator, &number, 1, timeout));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all, gather(communicator, what, &number, 1, timeout));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     return make_error(StatusCode::kMismatch, "ranks differ in %.*s: rank 0 has %" PRIu64 ", rank %zu has %" PRIu64,
@@ -120,7 +113,8 @@ Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span
   std::vector<std::uint64_t> own;
   for (const ReplicaTensor& tensor : tensors) own.push_back(fnv1a_64(tensor.name) ^ checksum_64(tensor.bytes));
   if (own.empty()) return ReplicaDifference{};
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all, gather(communicator, own.data(), own.size(), timeout));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all,
+                           gather(communicator, "checksums", own.data(), own.size(), timeout));
   std::string text;
   std::size_t more = 0;
   std::vector<std::uint64_t> of_ranks(static_cast<std::size_t>(communicator->world_size()));
@@ -137,6 +131,16 @@ Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span
   }
   if (more > 0) text += " (and " + std::to_string(more) + " more tensor" + (more == 1 ? "" : "s") + ")";
   return ReplicaDifference{.text = std::move(text)};
+}
+
+Status ReplicaHistory::note(const ReplicaDifference& difference, std::int64_t step) {
+  if (difference.text.empty()) {
+    equal_at_ = step;
+    return {};
+  }
+  const std::string before = equal_at_ < 0 ? "" : "; all were equal before step " + std::to_string(equal_at_);
+  return make_error(StatusCode::kMismatch, "before step %" PRId64 " replicas differ: %s%s", step,
+                    difference.text.c_str(), before.c_str());
 }
 
 }  // namespace cortado

@@ -1,0 +1,54 @@
+# The communicators that need more than the library does: each a library of its own, where what it needs is found.
+# src/collective/mpi_*.cc become cortado_mpi, src/collective/nccl_*.cc become cortado_nccl.
+
+function(cortado_add_transport name)
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/collective/${name}_*.cc")
+  list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
+  add_library(cortado_${name} STATIC ${sources})
+  add_library(cortado::cortado_${name} ALIAS cortado_${name})
+  cortado_target(cortado_${name})
+  target_include_directories(cortado_${name} PRIVATE "${PROJECT_SOURCE_DIR}/src")
+  target_link_libraries(cortado_${name} PUBLIC cortado PRIVATE ${ARGN})
+endfunction()
+
+# ---- MPI
+
+set(MPI_CXX_SKIP_MPICXX ON) # its C interface is all we use
+find_package(MPI QUIET COMPONENTS CXX)
+if(MPI_CXX_FOUND)
+  message(STATUS "MPI ${MPI_CXX_VERSION}: building cortado_mpi")
+  cortado_add_transport(mpi MPI::MPI_CXX)
+else()
+  message(STATUS "MPI: not found, cortado_mpi is left out")
+endif()
+
+# Runs PROGRAM with ARGN in `ranks` processes. Without MPI the test is there and says that it is skipped.
+function(cortado_add_mpi_test name ranks program)
+  if(NOT TARGET cortado_mpi)
+    add_test(NAME ${name} COMMAND "${CMAKE_COMMAND}" -E echo "skipped: MPI is not installed")
+    set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "skipped: MPI")
+    return()
+  endif()
+  add_test(NAME ${name} COMMAND "${MPIEXEC_EXECUTABLE}" ${MPIEXEC_NUMPROC_FLAG} ${ranks} $<TARGET_FILE:${program}> ${ARGN}
+           WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+  # More ranks than cores, as root in containers, without warnings of absent networks. Open MPI's words; others ignore
+  # them.
+  set_tests_properties(
+    ${name}
+    PROPERTIES TIMEOUT 120 PROCESSORS 2 ENVIRONMENT
+               "OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;\
+OMPI_MCA_btl_base_warn_component_unused=0;OMPI_MCA_btl_vader_single_copy_mechanism=none;OMPI_MCA_mpi_yield_when_idle=1")
+endfunction()
+
+# ---- NCCL
+
+find_path(NCCL_INCLUDE_DIR nccl.h)
+find_library(NCCL_LIBRARY nccl)
+find_package(CUDAToolkit QUIET)
+if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY AND CUDAToolkit_FOUND)
+  message(STATUS "NCCL: building cortado_nccl")
+  cortado_add_transport(nccl "${NCCL_LIBRARY}" CUDA::cudart)
+  target_include_directories(cortado_nccl PRIVATE "${NCCL_INCLUDE_DIR}")
+else()
+  message(STATUS "NCCL: nccl.h, libnccl or the CUDA toolkit not found, cortado_nccl is left out")
+endif()

@@ -1,0 +1,74 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// What the parts of cortado._core share: errors as exceptions, communicators over Python objects, lists of values.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cortado/communicator.h"
+#include "cortado/status.h"
+
+namespace cortado_python {
+
+namespace nb = nanobind;
+
+// Raises what cortado/errors.py makes of the status; a Ctrl-C that came up in a function of the communicator as itself.
+[[noreturn]] void raise(const cortado::Status& status);
+
+inline void check(const cortado::Status& status) {
+  if (!status.ok()) raise(status);
+}
+
+template <typename T>
+T unwrap(cortado::Result<T>&& result) {
+  if (!result.ok()) raise(result.status());
+  return std::move(result).value();
+}
+
+// Calls without the GIL, and raises what went wrong with it.
+template <typename F>
+void checked_without_gil(F&& call) {
+  cortado::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = call();
+  }
+  check(status);
+}
+
+template <typename F>
+auto unwrapped_without_gil(F&& call) {
+  auto result = [&] {
+    nb::gil_scoped_release release;
+    return call();
+  }();
+  return unwrap(std::move(result));
+}
+
+// The process group that a Python object stands for (group.py), or a rank that is alone where it is None. The object
+// and the name live in here.
+class PyCommunicator {
+ public:
+  PyCommunicator(nb::object group, int rank, int world_size, const std::string& name);
+
+  cortado::Communicator* get() const { return communicator_; }
+
+ private:
+  nb::object group_;
+  std::string name_;
+  std::unique_ptr<cortado::LocalGroup> alone_;
+  std::unique_ptr<cortado::Communicator> owned_;
+  cortado::Communicator* communicator_ = nullptr;
+};
+
+nb::object to_numpy(std::vector<float>&& values);
+std::vector<float> to_vector(nb::handle array);
+
+void bind_kfac(nb::module_& m);  // kfac_module.cc
+
+}  // namespace cortado_python

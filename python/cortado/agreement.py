@@ -1,0 +1,31 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Errors of one rank on all ranks, while a job is set up."""
+
+import contextlib
+
+from .errors import MismatchError, PeerError
+
+SETUP_TIMEOUT_S = 60.0  # how long a rank waits for the others
+
+_TEXT_BYTES = 400
+
+
+@contextlib.contextmanager
+def on_all_ranks(group, failed_to):
+    """An error in the body, on whichever rank, is raised on all of them, before they wait for each other."""
+    error = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    text = "" if error is None else str(error) or type(error).__name__
+    try:
+        texts = group.all_gather(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), SETUP_TIMEOUT_S)
+    except RuntimeError as broken:
+        raise error or PeerError(f"every rank must take part: {broken}", "peer failed") from broken
+    if error is not None:
+        raise error
+    for rank in range(group.world_size):
+        text = texts[rank * _TEXT_BYTES : (rank + 1) * _TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
+        if text:
+            raise MismatchError(f"rank {rank} {failed_to}: {text}", "mismatch")

@@ -1,0 +1,459 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""K-FAC for torch models: hooks that hand activations and output gradients to the C++ side, and the step."""
+
+import contextlib
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from . import _core
+from .agreement import on_all_ranks
+from .attachment import holder_of
+from .errors import MismatchError, SpecError
+from .group import DTYPE_CODES, TorchGroup
+from .kfac_layers import find_layers
+from .parameters import fsdp_hint
+from .reporting import KfacReport
+from .spec import spec_from
+
+_STATE_FORMAT = "cortado.kfac/1"
+_STRATEGIES = {"comm-opt": "COMM-OPT", "hybrid-opt": "HYBRID-OPT", "mem-opt": "MEM-OPT", "dp-kfac": "DP-KFAC"}
+
+
+class KFAC:
+    """Preconditions the gradients of a model with K-FAC, between ``loss.backward()`` and ``optimizer.step()``.
+
+        kfac = cortado.KFAC(model, damping=1e-3, compression="compso(bound=4e-3)")
+        loss.backward()
+        kfac.step()
+        optimizer.step()
+
+    Make it on every rank, with the same arguments, before the first forward pass. A DistributedDataParallel, or
+    a cortado.Reducer (its wait() before this step()), averages the gradients; without them step() does, those of
+    preconditioned layers only to the ranks that need them.
+
+    Options named as in kfac-pytorch; those marked * may be a function of the step number.
+
+    factor_update_steps*, inv_update_steps*: steps between updates of the factors, and of their inverses.
+    damping*, factor_decay*: of the factors. kl_clip*: bound of the change in KL divergence; None or 0 is off.
+    lr*: the learning rate, for kl_clip only; or the optimizer, whose first group's is taken.
+    compute_method: "eigen" or "inverse" (by Cholesky decomposition).
+    grad_worker_fraction: share of the ranks that precondition a layer: 1 is COMM-OPT, 1 / world size MEM-OPT.
+    strategy: "comm-opt", "hybrid-opt" (needs grad_worker_fraction), "mem-opt" or "dp-kfac", instead of a fraction.
+        Without either COMM-OPT, but MEM-OPT with ``compression``.
+    colocate_factors: one rank inverts both factors of a layer. assignment_strategy: "compute" or "memory".
+    skip_layers: patterns (re.search) of names or class names of layers to leave alone.
+    grad_scaler: what has scaled the loss (anything with get_scale()); call its unscale_(optimizer) before step().
+
+    pi_correction: splits the damping between the factors of a layer by their mean eigenvalues.
+    compression*: codec of preconditioned gradients, a string or dict ("compso(bound=4e-3)", "quant(bits=8)").
+    factor_compression: codec of factors, and of eigenvectors or inverses; eigenvalues travel as they are.
+    error_feedback: the owner of a layer adds what encoding it has lost.
+    aggregate: layers that share a table of codes in ``compso``; 0: all of a rank.
+    reduce_gradients: whether step() averages the gradients; None: unless DDP or a cortado.Reducer does.
+    process_group, random_seed, timeout_s: of the exchange. verbose: rank 0 prints what is preconditioned, and what not.
+    """
+
+    def __init__(
+        self,
+        model,
+        *,
+        factor_update_steps=1,
+        inv_update_steps=1,
+        damping=1e-3,
+        factor_decay=0.95,
+        kl_clip=1e-3,
+        lr=0.1,
+        compute_method="eigen",
+        grad_worker_fraction=None,
+        strategy=None,
+        colocate_factors=True,
+        assignment_strategy="compute",
+        skip_layers=(),
+        grad_scaler=None,
+        pi_correction=False,
+        compression="none",
+        factor_compression="none",
+        error_feedback=False,
+        aggregate=0,
+        reduce_gradients=None,
+        process_group=None,
+        random_seed=0,
+        timeout_s=1800.0,
+        verbose=True,
+    ):
+        is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        self._model = model.module if is_ddp else model
+        self._process_group = model.process_group if is_ddp and process_group is None else process_group
+        self._group = self._make_group(self._process_group)
+        self._grad_scaler = grad_scaler
+        self._schedules = {
+            "factor_update_steps": factor_update_steps,
+            "inv_update_steps": inv_update_steps,
+            "damping": damping,
+            "factor_decay": factor_decay,
+            "kl_clip": kl_clip,
+            "lr": (lambda step: lr.param_groups[0]["lr"]) if hasattr(lr, "param_groups") else lr,
+        }
+        self._compression = compression
+        with self._on_all_ranks("could not make a KFAC"):
+            if fsdp_hint(self._model):
+                raise SpecError(f"{type(self._model).__name__}{fsdp_hint(self._model)}")
+            self._spec = _compression_at(compression, 0)
+            self._layers, self.skipped = find_layers(self._model, skip_layers)
+            if not self._layers:
+                raise SpecError(f"no layer of the model can be preconditioned: {_list_skipped(self.skipped)}")
+            name, workers, self._why = self._choose_strategy(strategy, grad_worker_fraction, self._spec != "none")
+            options = {
+                "strategy": name,
+                "workers": workers,
+                "is_eigen": _one_of("compute_method", compute_method, ("eigen", "inverse")) == "eigen",
+                "pi_correction": pi_correction,
+                "colocate_factors": colocate_factors,
+                "balance_memory": _one_of("assignment_strategy", assignment_strategy, ("compute", "memory"))
+                == "memory",
+                "compression": self._spec,
+                "use_error_feedback": error_feedback,
+                "aggregate": aggregate,
+                "random_seed": random_seed,
+                "factor_compression": spec_from(factor_compression),
+                "timeout_s": timeout_s,
+            }
+        self._options = options
+        self._reduce_gradients = False if is_ddp and reduce_gradients is None else reduce_gradients
+        self._core = _core.Kfac([layer.to_core() for layer in self._layers], options, *self._core_group())
+        if self._group is not None:
+            self._group.set_timeout(timeout_s)
+        self._wanted = [self._core.wants_batches(i) for i in range(len(self._layers))]
+        self._is_synchronized = False
+        self._is_finite = True
+        self._step_ns = 0
+        self._hooks = [
+            layer.module.register_forward_hook(self._forward_hook(i), with_kwargs=True)
+            for i, layer in enumerate(self._layers)
+        ]
+        if verbose and self._rank == 0:
+            print(self.describe(), file=sys.stderr, flush=True)
+
+    # ---- set-up
+
+    @staticmethod
+    def _make_group(process_group):
+        if process_group is None and not (dist.is_available() and dist.is_initialized()):
+            return None
+        return TorchGroup(process_group)
+
+    def _on_all_ranks(self, failed_to):
+        return contextlib.nullcontext() if self._group is None else on_all_ranks(self._group, failed_to)
+
+    @property
+    def _rank(self):
+        return self._group.rank if self._group is not None else 0
+
+    @property
+    def _world_size(self):
+        return self._group.world_size if self._group is not None else 1
+
+    def _core_group(self):
+        group = self._group
+        return (None, 0, 1, "") if group is None else (group, group.rank, group.world_size, group.name)
+
+    def _choose_strategy(self, strategy, fraction, compresses):
+        """(name, gradient workers of a layer, why)"""
+        world = self._world_size
+        if strategy is not None and strategy not in _STRATEGIES:
+            raise SpecError(f'strategy must be one of {", ".join(_STRATEGIES)}, got "{strategy}"')
+        if strategy is None and fraction is None:
+            return ("MEM-OPT", 1, "the default with compression") if compresses else ("COMM-OPT", world, "the default")
+        if strategy == "hybrid-opt" and fraction is None:
+            raise SpecError("hybrid-opt needs grad_worker_fraction, such as 0.5")
+        if strategy in ("comm-opt", "mem-opt", "dp-kfac") and fraction is not None:
+            raise SpecError(f"{strategy} says what grad_worker_fraction says; give one of them")
+        if strategy not in (None, "hybrid-opt"):
+            return _STRATEGIES[strategy], world if strategy == "comm-opt" else 1, "asked for"
+        workers = max(1, round(world * fraction)) if 0 < fraction <= 1 else 0
+        if workers == 0 or world % workers or (abs(workers - world * fraction) > 1e-6 and workers > 1):
+            raise SpecError(
+                f"grad_worker_fraction must be above 0, at most 1, and give a divisor of the world size {world}, "
+                f"got {fraction}"
+            )
+        name = "COMM-OPT" if workers == world else "MEM-OPT" if workers == 1 else "HYBRID-OPT"
+        return name, workers, f"grad_worker_fraction={fraction:g}"
+
+    def describe(self):
+        """What is preconditioned, how it is exchanged, and what is left alone and why."""
+        options = self._options
+        feedback = " with error feedback" if options["use_error_feedback"] else ""
+        parameters = sum(p.numel() for layer in self._layers for p in layer.parameters)
+        lines = [
+            f"cortado: K-FAC, {options['strategy']} ({self._why}) on {self._world_size} ranks, "
+            f"{'eigenvectors' if options['is_eigen'] else 'inverses'}; gradients as {self._spec}{feedback}, "
+            f"factors as {options['factor_compression']}",
+            f"  preconditions {len(self._layers)} layers, {parameters} parameters: "
+            + ", ".join(str(layer) for layer in self._layers),
+        ]
+        if self.skipped:
+            lines.append(f"  leaves alone {_list_skipped(self.skipped)}")
+        if options["strategy"] == "COMM-OPT" and self._spec != "none":
+            lines.append(
+                "  warning: COMM-OPT sends no preconditioned gradients, so compression has no effect; what travels are "
+                "factors and eigenvectors: factor_compression="
+            )
+        return "\n".join(lines)
+
+    # ---- hyper-parameters
+
+    @property
+    def steps(self):
+        """Steps done."""
+        return self._core.steps
+
+    def _value(self, name):
+        value = self._schedules[name]
+        return value(self.steps) if callable(value) else value
+
+    def _is_due(self, name):
+        every = self._value(name)
+        if int(every) != every or every < 1:
+            raise SpecError(f"{name} must be a whole number of at least 1, got {every}")
+        return self.steps % int(every) == 0
+
+    # ---- hooks
+
+    def _forward_hook(self, index):
+        layer = self._layers[index]
+
+        @torch.compiler.disable
+        def on_output_gradient(gradient):
+            values, count, height, width = layer.output_gradients(gradient)
+            if values.numel():
+                scale = float(self._grad_scaler.get_scale()) if self._grad_scaler is not None else 1.0
+                code = DTYPE_CODES[values.dtype]
+                self._core.add_batch(index, False, values.data_ptr(), code, count, height, width, scale)
+
+        @torch.compiler.disable
+        def on_forward(module, inputs, named_inputs, output):
+            if not (module.training and torch.is_grad_enabled() and self._wanted[index]):
+                return
+            if not output.requires_grad or not self._is_due("factor_update_steps"):
+                return
+            values, count, height, width = layer.activations(inputs[0] if inputs else named_inputs["input"])
+            if values.numel():
+                self._core.add_batch(index, True, values.data_ptr(), DTYPE_CODES[values.dtype], count, height, width)
+            output.register_hook(on_output_gradient)
+
+        return on_forward
+
+    def reset_batch(self):
+        """Forgets the activations and output gradients since the last step."""
+        self._core.reset_batch()
+
+    # ---- the step
+
+    def _reduces(self):
+        """Whether nobody else averages the gradients."""
+        if self._world_size > 1 and self._reduce_gradients is None:
+            self._reduce_gradients = holder_of(self._model.parameters()) is None
+        return self._world_size > 1 and self._reduce_gradients
+
+    def synchronize(self):
+        """Averages gradients over ranks where nobody else does; step() calls it unless that was done.
+
+        With a GradScaler call it before ``unscale_``, so that all ranks see an overflow on any of them.
+        """
+        if self._is_synchronized or not self._reduces():
+            return
+        self._is_synchronized = True
+        own = {parameter for layer in self._layers for parameter in layer.parameters}
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        others = [p for p in parameters if p not in own]
+        is_finite = all(bool(torch.isfinite(p.grad).all()) for p in own if p.grad is not None)
+        # One message: gradients that are not preconditioned, which parameters have one, who has an Inf or NaN.
+        flags = [float(p.grad is not None) for p in parameters] + [0.0 if is_finite else 1.0]
+        flat = torch.cat([_dense_gradient(p).reshape(-1) for p in others] + [torch.tensor(flags)])
+        dist.all_reduce(flat, group=self._process_group)
+        dense, flags = flat[: -len(flags)] / self._world_size, flat[-len(flags) :].tolist()
+        for parameter, ranks in zip(parameters, flags, strict=False):
+            if ranks and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        for parameter, mean in zip(others, dense.split([p.numel() for p in others]), strict=True):
+            if parameter.grad is not None:
+                parameter.grad.copy_(mean.view(parameter.shape))
+        self._is_finite = not flags[-1]
+        if self._is_finite:
+            self._with_gradients(self._core.reduce_gradients)
+        else:  # as a sum over ranks would be
+            for parameter in own:
+                if parameter.grad is not None:
+                    parameter.grad.fill_(float("nan"))
+
+    @torch.no_grad()
+    def step(self):
+        """Preconditions the gradients; False if some rank had Inf or NaN, and then they are left as they are."""
+        start_ns = time.perf_counter_ns()
+        self.synchronize()
+        self._is_synchronized = False
+        is_finite, self._is_finite = self._is_finite, True
+        if is_finite:
+            is_finite = self._precondition()
+        else:
+            self._core.reset_batch()
+        self._step_ns += time.perf_counter_ns() - start_ns
+        return is_finite
+
+    def _precondition(self):
+        spec = _compression_at(self._compression, self.steps)
+        if spec != self._spec:
+            self._core.set_compression(spec)
+            self._spec = spec
+        names = ("factor_decay", "damping", "kl_clip", "lr")
+        values = [float(self._value(name) or 0.0) for name in names]  # None: kl_clip is off
+        due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]
+        return self._with_gradients(lambda gradients: self._core.step(*values, *due, gradients))
+
+    def _with_gradients(self, act):
+        """Calls act with the gradients as the C++ side takes them; what it writes arrives in ``.grad``."""
+        gradients, copies = [], []
+        for layer in self._layers:
+            if tuple(layer.module.weight.shape) != layer.shape:
+                raise MismatchError(
+                    f"layer {layer.name} had a weight of shape {layer.shape}, now {tuple(layer.module.weight.shape)}: "
+                    "make a new KFAC after layers have changed",
+                    "mismatch",
+                )
+            if layer.module.weight.grad is None:
+                gradients.append((0, 0, 0))
+                continue
+            addresses = []
+            for parameter in layer.parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dense = parameter.grad.detach().contiguous()
+                if dense.data_ptr() != parameter.grad.data_ptr():
+                    copies.append((parameter.grad, dense))
+                addresses.append(dense.data_ptr())
+            gradients.append((addresses[0], addresses[1] if layer.has_bias else 0, DTYPE_CODES[dense.dtype]))
+        result = act(gradients)
+        for gradient, dense in copies:
+            gradient.copy_(dense)
+        return result
+
+    # ---- what users call
+
+    def report(self):
+        """Bytes, ratio with error, time by stage, and what was not done as asked."""
+        values = self._core.report()
+        values.update(
+            strategy=self._options["strategy"],
+            world_size=self._world_size,
+            compression=self._spec,
+            factor_compression=self._options["factor_compression"],
+            skipped=dict(self.skipped),
+            step_ns=self._step_ns,
+        )
+        return KfacReport(values)
+
+    def memory_usage(self):
+        """Bytes this rank holds, by purpose, and their total."""
+        return self._core.memory()
+
+    def state_dict(self, include_inverses=True):
+        """What this rank holds, keyed by layer; every rank saves its own.
+
+        Without inverses it is half as large, and the first step after loading computes them from the factors.
+        """
+        state = self._core.save_state(include_inverses)
+        for layer in state["layers"].values():
+            for key, values in layer.items():
+                layer[key] = torch.from_numpy(values)
+        return state
+
+    def load_state_dict(self, state):
+        """Continues where state_dict() was taken; call it on every rank.
+
+        state: this rank's own, or the list of the states of all ranks, which any world size and strategy can load. What
+        is in none of them begins anew, and a warning says of how many layers.
+        """
+        states = state if isinstance(state, (list, tuple)) else [state]
+        with self._on_all_ranks("could not load its state"):
+            arrays = [self._arrays_of(one) for one in states]
+        warning = self._core.load_state(arrays)
+        if warning:
+            print(f"cortado: {warning}", file=sys.stderr, flush=True)
+
+    def _arrays_of(self, state):
+        """The state with numpy arrays in place of tensors."""
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        if found != _STATE_FORMAT:
+            raise MismatchError(f'expected a state of format "{_STATE_FORMAT}", got {found!r}', "mismatch")
+        missing = [key for key in ("strategy", "world_size", "rank", "step", "layers") if key not in state]
+        if missing:
+            raise MismatchError(f"the state lacks {', '.join(missing)}", "mismatch")
+        unknown = sorted(set(state["layers"]) - {layer.name for layer in self._layers})
+        if unknown:
+            raise MismatchError(f"the state has layers that are not preconditioned here: {unknown[:3]}", "mismatch")
+        layers = {
+            name: {key: values.float().contiguous().numpy() for key, values in layer.items()}
+            for name, layer in state["layers"].items()
+        }
+        return {**state, "layers": layers}
+
+    def detach(self):
+        """Removes the hooks from the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def step_schedule(first, later, lr, *, codec="compso", from_step=0):
+    """``compression`` with the bound ``first`` until the learning rate falls, then ``later`` without a filter.
+
+    lr: the function of the step that gives the learning rate. from_step: when its warm-up ends.
+    """
+
+    def spec(step):
+        if step <= from_step or lr(step) >= lr(from_step):
+            return f"{codec}(bound={first:g})"
+        return f"{codec}(bound={later:g}, filter=off)"
+
+    return spec
+
+
+def smooth_schedule(first, factor, stages, total_steps, *, unfiltered_stages=1, codec="compso"):
+    """``compression`` in equal stages with the bounds first, first * factor, ...; no filter in the last ones."""
+    if not 0 < factor < 1 or stages < 1 or total_steps < stages:
+        raise SpecError(
+            "smooth_schedule expects a factor between 0 and 1 and at most one stage a step, got "
+            f"factor={factor}, stages={stages}, total_steps={total_steps}"
+        )
+
+    def spec(step):
+        stage = min(step * stages // total_steps, stages - 1)
+        bound = f"bound={max(first * factor**stage, 1e-4):g}"
+        return f"{codec}({bound}, filter=off)" if stage >= stages - unfiltered_stages else f"{codec}({bound})"
+
+    return spec
+
+
+def _compression_at(compression, step):
+    return spec_from(compression(step) if callable(compression) else compression)
+
+
+def _one_of(name, value, known):
+    if value not in known:
+        raise SpecError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    return value
+
+
+def _list_skipped(skipped):
+    by_reason = {}
+    for name, reason in skipped.items():
+        by_reason.setdefault(reason, []).append(name or "(the model itself)")
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()) or "it has none"
+
+
+def _dense_gradient(parameter):
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return gradient.detach().float()

@@ -1,0 +1,160 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Which layers of a model K-FAC preconditions, and how they look to the C++ side."""
+
+import re
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from .errors import SpecError
+from .group import DTYPE_CODES
+
+MOST_FACTOR_ROWS = 32764  # kMaxMatrixDim of core/linalg.h
+
+_REASONS = {
+    torch.nn.Embedding: "its inputs are indices: the factor would be vocabulary x vocabulary",
+    torch.nn.EmbeddingBag: "its inputs are indices: the factor would be vocabulary x vocabulary",
+    torch.nn.Conv3d: "convolutions over three dimensions are not supported",
+    torch.nn.ConvTranspose1d: "transposed convolutions are not supported",
+    torch.nn.ConvTranspose2d: "transposed convolutions are not supported",
+    torch.nn.ConvTranspose3d: "transposed convolutions are not supported",
+    torch.nn.Bilinear: "bilinear layers are not supported",
+    torch.nn.MultiheadAttention: "its projections are not layers that are called",
+}
+
+
+@dataclass
+class Layer:
+    """A layer that is preconditioned."""
+
+    name: str
+    module: torch.nn.Module
+
+    def __post_init__(self):
+        module = self.module
+        self.is_convolution = not isinstance(module, torch.nn.Linear)
+        self.has_bias = module.bias is not None and module.bias.requires_grad
+        self.groups = module.groups if self.is_convolution else 1
+        self.shape = tuple(module.weight.shape)
+        self.outputs = self.shape[0] // self.groups
+        self.inputs = module.weight[0].numel()
+        self._padding = _padding_of(module) if self.is_convolution else []
+
+    @property
+    def parameters(self):
+        return [self.module.weight, self.module.bias] if self.has_bias else [self.module.weight]
+
+    def to_core(self):
+        """The tuple that _core.Kfac takes."""
+        windows = None
+        if self.is_convolution:
+            pads = self._padding if self.module.padding_mode == "zeros" else [(0, 0)] * len(self._padding)
+            sizes = (self.module.kernel_size, self.module.stride, self.module.dilation)
+            windows = [(*each, *pad) for *each, pad in zip(*sizes, pads, strict=True)]
+            windows = [(1, 1, 1, 0, 0)] * (2 - len(windows)) + windows
+        return (self.name, self.inputs, self.outputs, self.has_bias, self.groups, windows)
+
+    def activations(self, inputs):
+        """Dense memory for the C++ side: (tensor, rows or images, height, width)."""
+        if self.is_convolution and self.module.padding_mode != "zeros":
+            flat = [size for pad in reversed(self._padding) for size in pad]
+            inputs = F.pad(inputs, flat, mode=self.module.padding_mode)
+        return self._batch(inputs, self.inputs)
+
+    def output_gradients(self, gradients):
+        return self._batch(gradients, self.outputs)
+
+    def _batch(self, values, features):
+        values = values.detach()
+        if values.dtype not in DTYPE_CODES:
+            values = values.float()
+        if not self.is_convolution:
+            values = values.reshape(-1, features).contiguous()
+            return values, values.shape[0], 1, 1
+        spatial = len(self.module.kernel_size)
+        if values.dim() == spatial + 1:  # one image without a batch
+            values = values.unsqueeze(0)
+        values = values.contiguous()
+        height, width = (1, *values.shape[2:])[-2:]
+        return values, values.shape[0], height, width
+
+    def __str__(self):
+        bias = " + bias" if self.has_bias else ""
+        groups = f" in {self.groups} groups" if self.groups > 1 else ""
+        return f"{self.name} ({self.inputs}{bias} -> {self.outputs}{groups})"
+
+
+def find_layers(model, skip_layers):
+    """(layers to precondition, {name: reason} of those that have parameters but are left alone)."""
+    patterns = [re.compile(pattern, re.IGNORECASE) for pattern in skip_layers]
+    users = _users_of_parameters(model)
+    layers, skipped = [], {}
+    inside = set()  # modules of which a parent says that they are not called
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.MultiheadAttention):
+            inside.update(id(part) for part in module.modules())
+        if not any(True for _ in module.parameters(recurse=False)):
+            continue
+        reason = "its parent uses its weight without calling it" if id(module) in inside else None
+        if isinstance(module, torch.nn.MultiheadAttention):
+            reason = _REASONS[torch.nn.MultiheadAttention]
+        reason = _reason_to_skip(name, module, patterns, users) if reason is None else reason
+        if reason is None:
+            layers.append(Layer(name, module))
+        else:
+            skipped[name] = reason
+    return layers, skipped
+
+
+def _users_of_parameters(model):
+    """{parameter: names of the modules that have it}"""
+    users = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            users.setdefault(parameter, []).append(name)
+    return users
+
+
+def _reason_to_skip(name, module, patterns, users):
+    kind = type(module).__name__
+    if any(pattern.search(name) or pattern.search(kind) for pattern in patterns):
+        return "skip_layers"
+    if not isinstance(module, (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)):
+        known = [reason for layer_type, reason in _REASONS.items() if isinstance(module, layer_type)]
+        return known[0] if known else f"{kind} is no linear layer or convolution"
+    if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
+        return "its shape is not known yet: run a batch through the model first"
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return "its weight is computed from other parameters"
+    if not weight.requires_grad:
+        return "its weight takes no gradient"
+    others = [other for parameter in module.parameters(recurse=False) for other in users[parameter] if other != name]
+    if others:
+        return f"its parameters are shared with {others[0]}"
+    return _reason_of_size(module, weight)
+
+
+def _reason_of_size(module, weight):
+    if weight.dtype not in DTYPE_CODES:
+        return f"its weight is {weight.dtype}, expected float32, float16 or bfloat16"
+    if weight.device.type != "cpu":
+        raise SpecError(f"cortado.KFAC works on the CPU for now; a weight is on {weight.device}")
+    if weight.numel() == 0:
+        return "its weight is empty"
+    groups = getattr(module, "groups", 1)
+    rows = max(weight.shape[0] // groups, weight[0].numel() + 1)
+    if rows > MOST_FACTOR_ROWS:
+        return f"a factor would have {rows} rows, at most {MOST_FACTOR_ROWS} are possible"
+    return None
+
+
+def _padding_of(module):
+    """(before, after) of each dimension."""
+    if module.padding == "valid":
+        return [(0, 0)] * len(module.kernel_size)
+    if module.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    return [(pad, pad) for pad in module.padding]

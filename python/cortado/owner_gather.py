@@ -1,0 +1,111 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Tensors that one rank each has computed, for all ranks, compressed: for K-FAC, Shampoo, Muon and the like."""
+
+import torch
+import torch.distributed as dist
+
+from . import _core
+from .errors import CortadoError, SpecError
+from .group import DTYPE_CODES, TorchGroup
+from .spec import spec_from
+
+
+def compressed_all_gather(tensors, owners, codec="none", **options):
+    """Gives every rank the tensors that their owners have computed, in place, and the same bytes to all.
+
+    tensors: a list of tensors, equal in shapes and dtypes on all ranks; those that a rank owns hold its values.
+    owners: the rank that owns each. codec: a string or dict ("compso(bound=4e-3)", "quant(bits=8)").
+
+    For one exchange. Ranks first compare what they were given; where the same tensors are exchanged in every step, make
+    a CompressedAllGather once, which also takes the options and has a report().
+    """
+    CompressedAllGather(tensors, owners, codec, **options)(tensors)
+
+
+class CompressedAllGather:
+    """An exchange that is repeated: of tensors that always have the same shapes and owners.
+
+        gather = cortado.CompressedAllGather(updates, owners, "compso(error=0.1, round=dead_zone)", error_feedback=True)
+        gather(updates)      # every step, on all ranks
+
+    The owner of a tensor gets the decoded values too, so all ranks hold the same. error_feedback: the owner adds to a
+    tensor what encoding it has lost so far. aggregate: tensors that share a table of codes in ``compso``; 0: all.
+    """
+
+    def __init__(
+        self,
+        tensors,
+        owners,
+        codec="none",
+        *,
+        error_feedback=False,
+        aggregate=0,
+        process_group=None,
+        random_seed=0,
+        timeout_s=1800.0,
+    ):
+        if not dist.is_initialized():
+            raise CortadoError("a gather needs a process group: call torch.distributed.init_process_group first")
+        self._group = TorchGroup(process_group)
+        if len(tensors) != len(owners):
+            raise SpecError(f"expected one owner a tensor, got {len(tensors)} tensors and {len(owners)} owners")
+        self._shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        described = [
+            self._describe(i, tensor, owner) for i, (tensor, owner) in enumerate(zip(tensors, owners, strict=True))
+        ]
+        group = self._group
+        self._core = _core.OwnerGather(
+            described,
+            spec_from(codec),
+            error_feedback,
+            aggregate,
+            random_seed,
+            timeout_s,
+            group,
+            group.rank,
+            group.world_size,
+            group.name,
+        )
+        group.set_timeout(timeout_s)
+        self._step = 0
+
+    @staticmethod
+    def _describe(index, tensor, owner):
+        if tensor.dtype not in DTYPE_CODES or tensor.device.type != "cpu":
+            raise SpecError(
+                f"tensor {index} is {tensor.dtype} on {tensor.device}; expected float32, float16 or bfloat16 on the CPU"
+            )
+        rows = tensor.shape[0] if tensor.dim() > 1 else 1
+        return (f"tensor {index}", DTYPE_CODES[tensor.dtype], rows, tensor.numel() // rows if rows else 0, int(owner))
+
+    @torch.no_grad()
+    def __call__(self, tensors):
+        """One exchange, in place."""
+        if [(tuple(tensor.shape), tensor.dtype) for tensor in tensors] != self._shapes:
+            raise SpecError("these tensors have other shapes or dtypes than those the gather was made for")
+        dense = [tensor.contiguous() for tensor in tensors]
+        self._core.run(self._step, [tensor.data_ptr() for tensor in dense])
+        self._step += 1
+        for tensor, copy in zip(tensors, dense, strict=True):
+            if tensor.data_ptr() != copy.data_ptr():
+                tensor.copy_(copy)
+
+    def set_codec(self, codec):
+        """From the next exchange on; on all ranks."""
+        self._core.set_codec(spec_from(codec))
+
+    def report(self):
+        """Bytes, error, collectives of the last exchange; times of encode, gather and decode over all, in ns."""
+        return self._core.report()
+
+    def state_dict(self):
+        """What this rank still owes of the tensors it owns, and the step; every rank saves its own."""
+        residuals = {name: torch.from_numpy(values) for name, values in self._core.save_residuals().items()}
+        return {"format": "cortado.owner_gather/1", "step": self._step, "residuals": residuals}
+
+    def load_state_dict(self, state):
+        """Continues where state_dict() was taken; call it on every rank, each with its own."""
+        if state.get("format") != "cortado.owner_gather/1":
+            raise SpecError(f'expected a state of format "cortado.owner_gather/1", got {state.get("format")!r}')
+        self._core.load_residuals({n: values.float().contiguous().numpy() for n, values in state["residuals"].items()})
+        self._step = state["step"]

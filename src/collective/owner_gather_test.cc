@@ -1,0 +1,289 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "cortado/owner_gather.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "collective/rank_threads.h"
+#include "core/check.h"
+#include "core/float16.h"
+#include "core/philox.h"
+
+namespace cortado {
+namespace {
+
+constexpr int kRanks = 3;
+
+// Of different sizes and dtypes, one empty, one exact; rank 2 owns nothing.
+std::vector<OwnedTensor> some_tensors() {
+  return {{.name = "a", .rows = 40, .cols = 30, .owner = 1},
+          {.name = "b", .dtype = DType::kBFloat16, .rows = 7, .cols = 9, .owner = 0},
+          {.name = "values", .rows = 1, .cols = 13, .owner = 1, .is_exact = true},
+          {.name = "nothing", .rows = 0, .cols = 5, .owner = 0},
+          {.name = "c", .rows = 1, .cols = 500, .owner = 1}};
+}
+
+// The bytes of all tensors; of those of other ranks, something else.
+using Values = std::vector<std::vector<std::byte>>;
+
+Values fill(const std::vector<OwnedTensor>& tensors, int rank, std::uint64_t step) {
+  Values values;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::int64_t elems = tensors[i].rows * tensors[i].cols;
+    std::vector<float> normal(static_cast<std::size_t>(elems), -77.0f);
+    if (tensors[i].owner == rank) philox_fill_normal(5, step, i, normal.data(), elems);
+    values.emplace_back(normal.size() * dtype_bytes(tensors[i].dtype));
+    for (std::size_t e = 0; e < normal.size(); ++e) {
+      if (tensors[i].dtype == DType::kFloat32) {
+        std::memcpy(values.back().data() + 4 * e, &normal[e], 4);
+      } else {
+        const std::uint16_t narrow = float_to_bf16(normal[e]);
+        std::memcpy(values.back().data() + 2 * e, &narrow, 2);
+      }
+    }
+  }
+  return values;
+}
+
+std::vector<void*> addresses(Values* values) {
+  std::vector<void*> all;
+  for (auto& one : *values) all.push_back(one.data());
+  return all;
+}
+
+float value_of(const Values& values, std::size_t tensor, std::size_t elem) {
+  float value;
+  std::memcpy(&value, values[tensor].data() + 4 * elem, 4);
+  return value;
+}
+
+// [rank][step]
+std::vector<std::vector<Values>> run(const OwnerGatherOptions& options, int steps,
+                                     const std::function<void(OwnerGather&, int rank)>& at_end = {},
+                                     std::vector<std::string>* log = nullptr) {
+  std::vector<std::vector<Values>> all(kRanks);
+  for (const Status& status : run_ranks(kRanks, [&](Communicator& communicator) -> Status {
+         RecordingCommunicator recording(&communicator);
+         const int rank = communicator.rank();
+         CORTADO_ASSIGN_OR_RETURN(const auto gather, OwnerGather::create(some_tensors(), options, &recording));
+         recording.clear();
+         for (int step = 0; step < steps; ++step) {
+           Values values = fill(gather->tensors(), rank, static_cast<std::uint64_t>(step));
+           CORTADO_RETURN_IF_ERROR(gather->run(static_cast<std::uint64_t>(step), addresses(&values)));
+           all[static_cast<std::size_t>(rank)].push_back(std::move(values));
+         }
+         if (at_end) at_end(*gather, rank);
+         if (log != nullptr && rank == 0) {
+           for (const RecordedCollective& one : recording.log()) log->push_back(one.kind);
+         }
+         return {};
+       })) {
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+  return all;
+}
+
+// What the owners had.
+Values originals(std::uint64_t step) {
+  const std::vector<OwnedTensor> tensors = some_tensors();
+  Values values;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    values.push_back(fill(tensors, tensors[i].owner, step)[i]);
+  }
+  return values;
+}
+
+TEST(OwnerGather, WithoutLossEveryoneHasWhatTheOwnersHad) {
+  for (const char* codec : {"none", "float_rans", "compso(bound=0)"}) {
+    for (const int aggregate : {0, 1}) {
+      std::vector<std::string> log;
+      const auto got = run({.codec = codec, .use_error_feedback = true, .aggregate = aggregate}, 2, {}, &log);
+      for (const auto& of_rank : got) {
+        for (std::uint64_t step = 0; step < 2; ++step) EXPECT_EQ(of_rank[step], originals(step)) << codec;
+      }
+      // Sizes that vary are unknown in the first step.
+      EXPECT_EQ(log.size(), std::string(codec) == "none" ? 2u : 3u) << codec;
+    }
+  }
+}
+
+TEST(OwnerGather, WithLossAllHaveTheSameAndExactTensorsAreExact) {
+  for (const char* codec : {"compso(bound=0.02)", "compso(error=0.2, round=dead_zone)", "quant(bits=4)", "sign",
+                            "topk(density=0.1)", "cast(bf16)"}) {
+    OwnerGatherReport report;
+    const auto got = run({.codec = codec}, 3, [&](OwnerGather& gather, int rank) {
+      if (rank == 1) report = gather.report();
+    });
+    for (std::size_t step = 0; step < 3; ++step) {
+      EXPECT_EQ(got[1][step], got[0][step]) << codec;
+      EXPECT_EQ(got[2][step], got[0][step]) << codec;
+      const Values exact = originals(step);
+      EXPECT_EQ(got[0][step][2], exact[2]) << codec;
+      EXPECT_NE(got[0][step][0], exact[0]) << codec;
+    }
+    EXPECT_EQ(report.dense_bytes, 4 * (1200 + 13 + 500));
+    EXPECT_LT(report.payload_bytes, report.dense_bytes);
+    EXPECT_EQ(report.collectives, 1) << codec;
+    double lost = 0, total = 0;
+    for (const std::size_t tensor : {0, 4}) {
+      for (std::size_t e = 0; e < got[0][2][tensor].size() / 4; ++e) {
+        const double value = value_of(originals(2), tensor, e);
+        lost += std::pow(value - static_cast<double>(value_of(got[0][2], tensor, e)), 2);
+        total += value * value;
+      }
+    }
+    EXPECT_NEAR(report.relative_l2_error, std::sqrt(lost / total), 1e-6) << codec;
+  }
+}
+
+TEST(OwnerGather, WithFeedbackNothingIsLostForEver) {
+  constexpr int kSteps = 30;
+  std::vector<OwnerResidual> residuals;
+  const auto got =
+      run({.codec = "topk(density=0.05)", .use_error_feedback = true}, kSteps, [&](OwnerGather& gather, int rank) {
+        if (rank == 1) residuals = gather.save_residuals();
+      });
+  ASSERT_EQ(residuals.size(), 2u);
+  EXPECT_EQ(residuals[1].name, "c");
+  for (std::size_t e = 0; e < 500; ++e) {
+    double sent = 0, had = 0;
+    for (std::size_t step = 0; step < kSteps; ++step) {
+      sent += static_cast<double>(value_of(got[0][step], 4, e));
+      had += static_cast<double>(value_of(originals(step), 4, e));
+    }
+    EXPECT_NEAR(sent + static_cast<double>(residuals[1].values[e]), had, 1e-4);
+  }
+}
+
+TEST(OwnerGather, ResidualsCanBeSavedAndLoaded) {
+  const OwnerGatherOptions options = {.codec = "quant(bits=2)", .use_error_feedback = true};
+  const auto whole = run(options, 4);
+  for (const Status& status : run_ranks(kRanks, [&](Communicator& communicator) -> Status {
+         CORTADO_ASSIGN_OR_RETURN(const auto first, OwnerGather::create(some_tensors(), options, &communicator));
+         CORTADO_ASSIGN_OR_RETURN(const auto second, OwnerGather::create(some_tensors(), options, &communicator));
+         const int rank = communicator.rank();
+         for (std::uint64_t step = 0; step < 4; ++step) {
+           Values values = fill(first->tensors(), rank, step);
+           if (step == 2) CORTADO_RETURN_IF_ERROR(second->load_residuals(first->save_residuals()));
+           CORTADO_RETURN_IF_ERROR((step < 2 ? first : second)->run(step, addresses(&values)));
+           EXPECT_EQ(values, whole[static_cast<std::size_t>(rank)][step]);
+         }
+         if (rank == 1) {
+           const Status status = second->load_residuals({{"a", {1, 2}}});
+           EXPECT_EQ(status.code(), StatusCode::kMismatch);
+           EXPECT_NE(status.message().find("residual of a has 2 values, the tensor has 1200"), std::string::npos);
+         }
+         return {};
+       })) {
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+TEST(OwnerGather, NonFiniteTensorsReachAllAndNoResidual) {
+  for (const char* codec : {"none", "topk(density=0.1)", "compso(bound=0.02)", "quant(bits=4)", "sign"}) {
+    for (const Status& status : run_ranks(kRanks, [&](Communicator& communicator) -> Status {
+           const int rank = communicator.rank();
+           CORTADO_ASSIGN_OR_RETURN(
+               const auto gather,
+               OwnerGather::create(some_tensors(), {.codec = codec, .use_error_feedback = true}, &communicator));
+           Values values = fill(gather->tensors(), rank, 0);
+           CORTADO_RETURN_IF_ERROR(gather->run(0, addresses(&values)));
+           const std::vector<OwnerResidual> before = gather->save_residuals();
+           values = fill(gather->tensors(), rank, 1);
+           if (rank == 1) {
+             const float bad = std::numeric_limits<float>::infinity();
+             std::memcpy(values[4].data() + 4 * 17, &bad, 4);
+           }
+           CORTADO_RETURN_IF_ERROR(gather->run(1, addresses(&values)));
+           bool is_finite = true;
+           for (std::size_t e = 0; e < 500; ++e) is_finite &= std::isfinite(value_of(values, 4, e));
+           EXPECT_FALSE(is_finite) << codec;
+           const std::vector<OwnerResidual> after = gather->save_residuals();
+           for (std::size_t i = 0; i < before.size(); ++i) EXPECT_EQ(before[i].values, after[i].values) << codec;
+           return {};
+         })) {
+      EXPECT_TRUE(status.ok()) << status.to_string();
+    }
+  }
+}
+
+// A schedule: payloads that grow beyond the capacity of the last step, and shrink again.
+TEST(OwnerGather, CodecsThatChangeFromStepToStep) {
+  std::vector<std::int64_t> collectives;
+  for (const Status& status : run_ranks(kRanks, [&](Communicator& communicator) -> Status {
+         CORTADO_ASSIGN_OR_RETURN(const auto gather,
+                                  OwnerGather::create(some_tensors(), {.codec = "sign"}, &communicator));
+         const std::vector<std::string> specs = {"sign", "sign", "none", "none", "compso(bound=0)", "sign"};
+         for (std::uint64_t step = 0; step < specs.size(); ++step) {
+           CORTADO_RETURN_IF_ERROR(gather->set_codec(specs[step]));
+           Values values = fill(gather->tensors(), communicator.rank(), step);
+           std::vector<OwnerNote> notes(kRanks);
+           const auto rank = static_cast<double>(communicator.rank());
+           CORTADO_RETURN_IF_ERROR(gather->run(step, addresses(&values), {rank, step}, notes));
+           for (int r = 0; r < kRanks; ++r) {
+             EXPECT_EQ(notes[static_cast<std::size_t>(r)].value, r);
+             EXPECT_EQ(notes[static_cast<std::size_t>(r)].flags, step);
+           }
+           if (specs[step] != "sign") {
+             EXPECT_EQ(values, originals(step)) << step;
+           }
+           if (rank == 0) collectives.push_back(gather->report().collectives);
+         }
+         EXPECT_EQ(gather->set_codec("sing").code(), StatusCode::kNotFound);
+         return {};
+       })) {
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+  EXPECT_EQ(collectives, (std::vector<std::int64_t>{2, 1, 2, 1, 2, 1}));
+}
+
+TEST(OwnerGather, RanksThatDiffer) {
+  const auto run_differing = [](const std::function<Status(OwnerGather&, int rank, Values*)>& act) {
+    return run_ranks(kRanks, [&](Communicator& communicator) -> Status {
+      CORTADO_ASSIGN_OR_RETURN(const auto gather, OwnerGather::create(some_tensors(), {}, &communicator));
+      Values values = fill(gather->tensors(), communicator.rank(), 0);
+      const Status status = act(*gather, communicator.rank(), &values);
+      EXPECT_EQ(gather->run(9, addresses(&values)).code(), status.code());  // it stays that way
+      return status;
+    });
+  };
+  for (const Status& status : run_differing([](OwnerGather&gather, int rank, Values*values) {
+         return gather.run(rank == 2 ? 8 : 7, addresses(values));
+       })) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("has left out a step"), std::string::npos) << status.message();
+  }
+  for (const Status& status : run_differing([](OwnerGather&gather, int rank, Values*values) -> Status {
+         if (rank == 1) CORTADO_RETURN_IF_ERROR(gather.set_codec("cast(bf16)"));
+         return gather.run(7, addresses(values));
+       })) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+  }
+}
+
+TEST(OwnerGather, WrongArguments) {
+  LocalGroup group(1);
+  const auto refused = [&](std::vector<OwnedTensor> tensors) {
+    const Status status = OwnerGather::create(std::move(tensors), {}, group.communicator(0)).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return status.message();
+  };
+  EXPECT_NE(refused({{.name = "x", .owner = 1}}).find("owner must be a rank from 0 to 0, got 1"), std::string::npos);
+  EXPECT_NE(refused({{.name = "x"}, {.name = "x"}}).find("two tensors have the name x"), std::string::npos);
+  EXPECT_NE(refused({{.name = "x", .dtype = DType::kUint8, .rows = 1, .cols = 1}}).find("fp32, fp16 or bf16"),
+            std::string::npos);
+  EXPECT_NE(refused({{.name = "x", .rows = -1, .cols = 1}}).find("a shape that memory can hold"), std::string::npos);
+  const auto gather = OwnerGather::create({{.name = "x", .rows = 1, .cols = 1}}, {}, group.communicator(0)).value();
+  EXPECT_FALSE(gather->run(0, {}).ok());
+  void* nothing = nullptr;
+  EXPECT_FALSE(gather->run(0, {&nothing, 1}).ok());
+}
+
+}  // namespace
+}  // namespace cortado

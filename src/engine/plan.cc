@@ -1,0 +1,66 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "cortado/plan.h"
+
+#include <memory>
+#include <set>
+
+#include "core/check.h"
+#include "core/hash.h"
+#include "cortado/codec.h"
+#include "engine/trained_codec.h"
+
+namespace cortado {
+
+namespace {
+
+Status check_codec(const std::string& spec, bool* is_linear) {
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(spec));
+  if (!takes_dtype(*codec, DType::kFloat32)) {
+    return make_error(StatusCode::kUnsupported, "%s does not take fp32; expected a codec of floats", spec.c_str());
+  }
+  *is_linear = codec->sum_form(1, 1, DType::kFloat32).has_value();
+  return {};
+}
+
+Status check_bucket(const PlanBucket& bucket, const Topology& topology, std::set<std::string>* seen) {
+  if (bucket.tensors.empty()) {
+    return make_error(StatusCode::kInvalidArgument, "tensors: none; expected at least one name");
+  }
+  for (std::size_t t = 0; t < bucket.tensors.size(); ++t) {
+    if (seen->insert(bucket.tensors[t]).second) continue;
+    return make_error(StatusCode::kInvalidArgument, "tensors[%zu]: \"%s\" occurs twice; expected each tensor once", t,
+                      bucket.tensors[t].c_str());
+  }
+  bool is_linear = false;
+  CORTADO_RETURN_IF_ERROR(check_codec(bucket.codec, &is_linear).with_context("codec"));
+  return bucket.option.check(static_cast<int>(topology.levels.size()), is_linear);
+}
+
+}  // namespace
+
+Status check_plan(const Plan& plan) {
+  CORTADO_RETURN_IF_ERROR(plan.topology.check().with_context("$.levels"));
+  std::set<std::string> seen;
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    const Status status = check_bucket(plan.buckets[b], plan.topology, &seen);
+    if (!status.ok()) return status.with_context("$.buckets[" + std::to_string(b) + "]");
+  }
+  return {};
+}
+
+std::uint64_t plan_hash(const Plan& plan) {
+  std::string text;
+  for (const TopologyLevel& level : plan.topology.levels) {
+    text += level.name + '\x1f' + std::to_string(level.ranks) + '\n';
+  }
+  for (const PlanBucket& bucket : plan.buckets) {
+    for (const std::string& tensor : bucket.tensors) text += tensor + '\x1f';
+    const Result<std::unique_ptr<Codec>> codec = make_codec(bucket.codec);
+    text += '\n' + (codec.ok() ? codec.value()->spec() : bucket.codec);
+    text += bucket.error_feedback ? "\n" : " without error feedback\n";
+    text += bucket.option.to_string(plan.topology) + '\n';
+  }
+  return fnv1a_64(text);
+}
+
+}  // namespace cortado

@@ -1,0 +1,380 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "engine/plan_engine.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <tuple>
+#include <utility>
+
+#include "codec/cast/float_chunks.h"
+#include "core/check.h"
+#include "core/finite.h"
+#include "engine/trained_codec.h"
+
+namespace cortado {
+
+// ---- set-up --------------------------------------------------------------------------------------------------------
+
+PlanEngine::PlanEngine(std::vector<EngineTensor> tensors, const EngineOptions& options, Communicator* communicator,
+                       const Clock* clock, TraceRecorder* trace)
+    : tensors_(std::move(tensors)),
+      options_(options),
+      communicator_(communicator),
+      clock_(clock),
+      trace_(trace),
+      steps_(tensors_.size()) {}
+
+Result<std::unique_ptr<PlanEngine>> PlanEngine::make(std::vector<EngineTensor> tensors, const Plan& plan,
+                                                     const EngineOptions& options, Communicator* communicator,
+                                                     const Clock* clock, TraceRecorder* trace) {
+  std::unique_ptr<PlanEngine> engine(new PlanEngine(std::move(tensors), options, communicator, clock, trace));
+  CORTADO_ASSIGN_OR_RETURN(engine->schedule_, engine->make_schedule(plan));
+  return engine;
+}
+
+// Which bucket each tensor is in; the plan and the model must know the same ones.
+Status PlanEngine::check_places(const Plan& plan, std::vector<Place>* places) const {
+  std::map<std::string_view, std::uint32_t> by_name;
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) by_name[tensors_[t].name] = t;
+  places->assign(tensors_.size(), {});
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    const std::vector<std::string>& names = plan.buckets[b].tensors;
+    for (std::size_t slot = 0; slot < names.size(); ++slot) {
+      const auto found = by_name.find(names[slot]);
+      if (found == by_name.end()) {
+        return make_error(StatusCode::kMismatch,
+                          "the plan is of another model: $.buckets[%zu].tensors[%zu]: the model has no tensor \"%s\"",
+                          b, slot, names[slot].c_str());
+      }
+      (*places)[found->second] = {static_cast<int>(b), static_cast<int>(slot)};
+    }
+  }
+  for (std::size_t t = 0; t < tensors_.size(); ++t) {
+    if ((*places)[t].bucket >= 0) continue;
+    return make_error(StatusCode::kMismatch, "the plan is of another model: no bucket of it has the tensor \"%s\"",
+                      tensors_[t].name.c_str());
+  }
+  return {};
+}
+
+Result<std::unique_ptr<PlanEngine::Schedule>> PlanEngine::make_schedule(const Plan& plan) {
+  CORTADO_RETURN_IF_ERROR(check_plan(plan));
+  if (plan.topology.world_size() != communicator_->world_size()) {
+    return make_error(StatusCode::kMismatch, "the plan is for %d ranks ($.levels), but %d take part",
+                      plan.topology.world_size(), communicator_->world_size());
+  }
+  auto schedule = std::make_unique<Schedule>();
+  CORTADO_RETURN_IF_ERROR(check_places(plan, &schedule->places));
+  schedule->plan = plan;
+  if (schedule_ != nullptr && schedule_->plan.topology == plan.topology) {
+    schedule->levels = schedule_->levels;
+  } else {
+    CORTADO_ASSIGN_OR_RETURN(LevelCommunicators levels, LevelCommunicators::create(communicator_, plan.topology));
+    schedule->levels = std::make_shared<const LevelCommunicators>(std::move(levels));
+  }
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    Result<Bucket> bucket = make_bucket(plan.buckets[b], schedule.get());
+    if (!bucket.ok()) return bucket.status().with_context("$.buckets[" + std::to_string(b) + "]");
+    schedule->buckets.push_back(std::move(bucket).value());
+  }
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    const Place place = schedule->places[t];
+    schedule->buckets[static_cast<std::size_t>(place.bucket)].tensors[static_cast<std::size_t>(place.slot)] = t;
+  }
+  make_lanes(schedule.get());
+  return schedule;
+}
+
+Result<PlanEngine::Bucket> PlanEngine::make_bucket(const PlanBucket& planned, Schedule* schedule) {
+  Bucket bucket;
+  bucket.tensors.resize(planned.tensors.size());
+  SchemeSetup setup{.levels = schedule->levels.get(), .option = planned.option, .seed = options_.random_seed};
+  std::int64_t elems = 0;
+  for (const std::string& name : planned.tensors) {
+    const auto found = std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& t) { return t.name == name; });
+    setup.tensors.push_back({name, found->rows, found->cols});
+    elems += found->rows * found->cols;
+  }
+  if (planned.option.encodes() > 0) {
+    EngineOptions trained_options;
+    trained_options.codec = planned.codec;
+    if (!planned.error_feedback) trained_options.feedback = EngineOptions::Feedback::kNone;
+    CORTADO_ASSIGN_OR_RETURN(TrainedCodec trained, make_trained_codec(trained_options));
+    bucket.codec = std::move(trained.codec);
+    bucket.has_feedback = trained.feedback != EngineOptions::Feedback::kNone;
+  }
+  setup.codec = bucket.codec.get();
+  setup.has_feedback = bucket.has_feedback;
+  if (elems == 0 || passes_through()) return bucket;
+  CORTADO_ASSIGN_OR_RETURN(bucket.run, SchemeRun::make(setup));
+  return bucket;
+}
+
+void PlanEngine::make_lanes(Schedule* schedule) const {
+  for (std::size_t b = 0; b < schedule->buckets.size(); ++b) {
+    if (schedule->buckets[b].run == nullptr) continue;
+    for (const SchemeCollective& collective : schedule->buckets[b].run->collectives()) {
+      auto lane = std::find_if(schedule->lanes.begin(), schedule->lanes.end(),
+                               [&](const Lane& l) { return l.levels == collective.levels; });
+      if (lane == schedule->lanes.end()) {
+        lane = schedule->lanes.insert(lane, Lane{.levels = collective.levels, .turns = {}});
+      }
+      lane->turns.push_back(
+          {static_cast<std::int64_t>(b) + kLag * collective.ordinal, static_cast<int>(b), collective.ordinal});
+    }
+  }
+  for (Lane& lane : schedule->lanes) {
+    std::sort(lane.turns.begin(), lane.turns.end(),
+              [](const Turn& a, const Turn& b) { return std::pair(a.time, a.bucket) < std::pair(b.time, b.bucket); });
+  }
+}
+
+std::chrono::nanoseconds PlanEngine::timeout() const {
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(options_.timeout_s * 1e9));
+}
+
+// ---- bookkeeping ---------------------------------------------------------------------------------------------------
+
+Status PlanEngine::fail(const Status& status) {
+  if (failure_.ok()) {
+    failure_ = status.with_context("step " + std::to_string(finished_steps_));
+    communicator_->abandon(failure_.message());
+  }
+  return failure_;
+}
+
+void PlanEngine::abandon(const std::string& why) {
+  if (!failure_.ok()) return;
+  failure_ =
+      make_error(StatusCode::kFailedPrecondition, "step %" PRId64 " was abandoned: %s", finished_steps_, why.c_str());
+  communicator_->abandon(why);
+}
+
+void PlanEngine::record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes) {
+  stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
+  if (trace_ == nullptr) return;
+  trace_->record({stage, bucket, -1, finished_steps_, interval.start_ns, interval.end_ns, bytes});
+}
+
+std::int64_t PlanEngine::gradient_bytes(std::uint32_t t) const {
+  return tensors_[t].rows * tensors_[t].cols * static_cast<std::int64_t>(dtype_bytes(tensors_[t].dtype));
+}
+
+// ---- submit --------------------------------------------------------------------------------------------------------
+
+Status PlanEngine::begin_step(const StepContext& context) {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
+  if (!(context.gradient_scale > 0) || context.gradient_scale > 1e30) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "begin_step: gradient_scale must be above 0 and at most 1e30, got %g", context.gradient_scale);
+  }
+  context_ = context;
+  in_step_ = true;
+  finite_ = true;
+  std::fill(steps_.begin(), steps_.end(), TensorStep{});
+  for (Lane& lane : schedule_->lanes) lane.next = 0;
+  for (Bucket& bucket : schedule_->buckets) {
+    bucket.missing = 0;
+    for (const std::uint32_t t : bucket.tensors) bucket.missing += gradient_bytes(t) > 0;
+    bucket.delivered = false;
+    if (bucket.run != nullptr) bucket.run->coder().hold_zeros(context.holds_zero_gradients);
+  }
+  return {};
+}
+
+// Residuals are kept in unscaled units, so the loss scale may change between steps. Without one the loss scale stays:
+// it is there to keep small values in the range of narrow formats.
+float PlanEngine::scale_of(const Bucket& bucket) const {
+  const double scale = bucket.has_feedback ? context_.gradient_scale : 1.0;
+  return static_cast<float>(1.0 / (scale * communicator_->world_size()));
+}
+
+float PlanEngine::unscale_of(const Bucket& bucket) const {
+  return bucket.has_feedback ? static_cast<float>(context_.gradient_scale) : 1.0f;
+}
+
+Status PlanEngine::write(std::uint32_t t, const void* gradient) {
+  const Place place = schedule_->places[t];
+  Bucket& bucket = schedule_->buckets[static_cast<std::size_t>(place.bucket)];
+  if (gradient_bytes(t) == 0) return {};
+  const std::span<float> values = bucket.run->values(place.slot);
+  const auto elems = static_cast<std::int64_t>(values.size());
+  const float scale = scale_of(bucket);
+  float buffer[kChunkElems];
+  for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
+    store_floats(load_floats(gradient, tensors_[t].dtype, at, count, buffer), scale, count, values.data(),
+                 DType::kFloat32, at);
+  });
+  const auto carried = carried_.find(t);
+  steps_[t].held = context_.holds_zero_gradients && all_bits_zero(gradient, gradient_bytes(t));
+  if (carried != carried_.end() && !steps_[t].held) {
+    const float to_values = bucket.has_feedback ? 1.0f : static_cast<float>(context_.gradient_scale);
+    for (std::int64_t i = 0; i < elems; ++i) values[i] += carried->second.data()[i] * to_values;
+  }
+  return --bucket.missing == 0 ? begin_run(bucket) : Status();
+}
+
+Status PlanEngine::begin_run(Bucket& bucket) {
+  Interval interval{.start_ns = clock_->now_ns()};
+  CORTADO_RETURN_IF_ERROR(bucket.run->begin(step_));
+  interval.end_ns = clock_->now_ns();
+  record(Stage::kEncode, index_of(bucket), interval, 0);
+  return {};
+}
+
+Status PlanEngine::submit(std::span<const Gradient> gradients) {
+  if (!failure_.ok()) return failure_;
+  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
+  for (const Gradient& gradient : gradients) {
+    if (gradient.tensor >= tensors_.size()) {
+      return make_error(StatusCode::kInvalidArgument, "submit: there is no tensor %u, only %zu", gradient.tensor,
+                        tensors_.size());
+    }
+    const std::string& name = tensors_[gradient.tensor].name;
+    if (steps_[gradient.tensor].submitted) {
+      return make_error(StatusCode::kFailedPrecondition, "submit: \"%s\" was submitted twice in one step",
+                        name.c_str());
+    }
+    if (gradient.data == nullptr && gradient_bytes(gradient.tensor) != 0) {
+      return make_error(StatusCode::kInvalidArgument, "submit: the gradient of \"%s\" is a null pointer", name.c_str());
+    }
+    steps_[gradient.tensor] = {.gradient = gradient.data, .submitted = true};
+  }
+  if (passes_through()) return {};
+  for (const Gradient& gradient : gradients) {
+    if (const Status status = write(gradient.tensor, gradient.data); !status.ok()) return fail(status);
+  }
+  return progress();
+}
+
+Status PlanEngine::submit_buffer(void*, std::int64_t, DType) {
+  return make_error(StatusCode::kFailedPrecondition, "submit_buffer: a plan knows tensors by name; use submit");
+}
+
+// ---- collectives ---------------------------------------------------------------------------------------------------
+
+Status PlanEngine::progress() {
+  for (bool moved = true; moved;) {
+    moved = false;
+    if (const Status status = start_turns(&moved); !status.ok()) return fail(status);
+    if (const Status status = test_runs(&moved); !status.ok()) return fail(status);
+  }
+  return {};
+}
+
+Status PlanEngine::start_turns(bool* moved) {
+  for (Lane& lane : schedule_->lanes) {
+    for (; lane.next < lane.turns.size(); ++lane.next) {
+      const Turn& turn = lane.turns[lane.next];
+      Bucket& bucket = schedule_->buckets[static_cast<std::size_t>(turn.bucket)];
+      const bool is_next = bucket.missing == 0 && bucket.run->state() == SchemeState::kReady &&
+                           bucket.run->collective().ordinal == turn.ordinal;
+      if (!is_next) break;
+      bucket.in_flight_ns = clock_->now_ns();
+      CORTADO_RETURN_IF_ERROR(bucket.run->start());
+      *moved = true;
+    }
+  }
+  return {};
+}
+
+Status PlanEngine::test_runs(bool* moved) {
+  for (Bucket& bucket : schedule_->buckets) {
+    if (bucket.run == nullptr || bucket.missing > 0 || bucket.delivered) continue;
+    if (bucket.run->state() == SchemeState::kInFlight) CORTADO_RETURN_IF_ERROR(bucket.run->test().status());
+    if (bucket.run->state() == SchemeState::kArrived) {
+      *moved = true;
+      CORTADO_RETURN_IF_ERROR(proceed(bucket));
+    }
+    if (bucket.run->state() == SchemeState::kDone) deliver(bucket);
+  }
+  return {};
+}
+
+Status PlanEngine::proceed(Bucket& bucket) {
+  Interval interval{.start_ns = clock_->now_ns()};
+  record(Stage::kCommunicate, index_of(bucket), {bucket.in_flight_ns, interval.start_ns}, 0);
+  CORTADO_RETURN_IF_ERROR(bucket.run->proceed());
+  interval.end_ns = clock_->now_ns();
+  record(Stage::kDecode, index_of(bucket), interval, 0);
+  return {};
+}
+
+Status PlanEngine::wait_for_earliest() {
+  Bucket* earliest = nullptr;
+  std::int64_t earliest_time = 0;
+  for (Bucket& bucket : schedule_->buckets) {
+    if (bucket.run == nullptr || bucket.run->state() != SchemeState::kInFlight) continue;
+    const std::int64_t time = index_of(bucket) + kLag * bucket.run->collective().ordinal;
+    if (earliest == nullptr || time < earliest_time) earliest = &bucket, earliest_time = time;
+  }
+  CORTADO_CHECK(earliest != nullptr, "no run can go on");
+  Interval interval{.start_ns = clock_->now_ns()};
+  CORTADO_RETURN_IF_ERROR(earliest->run->wait(timeout()));
+  interval.end_ns = clock_->now_ns();
+  record(Stage::kWait, index_of(*earliest), interval, 0);
+  return {};
+}
+
+void PlanEngine::deliver(Bucket& bucket) {
+  Interval interval{.start_ns = clock_->now_ns()};
+  const float unscale = unscale_of(bucket);
+  for (std::size_t slot = 0; slot < bucket.tensors.size(); ++slot) {
+    const std::uint32_t t = bucket.tensors[slot];
+    const std::span<const float> sums = bucket.run->sums(static_cast<int>(slot));
+    const auto elems = static_cast<std::int64_t>(sums.size());
+    for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
+      store_floats(sums.data() + at, unscale, count, steps_[t].gradient, tensors_[t].dtype, at);
+    });
+    if (finite_ && !all_finite(sums.data(), elems, DType::kFloat32)) {
+      finite_ = false;
+      last_non_finite_ =
+          "step " + std::to_string(finished_steps_) + ": " + tensors_[t].name + ", in the sum over ranks";
+    }
+  }
+  bucket.delivered = true;
+  interval.end_ns = clock_->now_ns();
+  record(Stage::kDecode, index_of(bucket), interval, 0);
+}
+
+// ---- finish --------------------------------------------------------------------------------------------------------
+
+Result<StepOutcome> PlanEngine::finish_step(const LocalGradient&) {
+  if (!failure_.ok()) return failure_;
+  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "finish_step: no step was begun");
+  last_payload_bytes_ = 0;
+  last_messages_ = 0;
+  if (!passes_through()) {
+    for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+      if (steps_[t].submitted || gradient_bytes(t) == 0) continue;
+      return fail(make_error(StatusCode::kFailedPrecondition, "finish_step: the gradient of \"%s\" was not submitted",
+                             tensors_[t].name.c_str()));
+    }
+    const auto is_done = [](const Bucket& bucket) { return bucket.run == nullptr || bucket.delivered; };
+    while (!std::all_of(schedule_->buckets.begin(), schedule_->buckets.end(), is_done)) {
+      CORTADO_RETURN_IF_ERROR(progress());
+      if (std::all_of(schedule_->buckets.begin(), schedule_->buckets.end(), is_done)) break;
+      if (const Status status = wait_for_earliest(); !status.ok()) return fail(status);
+    }
+    for (const Bucket& bucket : schedule_->buckets) {
+      if (bucket.run == nullptr) continue;
+      last_payload_bytes_ += bucket.run->sent_bytes();
+      last_messages_ += static_cast<std::int64_t>(bucket.run->collectives().size());
+    }
+  }
+  finite_ ? commit() : static_cast<void>(++non_finite_steps_);
+  in_step_ = false;
+  ++finished_steps_;
+  return StepOutcome{.finite = finite_};
+}
+
+void PlanEngine::commit() {
+  ++step_;
+  for (Bucket& bucket : schedule_->buckets) {
+    if (bucket.run != nullptr) bucket.run->commit();
+  }
+  std::erase_if(carried_, [&](const auto& entry) { return !steps_[entry.first].held; });
+}
+
+}  // namespace cortado

@@ -1,0 +1,165 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// PlanEngine: the engine that executes a plan. Each bucket is one message and has one SchemeRun.
+//
+//   submit      writes gradient / world size (in unscaled units if there is a residual) to the bucket's message; the
+//               last tensor of a bucket begins its run: it encodes, and is ready for its first collective
+//   progress    starts the collectives whose turn it is, and lets those go on that have ended
+//   finish_step progress, waiting, until all runs are done; then commit, unless some sum was not finite. All ranks have
+//               the same sums, so they all decide the same; a step that is not committed leaves no trace
+//
+// Turns: collectives of one communicator must be started in one order that all ranks share, whatever becomes ready
+// first. Each collective of a plan has a time, bucket + kLag * (collectives before it in the option), and those of a
+// communicator are started by time. So the way back of a bucket is started when the way there of the next ones has
+// been. A rank that waits, waits for what is earliest, so no ranks wait for each other.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/agreement.h"
+#include "collective/scheme.h"
+#include "core/aligned_buffer.h"
+#include "cortado/engine.h"
+#include "cortado/plan.h"
+
+namespace cortado {
+
+// "plan(hash=..., buckets=...)": what engines of a plan have for a specification.
+std::string plan_summary(const Plan& plan);
+
+class PlanEngine final : public Engine {
+ public:
+  // After check_plan() and check_agreement(). Every rank calls it.
+  static Result<std::unique_ptr<PlanEngine>> make(std::vector<EngineTensor> tensors, const Plan& plan,
+                                                  const EngineOptions& options, Communicator* communicator,
+                                                  const Clock* clock, TraceRecorder* trace);
+
+  Status begin_step(const StepContext& context) override;
+  Status submit(std::span<const Gradient> gradients) override;
+  Status submit_buffer(void* data, std::int64_t elems, DType dtype) override;
+  Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
+  void abandon(const std::string& why) override;
+
+  const EngineOptions& options() const override { return options_; }
+  const std::vector<EngineTensor>& tensors() const override { return tensors_; }
+  EngineReport report() const override;
+  void set_trace(TraceRecorder* trace) override { trace_ = trace; }
+  Trace trace() const override;
+  std::string describe() const override;
+  Status check_replicas(std::span<const ReplicaTensor> tensors) override;
+  Result<EngineState> save_state() override;
+  Result<std::string> load_state(const EngineState& state) override;
+  Status switch_plan(const Plan& plan) override;
+
+ private:
+  static constexpr std::int64_t kLag = 2;
+
+  struct Interval {
+    std::int64_t start_ns = 0;
+    std::int64_t end_ns = 0;
+  };
+  struct Bucket {
+    std::vector<std::uint32_t> tensors;
+    std::unique_ptr<Codec> codec;
+    bool has_feedback = false;
+    std::unique_ptr<SchemeRun> run;  // null: nothing to send, because all tensors are empty
+    int missing = 0;                 // tensors not yet submitted in this step
+    bool delivered = false;
+    std::int64_t in_flight_ns = 0;  // when the collective in flight was started
+  };
+  struct Place {
+    int bucket = -1;
+    int slot = 0;
+  };
+  // The collectives of one communicator in the order of their turns.
+  struct Turn {
+    std::int64_t time = 0;
+    int bucket = 0;
+    int ordinal = 0;
+  };
+  struct Lane {
+    LevelRange levels;
+    std::vector<Turn> turns;
+    std::size_t next = 0;
+  };
+  struct TensorStep {
+    void* gradient = nullptr;
+    bool submitted = false;
+    bool held = false;  // all zeros, and nothing may be added (StepContext::holds_zero_gradients)
+  };
+
+  PlanEngine(std::vector<EngineTensor> tensors, const EngineOptions& options, Communicator* communicator,
+             const Clock* clock, TraceRecorder* trace);
+
+  // -- set-up
+  struct Schedule {
+    Plan plan;
+    std::shared_ptr<const LevelCommunicators> levels;  // also that of the plan before, if the topology is the same
+    std::vector<Bucket> buckets;
+    std::vector<Place> places;  // of tensors
+    std::vector<Lane> lanes;
+  };
+  Result<std::unique_ptr<Schedule>> make_schedule(const Plan& plan);
+  Result<Bucket> make_bucket(const PlanBucket& bucket, Schedule* schedule);
+  void make_lanes(Schedule* schedule) const;
+  Status check_places(const Plan& plan, std::vector<Place>* places) const;
+  bool passes_through() const { return communicator_->world_size() == 1; }
+  std::chrono::nanoseconds timeout() const;
+
+  // -- a step
+  Status write(std::uint32_t tensor, const void* gradient);
+  Status begin_run(Bucket& bucket);
+  Status progress();
+  Status start_turns(bool* moved);
+  Status test_runs(bool* moved);
+  Status wait_for_earliest();
+  Status proceed(Bucket& bucket);
+  void deliver(Bucket& bucket);
+  void commit();
+  Status fail(const Status& status);
+  float scale_of(const Bucket& bucket) const;
+  float unscale_of(const Bucket& bucket) const;
+
+  // -- residuals of plans that have been left
+  void carry_over(Schedule* next);
+  std::span<float> find_residual(Schedule* schedule, std::uint32_t tensor, const SchemeCoder::Residual& like) const;
+  float* carried_values(std::uint32_t tensor);
+  Status check_state(const EngineState& state);
+  template <typename Act>
+  Status for_places(const EngineState& state, Act&& act);
+
+  void record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes);
+  std::int64_t gradient_bytes(std::uint32_t tensor) const;
+  int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - schedule_->buckets.data()); }
+
+  std::vector<EngineTensor> tensors_;
+  EngineOptions options_;
+  Communicator* communicator_;
+  const Clock* clock_;
+  TraceRecorder* trace_;
+  std::unique_ptr<Schedule> schedule_;
+  // By tensor: what an earlier plan lost and this rank still has to deliver; in units of residuals. Added to the next
+  // gradient that is committed.
+  std::map<std::uint32_t, AlignedBuffer<float>> carried_;
+
+  Status failure_;
+  bool in_step_ = false;
+  StepContext context_;
+  std::vector<TensorStep> steps_;
+  bool finite_ = true;
+  ReplicaHistory replicas_;
+  std::int64_t step_ = 0;  // finite steps finished
+  std::int64_t finished_steps_ = 0;
+  std::int64_t non_finite_steps_ = 0;
+  std::string last_non_finite_;
+  std::int64_t last_payload_bytes_ = 0;
+  std::int64_t last_messages_ = 0;
+  std::int64_t stage_ns_[kStageCount] = {};
+};
+
+}  // namespace cortado

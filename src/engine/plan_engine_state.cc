@@ -1,0 +1,281 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// What an engine of a plan carries from plan to plan, saves, loads and tells.
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "core/check.h"
+#include "engine/plan_engine.h"
+
+namespace cortado {
+
+namespace {
+
+// The place of what an earlier plan has lost.
+constexpr const char* kCarried = "carried";
+
+}  // namespace
+
+std::string plan_summary(const Plan& plan) {
+  char text[96];
+  std::snprintf(text, sizeof(text), "plan(hash=%016" PRIx64 ", buckets=%zu)", plan_hash(plan), plan.buckets.size());
+  return text;
+}
+
+// ---- another plan --------------------------------------------------------------------------------------------------
+
+Status PlanEngine::switch_plan(const Plan& plan) {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "switch_plan: a step is under way");
+  // Everything that can differ between ranks is compared first, so that all of them go on or none does.
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the step at which the plan is switched",
+                                            static_cast<std::uint64_t>(finished_steps_), timeout()));
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the plan (its hash)", plan_hash(plan), timeout()));
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Schedule> next, make_schedule(plan));
+  carry_over(next.get());
+  schedule_ = std::move(next);
+  options_.codec = plan_summary(plan);
+  return {};
+}
+
+// A residual goes to the same tensor's residual at the same place, if there is one of the same values and as many ranks
+// share it; else to what is added to the next gradient. Either way it is delivered once.
+void PlanEngine::carry_over(Schedule* next) {
+  for (Bucket& bucket : schedule_->buckets) {
+    if (bucket.run == nullptr) continue;
+    for (const SchemeCoder::Residual& residual : bucket.run->coder().residuals()) {
+      const std::uint32_t t = bucket.tensors[static_cast<std::size_t>(residual.tensor)];
+      const std::span<float> to = find_residual(next, t, residual);
+      if (!to.empty()) {
+        std::copy(residual.values.begin(), residual.values.end(), to.begin());
+        continue;
+      }
+      float* carried = carried_values(t) + residual.begin;
+      for (std::size_t i = 0; i < residual.values.size(); ++i) {
+        carried[i] += residual.values[i] / static_cast<float>(residual.replicas);
+      }
+    }
+  }
+}
+
+std::span<float> PlanEngine::find_residual(Schedule* schedule, std::uint32_t t,
+                                           const SchemeCoder::Residual& like) const {
+  const Place place = schedule->places[t];
+  Bucket& bucket = schedule->buckets[static_cast<std::size_t>(place.bucket)];
+  if (bucket.run == nullptr) return {};
+  for (const SchemeCoder::Residual& residual : bucket.run->coder().residuals()) {
+    const bool same = residual.tensor == place.slot && residual.place == like.place && residual.begin == like.begin &&
+                      residual.values.size() == like.values.size() && residual.replicas == like.replicas;
+    if (same) return residual.values;
+  }
+  return {};
+}
+
+float* PlanEngine::carried_values(std::uint32_t t) {
+  AlignedBuffer<float>& carried = carried_[t];
+  if (carried.empty()) carried = AlignedBuffer<float>(static_cast<std::size_t>(tensors_[t].rows * tensors_[t].cols));
+  return carried.data();
+}
+
+// ---- save and load -------------------------------------------------------------------------------------------------
+
+Result<EngineState> PlanEngine::save_state() {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "save_state: a step is under way");
+  EngineState state{.spec = options_.results_spec(),
+                    .world_size = communicator_->world_size(),
+                    .rank = communicator_->rank(),
+                    .step = step_,
+                    .phase_step = step_,
+                    .layout = {},
+                    .tensors = {}};
+  std::vector<TensorState> tensors(tensors_.size());
+  for (Bucket& bucket : schedule_->buckets) {
+    if (bucket.run == nullptr) continue;
+    for (const SchemeCoder::Residual& residual : bucket.run->coder().residuals()) {
+      TensorState& tensor = tensors[bucket.tensors[static_cast<std::size_t>(residual.tensor)]];
+      tensor.places.push_back({std::string(residual.place), residual.begin,
+                               std::vector<float>(residual.values.begin(), residual.values.end())});
+    }
+  }
+  for (const auto& [t, carried] : carried_) {
+    tensors[t].places.push_back({kCarried, 0, std::vector<float>(carried.begin(), carried.end())});
+  }
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    tensors[t].name = tensors_[t].name;
+    if (!tensors[t].places.empty()) state.tensors.push_back(std::move(tensors[t]));
+  }
+  return state;
+}
+
+// Everything is checked before anything is changed.
+Status PlanEngine::check_state(const EngineState& state) {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "load_state: a step is under way");
+  if (state.spec != options_.results_spec()) {
+    return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of \"%s\"",
+                      state.spec.c_str(), options_.results_spec().c_str());
+  }
+  if (state.world_size != communicator_->world_size()) return {};
+  if (state.rank != communicator_->rank()) {
+    return make_error(StatusCode::kMismatch,
+                      "load_state: this is the state of rank %d, here is rank %d; each rank loads its own", state.rank,
+                      communicator_->rank());
+  }
+  return for_places(state, [](std::span<const float>, std::span<float>) {});
+}
+
+// Calls act(saved, here) for every place of the state, the carried ones included; fails if there is one that is not
+// here.
+template <typename Act>
+Status PlanEngine::for_places(const EngineState& state, Act&& act) {
+  for (const TensorState& tensor : state.tensors) {
+    const auto found =
+        std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& t) { return t.name == tensor.name; });
+    const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
+    for (const PlaceState& place : tensor.places) {
+      std::span<float> here;
+      if (found != tensors_.end() && place.name != kCarried) {
+        const Place of_tensor = schedule_->places[t];
+        Bucket& bucket = schedule_->buckets[static_cast<std::size_t>(of_tensor.bucket)];
+        if (bucket.run != nullptr) {
+          for (const SchemeCoder::Residual& residual : bucket.run->coder().residuals()) {
+            if (residual.tensor == of_tensor.slot && residual.place == place.name && residual.begin == place.begin) {
+              here = residual.values;
+            }
+          }
+        }
+      } else if (found != tensors_.end()) {
+        here = {carried_values(t), static_cast<std::size_t>(found->rows * found->cols)};
+      }
+      if (here.size() != place.values.size()) {
+        return make_error(StatusCode::kMismatch,
+                          "load_state: \"%s\" has %zu values at place \"%s\" from %" PRId64
+                          " on, expected %zu; the state is of another model or plan",
+                          tensor.name.c_str(), place.values.size(), place.name.c_str(), place.begin, here.size());
+      }
+      act(std::span<const float>(place.values), here);
+    }
+  }
+  return {};
+}
+
+Result<std::string> PlanEngine::load_state(const EngineState& state) {
+  const Status checked = check_state(state);
+  // All ranks take part even if one of them refuses, so that none waits for it.
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the outcome of load_state (error code; 0 is success)",
+                                            static_cast<std::uint64_t>(checked.code()), timeout())
+                              .with_context(checked.ok() ? "load_state" : checked.message()));
+  CORTADO_RETURN_IF_ERROR(checked);
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the step of the state to load",
+                                            static_cast<std::uint64_t>(state.step), timeout()));
+  step_ = state.step;
+  carried_.clear();
+  for (Bucket& bucket : schedule_->buckets) {
+    if (bucket.run == nullptr) continue;
+    for (const SchemeCoder::Residual& residual : bucket.run->coder().residuals()) {
+      std::fill(residual.values.begin(), residual.values.end(), 0.0f);
+    }
+  }
+  if (state.world_size != communicator_->world_size()) {
+    return "the state was saved by " + std::to_string(state.world_size) + " ranks and is loaded by " +
+           std::to_string(communicator_->world_size()) +
+           ": residuals start at zero (what they held is lost once), the step is kept";
+  }
+  CORTADO_RETURN_IF_ERROR(for_places(state, [](std::span<const float> saved, std::span<float> here) {
+    std::copy(saved.begin(), saved.end(), here.begin());
+  }));
+  return std::string();
+}
+
+Status PlanEngine::check_replicas(std::span<const ReplicaTensor> tensors) {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "check_replicas: a step is under way");
+  const Result<ReplicaDifference> difference = compare_replicas(communicator_, tensors, timeout());
+  if (!difference.ok()) return fail(difference.status().with_context("check_replicas"));
+  return replicas_.note(difference.value(), finished_steps_);
+}
+
+// ---- report --------------------------------------------------------------------------------------------------------
+
+EngineReport PlanEngine::report() const {
+  EngineReport report;
+  report.spec = options_.to_spec();
+  report.communicator = communicator_->name();
+  report.world_size = communicator_->world_size();
+  report.steps = finished_steps_;
+  report.non_finite_steps = non_finite_steps_;
+  report.last_non_finite = last_non_finite_;
+  report.payload_bytes = last_payload_bytes_;
+  report.messages = last_messages_;
+  double sum_squares = 0, error_squares = 0;
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    TensorReport& tensor = report.tensors.emplace_back();
+    tensor.name = tensors_[t].name;
+    tensor.elems = tensors_[t].rows * tensors_[t].cols;
+    report.dense_bytes += gradient_bytes(t);
+    const Place place = schedule_->places[t];
+    const Bucket& bucket = schedule_->buckets[static_cast<std::size_t>(place.bucket)];
+    if (bucket.run == nullptr) continue;
+    tensor.compressed = bucket.codec != nullptr && finished_steps_ > 0;
+    tensor.payload_bytes = bucket.run->coder().encoded_bytes(place.slot);
+    if (bucket.codec == nullptr && finished_steps_ > 0) {
+      tensor.payload_bytes = tensor.elems * static_cast<std::int64_t>(sizeof(float));
+    }
+    const SchemeCoder::Squares& squares = bucket.run->coder().squares(place.slot);
+    if (squares.of_values > 0) tensor.relative_l2_error = std::sqrt(squares.of_differences / squares.of_values);
+    sum_squares += squares.of_values;
+    error_squares += squares.of_differences;
+  }
+  if (sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
+  if (last_payload_bytes_ > 0) {
+    report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
+  }
+  for (const Bucket& bucket : schedule_->buckets) {
+    if (bucket.run == nullptr) continue;
+    report.residual_bytes += bucket.run->coder().residual_bytes();
+    report.message_bytes += bucket.run->buffer_bytes() + bucket.run->coder().scratch_bytes();
+  }
+  for (const auto& [t, carried] : carried_) {
+    report.residual_bytes += static_cast<std::int64_t>(carried.size() * sizeof(float));
+  }
+  std::copy(std::begin(stage_ns_), std::end(stage_ns_), std::begin(report.stage_ns));
+  if (passes_through()) report.fallbacks.push_back({"", "world size 1: nothing to exchange", finished_steps_});
+  if (non_finite_steps_ > 0) report.fallbacks.push_back({"", "non-finite: step rolled back", non_finite_steps_});
+  return report;
+}
+
+Trace PlanEngine::trace() const {
+  Trace trace{.spec = options_.to_spec(),
+              .rank = communicator_->rank(),
+              .world_size = communicator_->world_size(),
+              .tensors = {},
+              .events = {}};
+  for (const EngineTensor& tensor : tensors_) trace.tensors.push_back(tensor.name);
+  if (trace_ != nullptr) {
+    trace.events = trace_->events();
+    trace.dropped = trace_->dropped();
+  }
+  return trace;
+}
+
+std::string PlanEngine::describe() const {
+  const EngineReport now = report();
+  std::int64_t encoded = 0;
+  for (const Bucket& bucket : schedule_->buckets) {
+    if (bucket.codec != nullptr) encoded += static_cast<std::int64_t>(bucket.tensors.size());
+  }
+  const auto mib = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0); };
+  char text[320];
+  std::snprintf(text, sizeof(text),
+                "cortado: %s over %s, %d ranks; %zu tensors in %zu messages, %" PRId64
+                " of them compressed\ncortado: memory: residual %.2f MiB, messages %.2f MiB",
+                now.spec.c_str(), now.communicator.c_str(), now.world_size, tensors_.size(), schedule_->buckets.size(),
+                encoded, mib(now.residual_bytes), mib(now.message_bytes));
+  return text;
+}
+
+}  // namespace cortado

@@ -1,0 +1,377 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <limits>
+
+#include "core/check.h"
+#include "core/counting_new.h"
+#include "cortado/plan.h"
+#include "cortado/planner.h"
+#include "engine/engine_testing.h"
+
+namespace cortado {
+namespace {
+
+const Topology kTwoByTwo = {{{"intra", 2}, {"inter", 2}}};
+const Topology kTwoByThree = {{{"intra", 2}, {"inter", 3}}};
+
+// Every bucket has another option of the tree and another codec; buckets of one to three tensors.
+Plan mixed_plan(const Topology& topology, std::size_t seed, const std::vector<std::string>& codecs) {
+  static const std::vector<Option> options = generate_options({});
+  std::vector<std::string> names;
+  for (const EngineTensor& tensor : small_model()) names.push_back(tensor.name);
+  std::rotate(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(seed % names.size()), names.end());
+  Plan plan{.job = "small", .cluster = "test", .topology = topology, .buckets = {}, .notes = {}, .unknown = {}};
+  for (std::size_t b = 0, next = 0; next < names.size(); ++b) {
+    const std::size_t count = std::min(names.size() - next, 1 + (b + seed) % 3);
+    PlanBucket& bucket = plan.buckets.emplace_back();
+    for (std::size_t i = 0; i < count; ++i) bucket.tensors.push_back(names[next++]);
+    bucket.option = options[(seed * 7919 + b * 1543) % options.size()];
+    bucket.codec = codecs[(seed + b) % codecs.size()];
+  }
+  return plan;
+}
+
+Plan dense_plan(const Topology& topology) {
+  Plan plan = mixed_plan(topology, 0, {"none"});
+  const std::string all = topology.range_name({0, static_cast<int>(topology.levels.size()) - 1});
+  for (PlanBucket& bucket : plan.buckets) bucket.option = Option::parse("all_reduce@" + all, topology).value();
+  return plan;
+}
+
+const std::vector<std::string> kLossless = {"none", "float_rans"};
+const std::vector<std::string> kLossy = {
+    "topk(density=0.1)", "quant(bits=4)",      "sign",
+    "cast(bf16)",        "randk(density=0.2)", "topk(density=0.3) | quant(bits=8)"};
+
+EngineOptions with_timeout() {
+  EngineOptions options;
+  options.timeout_s = 20;
+  return options;
+}
+
+// What `rank` submits last to first, or first to last: ranks differ.
+Result<StepOutcome> run_plan_step(Engine& engine, int rank, Gradients& gradients, const StepContext& context = {}) {
+  CORTADO_RETURN_IF_ERROR(engine.begin_step(context));
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const std::size_t t = rank % 2 == 0 ? gradients.size() - 1 - i : i;
+    const Gradient gradient{static_cast<std::uint32_t>(t), gradients[t].data()};
+    CORTADO_RETURN_IF_ERROR(engine.submit({&gradient, 1}));
+  }
+  return engine.finish_step();
+}
+
+Gradients zeros_like(const Gradients& gradients) {
+  Gradients zeros;
+  for (const std::vector<float>& tensor : gradients) zeros.emplace_back(tensor.size());
+  return zeros;
+}
+
+using Sum = std::vector<std::vector<double>>;
+
+void add(const Gradients& gradients, double factor, Sum* sum) {
+  sum->resize(gradients.size());
+  for (std::size_t t = 0; t < gradients.size(); ++t) {
+    (*sum)[t].resize(gradients[t].size());
+    for (std::size_t i = 0; i < gradients[t].size(); ++i) (*sum)[t][i] += factor * static_cast<double>(gradients[t][i]);
+  }
+}
+
+double largest_difference(const Sum& a, const Sum& b) {
+  double largest = 0;
+  for (std::size_t t = 0; t < a.size(); ++t) {
+    for (std::size_t i = 0; i < a[t].size(); ++i) largest = std::max(largest, std::fabs(a[t][i] - b[t][i]));
+  }
+  return largest;
+}
+
+Sum mean_of_gradients(int ranks, std::int64_t steps) {
+  Sum mean;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    for (int rank = 0; rank < ranks; ++rank) add(made_up_gradients(small_model(), rank, step), 1.0 / ranks, &mean);
+  }
+  return mean;
+}
+
+// Runs `body` as every rank of the topology; all must end well.
+void on_ranks(const Topology& topology, const std::function<Status(Communicator&)>& body) {
+  for (const Status& status : run_ranks(topology.world_size(), body)) {
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+TEST(PlanEngine, MixesOptionsAndGivesTheMean) {
+  for (const Topology& topology : {kTwoByTwo, kTwoByThree}) {
+    for (std::size_t seed = 0; seed < 40; ++seed) {
+      const Plan plan = mixed_plan(topology, seed, kLossless);
+      SCOPED_TRACE(plan_to_json(plan));
+      std::vector<std::vector<Gradients>> delivered(static_cast<std::size_t>(topology.world_size()));
+      on_ranks(topology, [&](Communicator& communicator) -> Status {
+        CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+        for (std::int64_t step = 0; step < 2; ++step) {
+          Gradients gradients = made_up_gradients(small_model(), communicator.rank(), step);
+          CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, communicator.rank(), gradients).status());
+          delivered[static_cast<std::size_t>(communicator.rank())].push_back(std::move(gradients));
+        }
+        return {};
+      });
+      ASSERT_FALSE(HasFailure());
+      for (const std::vector<Gradients>& of_rank : delivered) {
+        for (std::size_t step = 0; step < 2; ++step) EXPECT_TRUE(same_bits(of_rank[step], delivered[0][step]));
+      }
+      Sum got, expected;
+      for (const Gradients& step : delivered[0]) add(step, 1, &got);
+      EXPECT_LT(largest_difference(got, mean_of_gradients(topology.world_size(), 2)), 1e-5);
+    }
+  }
+}
+
+// Loss scales that change, several plans: all ranks stay together, and a dense plan at the end owes nothing.
+TEST(PlanEngine, SwitchesPlansUnderChangingLossScales) {
+  for (const Topology& topology : {kTwoByTwo, kTwoByThree}) {
+    const int ranks = topology.world_size();
+    for (std::size_t seed = 0; seed < 20; ++seed) {
+      std::vector<Sum> delivered(static_cast<std::size_t>(ranks));
+      on_ranks(topology, [&](Communicator& communicator) -> Status {
+        const int rank = communicator.rank();
+        CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), mixed_plan(topology, seed, kLossy),
+                                                                   with_timeout(), &communicator));
+        for (std::int64_t step = 0; step < 6; ++step) {
+          if (step == 2) CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(topology, seed + 100, kLossy)));
+          if (step == 4) CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(topology, seed + 101, kLossy)));
+          Gradients gradients = made_up_gradients(small_model(), rank, step);
+          CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients, {.gradient_scale = 1.0 + step % 2}).status());
+          add(gradients, 1, &delivered[static_cast<std::size_t>(rank)]);
+        }
+        CORTADO_RETURN_IF_ERROR(engine->switch_plan(dense_plan(topology)));
+        Gradients nothing = zeros_like(made_up_gradients(small_model(), rank, 0));
+        CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, nothing).status());
+        add(nothing, 1, &delivered[static_cast<std::size_t>(rank)]);
+        EXPECT_EQ(engine->report().residual_bytes, 0);
+        return {};
+      });
+      ASSERT_FALSE(HasFailure());
+      for (const Sum& of_rank : delivered) EXPECT_EQ(of_rank, delivered[0]);
+    }
+  }
+}
+
+// Whatever a plan has lost is delivered under the next ones; a dense plan at the end pays all debts.
+TEST(PlanEngine, CarriesResidualsOverFromPlanToPlan) {
+  for (std::size_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    Sum delivered;
+    on_ranks(kTwoByThree, [&](Communicator& communicator) -> Status {
+      const int rank = communicator.rank();
+      Sum own;
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), mixed_plan(kTwoByThree, seed, kLossy),
+                                                                 with_timeout(), &communicator));
+      for (std::int64_t step = 0; step < 6; ++step) {
+        if (step == 2) CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(kTwoByThree, seed + 100, kLossy)));
+        if (step == 4) CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(kTwoByThree, seed + 100, kLossy)));
+        Gradients gradients = made_up_gradients(small_model(), rank, step);
+        CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients).status());
+        add(gradients, 1, &own);
+      }
+      CORTADO_RETURN_IF_ERROR(engine->switch_plan(dense_plan(kTwoByThree)));
+      Gradients nothing = zeros_like(made_up_gradients(small_model(), rank, 0));
+      CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, nothing).status());
+      add(nothing, 1, &own);
+      if (rank == 0) delivered = own;
+      return {};
+    });
+    ASSERT_FALSE(HasFailure());
+    EXPECT_LT(largest_difference(delivered, mean_of_gradients(6, 6)), 1e-5);
+  }
+}
+
+TEST(PlanEngine, ASwitchToTheSamePlanChangesNothing) {
+  const Plan plan = mixed_plan(kTwoByTwo, 5, kLossy);
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    std::vector<Gradients> runs[2];
+    for (int run = 0; run < 2; ++run) {
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+      for (std::int64_t step = 0; step < 4; ++step) {
+        if (step == 2 && run == 1) CORTADO_RETURN_IF_ERROR(engine->switch_plan(plan));
+        Gradients gradients = made_up_gradients(small_model(), communicator.rank(), step);
+        CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, communicator.rank(), gradients).status());
+        runs[run].push_back(std::move(gradients));
+      }
+    }
+    for (std::size_t step = 0; step < 4; ++step) EXPECT_TRUE(same_bits(runs[0][step], runs[1][step])) << step;
+    return {};
+  });
+}
+
+TEST(PlanEngine, ANonFiniteStepLeavesNoTrace) {
+  const Plan plan = mixed_plan(kTwoByTwo, 3, kLossy);
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    const int rank = communicator.rank();
+    std::vector<Gradients> runs[2];
+    for (int run = 0; run < 2; ++run) {
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+      for (std::int64_t step = 0; step < 3; ++step) {
+        if (step == 1 && run == 1) {
+          for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+            Gradients gradients = made_up_gradients(small_model(), rank, 9);
+            if (rank == 2) gradients[1][17] = bad;
+            CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome, run_plan_step(*engine, rank, gradients));
+            EXPECT_FALSE(outcome.finite);
+            EXPECT_TRUE(
+                std::any_of(gradients[1].begin(), gradients[1].end(), [](float v) { return !std::isfinite(v); }));
+          }
+          EXPECT_EQ(engine->report().non_finite_steps, 2);
+          EXPECT_EQ(engine->report().last_non_finite, "step 2: first.weight, in the sum over ranks");
+        }
+        Gradients gradients = made_up_gradients(small_model(), rank, step);
+        CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients).status());
+        runs[run].push_back(std::move(gradients));
+      }
+    }
+    for (std::size_t step = 0; step < 3; ++step) EXPECT_TRUE(same_bits(runs[0][step], runs[1][step])) << step;
+    return {};
+  });
+}
+
+TEST(PlanEngine, SavedStatesResumeBitForBit) {
+  const Plan plan = mixed_plan(kTwoByThree, 8, kLossy);
+  on_ranks(kTwoByThree, [&](Communicator& communicator) -> Status {
+    const int rank = communicator.rank();
+    const auto step_with = [&](Engine& engine, std::int64_t step, Gradients* gradients) -> Status {
+      *gradients = made_up_gradients(small_model(), rank, step);
+      return run_plan_step(engine, rank, *gradients).status();
+    };
+    CORTADO_ASSIGN_OR_RETURN(const auto first, Engine::create(small_model(), mixed_plan(kTwoByThree, 9, kLossy),
+                                                              with_timeout(), &communicator));
+    Gradients gradients, again;
+    CORTADO_RETURN_IF_ERROR(step_with(*first, 0, &gradients));
+    CORTADO_RETURN_IF_ERROR(first->switch_plan(plan));  // so that there is something carried
+    CORTADO_ASSIGN_OR_RETURN(const EngineState carried, first->save_state());
+    CORTADO_RETURN_IF_ERROR(step_with(*first, 1, &gradients));
+
+    CORTADO_ASSIGN_OR_RETURN(const auto second, Engine::create(small_model(), plan, with_timeout(), &communicator));
+    CORTADO_RETURN_IF_ERROR(step_with(*second, 7, &again));
+    CORTADO_RETURN_IF_ERROR(second->load_state(carried).status());
+    CORTADO_RETURN_IF_ERROR(step_with(*second, 1, &again));
+    EXPECT_TRUE(same_bits(gradients, again));
+
+    CORTADO_ASSIGN_OR_RETURN(EngineState state, second->save_state());
+    EXPECT_EQ(state.step, 2);
+    state.spec = "plan(hash=0, buckets=1)";
+    EXPECT_EQ(second->load_state(state).status().code(), StatusCode::kMismatch);
+    return {};
+  });
+}
+
+// ---- what is wrong is said on every rank ---------------------------------------------------------------------------
+
+void expect_error_everywhere(const std::function<Plan(int rank)>& plan_of, StatusCode code, const std::string& text) {
+  const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+    return Engine::create(small_model(), plan_of(communicator.rank()), with_timeout(), &communicator).status();
+  });
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), code) << status.to_string();
+    EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+  }
+}
+
+TEST(PlanEngine, RanksMustHaveTheSamePlan) {
+  const Plan plan = mixed_plan(kTwoByTwo, 1, kLossy);
+  expect_error_everywhere(
+      [&](int rank) {
+        Plan own = plan;
+        if (rank == 2) own.buckets[0].codec = "sign(scale=two_means)";
+        return own;
+      },
+      StatusCode::kMismatch, "rank 2 has \"plan(hash=");
+}
+
+TEST(PlanEngine, ThePlanMustFitTheModelAndTheRanks) {
+  Plan plan = mixed_plan(kTwoByTwo, 1, kLossy);
+  plan.buckets[0].tensors[0] = "other.weight";
+  expect_error_everywhere(
+      [&](int) { return plan; }, StatusCode::kMismatch,
+      "the plan is of another model: $.buckets[0].tensors[0]: the model has no tensor \"other.weight\"");
+  plan = mixed_plan(kTwoByTwo, 1, kLossy);
+  const std::string missing = plan.buckets.back().tensors.back();
+  plan.buckets.pop_back();
+  expect_error_everywhere([&](int) { return plan; }, StatusCode::kMismatch, "no bucket of it has the tensor");
+  expect_error_everywhere([&](int) { return mixed_plan(kTwoByThree, 1, kLossy); }, StatusCode::kMismatch,
+                          "the plan is for 6 ranks ($.levels), but 4 take part");
+  plan = mixed_plan(kTwoByTwo, 1, {"none"});
+  plan.buckets[1].codec = "topk(density=7)";
+  expect_error_everywhere([&](int) { return plan; }, StatusCode::kInvalidArgument,
+                          "$.buckets[1]: codec: topk(density=7)");
+}
+
+TEST(PlanEngine, ASwitchThatRanksDisagreeOnChangesNothing) {
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    const int rank = communicator.rank();
+    CORTADO_ASSIGN_OR_RETURN(const auto engine,
+                             Engine::create(small_model(), dense_plan(kTwoByTwo), with_timeout(), &communicator));
+    const Status status = engine->switch_plan(mixed_plan(kTwoByTwo, rank == 1 ? 1 : 2, kLossy));
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("ranks differ in the plan"), std::string::npos) << status.message();
+    Gradients gradients = made_up_gradients(small_model(), rank, 0);
+    CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients).status());
+    EXPECT_EQ(engine->switch_plan(mixed_plan(kTwoByThree, 2, kLossy)).code(), StatusCode::kMismatch);
+    gradients = made_up_gradients(small_model(), rank, 1);
+    return run_plan_step(*engine, rank, gradients).status();
+  });
+}
+
+TEST(PlanEngine, OtherEnginesHaveNoPlanToSwitch) {
+  LocalGroup group(1);
+  const auto engine =
+      Engine::create(small_model(), EngineOptions::parse("sign").value(), group.communicator(0)).value();
+  EXPECT_EQ(engine->switch_plan(dense_plan({{{"all", 1}}})).code(), StatusCode::kFailedPrecondition);
+}
+
+// ---- what a step costs ---------------------------------------------------------------------------------------------
+
+TEST(PlanEngine, AllocatesNothingInSteadyState) {
+  if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer owns operator new";
+  const Plan plan = mixed_plan(kTwoByTwo, 4, {"topk(density=0.1)", "quant(bits=4)", "float_rans", "none"});
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    const int rank = communicator.rank();
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+    Gradients gradients = made_up_gradients(small_model(), rank, 0);
+    CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients).status());
+    std::byte all[4];
+    const std::byte mine{1};
+    CORTADO_RETURN_IF_ERROR(communicator.all_gather({&mine, 1}, all, std::chrono::seconds(20)));
+    const std::int64_t before = allocation_count();
+    CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients).status());
+    CORTADO_RETURN_IF_ERROR(communicator.all_gather({&mine, 1}, all, std::chrono::seconds(20)));
+    EXPECT_EQ(allocation_count() - before, 0);
+    return {};
+  });
+}
+
+TEST(PlanEngine, ReportsBytesErrorsAndMessages) {
+  Plan plan = dense_plan(kTwoByTwo);
+  plan.buckets[0].option = Option::parse("encode@cpu all_gather@flat decode@cpu", kTwoByTwo).value();
+  plan.buckets[0].codec = "cast(bf16)";
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+    Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+    CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, communicator.rank(), gradients).status());
+    const EngineReport report = engine->report();
+    EXPECT_EQ(report.spec.find("plan(hash="), 0u) << report.spec;
+    std::int64_t bytes = 0;
+    for (const TensorReport& tensor : report.tensors) {
+      bytes += tensor.payload_bytes;
+      const bool in_first = std::find(plan.buckets[0].tensors.begin(), plan.buckets[0].tensors.end(), tensor.name) !=
+                            plan.buckets[0].tensors.end();
+      EXPECT_EQ(tensor.payload_bytes, tensor.elems * (in_first ? 2 : 4));
+      EXPECT_EQ(tensor.relative_l2_error > 0, in_first && tensor.elems > 0);
+    }
+    EXPECT_EQ(report.payload_bytes, bytes);
+    EXPECT_GT(report.ratio, 1.0);
+    EXPECT_LT(report.relative_l2_error, 0.005);
+    EXPECT_NE(engine->describe().find("4 ranks"), std::string::npos) << engine->describe();
+    return {};
+  });
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,358 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// `cortado.plan/1` (docs/plan_format.md).
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+#include "core/check.h"
+#include "cortado/plan.h"
+
+namespace cortado {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kFormat = "cortado.plan/1";
+constexpr std::string_view kFamily = "cortado.plan/";
+
+std::string shortened(const Json& value) {
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+Status wrong(const std::string& path, const std::string& found, const std::string& expected) {
+  return make_error(StatusCode::kInvalidArgument, "%s: %s; expected %s", path.c_str(), found.c_str(), expected.c_str());
+}
+
+// ---- reading -------------------------------------------------------------------------------------------------------
+
+// One object of the file: hands out its fields and, at the end, those that nobody asked for.
+class ObjectReader {
+ public:
+  // `path` names it in errors; unknown fields go to `unknown` under `pointer`.
+  ObjectReader(const Json& object, std::string path, std::string pointer, UnknownFields* unknown)
+      : object_(object), path_(std::move(path)), pointer_(std::move(pointer)), unknown_(unknown) {}
+
+  Status begin() const { return object_.is_object() ? Status() : wrong(path_, shortened(object_), "an object"); }
+
+  // nullptr if it is not there.
+  const Json* find(const std::string& key) {
+    known_.push_back(key);
+    const auto found = object_.find(key);
+    return found == object_.end() ? nullptr : &*found;
+  }
+  Result<const Json*> list(const std::string& key, const std::string& of) {
+    const Json* value = find(key);
+    if (value == nullptr) return wrong(path_of(key), "not there", "a list of " + of);
+    if (!value->is_array()) return wrong(path_of(key), shortened(*value), "a list of " + of);
+    return value;
+  }
+  // Those that may be left out keep what `target` was.
+  Status read(const std::string& key, bool required, std::string* target) {
+    const Json* value = find(key);
+    if (value == nullptr && !required) return {};
+    if (value == nullptr) return wrong(path_of(key), "not there", "a text");
+    if (!value->is_string()) return wrong(path_of(key), shortened(*value), "a text");
+    *target = value->get<std::string>();
+    return {};
+  }
+  Status read(const std::string& key, bool required, std::int64_t smallest, std::int64_t largest,
+              std::int64_t* target) {
+    const Json* value = find(key);
+    if (value == nullptr && !required) return {};
+    const std::string expected = "an integer from " + std::to_string(smallest) + " to " + std::to_string(largest);
+    if (value == nullptr) return wrong(path_of(key), "not there", expected);
+    const bool fits = value->is_number_integer() &&
+                      !(value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{INT64_MAX}) &&
+                      value->get<std::int64_t>() >= smallest && value->get<std::int64_t>() <= largest;
+    if (!fits) return wrong(path_of(key), shortened(*value), expected);
+    *target = value->get<std::int64_t>();
+    return {};
+  }
+  Status read(const std::string& key, bool* target) {
+    const Json* value = find(key);
+    if (value == nullptr) return {};
+    if (!value->is_boolean()) return wrong(path_of(key), shortened(*value), "true or false");
+    *target = value->get<bool>();
+    return {};
+  }
+  Status read_texts(const std::string& key, bool required, std::vector<std::string>* target) {
+    if (!required && !object_.contains(key)) return {};
+    CORTADO_ASSIGN_OR_RETURN(const Json* values, list(key, "texts"));
+    for (std::size_t i = 0; i < values->size(); ++i) {
+      const Json& value = (*values)[i];
+      if (!value.is_string()) return wrong(path_of(key) + "[" + std::to_string(i) + "]", shortened(value), "a text");
+      target->push_back(value.get<std::string>());
+    }
+    return {};
+  }
+  void keep_unknown() const {
+    for (const auto& [key, value] : object_.items()) {
+      if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
+      (*unknown_)[pointer_ + "/" + escaped(key)] = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+    }
+  }
+  std::string path_of(const std::string& key) const { return path_ + "." + key; }
+
+ private:
+  static std::string escaped(const std::string& key) {  // RFC 6901
+    std::string text;
+    for (const char c : key) {
+      if (c == '~') {
+        text += "~0";
+      } else if (c == '/') {
+        text += "~1";
+      } else {
+        text += c;
+      }
+    }
+    return text;
+  }
+
+  const Json& object_;
+  std::string path_, pointer_;
+  UnknownFields* unknown_;
+  std::vector<std::string> known_;
+};
+
+std::string at(const std::string& path, std::size_t index) { return path + "[" + std::to_string(index) + "]"; }
+
+Result<LevelRange> read_levels(const std::vector<std::string>& names, const std::string& path,
+                               const Topology& topology) {
+  const auto index_of = [&](const std::string& name) {
+    for (std::size_t l = 0; l < topology.levels.size(); ++l) {
+      if (topology.levels[l].name == name) return static_cast<int>(l);
+    }
+    return -1;
+  };
+  std::string known;
+  for (const TopologyLevel& level : topology.levels) known += (known.empty() ? "" : ", ") + level.name;
+  LevelRange range = {0, -1};
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const int level = index_of(names[i]);
+    if (i == 0) range = {level, level - 1};
+    if (level < 0 || level != range.last + 1) {
+      return wrong(at(path, i), "\"" + names[i] + "\"", "names of $.levels, neighbours from the inside out: " + known);
+    }
+    range.last = level;
+  }
+  if (names.empty()) return wrong(path, "[]", "at least one of " + known);
+  return range;
+}
+
+Status read_operation(ObjectReader& reader, const std::string& path, const Topology& topology, bool* encoded,
+                      Operation* op) {
+  std::string name, device;
+  CORTADO_RETURN_IF_ERROR(reader.read("op", true, &name));
+  std::string known;
+  bool found = false;
+  for (int k = 0; k <= static_cast<int>(OpKind::kGather); ++k) {
+    const auto kind = static_cast<OpKind>(k);
+    known += (known.empty() ? "" : ", ") + std::string(op_kind_name(kind));
+    if (op_kind_name(kind) == name) op->kind = kind, found = true;
+  }
+  if (!found) return wrong(path + ".op", "\"" + name + "\"", "one of " + known);
+  if (is_collective(op->kind)) {
+    std::vector<std::string> names;
+    CORTADO_RETURN_IF_ERROR(reader.read_texts("levels", true, &names));
+    CORTADO_ASSIGN_OR_RETURN(op->levels, read_levels(names, path + ".levels", topology));
+    op->encoded = *encoded;
+    return {};
+  }
+  CORTADO_RETURN_IF_ERROR(reader.read("device", true, &device));
+  if (device != "cpu" && device != "gpu") return wrong(path + ".device", "\"" + device + "\"", "cpu or gpu");
+  op->device = device == "cpu" ? OpDevice::kCpu : OpDevice::kGpu;
+  *encoded = op->kind == OpKind::kEncode;
+  return {};
+}
+
+Result<PlanBucket> read_bucket(const Json& object, const std::string& path, const Topology& topology) {
+  PlanBucket bucket;
+  ObjectReader reader(object, path, "", &bucket.unknown);
+  CORTADO_RETURN_IF_ERROR(reader.begin());
+  CORTADO_RETURN_IF_ERROR(reader.read_texts("tensors", true, &bucket.tensors));
+  CORTADO_RETURN_IF_ERROR(reader.read("codec", false, &bucket.codec));
+  CORTADO_RETURN_IF_ERROR(reader.read("error_feedback", &bucket.error_feedback));
+  CORTADO_ASSIGN_OR_RETURN(const Json* operations, reader.list("option", "operations"));
+  bool encoded = false;
+  for (std::size_t i = 0; i < operations->size(); ++i) {
+    const std::string place = at(path + ".option", i);
+    ObjectReader each((*operations)[i], place, "/option/" + std::to_string(i), &bucket.unknown);
+    CORTADO_RETURN_IF_ERROR(each.begin());
+    CORTADO_RETURN_IF_ERROR(read_operation(each, place, topology, &encoded, &bucket.option.operations.emplace_back()));
+    each.keep_unknown();
+  }
+  reader.keep_unknown();
+  return bucket;
+}
+
+Status read_topology(const Json& levels, Plan* plan) {
+  for (std::size_t l = 0; l < levels.size(); ++l) {
+    ObjectReader reader(levels[l], at("$.levels", l), "/levels/" + std::to_string(l), &plan->unknown);
+    CORTADO_RETURN_IF_ERROR(reader.begin());
+    TopologyLevel& level = plan->topology.levels.emplace_back();
+    std::int64_t ranks = 0;
+    CORTADO_RETURN_IF_ERROR(reader.read("name", true, &level.name));
+    CORTADO_RETURN_IF_ERROR(reader.read("ranks", true, 1, INT32_MAX, &ranks));
+    level.ranks = static_cast<int>(ranks);
+    reader.keep_unknown();
+  }
+  return {};
+}
+
+struct NumberField {
+  const char* key;
+  std::int64_t Plan::*value;
+};
+constexpr NumberField kNumbers[] = {{"predicted_step_ns", &Plan::predicted_step_ns},
+                                    {"dense_step_ns", &Plan::dense_step_ns},
+                                    {"lower_bound_ns", &Plan::lower_bound_ns},
+                                    {"options_considered", &Plan::options_considered},
+                                    {"planner_ns", &Plan::planner_ns}};
+
+Status check_format(ObjectReader& reader) {
+  std::string format;
+  CORTADO_RETURN_IF_ERROR(reader.read("format", true, &format));
+  if (format == kFormat) return {};
+  const StatusCode code =
+      std::string_view(format).starts_with(kFamily) ? StatusCode::kUnsupported : StatusCode::kInvalidArgument;
+  return make_error(code, "$.format: \"%s\"; expected \"%s\"", format.c_str(), std::string(kFormat).c_str());
+}
+
+Status read_plan(const Json& document, Plan* plan) {
+  ObjectReader reader(document, "$", "", &plan->unknown);
+  CORTADO_RETURN_IF_ERROR(reader.begin());
+  CORTADO_RETURN_IF_ERROR(check_format(reader));
+  CORTADO_RETURN_IF_ERROR(reader.read("job", false, &plan->job));
+  CORTADO_RETURN_IF_ERROR(reader.read("cluster", false, &plan->cluster));
+  CORTADO_ASSIGN_OR_RETURN(const Json* levels, reader.list("levels", "levels"));
+  CORTADO_RETURN_IF_ERROR(read_topology(*levels, plan));
+  CORTADO_RETURN_IF_ERROR(plan->topology.check().with_context("$.levels"));
+  CORTADO_ASSIGN_OR_RETURN(const Json* buckets, reader.list("buckets", "buckets"));
+  for (std::size_t b = 0; b < buckets->size(); ++b) {
+    CORTADO_ASSIGN_OR_RETURN(PlanBucket bucket, read_bucket((*buckets)[b], at("$.buckets", b), plan->topology));
+    plan->buckets.push_back(std::move(bucket));
+  }
+  for (const NumberField& field : kNumbers) {
+    CORTADO_RETURN_IF_ERROR(reader.read(field.key, false, -1, INT64_MAX, &(plan->*field.value)));
+  }
+  CORTADO_RETURN_IF_ERROR(reader.read_texts("notes", false, &plan->notes));
+  reader.keep_unknown();
+  return check_plan(*plan);
+}
+
+// ---- writing -------------------------------------------------------------------------------------------------------
+
+// RFC 6901; the library throws for others.
+bool is_pointer(const std::string& text) {
+  for (std::size_t i = text.find('~'); i != std::string::npos; i = text.find('~', i + 1)) {
+    if (i + 1 == text.size() || (text[i + 1] != '0' && text[i + 1] != '1')) return false;
+  }
+  return !text.empty() && text[0] == '/';
+}
+
+// Back to where they were; what belonged to something that is gone is left out.
+void put_unknown(const UnknownFields& unknown, Json* object) {
+  for (const auto& [text, json] : unknown) {
+    Json value = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+    if (!is_pointer(text)) continue;
+    const Json::json_pointer pointer(text);
+    const Json::json_pointer owner = pointer.parent_pointer();
+    if (value.is_discarded() || !object->contains(owner) || !object->at(owner).is_object()) continue;
+    (*object)[pointer] = std::move(value);
+  }
+}
+
+Json operation_json(const Operation& op, const Topology& topology) {
+  if (!is_collective(op.kind)) return {{"op", op_kind_name(op.kind)}, {"device", op_device_name(op.device)}};
+  Json levels = Json::array();
+  for (int l = op.levels.first; l <= op.levels.last; ++l) {
+    levels.push_back(topology.levels[static_cast<std::size_t>(l)].name);
+  }
+  return {{"op", op_kind_name(op.kind)}, {"levels", std::move(levels)}};
+}
+
+Json bucket_json(const PlanBucket& bucket, const Topology& topology) {
+  Json object = {{"tensors", bucket.tensors}, {"codec", bucket.codec}};
+  if (!bucket.error_feedback) object["error_feedback"] = false;
+  object["option"] = Json::array();
+  for (const Operation& op : bucket.option.operations) object["option"].push_back(operation_json(op, topology));
+  put_unknown(bucket.unknown, &object);
+  return object;
+}
+
+// Lists of the top have one line an element.
+std::string dump(const Json& document) {
+  constexpr auto kReplace = Json::error_handler_t::replace;
+  std::string text = "{";
+  for (const auto& [key, value] : document.items()) {
+    text += text.size() > 1 ? ",\n " : "\n ";
+    text += Json(key).dump(-1, ' ', false, kReplace) + ": ";
+    if (!value.is_array() || value.empty()) {
+      text += value.dump(-1, ' ', false, kReplace);
+      continue;
+    }
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      text += (i == 0 ? "[\n  " : ",\n  ") + value[i].dump(-1, ' ', false, kReplace);
+    }
+    text += "\n ]";
+  }
+  return text + "\n}\n";
+}
+
+}  // namespace
+
+std::string plan_to_json(const Plan& plan) {
+  Json document = {{"format", kFormat}, {"job", plan.job}, {"cluster", plan.cluster}};
+  document["levels"] = Json::array();
+  for (const TopologyLevel& level : plan.topology.levels) {
+    document["levels"].push_back({{"name", level.name}, {"ranks", level.ranks}});
+  }
+  document["buckets"] = Json::array();
+  for (const PlanBucket& bucket : plan.buckets) document["buckets"].push_back(bucket_json(bucket, plan.topology));
+  for (const NumberField& field : kNumbers) {
+    if (plan.*field.value >= 0) document[field.key] = plan.*field.value;
+  }
+  document["notes"] = plan.notes;
+  put_unknown(plan.unknown, &document);
+  return dump(document);
+}
+
+Result<Plan> plan_from_json(std::string_view json) {
+  const Json document = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (document.is_discarded()) {
+    return make_error(StatusCode::kInvalidArgument, "a plan must be a JSON text; this is not, or is cut short");
+  }
+  Plan plan;
+  CORTADO_RETURN_IF_ERROR(read_plan(document, &plan));
+  return plan;
+}
+
+Status save_plan(const Plan& plan, const std::string& path) {
+  std::ofstream file(path);
+  file << plan_to_json(plan);
+  file.close();
+  if (file) return {};
+  return make_error(StatusCode::kIoError, "can't write the plan to \"%s\": %s", path.c_str(), std::strerror(errno));
+}
+
+Result<Plan> load_plan(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) {
+    return make_error(StatusCode::kIoError, "can't read the plan \"%s\": %s", path.c_str(), std::strerror(errno));
+  }
+  Result<Plan> plan = plan_from_json(text.str());
+  if (!plan.ok()) return plan.status().with_context(path);
+  return plan;
+}
+
+}  // namespace cortado

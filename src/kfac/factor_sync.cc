@@ -1,0 +1,228 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "kfac/factor_sync.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "core/check.h"
+#include "kfac/triangle.h"
+
+namespace cortado {
+
+namespace {
+
+// So that factors and gradients never draw the same random numbers.
+constexpr std::uint64_t kSeedOfFactors = 0x6661'6374'6f72'7321ull;
+
+}  // namespace
+
+std::int64_t FactorSlot::elems() const { return matrices * triangle_elems(n); }
+
+FactorSync::FactorSync(std::vector<FactorSlot> slots, bool sums_over_ranks, TensorListCodec codec,
+                       std::uint64_t random_seed, double timeout_s, Communicator* communicator)
+    : slots_(std::move(slots)),
+      sums_over_ranks_(sums_over_ranks && communicator->world_size() > 1),
+      codec_(std::move(codec)),
+      random_seed_(random_seed ^ kSeedOfFactors),
+      timeout_s_(timeout_s),
+      communicator_(communicator),
+      segments_(static_cast<std::size_t>(communicator->world_size())),
+      offsets_(slots_.size()),
+      batches_(slots_.size()) {
+  for (std::size_t s = 0; s < slots_.size(); ++s) {
+    if (is_stored(slots_[s])) segments_[static_cast<std::size_t>(slots_[s].owner)].slots.push_back(s);
+  }
+  std::int64_t at = 0;
+  for (Segment& segment : segments_) {
+    segment.first = at;
+    for (const std::size_t s : segment.slots) {
+      offsets_[s] = segment.first + segment.triangle_elems;
+      segment.triangle_elems += slots_[s].elems();
+    }
+    at += segment.elems();
+  }
+  batch_.resize(static_cast<std::size_t>(at));
+  sums_.resize(static_cast<std::size_t>(segments_[static_cast<std::size_t>(rank())].elems()));
+}
+
+float* FactorSync::triangles(std::size_t slot) {
+  return is_stored(slots_[slot]) ? batch_.data() + offsets_[slot] : nullptr;
+}
+
+void FactorSync::reset() {
+  std::fill(batch_.begin(), batch_.end(), 0.0f);
+  std::fill(batches_.begin(), batches_.end(), 0);
+}
+
+FactorSync::Sum FactorSync::sum(std::size_t slot) const {
+  const Segment& own = segments_[static_cast<std::size_t>(rank())];
+  const auto place = std::find(own.slots.begin(), own.slots.end(), slot) - own.slots.begin();
+  return {sums_.data() + (offsets_[slot] - own.first),
+          static_cast<double>(sums_[static_cast<std::size_t>(own.triangle_elems + place)])};
+}
+
+std::int64_t FactorSync::memory_bytes() const {
+  return static_cast<std::int64_t>((batch_.size() + sums_.size() + decoded_.size()) * sizeof(float) + sent_.size() +
+                                   received_.size() + scratch_.size());
+}
+
+Status FactorSync::reduce(std::uint64_t step) {
+  finish_means();
+  if (!sums_over_ranks_) {
+    const Segment& own = segments_[static_cast<std::size_t>(rank())];
+    std::copy_n(batch_.begin() + own.first, own.elems(), sums_.begin());
+  } else if (codec_.is_plain()) {
+    CORTADO_RETURN_IF_ERROR(reduce_plain());
+  } else {
+    CORTADO_RETURN_IF_ERROR(reduce_encoded(step));
+  }
+  reset();
+  return {};
+}
+
+// The mean over batches, and whether there was one.
+void FactorSync::finish_means() {
+  for (const Segment& segment : segments_) {
+    for (std::size_t k = 0; k < segment.slots.size(); ++k) {
+      const std::size_t s = segment.slots[k];
+      float* values = batch_.data() + offsets_[s];
+      if (batches_[s] > 1) {
+        const float share = 1.0f / static_cast<float>(batches_[s]);
+        for (std::int64_t i = 0; i < slots_[s].elems(); ++i) values[i] *= share;
+      }
+      batch_[static_cast<std::size_t>(segment.first + segment.triangle_elems) + k] = batches_[s] > 0 ? 1.0f : 0.0f;
+    }
+  }
+}
+
+Status FactorSync::wait(Result<WorkId> work) const {
+  if (!work.ok()) return work.status();
+  return communicator_->wait(work.value(), std::chrono::nanoseconds(static_cast<std::int64_t>(timeout_s_ * 1e9)));
+}
+
+Status FactorSync::reduce_plain() {
+  std::vector<std::int64_t> counts;
+  for (const Segment& segment : segments_) counts.push_back(segment.elems());
+  traffic_.payload_bytes = traffic_.dense_bytes = static_cast<std::int64_t>(batch_.size() * sizeof(float));
+  traffic_.collectives = 1;
+  ++traffic_.messages;
+  return wait(communicator_->start({.kind = CollectiveKind::kReduceScatter,
+                                    .dtype = DType::kFloat32,
+                                    .sent = batch_.data(),
+                                    .received = sums_.data(),
+                                    .counts = counts}));
+}
+
+// ---- compressed ----------------------------------------------------------------------------------------------------
+
+// A message holds the counts of the owner's slots, then the payload of their triangles.
+Result<std::vector<std::int64_t>> FactorSync::encode_for_owners(std::uint64_t step) {
+  std::vector<std::int64_t> sizes;
+  double lost = 0, total = 0;
+  traffic_.payload_bytes = traffic_.dense_bytes = 0;
+  sent_.clear();
+  for (std::size_t owner = 0; owner < segments_.size(); ++owner) {
+    const Segment& segment = segments_[owner];
+    if (static_cast<int>(owner) == rank() || segment.slots.empty()) {  // one's own factors need no message
+      sizes.push_back(0);
+      continue;
+    }
+    std::vector<TensorView> views, decoded;
+    decoded_.resize(std::max(decoded_.size(), static_cast<std::size_t>(segment.triangle_elems)));
+    for (const std::size_t s : segment.slots) {
+      views.push_back({batch_.data() + offsets_[s], DType::kFloat32, 1, slots_[s].elems()});
+      decoded.push_back({decoded_.data() + (offsets_[s] - segment.first), DType::kFloat32, 1, slots_[s].elems()});
+    }
+    const std::size_t begin = sent_.size(), counts_bytes = segment.slots.size() * sizeof(float);
+    sent_.resize(begin + counts_bytes + codec_.max_payload_bytes(views));
+    scratch_.resize(std::max<std::size_t>(scratch_.size(), codec_.scratch_bytes(views)));
+    const float* triangles = batch_.data() + segment.first;
+    std::memcpy(sent_.data() + begin, triangles + segment.triangle_elems, counts_bytes);
+    const EncodeContext context{random_seed_, step,
+                                static_cast<std::uint64_t>(rank()) << 48 | static_cast<std::uint64_t>(owner) << 24};
+    const std::span<std::byte> room = std::span(sent_).subspan(begin + counts_bytes);
+    CORTADO_ASSIGN_OR_RETURN(
+        const std::uint64_t bytes,
+        codec_.encode(std::vector<ConstTensorView>(views.begin(), views.end()), context, room, scratch_));
+    CORTADO_RETURN_IF_ERROR(codec_.decode(room.first(bytes), decoded, scratch_));  // for the error
+    for (std::int64_t i = 0; i < segment.triangle_elems; ++i) {
+      const double value = triangles[i],
+                   difference = value - static_cast<double>(decoded_[static_cast<std::size_t>(i)]);
+      lost += difference * difference;
+      total += value * value;
+    }
+    sent_.resize(begin + counts_bytes + bytes);
+    sizes.push_back(static_cast<std::int64_t>(counts_bytes + bytes));
+    traffic_.payload_bytes += sizes.back();
+    traffic_.dense_bytes += segment.elems() * static_cast<std::int64_t>(sizeof(float));
+  }
+  if (std::isfinite(total)) traffic_.relative_l2_error = total > 0 ? std::sqrt(lost / total) : 0;
+  return sizes;
+}
+
+Status FactorSync::reduce_encoded(std::uint64_t step) {
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> sizes, encode_for_owners(step));
+  std::vector<std::int64_t> received_sizes(sizes.size());
+  CORTADO_RETURN_IF_ERROR(wait(communicator_->start({.kind = CollectiveKind::kAllToAll,
+                                                     .sent = sizes.data(),
+                                                     .received = received_sizes.data(),
+                                                     .elems = static_cast<std::int64_t>(sizeof(std::int64_t))})));
+  const Segment& own = segments_[static_cast<std::size_t>(rank())];
+  std::vector<TensorView> views;
+  for (const std::size_t s : own.slots) views.push_back({nullptr, DType::kFloat32, 1, slots_[s].elems()});
+  const auto most = static_cast<std::int64_t>(own.slots.size() * sizeof(float) + codec_.max_payload_bytes(views));
+  for (std::size_t r = 0; r < sizes.size(); ++r) {
+    if (received_sizes[r] >= 0 && received_sizes[r] <= most) continue;
+    return make_error(StatusCode::kCorruptData, "rank %zu announces factors of %lld bytes, at most %lld are possible",
+                      r, static_cast<long long>(received_sizes[r]), static_cast<long long>(most));
+  }
+  received_.resize(
+      static_cast<std::size_t>(std::accumulate(received_sizes.begin(), received_sizes.end(), std::int64_t{0})));
+  CORTADO_RETURN_IF_ERROR(wait(communicator_->start({.kind = CollectiveKind::kAllToAll,
+                                                     .sent = sent_.data(),
+                                                     .received = received_.data(),
+                                                     .counts = sizes,
+                                                     .received_counts = received_sizes})));
+  traffic_.collectives = 2;
+  ++traffic_.messages;
+
+  // In rank order, one's own among them.
+  std::fill(sums_.begin(), sums_.end(), 0.0f);
+  decoded_.resize(std::max(decoded_.size(), static_cast<std::size_t>(own.elems())));
+  std::size_t at = 0;
+  for (std::size_t r = 0; r < received_sizes.size(); ++r) {
+    const auto bytes = static_cast<std::size_t>(received_sizes[r]);
+    CORTADO_RETURN_IF_ERROR(add_decoded(static_cast<int>(r), std::span(received_).subspan(at, bytes))
+                                .with_context("factors of rank " + std::to_string(r)));
+    at += bytes;
+  }
+  return {};
+}
+
+Status FactorSync::add_decoded(int from, std::span<const std::byte> message) {
+  const Segment& own = segments_[static_cast<std::size_t>(rank())];
+  if (own.slots.empty()) return {};
+  const float* values = batch_.data() + own.first;
+  if (from != rank()) {
+    const std::size_t counts_bytes = own.slots.size() * sizeof(float);
+    if (message.size() < counts_bytes) {
+      return make_error(StatusCode::kCorruptData, "%zu bytes are too few", message.size());
+    }
+    std::vector<TensorView> views;
+    for (const std::size_t s : own.slots) {
+      views.push_back({decoded_.data() + (offsets_[s] - own.first), DType::kFloat32, 1, slots_[s].elems()});
+    }
+    std::memcpy(decoded_.data() + own.triangle_elems, message.data(), counts_bytes);
+    scratch_.resize(std::max<std::size_t>(scratch_.size(), codec_.scratch_bytes(views)));
+    CORTADO_RETURN_IF_ERROR(codec_.decode(message.subspan(counts_bytes), views, scratch_));
+    values = decoded_.data();
+  }
+  for (std::size_t i = 0; i < sums_.size(); ++i) sums_[i] += values[i];
+  return {};
+}
+
+}  // namespace cortado

@@ -1,0 +1,158 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The Kfac behind include/cortado/kfac.h. Of layer i, slot 2 i is factor A and slot 2 i + 1 factor G.
+//
+//   kfac.cc           checks, set-up
+//   kfac_inverses.cc  factors and inverses
+//   kfac_step.cc      gradients
+//   kfac_state.cc     report, saving and loading
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cortado/kfac.h"
+#include "kfac/factor.h"
+#include "kfac/factor_sync.h"
+#include "kfac/grid_group.h"
+#include "kfac/inverse.h"
+#include "kfac/precondition.h"
+
+namespace cortado {
+
+// A factor that this rank inverts, holds the inverse of, or both.
+struct HeldFactor {
+  std::vector<float> running;    // triangles; on the owner
+  std::vector<float> inverse;    // matrices: eigenvectors as rows, or inverses; on gradient workers
+  std::vector<float> values;     // eigenvalues
+  std::vector<float> triangles;  // an inverse as it travels
+};
+
+// What ranks must share, besides layers and the codec of gradients.
+std::string settings_text(const KfacOptions& options);
+
+class KfacImpl final : public Kfac {
+ public:
+  KfacImpl(std::vector<KfacLayer> layers, const KfacOptions& options, Communicator* world, const Clock* clock,
+           const KfacGrid& grid, std::unique_ptr<GridGroup> column, std::unique_ptr<GridGroup> row)
+      : layers_(std::move(layers)),
+        options_(options),
+        world_(world),
+        clock_(clock),
+        grid_(grid),
+        column_(std::move(column)),
+        row_(std::move(row)) {}
+
+  // The second half of create(): what can fail.
+  Status prepare();
+
+  bool wants_batches(std::size_t layer) const override {
+    return sync_->triangles(2 * layer) != nullptr || sync_->triangles(2 * layer + 1) != nullptr;
+  }
+
+  Status add_activations(std::size_t layer, const KfacBatch& batch) override {
+    return add_batch(layer, Side::kA, batch, 1);
+  }
+  Status add_output_gradients(std::size_t layer, const KfacBatch& batch, double scale) override {
+    return add_batch(layer, Side::kG, batch, scale);
+  }
+  void reset_batch() override { sync_->reset(); }
+
+  Status reduce_gradients(std::span<const KfacGradient> gradients) override;
+  Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) override;
+
+  Status set_compression(std::string_view spec) override {
+    CORTADO_RETURN_IF_ERROR(failure_);
+    CORTADO_RETURN_IF_ERROR(gradient_gather_->set_codec(spec));
+    options_.gradients.codec = spec;
+    return {};
+  }
+
+  const std::vector<KfacLayer>& layers() const override { return layers_; }
+  const std::vector<KfacPlacement>& placements() const override { return placements_; }
+  const KfacGrid& grid() const override { return grid_; }
+  std::int64_t steps() const override { return step_; }
+  KfacReport report() const override;
+  KfacMemory memory() const override;
+  KfacState save_state(bool with_inverses) const override;
+  Result<std::string> load_state(std::span<const KfacState> states) override;
+
+ private:
+  int rank() const { return world_->rank(); }
+  std::chrono::nanoseconds timeout() const {
+    return std::chrono::nanoseconds(static_cast<std::int64_t>(options_.timeout_s * 1e9));
+  }
+  bool is_worker(std::size_t layer) const { return placements_[layer].column == grid_.column_of(rank()); }
+  bool is_eigen() const { return options_.inverse == KfacInverse::kEigen; }
+  std::vector<FactorSlot> slots() const;
+
+  void place_layers();
+  void allocate();
+  Status prepare_inverse_gather();
+  Status prepare_gradient_gather();
+
+  Status add_batch(std::size_t layer, Side side, const KfacBatch& batch, double scale);
+  Status update_factors(double decay);
+  Status update_inverses(const KfacHyperparameters& values);
+  void invert(std::size_t slot, double damping);
+  SplitDamping damping_of(std::size_t layer, std::int64_t group, double damping) const;
+  Status gather_inverses();
+  double precondition(double damping, std::span<const KfacGradient> gradients);
+  Result<KfacOutcome> exchange(const KfacHyperparameters& values, double own_product);
+  Status sum_gradients();
+  Status check_gradients(std::span<const KfacGradient> gradients) const;
+  Status load_layer(std::size_t layer, std::span<const KfacState> states, bool* has_inverses);
+
+  void count(const std::string& layer, const char* reason) { ++fallbacks_[{layer, reason}]; }
+  Status fail(Status status) {
+    failure_ = status;
+    world_->abandon(status.to_string());
+    return status;
+  }
+
+  // Adds the time since the last call of lap() or start_lap() to a stage.
+  void start_lap() { lap_begin_ns_ = clock_->now_ns(); }
+  void lap(KfacStage stage) {
+    const std::int64_t now_ns = clock_->now_ns();
+    report_.stage_ns[static_cast<int>(stage)] += now_ns - lap_begin_ns_;
+    lap_begin_ns_ = now_ns;
+  }
+
+  std::vector<KfacLayer> layers_;
+  KfacOptions options_;
+  Communicator* world_;
+  const Clock* clock_;
+  KfacGrid grid_;
+  std::unique_ptr<GridGroup> column_, row_;
+
+  std::vector<KfacPlacement> placements_;
+  std::vector<HeldFactor> factors_;  // of each slot
+  std::unique_ptr<FactorSync> sync_;
+  std::unique_ptr<OwnerGather> inverse_gather_, gradient_gather_;
+  std::vector<std::size_t> gathered_slots_;  // of the inverse gather, in its order
+  std::vector<void*> gathered_inverses_;     // addresses of its tensors
+
+  // Gradients of all layers as matrices with the bias as last column, those of a column's layers next to each other.
+  std::vector<std::int64_t> offsets_;       // of each layer
+  std::vector<std::int64_t> column_elems_;  // of the layers of each column
+  std::vector<float> gradients_, results_;
+  std::vector<void*> result_of_layer_;
+  std::vector<float> product_scratch_;
+
+  FactorScratch factor_scratch_;
+  InverseScratch inverse_scratch_;
+  std::int64_t step_ = 0;
+  bool inverses_are_stale_ = false;
+  std::map<std::pair<std::string, std::string>, std::int64_t> fallbacks_;
+  KfacReport report_;
+  std::int64_t lap_begin_ns_ = 0;
+  Status failure_;
+};
+
+}  // namespace cortado

@@ -1,0 +1,117 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include "core/check.h"
+#include "core/finite.h"
+#include "kfac/kfac_impl.h"
+#include "kfac/triangle.h"
+
+namespace cortado {
+
+Status KfacImpl::add_batch(std::size_t layer, Side side, const KfacBatch& batch, double scale) {
+  CORTADO_RETURN_IF_ERROR(failure_);
+  if (layer >= layers_.size()) {
+    return make_error(StatusCode::kInvalidArgument, "there are %zu layers, got layer %zu", layers_.size(), layer);
+  }
+  if (!(scale > 0) || !std::isfinite(scale)) {
+    return make_error(StatusCode::kInvalidArgument, "the scale of the loss must be above 0, got %g", scale);
+  }
+  const bool is_a = side == Side::kA;
+  CORTADO_RETURN_IF_ERROR(is_a ? check_activations(layers_[layer], batch)
+                               : check_output_gradients(layers_[layer], batch));
+  const std::size_t slot = 2 * layer + (is_a ? 0 : 1);
+  float* triangles = sync_->triangles(slot);
+  if (triangles == nullptr) return {};
+  start_lap();
+  if (is_a) {
+    add_activation_factors(layers_[layer], batch, triangles, &factor_scratch_);
+  } else {
+    add_gradient_factors(layers_[layer], batch, scale, triangles, &factor_scratch_);
+  }
+  sync_->count_batch(slot);
+  lap(KfacStage::kFactors);
+  return {};
+}
+
+Status KfacImpl::update_factors(double decay) {
+  CORTADO_RETURN_IF_ERROR(sync_->reduce(static_cast<std::uint64_t>(step_)));
+  for (std::size_t s = 0; s < factors_.size(); ++s) {
+    std::vector<float>& running = factors_[s].running;
+    if (running.empty()) continue;
+    const FactorSync::Sum sum = sync_->sum(s);
+    const std::string& name = layers_[s / 2].name;
+    if (!(sum.ranks >= 1)) {
+      count(name, "no rank had a batch for a factor: the average stays");
+    } else if (!all_finite(sum.triangles, static_cast<std::int64_t>(running.size()), DType::kFloat32)) {
+      count(name, "a factor of the batch is not finite: the average stays");
+    } else {
+      const auto old_share = static_cast<float>(decay), new_share = static_cast<float>((1 - decay) / sum.ranks);
+      for (std::size_t i = 0; i < running.size(); ++i) {
+        running[i] = old_share * running[i] + new_share * sum.triangles[i];
+      }
+    }
+  }
+  return {};
+}
+
+SplitDamping KfacImpl::damping_of(std::size_t layer, std::int64_t group, double damping) const {
+  if (!options_.pi_correction) return {.a = damping, .g = damping};
+  const std::int64_t a = layers_[layer].a_dim(), g = layers_[layer].g_dim();
+  return split_damping(damping, mean_diagonal(a, factors_[2 * layer].running.data() + group * triangle_elems(a)),
+                       mean_diagonal(g, factors_[2 * layer + 1].running.data() + group * triangle_elems(g)));
+}
+
+// Writes the inverses of one factor; what can't be inverted keeps the inverse it had.
+void KfacImpl::invert(std::size_t s, double damping) {
+  const FactorSlot& slot = sync_->slots()[s];
+  HeldFactor& factor = factors_[s];
+  const std::string& name = layers_[slot.layer].name;
+  for (std::int64_t m = 0; m < slot.matrices; ++m) {
+    const float* triangle = factor.running.data() + m * triangle_elems(slot.n);
+    float* inverse = factor.inverse.data() + m * slot.n * slot.n;
+    Status status;
+    if (is_eigen()) {
+      status = compute_eigenvectors(slot.n, triangle, inverse, factor.values.data() + m * slot.n, &inverse_scratch_);
+    } else {
+      const SplitDamping split = damping_of(slot.layer, m, damping);
+      int raised = 0;
+      status = compute_damped_inverse(slot.n, triangle, slot.side == Side::kA ? split.a : split.g, inverse, &raised,
+                                      &inverse_scratch_);
+      if (raised > 0) count(name, "a factor is not positive definite: damping was raised");
+    }
+    if (!status.ok()) count(name, "a factor could not be inverted: the last inverse stays");
+  }
+}
+
+Status KfacImpl::update_inverses(const KfacHyperparameters& values) {
+  for (std::size_t s = 0; s < factors_.size(); ++s) {
+    if (!factors_[s].running.empty()) invert(s, values.damping);
+  }
+  lap(KfacStage::kInverses);
+  CORTADO_RETURN_IF_ERROR(gather_inverses());
+  lap(KfacStage::kGatherInverses);
+  return {};
+}
+
+Status KfacImpl::gather_inverses() {
+  if (column_->is_alone()) return {};
+  for (const std::size_t s : gathered_slots_) {
+    const FactorSlot& slot = sync_->slots()[s];
+    HeldFactor& factor = factors_[s];
+    for (std::int64_t m = 0; !is_eigen() && slot.owner == rank() && m < slot.matrices; ++m) {
+      copy_to_triangle(slot.n, factor.inverse.data() + m * slot.n * slot.n,
+                       factor.triangles.data() + m * triangle_elems(slot.n));
+    }
+  }
+  CORTADO_RETURN_IF_ERROR(inverse_gather_->run(static_cast<std::uint64_t>(step_), gathered_inverses_));
+  for (const std::size_t s : gathered_slots_) {
+    const FactorSlot& slot = sync_->slots()[s];
+    for (std::int64_t m = 0; !is_eigen() && m < slot.matrices; ++m) {
+      copy_from_triangle(slot.n, factors_[s].triangles.data() + m * triangle_elems(slot.n),
+                         factors_[s].inverse.data() + m * slot.n * slot.n);
+    }
+  }
+  return {};
+}
+
+}  // namespace cortado

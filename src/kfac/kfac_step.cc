@@ -1,0 +1,176 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/check.h"
+#include "kfac/gradient_matrix.h"
+#include "kfac/kfac_impl.h"
+
+namespace cortado {
+
+namespace {
+
+Status check_hyperparameters(const KfacHyperparameters& values) {
+  const auto refuse = [](const char* name, const char* expected, double got) {
+    return make_error(StatusCode::kInvalidArgument, "%s must be %s, got %g", name, expected, got);
+  };
+  if (!(values.factor_decay >= 0 && values.factor_decay <= 1)) {
+    return refuse("factor_decay", "from 0 to 1", values.factor_decay);
+  }
+  if (!(values.damping > 0) || !std::isfinite(values.damping)) return refuse("damping", "above 0", values.damping);
+  if (!(values.kl_clip >= 0)) return refuse("kl_clip", "0 (off) or more", values.kl_clip);
+  if (!std::isfinite(values.lr)) return refuse("lr", "finite", values.lr);
+  return {};
+}
+
+}  // namespace
+
+Status KfacImpl::check_gradients(std::span<const KfacGradient> gradients) const {
+  if (gradients.size() != layers_.size()) {
+    return make_error(StatusCode::kInvalidArgument, "expected the gradients of %zu layers, got %zu", layers_.size(),
+                      gradients.size());
+  }
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const KfacGradient& gradient = gradients[i];
+    if (gradient.dtype == DType::kUint8) {
+      return make_error(StatusCode::kInvalidArgument, "layer %s: gradients must be fp32, fp16 or bf16",
+                        layers_[i].name.c_str());
+    }
+    if ((gradient.weight != nullptr && layers_[i].has_bias) != (gradient.bias != nullptr)) {
+      return make_error(StatusCode::kInvalidArgument, "layer %s: expected gradients of weight and %s",
+                        layers_[i].name.c_str(), layers_[i].has_bias ? "bias" : "no bias");
+    }
+  }
+  return {};
+}
+
+// Preconditions the layers of this rank's column into results_; returns the sum of their products with the gradients.
+double KfacImpl::precondition(double damping, std::span<const KfacGradient> gradients) {
+  double product = 0;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (!is_worker(i)) continue;
+    const KfacLayer& layer = layers_[i];
+    const std::int64_t a = layer.a_dim(), g = layer.g_dim();
+    float* w = gradients_.data() + offsets_[i];
+    load_gradient(layer, gradients[i], w);
+    for (std::int64_t m = 0; m < layer.groups; ++m) {
+      const float *group_w = w + m * g * a, *a_inverse = factors_[2 * i].inverse.data() + m * a * a,
+                  *g_inverse = factors_[2 * i + 1].inverse.data() + m * g * g;
+      float* v = results_.data() + offsets_[i] + m * g * a;
+      if (is_eigen()) {
+        precondition_by_eigen(g, a, {g_inverse, factors_[2 * i + 1].values.data() + m * g},
+                              {a_inverse, factors_[2 * i].values.data() + m * a}, damping, options_.pi_correction,
+                              group_w, v, product_scratch_.data());
+      } else {
+        precondition_by_inverse(g, a, g_inverse, a_inverse, group_w, v, product_scratch_.data());
+      }
+    }
+    product += inner_product(results_.data() + offsets_[i], w, layer.gradient_elems());
+  }
+  return product;
+}
+
+Result<KfacOutcome> KfacImpl::exchange(const KfacHyperparameters& values, double own_product) {
+  const bool is_finite = std::isfinite(own_product);
+  std::vector<OwnerNote> notes(static_cast<std::size_t>(row_->get()->world_size()));
+  const OwnerGatherReport before = gradient_gather_->report();
+  CORTADO_RETURN_IF_ERROR(gradient_gather_->run(static_cast<std::uint64_t>(step_), result_of_layer_,
+                                                {own_product, is_finite ? 0u : 1u}, notes));
+  const OwnerGatherReport after = gradient_gather_->report();
+  report_.stage_ns[static_cast<int>(KfacStage::kEncode)] += after.encode_ns - before.encode_ns;
+  report_.stage_ns[static_cast<int>(KfacStage::kGather)] += after.gather_ns - before.gather_ns;
+  report_.stage_ns[static_cast<int>(KfacStage::kDecode)] += after.decode_ns - before.decode_ns;
+  start_lap();
+
+  KfacOutcome outcome;
+  double product = 0;
+  for (const OwnerNote& note : notes) {
+    outcome.finite &= note.flags == 0;
+    product += note.value;
+  }
+  const double squared = std::fabs(product * values.lr * values.lr);
+  if (values.kl_clip > 0 && squared > 0) outcome.scale = std::min(1.0, std::sqrt(values.kl_clip / squared));
+  return outcome;
+}
+
+Result<KfacOutcome> KfacImpl::step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) {
+  CORTADO_RETURN_IF_ERROR(failure_);
+  CORTADO_RETURN_IF_ERROR(check_hyperparameters(values));
+  CORTADO_RETURN_IF_ERROR(check_gradients(gradients));
+  start_lap();
+  if (values.update_factors) {
+    if (Status status = update_factors(values.factor_decay); !status.ok()) return fail(status);
+    lap(KfacStage::kReduceFactors);
+  } else {
+    sync_->reset();
+  }
+  if (values.update_inverses || inverses_are_stale_) {
+    if (Status status = update_inverses(values); !status.ok()) return fail(status);
+    inverses_are_stale_ = false;
+  }
+  const double product = precondition(values.damping, gradients);
+  lap(KfacStage::kPrecondition);
+  const Result<KfacOutcome> outcome = exchange(values, product);
+  if (!outcome.ok()) return fail(outcome.status());
+  if (outcome.value().finite) {
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      store_gradient(layers_[i], results_.data() + offsets_[i], static_cast<float>(outcome.value().scale),
+                     gradients[i]);
+    }
+  } else {
+    ++report_.non_finite_steps;
+  }
+  lap(KfacStage::kApply);
+  ++step_;
+  return outcome;
+}
+
+Status KfacImpl::reduce_gradients(std::span<const KfacGradient> gradients) {
+  CORTADO_RETURN_IF_ERROR(failure_);
+  CORTADO_RETURN_IF_ERROR(check_gradients(gradients));
+  if (world_->world_size() == 1) return {};
+  start_lap();
+  const float share = 1.0f / static_cast<float>(world_->world_size());
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    float* w = gradients_.data() + offsets_[i];
+    load_gradient(layers_[i], gradients[i], w);
+    for (std::int64_t e = 0; e < layers_[i].gradient_elems(); ++e) w[e] *= share;
+  }
+  if (Status status = sum_gradients(); !status.ok()) return fail(status);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (is_worker(i)) store_gradient(layers_[i], results_.data() + offsets_[i], 1, gradients[i]);
+  }
+  lap(KfacStage::kReduceGradients);
+  return {};
+}
+
+// Within a row, the layers of each column to its rank; then among the ranks of a column.
+Status KfacImpl::sum_gradients() {
+  const auto run = [&](Communicator* communicator, const CollectiveCall& call) -> Status {
+    if (communicator->world_size() == 1) return {};
+    ++report_.reduced_gradients.collectives;
+    CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator->start(call));
+    return communicator->wait(work, timeout());
+  };
+  const int column = grid_.column_of(rank());
+  const std::int64_t first = std::accumulate(column_elems_.begin(), column_elems_.begin() + column, std::int64_t{0});
+  const std::int64_t elems = column_elems_[static_cast<std::size_t>(column)];
+  report_.reduced_gradients.collectives = 0;
+  ++report_.reduced_gradients.messages;
+  report_.reduced_gradients.payload_bytes = report_.reduced_gradients.dense_bytes =
+      static_cast<std::int64_t>(gradients_.size() * sizeof(float));
+  if (grid_.columns == 1) std::copy(gradients_.begin(), gradients_.end(), results_.begin());
+  CORTADO_RETURN_IF_ERROR(run(row_->get(), {.kind = CollectiveKind::kReduceScatter,
+                                            .dtype = DType::kFloat32,
+                                            .sent = gradients_.data(),
+                                            .received = results_.data() + first,
+                                            .counts = column_elems_}));
+  return run(column_->get(), {.kind = CollectiveKind::kAllReduce,
+                              .dtype = DType::kFloat32,
+                              .sent = results_.data() + first,
+                              .received = results_.data() + first,
+                              .elems = elems});
+}
+
+}  // namespace cortado

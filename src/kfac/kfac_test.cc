@@ -1,0 +1,562 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "cortado/kfac.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kfac/kfac_reference.h"
+#include "kfac/kfac_testing.h"
+
+namespace cortado {
+namespace {
+
+KfacOptions strategy(KfacStrategy strategy, int workers = 0) {
+  KfacOptions options;
+  options.strategy = strategy;
+  options.workers = workers;
+  options.timeout_s = 20;
+  return options;
+}
+
+const std::vector<KfacOptions>& strategies() {  // of four ranks
+  static const std::vector<KfacOptions> all = {strategy(KfacStrategy::kCommOpt), strategy(KfacStrategy::kHybridOpt, 2),
+                                               strategy(KfacStrategy::kMemOpt), strategy(KfacStrategy::kDpKfac)};
+  return all;
+}
+
+double distance(const Gradients& got, const Gradients& expected) {
+  double lost = 0, total = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    for (std::size_t e = 0; e < got[i].size(); ++e) {
+      lost += std::pow(static_cast<double>(got[i][e]) - static_cast<double>(expected[i][e]), 2);
+      total += std::pow(static_cast<double>(expected[i][e]), 2);
+    }
+  }
+  return std::sqrt(lost / total);
+}
+
+void expect_reference(const SmallRun& run, const std::string& what) {
+  constexpr int kSteps = 4;
+  std::vector<int> batch_ranks;
+  const History history = run_job(run, kSteps, [&](Kfac& kfac, int rank) {
+    if (rank != 0 || run.options.strategy != KfacStrategy::kDpKfac) return;
+    for (const KfacPlacement& placement : kfac.placements()) batch_ranks.push_back(placement.a_rank);
+  });
+  ReferenceKfac reference(run);
+  for (int step = 0; step < kSteps; ++step) {
+    const Gradients expected = reference.step(step, batch_ranks);
+    EXPECT_LT(distance(history[0][static_cast<std::size_t>(step)], expected), 2e-5) << what << ", step " << step;
+  }
+  expect_replicas_are_equal(history);
+}
+
+TEST(Kfac, AllStrategiesAreTheReference) {
+  for (const KfacOptions& options : strategies()) {
+    for (const bool reduces : {false, true}) {
+      SmallRun run{.options = options, .values = {}};
+      run.reduces = reduces;
+      expect_reference(run, std::string(kfac_strategy_name(options.strategy)));
+    }
+  }
+}
+
+TEST(Kfac, InversesDampingAndClipAreTheReference) {
+  for (const KfacInverse inverse : {KfacInverse::kEigen, KfacInverse::kCholesky}) {
+    for (const bool pi_correction : {false, true}) {
+      for (const double kl_clip : {0.0, 1e-3, 1e6}) {
+        SmallRun run{.world_size = 2, .options = strategy(KfacStrategy::kMemOpt), .values = {}};
+        run.options.inverse = inverse;
+        run.options.pi_correction = pi_correction;
+        run.values = {.factor_decay = 0.7, .damping = 0.03, .kl_clip = kl_clip, .lr = 0.5};
+        expect_reference(run, "kl_clip " + std::to_string(kl_clip));
+      }
+    }
+  }
+}
+
+TEST(Kfac, FactorsAndInversesOfEarlierSteps) {
+  for (const KfacOptions& options : strategies()) {
+    SmallRun run{.options = options, .values = {}};
+    run.factor_update_steps = 2;
+    run.inv_update_steps = 3;
+    expect_reference(run, std::string(kfac_strategy_name(options.strategy)));
+  }
+}
+
+TEST(Kfac, FactorsOfALayerOnTwoRanks) {
+  for (const KfacOptions& base : {strategy(KfacStrategy::kCommOpt), strategy(KfacStrategy::kHybridOpt, 2)}) {
+    for (const KfacInverse inverse : {KfacInverse::kEigen, KfacInverse::kCholesky}) {
+      SmallRun run{.options = base, .values = {}};
+      run.options.colocate_factors = false;
+      run.options.inverse = inverse;
+      expect_reference(run, "not colocated");
+    }
+  }
+}
+
+TEST(Kfac, OneRankAlone) {
+  for (const KfacStrategy one : {KfacStrategy::kCommOpt, KfacStrategy::kMemOpt, KfacStrategy::kDpKfac}) {
+    SmallRun run{.world_size = 1, .options = strategy(one), .values = {}};
+    run.options.gradients.codec = "quant(bits=4)";  // nobody to send to: nothing is lost
+    expect_reference(run, "one rank");
+  }
+}
+
+TEST(Kfac, MicroBatchesAreAveraged) {
+  const std::vector<KfacLayer> layers = {{.name = "fc", .inputs = 3, .outputs = 2}};
+  const auto run = [&](bool in_two) {
+    LocalGroup group(1);
+    const auto kfac = Kfac::create(layers, strategy(KfacStrategy::kMemOpt), group.communicator(0)).value();
+    const std::vector<float> x = normal_values(8 * 3, 1, 0, 0), d = normal_values(8 * 2, 2, 0, 0);
+    const int rows = in_two ? 4 : 8;
+    for (int first = 0; first < 8; first += rows) {
+      EXPECT_TRUE(kfac->add_activations(0, {x.data() + first * 3, DType::kFloat32, rows}).ok());
+      // A loss that was scaled by 1024.
+      std::vector<float> scaled(d.begin() + first * 2, d.begin() + (first + rows) * 2);
+      for (float& value : scaled) value *= 1024;
+      EXPECT_TRUE(kfac->add_output_gradients(0, {scaled.data(), DType::kFloat32, rows}, 1024).ok());
+    }
+    std::vector<float> gradient = {1, 2, 3, 4, 5, 6};
+    const KfacGradient address{.weight = gradient.data()};
+    EXPECT_TRUE(kfac->step({}, {&address, 1}).ok());
+    return gradient;
+  };
+  const std::vector<float> once = run(false), twice = run(true);
+  for (std::size_t i = 0; i < once.size(); ++i) EXPECT_NEAR(once[i], twice[i], 1e-5 * std::fabs(once[i]));
+}
+
+// ---- compressed ----------------------------------------------------------------------------------------------------
+
+TEST(Kfac, LosslessCodecsChangeNoBit) {
+  for (const KfacOptions& options : strategies()) {
+    SmallRun run{.options = options, .values = {}};
+    const History plain = run_job(run, 3);
+    for (const char* codec : {"compso(bound=0)", "float_rans"}) {
+      for (const bool feedback : {false, true}) {
+        run.options.gradients.codec = codec;
+        run.options.gradients.use_error_feedback = feedback;
+        EXPECT_EQ(run_job(run, 3), plain) << codec << " " << kfac_strategy_name(options.strategy);
+      }
+    }
+  }
+}
+
+TEST(Kfac, LosslessFactorsAndInverses) {
+  // Factors are then summed by their owner, in rank order as LocalGroup does.
+  for (const KfacInverse inverse : {KfacInverse::kEigen, KfacInverse::kCholesky}) {
+    for (const KfacOptions& options : strategies()) {
+      SmallRun run{.options = options, .values = {}};
+      run.options.inverse = inverse;
+      const History plain = run_job(run, 3);
+      run.options.factor_compression = "compso(bound=0)";
+      EXPECT_EQ(run_job(run, 3), plain) << kfac_strategy_name(options.strategy);
+    }
+  }
+}
+
+TEST(Kfac, ReplicasAreEqualAtAnyBound) {
+  for (const KfacOptions& options : strategies()) {
+    for (const char* codec : {"compso(bound=4e-3)", "compso(bound=0.1, round=dither)", "compso(error=0.3)",
+                              "quant(bits=4)", "topk(density=0.1)", "cast(bf16)", "topk(density=0.2) | quant | rans"}) {
+      SmallRun run{.options = options, .values = {}};
+      run.options.gradients.codec = codec;
+      run.options.gradients.use_error_feedback = true;
+      run.options.factor_compression = "quant(bits=8)";
+      KfacReport report;
+      const History history = run_job(run, 4, [&](Kfac& kfac, int rank) {
+        if (rank == 0) report = kfac.report();
+      });
+      expect_replicas_are_equal(history);
+      EXPECT_GT(report.factors.messages + report.inverses.messages + report.gradients.messages, 0);
+      if (options.strategy == KfacStrategy::kMemOpt) {
+        EXPECT_GT(report.gradients.relative_l2_error, 0) << codec;
+        EXPECT_LT(report.gradients.relative_l2_error, 1) << codec;
+        EXPECT_LT(report.factors.relative_l2_error, 0.02);
+        EXPECT_GT(report.factors.relative_l2_error, 0);
+      }
+    }
+  }
+}
+
+TEST(Kfac, SmallBoundsMeanSmallErrors) {
+  SmallRun run{.options = strategy(KfacStrategy::kMemOpt), .values = {}};
+  const History plain = run_job(run, 3);
+  double last = 1e9;
+  for (const char* codec : {"compso(bound=0.05)", "compso(bound=0.005)", "compso(bound=0.0005)"}) {
+    run.options.gradients.codec = codec;
+    const double lost = distance(run_job(run, 3)[0][2], plain[0][2]);
+    EXPECT_LT(lost, last / 5);
+    last = lost;
+  }
+  EXPECT_LT(last, 2e-3);
+}
+
+// ---- what travels --------------------------------------------------------------------------------------------------
+
+std::vector<std::string> collectives_of_step(const KfacOptions& options, bool updates, bool reduces = false) {
+  std::vector<std::string> kinds;
+  run_ranks(4, [&](Communicator& communicator) -> Status {
+    RecordingCommunicator recording(&communicator);
+    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Kfac> kfac, Kfac::create(small_job(), options, &recording));
+    SmallRun run{.options = options, .values = {}};
+    run.reduces = reduces;
+    run.factor_update_steps = run.inv_update_steps = 2;
+    for (int step = 0; step < (updates ? 3 : 2); ++step) {
+      recording.clear();
+      CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), step).status());
+    }
+    if (communicator.rank() == 0) {
+      for (const RecordedCollective& one : recording.log()) kinds.push_back(one.kind);
+    }
+    return {};
+  });
+  return kinds;
+}
+
+// One message for all layers, whatever travels; COMM-OPT sends no gradient.
+TEST(Kfac, MessagesOfAStep) {
+  using Kinds = std::vector<std::string>;
+  const auto plain = strategies();
+  EXPECT_EQ(collectives_of_step(plain[0], true), (Kinds{"reduce_scatter", "all_gather"}));
+  EXPECT_EQ(collectives_of_step(plain[0], false), Kinds{});
+  EXPECT_EQ(collectives_of_step(plain[1], true), (Kinds{"reduce_scatter", "all_gather", "all_gather"}));
+  EXPECT_EQ(collectives_of_step(plain[1], false), Kinds{"all_gather"});
+  EXPECT_EQ(collectives_of_step(plain[2], true), (Kinds{"reduce_scatter", "all_gather"}));
+  EXPECT_EQ(collectives_of_step(plain[2], false), Kinds{"all_gather"});
+  EXPECT_EQ(collectives_of_step(plain[3], true), Kinds{"all_gather"});
+  EXPECT_EQ(collectives_of_step(plain[3], false), Kinds{"all_gather"});
+  EXPECT_EQ(collectives_of_step(plain[0], false, true), Kinds{"all_reduce"});
+  EXPECT_EQ(collectives_of_step(plain[1], false, true), (Kinds{"reduce_scatter", "all_reduce", "all_gather"}));
+  EXPECT_EQ(collectives_of_step(plain[2], false, true), (Kinds{"reduce_scatter", "all_gather"}));
+
+  KfacOptions packed = plain[2];
+  packed.gradients.codec = "quant(bits=4)";
+  packed.factor_compression = "quant(bits=8)";
+  EXPECT_EQ(collectives_of_step(packed, true), (Kinds{"all_to_all", "all_to_all", "all_gather"}));
+}
+
+TEST(Kfac, FactorsTravelAsTriangles) {
+  SmallRun run{.options = strategy(KfacStrategy::kMemOpt), .values = {}};
+  run_job(run, 1, [](Kfac& kfac, int) {
+    const KfacVolumes volumes = kfac_volumes(kfac.layers());
+    const auto slots = static_cast<std::int64_t>(2 * kfac.layers().size());
+    EXPECT_EQ(kfac.report().factors.payload_bytes, 4 * (volumes.triangles + slots));
+  });
+}
+
+TEST(Kfac, MemoryIsSharedAmongOwners) {
+  for (const KfacOptions& options : strategies()) {
+    SmallRun run{.options = options, .values = {}};
+    std::vector<KfacMemory> memory(4);
+    run_job(run, 1, [&](Kfac& kfac, int rank) { memory[static_cast<std::size_t>(rank)] = kfac.memory(); });
+    const KfacVolumes volumes = kfac_volumes(small_job());
+    std::int64_t factors = 0, inverses = 0;
+    for (const KfacMemory& one : memory) {
+      factors += one.factors_bytes;
+      inverses += one.inverses_bytes;
+    }
+    EXPECT_EQ(factors, 4 * volumes.triangles);
+    const int copies = options.strategy == KfacStrategy::kCommOpt ? 4 : options.workers > 0 ? options.workers : 1;
+    EXPECT_EQ(inverses, 4 * copies * (volumes.eigenvectors + volumes.eigenvalues));
+    EXPECT_GT(memory[0].total_bytes(), memory[0].factors_bytes + memory[0].inverses_bytes);
+  }
+}
+
+// ---- what can go wrong ---------------------------------------------------------------------------------------------
+
+std::set<std::string> fallbacks_of(const Kfac& kfac) {
+  std::set<std::string> all;
+  for (const KfacFallback& fallback : kfac.report().fallbacks) all.insert(fallback.layer + ": " + fallback.reason);
+  return all;
+}
+
+// A job of one linear layer on one rank, with its batches and its gradient.
+struct OneLayer {
+  explicit OneLayer(KfacInverse inverse = KfacInverse::kEigen) {
+    KfacOptions options = strategy(KfacStrategy::kMemOpt);
+    options.inverse = inverse;
+    kfac = Kfac::create({{.name = "fc", .inputs = 2, .outputs = 2}}, options, group.communicator(0)).value();
+  }
+  Result<KfacOutcome> step(std::vector<float> x, std::vector<float> d, KfacHyperparameters values = {}) {
+    if (!x.empty()) {
+      const auto rows = static_cast<std::int64_t>(x.size() / 2);
+      EXPECT_TRUE(kfac->add_activations(0, {x.data(), DType::kFloat32, rows}).ok());
+      EXPECT_TRUE(kfac->add_output_gradients(0, {d.data(), DType::kFloat32, rows}).ok());
+    }
+    const KfacGradient address{.weight = gradient.data()};
+    return kfac->step(values, {&address, 1});
+  }
+  LocalGroup group{1};
+  std::unique_ptr<Kfac> kfac;
+  std::vector<float> gradient = {1, 2, 3, 4};
+};
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+TEST(Kfac, NonFiniteFactorsAreNotAbsorbed) {
+  OneLayer job, clean;
+  ASSERT_TRUE(job.step({1, 2, 3, 5}, {1, 0, 0, 1}).ok());
+  ASSERT_TRUE(job.step({1, kNan, 3, 5}, {1, 0, 0, std::numeric_limits<float>::infinity()}).ok());
+  ASSERT_TRUE(clean.step({1, 2, 3, 5}, {1, 0, 0, 1}).ok());
+  const KfacState state = job.kfac->save_state(), expected = clean.kfac->save_state();
+  EXPECT_EQ(state.layers[0].a_factor, expected.layers[0].a_factor);
+  EXPECT_EQ(state.layers[0].g_factor, expected.layers[0].g_factor);
+  EXPECT_EQ(fallbacks_of(*job.kfac),
+            std::set<std::string>{"fc: a factor of the batch is not finite: the average stays"});
+}
+
+TEST(Kfac, ALayerThatWasNotUsedKeepsItsFactors) {
+  OneLayer job;
+  ASSERT_TRUE(job.step({}, {}, {.kl_clip = 0}).ok());
+  EXPECT_EQ(job.kfac->save_state().layers[0].a_factor, (std::vector<float>{1, 0, 1}));
+  EXPECT_EQ(fallbacks_of(*job.kfac), std::set<std::string>{"fc: no rank had a batch for a factor: the average stays"});
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(job.gradient[i], (static_cast<float>(i) + 1) / 1.001f, 1e-5);
+}
+
+TEST(Kfac, SingularFactorsAreHeldByTheDamping) {
+  for (const KfacInverse inverse : {KfacInverse::kEigen, KfacInverse::kCholesky}) {
+    OneLayer job(inverse);
+    const KfacHyperparameters values{.factor_decay = 0, .damping = 0.5, .kl_clip = 0};
+    ASSERT_TRUE(job.step({0, 0}, {0, 0}, values).ok());  // A = G = 0
+    for (std::size_t i = 0; i < 4; ++i) {
+      const float divisor = inverse == KfacInverse::kEigen ? 0.5f : 0.25f;
+      EXPECT_NEAR(job.gradient[i], (static_cast<float>(i) + 1) / divisor, 1e-4);
+    }
+    EXPECT_TRUE(fallbacks_of(*job.kfac).empty());
+  }
+}
+
+// As a saved state, or a lossy codec, might leave it.
+TEST(Kfac, IndefiniteFactors) {
+  for (const KfacInverse inverse : {KfacInverse::kEigen, KfacInverse::kCholesky}) {
+    OneLayer job(inverse);
+    KfacState state = job.kfac->save_state(/*with_inverses=*/false);
+    state.layers[0].a_factor = {-4, 0, 1};
+    state.layers[0].g_factor = {1, 0, 1};
+    ASSERT_TRUE(job.kfac->load_state({&state, 1}).ok());
+    ASSERT_TRUE(
+        job.step({}, {}, {.damping = 0.1, .kl_clip = 0, .update_factors = false, .update_inverses = false}).ok());
+    if (inverse == KfacInverse::kEigen) {  // -4 counts as 0
+      EXPECT_NEAR(job.gradient[0], 1 / 0.1, 1e-3);
+      EXPECT_NEAR(job.gradient[1], 2 / 1.1, 1e-3);
+    } else {  // damping 0.1 and 1 are too small, 10 is not
+      EXPECT_NEAR(job.gradient[0], 1 / 6.0 / 1.1, 1e-3);
+      EXPECT_EQ(fallbacks_of(*job.kfac),
+                std::set<std::string>{"fc: a factor is not positive definite: damping was raised"});
+    }
+  }
+}
+
+TEST(Kfac, NonFiniteGradientsOnOneRankAreSeenByAll) {
+  for (const KfacOptions& base : strategies()) {
+    KfacOptions options = base;
+    options.gradients.codec = "topk(density=0.3)";
+    options.gradients.use_error_feedback = true;
+    const auto run = [&](bool has_bad_step) {
+      History history(4);
+      const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+        const int rank = communicator.rank();
+        CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), options, &communicator));
+        SmallRun small{.options = options, .values = {}};
+        for (int step = 0; step < 3; ++step) {
+          CORTADO_ASSIGN_OR_RETURN(Gradients after, run_step(*kfac, small, rank, step));
+          history[static_cast<std::size_t>(rank)].push_back(std::move(after));
+          if (step != 1 || !has_bad_step) continue;
+          Gradients bad = gradients_of(kfac->layers(), 4, -1, 99);
+          bad[2][5] = std::numeric_limits<float>::infinity();
+          const Gradients before = bad;
+          KfacHyperparameters values;
+          values.update_factors = values.update_inverses = false;
+          CORTADO_ASSIGN_OR_RETURN(const KfacOutcome outcome, kfac->step(values, addresses_of(kfac->layers(), &bad)));
+          EXPECT_FALSE(outcome.finite);
+          EXPECT_EQ(bad, before);
+          EXPECT_EQ(kfac->report().non_finite_steps, 1);
+        }
+        return {};
+      });
+      for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+      return history;
+    };
+    EXPECT_EQ(run(true), run(false)) << kfac_strategy_name(options.strategy);  // residuals as if it had not been
+  }
+}
+
+TEST(Kfac, ARankThatLeavesOutAStepIsNamed) {
+  KfacOptions options = strategy(KfacStrategy::kMemOpt);
+  options.timeout_s = 1;
+  LocalGroup group(3);
+  const auto statuses = run_ranks(group, 3, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), options, &communicator));
+    SmallRun run{.world_size = 3, .options = options, .values = {}};
+    for (int step = 0; step < 3; ++step) {
+      if (step == 1 && communicator.rank() == 1) continue;
+      CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), step).status());
+    }
+    return {};
+  });
+  EXPECT_TRUE(statuses[1].ok());
+  for (const int rank : {0, 2}) {
+    const Status& status = statuses[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(status.code(), StatusCode::kTimeout);
+    EXPECT_NE(status.message().find("ranks that have not started it: 1"), std::string::npos) << status.message();
+  }
+}
+
+TEST(Kfac, WrongArguments) {
+  LocalGroup group(1);
+  const auto refused = [&](std::vector<KfacLayer> layers, const KfacOptions& options) {
+    const Status status = Kfac::create(std::move(layers), options, group.communicator(0)).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.to_string();
+    return status.message();
+  };
+  const KfacLayer fc{.name = "fc", .inputs = 2, .outputs = 2};
+  EXPECT_NE(refused({fc, fc}, {}).find("two layers have the name fc"), std::string::npos);
+  EXPECT_NE(refused({{.name = "fc", .inputs = 0, .outputs = 2}}, {}).find("must be positive"), std::string::npos);
+  EXPECT_NE(refused({{.name = "head", .inputs = 2, .outputs = 50000}}, {}).find("a factor of 50000 rows is too large"),
+            std::string::npos);
+  EXPECT_NE(refused({{.name = "fc", .inputs = 2, .outputs = 2, .groups = 2}}, {}).find("no groups"), std::string::npos);
+  EXPECT_NE(refused({fc}, strategy(KfacStrategy::kHybridOpt, 2)).find("must divide the world size 1, got 2"),
+            std::string::npos);
+  KfacOptions options;
+  options.gradients.codec = "acp(rank=2)";
+  EXPECT_EQ(Kfac::create({fc}, options, group.communicator(0)).status().code(), StatusCode::kUnsupported);
+  options.gradients.codec = "compsoo";
+  EXPECT_EQ(Kfac::create({fc}, options, group.communicator(0)).status().code(), StatusCode::kNotFound);
+
+  OneLayer job;
+  const std::vector<std::pair<KfacHyperparameters, std::string>> values = {
+      {{.factor_decay = 1.5}, "factor_decay must be from 0 to 1, got 1.5"},
+      {{.damping = 0}, "damping must be above 0, got 0"},
+      {{.damping = std::numeric_limits<double>::quiet_NaN()}, "damping must be above 0"},
+      {{.kl_clip = -1}, "kl_clip must be 0 (off) or more, got -1"},
+      {{.lr = std::numeric_limits<double>::infinity()}, "lr must be finite"},
+  };
+  for (const auto& [value, text] : values) {
+    const Status status = job.step({}, {}, value).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+  }
+  EXPECT_EQ(job.gradient, (std::vector<float>{1, 2, 3, 4}));
+  EXPECT_FALSE(job.kfac->step({}, {}).ok());
+  EXPECT_FALSE(job.kfac->add_activations(7, {}).ok());
+  const float one = 1;
+  EXPECT_FALSE(job.kfac->add_output_gradients(0, {&one, DType::kFloat32, 1}, 0).ok());
+}
+
+TEST(Kfac, RanksMustAgree) {
+  const auto run = [](const std::function<void(int, std::vector<KfacLayer>*, KfacOptions*)>& change) {
+    return run_ranks(2, [&](Communicator& communicator) -> Status {
+      std::vector<KfacLayer> layers = small_job();
+      KfacOptions options = strategy(KfacStrategy::kMemOpt);
+      change(communicator.rank(), &layers, &options);
+      return Kfac::create(layers, options, &communicator).status();
+    });
+  };
+  for (const Status& status : run([](int rank, auto*layers, auto*) { (*layers)[2].inputs += rank; })) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("tensor 2 of rank 1 differs"), std::string::npos) << status.message();
+  }
+  for (const Status& status : run([](int rank, auto*, auto*options) {
+         options->strategy = rank == 0 ? KfacStrategy::kMemOpt : KfacStrategy::kDpKfac;
+       })) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("DP-KFAC"), std::string::npos) << status.message();
+  }
+  for (const Status& status :
+       run([](int rank, auto*, auto*options) { options->gradients.codec = rank == 0 ? "none" : "sign"; })) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("sign"), std::string::npos) << status.message();
+  }
+}
+
+// ---- saving and loading --------------------------------------------------------------------------------------------
+
+SmallRun saved_run(const KfacOptions& options) {
+  SmallRun run{.options = options, .values = {}};
+  run.options.gradients.codec = "compso(bound=0.05)";
+  run.options.gradients.use_error_feedback = true;
+  run.inv_update_steps = 4;
+  return run;
+}
+
+TEST(Kfac, ResumesBitForBit) {
+  constexpr int kSteps = 6, kSavedAfter = 3;  // between two updates of the inverses
+  for (const KfacOptions& options : strategies()) {
+    const SmallRun run = saved_run(options);
+    const History whole = run_job(run, kSteps);
+    const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+      const int rank = communicator.rank();
+      CORTADO_ASSIGN_OR_RETURN(const auto first, Kfac::create(small_job(), run.options, &communicator));
+      for (int step = 0; step < kSavedAfter; ++step) {
+        CORTADO_RETURN_IF_ERROR(run_step(*first, run, rank, step).status());
+      }
+      const KfacState state = first->save_state();
+      CORTADO_ASSIGN_OR_RETURN(const auto second, Kfac::create(small_job(), run.options, &communicator));
+      CORTADO_ASSIGN_OR_RETURN(const std::string warning, second->load_state({&state, 1}));
+      EXPECT_EQ(warning, "");
+      EXPECT_EQ(second->steps(), kSavedAfter);
+      for (int step = kSavedAfter; step < kSteps; ++step) {
+        CORTADO_ASSIGN_OR_RETURN(const Gradients after, run_step(*second, run, rank, step));
+        EXPECT_EQ(after, whole[static_cast<std::size_t>(rank)][static_cast<std::size_t>(step)]);
+      }
+      return {};
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+// States of four ranks, loaded by two with another strategy: all factors are found, inverses are computed anew.
+TEST(Kfac, StatesOfAnotherWorldSize) {
+  for (const bool gives_all : {true, false}) {
+    std::vector<KfacState> states(4);
+    const SmallRun run = saved_run(strategy(KfacStrategy::kMemOpt));
+    run_job(run, 4, [&](Kfac& kfac, int rank) { states[static_cast<std::size_t>(rank)] = kfac.save_state(false); });
+    std::vector<std::string> warnings(2);
+    const auto statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      SmallRun small = run;
+      small.world_size = 2;
+      small.options.strategy = KfacStrategy::kCommOpt;
+      CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), small.options, &communicator));
+      CORTADO_ASSIGN_OR_RETURN(warnings[static_cast<std::size_t>(communicator.rank())],
+                               kfac->load_state({states.data(), gives_all ? 4u : 1u}));
+      std::size_t held = 0;
+      const KfacState now = kfac->save_state();
+      for (std::size_t i = 0; i < now.layers.size(); ++i) {
+        for (const KfacState& state : states) {
+          const std::vector<float>& before = state.layers[i].a_factor;
+          if (before.empty() || now.layers[i].a_factor.empty()) continue;
+          ++held;
+          EXPECT_EQ(now.layers[i].a_factor == before, gives_all || &state == &states[0]);
+        }
+      }
+      EXPECT_GT(held, 0u);
+      small.factor_update_steps = small.inv_update_steps = 100;
+      return run_step(*kfac, small, communicator.rank(), 5).status();
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+    const std::string all = warnings[0] + warnings[1];
+    EXPECT_EQ(all.empty(), gives_all);
+    EXPECT_EQ(all.find("world size 4, loaded with 2); they begin anew") == std::string::npos, gives_all) << all;
+  }
+}
+
+TEST(Kfac, StatesThatDoNotFit) {
+  OneLayer job;
+  KfacState state = job.kfac->save_state(), later = state;
+  later.step = 3;
+  EXPECT_EQ(job.kfac->load_state({}).status().code(), StatusCode::kInvalidArgument);
+  const std::vector<KfacState> both = {state, later};
+  EXPECT_EQ(job.kfac->load_state(both).status().code(), StatusCode::kMismatch);
+  state.layers[0].a_factor.push_back(1);
+  const Status status = job.kfac->load_state({&state, 1}).status();
+  EXPECT_EQ(status.code(), StatusCode::kMismatch);
+  EXPECT_NE(status.message().find("layer fc: the saved state has 4 values where 3 are expected"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,163 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Every kind of collective of the callback communicator over torch.distributed with Gloo, in processes."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+KINDS = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather"]
+ROOTED = {"broadcast", "reduce", "gather"}
+ONE_BLOCK = {"all_reduce", "broadcast", "reduce"}
+FLOAT32, BFLOAT16, UINT8 = 0, 2, 3
+
+
+# ---- in a rank -------------------------------------------------------------------------------------------------------
+
+
+def bits(values, dtype):
+    """Small integers as the memory of that dtype."""
+    values = np.asarray(values, dtype=np.float32)
+    if dtype == UINT8:
+        return values.astype(np.uint8)
+    if dtype == BFLOAT16:
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values
+
+
+def sent_by(rank, elems):
+    return np.array([(7 * rank + 3 * k) % 4 for k in range(elems)])
+
+
+class Collective:
+    """One collective of this rank, with what it must bring."""
+
+    def __init__(self, kind, dtype, root, counts, in_place, rank, world_size):
+        """``counts[from][to]``; of the other kinds than all_to_all only row 0 is looked at; a number: equal blocks."""
+        varying = not isinstance(counts, int)
+        table = np.asarray(counts) if varying else np.full((world_size, world_size), counts)
+        row = table[rank] if kind == "all_to_all" else table[0]
+        blocks = {source: sent_by(source, self._sent_elems(kind, table, source)) for source in range(world_size)}
+        everything = [blocks[source] for source in range(world_size)]
+        if kind == "broadcast":
+            expected = blocks[root]
+        elif kind in ("all_reduce", "reduce"):
+            expected = np.sum(everything, axis=0)
+        elif kind == "reduce_scatter":
+            begin = row[:rank].sum()
+            expected = np.sum(everything, axis=0)[begin : begin + row[rank]]
+        elif kind == "all_to_all":
+            begins = [table[source][:rank].sum() for source in range(world_size)]
+            expected = np.concatenate([blocks[s][begins[s] : begins[s] + table[s][rank]] for s in range(world_size)])
+        else:
+            expected = np.concatenate(everything)
+        self.writes = kind not in ROOTED or (rank == root) != (kind == "broadcast")
+        self.expected = bits(expected, dtype)
+        self.received = np.full_like(self.expected, 77)
+        self.sent = bits(blocks[rank], dtype)
+        self.before = self.sent.copy()
+        if in_place and kind not in ("reduce_scatter", "all_to_all"):
+            begin = row[:rank].sum() if kind in ("all_gather", "gather") else 0
+            own = self.received[begin : begin + len(self.sent)]
+            own[:] = self.sent
+            self.sent = own
+        self.arguments = (
+            kind,
+            dtype,
+            self.sent.ctypes.data,
+            self.received.ctypes.data,
+            0 if varying else counts,
+            root,
+            [int(count) for count in row] if varying else None,
+            [int(count) for count in table[:, rank]] if varying and kind == "all_to_all" else None,
+        )
+
+    @staticmethod
+    def _sent_elems(kind, table, source):
+        if kind in ("reduce_scatter", "all_to_all"):
+            return table[source if kind == "all_to_all" else 0].sum()
+        return table[0][source]
+
+    def check(self):
+        assert not self.writes or np.array_equal(self.received, self.expected), self.arguments
+        assert self.writes or np.array_equal(self.sent, self.before), self.arguments
+
+
+def collectives(rank, world_size):
+    varying = [
+        [0 if (s + t) % 3 == 1 else (5 * s + 3 * t) % 900 + 1 for t in range(world_size)] for s in range(world_size)
+    ]
+    for kind, dtype, in_place in itertools.product(KINDS, [FLOAT32, BFLOAT16, UINT8], [False, True]):
+        for root in range(world_size) if kind in ROOTED else [0]:
+            for counts in [0, 1, 700] if kind in ONE_BLOCK else [0, 1, 700, varying]:
+                yield Collective(kind, dtype, root, counts, in_place, rank, world_size)
+
+
+def run_all(group):
+    """Several in flight at once, their ends looked at in both ways."""
+    flying = []
+    for work, collective in enumerate(collectives(group.rank, group.world_size)):
+        group.start(work, *collective.arguments)
+        flying.append((work, collective))
+        if len(flying) == 8:
+            land(group, *flying.pop(0))
+    for work, collective in flying:
+        land(group, work, collective)
+
+
+def land(group, work, collective):
+    if work % 2:
+        while not group.test(work):
+            time.sleep(0.0005)
+    else:
+        group.wait(work, 30.0)
+    collective.check()
+
+
+def every_kind(me):
+    from cortado.group import TorchGroup
+
+    run_all(TorchGroup(None))
+
+
+def every_kind_in_subgroups(me):
+    from cortado.group import TorchGroup
+
+    group = TorchGroup(None)
+    half = me.world_size // 2
+    inner = group.subgroup([me.rank // half * half + i for i in range(half)])
+    outer = group.subgroup([me.rank % half + half * i for i in range(2)])
+    assert (inner.rank, inner.world_size) == (me.rank % half, half)
+    assert (outer.rank, outer.world_size) == (me.rank // half, 2)
+    run_all(inner)
+    run_all(outer)
+    again = group.subgroup([me.rank // half * half + i for i in range(half)])
+    run_all(again)
+
+
+def sums_in_rank_order(me):
+    from cortado.group import TorchGroup
+
+    group = TorchGroup(None)
+    sent = np.full(me.world_size, [1e8, 1, -1e8][me.rank], dtype=np.float32)
+    received = np.full(1, 7, dtype=np.float32)
+    group.start(0, "reduce_scatter", FLOAT32, sent.ctypes.data, received.ctypes.data, 1, 0, None, None)
+    group.wait(0, 30.0)
+    return float(received[0])
+
+
+# ---- in pytest -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_every_kind_of_collective(pools, world_size):
+    pools(world_size).run(every_kind)
+
+
+def test_every_kind_in_subgroups(pools):
+    pools(4).run(every_kind_in_subgroups)
+
+
+def test_reduce_scatter_adds_in_rank_order(pools):
+    assert pools(3).run(sums_in_rank_order) == [0.0, 0.0, 0.0]  # (1e8 + 1) - 1e8

@@ -1,0 +1,455 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""KFAC on one rank: the numbers, which layers, options, saving, and what is refused."""
+
+import cortado
+import numpy as np
+import pytest
+import torch
+from kfac_reference import Reference, gradients_of
+from torch import nn
+
+QUIET = {"verbose": False}
+
+
+class Net(nn.Module):
+    """Convolutions of all kinds, linear layers, and parameters that K-FAC leaves alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed = nn.Embedding(11, 6)
+        self.conv1d = nn.Conv1d(6, 8, 3, stride=2, padding=2, dilation=2)
+        self.grouped = nn.Conv2d(2, 6, (3, 2), padding=(1, 0), groups=2)
+        self.same = nn.Conv2d(6, 4, (2, 3), padding="same", bias=False)
+        self.circular = nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
+        self.depthwise = nn.Conv2d(4, 4, 3, groups=4)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(4 * 2 * 5, 12), nn.Tanh(), nn.Linear(12, 3, bias=False))
+
+    def forward(self, indices):
+        x = self.conv1d(self.embed(indices).transpose(1, 2))  # 8 channels, 8 places
+        x = x.reshape(len(x), 2, 4, 8)
+        x = torch.tanh(self.same(self.grouped(x)))
+        return self.head(self.norm(self.depthwise(self.circular(x))))
+
+
+NAMES = ["conv1d", "grouped", "same", "circular", "depthwise", "head.1", "head.3"]
+
+
+def batch(step, rows=7):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(0, 11, (rows, 16), generator=generator), torch.randint(0, 3, (rows,), generator=generator)
+
+
+def backward(model, step, scale=1.0, rows=7):
+    model.zero_grad()
+    inputs, labels = batch(step, rows)
+    (nn.functional.cross_entropy(model(inputs), labels) * scale).backward()
+
+
+def distance(got, expected):
+    lost = sum(((got[n] - expected[n]) ** 2).sum() for n in expected)
+    return np.sqrt(lost / sum((expected[n] ** 2).sum() for n in expected))
+
+
+@pytest.mark.parametrize(
+    "options, reference",
+    [
+        ({}, {}),
+        ({"damping": 0.03, "factor_decay": 0.5, "kl_clip": None}, {"damping": 0.03, "factor_decay": 0.5, "kl_clip": 0}),
+        ({"lr": 1e-6}, {"lr": 1e-6}),
+        ({"compute_method": "inverse", "damping": 0.1}, {"eigen": False, "damping": 0.1}),
+        ({"pi_correction": True, "damping": 0.1}, {"pi": True, "damping": 0.1}),
+        ({"compute_method": "inverse", "pi_correction": True, "damping": 0.1}, {"pi": True, "damping": 0.1}),
+    ],
+)
+def test_gradients_are_those_of_the_reference(options, reference):
+    model = Net()
+    expected = Reference(model, NAMES, **reference)
+    kfac = cortado.KFAC(model, **options, **QUIET)
+    for step in range(3):
+        backward(model, step)
+        gradients = gradients_of(model, NAMES)
+        others = {n: p.grad.clone() for n, p in model.named_parameters() if "embed" in n or "norm" in n}
+        assert kfac.step()
+        expected.update(expected.means())
+        assert distance(gradients_of(model, NAMES), expected.precondition(gradients)) < 2e-4
+        for name, gradient in others.items():
+            assert torch.equal(model.get_parameter(name).grad, gradient)
+
+
+def test_update_steps_and_schedules_are_functions_of_the_step():
+    model = Net()
+    seen = []
+    kfac = cortado.KFAC(
+        model,
+        factor_update_steps=2,
+        inv_update_steps=lambda step: 4 if step < 4 else 1,
+        damping=lambda step: seen.append(step) or 0.1 / (step + 1),
+        **QUIET,
+    )
+    expected = Reference(model, NAMES)
+    for step in range(6):
+        backward(model, step)
+        gradients = gradients_of(model, NAMES)
+        kfac.step()
+        means = expected.means()
+        if step % 2 == 0:
+            expected.update(means)
+        if step in (0, 4, 5):
+            used = dict(expected.factors)
+        expected.damping = 0.1 / (step + 1)
+        newest, expected.factors = expected.factors, used
+        assert distance(gradients_of(model, NAMES), expected.precondition(gradients)) < 2e-4
+        expected.factors = newest
+    assert seen == list(range(6))
+    assert kfac.steps == 6
+
+
+def test_the_learning_rate_of_an_optimizer_and_inputs_by_name():
+    ends = []
+    for by_name in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.7)
+        kfac = cortado.KFAC(model, lr=optimizer if by_name else 0.7, **QUIET)
+        inputs = torch.randn(6, 4)
+        (model(input=inputs) if by_name else model(inputs)).square().mean().backward()
+        kfac.step()
+        ends.append(model.weight.grad.clone())
+    assert torch.equal(*ends)
+
+
+def test_micro_batches_are_averaged():
+    model = Net()
+    expected = Reference(model, NAMES)
+    kfac = cortado.KFAC(model, **QUIET)
+    model.zero_grad()
+    for micro in range(3):
+        inputs, labels = batch(micro)
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+    gradients = gradients_of(model, NAMES)
+    kfac.step()
+    expected.update(expected.means())
+    assert distance(gradients_of(model, NAMES), expected.precondition(gradients)) < 2e-4
+
+
+def test_a_scaled_loss_changes_nothing():
+    class Scaler:
+        def get_scale(self):
+            return 1024.0
+
+    ends = []
+    for scaler in (None, Scaler()):
+        model = Net()
+        kfac = cortado.KFAC(model, grad_scaler=scaler, **QUIET)
+        for step in range(2):
+            backward(model, step, scale=1024.0 if scaler else 1.0)
+            if scaler:
+                for parameter in model.parameters():
+                    parameter.grad /= 1024.0  # GradScaler.unscale_
+            kfac.step()
+        ends.append(gradients_of(model, NAMES))
+    assert distance(ends[0], ends[1]) < 1e-6
+
+
+def test_an_overflow_leaves_no_trace():
+    ends = []
+    for has_bad_step in (False, True):
+        model = Net()
+        kfac = cortado.KFAC(model, **QUIET)
+        backward(model, 0)
+        assert kfac.step()
+        if has_bad_step:
+            kfac.reset_batch()
+            backward(model, 1)
+            kfac.reset_batch()  # only gradients are bad here
+            model.head[1].weight.grad[0, 0] = float("inf")
+            before = [p.grad.clone() for p in model.parameters()]
+            assert not kfac.step()
+            assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), before, strict=True))
+            assert kfac.report().to_dict()["non_finite_steps"] == 1
+            model.norm.reset_running_stats()
+        backward(model, 2)
+        kfac.step()
+        ends.append(gradients_of(model, NAMES))
+    assert distance(ends[0], ends[1]) < 1e-6
+
+
+def test_half_precision():
+    for dtype in (torch.bfloat16, torch.float16):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype)
+        expected = Reference(model, ["0", "2"])
+        kfac = cortado.KFAC(model, **QUIET)
+        model(torch.randn(20, 8).to(dtype)).float().square().mean().backward()
+        gradients = gradients_of(model, ["0", "2"])
+        kfac.step()
+        expected.update(expected.means())
+        assert distance(gradients_of(model, ["0", "2"]), expected.precondition(gradients)) < 2e-2
+
+
+def test_gradients_in_another_memory_order():
+    ends = []
+    for order in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5 * 4 * 4, 2)).to(memory_format=order)
+        kfac = cortado.KFAC(model, **QUIET)
+        inputs = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1)).contiguous(memory_format=order)
+        model(inputs).square().mean().backward()
+        kfac.step()
+        ends.append(gradients_of(model, ["0", "2"]))
+    assert distance(ends[0], ends[1]) < 1e-5
+
+
+# ---- which layers ----------------------------------------------------------------------------------------------------
+
+
+def test_the_start_says_what_is_preconditioned_and_what_not_and_why(capsys):
+    model = Net()
+    kfac = cortado.KFAC(model, skip_layers=["^same$"], compression="compso(bound=4e-3)")
+    text = capsys.readouterr().err
+    assert "MEM-OPT (the default with compression) on 1 ranks" in text
+    assert "preconditions 6 layers" in text and "conv1d (18 + bias -> 8)" in text
+    assert "grouped (6 + bias -> 3 in 2 groups)" in text
+    assert "embed: its inputs are indices" in text and "norm: BatchNorm2d is no linear layer" in text
+    assert kfac.skipped["same"] == "skip_layers"
+
+
+def test_comm_opt_with_compression_warns(capsys):
+    cortado.KFAC(Net(), strategy="comm-opt", compression="quant(bits=8)")
+    assert "warning: COMM-OPT sends no preconditioned gradients" in capsys.readouterr().err
+
+
+def test_reasons_to_skip():
+    shared = nn.Linear(4, 4)
+    model = nn.ModuleDict(
+        {
+            "good": nn.Linear(3, 2),
+            "attention": nn.MultiheadAttention(4, 2),
+            "frozen": nn.Linear(3, 2).requires_grad_(False),
+            "parametrized": nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
+            "transposed": nn.ConvTranspose2d(2, 2, 2),
+            "conv3d": nn.Conv3d(1, 1, 2),
+            "wide": nn.Linear(3, 2).double(),
+            "huge": nn.Linear(1, 40000),
+            "first": shared,
+            "second": nn.Linear(4, 4),
+        }
+    )
+    model["second"].weight = shared.weight
+    model["frozen_bias"] = nn.Linear(3, 2)
+    model["frozen_bias"].bias.requires_grad_(False)
+    kfac = cortado.KFAC(model, **QUIET)
+    reasons = kfac.skipped
+    assert "not layers that are called" in reasons["attention"]
+    assert "without calling it" in reasons["attention.out_proj"]
+    assert reasons["frozen"] == "its weight takes no gradient"
+    assert "computed from other parameters" in reasons["parametrized"]
+    assert "transposed" in reasons["transposed"] and "three dimensions" in reasons["conv3d"]
+    assert "torch.float64" in reasons["wide"]
+    assert "40000 rows" in reasons["huge"]
+    assert reasons["first"] == "its parameters are shared with second"
+    assert reasons["second"] == "its parameters are shared with first"
+    assert "preconditions 2 layers" in kfac.describe()
+    assert "frozen_bias (3 -> 2)" in kfac.describe()
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_that_is_called_twice_counts_its_calls_as_batches():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 5)
+
+        def forward(self, x):
+            return self.layer(torch.tanh(self.layer(x)))
+
+    torch.manual_seed(0)
+    model = Twice()
+    expected = Reference(model, ["layer"])
+    kfac = cortado.KFAC(model, **QUIET)
+    model(torch.randn(9, 5)).square().mean().backward()
+    gradients = gradients_of(model, ["layer"])
+    kfac.step()
+    expected.update(expected.means())
+    assert distance(gradients_of(model, ["layer"]), expected.precondition(gradients)) < 1e-4
+
+
+def test_a_layer_that_is_not_called():
+    model = nn.ModuleDict({"used": nn.Linear(4, 3), "idle": nn.Linear(4, 3)})
+    kfac = cortado.KFAC(model, **QUIET)
+    model["used"](torch.randn(5, 4)).square().mean().backward()
+    assert kfac.step()
+    assert model["idle"].weight.grad is None
+    fallbacks = {(f["layer"], f["reason"]) for f in kfac.report().to_dict()["fallbacks"]}
+    assert fallbacks == {("idle", "no rank had a batch for a factor: the average stays")}
+
+
+def test_layers_whose_inputs_change_their_size():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    expected = Reference(model, ["0", "3"])
+    kfac = cortado.KFAC(model, **QUIET)
+    for step, size in enumerate((4, 9, 6)):
+        model.zero_grad()
+        model(torch.randn(2 + step, 1, size, size)).square().mean().backward()
+        gradients = gradients_of(model, ["0", "3"])
+        kfac.step()
+        expected.update(expected.means())
+        assert distance(gradients_of(model, ["0", "3"]), expected.precondition(gradients)) < 2e-4
+
+
+def test_a_layer_whose_weight_changes_its_shape_is_refused():
+    model = nn.Sequential(nn.Linear(4, 3))
+    kfac = cortado.KFAC(model, **QUIET)
+    model[0].weight = nn.Parameter(torch.zeros(5, 4))
+    model[0].weight.grad = torch.zeros(5, 4)
+    with pytest.raises(cortado.MismatchError, match=r"layer 0 had a weight of shape \(3, 4\), now \(5, 4\)"):
+        kfac.step()
+
+
+def test_no_batch_and_empty_batches():
+    model = nn.Sequential(nn.Linear(4, 3))
+    kfac = cortado.KFAC(model, **QUIET)
+    model(torch.zeros(0, 4)).sum().backward()
+    assert kfac.step()
+    with torch.no_grad():
+        model(torch.randn(2, 4))
+    model.eval()
+    model(torch.randn(2, 4)).sum().backward()
+    assert kfac.step()
+    assert {f["count"] for f in kfac.report().to_dict()["fallbacks"]} == {4}  # A and G, twice
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"strategy": "best"}, "strategy must be one of comm-opt"),
+        ({"strategy": "hybrid-opt"}, "needs grad_worker_fraction"),
+        ({"strategy": "mem-opt", "grad_worker_fraction": 1}, "give one of them"),
+        ({"grad_worker_fraction": 2}, "above 0, at most 1"),
+        ({"compute_method": "qr"}, "compute_method must be one of eigen, inverse"),
+        ({"assignment_strategy": "luck"}, "assignment_strategy must be one of"),
+        ({"compression": "compsoo"}, 'unknown codec "compsoo"'),
+        ({"compression": "acp(rank=2)"}, "cannot send what one rank has computed"),
+        ({"factor_compression": "power"}, "cannot send what one rank has computed"),
+        ({"compression": "compso(bound=2)"}, "bound must be"),
+    ],
+)
+def test_wrong_options_are_refused(options, text):
+    with pytest.raises(cortado.CortadoError, match=text):
+        cortado.KFAC(Net(), **options, **QUIET)
+
+
+def test_wrong_values_are_refused_when_they_come():
+    model = nn.Sequential(nn.Linear(4, 3))
+    for options, text in (
+        ({"damping": lambda step: 0}, "damping must be above 0, got 0"),
+        ({"factor_decay": 2}, "factor_decay must be from 0 to 1, got 2"),
+        ({"inv_update_steps": 0}, "inv_update_steps must be a whole number of at least 1, got 0"),
+    ):
+        kfac = cortado.KFAC(model, **options, **QUIET)
+        model(torch.randn(5, 4)).square().mean().backward()
+        with pytest.raises(cortado.SpecError, match=text):
+            kfac.step()
+        kfac.detach()
+
+
+def test_models_without_such_layers_are_refused():
+    with pytest.raises(cortado.SpecError, match="no layer of the model can be preconditioned: .*LayerNorm"):
+        cortado.KFAC(nn.LayerNorm(4), **QUIET)
+
+
+# ---- state, report ---------------------------------------------------------------------------------------------------
+
+
+def train(model, kfac, optimizer, steps):
+    for step in steps:
+        backward(model, step)
+        kfac.step()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def make_run(**options):
+    model = Net()
+    kfac = cortado.KFAC(model, inv_update_steps=4, **options, **QUIET)
+    return model, kfac, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def test_training_resumes_bit_for_bit(tmp_path):
+    model, kfac, optimizer = make_run()
+    whole = train(model, kfac, optimizer, range(6))
+
+    model, kfac, optimizer = make_run()
+    train(model, kfac, optimizer, range(3))
+    parts = {"model": model, "kfac": kfac, "optimizer": optimizer}
+    torch.save({name: part.state_dict() for name, part in parts.items()}, tmp_path / "state.pt")
+
+    model, kfac, optimizer = make_run()
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    model.load_state_dict(saved["model"])
+    kfac.load_state_dict(saved["kfac"])
+    optimizer.load_state_dict(saved["optimizer"])
+    assert torch.equal(train(model, kfac, optimizer, range(3, 6)), whole)
+
+
+def test_states_without_inverses_are_smaller_and_load():
+    model, kfac, optimizer = make_run()
+    train(model, kfac, optimizer, range(3))
+    small, large = kfac.state_dict(include_inverses=False), kfac.state_dict()
+    size = {
+        k: sum(v.numel() for layer in s["layers"].values() for v in layer.values())
+        for k, s in enumerate((small, large))
+    }
+    assert size[0] < 0.4 * size[1]
+    _, other, _ = make_run()
+    other.load_state_dict(small)
+    assert other.steps == 3
+
+
+def test_states_that_do_not_fit_are_refused():
+    _, kfac, _ = make_run()
+    with pytest.raises(cortado.MismatchError, match='format "cortado.kfac/1"'):
+        kfac.load_state_dict({"format": "cortado.state/1"})
+    state = kfac.state_dict()
+    del state["step"]
+    with pytest.raises(cortado.MismatchError, match="the state lacks step"):
+        kfac.load_state_dict(state)
+    other = cortado.KFAC(nn.Sequential(nn.Linear(2, 2)), **QUIET)
+    with pytest.raises(cortado.MismatchError, match="layers that are not preconditioned here"):
+        other.load_state_dict(kfac.state_dict())
+
+
+def test_memory_and_report():
+    model, kfac, optimizer = make_run()
+    train(model, kfac, optimizer, range(2))
+    memory = kfac.memory_usage()
+    dims = [(19, 8, 1), (7, 3, 2), (36, 4, 1), (37, 4, 1), (10, 1, 4), (41, 12, 1), (12, 3, 1)]
+    assert memory["factors"] == 4 * sum(g * (a * (a + 1) + o * (o + 1)) // 2 for a, o, g in dims)
+    assert memory["inverses"] == 4 * sum(g * (a * a + a + o * o + o) for a, o, g in dims)
+    assert memory["total"] == sum(memory.values()) - memory["total"]
+    text = str(kfac.report())
+    assert "K-FAC, COMM-OPT, world size 1, 2 steps" in text and "precondition" in text
+    stages = kfac.report().to_dict()["time_by_stage_ns"]
+    assert stages["factors"] > 0 and stages["inverses"] > 0 and stages["precondition"] > 0
+
+
+def test_schedules_of_the_bound():
+    step = cortado.step_schedule(0.02, 0.004, lr=lambda s: 0.1 if s < 10 else 0.01)
+    assert step(0) == step(9) == "compso(bound=0.02)"
+    assert step(10) == step(99) == "compso(bound=0.004, filter=off)"
+    warm = cortado.step_schedule(0.02, 0.004, lr=lambda s: 0.02 * min(s, 5), from_step=5)
+    assert {warm(s) for s in range(20)} == {"compso(bound=0.02)"}
+    smooth = cortado.smooth_schedule(0.08, 0.5, stages=4, total_steps=100)
+    assert [smooth(s) for s in (0, 24, 25, 50, 75, 500)] == [
+        *["compso(bound=0.08)"] * 2,
+        "compso(bound=0.04)",
+        "compso(bound=0.02)",
+        *["compso(bound=0.01, filter=off)"] * 2,
+    ]
+    with pytest.raises(cortado.SpecError, match="factor between 0 and 1"):
+        cortado.smooth_schedule(0.1, 2, 4, 100)

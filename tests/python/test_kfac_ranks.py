@@ -1,0 +1,259 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""KFAC on several ranks: strategies, compression, with and without DDP, saving, and ranks that fail."""
+
+import cortado
+import pytest
+import torch
+import torch.distributed as dist
+from nets import loss_of, make_batch, make_net
+from ranks import fingerprint
+
+STRATEGIES = [
+    {"strategy": "comm-opt"},
+    {"grad_worker_fraction": 0.5},
+    {"strategy": "mem-opt"},
+    {"strategy": "dp-kfac"},
+]
+LOSSY = {"compression": "compso(bound=0.02)", "error_feedback": True, "factor_compression": "quant(bits=8)"}
+
+
+def make_model(me, uses_ddp, seed=0):
+    net = make_net(seed)
+    if uses_ddp:
+        return me.wrap(net)
+    me._models.append(net)  # compared when the scenario ends
+    for parameter in net.parameters():
+        dist.broadcast(parameter.data, 0)
+    return net
+
+
+def make_run(me, options, uses_ddp=True, seed=0):
+    model = make_model(me, uses_ddp, seed)
+    kfac = cortado.KFAC(model, inv_update_steps=2, lr=0.05, verbose=False, timeout_s=20, **options)
+    return model, kfac, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def train(me, run, steps):
+    model, kfac, optimizer = run
+    for step in steps if not isinstance(steps, int) else range(steps):
+        optimizer.zero_grad()
+        loss_of(model, make_batch(me.rank, step)).backward()
+        kfac.step()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def weights_after(me, options, uses_ddp=True, steps=4):
+    return train(me, make_run(me, options, uses_ddp), steps).numpy()
+
+
+def bits_after(me, options, uses_ddp=True, steps=4):
+    run = make_run(me, options, uses_ddp)
+    train(me, run, steps)
+    return fingerprint(run[0])
+
+
+def test_strategies_that_average_factors_agree(pools):
+    weights = [
+        torch.from_numpy(pools(4).run(weights_after, options=options, uses_ddp=uses_ddp)[0])
+        for options in STRATEGIES[:3]
+        for uses_ddp in (True, False)
+    ]
+    start = torch.cat([p.detach().flatten() for p in make_net().parameters()])
+    for other in weights[1:]:
+        assert (other - weights[0]).norm() < 1e-4 * (weights[0] - start).norm()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("uses_ddp", [True, False])
+def test_replicas_stay_equal_whatever_is_lost(pools, world_size, uses_ddp):
+    for options in STRATEGIES:
+        if options.get("grad_worker_fraction") and world_size % 2:
+            continue
+        pools(world_size).run(bits_after, options={**options, **LOSSY}, uses_ddp=uses_ddp, steps=3)
+
+
+@pytest.mark.parametrize("options", STRATEGIES[1:])
+def test_at_bound_0_no_bit_changes(pools, options):
+    plain = pools(4).run(bits_after, options=options)
+    lossless = {**options, "compression": "compso(bound=0)", "error_feedback": True}
+    assert pools(4).run(bits_after, options=lossless) == plain
+
+
+def report_after(me, options, uses_ddp, steps=5):
+    run = make_run(me, options, uses_ddp)
+    train(me, run, steps)
+    return run[1].report().to_dict()["traffic"]
+
+
+def test_what_travels(pools):
+    sizes = {"0": (25, 40), "2": (41, 32), "4": (33, 8)}
+    gradient = sum(4 * a * g for a, g in sizes.values())
+    triangles = sum(2 * (a * (a + 1) + g * (g + 1)) + 8 for a, g in sizes.values())  # and two counts a layer
+    plain = pools(4).run(report_after, options={"strategy": "mem-opt"}, uses_ddp=False)
+    for traffic in plain:
+        assert traffic["factors"]["payload_bytes"] == triangles
+        assert traffic["reduced_gradients"]["payload_bytes"] == gradient
+        assert traffic["gradients"]["collectives"] == traffic["factors"]["collectives"] == 1
+        assert traffic["gradients"]["messages"] == 5 and traffic["factors"]["messages"] == 5
+    assert sum(traffic["gradients"]["dense_bytes"] for traffic in plain) == gradient
+    for traffic in pools(4).run(report_after, options={"strategy": "comm-opt"}, uses_ddp=True):
+        assert traffic["reduced_gradients"]["messages"] == 0
+        assert traffic["inverses"]["messages"] == 3
+        assert traffic["gradients"]["payload_bytes"] == 0
+    packed = pools(4).run(report_after, options={"compression": "quant(bits=4)"}, uses_ddp=True)
+    for traffic in packed:
+        if traffic["gradients"]["dense_bytes"]:
+            assert 6 < traffic["gradients"]["dense_bytes"] / traffic["gradients"]["payload_bytes"] < 8
+            assert 0.05 < traffic["gradients"]["relative_error"] < 0.25
+
+
+def schedule(me):
+    run = make_run(me, {"compression": lambda step: "compso(bound=0.1)" if step < 2 else "compso(bound=0)"})
+    errors = []
+    for step in range(4):
+        train(me, run, [step])
+        errors.append(run[1].report().to_dict()["traffic"]["gradients"]["relative_error"])
+    return errors
+
+
+def test_schedules_of_the_bound(pools):
+    for errors in pools(2).run(schedule):
+        assert errors[0] > 0 and errors[1] > 0 and errors[2:] == [0, 0]
+
+
+# ---- loss scaling ----------------------------------------------------------------------------------------------------
+
+
+def train_scaled(me, uses_ddp, overflow_rank):
+    """The scaler's decisions of four steps, the second of which overflows on one rank."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=100)
+    model = make_model(me, uses_ddp)
+    kfac = cortado.KFAC(model, strategy="mem-opt", grad_scaler=scaler, verbose=False, timeout_s=20, **LOSSY)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scales = []
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = loss_of(model, make_batch(me.rank, step))
+        scaler.scale(loss * (1e38 if step == 1 and me.rank == overflow_rank else 1)).backward()
+        kfac.synchronize()
+        scaler.unscale_(optimizer)
+        kfac.step()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    return scales
+
+
+@pytest.mark.parametrize("uses_ddp", [True, False])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(pools, uses_ddp):
+    for scales in pools(3).run(train_scaled, uses_ddp=uses_ddp, overflow_rank=1):
+        assert scales == [256.0, 128.0, 128.0, 128.0]
+
+
+# ---- saving ----------------------------------------------------------------------------------------------------------
+
+
+def resume(me, options, folder, uses_ddp):
+    ends = []
+    run = make_run(me, options, uses_ddp)
+    train(me, run, 6)
+    ends.append(fingerprint(run[0]))
+    run = make_run(me, options, uses_ddp)
+    train(me, run, 3)
+    names = ("model", "kfac", "optimizer")
+    torch.save({n: part.state_dict() for n, part in zip(names, run, strict=True)}, f"{folder}/{me.rank}.pt")
+    run = make_run(me, options, uses_ddp, seed=5)
+    saved = torch.load(f"{folder}/{me.rank}.pt", weights_only=True)
+    for name, part in zip(names, run, strict=True):
+        part.load_state_dict(saved[name])
+    train(me, run, range(3, 6))
+    return ends + [fingerprint(run[0])]
+
+
+@pytest.mark.parametrize("options", STRATEGIES)
+@pytest.mark.parametrize("uses_ddp", [True, False])
+def test_training_resumes_bit_for_bit(pools, tmp_path, options, uses_ddp):
+    for first, second in pools(2).run(resume, options={**options, **LOSSY}, folder=str(tmp_path), uses_ddp=uses_ddp):
+        assert first == second
+
+
+def save_states(me, folder):
+    run = make_run(me, {"strategy": "mem-opt"})
+    train(me, run, 3)
+    torch.save(run[1].state_dict(), f"{folder}/{me.rank}.pt")
+
+
+def load_states(me, folder, files):
+    states = [torch.load(f"{folder}/{number}.pt", weights_only=True) for number in files]
+    _, kfac, _ = run = make_run(me, {"strategy": "comm-opt"})
+    kfac.load_state_dict(states)
+    train(me, run, [3])
+    reasons = {f["reason"] for f in kfac.report().to_dict()["fallbacks"]}
+    return kfac.steps, any("in no saved state" in reason for reason in reasons)
+
+
+def test_states_of_another_world_size_and_strategy(pools, tmp_path):
+    pools(3).run(save_states, folder=str(tmp_path))
+    assert pools(2).run(load_states, folder=str(tmp_path), files=[0, 1, 2]) == [(4, False)] * 2
+    partly = pools(2).run(load_states, folder=str(tmp_path), files=[0])
+    assert [steps for steps, _ in partly] == [4, 4] and any(anew for _, anew in partly)
+
+
+# ---- ranks that differ or fail ---------------------------------------------------------------------------------------
+
+
+def ranks_differ(me):
+    odd = me.rank == 1
+    with pytest.raises(cortado.MismatchError, match="DP-KFAC"):
+        cortado.KFAC(make_net(), strategy="dp-kfac" if odd else "mem-opt", verbose=False)
+    with pytest.raises(cortado.SpecError if odd else cortado.MismatchError, match="strategy must be one of"):
+        cortado.KFAC(make_net(), strategy="best" if odd else None, verbose=False)
+    with pytest.raises(cortado.SpecError if odd else cortado.MismatchError, match="no layer of the model"):
+        cortado.KFAC(make_net()[3] if odd else make_net(), verbose=False)
+
+
+def test_ranks_that_differ_are_refused_everywhere(pools):
+    pools(2).run(ranks_differ)
+
+
+def leave_out_a_step(me):
+    run = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
+    train(me, run, 1)
+    me._models.clear()  # what the others end with is not compared
+    if me.rank == 1:
+        return "left"
+    with pytest.raises(cortado.PeerError, match="no result within|did not answer|failed"):
+        run[1]._core.step(0.95, 1e-3, 1e-3, 0.1, True, True, [(0, 0, 0)] * 3)
+    return "error"
+
+
+def test_a_rank_that_leaves_out_a_step_is_an_error_elsewhere(pools):
+    try:
+        values = pools(2).run(leave_out_a_step, timeout_s=60)
+        assert sorted(values) == ["error", "left"]
+    finally:
+        pools(2).close()
+
+
+def uneven_use(me):
+    """Only rank 0 uses one of the layers in the second step, and without DDP."""
+    torch.manual_seed(0)
+    net = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4)})
+    me._models.append(net)
+    kfac = cortado.KFAC(net, strategy="mem-opt", verbose=False, timeout_s=20)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=True)
+        x = net["a"](torch.randn(5, 4, generator=torch.Generator().manual_seed(step + me.rank)))
+        if step != 2 and (me.rank == 0 or step == 0):
+            x = net["b"](x)
+        x.square().mean().backward()
+        kfac.step()
+        assert (net["b"].weight.grad is None) == (step == 2)
+        optimizer.step()
+
+
+def test_a_layer_that_only_some_ranks_use(pools):
+    pools(3).run(uneven_use)
