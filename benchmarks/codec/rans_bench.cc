@@ -9,7 +9,8 @@
 // included. "over it": bits a code over the entropy. "spared": bytes below 1 % over the entropy + 256 + 136 a chunk.
 // The last two columns are the elapsed time of one thread over that of two; the line below the table's head says what
 // the machine gives two threads that only add numbers in registers, and two that copy memory. zstd -1 and lz4 are the
-// public references, where their headers are installed. Every payload is decoded and compared before anything is timed.
+// public references, where their headers were installed. Every payload is decoded and compared before anything is
+// timed.
 #include <bit>
 #include <cstdlib>
 #include <cstring>
@@ -18,19 +19,13 @@
 #include <memory>
 
 #include "benchmarks/codec/bench_program.h"
+#include "benchmarks/codec/reference_coders.h"
 #include "codec/rans/rans_stream.h"
 #include "codec/stage.h"
 #include "core/float16.h"
 #include "core/philox.h"
 #include "core/thread_pool.h"
 #include "cortado/codec.h"
-
-#ifdef CORTADO_HAS_ZSTD
-#include <zstd.h>
-#endif
-#ifdef CORTADO_HAS_LZ4
-#include <lz4.h>
-#endif
 
 namespace cortado {
 namespace {
@@ -52,15 +47,6 @@ Codes codes_of(const std::vector<float>& values, int bits) {
     codes[i] = static_cast<std::uint8_t>(std::clamp(std::nearbyint(values[i] * scale), -half, half - 1) + half);
   }
   return codes;
-}
-
-double entropy_bits(const Codes& codes) {
-  double counts[256] = {}, bits = 0;
-  for (const std::uint8_t code : codes) ++counts[code];
-  for (const double count : counts) {
-    if (count > 0) bits += count * std::log2(static_cast<double>(codes.size()) / count);
-  }
-  return bits / static_cast<double>(codes.size());
 }
 
 [[noreturn]] void fail(const std::string& what) {
@@ -111,35 +97,6 @@ Contender make_rans(const Codes& codes, std::int64_t chunk_codes, ThreadPool& po
       });
 }
 
-std::vector<std::pair<const char*, Contender>> make_references([[maybe_unused]] const Codes& codes) {
-  std::vector<std::pair<const char*, Contender>> references;
-#ifdef CORTADO_HAS_ZSTD
-  references.emplace_back("zstd -1", Contender(
-                                         "zstd", codes, ZSTD_compressBound(codes.size()),
-                                         [](const Codes& from, std::vector<char>& to) {
-                                           return ZSTD_compress(to.data(), to.size(), from.data(), from.size(), 1);
-                                         },
-                                         [](const std::vector<char>& from, std::size_t bytes, Codes& to) {
-                                           ZSTD_decompress(to.data(), to.size(), from.data(), bytes);
-                                         }));
-#endif
-#ifdef CORTADO_HAS_LZ4
-  references.emplace_back(
-      "lz4", Contender(
-                 "lz4", codes, static_cast<std::size_t>(LZ4_compressBound(static_cast<int>(codes.size()))),
-                 [](const Codes& from, std::vector<char>& to) {
-                   return static_cast<std::size_t>(LZ4_compress_default(reinterpret_cast<const char*>(from.data()),
-                                                                        to.data(), static_cast<int>(from.size()),
-                                                                        static_cast<int>(to.size())));
-                 },
-                 [](const std::vector<char>& from, std::size_t bytes, Codes& to) {
-                   LZ4_decompress_safe(from.data(), reinterpret_cast<char*>(to.data()), static_cast<int>(bytes),
-                                       static_cast<int>(to.size()));
-                 }));
-#endif
-  return references;
-}
-
 // What no memory limits: eight additions at a time, in registers.
 std::uint64_t add_numbers() {
   std::uint64_t sums[8] = {};
@@ -187,7 +144,7 @@ void print_rans(const std::string& name, const Codes& codes, std::int64_t chunk_
     shared.decode_times.add_elapsed([&] { shared.decode(); });
   }
   const auto elems = static_cast<double>(codes.size()), bytes = static_cast<double>(single.bytes());
-  const double entropy = entropy_bits(codes), chunks = std::ceil(elems / static_cast<double>(chunk_codes));
+  const double entropy = order0_bits(codes) / elems, chunks = std::ceil(elems / static_cast<double>(chunk_codes));
   std::printf("%-14s %8lld %8.4f %9.4f %+7.2f%% %8.0f | %7.2f %7.2f %7.2f | %4.2fx %4.2fx\n", name.c_str(),
               static_cast<long long>(chunk_codes), entropy, 8 * bytes / elems, 100 * (8 * bytes / elems / entropy - 1),
               1.01 * entropy / 8 * elems + 256 + 136 * chunks - bytes, copy.gb_per_s(elems),
@@ -198,14 +155,22 @@ void print_rans(const std::string& name, const Codes& codes, std::int64_t chunk_
 }
 
 void print_references(const Codes& codes, int rounds) {
-  for (auto& [name, contender] : make_references(codes)) {
+  for (const ReferenceCoder& coder : reference_coders()) {
+    Contender contender(
+        coder.name, codes, coder.max_bytes(codes.size()),
+        [&](const Codes& from, std::vector<char>& to) {
+          return coder.compress(std::as_bytes(std::span(from)), std::as_writable_bytes(std::span(to)));
+        },
+        [&](const std::vector<char>& from, std::size_t bytes, Codes& to) {
+          coder.decompress(std::as_bytes(std::span(from)).first(bytes), std::as_writable_bytes(std::span(to)));
+        });
     for (int round = 0; round < rounds; ++round) {
       contender.encode_times.add([&] { contender.encode(); });
       contender.decode_times.add([&] { contender.decode(); });
     }
     const auto elems = static_cast<double>(codes.size());
-    std::printf("  %-30s %9.4f %26s | %7.2f %7.2f |\n", name, 8 * static_cast<double>(contender.bytes()) / elems, "",
-                contender.encode_times.gb_per_s(elems), contender.decode_times.gb_per_s(elems));
+    std::printf("  %-30s %9.4f %26s | %7.2f %7.2f |\n", coder.name, 8 * static_cast<double>(contender.bytes()) / elems,
+                "", contender.encode_times.gb_per_s(elems), contender.decode_times.gb_per_s(elems));
   }
   std::fflush(stdout);
 }
@@ -280,9 +245,6 @@ void print_floats(const std::vector<float>& values, const BenchOptions& options)
 
 int run(const BenchOptions& options) {
   print_conditions(options);
-#if !defined(CORTADO_HAS_ZSTD) || !defined(CORTADO_HAS_LZ4)
-  std::printf("zstd or lz4 is not installed with its header and left out\n");
-#endif
   const std::vector<float> values = normal_values();
   std::printf("%-14s %8s %8s %9s %8s %8s | %7s %7s %7s | %11s\n", "", "chunk", "entropy", "bits/code", "over it",
               "spared", "memcpy", "encode", "decode", "two threads");

@@ -7,6 +7,7 @@
 #include "codec/binding.h"
 #include "codec/compso/compso_layers.h"
 #include "codec/explain.h"
+#include "codec/quant/quant_settings.h"
 #include "codec/rans/rans_stream.h"
 #include "core/check.h"
 #include "core/checked_math.h"
@@ -97,12 +98,6 @@ class CompsoCodec final : public Codec {
 
 Status refused(const char* what) { return make_error(StatusCode::kInvalidArgument, "compso: %s", what); }
 
-Rounding rounding_named(const std::string& word) {
-  if (word == "nearest") return Rounding::kNearest;
-  if (word == "dead_zone") return Rounding::kDeadZone;
-  return word == "dither" ? Rounding::kDither : Rounding::kStochastic;
-}
-
 Status read_bound(const ParameterValues& values, CompsoSettings* settings) {
   settings->bound = values.real("bound");
   if (settings->bound > 0 && settings->bound < kSmallestBound) {
@@ -171,23 +166,13 @@ std::vector<Parameter> parameters() {
            .max = 1,
            .choices = "bound|off",
            .meaning = "magnitudes up to this share of the range become 0; bound: off with error and dither"},
-          {.name = "round",
-           .kind = ParameterKind::kChoice,
-           .default_text = "stochastic",
-           .choices = "nearest|dead_zone|stochastic|dither",
-           .meaning = "stochastic and dither are unbiased"},
+          rounding_parameter("stochastic"),
           {.name = "coder",
            .kind = ParameterKind::kChoice,
            .default_text = "rans",
            .choices = "rans|none",
            .meaning = "of the codes; none: one or two bytes each"},
-          {.name = "error",
-           .kind = ParameterKind::kReal,
-           .default_text = "off",
-           .min = 0.001,
-           .max = 0.9,
-           .choices = "off",
-           .meaning = "relative L2 error of a layer, in place of the bound"},
+          error_parameter("relative L2 error of a layer, in place of the bound"),
           {.name = "block",
            .kind = ParameterKind::kInteger,
            .default_text = "layer",
@@ -195,12 +180,7 @@ std::vector<Parameter> parameters() {
            .max = 1 << 30,
            .choices = "layer",
            .meaning = "values that share a step, a multiple of 1024"},
-          {.name = "chunk_codes",
-           .kind = ParameterKind::kInteger,
-           .default_text = "65536",
-           .min = kMinRansChunkCodes,
-           .max = kMaxRansChunkCodes,
-           .meaning = "of rans"}};
+          chunk_codes_parameter("of rans")};
 }
 
 }  // namespace
