@@ -41,8 +41,7 @@ struct Memory {
 class Conversion {
  public:
   explicit Conversion(DType dtype) : dtype_(dtype) {
-    if (dtype == DType::kUint8) return;
-    caster_ = make_codec(dtype == DType::kFloat32 ? "none" : "cast(" + std::string(dtype_name(dtype)) + ")").value();
+    if (dtype != DType::kUint8) caster_ = caster(dtype);
   }
 
   void write(const float* values, std::int64_t elems, std::byte* to) const {
@@ -59,7 +58,7 @@ class Conversion {
       (void)caster_->decode({from, bytes(elems)}, {values, DType::kFloat32, 1, elems}, {});
       return;
     }
-    for (std::int64_t i = 0; i < elems; ++i) values[i] = std::to_integer<float>(from[i]);
+    for (std::int64_t i = 0; i < elems; ++i) values[i] = static_cast<float>(std::to_integer<int>(from[i]));
   }
   std::size_t bytes(std::int64_t elems) const { return static_cast<std::size_t>(elems) * dtype_bytes(dtype_); }
 

@@ -6,6 +6,7 @@
 
 #include "codec/binding.h"
 #include "codec/compso/compso_layers.h"
+#include "codec/compso/compso_sections.h"
 #include "codec/explain.h"
 #include "codec/quant/quant_settings.h"
 #include "codec/rans/rans_stream.h"
@@ -63,8 +64,11 @@ class CompsoCodec final : public Codec {
   void explain_message(PayloadExplainer& explainer, std::int64_t elems) const {
     const std::int64_t blocks = settings_.block_elems == 0 ? 1 : (elems - 1) / settings_.block_elems + 1;
     const std::uint64_t block_bytes = sizeof(float) * static_cast<std::uint64_t>(blocks);
-    const auto code_bytes = explainer.peek<std::uint64_t>().value_or(1);
-    explainer.take(sizeof(code_bytes), "code bytes", std::to_string(code_bytes) + " a value");
+    const auto word = explainer.peek<std::uint64_t>().value_or(1);
+    const std::uint64_t code_bytes = word & 0xff, sections = 1 + (word >> 8);
+    explainer.take(sizeof(word), "code bytes",
+                   std::to_string(code_bytes) + " a value" +
+                       (sections > 1 ? "; low codes in " + std::to_string(sections) + " sections" : ""));
     if (settings_.rounding == Rounding::kDither) {
       explainer.take_random_key("of seed and tensor; decoding draws the dither with it");
     }
@@ -81,9 +85,17 @@ class CompsoCodec final : public Codec {
       if (code_bytes == 2) explainer.take(bytes, "high codes", first_values(explainer.next(bytes), DType::kUint8));
       return;
     }
-    const auto low_bytes = explainer.peek<std::uint64_t>().value_or(0);
-    explainer.take(sizeof(low_bytes), "length", std::to_string(low_bytes) + " bytes of low codes");
-    explainer.append(explain_codes(explainer.next(low_bytes), elems), "low codes: ");
+    std::int64_t elems_left = elems;
+    for (std::uint64_t section = 0; section < sections; ++section) {
+      const bool is_last = section + 1 == sections;
+      const Result<SectionHead> head = read_section_head(explainer.rest(), is_last, elems_left);
+      if (!head.ok()) return;
+      const auto [head_bytes, section_elems, section_bytes] = head.value();
+      if (!is_last) explainer.take(8, "section", "the next " + std::to_string(section_elems) + " low codes");
+      explainer.take(8, "length", std::to_string(section_bytes) + " bytes of low codes");
+      explainer.append(explain_codes(explainer.next(section_bytes), section_elems), "low codes: ");
+      elems_left -= section_elems;
+    }
     if (code_bytes == 2) explainer.append(explain_codes(explainer.rest(), elems), "high codes: ");
   }
 

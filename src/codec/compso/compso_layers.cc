@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "codec/compso/compso_kernels.h"
+#include "codec/compso/compso_sections.h"
 #include "codec/float_rans/float_rans_kernels.h"
 #include "codec/pieces.h"
 #include "codec/quant/quant_search.h"
@@ -23,6 +24,7 @@ constexpr std::int64_t kPrefetchElems = 1024;
 constexpr std::int64_t kRandomAlignElems = 256;  // quant_kernels.h: pieces begin at multiples of it
 
 constexpr std::uint64_t kWidthBytes = 8;
+constexpr int kSectionsShift = 8;  // bytes a code, and above them how many sections more than one
 constexpr std::uint64_t kLengthBytes = 8;
 
 // Beyond these, 1 / step or what is decoded could be denormal.
@@ -216,10 +218,13 @@ class LayersEncoder {
   std::uint64_t run(std::byte* payload) {
     if (settings_.rounding == Rounding::kDither) store(random_, payload + kWidthBytes);
     plan_blocks(payload);
-    store<std::uint64_t>(is_wide_ ? 2 : 1, payload);
-    for_blocks(settings_, layers_, [&](const InputBlock& block) { quantise(block); });
     std::byte* codes = payload + HeaderBytes(settings_, totals_).all;
-    return static_cast<std::uint64_t>((settings_.is_coded ? put_coded(codes) : put_plain(codes)) - payload);
+    SectionEncoder low_codes(workspace_.low, settings_.chunk_codes, workspace_.coder, codes);
+    for_blocks(settings_, layers_, [&](const InputBlock& block) { quantise(block, &low_codes); });
+    const std::byte* end = settings_.is_coded ? put_coded(&low_codes) : put_plain(codes);
+    const std::uint64_t more_sections = settings_.is_coded ? low_codes.sections() - 1 : 0;
+    store<std::uint64_t>((is_wide_ ? 2 : 1) + (more_sections << kSectionsShift), payload);
+    return static_cast<std::uint64_t>(end - payload);
   }
 
  private:
@@ -276,8 +281,8 @@ class LayersEncoder {
     return allowed_step(std::max(step, range.width() / kMostLevels), range);
   }
 
-  // One pass over the values: codes are counted while they are made.
-  void quantise(const InputBlock& block) {
+  // One pass over the values: codes are counted while they are made, and coded when a section is full.
+  void quantise(const InputBlock& block, SectionEncoder* low_codes) {
     const auto& [grid, dead_zone] = workspace_.plans[block.number];
     Levels levels = levels_;
     levels.dead_zone = dead_zone;
@@ -286,28 +291,29 @@ class LayersEncoder {
     if (std::isnan(grid.step)) {
       std::fill(low, low + block.elems, std::uint8_t{kCompsoZeroCode});
       if (is_wide_) std::fill(high, high + block.elems, std::uint8_t{kCompsoZeroCode});
-      count_zeros(block.elems);
+      count_zeros(block.elems, low_codes);
+      if (settings_.is_coded) low_codes->advance(block.elems);
       return;
     }
+    const CompsoCounts counts = {settings_.is_coded ? low_codes->counts() : nullptr,
+                                 settings_.is_coded && is_wide_ ? &high_counts_ : nullptr};
     alignas(64) float buffer[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
       const BlockPiece piece = {
           .log2_block_elems = 62, .blocks = &grid, .first = block.first_random + at, .elems = whole_rows(count)};
       compso_quantise(levels, piece, random_, load_piece(block.layer, block.first + at, count, buffer),
                       block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0,
-                      {low + at, is_wide_ ? high + at : nullptr}, counts());
+                      {low + at, is_wide_ ? high + at : nullptr}, counts);
+      // The kernel counted whole rows.
+      count_zeros(count - whole_rows(count), low_codes);
+      if (settings_.is_coded) low_codes->advance(count);
     });
-    count_zeros(block.elems - whole_rows(block.elems));
-  }
-
-  CompsoCounts counts() {
-    if (!settings_.is_coded) return {};
-    return {&low_counts_, is_wide_ ? &high_counts_ : nullptr};
+    if (settings_.is_coded && block.first + block.elems == block.layer.elems()) low_codes->end_layer();
   }
 
   // Level 0 so many times more, or less: sums wrap.
-  void count_zeros(std::int64_t elems) {
-    low_counts_.sums[kCompsoZeroCode] += static_cast<std::uint64_t>(elems);
+  void count_zeros(std::int64_t elems, SectionEncoder* low_codes) {
+    low_codes->counts()->sums[kCompsoZeroCode] += static_cast<std::uint64_t>(elems);
     high_counts_.sums[kCompsoZeroCode] += static_cast<std::uint64_t>(elems);
   }
 
@@ -319,14 +325,11 @@ class LayersEncoder {
     return to + 2 * bytes;
   }
 
-  std::byte* put_coded(std::byte* to) {
-    const auto put = [&](const std::uint8_t* codes, RansCounts* counts, std::byte* at) {
-      return encode_codes(codes, totals_.elems, settings_.chunk_codes, at, workspace_.coder, nullptr, counts);
-    };
-    const std::uint64_t low_bytes = put(workspace_.low, &low_counts_, to + kLengthBytes);
-    store(low_bytes, to);
-    to += kLengthBytes + low_bytes;
-    return is_wide_ ? to + put(workspace_.high, &high_counts_, to) : to;
+  std::byte* put_coded(SectionEncoder* low_codes) {
+    std::byte* to = low_codes->finish();
+    if (!is_wide_) return to;
+    return to + encode_codes(workspace_.high, totals_.elems, settings_.chunk_codes, to, workspace_.coder, nullptr,
+                             &high_counts_);
   }
 
   const CompsoSettings& settings_;
@@ -336,7 +339,7 @@ class LayersEncoder {
   const Levels levels_;
   const RandomKey random_;
   bool is_wide_ = false;
-  RansCounts low_counts_, high_counts_;
+  RansCounts high_counts_;
 };
 
 // ---- decode --------------------------------------------------------------------------------------------------------
@@ -374,7 +377,9 @@ class LayersDecoder {
       return make_error(StatusCode::kCorruptData, "the payload has %zu bytes, expected at least %llu", payload.size(),
                         static_cast<unsigned long long>(*codes_at));
     }
-    const auto code_bytes = load<std::uint64_t>(payload.data());
+    const auto word = load<std::uint64_t>(payload.data());
+    const std::uint64_t code_bytes = settings_.is_coded ? word & 0xff : word;
+    sections_ = 1 + (settings_.is_coded ? word >> kSectionsShift : 0);
     if (code_bytes != 1 && !(code_bytes == 2 && may_be_wide(settings_))) {
       return make_error(StatusCode::kCorruptData, "the payload begins with %llu bytes a code, expected %s",
                         static_cast<unsigned long long>(code_bytes), may_be_wide(settings_) ? "1 or 2" : "1");
@@ -415,19 +420,13 @@ class LayersDecoder {
   }
 
   Status take_coded(std::span<const std::byte> codes) const {
-    if (codes.size() < kLengthBytes) {
-      return make_error(StatusCode::kCorruptData, "%zu bytes behind the blocks, expected at least %llu", codes.size(),
-                        static_cast<unsigned long long>(kLengthBytes));
-    }
-    const auto low_bytes = load<std::uint64_t>(codes.data());
-    codes = codes.subspan(kLengthBytes);
-    if (low_bytes > codes.size() || (!is_wide_ && low_bytes < codes.size())) {
-      return make_error(StatusCode::kCorruptData, "%llu bytes of low codes, but %zu bytes are left",
-                        static_cast<unsigned long long>(low_bytes), codes.size());
-    }
-    CORTADO_RETURN_IF_ERROR(decode_codes(codes.first(low_bytes), workspace_.low, totals_.elems, workspace_.coder));
-    if (!is_wide_) return {};
-    return decode_codes(codes.subspan(low_bytes), workspace_.high, totals_.elems, workspace_.coder);
+    std::uint64_t low_bytes = 0;
+    CORTADO_RETURN_IF_ERROR(
+        decode_sections(codes, sections_, workspace_.low, totals_.elems, workspace_.coder, &low_bytes));
+    codes = codes.subspan(low_bytes);
+    if (is_wide_) return decode_codes(codes, workspace_.high, totals_.elems, workspace_.coder);
+    if (codes.empty()) return {};
+    return make_error(StatusCode::kCorruptData, "%zu bytes behind the low codes, expected none", codes.size());
   }
 
   // Whether values went past the caches.
@@ -460,6 +459,7 @@ class LayersDecoder {
   const std::byte* outwards_ = nullptr;      // float32 a block, or null
   RandomKey random_;
   bool is_wide_ = false;
+  std::uint64_t sections_ = 1;
 };
 
 // ---- lossless ------------------------------------------------------------------------------------------------------
@@ -512,7 +512,7 @@ std::uint64_t max_compso_bytes(const CompsoSettings& settings, std::span<const s
   const std::uint64_t bytes = HeaderBytes(settings, totals).all;
   const std::uint64_t planes = may_be_wide(settings) ? 2 : 1;
   if (!settings.is_coded) return bytes + planes * static_cast<std::uint64_t>(totals.elems);
-  return bytes + kLengthBytes + planes * max_rans_bytes(totals.elems);
+  return bytes + kLengthBytes + planes * max_rans_bytes(totals.elems) + max_extra_section_bytes(totals.elems);
 }
 
 std::uint64_t compso_scratch_bytes(const CompsoSettings& settings, std::span<const std::int64_t> layer_elems) {

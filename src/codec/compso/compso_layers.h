@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Many layers in one message of `compso`: each with statistics and steps of its own, one pass over their values, one
-// table of codes for all. What the codec does with one tensor, for the exchange of many.
+// Many layers in one message of `compso`: each with statistics and steps of its own, one pass over their values, and
+// tables of codes that they share where they are alike. What the codec does with one tensor, for the exchange of many.
 #pragma once
 
 #include <cstddef>

@@ -347,6 +347,59 @@ TEST(Compso, LayersShareOneTable) {
   EXPECT_LT(together + 15 * 150, 16 * encode("compso(filter=off)", layer).size());
 }
 
+// ---- sections ------------------------------------------------------------------------------------------------------
+
+// `quiet` values of a hundredth behind as many of N(0, 1).
+std::vector<float> loud_then_quiet(std::size_t quiet) {
+  std::vector<float> values = normals(2 * quiet);
+  for (std::size_t i = quiet; i < values.size(); ++i) values[i] *= 0.01f;
+  return values;
+}
+
+TEST(Compso, PartsThatDifferHaveTablesOfTheirOwn) {
+  const std::vector<float> values = loud_then_quiet(262144);
+  const auto half = values.begin() + 262144;
+  for (const char* spec : {"compso(filter=off)", "compso(bound=0.001)", "compso(error=0.1, round=dead_zone)"}) {
+    const Bytes payload = encode(spec, values);
+    EXPECT_EQ(std::to_integer<int>(payload[1]), 1) << spec;  // one section more
+    EXPECT_LT(relative_error(values, round_trip(spec, values)), 0.15) << spec;
+  }
+  // Beyond the loud half a bit a value: the quiet one is 0 or a step, four to one.
+  const std::size_t together = encode("compso(filter=off)", values).size();
+  const std::size_t loud = encode("compso(filter=off)", {values.begin(), half}).size();
+  EXPECT_LT(static_cast<double>(together), static_cast<double>(loud) + 0.14 * 262144);
+  // What is alike has one.
+  EXPECT_EQ(std::to_integer<int>(encode("compso(filter=off)", normals(524288))[1]), 0);
+}
+
+TEST(Compso, SectionsMayBeginAnywhere) {
+  const auto codec = make_codec("compso(bound=0.25, round=nearest)").value();
+  const auto decode_bytes = [&](std::vector<int> ints) {
+    Bytes payload;
+    for (const int i : ints) payload.push_back(static_cast<std::byte>(i));
+    std::vector<float> values(5);
+    Bytes scratch(codec->scratch_bytes(1, 5, DType::kFloat32));
+    const Status status = codec->decode(payload, {values.data(), DType::kFloat32, 1, 5}, scratch);
+    return status.ok() ? testing::PrintToString(values) : status.message().substr(status.message().find(": ") + 2);
+  };
+  std::vector<int> bytes = {1, 1, 0, 0, 0, 0, 0, 0, 0, 0,    0,   0x3f, 0xfe, 0xff, 0xff, 0xff,                       //
+                            3, 0, 0, 0, 0, 0, 0, 0, 4, 0,    0,   0,    0,    0,    0,    0,    0, 0x82, 0x80, 0x80,  //
+                            3, 0, 0, 0, 0, 0, 0, 0, 0, 0x82, 0x7e};
+  EXPECT_EQ(decode_bytes(bytes), "{ 1, 0, 0, 1, -1 }");
+  const auto with = [&](std::size_t at, int byte) {
+    std::vector<int> damaged = bytes;
+    damaged[at] = byte;
+    return decode_bytes(damaged);
+  };
+  EXPECT_EQ(with(16, 0), "a section of 0 low codes, but not the last, where 5 are left");
+  EXPECT_EQ(with(16, 5), "a section of 5 low codes, but not the last, where 5 are left");
+  EXPECT_EQ(with(24, 200), "200 bytes of low codes, but 15 bytes are left");
+  EXPECT_EQ(with(1, 2), "a section of 3 low codes, but not the last, where 2 are left");
+  EXPECT_EQ(with(7, 255), "a section of 3 low codes, but not the last, where 2 are left");
+  bytes.push_back(0);
+  EXPECT_EQ(decode_bytes(bytes), "1 bytes behind the low codes, expected none");
+}
+
 // ---- refusals ------------------------------------------------------------------------------------------------------
 
 TEST(Compso, WrongSpecificationsAreRefused) {
