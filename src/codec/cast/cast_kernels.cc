@@ -34,10 +34,10 @@ struct ScaleAndNarrow {
   }
 };
 
-// Output elements of a vector, with or without streaming.
+// Output elements of a vector, with or without streaming, of which there is none for parts of a vector.
 template <bool kStreams, class D, class V>
 HWY_INLINE void store(D d, V vector, hn::TFromD<D>* output) {
-  if constexpr (kStreams) {
+  if constexpr (kStreams && hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) >= 16) {
     hn::Stream(vector, d, output);
   } else {
     hn::StoreU(vector, d, output);

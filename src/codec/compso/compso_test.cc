@@ -394,8 +394,8 @@ TEST(Compso, SectionsMayBeginAnywhere) {
   EXPECT_EQ(with(16, 0), "a section of 0 low codes, but not the last, where 5 are left");
   EXPECT_EQ(with(16, 5), "a section of 5 low codes, but not the last, where 5 are left");
   EXPECT_EQ(with(24, 200), "200 bytes of low codes, but 15 bytes are left");
-  EXPECT_EQ(with(1, 2), "a section of 3 low codes, but not the last, where 2 are left");
-  EXPECT_EQ(with(7, 255), "a section of 3 low codes, but not the last, where 2 are left");
+  EXPECT_EQ(with(1, 2), "11 bytes left for low codes, expected at least 16");
+  EXPECT_EQ(with(7, 255), "11 bytes left for low codes, expected at least 16");
   bytes.push_back(0);
   EXPECT_EQ(decode_bytes(bytes), "1 bytes behind the low codes, expected none");
 }
