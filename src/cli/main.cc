@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cli/codec_commands.h"
-#include "cli/plan_commands.h"
 #include "cli/option_list.h"
+#include "cli/plan_commands.h"
 #include "cli/trace_command.h"
 #include "cortado/version.h"
 
@@ -128,7 +128,8 @@ void add_plan_command(CLI::App* plan, PlanOptions* options) {
   plan->add_option("JOB", options->job_path, "cortado.job/1: the tensors and when they are ready")->required();
   plan->add_option("CLUSTER", options->cluster_path, "cortado.cluster/1: what links and codecs take")->required();
   plan->add_option("-o,--output", options->plan_path, "the plan to write")->type_name("PLAN");
-  plan->add_option("--allow", limits.allowed_codecs, "a codec that may be used, again for more; else all that were measured")
+  plan->add_option("--allow", limits.allowed_codecs,
+                   "a codec that may be used, again for more; else all that were measured")
       ->type_name("SPEC")
       ->allow_extra_args(false);
   plan->add_option("--strategy", options->strategy, "cortado, or a way to choose to compare with")
@@ -147,7 +148,8 @@ void add_plan_command(CLI::App* plan, PlanOptions* options) {
       ->check(CLI::NonNegativeNumber)
       ->type_name("X");
   plan->add_flag("--explain", options->explain, "every bucket: what was chosen, gained, and why not otherwise");
-  plan->add_option("--html", options->html_path, "write a report: one page with timelines and a table")->type_name("REPORT");
+  plan->add_option("--html", options->html_path, "write a report: one page with timelines and a table")
+      ->type_name("REPORT");
   plan->add_option("--measured", options->trace_path, "a trace of the engine (cortado.trace/1), shown in the report")
       ->type_name("TRACE");
   plan->footer(kPlanFooter);
