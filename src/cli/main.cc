@@ -8,6 +8,7 @@
 
 #include "cli/codec_commands.h"
 #include "cli/option_list.h"
+#include "cli/plan_commands.h"
 #include "cli/trace_command.h"
 #include "cortado/version.h"
 
@@ -25,6 +26,9 @@ constexpr const char* kFooter =
     "  cortado codec compress --codec sign gradient.npy -o gradient.crtf\n"
     "  cortado codec inspect gradient.crtf      what every byte of it is\n"
     "  cortado codec decompress gradient.crtf -o back.npy\n"
+    "  cortado plan job.json cluster.json -o plan.json --explain\n"
+    "                                           how each gradient should travel, and why\n"
+    "  cortado simulate plan.json job.json cluster.json\n"
     "  cortado options --count                  ways in which a tensor can travel over two levels\n"
     "  cortado trace trace.json --summary stage where the time of recorded steps went\n"
     "\n"
@@ -100,6 +104,64 @@ void add_input_options(CLI::App* command, InputOptions* options) {
       ->allow_extra_args(false)
       ->check(CLI::NonNegativeNumber)
       ->type_name("N,N");
+}
+
+constexpr const char* kPlanFooter =
+    "Examples:\n"
+    "  cortado plan job.json cluster.json -o plan.json --explain\n"
+    "  cortado plan job.json cluster.json --allow \"randk(density=0.01)\" --allow \"cast(fp16)\"\n"
+    "  cortado plan job.json cluster.json --strategy espresso\n"
+    "  cortado plan job.json cluster.json --html report.html\n"
+    "\n"
+    "Errors are relative L2 errors as the job file has them measured. docs/planner.md says what is\n"
+    "modelled and what is not.\n";
+
+constexpr const char* kSimulateFooter =
+    "Example:\n"
+    "  cortado simulate plan.json job.json cluster.json --trace trace.json\n"
+    "\n"
+    "One row for everything that can be busy, one letter a bucket. The trace opens in\n"
+    "chrome://tracing and Perfetto.\n";
+
+void add_plan_command(CLI::App* plan, PlanOptions* options) {
+  PlannerConstraints& limits = options->constraints;
+  plan->add_option("JOB", options->job_path, "cortado.job/1: the tensors and when they are ready")->required();
+  plan->add_option("CLUSTER", options->cluster_path, "cortado.cluster/1: what links and codecs take")->required();
+  plan->add_option("-o,--output", options->plan_path, "the plan to write")->type_name("PLAN");
+  plan->add_option("--allow", limits.allowed_codecs,
+                   "a codec that may be used, again for more; else all that were measured")
+      ->type_name("SPEC")
+      ->allow_extra_args(false);
+  plan->add_option("--strategy", options->strategy, "cortado, or a way to choose to compare with")
+      ->check(CLI::IsMember(planner_strategies()))
+      ->type_name("NAME");
+  plan->add_option("--max-passes", limits.max_lossy_passes, "most encodes of a tensor that lose something")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  plan->add_option("--max-memory-bytes", limits.max_memory_bytes, "most memory of residuals and payloads on a rank")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  plan->add_option("--max-tensor-error", limits.max_tensor_error, "most relative L2 error of each tensor")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("X");
+  plan->add_option("--max-total-error", limits.max_total_error, "most relative L2 error of the whole gradient")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("X");
+  plan->add_flag("--explain", options->explain, "every bucket: what was chosen, gained, and why not otherwise");
+  plan->add_option("--html", options->html_path, "write a report: one page with timelines and a table")
+      ->type_name("REPORT");
+  plan->add_option("--measured", options->trace_path, "a trace of the engine (cortado.trace/1), shown in the report")
+      ->type_name("TRACE");
+  plan->footer(kPlanFooter);
+}
+
+void add_simulate_command(CLI::App* simulate, SimulateOptions* options) {
+  simulate->add_option("PLAN", options->plan_path, "cortado.plan/1")->required();
+  simulate->add_option("JOB", options->job_path, "cortado.job/1")->required();
+  simulate->add_option("CLUSTER", options->cluster_path, "cortado.cluster/1")->required();
+  simulate->add_option("--trace", options->trace_path, "write a Chrome trace")->type_name("TRACE");
+  simulate->add_option("--width", options->width, "columns of the text")->check(CLI::Range(10, 1000))->type_name("N");
+  simulate->footer(kSimulateFooter);
 }
 
 int run(int argc, char** argv) {
@@ -182,6 +244,13 @@ int run(int argc, char** argv) {
   trace->add_option("--chrome", shown.chrome_path, "write it for Chrome or Perfetto")->type_name("OUT");
   trace->footer(kTraceFooter);
 
+  CLI::App* plan = app.add_subcommand("plan", "how each gradient should travel, for a job on a cluster");
+  PlanOptions planned;
+  add_plan_command(plan, &planned);
+  CLI::App* simulate = app.add_subcommand("simulate", "what a plan would do, as a timeline");
+  SimulateOptions simulated;
+  add_simulate_command(simulate, &simulated);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -195,6 +264,8 @@ int run(int argc, char** argv) {
   if (bench->parsed()) return bench_codecs(measured);
   if (options->parsed()) return list_options(listed);
   if (trace->parsed()) return show_trace(shown);
+  if (plan->parsed()) return make_plan_file(planned);
+  if (simulate->parsed()) return simulate_plan_file(simulated);
   // A command is missing: show those there are. (require_subcommand would say the same of one that is misspelt.)
   std::fputs((codec->parsed() ? codec->help("cortado") : app.help()).c_str(), stderr);
   return kBadCommandLine;
