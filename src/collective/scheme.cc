@@ -48,7 +48,7 @@ Result<std::unique_ptr<SchemeRun>> SchemeRun::make(const SchemeSetup& setup) {
   const Topology& topology = setup.levels->topology();
   const LevelRange all = {0, static_cast<int>(topology.levels.size()) - 1};
   CORTADO_ASSIGN_OR_RETURN(SchemeProgram program, compile_scheme(topology, setup.levels->of(all)->rank(), setup.option,
-                                                                 setup.codec, setup.tensors));
+                                                                 setup.codec, setup.tensors, setup.averages));
   return std::unique_ptr<SchemeRun>(new SchemeRun(setup, std::move(program)));
 }
 
