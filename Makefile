@@ -22,7 +22,7 @@ test: ## every test: release, ASan + UBSan, TSan, 5 s of each fuzzer, pytest
 	@tools/setup --tests
 	@tools/ci/test
 
-test-all: ## test, and clang, longer fuzzing, slow tests, benchmarks as a smoke test, the wheel
+test-all: ## test, and clang, longer fuzzing, the long fault campaign, slow tests, benchmarks as a smoke test, the wheel
 	@tools/setup --tests
 	@tools/ci/test --all
 

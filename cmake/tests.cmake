@@ -37,7 +37,7 @@ function(cortado_add_test_program name)
              WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
     set_tests_properties(
       ${name}
-      PROPERTIES TIMEOUT 300 ENVIRONMENT
+      PROPERTIES TIMEOUT 600 ENVIRONMENT
                  "UBSAN_OPTIONS=print_stacktrace=1;ASAN_OPTIONS=detect_stack_use_after_return=1;TSAN_OPTIONS=halt_on_error=1")
   else()
     gtest_discover_tests(
@@ -51,6 +51,7 @@ endfunction()
 if(CORTADO_TEST_PATTERNS)
   list(TRANSFORM CORTADO_TEST_PATTERNS PREPEND "${PROJECT_SOURCE_DIR}/" OUTPUT_VARIABLE patterns)
   file(GLOB sources CONFIGURE_DEPENDS ${patterns})
+  list(FILTER sources EXCLUDE REGEX "/(mpi|nccl)_[^/]*$")
   if(sources)
     cortado_add_test_program(cortado_selected_test ${sources})
   endif()

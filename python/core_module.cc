@@ -531,7 +531,8 @@ NB_MODULE(_core, m) {
   m.def(
       "canonical_plan", [](const std::string& json) { return cortado::plan_to_json(plan_of(json)); }, "json"_a,
       "Checks the text of a plan and returns it as cortado writes it.");
-  m.def("plan_hash", [](const std::string& json) { return cortado::plan_hash(plan_of(json)); }, "json"_a);
+  m.def(
+      "plan_hash", [](const std::string& json) { return cortado::plan_hash(plan_of(json)); }, "json"_a);
   m.def("compress", &compress, "array"_a, "spec"_a, "seed"_a = 0, "chunk_elems"_a = 0,
         "The bytes of a codec file (docs/wire_format.md).");
   m.def("decompress", &decompress, "data"_a, "as_torch"_a, "The array that a codec file holds.");

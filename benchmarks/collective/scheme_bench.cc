@@ -54,8 +54,7 @@ struct HandRank {
     float* kept_here = kept[place].data() + at;
     for (std::int64_t i = 0; i < count; ++i) input[i] += kept_here[i];
     const std::uint64_t room = codec->max_payload_bytes(1, count, DType::kFloat32);
-    const std::uint64_t bytes =
-        codec->encode(part(input, count), {.step = step}, {payload, room}, scratch).value();
+    const std::uint64_t bytes = codec->encode(part(input, count), {.step = step}, {payload, room}, scratch).value();
     must(codec->decode({payload, bytes}, part(decoded.data(), count), scratch));
     float* fresh_here = fresh[place].data() + at;
     for (std::int64_t i = 0; i < count; ++i) fresh_here[i] = input[i] - decoded[static_cast<std::size_t>(i)];
@@ -176,11 +175,11 @@ std::vector<Workload> workloads() {
   std::vector<Workload> list;
   for (const std::int64_t elems : {std::int64_t{1} << 12, std::int64_t{1} << 16, std::int64_t{1} << 20}) {
     list.push_back({"all_reduce", "all_reduce@flat", "none", elems, {all_reduce_flat()}});
-    list.push_back({"hierarchical", "reduce_scatter@intra all_reduce@inter all_gather@intra", "none", elems,
-                    hierarchical()});
+    list.push_back(
+        {"hierarchical", "reduce_scatter@intra all_reduce@inter all_gather@intra", "none", elems, hierarchical()});
     for (const char* codec : {"cast(bf16)", "quant(bits=4)"}) {
-      list.push_back({std::string("gathered ") + codec, "encode@cpu all_gather@flat decode@cpu", codec, elems,
-                      gathered()});
+      list.push_back(
+          {std::string("gathered ") + codec, "encode@cpu all_gather@flat decode@cpu", codec, elems, gathered()});
       list.push_back({std::string("exchanged ") + codec,
                       "encode@cpu all_to_all@flat decode@cpu encode@cpu all_gather@flat decode@cpu", codec, elems,
                       exchanged()});
@@ -304,7 +303,8 @@ int run(const BenchOptions& options) {
         for (int i = 0; i < repeats; ++i) comparison.run_scheme(i);
       });
     }
-    const double hand_us = by_hand.median_s() * 1e6 / repeats / kRanks, scheme_us = scheme.median_s() * 1e6 / repeats / kRanks;
+    const double hand_us = by_hand.median_s() * 1e6 / repeats / kRanks,
+                 scheme_us = scheme.median_s() * 1e6 / repeats / kRanks;
     std::printf("%-26s %10lld %14.2f %14.2f %8.1f%%\n", workload.name.c_str(), static_cast<long long>(workload.elems),
                 hand_us, scheme_us, (scheme_us / hand_us - 1) * 100);
   }

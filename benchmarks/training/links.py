@@ -123,6 +123,10 @@ class Links:
         environment = {**os.environ, **self.environment(rank), **(env or {})}
         return subprocess.Popen([*command, *argv], env=environment, **options)
 
+    def cut(self, rank: int) -> None:
+        """Takes the cable out: nothing reaches the rank any more, and nothing tells it so."""
+        _ip("-n", self._hub, "link", "set", f"port{rank}", "down")
+
     def __enter__(self) -> "Links":
         if not self.namespaced:
             self._port = _free_port()

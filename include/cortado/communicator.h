@@ -1,8 +1,8 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // Communicator: what the engine needs of a process group. Implementations: LocalGroup (ranks as threads of one
-// process, deterministic), CallbackCommunicator (a table of functions over whatever group the caller has), and the
-// decorators Recording and Faulty that wrap any of them in tests.
+// process, deterministic), a table of functions over whatever group the caller has, MPI (cortado/mpi.h) and NCCL
+// (cortado/nccl.h), and decorators that wrap any of them: verifying, and for tests recording and faulty.
 //
 // Every collective is one plain CollectiveCall given to start(): so a decorator, a transport or an interpreter of
 // schemes is one function, not one for each kind.
@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,6 +33,8 @@
 #include "cortado/topology.h"
 
 namespace cortado {
+
+class VirtualClock;  // src/collective/virtual_clock.h: tests may bring their own time
 
 // What a collective does. In the table, "a block for each" is world_size blocks one after the other in rank order,
 // without gaps; the block of rank r has `elems` elements, or counts[r] where counts are given.
@@ -79,8 +82,6 @@ struct CollectiveCall {
   std::span<const std::int64_t> received_counts = {};  // all_to_all with counts only
 };
 
-class VirtualClock;
-
 // Names one started collective of one communicator; counts up from 0.
 using WorkId = std::uint64_t;
 
@@ -123,15 +124,22 @@ class Communicator {
 
   // This rank takes no further part, because of an error of its own. Nothing may be started afterwards. True if the
   // collectives in flight are cut off and their buffers free at once (local; the peers get kPeerFailed with `why`).
-  // False if the transport can't: buffers in flight stay taken until wait(), and the peers find out by their timeout.
+  // False if the transport can't: buffers in flight stay taken until wait(), and the peers are told by other ways, or
+  // find out by their timeout.
   virtual bool abandon(const std::string& why) {
     (void)why;
     return false;
   }
 };
 
-// ---- the levels of a topology
-// ----------------------------------------------------------------------------------------
+// ---- the levels of a topology --------------------------------------------------------------------------------------
+
+// The topology that the launcher has made: two levels, machines and the ranks on each, or one where there is but one
+// machine or one rank on each, or where no rank has been told anything (`place` of launcher_place()). Every rank calls
+// it at the same point of its program. kMismatch, the same on all ranks, where machines have different numbers of ranks
+// or the ranks of a machine are not numbered one after the other.
+Result<Topology> agree_on_topology(Communicator* whole, const std::optional<LauncherPlace>& place,
+                                   std::chrono::nanoseconds timeout);
 
 // The communicators of one rank for every range of levels: among the ranks that differ in these levels only.
 class LevelCommunicators {
@@ -162,7 +170,7 @@ class LevelCommunicators {
 // had started still end well. Texts name ranks by their number in this group, those of sub-groups too.
 class LocalGroup {
  public:
-  // `clock`: tests may bring their own time (src/collective/virtual_clock.h); it must outlive the group.
+  // `clock` must outlive the group; null: the machine's time.
   explicit LocalGroup(int world_size, VirtualClock* clock = nullptr);
   ~LocalGroup();
   LocalGroup(const LocalGroup&) = delete;
@@ -210,7 +218,7 @@ Result<std::unique_ptr<Communicator>> make_callback_communicator(const Communica
 
 // ---- verifying: do the calls fit together? -------------------------------------------------------------------------
 
-// For transports that can't tell (all but local): before every collective the ranks gather 40 bytes each of what they
+// For transports that can't tell (all but local): before every collective the ranks gather 32 bytes each of what they
 // start, and ranks whose calls do not fit together all get the same kMismatch from test() or wait(), instead of wrong
 // sums, a timeout or a crash of the transport. Costs one small all-gather a collective. After a mismatch the buffers in
 // flight stay the inner communicator's.
@@ -266,10 +274,11 @@ class RecordingCommunicator final : public Communicator {
 // its sub-groups too).
 struct Fault {
   enum class Kind {
-    kDelay,    // the result is reported `delay` after the start at the earliest
-    kDrop,     // it and everything after it is never started: the peers wait, and so does this rank, until the timeout
-    kError,    // start returns kPeerFailed
-    kCorrupt,  // one bit of this rank's contribution is flipped
+    kDelay,     // the result is reported `delay` after the start at the earliest
+    kDrop,      // it and everything after it is never started: the peers wait, and so does this rank, until the timeout
+    kError,     // start returns kPeerFailed
+    kCorrupt,   // one bit of this rank's contribution is flipped
+    kTruncate,  // half of this rank's contribution is missing: of a sum the sizes then disagree, else zeros arrive
   };
   std::int64_t at = 0;
   Kind kind = Kind::kDelay;

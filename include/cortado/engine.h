@@ -205,7 +205,8 @@ class Engine {
   virtual Status begin_step(const StepContext& context) = 0;
   virtual Status submit(std::span<const Gradient> gradients) = 0;
 
-  // Method kNone only: sums a whole buffer of the caller in place, scaled by 1 / world_size before the sum.
+  // Method kNone only: sums a whole buffer of the caller in place, scaled by 1 / world_size before the sum. Until
+  // finish_step() returns it is in use by the communicator; to give up earlier, abandon() or destroy the engine first.
   virtual Status submit_buffer(void* data, std::int64_t elems, DType dtype) = 0;
 
   virtual Result<StepOutcome> finish_step(const LocalGradient& local_gradient = {}) = 0;

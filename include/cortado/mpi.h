@@ -16,8 +16,9 @@ namespace cortado {
 //   make_mpi_communicator(MPI_Comm_c2f(MPI_COMM_WORLD))
 //
 // All its ranks call it together, after MPI_Init; Cortado works on duplicates, so that the caller's own messages never
-// meet Cortado's. Destroy it before MPI_Finalize. Used by more than one thread, or by another one than called MPI_Init,
-// MPI must have been started with MPI_THREAD_SERIALIZED or more. kFailedPrecondition where MPI is not running.
+// meet Cortado's. Destroy it on all ranks before MPI_Finalize. Used by more than one thread, or by another one than
+// called MPI_Init, MPI must have been started with MPI_THREAD_SERIALIZED or more. kFailedPrecondition where MPI is not
+// running.
 //
 // Sums    fp16 and bf16 are added in float32 and rounded at every addition; the order is MPI's.
 // Sizes   at most 2^31 - 1 elements in all blocks of a call together, otherwise kUnsupported.

@@ -5,6 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,5 +57,18 @@ struct Topology {
 
   bool operator==(const Topology&) const = default;
 };
+
+// Where the launcher has put this process on its machine.
+struct LauncherPlace {
+  int rank_on_machine = 0;
+  int ranks_on_machine = 1;
+
+  bool operator==(const LauncherPlace&) const = default;
+};
+
+// From the variables that torchrun, Open MPI, MPICH and its relatives, or Slurm set; nothing if there are none of them.
+// kInvalidArgument, with the variable and its value, where they make no sense. `variable` is std::getenv but in tests.
+Result<std::optional<LauncherPlace>> launcher_place(const std::function<const char*(const char* name)>& variable =
+                                                        [](const char* name) { return std::getenv(name); });
 
 }  // namespace cortado

@@ -15,7 +15,7 @@ class BucketMap:
 class Engine:
     """cortado::Engine over a process group given as a Python object."""
 
-    def __init__(self, tensors: list, spec: str, group: object, rank: int, world_size: int, group_name: str) -> None: ...
+    def __init__(self, tensors: list, what: str, group: object, rank: int, world_size: int, group_name: str) -> None: ...
 
     def begin_step(self, gradient_scale: float = 1.0, keeps_local_gradients: bool = False, holds_zero_gradients: bool = False) -> None: ...
 
@@ -34,6 +34,8 @@ class Engine:
     def save_state(self) -> dict: ...
 
     def load_state(self, state: dict) -> str: ...
+
+    def switch_plan(self, json: str) -> None: ...
 
     def check_replicas(self, tensors: Sequence[tuple[str, int, int]]) -> None:
         """Of each tensor name, address and bytes."""
@@ -107,6 +109,11 @@ def summarize_trace(json: str, by_tensor: bool) -> str: ...
 
 def canonical_spec(spec: str) -> str:
     """Checks a codec string and returns it with defaults left out."""
+
+def canonical_plan(json: str) -> str:
+    """Checks the text of a plan and returns it as cortado writes it."""
+
+def plan_hash(json: str) -> int: ...
 
 def compress(array: Annotated[NDArray, dict(order='C', device='cpu', writable=False)], spec: str, seed: int = 0, chunk_elems: int = 0) -> bytes:
     """The bytes of a codec file (docs/wire_format.md)."""

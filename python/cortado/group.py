@@ -10,13 +10,14 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from .noticeboard import Noticeboard, first_line
+
 # Codes of cortado/tensor_view.h.
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 BYTE_CODE = 3
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()} | {BYTE_CODE: torch.uint8}
 
 _SLICE_S = 1.0  # how often a waiting rank looks whether a peer has reported a failure
-_ROLL_CALL_S = 5.0  # how long failed ranks wait for each other before they name who is missing
 
 _MOST_TENSORS = 4096  # kept; payloads of varying sizes would make more and more
 
@@ -41,11 +42,11 @@ class TorchGroup:
             group_name = self._group.group_name
             prefix = f"cortado/{group_name}/{_attachments[group_name]}"
             _attachments[group_name] += 1
-            self._store = dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
-            self._failed = False
+            self._board = Noticeboard(prefix, self.rank, self.world_size)
             self._subgroups = []
             self.set_timeout(1800.0)
         else:
+            self._board = whole._board
             self._timeout = whole._timeout
 
     def set_timeout(self, timeout_s):
@@ -87,10 +88,10 @@ class TorchGroup:
                 return self._end(work)
             except RuntimeError as error:
                 if started.handle.is_completed() and not self._succeeded(started.handle):
-                    raise self.failure(f"collective failed: {_first_line(error)}") from error
+                    raise self.failure(f"collective failed: {first_line(error)}") from error
                 if started.handle.is_completed():  # it ended well just after the slice did
                     return self._end(work)
-            if self._whole._peer_has_failed():
+            if self._board.somebody_failed():
                 raise self.failure("a peer reported a failure")
             if time.monotonic() >= deadline:
                 raise TimeoutError(str(self.failure(f"no result within {timeout_s:g} s")))
@@ -116,7 +117,7 @@ class TorchGroup:
         try:
             self._group.allgather([parts], [own], options).wait(options.timeout)
         except RuntimeError as error:
-            raise self.failure(f"all-gather failed: {_first_line(error)}") from error
+            raise self.failure(f"all-gather failed: {first_line(error)}") from error
         return b"".join(part.numpy().tobytes() for part in parts)
 
     # ---- kinds of collectives
@@ -194,44 +195,12 @@ class TorchGroup:
 
     def announce(self, why):
         """Tells the other ranks that this one takes no further part; they stop waiting for it within about a second."""
-        if self._whole is not self:
-            return self._whole.announce(why)
-        if self._failed:
-            return
-        self._failed = True
-        try:
-            self._store.set(f"failed/{self.rank}", f"rank {self.rank}: {why}"[:500])
-            self._store.set("failed/any", "1")
-        except RuntimeError:
-            pass  # the store went with its host; failure() says so
+        self._board.announce(why)
 
     def failure(self, what):
         """The error of a broken collective, with the ranks that caused it, as far as the others can tell."""
         self.announce(what)
-        return RuntimeError(f"{self._whole._roll_call()} ({what})")
-
-    def _peer_has_failed(self):
-        try:
-            return self._store.check(["failed/any"])
-        except RuntimeError:
-            return True
-
-    def _roll_call(self):
-        missing = set(range(self.world_size)) - {self.rank}
-        deadline = time.monotonic() + _ROLL_CALL_S
-        try:
-            while missing and time.monotonic() < deadline:
-                missing = {rank for rank in missing if not self._store.check([f"failed/{rank}"])}
-                if missing:
-                    time.sleep(0.05)
-            others = sorted(set(range(self.world_size)) - missing - {self.rank})
-            said = [self._store.get(f"failed/{rank}").decode() for rank in others]
-        except RuntimeError as error:
-            return f"the rendezvous store is gone too ({_first_line(error)}), so its host, usually rank 0, has ended"
-        if missing:
-            names = ", ".join(str(rank) for rank in sorted(missing))
-            return f"rank {names} did not answer within {_ROLL_CALL_S:g} s: gone, stuck, or in another step"
-        return "every rank answered: " + " | ".join(said)
+        return RuntimeError(f"{self._board.roll_call()} ({what})")
 
     # ---- memory
 
@@ -274,8 +243,3 @@ def _sum_in_rank_order(parts, result):
     for part in wide[1:]:
         total += part
     result.copy_(total)
-
-
-def _first_line(error):
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -94,7 +94,7 @@ class KFAC:
             "inv_update_steps": inv_update_steps,
             "damping": damping,
             "factor_decay": factor_decay,
-            "kl_clip": 0.0 if kl_clip is None else kl_clip,
+            "kl_clip": kl_clip,
             "lr": (lambda step: lr.param_groups[0]["lr"]) if hasattr(lr, "param_groups") else lr,
         }
         self._compression = compression
@@ -131,7 +131,8 @@ class KFAC:
         self._is_finite = True
         self._step_ns = 0
         self._hooks = [
-            layer.module.register_forward_hook(self._forward_hook(i)) for i, layer in enumerate(self._layers)
+            layer.module.register_forward_hook(self._forward_hook(i), with_kwargs=True)
+            for i, layer in enumerate(self._layers)
         ]
         if verbose and self._rank == 0:
             print(self.describe(), file=sys.stderr, flush=True)
@@ -233,12 +234,12 @@ class KFAC:
                 self._core.add_batch(index, False, values.data_ptr(), code, count, height, width, scale)
 
         @torch.compiler.disable
-        def on_forward(module, inputs, output):
+        def on_forward(module, inputs, named_inputs, output):
             if not (module.training and torch.is_grad_enabled() and self._wanted[index]):
                 return
             if not output.requires_grad or not self._is_due("factor_update_steps"):
                 return
-            values, count, height, width = layer.activations(inputs[0])
+            values, count, height, width = layer.activations(inputs[0] if inputs else named_inputs["input"])
             if values.numel():
                 self._core.add_batch(index, True, values.data_ptr(), DTYPE_CODES[values.dtype], count, height, width)
             output.register_hook(on_output_gradient)
@@ -308,7 +309,7 @@ class KFAC:
             self._core.set_compression(spec)
             self._spec = spec
         names = ("factor_decay", "damping", "kl_clip", "lr")
-        values = [float(self._value(name)) for name in names]
+        values = [float(self._value(name) or 0.0) for name in names]  # None: kl_clip is off
         due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]
         return self._with_gradients(lambda gradients: self._core.step(*values, *due, gradients))
 

@@ -23,7 +23,7 @@ def spec_from(codec):
     """The codec string of ``codec``, which may not be a plan."""
     found = _spec_or_plan(codec)
     if isinstance(found, Plan):
-        raise SpecError("a codec is expected here, such as \"acp(rank=4)\", got a plan")
+        raise SpecError('a codec is expected here, such as "acp(rank=4)", got a plan')
     return found
 
 

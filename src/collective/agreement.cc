@@ -23,11 +23,12 @@ struct Summary {
 };
 
 template <typename T>
-Result<std::vector<T>> gather(Communicator* communicator, const T* own, std::size_t count,
+Result<std::vector<T>> gather(Communicator* communicator, std::string_view what, const T* own, std::size_t count,
                               std::chrono::nanoseconds timeout) {
   std::vector<T> all(count * static_cast<std::size_t>(communicator->world_size()));
-  CORTADO_RETURN_IF_ERROR(
-      communicator->all_gather(std::as_bytes(std::span(own, count)), std::as_writable_bytes(std::span(all)), timeout));
+  const Status status =
+      communicator->all_gather(std::as_bytes(std::span(own, count)), std::as_writable_bytes(std::span(all)), timeout);
+  if (!status.ok()) return status.with_context("comparing " + std::string(what) + " over all ranks");
   return all;
 }
 
@@ -39,7 +40,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
   std::memcpy(own.settings, settings.data(), std::min(settings.size(), kSettingsBytes - 1));
   own.settings_hash = fnv1a_64(settings);
   own.tensor_count = tensors.size();
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<Summary> summaries, gather(communicator, &own, 1, timeout));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<Summary> summaries, gather(communicator, "settings", &own, 1, timeout));
   for (std::size_t rank = 1; rank < summaries.size(); ++rank) {
     if (summaries[rank].settings_hash != summaries[0].settings_hash) {
       return make_error(StatusCode::kMismatch,
@@ -56,7 +57,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
   for (const std::string& tensor : tensors) hashes.push_back(fnv1a_64(tensor));
   if (hashes.empty()) return {};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all,
-                           gather(communicator, hashes.data(), hashes.size(), timeout));
+                           gather(communicator, "models", hashes.data(), hashes.size(), timeout));
   for (std::size_t t = 0; t < hashes.size(); ++t) {
     for (std::size_t rank = 1; rank < summaries.size(); ++rank) {
       if (all[rank * hashes.size() + t] == all[t]) continue;
@@ -71,7 +72,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
 
 Status check_same_number(Communicator* communicator, std::string_view what, std::uint64_t number,
                          std::chrono::nanoseconds timeout) {
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all, gather(communicator, &number, 1, timeout));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all, gather(communicator, what, &number, 1, timeout));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     return make_error(StatusCode::kMismatch, "ranks differ in %.*s: rank 0 has %" PRIu64 ", rank %zu has %" PRIu64,
@@ -112,7 +113,8 @@ Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span
   std::vector<std::uint64_t> own;
   for (const ReplicaTensor& tensor : tensors) own.push_back(fnv1a_64(tensor.name) ^ checksum_64(tensor.bytes));
   if (own.empty()) return ReplicaDifference{};
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all, gather(communicator, own.data(), own.size(), timeout));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all,
+                           gather(communicator, "checksums", own.data(), own.size(), timeout));
   std::string text;
   std::size_t more = 0;
   std::vector<std::uint64_t> of_ranks(static_cast<std::size_t>(communicator->world_size()));

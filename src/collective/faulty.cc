@@ -81,8 +81,7 @@ class FaultyCommunicator final : public Communicator {
       return next_work_++;
     }
 
-    const bool corrupt = plan_->find(index, Fault::Kind::kCorrupt) != nullptr;
-    Result<WorkId> work = corrupt ? start_corrupted(call) : inner_->start(call);
+    Result<WorkId> work = start_damaged(call, index);
     if (!work.ok()) return work;
     next_work_ = work.value() + 1;
     if (const Fault* fault = plan_->find(index, Fault::Kind::kDelay); fault != nullptr) {
@@ -128,6 +127,12 @@ class FaultyCommunicator final : public Communicator {
     nanoseconds until;
   };
 
+  Result<WorkId> start_damaged(const CollectiveCall& call, std::int64_t index) {
+    if (plan_->find(index, Fault::Kind::kCorrupt) != nullptr) return start_corrupted(call);
+    if (plan_->find(index, Fault::Kind::kTruncate) != nullptr) return start_truncated(call);
+    return inner_->start(call);
+  }
+
   // In place where the caller gets the result in the same memory. Otherwise what is sent is the caller's and stays as
   // it is: only what travels is wrong.
   Result<WorkId> start_corrupted(CollectiveCall call) {
@@ -137,12 +142,28 @@ class FaultyCommunicator final : public Communicator {
       flip_bit(call.received, elems, call.dtype);
       return inner_->start(call);
     }
-    const auto* sent = static_cast<const std::byte*>(call.sent);
-    const auto bytes = static_cast<std::size_t>(elems) * dtype_bytes(call.dtype);
-    std::vector<std::byte>& changed = corrupted_.emplace_back(sent, sent + bytes);
-    flip_bit(changed.data(), elems, call.dtype);
-    call.sent = changed.data();
+    flip_bit(replace_sent(&call).data(), elems, call.dtype);
     return inner_->start(call);
+  }
+
+  Result<WorkId> start_truncated(CollectiveCall call) {
+    if (!reads_sent(call, rank())) return inner_->start(call);
+    if (call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduce) {
+      call.elems /= 2;
+    } else {
+      std::vector<std::byte>& changed = replace_sent(&call);
+      std::fill(changed.begin() + static_cast<std::ptrdiff_t>(changed.size() / 2), changed.end(), std::byte{0});
+    }
+    return inner_->start(call);
+  }
+
+  // A copy of what is sent, to be sent instead.
+  std::vector<std::byte>& replace_sent(CollectiveCall* call) {
+    const auto* sent = static_cast<const std::byte*>(call->sent);
+    const auto elems = static_cast<std::size_t>(sent_elems(*call, rank(), world_size()));
+    std::vector<std::byte>& copy = damaged_.emplace_back(sent, sent + elems * dtype_bytes(call->dtype));
+    call->sent = copy.data();
+    return copy;
   }
 
   bool is_dropped(WorkId work) const { return first_dropped_.has_value() && work >= *first_dropped_; }
@@ -163,7 +184,7 @@ class FaultyCommunicator final : public Communicator {
   Communicator* inner_;
   std::shared_ptr<FaultPlan> plan_;
   std::vector<Delayed> delayed_;
-  std::deque<std::vector<std::byte>> corrupted_;  // their memory stays where it is
+  std::deque<std::vector<std::byte>> damaged_;  // their memory stays where it is
   WorkId next_work_ = 0;
   std::optional<WorkId> first_dropped_;
 };

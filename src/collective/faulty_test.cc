@@ -194,6 +194,25 @@ TEST(Faulty, EveryKindIsDelayedDroppedRefusedAndCorrupted) {
   }
 }
 
+TEST(Faulty, TruncatedGathersEndInZerosAndTruncatedSumsDisagree) {
+  LocalGroup group(2);
+  const auto faulty = make_faulty_communicator(
+      group.communicator(1), {{.at = 0, .kind = Fault::Kind::kTruncate}, {.at = 1, .kind = Fault::Kind::kTruncate}});
+  const std::array<std::byte, 4> sent{std::byte(1), std::byte(2), std::byte(3), std::byte(4)};
+  std::array<std::byte, 8> received[2] = {};
+  ASSERT_TRUE(group.communicator(0)->start_all_gather(sent, received[0]).ok());
+  ASSERT_TRUE(faulty->start_all_gather(sent, received[1]).ok());
+  const std::array<std::byte, 8> expected{sent[0], sent[1], sent[2], sent[3], sent[0], sent[1]};
+  EXPECT_EQ(received[0], expected);
+  EXPECT_EQ(received[1], expected);
+  EXPECT_EQ(sent[3], std::byte(4)) << "the caller's own bytes stay";
+
+  float values[2][4] = {};
+  ASSERT_TRUE(group.communicator(0)->start_all_reduce(values[0], 4, DType::kFloat32).ok());
+  const Status status = faulty->start_all_reduce(values[1], 4, DType::kFloat32).status();
+  EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+}
+
 TEST(Faulty, SubgroupsShareTheFaults) {
   LocalGroup group(2);
   const auto faulty = make_faulty_communicator(

@@ -1,8 +1,38 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <span>
+#include <vector>
+
 #include "core/check.h"
 #include "cortado/communicator.h"
 
 namespace cortado {
+
+Result<Topology> agree_on_topology(Communicator* whole, const std::optional<LauncherPlace>& place,
+                                   std::chrono::nanoseconds timeout) {
+  const std::array<std::int32_t, 2> own{place ? place->rank_on_machine : -1, place ? place->ranks_on_machine : 0};
+  std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(whole->world_size()));
+  CORTADO_RETURN_IF_ERROR(
+      whole->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)), timeout));
+  const std::int32_t ranks_on_machine = all[0][1];
+  for (int rank = 0; rank < whole->world_size(); ++rank) {
+    const auto [rank_on_machine, of_ranks] = all[static_cast<std::size_t>(rank)];
+    if (of_ranks != ranks_on_machine) {
+      return make_error(StatusCode::kMismatch,
+                        "topology: rank 0 shares its machine with %d ranks in all, rank %d with %d; all machines must "
+                        "have the same number (0: the launcher told nothing)",
+                        ranks_on_machine, rank, of_ranks);
+    }
+    if (ranks_on_machine > 0 && rank_on_machine != rank % ranks_on_machine) {
+      return make_error(
+          StatusCode::kMismatch,
+          "topology: rank %d is number %d of %d on its machine, expected %d; ranks must be numbered machine "
+          "by machine",
+          rank, rank_on_machine, ranks_on_machine, rank % ranks_on_machine);
+    }
+  }
+  return Topology::two_levels(whole->world_size(), ranks_on_machine > 0 ? ranks_on_machine : 1);
+}
 
 Result<LevelCommunicators> LevelCommunicators::create(Communicator* whole, const Topology& topology) {
   CORTADO_RETURN_IF_ERROR(topology.check());

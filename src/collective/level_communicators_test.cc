@@ -1,6 +1,8 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "collective/rank_threads.h"
@@ -47,6 +49,52 @@ TEST(LevelCommunicators, RefuseATopologyOfAnotherSize) {
   const Status status = LevelCommunicators::create(group.communicator(0), topology).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(), "a topology of 6 ranks for local of 4");
+}
+
+// What every rank of a job finds when the launcher has told it `places[rank]`.
+std::vector<Result<Topology>> agreed(const std::vector<std::optional<LauncherPlace>>& places) {
+  std::vector<Result<Topology>> topologies(places.size(), Result<Topology>(Topology{}));
+  const auto statuses = run_ranks(static_cast<int>(places.size()), [&](Communicator& whole) {
+    const auto rank = static_cast<std::size_t>(whole.rank());
+    topologies[rank] = agree_on_topology(&whole, places[rank], kLong);
+    return Status();
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok());
+  return topologies;
+}
+
+TEST(AgreeOnTopology, MachinesOfEqualSize) {
+  for (const auto& topology : agreed({{{0, 3}}, {{1, 3}}, {{2, 3}}, {{0, 3}}, {{1, 3}}, {{2, 3}}})) {
+    ASSERT_EQ(topology.value().levels.size(), 2u);
+    EXPECT_EQ(topology.value().levels[0].ranks, 3);
+    EXPECT_EQ(topology.value().levels[1].ranks, 2);
+  }
+  for (const auto& places : {std::vector<std::optional<LauncherPlace>>{{{0, 2}}, {{1, 2}}},
+                             std::vector<std::optional<LauncherPlace>>{std::nullopt, std::nullopt}}) {
+    for (const auto& topology : agreed(places)) {
+      ASSERT_EQ(topology.value().levels.size(), 1u);
+      EXPECT_EQ(topology.value().levels[0].ranks, 2);
+    }
+  }
+}
+
+TEST(AgreeOnTopology, RefusesOnEveryRankWhatIsNotUniform) {
+  const auto expect = [](const std::vector<std::optional<LauncherPlace>>& places, const std::string& text) {
+    for (const auto& topology : agreed(places)) {
+      EXPECT_EQ(topology.status().code(), StatusCode::kMismatch);
+      EXPECT_EQ(topology.status().message(), text);
+    }
+  };
+  expect(
+      {{{0, 2}}, {{1, 2}}, {{0, 1}}},
+      "topology: rank 0 shares its machine with 2 ranks in all, rank 2 with 1; all machines must have the same number "
+      "(0: the launcher told nothing)");
+  expect(
+      {{{0, 1}}, std::nullopt},
+      "topology: rank 0 shares its machine with 1 ranks in all, rank 1 with 0; all machines must have the same number "
+      "(0: the launcher told nothing)");
+  expect({{{0, 2}}, {{0, 2}}, {{1, 2}}, {{1, 2}}},  // placed in turns
+         "topology: rank 1 is number 0 of 2 on its machine, expected 1; ranks must be numbered machine by machine");
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // A rank's message is a header, the payload of its lossy tensors and that of its exact ones. The first all-gather of a
-// step has room for about what each rank sent in the step before; what did not fit follows in a second one. Everybody
-// knows all rooms, because they come from the headers of the step before.
+// step has room for about what each rank sent in the step before (its capacity); what did not fit, the rest, follows in
+// a second one. Everybody knows all capacities, because they come from the headers of the step before.
 #include "cortado/owner_gather.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct Header {
 constexpr std::int64_t kHeaderBytes = sizeof(Header);
 
 // Payloads of one codec differ little from step to step.
-constexpr std::int64_t room_for(std::int64_t payload_bytes) {
+constexpr std::int64_t capacity_for(std::int64_t payload_bytes) {
   return kHeaderBytes + payload_bytes + payload_bytes / 32 + 64;
 }
 
@@ -237,9 +237,9 @@ class OwnerGatherImpl final : public OwnerGather {
 
   // As before the first step: sizes that vary are not known.
   void forget_sizes() {
-    rooms_.assign(shares_.size(), kHeaderBytes);
+    capacities_.assign(shares_.size(), kHeaderBytes);
     for (std::size_t r = 0; r < shares_.size(); ++r) {
-      if (shares_[r].has_fixed_size) rooms_[r] += static_cast<std::int64_t>(shares_[r].most_bytes);
+      if (shares_[r].has_fixed_size) capacities_[r] += static_cast<std::int64_t>(shares_[r].most_bytes);
     }
   }
 
@@ -269,6 +269,7 @@ class OwnerGatherImpl final : public OwnerGather {
 
   // What is encoded: the tensor, and with feedback what it still owes.
   void carry(std::size_t i, const TensorView& view, bool adds_residual) {
+    if (view.elems() == 0) return;
     std::memcpy(carried_[i].data(), view.data, carried_[i].size());
     if (!adds_residual || residuals_[i].empty()) return;
     for (std::int64_t e = 0; e < view.elems(); ++e) {
@@ -288,8 +289,8 @@ class OwnerGatherImpl final : public OwnerGather {
       carry(own().lossy[k], own().lossy_views[k], header.is_finite != 0);
     }
     exact_sources_.assign(own().exact_views.begin(), own().exact_views.end());
-    const auto room = static_cast<std::uint64_t>(rooms_[static_cast<std::size_t>(rank())]);
-    reserve(&sent_, std::max(room, static_cast<std::uint64_t>(kHeaderBytes) + own().most_bytes));
+    const auto capacity = static_cast<std::uint64_t>(capacities_[static_cast<std::size_t>(rank())]);
+    reserve(&sent_, std::max(capacity, static_cast<std::uint64_t>(kHeaderBytes) + own().most_bytes));
     // Ranks draw from streams of their own.
     const EncodeContext context{options_.random_seed, step, static_cast<std::uint64_t>(rank()) << 32};
     const std::span<std::byte> payload = std::span(sent_).subspan(kHeaderBytes);
@@ -304,22 +305,22 @@ class OwnerGatherImpl final : public OwnerGather {
 
   Status gather(const Header& own_header) {
     const std::int64_t own_bytes = kHeaderBytes + static_cast<std::int64_t>(own_header.payload_bytes());
-    CORTADO_RETURN_IF_ERROR(all_gather(sent_.data(), rooms_, &received_));
+    CORTADO_RETURN_IF_ERROR(all_gather(sent_.data(), capacities_, &received_));
     report_.collectives = 1;
     headers_.resize(shares_.size());
     rests_.assign(shares_.size(), 0);
     std::int64_t offset = 0, all_rests = 0;
     for (std::size_t r = 0; r < shares_.size(); ++r) {
       std::memcpy(&headers_[r], received_.data() + offset, sizeof(Header));
-      offset += rooms_[r];
+      offset += capacities_[r];
       const std::int64_t bytes =
           kHeaderBytes + static_cast<std::int64_t>(std::min(headers_[r].payload_bytes(), shares_[r].most_bytes));
-      rests_[r] = std::max<std::int64_t>(bytes - rooms_[r], 0);
+      rests_[r] = std::max<std::int64_t>(bytes - capacities_[r], 0);
       all_rests += rests_[r];
     }
     if (all_rests > 0) {
-      const std::int64_t room = std::min(own_bytes, rooms_[static_cast<std::size_t>(rank())]);
-      CORTADO_RETURN_IF_ERROR(all_gather(sent_.data() + room, rests_, &rest_));
+      const std::int64_t sent = std::min(own_bytes, capacities_[static_cast<std::size_t>(rank())]);
+      CORTADO_RETURN_IF_ERROR(all_gather(sent_.data() + sent, rests_, &rest_));
       report_.collectives = 2;
     }
     return {};
@@ -358,18 +359,18 @@ class OwnerGatherImpl final : public OwnerGather {
       const Header& header = headers_[r];
       const std::byte* payload = received_.data() + offset + kHeaderBytes;
       if (rests_[r] > 0) {  // the two parts become one
-        const auto first = static_cast<std::size_t>(rooms_[r] - kHeaderBytes);
+        const auto first = static_cast<std::size_t>(capacities_[r] - kHeaderBytes);
         joined_.assign(payload, payload + first);
         joined_.insert(joined_.end(), rest_.data() + rest_offset, rest_.data() + rest_offset + rests_[r]);
         payload = joined_.data();
       }
       CORTADO_RETURN_IF_ERROR(decode_share(r, {payload, std::min(header.payload_bytes(), shares_[r].most_bytes)}));
-      offset += rooms_[r];
+      offset += capacities_[r];
       rest_offset += rests_[r];
     }
     for (std::size_t r = 0; r < shares_.size(); ++r) {
       const auto bytes = static_cast<std::int64_t>(headers_[r].payload_bytes());
-      rooms_[r] = shares_[r].has_fixed_size ? kHeaderBytes + bytes : room_for(bytes);
+      capacities_[r] = shares_[r].has_fixed_size ? kHeaderBytes + bytes : capacity_for(bytes);
     }
     return {};
   }
@@ -423,7 +424,7 @@ class OwnerGatherImpl final : public OwnerGather {
   std::vector<ConstTensorView> sources_, exact_sources_;  // what this rank encodes
 
   std::vector<std::byte> sent_, received_, rest_, joined_, scratch_;
-  std::vector<std::int64_t> rooms_, rests_;
+  std::vector<std::int64_t> capacities_, rests_;
   std::vector<Header> headers_;
   OwnerGatherReport report_;
   Status failure_;

@@ -213,7 +213,7 @@ TEST(OwnerGather, NonFiniteTensorsReachAllAndNoResidual) {
   }
 }
 
-// A schedule: payloads that grow beyond the room of the last step, and shrink again.
+// A schedule: payloads that grow beyond the capacity of the last step, and shrink again.
 TEST(OwnerGather, CodecsThatChangeFromStepToStep) {
   std::vector<std::int64_t> collectives;
   for (const Status& status : run_ranks(kRanks, [&](Communicator& communicator) -> Status {

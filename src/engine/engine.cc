@@ -46,8 +46,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   if (options.method == Method::kCodec) options.wire = DType::kFloat32;
   // Ranks first agree on what they were asked for, so that an error of one's own model comes second and on all of them.
   const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
-  CORTADO_RETURN_IF_ERROR(
-      check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
   TrainedCodec codec;
   if (options.method == Method::kCodec) {
     CORTADO_ASSIGN_OR_RETURN(codec, make_trained_codec(options));
@@ -66,8 +65,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   options.random_seed = given.random_seed;
   options.timeout_s = given.timeout_s;
   const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
-  CORTADO_RETURN_IF_ERROR(
-      check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
   CORTADO_RETURN_IF_ERROR(check_tensors(tensors));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<PlanEngine> engine,
                            PlanEngine::make(std::move(tensors), plan, options, communicator, clock, trace));
@@ -179,12 +177,16 @@ void EngineImpl::make_rounds() {
   std::vector<std::uint32_t> order(tensors_.size());
   std::iota(order.rbegin(), order.rend(), 0u);
 
+  std::vector<std::string> names;
+  for (const EngineTensor& tensor : tensors_) names.push_back(tensor.name);
   const std::vector<SlotKind> dense(tensors_.size(), SlotKind::kDense);
   if (in_warm_up()) {
-    warm_up_ = std::make_unique<Round>(
-        Round::Layouts{
-            {make_layout(shapes, order, dense, {}, kDenseBudget, sizeof(float))}, tensors_.size(), DType::kFloat32},
-        communicator_, clock_);
+    warm_up_ =
+        std::make_unique<Round>(Round::Layouts{{make_layout(shapes, order, dense, {}, kDenseBudget, sizeof(float))},
+                                               tensors_.size(),
+                                               DType::kFloat32,
+                                               names},
+                                communicator_, clock_);
   }
   const auto wire_bytes = static_cast<std::int64_t>(dtype_bytes(options_.wire));
   std::vector<SlotKind> sides = first_kinds(shapes);
@@ -196,14 +198,14 @@ void EngineImpl::make_rounds() {
   }
   std::vector<Layout> layouts = {make_layout(shapes, order, sides, {}, budget(), wire_bytes)};
   if (alternates()) layouts.push_back(make_layout(shapes, order, other_sides, {}, budget(), wire_bytes));
-  first_ = std::make_unique<Round>(Round::Layouts{std::move(layouts), tensors_.size(), options_.wire}, communicator_,
-                                   clock_);
+  first_ = std::make_unique<Round>(Round::Layouts{std::move(layouts), tensors_.size(), options_.wire, names},
+                                   communicator_, clock_);
   if (options_.method != Method::kPower) return;
   std::vector<bool> skip(tensors_.size());
   for (std::size_t t = 0; t < tensors_.size(); ++t) skip[t] = treatments_[t].rank == 0;
   second_ = std::make_unique<Round>(
       Round::Layouts{
-          {make_layout(shapes, order, other_sides, skip, budget(), wire_bytes)}, tensors_.size(), options_.wire},
+          {make_layout(shapes, order, other_sides, skip, budget(), wire_bytes)}, tensors_.size(), options_.wire, names},
       communicator_, clock_);
 }
 

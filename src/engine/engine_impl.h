@@ -33,6 +33,9 @@ class EngineImpl final : public Engine {
   EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, TrainedCodec codec,
              std::vector<Treatment> treatments, Communicator* communicator, const Clock* clock, TraceRecorder* trace);
 
+  // Within a step: abandons the group, because messages, and the caller's buffers, may be in flight.
+  ~EngineImpl() override;
+
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
   Status submit_buffer(void* data, std::int64_t elems, DType dtype) override;
@@ -107,6 +110,7 @@ class EngineImpl final : public Engine {
   Status absorb(Round& round, int message);
   void look_for_non_finite(Round& round, int message);
   void receive_slot(Round& round, int message, const Slot& slot);
+  Status check_payloads(Round& round, int message, const Slot& slot);
   void decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle);
   Status decode_payload(Round& round, int message, const Slot& slot, CodecTensor::Settle settle);
   // Calls act(slot) for the slots of a message, on all threads; the first error that one left in its tensor's status.

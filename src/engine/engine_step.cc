@@ -29,6 +29,10 @@ void EngineImpl::abandon(const std::string& why) {
   communicator_->abandon(why);
 }
 
+EngineImpl::~EngineImpl() {
+  if (in_step_ && !buffers_.empty() && failure_.ok()) communicator_->abandon("the engine was destroyed within a step");
+}
+
 void EngineImpl::record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes) {
   if (interval.end_ns == 0) return;
   stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
@@ -227,7 +231,7 @@ Status EngineImpl::with_payload(Round& round, int message, const Slot& slot, Act
       [&](CodecScratch& scratch) { return act(*codec_tensors_[slot.tensor], PayloadOfRank(payload), scratch); });
   return status.ok()
              ? status
-             : status.with_context("message " + std::to_string(message) + ", \"" + tensors_[slot.tensor].name + "\"");
+             : status.with_context(round.name_of(message) + ": decode of \"" + tensors_[slot.tensor].name + "\"");
 }
 
 template <typename Act>
@@ -251,6 +255,18 @@ Status EngineImpl::decode_payload(Round& round, int message, const Slot& slot, C
       arrived.finite = round.non_finite_rank(message, round.slot_index(slot.tensor)) < 0;
     }
     return tensor.decode(arrived, context_.gradient_scale, settle, steps_[slot.tensor].gradient, scratch);
+  });
+}
+
+// What every rank received of one slot, before anything is made of it.
+Status EngineImpl::check_payloads(Round& round, int message, const Slot& slot) {
+  const int index = round.slot_index(slot.tensor);
+  return with_payload(round, message, slot, [&](CodecTensor&, PayloadOfRank payload, CodecScratch& scratch) -> Status {
+    for (int rank = 0; rank < communicator_->world_size(); ++rank) {
+      const auto bytes = payload(rank, scratch.joint.span());
+      CORTADO_RETURN_IF_ERROR(round.check_payload(message, index, rank, bytes));
+    }
+    return {};
   });
 }
 
@@ -295,6 +311,10 @@ Status EngineImpl::absorb(Round& round, int message) {
   }
   look_for_non_finite(round, message);
   if (round.is_gathered(message) && round.lacks_rest(message)) return {};
+  if (round.is_gathered(message)) {
+    CORTADO_RETURN_IF_ERROR(for_slots(
+        round, message, [&](const Slot& slot) { steps_[slot.tensor].status = check_payloads(round, message, slot); }));
+  }
   CORTADO_RETURN_IF_ERROR(for_slots(round, message, [&](const Slot& slot) { receive_slot(round, message, slot); }));
   for (const Slot& slot : round.layout().messages[message].slots) {
     const TensorStep& step = steps_[slot.tensor];
@@ -408,7 +428,7 @@ Status EngineImpl::start_buffer(std::size_t buffer) {
   interval.end_ns = clock_->now_ns();
   record(Stage::kEncode, static_cast<int>(buffer), -1, interval, run.bytes());
   const Result<WorkId> work = communicator_->start_all_reduce(run.data, run.elems, run.dtype);
-  if (!work.ok()) return fail(work.status());
+  if (!work.ok()) return fail(work.status().with_context("buffer " + std::to_string(buffer) + ": communicate"));
   run.work = work.value();
   run.start_ns = interval.end_ns;
   return {};
@@ -419,7 +439,7 @@ Status EngineImpl::finish_buffers() {
   for (std::size_t b = 0; b < buffers_.size(); ++b) {
     Interval interval{.start_ns = clock_->now_ns()};
     if (const Status status = communicator_->wait(buffers_[b].work, timeout()); !status.ok()) {
-      return fail(status.with_context("buffer " + std::to_string(b)));
+      return fail(status.with_context("buffer " + std::to_string(b) + ": communicate"));
     }
     interval.end_ns = clock_->now_ns();
     record(Stage::kWait, static_cast<int>(b), -1, interval, 0);

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <thread>
 
 #include "collective/rank_threads.h"
 #include "core/counting_new.h"
@@ -633,6 +634,31 @@ TEST(EngineErrors, APeerThatStopsIsNamedOnEveryOtherRank) {
     return outcome.status();
   });
   EXPECT_NE(statuses[1].message().find("the loss exploded"), std::string::npos);
+}
+
+// Found by the fault campaign: the buffers of a rank that went away within a step were still summed, freed or not.
+TEST(EngineErrors, AnEngineDestroyedWithinAStepTakesItsBuffersBack) {
+  LocalGroup group(2);
+  std::vector<std::unique_ptr<Engine>> engines(2);
+  std::vector<std::thread> makers;
+  for (int rank = 0; rank < 2; ++rank) {
+    makers.emplace_back([&, rank] {
+      engines[rank] =
+          Engine::create(small_model(), EngineOptions::parse("none").value(), group.communicator(rank)).value();
+    });
+  }
+  for (std::thread& maker : makers) maker.join();
+  auto left = std::make_unique<std::vector<float>>(100, 1.0f);
+  ASSERT_TRUE(engines[1]->begin_step({}).ok());
+  ASSERT_TRUE(engines[1]->submit_buffer(left->data(), 100, DType::kFloat32).ok());
+  engines[1].reset();
+  left.reset();
+  std::vector<float> mine(100, 1.0f);
+  ASSERT_TRUE(engines[0]->begin_step({}).ok());
+  const Status status = engines[0]->submit_buffer(mine.data(), 100, DType::kFloat32);
+  EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.to_string();
+  EXPECT_NE(status.message().find("rank 1 has left the group"), std::string::npos) << status.message();
+  EXPECT_EQ(mine[0], 0.5f) << "scaled, but nothing was added";
 }
 
 TEST(EngineErrors, StateOfAnotherModelRankOrSettingIsRefusedEverywhere) {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/checksum.h"
 #include "core/float16.h"
 
 namespace cortado {
@@ -35,7 +36,10 @@ bool flag_is_set(const void* flags, int index, DType dtype) {
   return (static_cast<const std::uint16_t*>(flags)[index] & 0x7fff) != 0;
 }
 
+// A header: bytes of the payload in bits 0 to 39, a check in bits 40 to 62, not finite in bit 63.
 constexpr std::uint64_t kNotFiniteBit = std::uint64_t{1} << 63;
+constexpr int kCheckShift = 40;
+constexpr std::uint64_t kBytesMask = (std::uint64_t{1} << kCheckShift) - 1;
 constexpr std::int64_t kHeaderBytes = sizeof(std::uint64_t);  // a slot
 
 static_assert(std::endian::native == std::endian::little, "headers are little-endian");
@@ -48,6 +52,12 @@ std::uint64_t load_header(const std::byte* stream, int slot) {
   std::uint64_t header;
   std::memcpy(&header, stream + slot * kHeaderBytes, sizeof(header));
   return header;
+}
+
+std::uint64_t header_of(std::span<const std::byte> payload, bool finite) {
+  const std::uint64_t flag = finite ? 0 : kNotFiniteBit;
+  const std::uint64_t check = (checksum_64(payload) ^ flag) >> (kCheckShift + 1);  // its upper 23 bits
+  return flag | check << kCheckShift | payload.size();
 }
 
 void store_header(std::byte* stream, int slot, std::uint64_t header) {
@@ -194,7 +204,8 @@ void Round::mark_written(std::uint32_t tensor, bool finite, std::uint64_t payloa
   Run& run = runs_[place.message];
   run.finite = run.finite && finite;
   if (is_gathered(place.message)) {
-    store_header(buffer_.data() + run.offset_bytes, place.slot, payload_bytes | (finite ? 0 : kNotFiniteBit));
+    const std::span<const std::byte> payload = slot_bytes(tensor).first(payload_bytes);
+    store_header(buffer_.data() + run.offset_bytes, place.slot, header_of(payload, finite));
   }
   if (--run.missing == 0) move(place.message, MessageState::kReady);
 }
@@ -212,7 +223,7 @@ void Round::pack_stream(int message) {
   std::byte* stream = buffer_.data() + runs_[message].offset_bytes;
   std::byte* to = stream + header_bytes(packed);
   for (std::size_t s = 0; s < packed.slots.size(); ++s) {
-    const std::uint64_t bytes = load_header(stream, static_cast<int>(s)) & ~kNotFiniteBit;
+    const std::uint64_t bytes = load_header(stream, static_cast<int>(s)) & kBytesMask;
     const void* from = slot_data(message, packed.slots[s]);
     if (from != to) std::memmove(to, from, bytes);
     to += bytes;
@@ -241,7 +252,7 @@ Status Round::start_ready() {
     const Result<WorkId> work = start(next_to_start_);
     if (!work.ok()) {
       move(next_to_start_, MessageState::kFailed);
-      return work.status().with_context(name_of(next_to_start_));
+      return in_communication(next_to_start_, work.status());
     }
     runs_[next_to_start_].work = work.value();
     move(next_to_start_++, MessageState::kInFlight);
@@ -253,7 +264,7 @@ Result<bool> Round::test(int message) {
   Result<bool> done = communicator_->test(runs_[message].work);
   if (!done.ok()) {
     move(message, MessageState::kFailed);
-    return done.status().with_context(name_of(message));
+    return in_communication(message, done.status());
   }
   if (done.value()) move(message, MessageState::kArrived);
   return done;
@@ -262,11 +273,20 @@ Result<bool> Round::test(int message) {
 Status Round::wait(int message, std::chrono::nanoseconds timeout) {
   const Status status = communicator_->wait(runs_[message].work, timeout);
   move(message, status.ok() ? MessageState::kArrived : MessageState::kFailed);
-  return status.ok() ? status : status.with_context(name_of(message));
+  return status.ok() ? status : in_communication(message, status);
 }
 
 std::string Round::name_of(int message) const {
-  return (runs_[message].rest_bytes > 0 ? "rest of message " : "message ") + std::to_string(message);
+  std::string name = (runs_[message].rest_bytes > 0 ? "rest of message " : "message ") + std::to_string(message);
+  if (layouts_.names.empty()) return name;
+  const std::vector<Slot>& slots = layout().messages[message].slots;
+  name += " (\"" + layouts_.names[slots.front().tensor] + "\"";
+  if (slots.size() > 1) name += " and " + std::to_string(slots.size() - 1) + " more";
+  return name + ")";
+}
+
+Status Round::in_communication(int message, const Status& status) const {
+  return status.with_context(name_of(message) + ": communicate");
 }
 
 int Round::non_finite_rank(int message) const {
@@ -286,14 +306,21 @@ Status Round::check_headers(int message) const {
   const std::vector<Slot>& slots = layout().messages[message].slots;
   for (int rank = 0; rank < communicator_->world_size(); ++rank) {
     for (std::size_t s = 0; s < slots.size(); ++s) {
-      const std::uint64_t bytes = header(message, rank, static_cast<int>(s)) & ~kNotFiniteBit;
+      const std::uint64_t bytes = header(message, rank, static_cast<int>(s)) & kBytesMask;
       if (bytes <= static_cast<std::uint64_t>(slots[s].elems)) continue;
       return make_error(StatusCode::kCorruptData,
-                        "message %d: rank %d announces %" PRIu64 " bytes in slot %zu, which has at most %" PRId64,
-                        message, rank, bytes, s, slots[s].elems);
+                        "%s: rank %d announces %" PRIu64 " bytes in slot %zu, which has at most %" PRId64,
+                        name_of(message).c_str(), rank, bytes, s, slots[s].elems);
     }
   }
   return {};
+}
+
+Status Round::check_payload(int message, int slot, int rank, std::span<const std::byte> payload) const {
+  const std::uint64_t announced = header(message, rank, slot);
+  if (header_of(payload, (announced & kNotFiniteBit) == 0) == announced) return {};
+  return make_error(StatusCode::kCorruptData, "the payload of rank %d (%zu bytes) was damaged or cut on its way", rank,
+                    payload.size());
 }
 
 int Round::non_finite_rank(int message, int slot) const {
@@ -306,7 +333,7 @@ std::int64_t Round::stream_bytes(int message, int rank) const {
   const Message& sent = layout().messages[message];
   std::int64_t bytes = header_bytes(sent);
   for (std::size_t s = 0; s < sent.slots.size(); ++s) {
-    bytes += static_cast<std::int64_t>(header(message, rank, static_cast<int>(s)) & ~kNotFiniteBit);
+    bytes += static_cast<std::int64_t>(header(message, rank, static_cast<int>(s)) & kBytesMask);
   }
   return bytes;
 }
@@ -337,14 +364,14 @@ Status Round::start_rest(int message) {
                                       {received, bytes * static_cast<std::size_t>(ranks)});
   move(message, work.ok() ? MessageState::kInFlight : MessageState::kFailed);
   if (work.ok()) run.work = work.value();
-  return work.ok() ? Status() : work.status().with_context(name_of(message));
+  return work.ok() ? Status() : in_communication(message, work.status());
 }
 
 std::span<const std::byte> Round::payload(int message, int slot, int rank, std::span<std::byte> joint) const {
   const Run& run = runs_[message];
   std::int64_t begin = header_bytes(layout().messages[message]);
-  for (int s = 0; s < slot; ++s) begin += static_cast<std::int64_t>(header(message, rank, s) & ~kNotFiniteBit);
-  const auto bytes = static_cast<std::int64_t>(header(message, rank, slot) & ~kNotFiniteBit);
+  for (int s = 0; s < slot; ++s) begin += static_cast<std::int64_t>(header(message, rank, s) & kBytesMask);
+  const auto bytes = static_cast<std::int64_t>(header(message, rank, slot) & kBytesMask);
   const std::byte* received = buffer_.data() + run.received_offset_bytes;
   const std::byte* head = received + rank * run.capacity_bytes + begin;
   const std::byte* rest = received + communicator_->world_size() * run.capacity_bytes + rank * run.rest_bytes;

@@ -14,7 +14,9 @@
 //
 // A message of payloads is gathered. Each rank contributes the head of its stream:
 //
-//   header    one little-endian u64 a slot: bytes of the payload, and in bit 63 whether the gradient was not finite
+//   header    one little-endian u64 a slot: bytes of the payload (bits 0 to 39), a check of it (40 to 62), and whether
+//   the
+//             gradient was not finite (63)
 //   payloads  one after the other, in the order of the slots
 //
 // How much of it, the capacity, is the same on all ranks and follows from what they saw in the step before (the first
@@ -47,7 +49,8 @@ class Round {
   struct Layouts {
     std::vector<Layout> of_parity;  // one, or two that take turns
     std::size_t tensor_count = 0;
-    DType dtype = DType::kFloat32;  // of sums
+    DType dtype = DType::kFloat32;        // of sums
+    std::vector<std::string> names = {};  // of the tensors, for errors
   };
   Round(Layouts layouts, Communicator* communicator, const Clock* clock);
   // With messages in flight: abandons the group, and if their buffer stays in use even so, leaves it allocated for
@@ -96,6 +99,8 @@ class Round {
   // -- arrived messages of payloads
   // kCorruptData if some rank's header can't be: to be asked before anything else.
   Status check_headers(int message) const;
+  // kCorruptData unless `payload` is what `rank` wrote to the slot, to all but one in 2^23.
+  Status check_payload(int message, int slot, int rank, std::span<const std::byte> payload) const;
   // The first rank whose gradient was not finite, or -1.
   int non_finite_rank(int message, int slot) const;
   // True if some rank's stream is not complete yet.
@@ -104,6 +109,8 @@ class Round {
   Status start_rest(int message);
   // What `rank` wrote to a slot; copied to `joint` if it lies in two pieces.
   std::span<const std::byte> payload(int message, int slot, int rank, std::span<std::byte> joint) const;
+  // "message 2 ("a.weight" and 3 more)"
+  std::string name_of(int message) const;
   int slot_index(std::uint32_t tensor) const { return places_[parity_][tensor].slot; }
 
   // The step has ended on all ranks: what was seen of it decides the capacities of the next.
@@ -140,7 +147,7 @@ class Round {
   void write_flags(int message);
   void pack_stream(int message);
   Result<WorkId> start(int message);
-  std::string name_of(int message) const;
+  Status in_communication(int message, const Status& status) const;
   std::int64_t largest_stream_bytes(const Message& message) const;
   std::uint64_t header(int message, int rank, int slot) const;
   std::int64_t stream_bytes(int message, int rank) const;

@@ -187,11 +187,11 @@ TEST(Round, NothingIsAllocatedOnceItIsMade) {
 
 TEST(Round, AHeaderThatCanNotBeIsRefused) {
   const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
-    // The top bit of the middle byte of rank 1's first gather, whose length puts that into the header of slot 0.
+    // The top bit of the middle byte of rank 1's first gather, whose length makes that the top of slot 0's bytes.
     const auto faulty = make_faulty_communicator(&communicator, {{.at = 0, .kind = Fault::Kind::kCorrupt}});
     Communicator& used = communicator.rank() == 1 ? *faulty : communicator;
     Layout layout;
-    layout.messages.push_back({{{0, SlotKind::kPayload, 0, 2}}, 2, Collective::kAllGather});
+    layout.messages.push_back({{{0, SlotKind::kPayload, 0, 1}}, 1, Collective::kAllGather});
     Round round({{layout}, 1, DType::kFloat32}, &used, steady_clock());
     round.begin(0);
     round.mark_written(0, true, 1);
@@ -203,6 +203,52 @@ TEST(Round, AHeaderThatCanNotBeIsRefused) {
     return {};
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+// Every bit of the only payload and its header, on the way from rank 1: each is noticed by every rank.
+TEST(Round, ADamagedPayloadIsNoticedOnEveryRank) {
+  constexpr std::size_t kStream = 8 + 11;
+  for (std::size_t bit = 0; bit < 8 * kStream; ++bit) {
+    LocalGroup group(2);
+    std::vector<std::unique_ptr<Round>> rounds;
+    std::vector<std::vector<std::byte>> received(2);
+    for (int rank = 0; rank < 2; ++rank) {
+      Layout layout;
+      layout.messages.push_back({{{0, SlotKind::kPayload, 0, 11}}, 11, Collective::kAllGather});
+      rounds.push_back(std::make_unique<Round>(
+          Round::Layouts{.of_parity = {layout}, .tensor_count = 1, .dtype = DType::kFloat32, .names = {"a"}},
+          group.communicator(rank), steady_clock()));
+      rounds[rank]->begin(0);
+      std::span<std::byte> slot = rounds[rank]->slot_bytes(0);
+      for (std::size_t i = 0; i < slot.size(); ++i) slot[i] = byte_of(rank, 0, 0, i);
+      rounds[rank]->mark_written(0, true, slot.size());
+      if (rank == 1) (slot.data() - 8)[bit / 8] ^= std::byte{1} << (bit % 8);  // the header stands before the slot
+      ASSERT_TRUE(rounds[rank]->start_ready().ok());
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      Round& round = *rounds[rank];
+      ASSERT_TRUE(round.wait(0, kLong).ok());
+      Status status = round.check_headers(0);
+      std::vector<std::byte> joint(11);
+      if (status.ok()) {
+        EXPECT_TRUE(round.check_payload(0, 0, 0, round.payload(0, 0, 0, joint)).ok());
+        status = round.check_payload(0, 0, 1, round.payload(0, 0, 1, joint));
+      }
+      EXPECT_EQ(status.code(), StatusCode::kCorruptData) << "bit " << bit;
+      EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+      round.mark_done(0);
+    }
+  }
+}
+
+TEST(Round, ErrorsNameTheTensorsOfTheMessage) {
+  Layout layout = mixed_layout();
+  LocalGroup group(1);
+  Round round({.of_parity = {layout}, .tensor_count = 5, .names = {"a", "b", "c", "d", "e"}}, group.communicator(0),
+              steady_clock());
+  round.begin(0);
+  EXPECT_EQ(round.name_of(0), "message 0 (\"a\" and 2 more)");
+  EXPECT_EQ(round.name_of(1), "message 1 (\"e\")");
 }
 
 }  // namespace

@@ -73,7 +73,8 @@ TEST(Trace, SumsUpByTensorTheSlowestFirst) {
 }
 
 TEST(Trace, NothingRecordedIsNotAnError) {
-  EXPECT_EQ(trace_to_text({.spec = "none", .tensors = {"a"}}), "none, rank 0 of 1: 0 events of 0 steps\n");
+  EXPECT_EQ(trace_to_text({.spec = "none", .tensors = {"a"}, .events = {}}),
+            "none, rank 0 of 1: 0 events of 0 steps\n");
   EXPECT_NE(summarize_by_stage({}).find("0 events"), std::string::npos);
   EXPECT_NE(summarize_by_tensor({}).find("0 events"), std::string::npos);
   EXPECT_EQ(parse_trace(trace_to_json({})).value(), Trace{});

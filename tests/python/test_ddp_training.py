@@ -141,7 +141,7 @@ def train_in_overlapping_groups(me):
     if me.rank == 2:
         states[1]._group.announce("over")
     me.gather("announced")
-    return ends, {number: state._group._peer_has_failed() for number, state in states.items()}
+    return ends, {number: state._group._board.somebody_failed() for number, state in states.items()}
 
 
 def test_overlapping_groups_are_told_apart(pools):

@@ -106,6 +106,20 @@ def test_update_steps_and_schedules_are_functions_of_the_step():
     assert kfac.steps == 6
 
 
+def test_the_learning_rate_of_an_optimizer_and_inputs_by_name():
+    ends = []
+    for by_name in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.7)
+        kfac = cortado.KFAC(model, lr=optimizer if by_name else 0.7, **QUIET)
+        inputs = torch.randn(6, 4)
+        (model(input=inputs) if by_name else model(inputs)).square().mean().backward()
+        kfac.step()
+        ends.append(model.weight.grad.clone())
+    assert torch.equal(*ends)
+
+
 def test_micro_batches_are_averaged():
     model = Net()
     expected = Reference(model, NAMES)

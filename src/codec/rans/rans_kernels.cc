@@ -331,7 +331,6 @@ struct Writer {
 // kHalf: no frequency is above half the total, so that what a division leaves, less than two frequencies, has 16 bits.
 template <bool kHalf>
 HWY_INLINE void encode_group(const Intervals& intervals, Writer* writer) {
-  const U16 d;
   for (std::size_t v = kVectors; v-- > 0;) {
     const VU16 frequency = intervals.frequency[v];
     VU16 low = writer->states.low[v], high = writer->states.high[v];

@@ -1,0 +1,183 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Every kind of collective over Gloo when one rank does not come, gives up, dies or is cut off: the others get an error
+that names it, in time."""
+
+import faulthandler
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_ddp_faults import free_port
+from test_group import FLOAT32, KINDS, Collective
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
+
+import links as shaped
+
+needs_namespaces = pytest.mark.skipif(shaped.why_not_shaped() is not None, reason=f"{shaped.why_not_shaped()}")
+
+CUT_WAIT_S = 3.0
+BROKEN = 2  # the rank; root of broadcasts, so that the others need it in every kind
+ROLL_CALL_S = 5
+SLACK_S = 5 + 10 * (os.getloadavg()[0] / os.cpu_count() > 1.5)
+
+
+# ---- in a rank -------------------------------------------------------------------------------------------------------
+
+
+def exchange(group, kind, wait_s):
+    """The collective, then a sum: who only sends may end the first one well."""
+    root = BROKEN if kind == "broadcast" else 0
+    collective = Collective(kind, FLOAT32, root, 1000, False, group.rank, group.world_size)
+    group.start(0, *collective.arguments)
+    group.wait(0, wait_s)
+    collective.check()
+    values = np.ones(10, dtype=np.float32)
+    group.start(1, "all_reduce", FLOAT32, values.ctypes.data, values.ctypes.data, 10, 0, None, None)
+    group.wait(1, wait_s)
+
+
+def fails_to_come(me, kind, late_s, wait_s):
+    """The broken rank says after ``late_s`` that it has given up; the others return their error and its time."""
+    import torch.distributed as dist
+    from cortado.group import TorchGroup
+
+    group = TorchGroup(dist.new_group(list(range(me.world_size))))
+    group.set_timeout(wait_s)
+    if me.rank == BROKEN:
+        time.sleep(late_s)
+        group.announce("out of coffee")
+        return None
+    begin = time.monotonic()
+    try:
+        exchange(group, kind, wait_s)
+    except (RuntimeError, TimeoutError) as error:
+        return str(error), time.monotonic() - begin
+    raise AssertionError("no error")
+
+
+def dies(kind, rank, world_size, port):
+    import torch.distributed as dist
+    from cortado.group import TorchGroup
+
+    faulthandler.dump_traceback_later(45, exit=True)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    group = TorchGroup(None)
+    group.set_timeout(20)
+    store = dist.distributed_c10d._get_default_store()
+    group.all_gather(b"connected", 20)
+    store.set(f"connected/{rank}", "")
+    if rank == BROKEN:
+        store.wait(["connected/0", "connected/1"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        exchange(group, kind, 20.0)
+    except (RuntimeError, TimeoutError) as error:
+        print(json.dumps({"error": str(error), "seconds": time.monotonic() - begin}), flush=True)
+    store.set(f"answered/{rank}", "")
+    store.wait(["answered/0", "answered/1"])  # the store is in rank 0
+    os._exit(0)  # with works in flight that will never end
+
+
+def is_cut_off():
+    """Sums until an error comes, and stays: rank 0 has the rendezvous store."""
+    import torch.distributed as dist
+    from cortado.group import TorchGroup
+
+    faulthandler.dump_traceback_later(60, exit=True)
+    dist.init_process_group("gloo")
+    group = TorchGroup(None)
+    group.set_timeout(CUT_WAIT_S)
+    values = np.ones(1000, dtype=np.float32)
+    for work in itertools.count():
+        begin = time.monotonic()
+        try:
+            group.start(work, "all_reduce", FLOAT32, values.ctypes.data, values.ctypes.data, 1000, 0, None, None)
+            group.wait(work, CUT_WAIT_S)
+        except (RuntimeError, TimeoutError) as error:
+            print(json.dumps({"error": str(error), "seconds": time.monotonic() - begin}), flush=True)
+            time.sleep(60)
+        if work == 0:
+            print("running", flush=True)
+        time.sleep(0.01)
+
+
+FEW_KINDS_FIRST = [
+    kind if kind in ("all_reduce", "all_to_all", "broadcast") else pytest.param(kind, marks=pytest.mark.slow)
+    for kind in KINDS
+]
+
+
+# ---- in pytest -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FEW_KINDS_FIRST)
+@pytest.mark.parametrize("fault, late_s, wait_s", [("gives up", 0.2, 30.0), ("is late", 2.5, 1.0)])
+def test_the_others_get_an_error_in_time(pools, kind, fault, late_s, wait_s):
+    answers = pools(3).run(fails_to_come, kind=kind, late_s=late_s, wait_s=wait_s)
+    for message, seconds in answers[:BROKEN]:
+        assert "rank 2: out of coffee" in message
+        assert seconds < 2 + ROLL_CALL_S + SLACK_S
+
+
+@pytest.mark.parametrize("kind", FEW_KINDS_FIRST)
+def test_a_dead_rank_is_named(kind):
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, json.dumps([kind, rank, 3, port])],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        outputs = [process.communicate(timeout=60) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for rank in range(BROKEN):
+        out, err = outputs[rank]
+        assert out, err[-2000:]
+        answer = json.loads(out)
+        assert "rank 2 did not answer" in answer["error"]
+        assert answer["seconds"] < 2 + ROLL_CALL_S + SLACK_S
+
+
+@needs_namespaces
+@pytest.mark.parametrize("cut", [2, 0])
+def test_every_rank_gets_an_error_when_a_link_is_cut(cut):
+    with shaped.Links(3) as links:
+        argv = [sys.executable, __file__]
+        quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        ranks = [links.popen(rank, argv, env=quiet, stdout=subprocess.PIPE, text=True) for rank in range(3)]
+        for rank in ranks:
+            assert rank.stdout.readline() == "running\n"
+        time.sleep(0.5)
+        links.cut(cut)
+        answers = [json.loads(rank.stdout.readline()) for rank in ranks]
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    for rank, answer in enumerate(answers):
+        # Who has lost the store can say no more than that; the others name who is missing.
+        alone = "rank 0, or the link to it is gone"
+        others = "rank 2 did not answer" if cut == 2 else "rank 1, 2 did not answer"
+        assert (alone if (rank == cut) == (cut != 0) else others) in answer["error"], rank
+        assert answer["seconds"] < CUT_WAIT_S + ROLL_CALL_S + SLACK_S
+
+
+if __name__ == "__main__":
+    is_cut_off() if len(sys.argv) == 1 else dies(*json.loads(sys.argv[1]))
