@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/checksum.h"
 #include "core/finite.h"
 #include "core/hash.h"
 
@@ -16,6 +17,24 @@ namespace cortado {
 namespace {
 
 constexpr std::uint64_t kOddNumber = 0xd6e8feb86659fd93u;  // not that of the engine, nor of compositions
+
+std::uint32_t check_of(std::span<const std::byte> payload) { return static_cast<std::uint32_t>(checksum_64(payload)); }
+
+// What stands before the check, if it fits.
+Result<std::span<const std::byte>> checked_payload(std::span<const std::byte> sent) {
+  if (sent.size() < kPayloadCheckBytes) {
+    return make_error(StatusCode::kCorruptData, "%zu bytes, expected a payload and a check of %d bytes", sent.size(),
+                      static_cast<int>(kPayloadCheckBytes));
+  }
+  const std::span<const std::byte> payload = sent.first(sent.size() - kPayloadCheckBytes);
+  std::uint32_t found = 0;
+  std::memcpy(&found, sent.data() + payload.size(), sizeof(found));
+  if (const std::uint32_t expected = check_of(payload); found != expected) {
+    return make_error(StatusCode::kCorruptData, "a payload of %zu bytes was damaged on the way: its check is %08x, expected %08x",
+                      payload.size(), found, expected);
+  }
+  return payload;
+}
 
 float sign_of(float value) { return static_cast<float>((value > 0.0f) - (value < 0.0f)); }
 
@@ -65,7 +84,7 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
   for (const Cell& cell : program->cells) {
     for (const Piece& piece : cell.pieces) {
       elems = std::max(elems, static_cast<std::size_t>(piece.elems()));
-      makes_sum_forms = makes_sum_forms || cell.is_sum_form;
+      makes_sum_forms = makes_sum_forms || cell.form == PayloadForm::kSumForm;
       payload_bytes = std::max<std::size_t>(
           {payload_bytes, piece.max_bytes, setup_.codec->max_payload_bytes(piece.rows, piece.cols, DType::kFloat32)});
       scratch_bytes =
@@ -170,7 +189,8 @@ Result<std::uint64_t> SchemeCoder::encode_piece(const SchemeStep& step, const Ce
   const bool held = add_residual(step, piece, values);
   const bool on_gpu = step.op.device == OpDevice::kGpu;
   const std::uint64_t max_bytes = setup_.codec->max_payload_bytes(piece.rows, piece.cols, DType::kFloat32);
-  std::byte* host = cell.is_sum_form ? payload_.data() : slot;
+  const bool is_sum_form = cell.form == PayloadForm::kSumForm;
+  std::byte* host = is_sum_form ? payload_.data() : slot;
   const float* input = values;
   if (on_gpu) {
     copy_to_device(values, device_values_.data(), static_cast<std::uint64_t>(piece.elems()) * sizeof(float));
@@ -184,7 +204,7 @@ Result<std::uint64_t> SchemeCoder::encode_piece(const SchemeStep& step, const Ce
   if (on_gpu) copy_to_host(device_payload_.data(), host, bytes);
   const std::span<const std::byte> payload(host, static_cast<std::size_t>(bytes));
   const TensorView decoded = {decoded_.data(), DType::kFloat32, piece.rows, piece.cols};
-  if (cell.is_sum_form) {
+  if (is_sum_form) {
     const std::span<std::byte> form(slot, static_cast<std::size_t>(piece.max_bytes));
     CORTADO_RETURN_IF_ERROR(
         setup_.codec->to_sum_form(payload, piece.rows, piece.cols, step.terms, form, decoded_.span()));
@@ -194,6 +214,11 @@ Result<std::uint64_t> SchemeCoder::encode_piece(const SchemeStep& step, const Ce
     CORTADO_RETURN_IF_ERROR(setup_.codec->decode(payload, decoded, scratch_.span()));
   }
   if (lossy_ && !held) keep_loss(step, piece, input);
+  if (cell.form == PayloadForm::kChecked) {
+    const std::uint32_t check = check_of(payload);
+    std::memcpy(slot + bytes, &check, kPayloadCheckBytes);
+    bytes += kPayloadCheckBytes;
+  }
   return bytes;
 }
 
@@ -240,17 +265,21 @@ Status SchemeCoder::decode(const SchemeStep& step, const PayloadSet& set, const 
 Status SchemeCoder::decode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece,
                                  Contribution contribution, float* values) {
   const bool on_gpu = step.op.device == OpDevice::kGpu;
+  const bool is_sum_form = cell.form == PayloadForm::kSumForm;
   std::span<const std::byte> payload = contribution.payload;
+  if (cell.form == PayloadForm::kChecked) {
+    CORTADO_ASSIGN_OR_RETURN(payload, checked_payload(payload));
+  }
   if (on_gpu) {
     copy_to_device(payload.data(), device_payload_.data(), payload.size());
     payload = {device_payload_.data(), payload.size()};
   }
   float* sum = on_gpu ? device_values_.data() : values;
-  const bool is_alone = contribution.contributors == 1 && cell.is_sum_form;  // then votes have been counted
+  const bool is_alone = contribution.contributors == 1 && is_sum_form;  // then votes have been counted
   const bool begins_sum = contribution.contributor == 0 && (!votes_ || is_alone);
   float* target = begins_sum ? sum : decoded_.data();
   const TensorView decoded = {target, DType::kFloat32, piece.rows, piece.cols};
-  if (cell.is_sum_form) {
+  if (is_sum_form) {
     CORTADO_RETURN_IF_ERROR(setup_.codec->decode_sum(payload, {step.terms, step.terms}, decoded));
     for (std::int64_t i = 0; i < piece.elems() && step.scale != 1; ++i) target[i] *= step.scale;
   } else {

@@ -82,9 +82,9 @@ class Compiler {
   int cell_of(Region region) {
     for (std::size_t c = 0; c < program_.cells.size(); ++c) {
       const Cell& known = program_.cells[c];
-      if (known.region == region && known.is_sum_form == makes_sum_forms_) return static_cast<int>(c);
+      if (known.region == region && known.form == form_) return static_cast<int>(c);
     }
-    Cell cell{.region = region, .is_sum_form = makes_sum_forms_, .pieces = {}};
+    Cell cell{.region = region, .form = form_, .pieces = {}};
     const std::int64_t begin = program_.begin_of(region), end = begin + program_.elems_of(region);
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       const std::int64_t from = std::max(begin, offsets_[t]);
@@ -105,8 +105,12 @@ class Compiler {
                 .offset = from,
                 .rows = whole_rows ? elems / tensor.cols : 1,
                 .cols = whole_rows ? tensor.cols : elems};
-    piece.max_bytes = makes_sum_forms_ ? static_cast<std::uint64_t>(sum_form_of(piece)->elems)
-                                       : codec_->max_payload_bytes(piece.rows, piece.cols, DType::kFloat32);
+    if (form_ == PayloadForm::kSumForm) {
+      piece.max_bytes = static_cast<std::uint64_t>(sum_form_of(piece)->elems);
+    } else {
+      piece.max_bytes = codec_->max_payload_bytes(piece.rows, piece.cols, DType::kFloat32);
+      if (form_ == PayloadForm::kChecked) piece.max_bytes += kPayloadCheckBytes;
+    }
     return piece;
   }
 
@@ -128,7 +132,8 @@ class Compiler {
       has_sums = true;
     }
     const std::optional<SumForm> form = codec_->sum_form(1, 1, DType::kFloat32);
-    makes_sum_forms_ = has_sums && form.has_value() && !form->is_payload;
+    const bool sums_codes = form.has_value() && !form->is_payload;
+    form_ = !has_sums ? PayloadForm::kChecked : sums_codes ? PayloadForm::kSumForm : PayloadForm::kSummable;
     units_.clear();
     contributors_ = 1;
     const int atoms = region_.count / parts;
@@ -159,7 +164,7 @@ class Compiler {
     if (!averages_) return;
     // What will be summed before decode is made small enough before, so that narrow values do not overflow; codes of one
     // scale can't be.
-    const int summed_later = makes_sum_forms_ ? 1 : summed_terms_;
+    const int summed_later = form_ == PayloadForm::kSumForm ? 1 : summed_terms_;
     FeedbackPlace& place = program_.places.back();
     place.scale = 1.0f / static_cast<float>(terms_ * summed_later);
     place.share = static_cast<float>(summed_ranks * summed_later) / static_cast<float>(topology_.world_size());
@@ -173,7 +178,7 @@ class Compiler {
                     .units = units_,
                     .decode_order = std::vector<int>(units_.size()),
                     .terms = summed_terms_};
-    if (averages_ && makes_sum_forms_) step.scale = 1.0f / static_cast<float>(summed_terms_);
+    if (averages_ && form_ == PayloadForm::kSumForm) step.scale = 1.0f / static_cast<float>(summed_terms_);
     std::iota(step.decode_order.begin(), step.decode_order.end(), 0);
     std::sort(step.decode_order.begin(), step.decode_order.end(), [&](int a, int b) {
       const PayloadUnit &left = units_[static_cast<std::size_t>(a)], &right = units_[static_cast<std::size_t>(b)];
@@ -315,8 +320,8 @@ class Compiler {
   std::vector<PayloadUnit> units_;  // held now
   int contributors_ = 1;            // of each cell held
   int summed_terms_ = 1;            // payloads that are added up before decode
-  bool makes_sum_forms_ = false;    // of what is held
-  int terms_ = 1;                   // what is held, or will be decoded, is the sum of so many means
+  PayloadForm form_ = PayloadForm::kChecked;  // of what is held
+  int terms_ = 1;  // what is held, or will be decoded, is the sum of so many means
 };
 
 }  // namespace
@@ -324,8 +329,8 @@ class Compiler {
 Result<SchemeProgram> compile_scheme(const Topology& topology, int rank, const Option& option, const Codec* codec,
                                      const std::vector<SchemeTensor>& tensors, bool averages) {
   CORTADO_RETURN_IF_ERROR(topology.check());
-  CORTADO_RETURN_IF_ERROR(
-      option.check(static_cast<int>(topology.levels.size()), codec != nullptr && codec->row().traits.linear));
+  const bool has_sum_form = codec != nullptr && codec->sum_form(1, 1, DType::kFloat32).has_value();
+  CORTADO_RETURN_IF_ERROR(option.check(static_cast<int>(topology.levels.size()), has_sum_form));
   if (option.encodes() > 0 && codec == nullptr) {
     return make_error(StatusCode::kInvalidArgument, "option: it encodes, but there is no codec");
   }

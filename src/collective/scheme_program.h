@@ -45,14 +45,23 @@ struct Piece {
   std::int64_t offset = 0;  // in the message
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  std::uint64_t max_bytes = 0;  // of a payload, or just those of a sum form
+  std::uint64_t max_bytes = 0;  // of a payload and its check, or just those of a sum form
 
   std::int64_t elems() const { return rows * cols; }
 };
 
+// What travels of a cell.
+enum class PayloadForm {
+  kChecked,   // payloads, each with a check behind it, so that none that was damaged on the way is decoded
+  kSummable,  // payloads as they are, because they are summed
+  kSumForm,   // sum forms that are no payloads (Codec::to_sum_form)
+};
+
+constexpr std::uint64_t kPayloadCheckBytes = 4;
+
 struct Cell {
   Region region;
-  bool is_sum_form = false;    // what travels of it are sum forms that are no payloads (Codec::to_sum_form)
+  PayloadForm form = PayloadForm::kChecked;
   std::vector<Piece> pieces;  // none is empty
   std::uint64_t max_bytes = 0;
 };

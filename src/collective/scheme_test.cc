@@ -109,7 +109,9 @@ TEST(Scheme, VotesAreCountedOnTheWay) {
     SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = kTensors});
     ASSERT_TRUE(runs.step(0, normal_like_message).ok());
     results[i] = runs.sums(0);
-    if (i == 1) EXPECT_EQ(runs.run(0).sent_bytes(), elems_of(kTensors) + static_cast<std::int64_t>(kTensors.size()));
+    if (i == 1) {
+      EXPECT_EQ(runs.run(0).sent_bytes(), elems_of(kTensors) + static_cast<std::int64_t>(kTensors.size()));
+    }
   }
   EXPECT_EQ(results[0], results[1]);
   const auto with_nan = [](const std::vector<SchemeTensor>& tensors, int rank, int step) {

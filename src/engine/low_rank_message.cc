@@ -85,7 +85,9 @@ LowRankMessage::~LowRankMessage() {
 
 Status LowRankMessage::fail(const Status& status) {
   state_ = SchemeState::kFailed;
-  return status.with_context("factors of \"" + slots_.front().tensor.name + "\"");
+  std::string name = "communicate: factors of \"" + slots_.front().tensor.name + "\"";
+  if (slots_.size() > 1) name += " and " + std::to_string(slots_.size() - 1) + " more";
+  return status.with_context(name);
 }
 
 void LowRankMessage::begin_step(const StepContext& context) { context_ = context; }

@@ -171,10 +171,10 @@ Status PlanEngine::begin_step(const StepContext& context) {
 Status PlanEngine::write(std::uint32_t t, const void* gradient) {
   if (gradient_bytes(t) == 0) return {};
   Bucket& bucket = bucket_of(t);
-  steps_[t].held = context_.holds_zero_gradients && all_bits_zero(gradient, gradient_bytes(t));
+  const bool held = context_.holds_zero_gradients && all_bits_zero(gradient, gradient_bytes(t));
   const auto carried = carried_.find(t);
-  const bool adds = carried != carried_.end() && !steps_[t].held;
-  bucket.message->write(slot_of(t), gradient, adds ? carried->second.data() : nullptr);
+  steps_[t].delivers_carried = carried != carried_.end() && !held && bucket.message->takes_carried(slot_of(t));
+  bucket.message->write(slot_of(t), gradient, steps_[t].delivers_carried ? carried->second.data() : nullptr);
   return --bucket.missing == 0 ? begin_message(bucket) : Status();
 }
 
@@ -329,7 +329,7 @@ void PlanEngine::commit() {
   for (Bucket& bucket : schedule_->buckets) {
     if (bucket.message != nullptr) bucket.message->commit();
   }
-  std::erase_if(carried_, [&](const auto& entry) { return !steps_[entry.first].held; });
+  std::erase_if(carried_, [&](const auto& entry) { return steps_[entry.first].delivers_carried; });
 }
 
 }  // namespace cortado

@@ -88,7 +88,7 @@ class PlanEngine final : public Engine {
   struct TensorStep {
     void* gradient = nullptr;
     bool submitted = false;
-    bool held = false;  // all zeros, and nothing may be added (StepContext::holds_zero_gradients)
+    bool delivers_carried = false;  // not where nothing may be added (StepContext::holds_zero_gradients)
   };
 
   PlanEngine(std::vector<EngineTensor> tensors, const EngineOptions& options, Communicator* communicator,

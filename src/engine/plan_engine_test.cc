@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/counting_new.h"
+#include "cortado/codec.h"
 #include "cortado/plan.h"
 #include "cortado/planner.h"
 #include "engine/engine_testing.h"
@@ -187,6 +188,34 @@ TEST(PlanEngine, CarriesResidualsOverFromPlanToPlan) {
   }
 }
 
+// Factors without a residual have no place for what an earlier plan still owes: it waits for the next plan.
+TEST(PlanEngine, WhatCannotBeAddedStaysOwed) {
+  const auto plan_with = [](const std::string& codec, const std::string& option, bool error_feedback) {
+    Plan plan = dense_plan(kTwoByTwo);
+    for (PlanBucket& bucket : plan.buckets) {
+      bucket.codec = codec;
+      bucket.option = Option::parse(option, kTwoByTwo).value();
+      bucket.error_feedback = error_feedback;
+    }
+    return plan;
+  };
+  const Plan sparse = plan_with("topk(density=0.1)", "encode@cpu all_gather@flat decode@cpu", true);
+  const Plan low_rank = plan_with("acp(rank=2)", "encode@cpu all_reduce@flat decode@cpu", false);
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), sparse, with_timeout(), &communicator));
+    Sum delivered;
+    for (int step = 0; step < 3; ++step) {
+      if (step > 0) CORTADO_RETURN_IF_ERROR(engine->switch_plan(step == 1 ? low_rank : dense_plan(kTwoByTwo)));
+      Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+      if (step > 0) gradients = zeros_like(gradients);
+      CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, communicator.rank(), gradients).status());
+      add(gradients, 1, &delivered);
+      EXPECT_EQ(largest_difference(delivered, mean_of_gradients(4, 1)) < 1e-5, step == 2);
+    }
+    return {};
+  });
+}
+
 // Where factors are summed flat, matrices get the bits that the same codec gives them without a plan.
 TEST(PlanEngine, LowRankCodecsKeepTheirBasesFromStepToStep) {
   for (const std::string codec : {"acp(rank=4)", "power(rank=4)"}) {
@@ -357,6 +386,36 @@ TEST(PlanEngine, ASwitchThatRanksDisagreeOnChangesNothing) {
   });
 }
 
+// One bit, at any collective of one rank: of values it may be delivered, of payloads never, and then to nobody.
+TEST(PlanEngine, DamagedPayloadsAreRefusedByName) {
+  const Topology three = {{{"all", 3}}};
+  Plan plan = dense_plan(three);
+  for (PlanBucket& bucket : plan.buckets) {
+    bucket.codec = "quant(bits=4)";
+    bucket.option = Option::parse("encode@cpu all_gather@all decode@cpu", three).value();
+  }
+  int refused = 0;
+  for (std::int64_t at = 0; at < 12; ++at) {
+    const std::vector<Status> statuses = run_ranks(3, [&](Communicator& plain) -> Status {
+      std::vector<Fault> faults;
+      if (plain.rank() == 1) faults.push_back({.at = at, .kind = Fault::Kind::kCorrupt});
+      const std::unique_ptr<Communicator> communicator = make_faulty_communicator(&plain, faults);
+      CORTADO_ASSIGN_OR_RETURN(const auto engine,
+                               Engine::create(small_model(), plan, with_timeout(), communicator.get()));
+      for (std::int64_t step = 0; step < 2; ++step) {
+        Gradients gradients = made_up_gradients(small_model(), plain.rank(), step);
+        CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, plain.rank(), gradients).status());
+      }
+      return {};
+    });
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.ok(), statuses[0].ok()) << at << ": " << status.to_string();
+      refused += status.message().find("contributor 1: a payload of") != std::string::npos;
+    }
+  }
+  EXPECT_GT(refused, 4);
+}
+
 TEST(PlanEngine, OtherEnginesHaveNoPlanToSwitch) {
   LocalGroup group(1);
   const auto engine =
@@ -400,7 +459,8 @@ TEST(PlanEngine, ReportsBytesErrorsAndMessages) {
       bytes += tensor.payload_bytes;
       const bool in_first = std::find(plan.buckets[0].tensors.begin(), plan.buckets[0].tensors.end(), tensor.name) !=
                             plan.buckets[0].tensors.end();
-      EXPECT_EQ(tensor.payload_bytes, tensor.elems * (in_first ? 2 : 4));
+      const std::int64_t check_bytes = in_first && tensor.elems > 0 ? 4 : 0;
+      EXPECT_EQ(tensor.payload_bytes, tensor.elems * (in_first ? 2 : 4) + check_bytes);
       EXPECT_EQ(tensor.relative_l2_error > 0, in_first && tensor.elems > 0);
     }
     EXPECT_EQ(report.payload_bytes, bytes);

@@ -44,6 +44,8 @@ class PlanMessage {
   virtual ~PlanMessage() = default;
 
   virtual void begin_step(const StepContext& context) = 0;
+  // Whether write() can add anything to a slot's gradient.
+  virtual bool takes_carried(int slot) const = 0;
   // Each slot that has elements once. `carried`: null, or values to be added, which stand for themselves in the mean.
   virtual void write(int slot, const void* gradient, const float* carried) = 0;
   virtual Status begin(std::int64_t step) = 0;

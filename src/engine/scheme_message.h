@@ -16,6 +16,7 @@ class SchemeMessage final : public PlanMessage {
   static Result<std::unique_ptr<PlanMessage>> make(const Setup& setup);
 
   void begin_step(const StepContext& context) override;
+  bool takes_carried(int) const override { return true; }
   void write(int slot, const void* gradient, const float* carried) override;
   Status begin(std::int64_t step) override { return run_->begin(step); }
   SchemeState state() const override { return run_->state(); }
