@@ -2,8 +2,8 @@
 //
 // What does the engine cost by itself, without codecs and collectives?
 //
-// Eight in-process ranks, a thread each, exchange a model of 300 tensors (150 matrices of 64 x 64 and their biases) that
-// are submitted one by one. All times are processor time of the rank's thread, so waiting costs nothing:
+// Eight in-process ranks, a thread each, exchange a model of 300 tensors (150 matrices of 64 x 64 and their biases)
+// that are submitted one by one. All times are processor time of the rank's thread, so waiting costs nothing:
 //
 //   collective   in the communicator: start, test and wait
 //   codec        in the engine's stages encode, decode and orthogonalise
@@ -137,8 +137,7 @@ const std::vector<Workload> kWorkloads = {
 };
 
 Plan plan_of(const Workload& workload, const std::vector<EngineTensor>& tensors) {
-  Plan plan{
-      .job = "bench", .cluster = "threads", .topology = kTopology, .buckets = {}, .notes = {}, .unknown = {}};
+  Plan plan{.job = "bench", .cluster = "threads", .topology = kTopology, .buckets = {}, .notes = {}, .unknown = {}};
   for (std::size_t t = tensors.size(); t-- > 0;) {  // as a backward pass has them
     if (plan.buckets.empty() || plan.buckets.back().tensors.size() == workload.fused) {
       plan.buckets.push_back({.tensors = {},
@@ -225,9 +224,10 @@ double median_us(const std::vector<StepTimes>& times, double StepTimes::*part) {
 int run(const BenchOptions& options) {
   print_conditions(options);
   const double reading_ns = of_reading_ns();
-  std::printf("%d ranks as threads, %d tensors, medians over ranks and steps; a reading of the clock, %.0f ns, is taken "
-              "out; bar: engine under %.0f us\n\n",
-              kRanks, 2 * kMatrices, reading_ns, kBar_us);
+  std::printf(
+      "%d ranks as threads, %d tensors, medians over ranks and steps; a reading of the clock, %.0f ns, is taken "
+      "out; bar: engine under %.0f us\n\n",
+      kRanks, 2 * kMatrices, reading_ns, kBar_us);
   std::printf("| microseconds a tensor and rank | engine | codec | collective |\n|---|---|---|---|\n");
   for (const Workload& workload : kWorkloads) {
     if (!options.wants(workload.name)) continue;

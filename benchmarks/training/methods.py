@@ -13,8 +13,8 @@
 | anything else | a codec string for `cortado.attach` |
 
 ` @ 4` after a name sets DDP's `bucket_cap_mb` to 4 MiB. ` via all_gather` after a codec string makes a plan of it:
-buckets of 25 MiB that are encoded, exchanged by that collective among all ranks, and decoded; `via all_reduce` sums what
-is encoded. The parsing here needs no torch.
+buckets of 25 MiB that are encoded, exchanged by that collective among all ranks, and decoded; `via all_reduce` sums
+what is encoded. The parsing here needs no torch.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Sum forms of codecs whose codes have one scale that all ranks know: a byte for each value, 0 to `largest` of them used
-// by one rank, so that `planned` ranks stay below 256; and a last byte, which counts the ranks whose tensor had something
-// that is not finite.
+// Sum forms of codecs whose codes have one scale that all ranks know: a byte for each value, 0 to `largest` of them
+// used by one rank, so that `planned` ranks stay below 256; and a last byte, which counts the ranks whose tensor had
+// something that is not finite.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +21,11 @@ constexpr int kLargestCodeSum = 255;
 
 inline SumForm code_sum_form(std::int64_t rows, std::int64_t cols, int max_terms) {
   const std::int64_t elems = checked_elems(rows, cols).value_or(0);
-  return {.dtype = DType::kUint8,
-          .elems = elems == 0 ? 0 : elems + 1,
-          .max_terms = max_terms,
-          .is_payload = false};
+  return {.dtype = DType::kUint8, .elems = elems == 0 ? 0 : elems + 1, .max_terms = max_terms, .is_payload = false};
 }
 
-// Checks the arguments of Codec::decode_sum(), then writes value_of(code sum), or NaN everywhere. `largest`: of one rank.
+// Checks the arguments of Codec::decode_sum(), then writes value_of(code sum), or NaN everywhere. `largest`: of one
+// rank.
 template <typename ValueOf>
 Status decode_code_sums(const Codec& codec, std::span<const std::byte> form, SumTerms terms, int largest,
                         TensorView output, ValueOf&& value_of) {

@@ -197,7 +197,8 @@ TEST_P(Conformance, SumFormsAddUpToTheSumOfTheTensors) {
     std::vector<float> values(static_cast<std::size_t>(elems)), expected = values, magnitudes = values;
     ASSERT_EQ(form->dtype, DType::kUint8);
     for (const int terms : {1, 2}) {
-      const std::vector<std::byte> input = make_values(DType::kFloat32, elems, false, static_cast<std::uint64_t>(terms));
+      const std::vector<std::byte> input =
+          make_values(DType::kFloat32, elems, false, static_cast<std::uint64_t>(terms));
       const std::vector<std::byte> payload = encode(input, shape, DType::kFloat32);
       ASSERT_TRUE(codec_->to_sum_form(payload, shape.rows, shape.cols, 2, part, values).ok());
       for (std::size_t i = 0; i < sum.size(); ++i) {

@@ -104,7 +104,11 @@ class SchemeRun {
   Status fail(const Status& status);
   void prepare_payloads();
   void reorder();
+  template <typename Check>
+  Status check_received(Check&& check) const;
+  int rank_of(int member) const;
   Status check_sizes() const;
+  Status check_payloads() const;
   void restore_headers();
 
   CollectiveCall values_call();

@@ -20,22 +20,6 @@ constexpr std::uint64_t kOddNumber = 0xd6e8feb86659fd93u;  // not that of the en
 
 std::uint32_t check_of(std::span<const std::byte> payload) { return static_cast<std::uint32_t>(checksum_64(payload)); }
 
-// What stands before the check, if it fits.
-Result<std::span<const std::byte>> checked_payload(std::span<const std::byte> sent) {
-  if (sent.size() < kPayloadCheckBytes) {
-    return make_error(StatusCode::kCorruptData, "%zu bytes, expected a payload and a check of %d bytes", sent.size(),
-                      static_cast<int>(kPayloadCheckBytes));
-  }
-  const std::span<const std::byte> payload = sent.first(sent.size() - kPayloadCheckBytes);
-  std::uint32_t found = 0;
-  std::memcpy(&found, sent.data() + payload.size(), sizeof(found));
-  if (const std::uint32_t expected = check_of(payload); found != expected) {
-    return make_error(StatusCode::kCorruptData, "a payload of %zu bytes was damaged on the way: its check is %08x, expected %08x",
-                      payload.size(), found, expected);
-  }
-  return payload;
-}
-
 float sign_of(float value) { return static_cast<float>((value > 0.0f) - (value < 0.0f)); }
 
 // 16 sums side by side, so that compilers vectorise without reordering.
@@ -60,6 +44,20 @@ SchemeCoder::Squares take_differences(const float* values, const float* decoded,
 }
 
 }  // namespace
+
+Status check_payload(std::span<const std::byte> payload) {
+  if (payload.size() < kPayloadCheckBytes) {
+    return make_error(StatusCode::kCorruptData, "%zu bytes, expected a payload and a check of %d bytes", payload.size(),
+                      static_cast<int>(kPayloadCheckBytes));
+  }
+  const std::span<const std::byte> encoded = payload.first(payload.size() - kPayloadCheckBytes);
+  std::uint32_t found = 0;
+  std::memcpy(&found, payload.data() + encoded.size(), sizeof(found));
+  const std::uint32_t expected = check_of(encoded);
+  if (found == expected) return {};
+  return make_error(StatusCode::kCorruptData, "%zu bytes were damaged on the way: their check is %08x, expected %08x",
+                    encoded.size(), found, expected);
+}
 
 void PayloadSet::place() {
   offsets.resize(bytes.size());
@@ -150,8 +148,7 @@ Status SchemeCoder::encode(const SchemeStep& step, float* values, std::byte* mem
   std::uint64_t at = 0;
   for (const PayloadUnit& unit : step.result_units) {
     for (const Piece& piece : cell_of(unit).pieces) {
-      const Result<std::uint64_t> bytes =
-          encode_piece(step, cell_of(unit), piece, values + piece.offset, memory + at);
+      const Result<std::uint64_t> bytes = encode_piece(step, cell_of(unit), piece, values + piece.offset, memory + at);
       if (!bytes.ok()) return bytes.status().with_context("\"" + setup_.tensors[piece.tensor].name + "\"");
       set->bytes.push_back(bytes.value());
       at += bytes.value();
@@ -267,9 +264,7 @@ Status SchemeCoder::decode_piece(const SchemeStep& step, const Cell& cell, const
   const bool on_gpu = step.op.device == OpDevice::kGpu;
   const bool is_sum_form = cell.form == PayloadForm::kSumForm;
   std::span<const std::byte> payload = contribution.payload;
-  if (cell.form == PayloadForm::kChecked) {
-    CORTADO_ASSIGN_OR_RETURN(payload, checked_payload(payload));
-  }
+  if (cell.form == PayloadForm::kChecked) payload = payload.first(payload.size() - kPayloadCheckBytes);
   if (on_gpu) {
     copy_to_device(payload.data(), device_payload_.data(), payload.size());
     payload = {device_payload_.data(), payload.size()};
@@ -346,8 +341,7 @@ std::int64_t SchemeCoder::residual_bytes() const {
 
 std::int64_t SchemeCoder::scratch_bytes() const {
   const std::size_t floats = decoded_.size() + magnitude_.size() + device_values_.size();
-  return static_cast<std::int64_t>(floats * sizeof(float) + scratch_.size() + payload_.size() +
-                                   device_payload_.size());
+  return static_cast<std::int64_t>(floats * sizeof(float) + scratch_.size() + payload_.size() + device_payload_.size());
 }
 
 }  // namespace cortado

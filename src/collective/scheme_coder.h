@@ -19,6 +19,9 @@
 
 namespace cortado {
 
+// Whether a payload with its check behind it (PayloadForm::kChecked) is what was encoded; kCorruptData if not.
+Status check_payload(std::span<const std::byte> payload);
+
 // The payloads of some units in memory: one entry for each piece of each unit, one after the other.
 struct PayloadSet {
   std::vector<std::uint64_t> bytes, offsets;

@@ -162,8 +162,8 @@ class Compiler {
                                .contributor = rank_ / summed_ranks,
                                .replicas = copies});
     if (!averages_) return;
-    // What will be summed before decode is made small enough before, so that narrow values do not overflow; codes of one
-    // scale can't be.
+    // What will be summed before decode is made small enough before, so that narrow values do not overflow; codes of
+    // one scale can't be.
     const int summed_later = form_ == PayloadForm::kSumForm ? 1 : summed_terms_;
     FeedbackPlace& place = program_.places.back();
     place.scale = 1.0f / static_cast<float>(terms_ * summed_later);
@@ -317,11 +317,11 @@ class Compiler {
   bool active_ = true;
   int summed_levels_ = 0;
   std::vector<Open> open_;
-  std::vector<PayloadUnit> units_;  // held now
-  int contributors_ = 1;            // of each cell held
-  int summed_terms_ = 1;            // payloads that are added up before decode
+  std::vector<PayloadUnit> units_;            // held now
+  int contributors_ = 1;                      // of each cell held
+  int summed_terms_ = 1;                      // payloads that are added up before decode
   PayloadForm form_ = PayloadForm::kChecked;  // of what is held
-  int terms_ = 1;  // what is held, or will be decoded, is the sum of so many means
+  int terms_ = 1;                             // what is held, or will be decoded, is the sum of so many means
 };
 
 }  // namespace

@@ -86,8 +86,8 @@ struct SchemeStep {
   std::vector<std::size_t> moved_from =
       {};                              // which entry of the memory before each entry of `units` is; empty: the same
   std::vector<int> decode_order = {};  // decode: indices of units by cell, those of a cell by contributor
-  int terms = 1;    // encode, decode: so many payloads are added up on the way
-  float scale = 1;  // decode: of what comes out
+  int terms = 1;                       // encode, decode: so many payloads are added up on the way
+  float scale = 1;                     // decode: of what comes out
   int place = -1;                      // encode: index into SchemeProgram::places
 };
 

@@ -124,7 +124,8 @@ TEST(Scheme, VotesAreCountedOnTheWay) {
   ASSERT_TRUE(runs.step(0, with_nan).ok());
   EXPECT_TRUE(std::isnan(runs.sums(0)[1][0]) && !std::isnan(runs.sums(0)[0][0]));
   SchemeRanks many({{{"all", 256}}});
-  EXPECT_NE(SchemeRuns(many, {.option = Option::parse(options[1], many.topology()).value(), .codec = codec.get(),
+  EXPECT_NE(SchemeRuns(many, {.option = Option::parse(options[1], many.topology()).value(),
+                              .codec = codec.get(),
                               .tensors = kTensors})
                 .status()
                 .message()
@@ -146,8 +147,9 @@ TEST(Scheme, DeviceCopiesAreCounted) {
   EXPECT_EQ(statistics.bytes_to_device, 64 * 4 + 64 * 2);
   EXPECT_EQ(statistics.copies_to_host, 4 + 4);
   EXPECT_EQ(statistics.bytes_to_host, 64 * 2 + 64 * 4);
-  EXPECT_EQ(statistics.encoded_bytes, 64 * 2 + 16 * 2);
-  EXPECT_EQ(runs.run(0).sent_bytes(), 64 * 2 + 16 * 2);
+  constexpr std::int64_t kChecks = 5 * kPayloadCheckBytes;
+  EXPECT_EQ(statistics.encoded_bytes, 64 * 2 + 16 * 2 + kChecks);
+  EXPECT_EQ(runs.run(0).sent_bytes(), 64 * 2 + 16 * 2 + kChecks);
 }
 
 TEST(Scheme, AllocatesNothingInSteadyState) {
@@ -221,9 +223,8 @@ void expect_same_bytes_everywhere(SchemeRuns& runs) {
 void expect_telescoping(SchemeRanks& ranks, const Option& option, const Codec* codec, double unit,
                         bool averages = false) {
   SCOPED_TRACE(codec->spec() + ": " + option.to_string(ranks.topology()));
-  SchemeRuns runs(
-      ranks,
-      {.option = option, .codec = codec, .tensors = kTensors, .has_feedback = true, .averages = averages});
+  SchemeRuns runs(ranks,
+                  {.option = option, .codec = codec, .tensors = kTensors, .has_feedback = true, .averages = averages});
   ASSERT_TRUE(runs.status().ok()) << runs.status().to_string();
   std::vector<std::vector<double>> delivered, expected;
   for (int step = 0; step < 3; ++step) {
@@ -373,8 +374,8 @@ TEST(Scheme, MeansHaveTheSameScaleAtEveryPlace) {
       const Message sums = runs.sums(0);
       for (std::size_t t = 0; t < sums.size(); ++t) {
         for (std::size_t i = 0; i < sums[t].size(); ++i) {
-          ASSERT_TRUE(check(option, static_cast<double>(sums[t][i] * runs.run(0).result_scale()),
-                            exact[t][i] / ranks.size()))
+          ASSERT_TRUE(
+              check(option, static_cast<double>(sums[t][i] * runs.run(0).result_scale()), exact[t][i] / ranks.size()))
               << sums[t][i] << " " << exact[t][i];
         }
       }

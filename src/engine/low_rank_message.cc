@@ -99,7 +99,8 @@ void LowRankMessage::write(int index, const void* gradient, const float* carried
     const auto scale = 1.0f / static_cast<float>(communicator_->world_size());
     float buffer[kChunkElems];
     for_chunks(slot.elems[0], [&](std::int64_t at, std::int64_t count) {
-      store_floats(load_floats(gradient, slot.tensor.dtype, at, count, buffer), scale, count, data, DType::kFloat32, at);
+      store_floats(load_floats(gradient, slot.tensor.dtype, at, count, buffer), scale, count, data, DType::kFloat32,
+                   at);
     });
     const auto to_values = static_cast<float>(context_.gradient_scale);
     for (std::int64_t i = 0; carried != nullptr && i < slot.elems[0]; ++i) data[i] += carried[i] * to_values;
@@ -123,8 +124,8 @@ Status LowRankMessage::begin(std::int64_t step) {
 
 Status LowRankMessage::start() {
   AlignedBuffer<float>& message = messages_[round_];
-  const Result<WorkId> work = communicator_->start_all_reduce(
-      message.data(), static_cast<std::int64_t>(message.size()), DType::kFloat32);
+  const Result<WorkId> work =
+      communicator_->start_all_reduce(message.data(), static_cast<std::int64_t>(message.size()), DType::kFloat32);
   if (!work.ok()) return fail(work.status());
   work_ = work.value();
   state_ = SchemeState::kInFlight;
@@ -191,11 +192,11 @@ std::vector<MessageResidual> LowRankMessage::residuals() {
     LowRankTensor* matrix = slots_[s].matrix.get();
     if (matrix == nullptr || matrix->residual() == nullptr) continue;
     matrix->materialise_residual();
-    residuals.push_back({.slot = static_cast<int>(s),
-                         .place = kPlace,
-                         .values = {matrix->residual(),
-                                    static_cast<std::size_t>(slots_[s].tensor.rows * slots_[s].tensor.cols)},
-                         .share = 1.0f / static_cast<float>(communicator_->world_size())});
+    residuals.push_back(
+        {.slot = static_cast<int>(s),
+         .place = kPlace,
+         .values = {matrix->residual(), static_cast<std::size_t>(slots_[s].tensor.rows * slots_[s].tensor.cols)},
+         .share = 1.0f / static_cast<float>(communicator_->world_size())});
   }
   return residuals;
 }
@@ -222,7 +223,8 @@ std::int64_t LowRankMessage::payload_bytes(int index) const {
 
 SchemeCoder::Squares LowRankMessage::squares(int index) const {
   const LowRankTensor* matrix = slots_[static_cast<std::size_t>(index)].matrix.get();
-  return matrix == nullptr ? SchemeCoder::Squares{} : SchemeCoder::Squares{matrix->sum_squares(), matrix->error_squares()};
+  return matrix == nullptr ? SchemeCoder::Squares{}
+                           : SchemeCoder::Squares{matrix->sum_squares(), matrix->error_squares()};
 }
 
 std::int64_t LowRankMessage::sent_bytes() const {

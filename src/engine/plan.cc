@@ -32,8 +32,7 @@ Status check_bucket(const PlanBucket& bucket, const Topology& topology, std::set
   const Result<std::unique_ptr<Codec>> codec = make_float_codec(bucket.codec);
   if (!codec.ok()) return codec.status().with_context("codec");
   const int levels = static_cast<int>(topology.levels.size());
-  const bool is_linear =
-      codec.value()->sum_form(1, 1, DType::kFloat32).has_value() || sums_factors(bucket, levels);
+  const bool is_linear = codec.value()->sum_form(1, 1, DType::kFloat32).has_value() || sums_factors(bucket, levels);
   return bucket.option.check(levels, is_linear);
 }
 

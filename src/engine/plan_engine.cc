@@ -284,7 +284,8 @@ void PlanEngine::deliver(Bucket& bucket) {
   Interval interval{.start_ns = clock_->now_ns()};
   for (std::size_t slot = 0; slot < bucket.tensors.size(); ++slot) {
     const std::uint32_t t = bucket.tensors[slot];
-    if (gradient_bytes(t) == 0 || bucket.message->read(static_cast<int>(slot), steps_[t].gradient) || !finite_) continue;
+    if (gradient_bytes(t) == 0 || bucket.message->read(static_cast<int>(slot), steps_[t].gradient) || !finite_)
+      continue;
     finite_ = false;
     last_non_finite_ = "step " + std::to_string(finished_steps_) + ": " + tensors_[t].name + ", in the sum over ranks";
   }

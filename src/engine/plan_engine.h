@@ -145,8 +145,8 @@ class PlanEngine final : public Engine {
   const Clock* clock_;
   TraceRecorder* trace_;
   std::unique_ptr<Schedule> schedule_;
-  // By tensor: what an earlier plan lost and this rank still has to deliver, as it stands in the mean. Added to the next
-  // gradient that is committed.
+  // By tensor: what an earlier plan lost and this rank still has to deliver, as it stands in the mean. Added to the
+  // next gradient that is committed.
   std::map<std::uint32_t, AlignedBuffer<float>> carried_;
 
   Status failure_;

@@ -159,9 +159,10 @@ Status PlanEngine::for_values(const EngineState& state, bool with_places, Act&& 
     Bucket& bucket = bucket_of(t);
     const auto take = [&](const std::string& what, const std::vector<float>& saved, std::span<float> here) -> Status {
       if (here.size() != saved.size()) {
-        return make_error(StatusCode::kMismatch,
-                          "load_state: \"%s\" has %zu values of %s, expected %zu; the state is of another model or plan",
-                          tensor.name.c_str(), saved.size(), what.c_str(), here.size());
+        return make_error(
+            StatusCode::kMismatch,
+            "load_state: \"%s\" has %zu values of %s, expected %zu; the state is of another model or plan",
+            tensor.name.c_str(), saved.size(), what.c_str(), here.size());
       }
       act(std::span<const float>(saved), here);
       return {};
@@ -203,10 +204,9 @@ Result<std::string> PlanEngine::load_state(const EngineState& state) {
     }
   }
   const bool same_world = state.world_size == communicator_->world_size();
-  CORTADO_RETURN_IF_ERROR(
-      for_values(state, same_world, [](std::span<const float> saved, std::span<float> here) {
-        std::copy(saved.begin(), saved.end(), here.begin());
-      }));
+  CORTADO_RETURN_IF_ERROR(for_values(state, same_world, [](std::span<const float> saved, std::span<float> here) {
+    std::copy(saved.begin(), saved.end(), here.begin());
+  }));
   if (same_world) return std::string();
   return "the state was saved by " + std::to_string(state.world_size) + " ranks and is loaded by " +
          std::to_string(communicator_->world_size()) +

@@ -43,9 +43,9 @@ Plan dense_plan(const Topology& topology) {
 }
 
 const std::vector<std::string> kLossless = {"none", "float_rans"};
-const std::vector<std::string> kLossy = {"topk(density=0.1)", "quant(bits=4)", "sign", "cast(bf16)",
-                                         "randk(density=0.2)", "topk(density=0.3) | quant(bits=8)", "acp(rank=2)",
-                                         "power(rank=2)"};
+const std::vector<std::string> kLossy = {"topk(density=0.1)", "quant(bits=4)",      "sign",
+                                         "cast(bf16)",        "randk(density=0.2)", "topk(density=0.3) | quant(bits=8)",
+                                         "acp(rank=2)",       "power(rank=2)"};
 
 EngineOptions with_timeout() {
   EngineOptions options;
@@ -410,7 +410,7 @@ TEST(PlanEngine, DamagedPayloadsAreRefusedByName) {
     });
     for (const Status& status : statuses) {
       EXPECT_EQ(status.ok(), statuses[0].ok()) << at << ": " << status.to_string();
-      refused += status.message().find("contributor 1: a payload of") != std::string::npos;
+      refused += status.message().find("what rank 1 sent of") != std::string::npos;
     }
   }
   EXPECT_GT(refused, 4);

@@ -64,7 +64,8 @@ class PlanMessage {
   // -- between steps
   virtual std::vector<MessageResidual> residuals() = 0;
   virtual std::span<float> basis(int slot) = 0;  // empty if there is none
-  // Adds to the slot's residual what stands for itself in the mean; false where there is no residual of this rank alone.
+  // Adds to the slot's residual what stands for itself in the mean; false where there is no residual of this rank
+  // alone.
   virtual bool absorb(int slot, const float* carried) = 0;
 
   // -- the last step

@@ -9,8 +9,8 @@
 namespace cortado {
 
 // Options that do not encode sum gradients / world size, as DDP does. Others encode means over the ranks summed so far:
-// with residuals in unscaled units, so that the loss scale may change between steps; without them as the gradients come,
-// because the loss scale keeps small values in the range of narrow formats.
+// with residuals in unscaled units, so that the loss scale may change between steps; without them as the gradients
+// come, because the loss scale keeps small values in the range of narrow formats.
 class SchemeMessage final : public PlanMessage {
  public:
   static Result<std::unique_ptr<PlanMessage>> make(const Setup& setup);

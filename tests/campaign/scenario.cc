@@ -107,12 +107,30 @@ EngineOptions make_options(Dice& dice) {
   return options;
 }
 
+const std::vector<Option>& all_options() {
+  static const std::vector<Option> options = generate_options({});
+  return options;
+}
+
+// After their sum, to ranks that do not take part in it.
+bool moves_plain_values(const Option& option) {
+  return std::any_of(option.operations.begin(), option.operations.end(), [](const Operation& op) {
+    return !op.encoded && (op.kind == OpKind::kAllGather || op.kind == OpKind::kBroadcast);
+  });
+}
+
 // Buckets of one to three tensors, each with an option of the tree and a codec of its own.
 Plan make_plan(Dice& dice, const std::vector<EngineTensor>& tensors, int machines) {
-  static const std::vector<Option> options = generate_options({});
-  static const std::vector<std::string> codecs = {
-      "none",       "float_rans", "cast(bf16)",         "topk(density=0.1)", "sign(scale=mean_abs)",
-      "quant(bits=4)", "fp8(e4m3)",  "randk(density=0.2)", "topk(density=0.3) | quant(bits=8)"};
+  const std::vector<Option>& options = all_options();
+  static const std::vector<std::string> codecs = {"none",
+                                                  "float_rans",
+                                                  "cast(bf16)",
+                                                  "topk(density=0.1)",
+                                                  "sign(scale=mean_abs)",
+                                                  "quant(bits=4)",
+                                                  "fp8(e4m3)",
+                                                  "randk(density=0.2)",
+                                                  "topk(density=0.3) | quant(bits=8)"};
   Plan plan{.job = "campaign",
             .cluster = "threads",
             .topology = {{{"intra", 2}, {"inter", machines}}},
@@ -244,7 +262,8 @@ class Rank {
     std::vector<EngineTensor> tensors = scenario_.tensors;
     // What changes only speed may differ between ranks.
     options.overlap = !dice_.one_in(6);
-    if (scenario_.options.method != EngineOptions::Method::kNone && dice_.one_in(6)) options.threads = 3 - options.threads;
+    if (scenario_.options.method != EngineOptions::Method::kNone && dice_.one_in(6))
+      options.threads = 3 - options.threads;
     std::optional<Plan> plan = scenario_.plan;
     if (has(Trouble::kOtherSettings)) {
       options.random_seed += 1;
@@ -424,8 +443,8 @@ bool names_place(const std::string& text, bool in_step) {
     return has("comparing settings") || has("comparing models") || has("different settings") || has("different models");
   }
   if (text.starts_with("submit: ")) return true;  // the caller's own mistake, in the call it was told of
-  return has("step ") && (has(": communicate: ") || has(": operation ") || has("encode of \"") || has(": decode of \"") ||
-                          has("finish_step: ") || has("was abandoned"));
+  return has("step ") && (has(": communicate: ") || has(": operation ") || has("encode of \"") ||
+                          has(": decode of \"") || has("finish_step: ") || has("was abandoned"));
 }
 
 std::string bits_that_differ(const Scenario& scenario, const RankOutcome& got, const RankOutcome& expected,
@@ -454,8 +473,7 @@ std::string faults_of_reference(const Scenario& scenario, const std::vector<Rank
     if (!differs.empty()) return "without trouble replicas differ in " + differs;
   }
   for (int step = 0; step < scenario.steps; ++step) {
-    const bool is_dense =
-        is_lossless(scenario) || (!scenario.plan.has_value() && step < scenario.options.start_step);
+    const bool is_dense = is_lossless(scenario) || (!scenario.plan.has_value() && step < scenario.options.start_step);
     if (!is_dense || scenario.options.method == EngineOptions::Method::kCast || scenario.non_finite_step >= 0) continue;
     std::vector<Memory> sent;
     for (int rank = 0; rank < scenario.world_size; ++rank) sent.push_back(make_gradients(scenario, rank, step));
@@ -489,8 +507,7 @@ std::string faults_of_error(const Scenario& scenario, const RankOutcome& outcome
   return "";
 }
 
-// A contribution to a sum can't be told from another one once it is in the sum, nor can values that a plan moves as
-// they are.
+// A contribution to a sum can't be told from another one once it is in the sum.
 bool may_end_alike(const Scenario& scenario) {
   return scenario.trouble == Trouble::kCorruption ||
          (scenario.plan.has_value() && scenario.trouble == Trouble::kTruncation);
@@ -540,6 +557,12 @@ Scenario make_scenario(std::uint64_t seed) {
   if (dice.one_in(4)) scenario.non_finite_step = dice.below(scenario.steps);
   scenario.saved_after = 1 + dice.below(scenario.steps - 1);
   scenario.trouble = static_cast<Trouble>(dice.below(kTroubleCount));
+  const bool damages = scenario.trouble == Trouble::kCorruption || scenario.trouble == Trouble::kTruncation;
+  if (scenario.plan.has_value() && damages) {  // of plain values only check_replicas() can see it
+    for (PlanBucket& bucket : scenario.plan->buckets) {
+      while (moves_plain_values(bucket.option)) bucket.option = dice.any(all_options());
+    }
+  }
   scenario.victim = dice.below(scenario.world_size);
   scenario.at = dice.next();
   const bool is_short = scenario.trouble == Trouble::kShortDelay || scenario.trouble == Trouble::kShortStall;

@@ -31,8 +31,12 @@ class WatchedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
   Result<WorkId> start(const CollectiveCall& call) override {
-    const bool has_check = call.dtype == DType::kUint8 && call.kind != CollectiveKind::kAllReduce;
-    const bool is_damaged = watch_->starts++ == watch_->damaged && (watch_->damages_sums || has_check);
+    const bool is_sum = call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduceScatter ||
+                        call.kind == CollectiveKind::kReduce;
+    const bool has_check = call.dtype == DType::kUint8 && !is_sum;
+    const bool receives = (call.kind != CollectiveKind::kBroadcast || rank() != call.root) &&
+                          (call.kind != CollectiveKind::kGather || rank() == call.root);
+    const bool is_damaged = watch_->starts++ == watch_->damaged && receives && (watch_->damages_sums || has_check);
     Result<WorkId> work = inner_->start(call);
     if (is_damaged && work.ok()) {
       const auto elems = static_cast<std::size_t>(received_elems(call, rank(), world_size()));
