@@ -22,19 +22,30 @@ std::uint32_t check_of(std::span<const std::byte> payload) { return static_cast<
 
 float sign_of(float value) { return static_cast<float>((value > 0.0f) - (value < 0.0f)); }
 
+}  // namespace
+
 // 16 sums side by side, so that compilers vectorise without reordering.
 SchemeCoder::Squares take_differences(const float* values, const float* decoded, std::int64_t elems, float* lost) {
   constexpr std::int64_t kLanes = 16, kPiece = 4096;
   SchemeCoder::Squares total;
   for (std::int64_t begin = 0; begin < elems; begin += kPiece) {
     const std::int64_t count = std::min(kPiece, elems - begin);
-    float of_values[kLanes] = {}, of_differences[kLanes] = {};
-    for (std::int64_t i = 0; i < count; ++i) {
-      const float value = values[begin + i], difference = value - decoded[begin + i];
-      of_values[i % kLanes] += value * value;
-      of_differences[i % kLanes] += difference * difference;
-      if (lost != nullptr) lost[begin + i] = difference;
+    float of_values[kLanes] = {}, of_differences[kLanes] = {}, differences[kPiece];
+    for (std::int64_t i = 0; i < count; ++i) differences[i] = values[begin + i] - decoded[begin + i];
+    std::int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+        const float value = values[begin + i + lane], difference = differences[i + lane];
+        of_values[lane] += value * value;
+        of_differences[lane] += difference * difference;
+      }
     }
+    for (; i < count; ++i) {
+      const float value = values[begin + i];
+      of_values[i % kLanes] += value * value;
+      of_differences[i % kLanes] += differences[i] * differences[i];
+    }
+    if (lost != nullptr) std::copy_n(differences, count, lost + begin);
     for (int lane = 0; lane < kLanes; ++lane) {
       total.of_values += of_values[lane];
       total.of_differences += of_differences[lane];
@@ -42,8 +53,6 @@ SchemeCoder::Squares take_differences(const float* values, const float* decoded,
   }
   return total;
 }
-
-}  // namespace
 
 Status check_payload(std::span<const std::byte> payload) {
   if (payload.size() < kPayloadCheckBytes) {

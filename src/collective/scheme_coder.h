@@ -121,4 +121,7 @@ class SchemeCoder {
   SchemeStatistics statistics_;
 };
 
+// Squares of `values` and of what `decoded` differs from them by, which is written to `lost` unless that is null.
+SchemeCoder::Squares take_differences(const float* values, const float* decoded, std::int64_t elems, float* lost);
+
 }  // namespace cortado

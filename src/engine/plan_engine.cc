@@ -135,10 +135,10 @@ void PlanEngine::abandon(const std::string& why) {
   communicator_->abandon(why);
 }
 
-void PlanEngine::record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes) {
+void PlanEngine::record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes, std::int32_t tensor) {
   stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
   if (trace_ == nullptr) return;
-  trace_->record({stage, bucket, -1, finished_steps_, interval.start_ns, interval.end_ns, bytes});
+  trace_->record({stage, bucket, tensor, finished_steps_, interval.start_ns, interval.end_ns, bytes});
 }
 
 std::int64_t PlanEngine::gradient_bytes(std::uint32_t t) const {
@@ -158,12 +158,14 @@ Status PlanEngine::begin_step(const StepContext& context) {
   in_step_ = true;
   finite_ = true;
   std::fill(steps_.begin(), steps_.end(), TensorStep{});
-  for (Lane& lane : schedule_->lanes) lane.next = 0;
+  for (Lane& lane : schedule_->lanes) lane.next = lane.ended = 0;
+  undelivered_ = 0;
   for (Bucket& bucket : schedule_->buckets) {
     bucket.missing = 0;
     for (const std::uint32_t t : bucket.tensors) bucket.missing += gradient_bytes(t) > 0;
-    bucket.delivered = false;
-    if (bucket.message != nullptr) bucket.message->begin_step(context);
+    if (bucket.message == nullptr) continue;
+    ++undelivered_;
+    bucket.message->begin_step(context);
   }
   return {};
 }
@@ -174,7 +176,10 @@ Status PlanEngine::write(std::uint32_t t, const void* gradient) {
   const bool held = context_.holds_zero_gradients && all_bits_zero(gradient, gradient_bytes(t));
   const auto carried = carried_.find(t);
   steps_[t].delivers_carried = carried != carried_.end() && !held && bucket.message->takes_carried(slot_of(t));
+  Interval interval{.start_ns = clock_->now_ns()};
   bucket.message->write(slot_of(t), gradient, steps_[t].delivers_carried ? carried->second.data() : nullptr);
+  interval.end_ns = clock_->now_ns();
+  record(Stage::kEncode, index_of(bucket), interval, 0, static_cast<std::int32_t>(t));
   return --bucket.missing == 0 ? begin_message(bucket) : Status();
 }
 
@@ -183,6 +188,7 @@ Status PlanEngine::begin_message(Bucket& bucket) {
   CORTADO_RETURN_IF_ERROR(bucket.message->begin(step_));
   interval.end_ns = clock_->now_ns();
   record(Stage::kEncode, index_of(bucket), interval, 0);
+  if (bucket.message->state() == SchemeState::kDone) deliver(bucket);
   return {};
 }
 
@@ -221,7 +227,7 @@ Status PlanEngine::progress() {
   for (bool moved = true; moved;) {
     moved = false;
     if (const Status status = start_turns(&moved); !status.ok()) return fail(status);
-    if (const Status status = test_messages(&moved); !status.ok()) return fail(status);
+    if (const Status status = test_oldest(&moved); !status.ok()) return fail(status);
   }
   return {};
 }
@@ -230,7 +236,7 @@ Status PlanEngine::start_turns(bool* moved) {
   for (Lane& lane : schedule_->lanes) {
     for (; lane.next < lane.turns.size(); ++lane.next) {
       const Turn& turn = lane.turns[lane.next];
-      Bucket& bucket = schedule_->buckets[static_cast<std::size_t>(turn.bucket)];
+      Bucket& bucket = bucket_of(turn);
       const bool is_next = bucket.missing == 0 && bucket.message->state() == SchemeState::kReady &&
                            bucket.message->collective().ordinal == turn.ordinal;
       if (!is_next) break;
@@ -242,15 +248,16 @@ Status PlanEngine::start_turns(bool* moved) {
   return {};
 }
 
-Status PlanEngine::test_messages(bool* moved) {
-  for (Bucket& bucket : schedule_->buckets) {
-    if (bucket.message == nullptr || bucket.missing > 0 || bucket.delivered) continue;
-    if (bucket.message->state() == SchemeState::kInFlight) CORTADO_RETURN_IF_ERROR(bucket.message->test().status());
-    if (bucket.message->state() == SchemeState::kArrived) {
+// Collectives of one communicator end in the order in which they were started, or nearly: only the oldest is asked for.
+Status PlanEngine::test_oldest(bool* moved) {
+  for (Lane& lane : schedule_->lanes) {
+    for (; lane.ended < lane.next; ++lane.ended) {
+      Bucket& bucket = bucket_of(lane.turns[lane.ended]);
+      if (bucket.message->state() == SchemeState::kInFlight) CORTADO_RETURN_IF_ERROR(bucket.message->test().status());
+      if (bucket.message->state() != SchemeState::kArrived) break;
       *moved = true;
       CORTADO_RETURN_IF_ERROR(proceed(bucket));
     }
-    if (bucket.message->state() == SchemeState::kDone) deliver(bucket);
   }
   return {};
 }
@@ -261,22 +268,23 @@ Status PlanEngine::proceed(Bucket& bucket) {
   CORTADO_RETURN_IF_ERROR(bucket.message->proceed());
   interval.end_ns = clock_->now_ns();
   record(Stage::kDecode, index_of(bucket), interval, 0);
+  if (bucket.message->state() == SchemeState::kDone) deliver(bucket);
   return {};
 }
 
 Status PlanEngine::wait_for_earliest() {
-  Bucket* earliest = nullptr;
-  std::int64_t earliest_time = 0;
-  for (Bucket& bucket : schedule_->buckets) {
-    if (bucket.message == nullptr || bucket.message->state() != SchemeState::kInFlight) continue;
-    const std::int64_t time = index_of(bucket) + kLag * bucket.message->collective().ordinal;
-    if (earliest == nullptr || time < earliest_time) earliest = &bucket, earliest_time = time;
+  const Turn* earliest = nullptr;
+  for (const Lane& lane : schedule_->lanes) {
+    if (lane.ended == lane.next) continue;
+    const Turn& oldest = lane.turns[lane.ended];
+    if (earliest == nullptr || oldest.time < earliest->time) earliest = &oldest;
   }
   CORTADO_CHECK(earliest != nullptr, "no message can go on");
+  Bucket& bucket = bucket_of(*earliest);
   Interval interval{.start_ns = clock_->now_ns()};
-  CORTADO_RETURN_IF_ERROR(earliest->message->wait(timeout()));
+  CORTADO_RETURN_IF_ERROR(bucket.message->wait(timeout()));
   interval.end_ns = clock_->now_ns();
-  record(Stage::kWait, index_of(*earliest), interval, 0);
+  record(Stage::kWait, index_of(bucket), interval, 0);
   return {};
 }
 
@@ -289,7 +297,7 @@ void PlanEngine::deliver(Bucket& bucket) {
     finite_ = false;
     last_non_finite_ = "step " + std::to_string(finished_steps_) + ": " + tensors_[t].name + ", in the sum over ranks";
   }
-  bucket.delivered = true;
+  --undelivered_;
   interval.end_ns = clock_->now_ns();
   record(Stage::kDecode, index_of(bucket), interval, 0);
 }
@@ -307,10 +315,9 @@ Result<StepOutcome> PlanEngine::finish_step(const LocalGradient&) {
       return fail(make_error(StatusCode::kFailedPrecondition, "finish_step: the gradient of \"%s\" was not submitted",
                              tensors_[t].name.c_str()));
     }
-    const auto is_done = [](const Bucket& bucket) { return bucket.message == nullptr || bucket.delivered; };
-    while (!std::all_of(schedule_->buckets.begin(), schedule_->buckets.end(), is_done)) {
+    while (undelivered_ > 0) {
       CORTADO_RETURN_IF_ERROR(progress());
-      if (std::all_of(schedule_->buckets.begin(), schedule_->buckets.end(), is_done)) break;
+      if (undelivered_ == 0) break;
       if (const Status status = wait_for_earliest(); !status.ok()) return fail(status);
     }
     for (const Bucket& bucket : schedule_->buckets) {

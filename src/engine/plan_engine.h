@@ -67,8 +67,7 @@ class PlanEngine final : public Engine {
     std::vector<std::uint32_t> tensors;
     std::unique_ptr<PlanMessage> message;  // null: nothing to send, because all tensors are empty
     int missing = 0;                       // tensors not yet submitted in this step
-    bool delivered = false;
-    std::int64_t in_flight_ns = 0;  // when the collective in flight was started
+    std::int64_t in_flight_ns = 0;         // when the collective in flight was started
   };
   struct Place {
     int bucket = -1;
@@ -83,7 +82,8 @@ class PlanEngine final : public Engine {
   struct Lane {
     LevelRange levels;
     std::vector<Turn> turns;
-    std::size_t next = 0;
+    std::size_t next = 0;   // to be started
+    std::size_t ended = 0;  // so many have; below it all
   };
   struct TensorStep {
     void* gradient = nullptr;
@@ -111,10 +111,10 @@ class PlanEngine final : public Engine {
 
   // -- a step
   Status write(std::uint32_t tensor, const void* gradient);
-  Status begin_message(Bucket& bucket);
   Status progress();
   Status start_turns(bool* moved);
-  Status test_messages(bool* moved);
+  Status begin_message(Bucket& bucket);
+  Status test_oldest(bool* moved);
   Status wait_for_earliest();
   Status proceed(Bucket& bucket);
   void deliver(Bucket& bucket);
@@ -128,6 +128,7 @@ class PlanEngine final : public Engine {
   static Bucket& bucket_of(Schedule* schedule, std::uint32_t tensor) {
     return schedule->buckets[static_cast<std::size_t>(schedule->places[tensor].bucket)];
   }
+  Bucket& bucket_of(const Turn& turn) { return schedule_->buckets[static_cast<std::size_t>(turn.bucket)]; }
   int slot_of(std::uint32_t tensor) const { return schedule_->places[tensor].slot; }
   float* carried_values(std::uint32_t tensor);
   Status check_state(const EngineState& state);
@@ -135,7 +136,7 @@ class PlanEngine final : public Engine {
   Status for_values(const EngineState& state, bool with_places, Act&& act);
   static std::vector<MessageResidual> residuals_of(Bucket& bucket);
 
-  void record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes);
+  void record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes, std::int32_t tensor = -1);
   std::int64_t gradient_bytes(std::uint32_t tensor) const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - schedule_->buckets.data()); }
 
@@ -154,6 +155,7 @@ class PlanEngine final : public Engine {
   StepContext context_;
   std::vector<TensorStep> steps_;
   bool finite_ = true;
+  int undelivered_ = 0;  // messages
   ReplicaHistory replicas_;
   std::int64_t step_ = 0;  // finite steps finished
   std::int64_t finished_steps_ = 0;
