@@ -162,7 +162,7 @@ class Reducer(Attachment):
                 self._carrier.add(*missing[-1])
         self._carrier.flush()
         self._used.start(given is not None for given in self._given)
-        self._engine.finish_step()
+        self._finish_step()
         self._carrier.deliver()
         used = self._used.wait(self._engine.timeout_s)
         for index, mean in missing:

@@ -211,7 +211,7 @@ EngineReport PlanEngine::report() const {
   report.last_non_finite = last_non_finite_;
   report.payload_bytes = last_payload_bytes_;
   report.messages = last_messages_;
-  double sum_squares = 0, error_squares = 0;
+  double sum_squares = 0, error_squares = 0, residual_squares = 0;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     TensorReport& tensor = report.tensors.emplace_back();
     tensor.name = tensors_[t].name;
@@ -229,8 +229,10 @@ EngineReport PlanEngine::report() const {
     if (squares.of_values > 0) tensor.relative_l2_error = std::sqrt(squares.of_differences / squares.of_values);
     sum_squares += squares.of_values;
     error_squares += squares.of_differences;
+    if (bucket.has_feedback) residual_squares += squares.of_differences;
   }
   if (sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
+  report.residual_l2 = std::sqrt(residual_squares) * communicator_->world_size();  // it is of gradients divided by it
   if (last_payload_bytes_ > 0) {
     report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
   }
