@@ -242,7 +242,7 @@ class CodecWork {
         decoded_(size()),
         payload_(codec.max_payload_bytes(rows_, cols_, DType::kFloat32)),
         scratch_(codec.scratch_bytes(rows_, cols_, DType::kFloat32)) {
-    philox_fill_normal(1, 0, 0, gradient_.data(), elems());
+    philox_fill_normal(1, 0, 0, gradient_.data(), rows_ * cols_);
     for (float& value : gradient_) value *= 1e-3f;
   }
 
@@ -296,8 +296,11 @@ Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes
     decode.add(work.elems(), decoding);
   }
   for (const auto& [direction, curve] : {std::pair(OpKind::kEncode, &encode), std::pair(OpKind::kDecode, &decode)}) {
-    CodecTimes entry{
-        .codec = spec, .device = OpDevice::kCpu, .direction = direction, .threads = 1, .curve = curve->times};
+    CodecTimes entry;
+    entry.codec = spec;
+    entry.device = OpDevice::kCpu;
+    entry.direction = direction;
+    entry.curve = curve->times;
     note_spread("", *curve, &entry.unknown);
     times->push_back(std::move(entry));
   }
@@ -349,7 +352,9 @@ Result<Cluster> Calibrator::run() {
   CORTADO_ASSIGN_OR_RETURN(const LevelCommunicators levels, LevelCommunicators::create(communicator_, topology));
   count_points(topology);
 
-  Cluster cluster{.name = options_.name, .description = "measured by cortado calibrate"};
+  Cluster cluster;
+  cluster.name = options_.name;
+  cluster.description = "measured by cortado calibrate";
   // First what is quick, so that the links get what is left of the time.
   for (const std::string& spec : options_.codecs) CORTADO_RETURN_IF_ERROR(measure_codec(spec, &cluster.codecs));
   CORTADO_RETURN_IF_ERROR(measure_contention(&cluster));

@@ -43,7 +43,7 @@ float made_up(int rank, std::int64_t step, std::size_t tensor, std::size_t i) {
 constexpr std::int64_t kMs = 1'000'000;
 
 // Runs steps of auto on some ranks; how long a step takes depends on what runs inside.
-struct Run {
+struct Training {
   AutoOptions options = AutoOptions::parse("auto(measure_s=0)").value();
   int ranks = 2;
   std::int64_t steps = 60;
@@ -71,7 +71,7 @@ std::string inside(const AutoEngine& engine) {
   return label.starts_with(measuring) ? label.substr(measuring.size()) : label;
 }
 
-void Run::go() {
+void Training::go() {
   decisions.resize(static_cast<std::size_t>(ranks));
   news.resize(static_cast<std::size_t>(ranks));
   reports.resize(static_cast<std::size_t>(ranks));
@@ -121,7 +121,7 @@ void Run::go() {
   });
 }
 
-void expect_ok(const Run& run) {
+void expect_ok(const Training& run) {
   for (const Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
@@ -135,7 +135,7 @@ bool says(const std::vector<std::string>& news, const std::string& text) {
 }
 
 TEST(AutoEngine, TakesTheFastestSettingOnAllRanks) {
-  Run run;
+  Training run;
   run.ranks = 3;
   run.step_ns = [](const std::string& what, std::int64_t, int rank) {
     // The ranks see different times; what counts is the slowest.
@@ -156,7 +156,7 @@ TEST(AutoEngine, TakesTheFastestSettingOnAllRanks) {
 }
 
 TEST(AutoEngine, DeclinesWithTheReasonWhereNothingIsGained) {
-  Run run;
+  Training run;
   run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 490) * kMs; };
   run.go();
   expect_ok(run);
@@ -170,7 +170,7 @@ TEST(AutoEngine, QualitySaysWhatMayBeUsed) {
   for (const auto& [quality, most] : {std::pair(Quality::kSafe, std::string("cast(bf16)")),
                                       std::pair(Quality::kBalanced, std::string("compso(bound=4e-3)")),
                                       std::pair(Quality::kAggressive, std::string("topk(density=0.01)"))}) {
-    Run run;
+    Training run;
     run.options.quality = quality;
     run.steps = 120;
     run.step_ns = [](const std::string& what, std::int64_t, int) {
@@ -191,7 +191,7 @@ TEST(AutoEngine, QualitySaysWhatMayBeUsed) {
 TEST(AutoEngine, NothingIsLostByTrials) {
   for (const bool in_buckets : {true, false}) {
     for (const float scale : {1.0f, 64.0f}) {
-      Run run;
+      Training run;
       run.options.quality = Quality::kAggressive;
       run.in_buckets = in_buckets;
       run.gradient_scale = scale;
@@ -212,7 +212,7 @@ TEST(AutoEngine, NothingIsLostByTrials) {
 }
 
 TEST(AutoEngine, MeasuresAgainWhenTheLinkChanges) {
-  Run run;
+  Training run;
   run.options.quality = Quality::kSafe;
   run.steps = 330;
   run.step_ns = [](const std::string& what, std::int64_t step, int) {
@@ -229,7 +229,7 @@ TEST(AutoEngine, MeasuresAgainWhenTheLinkChanges) {
 }
 
 TEST(AutoEngine, ASlowSpellChangesNothing) {
-  Run run;
+  Training run;
   run.options.quality = Quality::kSafe;
   run.steps = 200;
   run.step_ns = [](const std::string& what, std::int64_t step, int) {
@@ -242,7 +242,7 @@ TEST(AutoEngine, ASlowSpellChangesNothing) {
 }
 
 TEST(AutoEngine, StepsBackFromASettingThatLosesTooMuch) {
-  Run run;
+  Training run;
   run.options.quality = Quality::kAggressive;
   run.options.max_relative_error = 0.5;  // topk loses more than that of noise
   run.steps = 400;
@@ -259,7 +259,7 @@ TEST(AutoEngine, StepsBackFromASettingThatLosesTooMuch) {
 // The residual's norm is in gradients: top-k of noise, some steps after its start, owes several of them.
 TEST(AutoEngine, TellsTheResidualInGradients) {
   for (const float scale : {1.0f, 1024.0f}) {
-    Run run;
+    Training run;
     run.options.quality = Quality::kAggressive;
     run.options.max_relative_error = 1;
     run.gradient_scale = scale;
@@ -277,7 +277,7 @@ TEST(AutoEngine, TellsTheResidualInGradients) {
 }
 
 TEST(AutoEngine, PredictsAndPlans) {
-  Run run;
+  Training run;
   run.options.measure_s = 0.5;
   run.clock_runs = true;
   run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 900 : 400) * kMs; };
@@ -288,7 +288,7 @@ TEST(AutoEngine, PredictsAndPlans) {
 }
 
 TEST(AutoEngine, OneRankHasNothingToDecide) {
-  Run run;
+  Training run;
   run.ranks = 1;
   run.step_ns = [](const std::string&, std::int64_t, int) { return kMs; };
   run.go();
@@ -343,7 +343,7 @@ TEST(AutoEngine, ResumesFromACheckpoint) {
   const auto fast_topk = [](const std::string& what, std::int64_t, int) {
     return (what == "topk(density=0.01)" ? 100 : 900) * kMs;
   };
-  Run run;
+  Training run;
   run.options.quality = Quality::kAggressive;
   run.steps = 100;
   run.step_ns = fast_topk;

@@ -9,6 +9,7 @@
 #include "cortado/calibrate.h"
 #include "cortado/job.h"
 #include "cortado/planner.h"
+#include "engine/trained_codec.h"
 #include "session/settings.h"
 
 namespace cortado {
@@ -55,7 +56,10 @@ std::vector<AutoSetting> allowed_settings(const AutoOptions& options, const std:
 }
 
 Job make_job(const std::vector<EngineTensor>& tensors, const MeasuredSteps& steps) {
-  Job job{.name = "training", .description = "measured by auto", .device = OpDevice::kCpu};
+  Job job;
+  job.name = "training";
+  job.description = "measured by auto";
+  job.device = OpDevice::kCpu;
   // From the end of one step to the end of the next: optimizer, forward and backward pass are one stretch.
   job.forward_ns = 0;
   job.optimizer_ns = 0;
@@ -64,18 +68,20 @@ Job make_job(const std::vector<EngineTensor>& tensors, const MeasuredSteps& step
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return steps.ready_ns[a] < steps.ready_ns[b]; });
   for (const std::size_t t : order) {
-    job.tensors.push_back({.name = tensors[t].name,
-                           .shape = {tensors[t].rows, tensors[t].cols},
-                           .dtype = tensors[t].dtype,
-                           .ready_ns = std::max<std::int64_t>(0, steps.ready_ns[t])});
-    if (tensors[t].dimensions < 2) job.tensors.back().shape = {tensors[t].cols};
+    JobTensor& tensor = job.tensors.emplace_back();
+    tensor.name = tensors[t].name;
+    tensor.shape = {tensors[t].rows, tensors[t].cols};
+    if (tensors[t].dimensions < 2) tensor.shape = {tensors[t].cols};
+    tensor.dtype = tensors[t].dtype;
+    tensor.ready_ns = std::max<std::int64_t>(0, steps.ready_ns[t]);
   }
   return job;
 }
 
 // About what an engine of the setting does, as a plan.
 Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& codec, bool is_linear, bool low_rank) {
-  Plan plan{.job = job.name, .cluster = cluster.name, .topology = cluster.topology(), .buckets = {}};
+  Plan plan;
+  plan.topology = cluster.topology();
   const LevelRange all{0, static_cast<int>(cluster.levels.size()) - 1};
   const Operation dense{.kind = OpKind::kAllReduce, .levels = all};
   const Operation encoded{.kind = is_linear ? OpKind::kAllReduce : OpKind::kAllGather, .levels = all, .encoded = true};
@@ -113,14 +119,40 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
   return plan;
 }
 
+// The planner knows no more than the most that a payload can have. Where payloads vary, `cluster` with the gathers of
+// what they have of values as in a gradient: curves whose sizes are as much larger.
+Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& codec) {
+  constexpr std::int64_t kSide = 256;
+  EngineOptions options;
+  options.codec = codec;
+  CORTADO_ASSIGN_OR_RETURN(const TrainedCodec trained, make_trained_codec(options));
+  CORTADO_ASSIGN_OR_RETURN(const double expected, expected_payload_bytes(trained, kSide, kSide, DType::kFloat32));
+  const double most = static_cast<double>(trained.codec->max_payload_bytes(kSide, kSide, DType::kFloat32));
+  Cluster scaled = cluster;
+  const auto scale = [&](CollectiveCurves& curves) {
+    const auto gather = curves.find(OpKind::kAllGather);
+    if (gather == curves.end()) return;
+    for (std::int64_t& size : gather->second.sizes) {
+      size = static_cast<std::int64_t>(static_cast<double>(size) * std::max(1.0, most / std::max(1.0, expected)));
+    }
+  };
+  for (ClusterLevel& level : scaled.levels) scale(level.collectives);
+  for (ClusterRange& range : scaled.ranges) scale(range.collectives);
+  return scaled;
+}
+
 Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster) {
   CodecTraits traits;
+  Cluster scaled = cluster;
   if (codec != "none") {
     CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> made, make_codec(codec));
     traits = made->row().traits;
+    if (!traits.fixed_size) {
+      CORTADO_ASSIGN_OR_RETURN(scaled, with_expected_sizes(cluster, codec));
+    }
   }
-  const Plan plan = plan_of_setting(job, cluster, codec, traits.linear, traits.low_rank);
-  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, cluster));
+  const Plan plan = plan_of_setting(job, scaled, codec, traits.linear, traits.low_rank);
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, scaled));
   return timeline.step_ns;
 }
 
@@ -155,9 +187,12 @@ Status add_predictions(const Job& job, const Cluster& cluster, Quality quality, 
     // A codec that the file has no times of is tried all the same.
     if (predicted_ns.ok()) candidate.predicted_ns = predicted_ns.value();
   }
-  // Of plans there is evidence for casts only: settings leave vectors alone, plans need not.
-  if (quality != Quality::kAggressive)
-    std::erase_if(codecs, [](const auto& codec) { return !codec.starts_with("cast"); });
+  // Of plans there is evidence for casts only: settings leave vectors alone, plans need not. Low rank has warm starts
+  // that plans do not keep.
+  std::erase_if(codecs, [&](const std::string& codec) {
+    const bool is_low_rank = codec.starts_with("acp") || codec.starts_with("power");
+    return is_low_rank || (quality != Quality::kAggressive && !codec.starts_with("cast"));
+  });
   if (!may_plan || codecs.empty()) return {};
   CORTADO_ASSIGN_OR_RETURN(std::optional<AutoCandidate> planned, best_plan(job, cluster, codecs));
   if (planned.has_value()) candidates->list.push_back(*std::move(planned));

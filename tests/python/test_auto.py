@@ -8,7 +8,7 @@ from nets import distance, loss_of, make_batch, make_net, make_optimizer, train
 from ranks import RanksFailed
 
 QUICK = "auto(measure_s=0.3)"
-STEPS = 90  # enough for all trials of a net this small
+STEPS = 170  # enough for all trials of a net whose steps are this short
 
 
 def decide(me, plan=QUICK, steps=STEPS, **options):
@@ -85,9 +85,9 @@ def test_measuring_steps_are_those_of_ddp(pools):
 def near_ddp(me):
     """Trials of casts change next to nothing, and what they owe is paid."""
     by_ddp = me.wrap(make_net())
-    train(me, by_ddp, 60)
+    train(me, by_ddp, STEPS)
     by_auto = me.attach(make_net(), "auto(quality=safe, measure_s=0.2)")
-    train(me, by_auto, 60)
+    train(me, by_auto, STEPS)
     return distance(*(dict(m.module.state_dict()) for m in (by_auto, by_ddp)))
 
 

@@ -25,7 +25,7 @@ def calibrated(me, path=None, plan=None):
     me.gather(None)  # the file is there
     if plan is not None:
         model = me.attach(make_net(), plan)
-        train(me, model, 60)
+        train(me, model, 170)
         return model.cortado.decision()
     return cluster.to_json(), calls
 
@@ -186,7 +186,7 @@ def test_bad_input(arguments, text):
 
 def test_files_that_are_wrong_say_where(tmp_path):
     path = tmp_path / "job.json"
-    path.write_text('{"format": "cortado.job/1", "name": "x", "tensors": [{"name": "w", "shape": [2], "ready_ns": -1}]}')
+    path.write_text('{"format": "cortado.job/1", "name": "x", "tensors": [{"name": "w", "shape": [2], "dtype": "float32", "ready_ns": -1}]}')
     with pytest.raises(cortado.CortadoError) as raised:
         cortado.Job.load(path)
     assert str(raised.value).startswith(f"{path}: $.tensors[0].ready_ns: expected ")

@@ -157,7 +157,7 @@ class Bounds {
   struct Ascent {
     int tensor;
     double bound = 0;
-    Weights at;
+    Weights at = {};
   };
 
   // At first each mixture of computation, links and the tensor's own way; from the best of them small steps.
