@@ -24,9 +24,9 @@ struct CalibrateOptions {
   std::vector<std::string> codecs = {};  // specifications
   std::vector<OpKind> collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll,
                                      OpKind::kReduce,    OpKind::kBroadcast,     OpKind::kGather};
-  // Seconds for everything. What is left of it is divided among the points that are left; sizes that would take more
-  // than their share are left out (curves go on beyond their last point), but of everything two sizes are measured,
-  // thrice each, however long that takes.
+  // Seconds for everything. What is left of it is divided among the points that are left; sizes of which one run would
+  // take more than twice their share are left out (curves go on beyond their last point), but of everything two sizes
+  // are measured, thrice each, however long that takes.
   double budget_s = 60;
   std::int64_t max_bytes = std::int64_t{32} << 20;  // largest collective
   std::int64_t max_elems = std::int64_t{4} << 20;   // largest tensor of a codec
@@ -39,8 +39,9 @@ struct CalibrateOptions {
 
 // Every rank of `communicator` calls it with the same options, and gets the same cluster.
 //
-//   a collective  each rank's median over the runs, from a barrier on; of these the longest of any rank. A level's
-//                 groups run at the same time, so points of outer levels are what their whole link takes
+//   a collective  each rank's median over the runs, from a barrier on; of these the longest of any rank. Small ones are
+//                 called several times in a row. A level's groups run at the same time, so points of outer levels are
+//                 what their whole link takes
 //   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
 //                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written
 //   contention    by how much a matrix product slows down while another thread of the rank encodes

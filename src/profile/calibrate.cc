@@ -22,18 +22,25 @@ namespace cortado {
 
 namespace {
 
-constexpr std::int64_t kFewestRuns = 3, kMostRuns = 25;
-constexpr std::int64_t kByteFactor = 8, kElemFactor = 16;  // from size to size
-constexpr std::int64_t kSmallestBytes = 1024, kSmallestElems = 1024;
+constexpr std::int64_t kFewestRuns = 2, kMostRuns = 15;
+constexpr std::int64_t kFactor = 16;  // from size to size
+constexpr std::int64_t kSmallestBytes = 4096, kSmallestElems = 1024;
+// Beyond so many times the smallest size's time it is the size that counts, and time grows with it.
+constexpr std::int64_t kOfSize = 3;
+constexpr double kLargestShare = 2;  // of a point's share of the budget, for one run
 constexpr std::size_t kFewestSizes = 2;
 constexpr std::int64_t kProductSide = 192;
 
-std::vector<std::int64_t> sizes_up_to(std::int64_t smallest, std::int64_t factor, std::int64_t largest) {
+std::vector<std::int64_t> sizes_up_to(std::int64_t smallest, std::int64_t largest) {
   std::vector<std::int64_t> sizes;
-  for (std::int64_t size = smallest; size < largest; size *= factor) sizes.push_back(size);
-  sizes.push_back(std::max(largest, smallest * factor));
+  for (std::int64_t size = smallest; size < largest; size *= kFactor) sizes.push_back(size);
+  sizes.push_back(std::max(largest, smallest * kFactor));
   return sizes;
 }
+
+// How often a collective is called in one run. Ranks leave a barrier one after the other, by milliseconds where they
+// share cores; small collectives are hardly longer, so several of them in a row are timed.
+int calls_in_a_run(std::int64_t bytes) { return bytes <= (16 << 10) ? 10 : bytes <= (128 << 10) ? 5 : 1; }
 
 struct Point {
   std::int64_t median_ns = 0, spread_ns = 0, runs = 0;
@@ -113,8 +120,8 @@ class Calibrator {
   Result<std::vector<std::int64_t>> longest(std::span<const std::int64_t> own);
   void count_points(const Topology& topology);
   template <typename Act>
-  Result<Point> measure(const std::string& what, Act&& act);
-  bool is_worth_it(const Curve& curve, std::int64_t factor) const;
+  Result<Point> measure(const std::string& what, Act&& act, int calls = 1);
+  bool is_worth_it(const Curve& curve) const;
 
   Result<CollectiveCurves> measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
                                                UnknownFields* unknown);
@@ -150,23 +157,22 @@ void Calibrator::count_points(const Topology& topology) {
   const std::size_t levels = topology.levels.size();
   const std::size_t ranges = levels + (levels > 1 ? 1 : 0);
   const std::size_t of_collectives =
-      ranges * options_.collectives.size() * sizes_up_to(kSmallestBytes, kByteFactor, options_.max_bytes).size();
-  const std::size_t of_codecs =
-      2 * options_.codecs.size() * sizes_up_to(kSmallestElems, kElemFactor, options_.max_elems).size();
+      ranges * options_.collectives.size() * sizes_up_to(kSmallestBytes, options_.max_bytes).size();
+  const std::size_t of_codecs = 2 * options_.codecs.size() * sizes_up_to(kSmallestElems, options_.max_elems).size();
   points_ = static_cast<double>(of_collectives + of_codecs + 2);
   share_ns_ = options_.budget_s * 1e9 / points_;
 }
 
-// Runs `act` some times on all ranks at once; the number of runs is the same on all of them.
+// Times some runs of `calls` calls of `act` on all ranks at once; the number of runs is the same on all of them.
 template <typename Act>
-Result<Point> Calibrator::measure(const std::string& what, Act&& act) {
+Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls) {
   if (options_.progress) options_.progress(std::min(1.0, points_done_ / points_), what);
   ++points_done_;
   std::vector<std::int64_t> times;
   const auto time_once = [&]() -> Status {
     CORTADO_RETURN_IF_ERROR(barrier());
     const std::int64_t start_ns = clock_->now_ns();
-    CORTADO_RETURN_IF_ERROR(act());
+    for (int i = 0; i < calls; ++i) CORTADO_RETURN_IF_ERROR(act());
     times.push_back(std::max<std::int64_t>(0, clock_->now_ns() - start_ns));
     return {};
   };
@@ -176,8 +182,8 @@ Result<Point> Calibrator::measure(const std::string& what, Act&& act) {
   const double left_ns = options_.budget_s * 1e9 - static_cast<double>(first[1]);
   share_ns_ = std::max(0.0, left_ns) / std::max(1.0, points_ - points_done_ + 1);
   const double fitting = share_ns_ / static_cast<double>(std::max<std::int64_t>(1, first[0]));
-  const auto runs = static_cast<std::int64_t>(
-      std::clamp(fitting, static_cast<double>(kFewestRuns - 1), static_cast<double>(kMostRuns)));
+  const auto runs =
+      static_cast<std::int64_t>(std::clamp(fitting, static_cast<double>(kFewestRuns), static_cast<double>(kMostRuns)));
   times.clear();  // the first run brings memory and connections up
   for (std::int64_t i = 0; i < runs; ++i) CORTADO_RETURN_IF_ERROR(time_once().with_context(what));
   std::sort(times.begin(), times.end());
@@ -186,13 +192,15 @@ Result<Point> Calibrator::measure(const std::string& what, Act&& act) {
   };
   const std::int64_t own[] = {at(0.5), at(0.9) - at(0.1)};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most, longest(own));
-  return Point{.median_ns = most[0], .spread_ns = most[1], .runs = runs};
+  return Point{.median_ns = most[0] / calls, .spread_ns = most[1] / calls, .runs = runs};
 }
 
-// Whether the next size, `factor` times as large, fits.
-bool Calibrator::is_worth_it(const Curve& curve, std::int64_t factor) const {
+// Whether the next size fits. As long as it is not the size that counts, the curve would say nothing of larger ones.
+bool Calibrator::is_worth_it(const Curve& curve) const {
   if (curve.times.sizes.size() < kFewestSizes) return true;
-  return static_cast<double>(curve.times.times_ns.back()) * static_cast<double>(factor) <= share_ns_;
+  const std::int64_t first_ns = curve.times.times_ns.front(), last_ns = curve.times.times_ns.back();
+  const std::int64_t growth = last_ns >= kOfSize * first_ns ? kFactor : kOfSize;
+  return static_cast<double>(last_ns) * static_cast<double>(growth) <= kLargestShare * share_ns_;
 }
 
 // ---- collectives ---------------------------------------------------------------------------------------------------
@@ -206,18 +214,22 @@ Result<CollectiveCurves> Calibrator::measure_collectives(Communicator* group, co
   CollectiveCurves curves;
   for (const OpKind kind : options_.collectives) {
     Curve curve;
-    for (const std::int64_t bytes : sizes_up_to(kSmallestBytes, kByteFactor, options_.max_bytes)) {
-      if (!is_worth_it(curve, kByteFactor)) {
+    for (const std::int64_t bytes : sizes_up_to(kSmallestBytes, options_.max_bytes)) {
+      if (!is_worth_it(curve)) {
         ++points_done_;
         continue;
       }
       const SizedCall sized = make_call(kind, bytes, group->world_size(), sent.data(), received.data());
       const std::string what =
           std::string(op_kind_name(kind)) + "@" + level + ", " + std::to_string(sized.bytes) + " bytes";
-      CORTADO_ASSIGN_OR_RETURN(const Point point, measure(what, [&]() -> Status {
-                                 CORTADO_ASSIGN_OR_RETURN(const WorkId work, group->start(sized.call));
-                                 return group->wait(work, timeout_);
-                               }));
+      CORTADO_ASSIGN_OR_RETURN(const Point point, measure(
+                                                      what,
+                                                      [&]() -> Status {
+                                                        CORTADO_ASSIGN_OR_RETURN(const WorkId work,
+                                                                                 group->start(sized.call));
+                                                        return group->wait(work, timeout_);
+                                                      },
+                                                      calls_in_a_run(sized.bytes)));
       curve.add(sized.bytes * groups, point);
     }
     note_spread("/collectives/" + std::string(op_kind_name(kind)), curve, unknown);
@@ -283,8 +295,8 @@ class CodecWork {
 Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes>* times) {
   CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(spec));
   Curve encode, decode;
-  for (const std::int64_t elems : sizes_up_to(kSmallestElems, kElemFactor, options_.max_elems)) {
-    if (!is_worth_it(encode, kElemFactor)) {
+  for (const std::int64_t elems : sizes_up_to(kSmallestElems, options_.max_elems)) {
+    if (!is_worth_it(encode)) {
       points_done_ += 2;
       continue;
     }

@@ -71,9 +71,11 @@ TEST(Calibrate, TakesMediansAndSaysHowManyRuns) {
   CountingClock clock;
   const Cluster cluster = calibrate_ranks(1, options, &clock)[0];
   const TimeCurve& curve = cluster.levels[0].collectives.at(OpKind::kAllReduce);
-  for (const std::int64_t time : curve.times_ns) EXPECT_EQ(time, 1000);
+  EXPECT_EQ(curve.sizes, (std::vector<std::int64_t>{4096, 65536, 1 << 18}));
+  // Ten calls in a run, five, and one.
+  EXPECT_EQ(curve.times_ns, (std::vector<std::int64_t>{100, 200, 1000}));
   const std::string& runs = cluster.levels[0].unknown.at("/collectives/all_reduce/runs");
-  EXPECT_EQ(runs.substr(0, 3), "[25");
+  EXPECT_EQ(runs.substr(0, 3), "[15");
 }
 
 TEST(Calibrate, StaysWithinItsBudget) {

@@ -207,15 +207,25 @@ Result<Topology> topology_of(const AutoOptions& options, Communicator* communica
 
 Result<Cluster> measure_cluster(const AutoOptions& options, Communicator* communicator, const Clock* clock) {
   CORTADO_ASSIGN_OR_RETURN(const Topology topology, topology_of(options, communicator));
-  CalibrateOptions calibration{.name = "as measured by auto",
-                               .codecs = auto_codecs(options.quality),
-                               .collectives = {OpKind::kAllReduce, OpKind::kAllGather},
-                               .budget_s = options.measure_s,
-                               .topology = topology,
-                               .transport_version = options.transport_version,
-                               .timeout_s = options.timeout_s,
-                               .progress = nullptr};
-  return calibrate(communicator, calibration, clock);
+  CalibrateOptions calibration{
+      .name = "as measured by auto",
+      .codecs = auto_codecs(options.quality),
+      .collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll},
+      .budget_s = options.measure_s,
+      .topology = topology,
+      .transport_version = options.transport_version,
+      .timeout_s = options.timeout_s,
+      .progress = nullptr};
+  CORTADO_ASSIGN_OR_RETURN(Cluster cluster, calibrate(communicator, calibration, clock));
+  // Collectives with a root are not worth the time to measure them, and formulas for them promise too much.
+  const auto forbid_rooted = [](CollectiveCurves& curves) {
+    for (const OpKind kind : {OpKind::kReduce, OpKind::kBroadcast, OpKind::kGather}) {
+      curves[kind] = {.sizes = {1}, .times_ns = {kMaxNs / 1024}};
+    }
+  };
+  for (ClusterLevel& level : cluster.levels) forbid_rooted(level.collectives);
+  for (ClusterRange& range : cluster.ranges) forbid_rooted(range.collectives);
+  return cluster;
 }
 
 // Best first, dense where it is; without those that can't win.

@@ -186,7 +186,8 @@ def test_bad_input(arguments, text):
 
 def test_files_that_are_wrong_say_where(tmp_path):
     path = tmp_path / "job.json"
-    path.write_text('{"format": "cortado.job/1", "name": "x", "tensors": [{"name": "w", "shape": [2], "dtype": "float32", "ready_ns": -1}]}')
+    tensor = {"name": "w", "shape": [2], "dtype": "float32", "ready_ns": -1}
+    path.write_text(json.dumps({"format": "cortado.job/1", "name": "x", "tensors": [tensor]}))
     with pytest.raises(cortado.CortadoError) as raised:
         cortado.Job.load(path)
     assert str(raised.value).startswith(f"{path}: $.tensors[0].ready_ns: expected ")
