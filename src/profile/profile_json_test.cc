@@ -11,14 +11,14 @@
 namespace cortado {
 namespace {
 
-constexpr const char* kJob = R"({
+constexpr const char* kJob = R"json({
  "format": "cortado.job/1", "name": "small", "forward_ns": null, "trainer": {"version": 3},
  "tensors": [
   {"name": "b", "shape": [], "dtype": "float32", "ready_ns": 0},
   {"name": "w", "shape": [3, 4, 5], "dtype": "bfloat16", "ready_ns": 70, "rms": 0.5,
-   "errors": {"topk(density=0.01)": 0.9}, "layer/kind": "conv"}]})";
+   "errors": {"topk(density=0.01)": 0.9}, "layer/kind": "conv"}]})json";
 
-constexpr const char* kCluster = R"({
+constexpr const char* kCluster = R"json({
  "format": "cortado.cluster/1", "name": "two",
  "levels": [
   {"name": "intra", "ranks": 2, "link": "shm", "collectives": {"all_reduce": {"bytes": [10, 20], "time_ns": [5, 7]}}},
@@ -27,7 +27,7 @@ constexpr const char* kCluster = R"({
  "codecs": [{"codec": "cast(fp16)", "device": "cpu", "threads": 2, "direction": "encode", "elems": [1], "time_ns": [1]}],
  "copies": {"host_to_device": {"bytes": [8], "time_ns": [9]}},
  "contention": {"gpu_codec_slows_backward": 0.5, "cpu_codec_workers": 3, "measured": true},
- "host": {"fingerprint": "abc"}})";
+ "host": {"fingerprint": "abc"}})json";
 
 std::string with(std::string text, const std::string& from, const std::string& to) {
   const std::size_t at = text.find(from);
@@ -54,7 +54,7 @@ TEST(JobJson, ReadsWhatThereIs) {
 
 TEST(JobJson, UnknownFieldsAreKeptAndWritingIsStable) {
   const std::string written = job_to_json(job_from_json(kJob).value());
-  EXPECT_NE(written.find(R"("trainer":{"version":3})"), std::string::npos) << written;
+  EXPECT_NE(written.find(R"("trainer": {"version":3})"), std::string::npos) << written;
   EXPECT_NE(written.find(R"("layer/kind":"conv")"), std::string::npos) << written;
   EXPECT_EQ(job_to_json(job_from_json(written).value()), written);
 }
@@ -160,6 +160,18 @@ TEST(ClusterJson, RefusesBadInputWithItsPlace) {
     EXPECT_NE(cluster.status().message().find(bad.error), std::string::npos)
         << bad.to << " -> " << cluster.status().to_string();
   }
+}
+
+TEST(Cluster, RefusesTimesOfAnotherMachineOrCommunicator) {
+  const Cluster cluster = cluster_from_json(kCluster).value();
+  EXPECT_TRUE(cluster.check_origin("abc", "gloo").ok());  // the file does not say which communicator
+  EXPECT_TRUE(cluster.check_origin("", "").ok());
+  const Status other = cluster.check_origin("abd", "gloo");
+  EXPECT_EQ(other.code(), StatusCode::kMismatch);
+  EXPECT_EQ(other.message(), "$.host.fingerprint: expected \"abd\", as here, got \"abc\": measure again");
+  Cluster known = cluster;
+  known.communicator = "mpi 4.1";
+  EXPECT_EQ(known.check_origin("abc", "mpi 4.0").message(), "$.host.communicator: expected \"mpi 4.0\", as here, got \"mpi 4.1\": measure again");
 }
 
 TEST(TimeCurve, IsLinearBetweenAndBeyondWhatWasMeasured) {

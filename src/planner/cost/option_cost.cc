@@ -205,7 +205,8 @@ std::int64_t OptionCost::decode_ns(OpDevice device, std::int64_t parts) const {
 
 bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShape& shape, const Option& option,
                 OptionChain* chain) {
-  *chain = {};
+  chain->steps.clear();  // keeps its memory
+  *chain = {.steps = std::move(chain->steps)};
   const OptionCost cost(model, codec, shape);
   PathState state = cost.begin();
   std::int64_t residual_bytes = 0, peak_bytes = 0;
@@ -215,6 +216,7 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
       step.operation = static_cast<std::uint8_t>(operation);
       chain->loads[step.resource] += step.time_ns;
       chain->own_ns += step.time_ns;
+      if (step.resource >= kLink) chain->longest_link_ns = std::max(chain->longest_link_ns, step.time_ns);
       chain->steps.push_back(step);
     }
   };

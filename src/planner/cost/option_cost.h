@@ -66,6 +66,8 @@ struct BucketShape {
   TensorSums* sums = nullptr;
   int first = 0, last = 0;
   double low_rank_share = 1;  // of one tensor: bytes of a low-rank payload over those of the tensor
+
+  bool operator==(const BucketShape&) const = default;
 };
 
 struct CostModel {
@@ -130,6 +132,7 @@ struct OptionChain {
   std::vector<Step> steps;
   Loads loads = {};
   std::int64_t own_ns = 0;        // the sum: what the bucket takes by itself
+  std::int64_t longest_link_ns = 0;  // for which others have to wait at a link
   std::int64_t memory_bytes = 0;  // residuals of all places where something is lost, and the largest set of payloads
   int lossy_passes = 0;           // encodes of a codec that is not lossless
 };

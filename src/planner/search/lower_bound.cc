@@ -36,6 +36,10 @@ class Bounds {
       if (dtype_bytes(problem.shape(tensor, tensor).dtype) < dtype_bytes(dtype_)) dtype_ = problem.shape(tensor, tensor).dtype;
     }
     tail_ns_ = job_.overlap_forward ? 0 : job_.optimizer_ns + job_.forward_ns;
+    for (int tensor = 0; tensor <= last_; ++tensor) {
+      while (starts_.size() > 1 && is_below(starts_.back(), starts_[starts_.size() - 2], tensor)) starts_.pop_back();
+      starts_.push_back(tensor);
+    }
   }
 
   LowerBound quick() {
@@ -56,12 +60,20 @@ class Bounds {
     if (step_ns > best_.step_ns) best_ = {step_ns, reason};
   }
 
+  // Whether (ready time, elements from then on) of `middle` lies under the line from `before` to `after`: then it is no
+  // better a first tensor than one of these, whatever the weights.
+  bool is_below(int middle, int before, int after) const {
+    const auto x = [&](int tensor) { return static_cast<double>(problem_.ready_ns(tensor) - problem_.ready_ns(before)); };
+    const auto y = [&](int tensor) { return static_cast<double>(problem_.elems(tensor, last_) - problem_.elems(before, last_)); };
+    return x(middle) * y(after) - y(middle) * x(after) >= 0;
+  }
+
   // The cheapest of all options in each set of prices.
   Costs least_costs(std::int64_t elems, const PriceSets& prices) {
     Costs least;
     least.fill(Pricer::kNoOption);
     for (int codec = -1; codec < static_cast<int>(problem_.codecs().size()); ++codec) {
-      const Costs costs = problem_.pricer(codec).solve(problem_.typical_shape(codec, elems, dtype_, true), prices, 1 << 20);
+      const Costs costs = problem_.pricer(codec).solve(problem_.typical_shape(codec, elems, dtype_, true), prices);
       for (int set = 0; set < kPriceSets; ++set) least[set] = std::min(least[set], costs[set]);
     }
     return least;
@@ -100,7 +112,7 @@ class Bounds {
     bounds.fill(0);
     if (tensor < 0) {
       for (int set = 0; set < kPriceSets; ++set) {
-        for (int first = 0; first <= last_; ++first) {
+        for (const int first : starts_) {
           const double load = per_elem[set] * static_cast<double>(problem_.elems(first, last_));
           bounds[set] = std::max(bounds[set], start_of(weights[set], first, 0) + load);
         }
@@ -119,7 +131,8 @@ class Bounds {
     std::vector<Costs> own;
     for (const std::int64_t size : sizes) own.push_back(least_costs(size, prices));
     for (int set = 0; set < kPriceSets; ++set) {
-      for (int first = 0; first <= tensor; ++first) {
+      for (const int first : starts_) {
+        if (first > tensor) break;
         const auto from = static_cast<double>(problem_.elems(first, last_));
         const auto with_rest = [&](double bucket_cost, double size) { return bucket_cost + std::max(0.0, from - size) * per_elem[set]; };
         double least = with_rest(own.back()[set], static_cast<double>(sizes.back()));
@@ -155,7 +168,7 @@ class Bounds {
   }
 
   struct Ascent {
-    int tensor;
+    int tensor = -1;
     double bound = 0;
     Weights at = {};
   };
@@ -166,7 +179,7 @@ class Bounds {
     std::vector<Ascent> ascents;
     for (const int tensor : notable_tensors()) {
       if (tensor >= 0 && problem_.elems(tensor, tensor) == 0) continue;
-      ascents.push_back({tensor});
+      ascents.push_back({.tensor = tensor});
       take_best(first_weights(tensor), &ascents.back());
       if (ascents.back().bound >= wanted * kCloseEnough) return;
     }
@@ -236,6 +249,7 @@ class Bounds {
   int last_, outer_;
   DType dtype_ = DType::kFloat32;
   std::int64_t tail_ns_;
+  std::vector<int> starts_;  // the tensors from which on loads are worth adding up
   LowerBound best_;
 };
 

@@ -2,16 +2,17 @@
 //
 // The cheapest options of the whole tree, at given prices of the resources: the sum over resources of price times load.
 // What is cheapest at no price that matters can't be worth its load to any plan; and the least cost at one price bounds
-// what all options of the tree need together (lower_bound.h). The tree is a graph of few different places with equal
-// futures, so that the search is a shortest path, exact, and touches all options without visiting each.
+// what all options of the tree need together (lower_bound.h). A shortest path among the states of the tree, exact, which
+// touches all options without visiting each.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <vector>
 
 #include "planner/cost/option_cost.h"
+#include "planner/search/state_graph.h"
 
 namespace cortado {
 
@@ -23,46 +24,41 @@ using PriceSets = std::array<Costs, kMaxResources>;
 // Shortest paths for one bucket and codec. Reuses its memory from call to call; one thread at a time.
 class Pricer {
  public:
-  // `tree`: of the space that the codec's traits and devices allow; all must outlive this.
-  Pricer(const CostModel& model, const CodecCost* codec, const TreeGraph& tree) : model_(model), codec_(codec), tree_(tree) {}
+  // `codec`: nullptr for options that do not encode. All must outlive this.
+  Pricer(const CostModel& model, const CodecCost* codec, StateGraphs* graphs)
+      : model_(model), codec_(codec), graphs_(*graphs) {}
 
   // Costs of the cheapest option with `min_encodes` to `max_encodes` encodes in each set; kNoOption where none can be
   // done. Exact to a few roundings of a float.
-  Costs solve(const BucketShape& shape, const PriceSets& prices, int max_encodes, int min_encodes = 0);
+  Costs solve(const BucketShape& shape, const PriceSets& prices, int max_encodes = kUnlimited, int min_encodes = 0);
   static constexpr float kNoOption = 1e30f;
+  static constexpr int kUnlimited = StateGraph::kUnlimited;
 
   // The cheapest option in a set of the last solve(), which had one.
   Option option(int set) const;
 
-  std::int64_t places_solved() const { return places_solved_; }
-
  private:
-  struct Key {
-    PathState state;
-    std::int32_t place = 0;
-    std::int32_t encodes_left = 0;  // of max_encodes
-    bool operator==(const Key&) const = default;
+  struct TermTime {
+    std::array<float, 2> time_ns = {};  // of a copy and of the operation itself
+    std::array<std::uint8_t, 2> resource = {};
   };
-  struct Solved {
-    Costs cost;
-    std::array<std::int16_t, kPriceSets> edge;  // the first one to take; -1: none
-    Key key;
-    std::vector<std::int32_t> next;  // by edge: number of what it leads to; -1: can't be taken
+  // Bounds and candidates ask for few shapes again and again; of real buckets there are too many to keep.
+  struct Priced {
+    const StateGraph* graph;
+    BucketShape shape;
+    std::vector<TermTime> times;
   };
 
-  std::int32_t number_of(const Key& key);  // -1: not seen before; then it has the next number
-  std::int32_t solve_from(const OptionCost& cost, const Key& key, const PriceSets& prices);
-  void grow_table();
+  const std::vector<TermTime>& times_of(const StateGraph& graph, const BucketShape& shape);
+  std::vector<TermTime> make_times(const StateGraph& graph, const BucketShape& shape) const;
 
   const CostModel& model_;
   const CodecCost* codec_;
-  const TreeGraph& tree_;
-  std::vector<std::int32_t> table_;  // open addressing: numbers of solved_, -1 where free
-  std::deque<Solved> solved_;        // the first `used_` of them
-  std::int32_t used_ = 0;
-  std::int32_t root_ = 0;
-  std::int32_t most_left_ = 0;  // encodes that may be left at the end
-  std::int64_t places_solved_ = 0;
+  StateGraphs& graphs_;
+  std::vector<std::unique_ptr<Priced>> priced_;
+  std::vector<TermTime> times_;
+  const StateGraph* solved_ = nullptr;  // of the last solve(), with its costs:
+  std::vector<Costs> term_costs_, state_costs_;
 };
 
 }  // namespace cortado

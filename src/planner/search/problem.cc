@@ -36,22 +36,14 @@ PriceSets prices_by_scarcity(int levels, float plentiful) {
   return prices;
 }
 
-// The longest time for which others have to wait at a link.
-std::int64_t longest_link_step(const Way& way) {
-  std::int64_t longest = 0;
-  for (const Step& step : way.chain.steps) {
-    if (step.resource >= kLink) longest = std::max(longest, step.time_ns);
-  }
-  return longest;
-}
-
 bool no_more(const Way& a, const Way& b, bool weigh_memory, bool weigh_errors) {
+  if (a.is_encoded && !b.is_encoded) return false;
   for (int r = 0; r < kMaxResources; ++r) {
     if (a.chain.loads[r] > b.chain.loads[r]) return false;
   }
   if (weigh_memory && a.chain.memory_bytes > b.chain.memory_bytes) return false;
   if (weigh_errors && a.squared_error > b.squared_error) return false;
-  return longest_link_step(a) <= longest_link_step(b);
+  return a.chain.longest_link_ns <= b.chain.longest_link_ns;
 }
 
 // The same with one collective in two steps instead of one: others get between them.
@@ -91,11 +83,13 @@ Status check_constraints(const PlannerConstraints& constraints) {
 
 }  // namespace
 
-Problem::Problem(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints)
+Problem::Problem(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints,
+                 std::shared_ptr<StateGraphs> graphs)
     : constraints_(constraints),
       model_(cluster, job.device),
       simulated_(simulated_job(job, cluster)),
-      levels_(static_cast<int>(cluster.levels.size())) {}
+      levels_(static_cast<int>(cluster.levels.size())),
+      graphs_(std::move(graphs)) {}
 
 Result<std::unique_ptr<Problem>> Problem::make(const Job& job, const Cluster& cluster,
                                                const PlannerConstraints& constraints) {
@@ -106,11 +100,12 @@ Result<std::unique_ptr<Problem>> Problem::make(const Job& job, const Cluster& cl
     return make_error(StatusCode::kUnsupported, "cluster: $.levels: expected at most %d levels, got %zu", kMaxLevels,
                       cluster.levels.size());
   }
-  std::unique_ptr<Problem> problem(new Problem(job, cluster, constraints));
+  const auto graphs = std::make_shared<StateGraphs>(static_cast<int>(cluster.levels.size()));
+  std::unique_ptr<Problem> problem(new Problem(job, cluster, constraints, graphs));
   CORTADO_RETURN_IF_ERROR(problem->prepare(job, cluster));
   if (std::optional<Cluster> relaxed = relax_curves(cluster); relaxed.has_value()) {
     problem->relaxed_cluster_ = std::make_unique<Cluster>(std::move(*relaxed));
-    problem->relaxed_.reset(new Problem(job, *problem->relaxed_cluster_, constraints));
+    problem->relaxed_.reset(new Problem(job, *problem->relaxed_cluster_, constraints, graphs));
     CORTADO_RETURN_IF_ERROR(problem->relaxed_->prepare(job, *problem->relaxed_cluster_));
   }
   return problem;
@@ -134,13 +129,9 @@ Status Problem::prepare(const Job& job, const Cluster& cluster) {
   sums_ = std::make_unique<TensorSums>(codecs_, job_tensors_);
   CORTADO_RETURN_IF_ERROR(prepare_errors(job));
 
-  trees_[0] = std::make_unique<TreeGraph>(OptionSpace{.levels = levels_, .devices = {}});
-  trees_[1] = std::make_unique<TreeGraph>(OptionSpace{.levels = levels_});
-  trees_[2] = std::make_unique<TreeGraph>(OptionSpace{.levels = levels_, .sum_payloads = true});
-  pricers_.push_back(std::make_unique<Pricer>(model_, nullptr, *trees_[0]));
-  for (const CodecCost& codec : codecs_) {
-    pricers_.push_back(std::make_unique<Pricer>(model_, &codec, *trees_[codec.traits.linear ? 2 : 1]));
-  }
+  pricers_.push_back(std::make_unique<Pricer>(model_, nullptr, graphs_.get()));
+  for (const CodecCost& codec : codecs_) pricers_.push_back(std::make_unique<Pricer>(model_, &codec, graphs_.get()));
+  prepare_low_rank_shares();
   for (const auto& [time, name] : {std::pair(job.forward_ns, "forward_ns"), std::pair(job.optimizer_ns, "optimizer_ns")}) {
     if (!time.has_value()) notes_.push_back(std::string(name) + " of the job is not known and counts as 0");
   }
@@ -263,7 +254,7 @@ const std::vector<int>& Problem::candidates_at(int size_class, DType dtype) {
     for (int codec = -1; codec < codecs; ++codec) {
       if (codec >= 0 && !is_worth[codec]) continue;
       const bool is_lossy = codec >= 0 && !codecs_[codec].traits.lossless;
-      const int max_encodes = is_lossy ? constraints_.max_lossy_passes.value_or(1 << 20) : 1 << 20;
+      const int max_encodes = is_lossy ? constraints_.max_lossy_passes.value_or(Pricer::kUnlimited) : Pricer::kUnlimited;
       costs[codec + 1] = pricer(codec).solve(typical_shape(codec, elems, dtype), prices, max_encodes);
       for (int set = 0; set < kPriceSets; ++set) least[set] = std::min(least[set], costs[codec + 1][set]);
     }
@@ -286,17 +277,23 @@ const std::vector<int>& Problem::candidates_at(int size_class, DType dtype) {
   return found;
 }
 
+void Problem::prepare_low_rank_shares() {
+  for (const CodecCost& codec : codecs_) {
+    const auto share_of = [&](int first, int last) {
+      return static_cast<double>(sums_->payload_bytes(codec, 1, first, last)) /
+             static_cast<double>(std::max<std::int64_t>(bytes(first, last), 1));
+    };
+    std::array<double, 2>& shares = low_rank_shares_.emplace_back();
+    shares.fill(codec.traits.low_rank ? share_of(0, tensors() - 1) : 1);
+    for (int tensor = 0; codec.traits.low_rank && tensor < tensors(); ++tensor) {
+      if (bytes(tensor, tensor) > 0) shares[1] = std::min(shares[1], share_of(tensor, tensor));
+    }
+  }
+}
+
 BucketShape Problem::typical_shape(int codec, std::int64_t elems, DType dtype, bool smallest_payload) const {
   BucketShape shape = {.elems = elems, .dtype = dtype};
-  if (codec < 0 || !codecs_[codec].traits.low_rank) return shape;
-  const auto share_of = [&](int first, int last) {
-    return static_cast<double>(sums_->payload_bytes(codecs_[codec], 1, first, last)) /
-           static_cast<double>(std::max<std::int64_t>(bytes(first, last), 1));
-  };
-  shape.low_rank_share = share_of(0, tensors() - 1);
-  for (int tensor = 0; smallest_payload && tensor < tensors(); ++tensor) {
-    if (bytes(tensor, tensor) > 0) shape.low_rank_share = std::min(shape.low_rank_share, share_of(tensor, tensor));
-  }
+  if (codec >= 0) shape.low_rank_share = low_rank_shares_[codec][smallest_payload ? 1 : 0];
   return shape;
 }
 
@@ -304,6 +301,8 @@ bool Problem::make_way(int first, int last, int candidate, Way* way) const {
   const Candidate& c = candidates_[candidate];
   const CodecCost* codec = c.codec < 0 ? nullptr : &codecs_[c.codec];
   way->candidate = candidate;
+  way->is_encoded = c.codec >= 0;
+  way->squared_error = 0;
   return make_chain(model_, codec, shape(first, last), c.option, &way->chain) && within_limits(first, last, way);
 }
 
@@ -321,26 +320,36 @@ bool Problem::within_limits(int first, int last, Way* way) const {
   return true;
 }
 
+// Those of the two sizes next to the bucket's.
+const std::vector<int>& Problem::candidates_around(std::int64_t elems, DType dtype) {
+  const int below = (std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(elems, 1))) - 1) / kClassBits;
+  const auto [entry, is_new] = around_size_.try_emplace(below * 4 + static_cast<int>(dtype));
+  if (is_new) {
+    entry->second = candidates_at(below, dtype);
+    for (const int number : candidates_at(below + 1, dtype)) {
+      if (std::find(entry->second.begin(), entry->second.end(), number) == entry->second.end()) entry->second.push_back(number);
+    }
+  }
+  return entry->second;
+}
+
 const std::vector<Way>& Problem::ways(int first, int last) {
   std::unique_ptr<std::vector<Way>>& entry = ways_[static_cast<std::uint64_t>(first) << 32 | static_cast<unsigned>(last)];
   if (entry != nullptr) return *entry;
   entry = std::make_unique<std::vector<Way>>();
-  const int below = (std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(elems(first, last), 1))) - 1) / kClassBits;
-  std::vector<int> numbers = candidates_at(below, dtypes_[first]);
-  for (const int number : candidates_at(below + 1, dtypes_[first])) {
-    if (std::find(numbers.begin(), numbers.end(), number) == numbers.end()) numbers.push_back(number);
-  }
   const bool weigh_memory = constraints_.max_memory_bytes.has_value();
-  for (const int number : numbers) {
-    Way way;
+  for (const int number : candidates_around(elems(first, last), dtypes_[first])) {
+    Way& way = scratch_;  // most are not kept
     if (!make_way(first, last, number, &way)) continue;
     const auto beats = [&](const Way& other) { return no_more(other, way, weigh_memory, has_errors_); };
     if (std::any_of(entry->begin(), entry->end(), beats)) continue;
     std::erase_if(*entry, [&](const Way& other) { return no_more(way, other, weigh_memory, has_errors_); });
-    entry->push_back(std::move(way));
+    entry->push_back(way);
   }
   std::stable_sort(entry->begin(), entry->end(),
-                   [](const Way& a, const Way& b) { return a.lossy_elems < b.lossy_elems; });
+                   [](const Way& a, const Way& b) {
+                     return std::pair(a.lossy_elems, a.is_encoded) < std::pair(b.lossy_elems, b.is_encoded);
+                   });
   return *entry;
 }
 

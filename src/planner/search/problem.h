@@ -31,6 +31,7 @@ struct Candidate {
 // A candidate for one bucket.
 struct Way {
   int candidate = 0;
+  bool is_encoded = false;
   OptionChain chain;
   std::int64_t lossy_elems = 0;  // elements times lossy passes: what ties are broken by
   double squared_error = 0;      // expected share of the job's squared gradient norm that is lost, by measured errors
@@ -59,7 +60,8 @@ class Problem {
   // Whether the tensors are of one dtype.
   bool may_fuse(int first, int last) const { return dtype_run_[first] == dtype_run_[last]; }
 
-  // Ways worth considering, those that no other one beats on every resource, and at least one. Dense ones first.
+  // Ways worth considering: those that no other one beats on every resource. What is not encoded is beaten by its like
+  // only: there is at least one, and those come first.
   const std::vector<Way>& ways(int first, int last);
 
   // The way of a candidate that need not be among them; nullptr if it can't be done or is not allowed.
@@ -83,11 +85,13 @@ class Problem {
   std::vector<std::string>& notes() { return notes_; }
 
  private:
-  Problem(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints);
+  Problem(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints, std::shared_ptr<StateGraphs> graphs);
   Status prepare(const Job& job, const Cluster& cluster);
   Status prepare_errors(const Job& job);
   void drop_codecs_never_better();
+  void prepare_low_rank_shares();
   const std::vector<int>& candidates_at(int size_class, DType dtype);
+  const std::vector<int>& candidates_around(std::int64_t elems, DType dtype);
   bool make_way(int first, int last, int candidate, Way* way) const;
   bool within_limits(int first, int last, Way* way) const;
 
@@ -105,11 +109,13 @@ class Problem {
   std::unique_ptr<TensorSums> sums_;
   std::vector<std::vector<double>> errors_;                       // [codec][tensor]; negative: not measured
   std::vector<double> weights_;                                   // share of the job's squared norm, by tensor
-  std::unique_ptr<TreeGraph> trees_[3];                           // without encodes; payloads not summed; summed
-  std::vector<std::unique_ptr<Pricer>> pricers_;                  // [codec + 1]
+  std::shared_ptr<StateGraphs> graphs_;
+  std::vector<std::unique_ptr<Pricer>> pricers_;  // [codec + 1]
+  std::vector<std::array<double, 2>> low_rank_shares_;  // [codec]: of a typical tensor, of the one that shrinks most
   std::vector<Candidate> candidates_;
   std::unordered_map<std::string, int> candidate_numbers_;  // by codec and operations
-  std::unordered_map<int, std::vector<int>> by_size_;                        // class and dtype -> candidates
+  std::unordered_map<int, std::vector<int>> by_size_, around_size_;            // class and dtype -> candidates
+  Way scratch_;
   std::unordered_map<std::uint64_t, std::unique_ptr<std::vector<Way>>> ways_;  // by first and last
   std::map<std::array<int, 3>, std::unique_ptr<Way>> extra_ways_;             // by first, last and candidate; nullptr: none
   std::int64_t options_considered_ = 0;

@@ -171,7 +171,7 @@ TEST(Pricing, FindsTheCheapestOfAllOptions) {
       for (float& price : costs) price = std::uniform_real_distribution<float>(0, 1)(random);
     }
     const BucketShape shape = {.elems = 1 << 18};
-    const Costs cheapest = problem->pricer(0).solve(shape, prices, 1 << 20);
+    const Costs cheapest = problem->pricer(0).solve(shape, prices);
     std::array<double, kPriceSets> least;
     least.fill(1e30);
     for (const Option& option : generate_options(problem->space_of(0))) {

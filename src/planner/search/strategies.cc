@@ -21,7 +21,7 @@ const Way* fastest_encoding_way(Problem& problem, int codec, int first, int last
   PriceSets prices;
   for (Costs& costs : prices) costs.fill(1);
   Pricer& pricer = problem.pricer(codec);
-  if (pricer.solve(problem.shape(first, last), prices, 1 << 20, 1)[0] >= Pricer::kNoOption) return nullptr;
+  if (pricer.solve(problem.shape(first, last), prices, Pricer::kUnlimited, 1)[0] >= Pricer::kNoOption) return nullptr;
   return problem.way_of(first, last, problem.add_candidate({codec, pricer.option(0)}));
 }
 

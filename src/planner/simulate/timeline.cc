@@ -165,26 +165,28 @@ std::string timeline_to_text(const Timeline& timeline, const Plan& plan, int wid
     constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
     return kLetters[static_cast<std::size_t>(bucket) % kLetters.size()];
   };
+  std::vector<std::int64_t> busy_ns(timeline.rows.size(), 0);
+  for (const TimelineEvent& event : timeline.events) busy_ns[event.row] += event.end_ns - event.start_ns;
   std::size_t name_width = 0;
-  for (const std::string& row : timeline.rows) name_width = std::max(name_width, row.size());
+  for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
+    if (busy_ns[r] > 0) name_width = std::max(name_width, timeline.rows[r].size());
+  }
   char line[160];
   std::snprintf(line, sizeof(line), "step %.3f ms, one column %.3f ms\n", static_cast<double>(timeline.step_ns) * 1e-6,
                 static_cast<double>(timeline.step_ns) * 1e-6 / width);
   std::string text = line;
   for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
+    if (busy_ns[r] == 0) continue;
     std::string cells(static_cast<std::size_t>(width), '.');
-    std::int64_t busy_ns = 0;
     for (const TimelineEvent& event : timeline.events) {
       if (event.row != static_cast<int>(r)) continue;
-      busy_ns += event.end_ns - event.start_ns;
       const int begin = std::min(column(event.start_ns), width - 1);
       const int end = std::max(begin + 1, std::min(column(event.end_ns), width));
       const char mark = event.bucket >= 0 ? letter(event.bucket) : event.name == "backward" ? '=' : event.name == "forward" ? '>' : '+';
       std::fill(cells.begin() + begin, cells.begin() + end, mark);
     }
-    if (busy_ns == 0) continue;
     std::snprintf(line, sizeof(line), "%-*s %3.0f %% ", static_cast<int>(name_width), timeline.rows[r].c_str(),
-                  100.0 * static_cast<double>(busy_ns) / static_cast<double>(step_ns));
+                  100.0 * static_cast<double>(busy_ns[r]) / static_cast<double>(step_ns));
     text += line + cells + "\n";
   }
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
