@@ -13,12 +13,14 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <regex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/simd_target.h"
+#include "cortado/codec.h"
 
 namespace cortado {
 
@@ -99,6 +101,11 @@ inline void print_conditions(const BenchOptions& options) {
 #endif
   std::printf("%s, %s, %s, %s; one thread where nothing else is said, medians of %d rounds\n", model.c_str(),
               simd_target_name(simd_target()), kCompiler, date, options.rounds);
+}
+
+// Between fp32 and tensors of a float dtype: they are the payloads of this codec.
+inline std::unique_ptr<Codec> caster(DType dtype) {
+  return make_codec(dtype == DType::kFloat32 ? "none" : "cast(" + std::string(dtype_name(dtype)) + ")").value();
 }
 
 inline double relative_l2_error(const float* values, const float* decoded, std::int64_t elems) {

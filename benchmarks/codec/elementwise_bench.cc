@@ -81,11 +81,6 @@ class Pool {
   AlignedBuffer<std::byte> memory_;
 };
 
-// N(0, 1), narrowed and widened as `cast` and `none` do.
-std::unique_ptr<Codec> caster(DType dtype) {
-  return make_codec(dtype == DType::kFloat32 ? "none" : "cast(" + std::string(dtype_name(dtype)) + ")").value();
-}
-
 double error_of(DType dtype, std::span<std::byte> original, std::span<std::byte> decoded) {
   std::vector<float> a(kElems), b(kElems);
   bool ok = caster(dtype)->decode(original, {a.data(), DType::kFloat32, 1, kElems}, {}).ok();

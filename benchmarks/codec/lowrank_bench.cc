@@ -9,21 +9,14 @@
 // pass's bytes are writes, half of the copy's, so shares above 100 % are possible. Reconstruction writes 4 bytes an
 // element; that the processor reads a line before it writes to it is not counted. The pair that a pass subtracts has
 // the rank that it projects on, as in training.
-#include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <functional>
-#include <regex>
-#include <string>
-#include <string_view>
-#include <vector>
 
+#include "benchmarks/codec/bench_program.h"
 #include "codec/lowrank/lowrank_kernels.h"
 #include "codec/lowrank/lowrank_reference.h"
 #include "codec/lowrank/orthogonalise.h"
 #include "core/aligned_buffer.h"
-#include "core/simd_target.h"
 
 namespace cortado {
 namespace {
@@ -126,18 +119,16 @@ struct Contender {
   double bytes;  // moved by one call
   Cursor cursor;
   std::function<void(std::int64_t)> call;
-  std::vector<double> ms = {};
+  int calls = 1;  // a sample
+  Samples samples = {};
 
-  void sample(int calls) {
-    const std::clock_t begin = std::clock();
-    for (int i = 0; i < calls; ++i) call(cursor.next());
-    ms.push_back(static_cast<double>(std::clock() - begin) * 1e3 / CLOCKS_PER_SEC / calls);
+  void sample() {
+    samples.add([&] {
+      for (int i = 0; i < calls; ++i) call(cursor.next());
+    });
   }
-  double median_ms() {
-    std::nth_element(ms.begin(), ms.begin() + static_cast<std::ptrdiff_t>(ms.size() / 2), ms.end());
-    return ms[ms.size() / 2];
-  }
-  double gb_per_s() { return bytes / median_ms() / 1e6; }
+  double median_ms() const { return samples.median_ms() / calls; }
+  double gb_per_s() const { return bytes / median_ms() / 1e6; }
 };
 
 void measure(const Workload& w, int rank, int rounds, float* gradients, float* residuals) {
@@ -157,8 +148,10 @@ void measure(const Workload& w, int rank, int rounds, float* gradients, float* r
        [&](std::int64_t at) { experiment.reconstruct_at(at); }},
       {"orthogonalise", 0, cursor, [&](std::int64_t) { experiment.orthogonalise_factor(); }},
   };
-  for (int round = 0; round < rounds; ++round)
-    for (Contender& contender : contenders) contender.sample(w.matrices_a_sample);
+  for (Contender& contender : contenders) contender.calls = w.matrices_a_sample;
+  for (int round = 0; round < rounds; ++round) {
+    for (Contender& contender : contenders) contender.sample();
+  }
   const double copy = contenders[0].gb_per_s();
   std::printf("%-14s  %4d x %-4d  %4d  %7.2f", w.place, static_cast<int>(w.rows), static_cast<int>(w.cols), rank, copy);
   for (Contender& contender : contenders) {
@@ -175,7 +168,7 @@ std::string row_name(const Workload& w, int rank) {
          std::to_string(rank);
 }
 
-int run(int rounds, const std::regex& filter) {
+int run(const BenchOptions& options) {
   AlignedBuffer<float> gradients(kPoolElems);
   AlignedBuffer<float> residuals(kPoolElems);
   const std::vector<float> values = reference::random_floats(1 << 20, 3);
@@ -183,20 +176,20 @@ int run(int rounds, const std::regex& filter) {
     std::copy(values.begin(), values.end(), gradients.data() + at);
     std::copy(values.rbegin(), values.rend(), residuals.data() + at);
   }
-  std::printf("one thread, %s, medians of %d rounds; two pools of %d MiB; GB/s moved and share of memcpy's\n",
-              simd_target_name(simd_target()), rounds, static_cast<int>(kPoolElems >> 18));
+  print_conditions(options);
+  std::printf("two pools of %d MiB; GB/s moved and share of memcpy's\n", static_cast<int>(kPoolElems >> 18));
   std::printf("%-14s  %11s  %4s  %7s  %20s  %20s  %20s  %8s\n", "", "shape", "rank", "memcpy", "P-step ms  GB/s    %",
               "Q-step ms  GB/s    %", "reconstr ms GB/s   %", "orth ms");
   for (const Workload& w : kWorkloads) {
     for (const int rank : kRanks) {
-      if (!std::regex_search(row_name(w, rank), filter)) continue;
+      if (!options.wants(row_name(w, rank))) continue;
       const double error = Experiment(w, rank, gradients.data(), residuals.data()).check();
       if (!(error <= kBound)) {
         std::fprintf(stderr, "%s: relative error %.2g against float64, bound %.0g\n", row_name(w, rank).c_str(), error,
                      kBound);
         return 1;
       }
-      measure(w, rank, rounds, gradients.data(), residuals.data());
+      measure(w, rank, options.rounds, gradients.data(), residuals.data());
     }
   }
   return 0;
@@ -205,16 +198,4 @@ int run(int rounds, const std::regex& filter) {
 }  // namespace
 }  // namespace cortado
 
-// Takes two of Google Benchmark's options, as tools/bench gives them: --benchmark_filter=REGEX chooses rows,
-// --benchmark_min_time=... (any) asks for one round only.
-int main(int argc, char** argv) {
-  int rounds = 11;
-  std::string filter = ".";
-  constexpr std::string_view kFilter = "--benchmark_filter=", kMinTime = "--benchmark_min_time=";
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    if (argument.starts_with(kFilter)) filter = argument.substr(kFilter.size());
-    if (argument.starts_with(kMinTime)) rounds = 1;
-  }
-  return cortado::run(rounds, std::regex(filter));
-}
+int main(int argc, char** argv) { return cortado::run(cortado::BenchOptions(argc, argv, 11)); }

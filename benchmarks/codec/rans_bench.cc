@@ -2,38 +2,35 @@
 //
 // How fast are the entropy coder and the lossless float codec, and how close to the entropy?
 //
-// Codes are those of N(0, 1), rounded to multiples of 8 / 2^bits and cut off at 2^bits levels, one a byte; speeds count
-// codes (float_rans: bytes of floats) a second of one thread, counting and building the table included, medians of
-// the rounds. The copy moves the codes once. zstd -1 and lz4 are the public references, where their headers are
-// installed. The last two columns are the speed of two threads over that of one. Every payload is decoded and compared
-// before anything is timed.
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstdio>
+//   rans_bench              codes of N(0, 1), rounded to multiples of 8 / 2^bits, cut off at 2^bits levels
+//   rans_bench gradients    and those that quant makes of what capture.py wrote there, a model and moment in one row
+//
+// Codes are one a byte; speeds count codes (float_rans: bytes of floats) a second, counting and building the table
+// included. "over it": bits a code over the entropy. "spared": bytes below 1 % over the entropy + 256 + 136 a chunk.
+// The last two columns are the elapsed time of one thread over that of two; the line below the table's head says what
+// the machine gives two threads that only add numbers in registers, and two that copy memory. zstd -1 and lz4 are the
+// public references, where their headers were installed. Every payload is decoded and compared before anything is
+// timed.
+#include <bit>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <memory>
-#include <regex>
-#include <string>
-#include <string_view>
-#include <vector>
 
+#include "benchmarks/codec/bench_program.h"
+#include "benchmarks/codec/reference_coders.h"
 #include "codec/rans/rans_stream.h"
+#include "codec/stage.h"
 #include "core/float16.h"
 #include "core/philox.h"
-#include "core/simd_target.h"
 #include "core/thread_pool.h"
 #include "cortado/codec.h"
 
-#ifdef CORTADO_HAS_ZSTD
-#include <zstd.h>
-#endif
-#ifdef CORTADO_HAS_LZ4
-#include <lz4.h>
-#endif
-
 namespace cortado {
 namespace {
+
+using Codes = std::vector<std::uint8_t>;
 
 constexpr std::int64_t kElems = std::int64_t{1} << 24;
 
@@ -43,134 +40,178 @@ std::vector<float> normal_values() {
   return values;
 }
 
-std::vector<std::uint8_t> codes_of(const std::vector<float>& values, int bits) {
+Codes codes_of(const std::vector<float>& values, int bits) {
   const float scale = std::ldexp(1.0f, bits) / 8, half = std::ldexp(1.0f, bits - 1);
-  std::vector<std::uint8_t> codes(values.size());
+  Codes codes(values.size());
   for (std::size_t i = 0; i < codes.size(); ++i) {
     codes[i] = static_cast<std::uint8_t>(std::clamp(std::nearbyint(values[i] * scale), -half, half - 1) + half);
   }
   return codes;
 }
 
-double entropy_bits(const std::vector<std::uint8_t>& codes) {
-  double counts[256] = {}, bits = 0;
-  for (const std::uint8_t code : codes) ++counts[code];
-  for (const double count : counts) {
-    if (count > 0) bits += count * std::log2(static_cast<double>(codes.size()) / count);
-  }
-  return bits / static_cast<double>(codes.size());
-}
-
-template <typename Call>
-double median_seconds(int rounds, const Call& call) {
-  std::vector<double> seconds;
-  for (int round = 0; round < rounds; ++round) {
-    const auto begin = std::chrono::steady_clock::now();
-    call();
-    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  }
-  std::nth_element(seconds.begin(), seconds.begin() + rounds / 2, seconds.end());
-  return seconds[static_cast<std::size_t>(rounds / 2)];
-}
-
-double gb_per_s(std::size_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
-
 [[noreturn]] void fail(const std::string& what) {
   std::fprintf(stderr, "%s: decoding does not give back what was encoded\n", what.c_str());
   std::exit(1);
 }
 
-struct Speed {
-  double encode_gb_per_s, decode_gb_per_s;
-  std::size_t payload_bytes;
+// One way to pack codes, checked.
+class Contender {
+ public:
+  using Encode = std::function<std::size_t(const Codes&, std::vector<char>&)>;
+  using Decode = std::function<void(const std::vector<char>&, std::size_t, Codes&)>;
+
+  Contender(const char* name, const Codes& codes, std::size_t room, Encode encode, Decode decode)
+      : codes_(codes), encode_(std::move(encode)), decode_(std::move(decode)), payload_(room), output_(codes.size()) {
+    bytes_ = encode_(codes_, payload_);
+    decode_(payload_, bytes_, output_);
+    if (output_ != codes_) fail(name);
+  }
+
+  std::size_t bytes() const { return bytes_; }
+  void encode() { bytes_ = encode_(codes_, payload_); }
+  void decode() { decode_(payload_, bytes_, output_); }
+
+  Samples encode_times = {}, decode_times = {};
+
+ private:
+  const Codes& codes_;
+  Encode encode_;
+  Decode decode_;
+  std::vector<char> payload_;
+  Codes output_;
+  std::size_t bytes_ = 0;
 };
 
-// Codes through the stream of rans, with a number of threads.
-Speed measure_rans(const std::vector<std::uint8_t>& codes, std::int64_t chunk_codes, int threads, int rounds) {
-  ThreadPool pool(threads);
-  std::vector<std::byte> payload(max_rans_bytes(kElems)), scratch(rans_scratch_bytes(kElems, chunk_codes));
-  std::vector<std::uint8_t> output(codes.size());
-  std::size_t bytes = 0;
-  const auto encode = [&] {
-    bytes = encode_codes(codes.data(), kElems, chunk_codes, payload.data(), scratch.data(), &pool);
-  };
-  const auto decode = [&] {
-    return decode_codes(std::span(payload).first(bytes), output.data(), kElems, scratch.data(), &pool).ok();
-  };
-  encode();
-  if (!decode() || output != codes) fail("rans");
-  return {gb_per_s(codes.size(), median_seconds(rounds, encode)),
-          gb_per_s(codes.size(), median_seconds(rounds, decode)), bytes};
-}
-
-// A public codec, compressing `codes` into a buffer of `room` bytes.
-template <typename Compress, typename Decompress>
-void print_reference(const char* name, const std::vector<std::uint8_t>& codes, std::size_t room, int rounds,
-                     const Compress& compress, const Decompress& decompress) {
-  std::vector<char> payload(room);
-  std::vector<std::uint8_t> output(codes.size());
-  std::size_t bytes = 0;
-  const auto encode = [&] { bytes = static_cast<std::size_t>(compress(codes, payload)); };
-  const auto decode = [&] { decompress(payload, bytes, output); };
-  encode();
-  decode();
-  if (output != codes) fail(name);
-  std::printf("  %-6s %6.3f bits/code  encode %5.2f  decode %5.2f GB/s\n", name,
-              8.0 * static_cast<double>(bytes) / static_cast<double>(codes.size()),
-              gb_per_s(codes.size(), median_seconds(rounds, encode)),
-              gb_per_s(codes.size(), median_seconds(rounds, decode)));
-}
-
-void print_references([[maybe_unused]] const std::vector<std::uint8_t>& codes, [[maybe_unused]] int rounds) {
-#ifdef CORTADO_HAS_ZSTD
-  print_reference(
-      "zstd-1", codes, ZSTD_compressBound(codes.size()), rounds,
-      [](const auto& from, auto& to) { return ZSTD_compress(to.data(), to.size(), from.data(), from.size(), 1); },
-      [](const auto& from, std::size_t bytes, auto& to) { ZSTD_decompress(to.data(), to.size(), from.data(), bytes); });
-#endif
-#ifdef CORTADO_HAS_LZ4
-  print_reference(
-      "lz4", codes, static_cast<std::size_t>(LZ4_compressBound(static_cast<int>(codes.size()))), rounds,
-      [](const auto& from, auto& to) {
-        return LZ4_compress_default(reinterpret_cast<const char*>(from.data()), to.data(),
-                                    static_cast<int>(from.size()), static_cast<int>(to.size()));
+// `pool` and the scratch memory live as long as the contender.
+Contender make_rans(const Codes& codes, std::int64_t chunk_codes, ThreadPool& pool, std::vector<std::byte>& scratch) {
+  const auto elems = static_cast<std::int64_t>(codes.size());
+  scratch.resize(rans_scratch_bytes(elems, chunk_codes));
+  return Contender(
+      "rans", codes, max_rans_bytes(elems),
+      [&, elems, chunk_codes](const Codes& from, std::vector<char>& to) {
+        return encode_codes(from.data(), elems, chunk_codes, reinterpret_cast<std::byte*>(to.data()), scratch.data(),
+                            &pool);
       },
-      [](const auto& from, std::size_t bytes, auto& to) {
-        LZ4_decompress_safe(from.data(), reinterpret_cast<char*>(to.data()), static_cast<int>(bytes),
-                            static_cast<int>(to.size()));
+      [&, elems](const std::vector<char>& from, std::size_t bytes, Codes& to) {
+        (void)decode_codes(std::as_bytes(std::span(from)).first(bytes), to.data(), elems, scratch.data(), &pool);
       });
-#endif
 }
 
-void measure_codes(const std::vector<float>& values, int rounds, const std::regex& filter) {
-  std::printf("%4s %8s %8s %9s %8s | %7s %7s %7s | %9s\n", "bits", "chunk", "entropy", "bits/code", "over it", "memcpy",
-              "encode", "decode", "2 threads");
-  for (int bits = 1; bits <= 8; ++bits) {
-    if (!std::regex_search("rans " + std::to_string(bits) + " bits", filter)) continue;
-    const std::vector<std::uint8_t> codes = codes_of(values, bits);
-    std::vector<std::uint8_t> copy(codes.size());
-    const double entropy = entropy_bits(codes);
-    const double copy_gb_per_s =
-        gb_per_s(codes.size(), median_seconds(rounds, [&] { std::memcpy(copy.data(), codes.data(), codes.size()); }));
-    for (const std::int64_t chunk_codes : {4096, 16384, 65536, 262144}) {
-      if (chunk_codes != 65536 && bits % 4 != 0) continue;
-      const Speed one = measure_rans(codes, chunk_codes, 1, rounds), two = measure_rans(codes, chunk_codes, 2, rounds);
-      const double coded_bits = 8.0 * static_cast<double>(one.payload_bytes) / static_cast<double>(codes.size());
-      std::printf("%4d %8lld %8.4f %9.4f %+7.2f%% | %7.2f %7.2f %7.2f | %3.2fx %3.2fx\n", bits,
-                  static_cast<long long>(chunk_codes), entropy, coded_bits, 100 * (coded_bits / entropy - 1),
-                  copy_gb_per_s, one.encode_gb_per_s, one.decode_gb_per_s, two.encode_gb_per_s / one.encode_gb_per_s,
-                  two.decode_gb_per_s / one.decode_gb_per_s);
+// What no memory limits: eight additions at a time, in registers.
+std::uint64_t add_numbers() {
+  std::uint64_t sums[8] = {};
+  for (std::uint64_t i = 0; i < 10'000'000; ++i) {
+    for (std::uint64_t& sum : sums) asm volatile("add %1, %0" : "+r"(sum) : "r"(i));
+  }
+  return sums[0];
+}
+
+// The elapsed time of one thread over that of two, for work in two halves.
+void print_machine(int rounds) {
+  ThreadPool one(1), two(2);
+  Codes from(std::size_t{1} << 28), to(from.size());
+  const auto add = [](std::int64_t) { add_numbers(); };
+  const auto copy = [&](std::int64_t half) {
+    const std::size_t bytes = from.size() / 2;
+    std::memcpy(to.data() + static_cast<std::size_t>(half) * bytes,
+                from.data() + static_cast<std::size_t>(half) * bytes, bytes);
+  };
+  Samples add_one, add_two, copy_one, copy_two;
+  for (int round = 0; round < rounds; ++round) {
+    add_one.add_elapsed([&] { one.parallel_for(2, add); });
+    add_two.add_elapsed([&] { two.parallel_for(2, add); });
+    copy_one.add_elapsed([&] { one.parallel_for(2, copy); });
+    copy_two.add_elapsed([&] { two.parallel_for(2, copy); });
+  }
+  std::printf("two threads: additions in registers %.2fx, copies %.2fx of one\n",
+              add_one.median_s() / add_two.median_s(), copy_one.median_s() / copy_two.median_s());
+}
+
+void print_rans(const std::string& name, const Codes& codes, std::int64_t chunk_codes, int rounds) {
+  ThreadPool one(1), two(2);
+  std::vector<std::byte> scratch_of_one, scratch_of_two;
+  Contender single = make_rans(codes, chunk_codes, one, scratch_of_one);
+  Contender shared = make_rans(codes, chunk_codes, two, scratch_of_two);
+  Codes copied(codes.size());
+  Samples copy, single_encode, single_decode;
+  for (int round = 0; round < rounds; ++round) {
+    copy.add([&] { std::memcpy(copied.data(), codes.data(), codes.size()); });
+    single.encode_times.add([&] { single.encode(); });
+    single.decode_times.add([&] { single.decode(); });
+    single_encode.add_elapsed([&] { single.encode(); });
+    shared.encode_times.add_elapsed([&] { shared.encode(); });
+    single_decode.add_elapsed([&] { single.decode(); });
+    shared.decode_times.add_elapsed([&] { shared.decode(); });
+  }
+  const auto elems = static_cast<double>(codes.size()), bytes = static_cast<double>(single.bytes());
+  const double entropy = order0_bits(codes) / elems, chunks = std::ceil(elems / static_cast<double>(chunk_codes));
+  std::printf("%-14s %8lld %8.4f %9.4f %+7.2f%% %8.0f | %7.2f %7.2f %7.2f | %4.2fx %4.2fx\n", name.c_str(),
+              static_cast<long long>(chunk_codes), entropy, 8 * bytes / elems, 100 * (8 * bytes / elems / entropy - 1),
+              1.01 * entropy / 8 * elems + 256 + 136 * chunks - bytes, copy.gb_per_s(elems),
+              single.encode_times.gb_per_s(elems), single.decode_times.gb_per_s(elems),
+              single_encode.median_s() / shared.encode_times.median_s(),
+              single_decode.median_s() / shared.decode_times.median_s());
+  std::fflush(stdout);
+}
+
+void print_references(const Codes& codes, int rounds) {
+  for (const ReferenceCoder& coder : reference_coders()) {
+    Contender contender(
+        coder.name, codes, coder.max_bytes(codes.size()),
+        [&](const Codes& from, std::vector<char>& to) {
+          return coder.compress(std::as_bytes(std::span(from)), std::as_writable_bytes(std::span(to)));
+        },
+        [&](const std::vector<char>& from, std::size_t bytes, Codes& to) {
+          coder.decompress(std::as_bytes(std::span(from)).first(bytes), std::as_writable_bytes(std::span(to)));
+        });
+    for (int round = 0; round < rounds; ++round) {
+      contender.encode_times.add([&] { contender.encode(); });
+      contender.decode_times.add([&] { contender.decode(); });
     }
-    print_references(codes, rounds);
-    std::fflush(stdout);
+    const auto elems = static_cast<double>(codes.size());
+    std::printf("  %-30s %9.4f %26s | %7.2f %7.2f |\n", coder.name, 8 * static_cast<double>(contender.bytes()) / elems,
+                "", contender.encode_times.gb_per_s(elems), contender.decode_times.gb_per_s(elems));
+  }
+  std::fflush(stdout);
+}
+
+void print_normal(const std::vector<float>& values, const BenchOptions& options) {
+  for (int bits = 1; bits <= 8; ++bits) {
+    const std::string name = "N(0, 1) " + std::to_string(bits) + " bits";
+    if (!options.wants(name)) continue;
+    const Codes codes = codes_of(values, bits);
+    for (const std::int64_t chunk_codes : {4096, 16384, 65536, 262144}) {
+      if (chunk_codes == 65536 || bits % 4 == 0) print_rans(name, codes, chunk_codes, options.rounds);
+    }
+    print_references(codes, options.rounds);
   }
 }
 
-void measure_floats(const std::vector<float>& values, int rounds, const std::regex& filter) {
+// What `quant` makes of the tensors of a model and moment, one behind the other.
+void print_captured(const std::filesystem::path& folder, const BenchOptions& options) {
+  const std::unique_ptr<Codec> codec = make_codec("quant(4)").value();
+  const Quantiser& quantiser = *codec->quantiser();
+  std::map<std::string, Codes> messages;
+  for (const CapturedGradient& gradient : read_gradients(folder)) {
+    const auto elems = static_cast<std::int64_t>(gradient.values.size());
+    Codes codes(gradient.values.size());
+    std::vector<std::byte> side(quantiser.max_side_bytes(1, elems));
+    (void)quantiser.quantise({gradient.values.data(), DType::kFloat32, 1, elems}, {}, codes, side, {}).value();
+    Codes& all = messages[gradient.moment];
+    all.insert(all.end(), codes.begin(), codes.end());
+  }
+  for (const auto& [moment, codes] : messages) {
+    if (!options.wants(moment)) continue;
+    print_rans(moment, codes, 65536, options.rounds);
+    print_references(codes, options.rounds);
+  }
+}
+
+void print_floats(const std::vector<float>& values, const BenchOptions& options) {
   const auto codec = make_codec("float_rans").value();
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     const std::string name = "float_rans " + std::string(dtype_name(dtype));
-    if (!std::regex_search(name, filter)) continue;
+    if (!options.wants(name)) continue;
     const std::size_t width = dtype_bytes(dtype);
     std::vector<std::byte> input(values.size() * width), output(input.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -188,40 +229,33 @@ void measure_floats(const std::vector<float>& values, int rounds, const std::reg
     };
     encode();
     if (!decode() || output != input) fail(name);
-    std::printf(
-        "%-16s ratio %.4f, error 0; memcpy %5.2f  encode %5.2f  decode %5.2f GB/s of floats\n", name.c_str(),
-        static_cast<double>(input.size()) / static_cast<double>(bytes),
-        gb_per_s(input.size(), median_seconds(rounds, [&] { std::memcpy(output.data(), input.data(), input.size()); })),
-        gb_per_s(input.size(), median_seconds(rounds, encode)), gb_per_s(input.size(), median_seconds(rounds, decode)));
+    Samples copy, encode_times, decode_times;
+    for (int round = 0; round < options.rounds; ++round) {
+      copy.add([&] { std::memcpy(output.data(), input.data(), input.size()); });
+      encode_times.add(encode);
+      decode_times.add(decode);
+    }
+    const auto input_bytes = static_cast<double>(input.size());
+    std::printf("%-16s ratio %.4f, error 0; memcpy %5.2f  encode %5.2f  decode %5.2f GB/s of floats\n", name.c_str(),
+                input_bytes / static_cast<double>(bytes), copy.gb_per_s(input_bytes),
+                encode_times.gb_per_s(input_bytes), decode_times.gb_per_s(input_bytes));
     std::fflush(stdout);
   }
 }
 
-int run(int rounds, const std::regex& filter) {
-  std::printf("%s, medians of %d rounds, %lld values; GB/s of one thread\n", simd_target_name(simd_target()), rounds,
-              static_cast<long long>(kElems));
-#if !defined(CORTADO_HAS_ZSTD) || !defined(CORTADO_HAS_LZ4)
-  std::printf("zstd or lz4 is not installed with its header and left out\n");
-#endif
+int run(const BenchOptions& options) {
+  print_conditions(options);
   const std::vector<float> values = normal_values();
-  measure_codes(values, rounds, filter);
-  measure_floats(values, rounds, filter);
+  std::printf("%-14s %8s %8s %9s %8s %8s | %7s %7s %7s | %11s\n", "", "chunk", "entropy", "bits/code", "over it",
+              "spared", "memcpy", "encode", "decode", "two threads");
+  print_machine(options.rounds);
+  print_normal(values, options);
+  if (!options.arguments.empty()) print_captured(options.arguments[0], options);
+  print_floats(values, options);
   return 0;
 }
 
 }  // namespace
 }  // namespace cortado
 
-// Takes two of Google Benchmark's options, as tools/bench gives them: --benchmark_filter=REGEX chooses rows,
-// --benchmark_min_time=... (any) asks for one round only.
-int main(int argc, char** argv) {
-  int rounds = 7;
-  std::string filter = ".";
-  constexpr std::string_view kFilter = "--benchmark_filter=", kMinTime = "--benchmark_min_time=";
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    if (argument.starts_with(kFilter)) filter = argument.substr(kFilter.size());
-    if (argument.starts_with(kMinTime)) rounds = 1;
-  }
-  return cortado::run(rounds, std::regex(filter));
-}
+int main(int argc, char** argv) { return cortado::run(cortado::BenchOptions(argc, argv, 7)); }

@@ -136,6 +136,7 @@ struct Outcome {
       energy += std::pow(static_cast<double>(values[i]), 2);
     }
   }
+  void add(const Outcome& other) { bits += other.bits, lost += other.lost, energy += other.energy; }
   double error() const { return std::sqrt(lost / energy); }
 };
 
@@ -146,31 +147,52 @@ std::string with_error(const char* spec, double error) {
   return text;
 }
 
-void measure(const std::string& name, const std::vector<const std::vector<float>*>& tensors) {
+// Of some tensors.
+struct Sums {
   double elems = 0;
-  for (const auto* values : tensors) elems += static_cast<double>(values->size());
-  std::printf("\n%s: %zu tensors, %.0f values\n", name.c_str(), tensors.size(), elems);
-  std::printf("%-62s", "");
-  for (const double error : kErrors) std::printf("   error %-6g", error);
-  std::printf("\n%-62s", "the best dead-zone quantiser, ideally coded: bits a value");
-  std::vector<double> reference;
-  for (const double error : kErrors) {
-    double bits = 0;
-    for (const auto* values : tensors) bits += best_bits(*values, error);
-    reference.push_back(bits);
-    std::printf("   %-12.4f", bits / elems);
+  double reference_bits[std::size(kErrors)] = {};
+  Outcome outcomes[std::size(kSpecs)][std::size(kErrors)];
+
+  void add(const Sums& other) {
+    elems += other.elems;
+    for (std::size_t e = 0; e < std::size(kErrors); ++e) {
+      reference_bits[e] += other.reference_bits[e];
+      for (std::size_t s = 0; s < std::size(kSpecs); ++s) outcomes[s][e].add(other.outcomes[s][e]);
+    }
   }
-  std::printf("\n");
-  for (const char* spec : kSpecs) {
-    std::printf("%-62s", with_error(spec, HUGE_VAL).c_str());
-    for (std::size_t i = 0; i < std::size(kErrors); ++i) {
-      Outcome outcome;
-      for (const auto* values : tensors) outcome.add(with_error(spec, kErrors[i]), *values);
-      std::printf("  %+5.1f%% %.4f", 100 * (outcome.bits / reference[i] - 1), outcome.error());
+
+  void print() const {
+    std::printf("%-66s", "");
+    for (const double error : kErrors) std::printf("   error %-6g", error);
+    std::printf("\n%-66s", "the best dead-zone quantiser, ideally coded: bits a value");
+    for (const double bits : reference_bits) std::printf("   %-12.4f", bits / elems);
+    for (std::size_t s = 0; s < std::size(kSpecs); ++s) {
+      char text[128];
+      std::snprintf(text, sizeof(text), kSpecs[s], "...");
+      std::printf("\n%-66s", text);
+      for (std::size_t e = 0; e < std::size(kErrors); ++e) {
+        std::printf("  %+5.1f%% %.4f", 100 * (outcomes[s][e].bits / reference_bits[e] - 1), outcomes[s][e].error());
+      }
     }
     std::printf("\n");
     std::fflush(stdout);
   }
+};
+
+Sums measure(const std::string& name, const std::vector<const std::vector<float>*>& tensors) {
+  Sums sums;
+  for (const auto* values : tensors) {
+    sums.elems += static_cast<double>(values->size());
+    for (std::size_t e = 0; e < std::size(kErrors); ++e) {
+      sums.reference_bits[e] += best_bits(*values, kErrors[e]);
+      for (std::size_t s = 0; s < std::size(kSpecs); ++s) {
+        sums.outcomes[s][e].add(with_error(kSpecs[s], kErrors[e]), *values);
+      }
+    }
+  }
+  std::printf("\n%s: %zu tensors, %.0f values\n", name.c_str(), tensors.size(), sums.elems);
+  sums.print();
+  return sums;
 }
 
 int run(const BenchOptions& options) {
@@ -189,9 +211,12 @@ int run(const BenchOptions& options) {
   for (const CapturedGradient& gradient : gradients) {
     if (gradient.values.size() >= kLeastElems) groups[gradient.moment].push_back(&gradient.values);
   }
+  Sums all;
   for (const auto& [name, tensors] : groups) {
-    if (options.wants(name)) measure(name, tensors);
+    if (options.wants(name)) all.add(measure(name, tensors));
   }
+  std::printf("\nall together\n");
+  all.print();
   return 0;
 }
 

@@ -6,21 +6,12 @@
 // lie in a pool many times the size of the last-level cache and are walked one after the other. Everything is timed in
 // turn, round after round, in one thread, in processor time; the medians are printed. Every row is first checked:
 // decoding gives the input's values or 0, and none that is dropped is larger than one that is kept (topk).
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <memory>
-#include <regex>
-#include <string>
-#include <string_view>
-#include <vector>
 
+#include "benchmarks/codec/bench_program.h"
 #include "core/aligned_buffer.h"
 #include "core/philox.h"
-#include "core/simd_target.h"
 #include "cortado/codec.h"
 
 namespace cortado {
@@ -133,18 +124,6 @@ class Experiment {
   double relative_error_ = 0;
 };
 
-template <class Call>
-double milliseconds(const Call& call) {
-  const std::clock_t begin = std::clock();
-  call();
-  return static_cast<double>(std::clock() - begin) * 1e3 / CLOCKS_PER_SEC;
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
-
 bool measure(const Workload& w, int rounds) {
   Experiment experiment(w);
   if (!experiment.check()) {
@@ -152,19 +131,19 @@ bool measure(const Workload& w, int rounds) {
     return false;
   }
   const std::int64_t calls = std::max<std::int64_t>(1, (std::int64_t{1} << 24) / w.elems);
-  std::vector<double> copy_ms, encode_ms, decode_ms;
+  Samples copies, encodes, decodes;
   for (int round = 0; round < rounds; ++round) {
-    const auto sample = [&](const auto& call) {
-      return milliseconds([&] {
-               for (std::int64_t i = 0; i < calls; ++i) call(round + i);
-             }) /
-             static_cast<double>(calls);
+    const auto sample = [&](Samples& samples, const auto& call) {
+      samples.add([&] {
+        for (std::int64_t i = 0; i < calls; ++i) call(round + i);
+      });
     };
-    copy_ms.push_back(sample([&](std::int64_t i) { experiment.copy(i); }));
-    encode_ms.push_back(sample([&](std::int64_t i) { experiment.encode(i + 2); }));
-    decode_ms.push_back(sample([&](std::int64_t i) { experiment.decode(i + 4); }));
+    sample(copies, [&](std::int64_t i) { experiment.copy(i); });
+    sample(encodes, [&](std::int64_t i) { experiment.encode(i + 2); });
+    sample(decodes, [&](std::int64_t i) { experiment.decode(i + 4); });
   }
-  const double copy = median(copy_ms), encode = median(encode_ms), decode = median(decode_ms);
+  const auto ms_a_call = [&](const Samples& samples) { return samples.median_ms() / static_cast<double>(calls); };
+  const double copy = ms_a_call(copies), encode = ms_a_call(encodes), decode = ms_a_call(decodes);
   const auto bytes = static_cast<double>(experiment.tensor_bytes());
   std::printf("%-35s %8lld %-12s %7.2f %6.3f  %7.3f %8.3f %4.0f%% %8.3f %4.0f%%\n", w.spec,
               static_cast<long long>(w.elems), kDataNames[static_cast<int>(w.data)],
@@ -174,13 +153,12 @@ bool measure(const Workload& w, int rounds) {
   return true;
 }
 
-int run(int rounds, const std::regex& filter) {
-  std::printf("one thread, %s, medians of %d rounds, milliseconds of processor time, out of cache\n",
-              simd_target_name(simd_target()), rounds);
-  std::printf("%-35s %8s %-12s %7s %6s  %7s %8s %5s %8s %5s\n", "codec", "elems", "data", "ratio", "error", "memcpy",
-              "encode", "share", "decode", "share");
+int run(const BenchOptions& options) {
+  print_conditions(options);
+  std::printf("milliseconds, out of cache\n%-35s %8s %-12s %7s %6s  %7s %8s %5s %8s %5s\n", "codec", "elems", "data",
+              "ratio", "error", "memcpy", "encode", "share", "decode", "share");
   for (const Workload& w : kWorkloads) {
-    if (std::regex_search(row_name(w), filter) && !measure(w, rounds)) return 1;
+    if (options.wants(row_name(w)) && !measure(w, options.rounds)) return 1;
   }
   return 0;
 }
@@ -188,16 +166,4 @@ int run(int rounds, const std::regex& filter) {
 }  // namespace
 }  // namespace cortado
 
-// Takes two of Google Benchmark's options, as tools/bench gives them: --benchmark_filter=REGEX chooses rows,
-// --benchmark_min_time=... (any) asks for one round only.
-int main(int argc, char** argv) {
-  int rounds = 11;
-  std::string filter = ".";
-  constexpr std::string_view kFilter = "--benchmark_filter=", kMinTime = "--benchmark_min_time=";
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    if (argument.starts_with(kFilter)) filter = argument.substr(kFilter.size());
-    if (argument.starts_with(kMinTime)) rounds = 1;
-  }
-  return cortado::run(rounds, std::regex(filter));
-}
+int main(int argc, char** argv) { return cortado::run(cortado::BenchOptions(argc, argv, 11)); }

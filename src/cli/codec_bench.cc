@@ -250,7 +250,6 @@ int bench_file(const std::string& path, const std::vector<std::unique_ptr<Codec>
   if (tensor.elems() == 0) {
     return report_error(path, Status(StatusCode::kInvalidArgument, "the tensor is empty: there is nothing to measure"));
   }
-  if (!options.as_json) print_head(path, read.value());
   int code = kDone;
   double memcpy_bytes_per_s = 0;
   for (const std::unique_ptr<Codec>& codec : codecs) {
@@ -260,6 +259,7 @@ int bench_file(const std::string& path, const std::vector<std::unique_ptr<Codec>
       continue;
     }
     const Measurement& m = measured.value();
+    if (!options.as_json && memcpy_bytes_per_s == 0) print_head(path, read.value());
     memcpy_bytes_per_s = std::max(memcpy_bytes_per_s, m.memcpy_bytes_per_s);
     options.as_json ? print_json(path, *codec, tensor, m) : print_row(*codec, tensor, m);
     std::fflush(stdout);
@@ -279,7 +279,7 @@ int bench_codecs(const BenchOptions& options) {
   std::vector<std::unique_ptr<Codec>> codecs;
   for (const std::string& spec : options.specs) {
     Result<std::unique_ptr<Codec>> codec = make_codec(spec);
-    if (!codec.ok()) return report_error("--codec", codec.status(), "`cortado codec list` shows all codecs.");
+    if (!codec.ok()) return report_wrong_codec(codec.status());
     codecs.push_back(std::move(codec).value());
   }
   int code = kDone;

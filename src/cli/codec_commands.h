@@ -22,6 +22,8 @@ enum ExitCode {
 
 // "cortado: PLACE: error" on stderr, with what to do next if there is something; returns the exit code.
 int report_error(const std::string& place, const Status& status, const std::string& next_step = "");
+// The same for what --codec said.
+int report_wrong_codec(const Status& status);
 
 // How files of raw values are to be read; .npy files say it themselves.
 struct InputOptions {

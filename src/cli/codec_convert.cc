@@ -9,6 +9,7 @@
 #include "cli/files.h"
 #include "cli/progress.h"
 #include "cli/tensor_file.h"
+#include "cortado/codec.h"
 #include "cortado/codec_file.h"
 
 namespace cortado::cli {
@@ -22,6 +23,8 @@ constexpr const char* kAfterDamage =
 }  // namespace
 
 int compress_file(const CompressOptions& options) {
+  const Result<std::unique_ptr<Codec>> codec = make_codec(options.spec);
+  if (!codec.ok()) return report_wrong_codec(codec.status());
   const Result<std::unique_ptr<InputFile>> input = InputFile::open(options.input_path);
   if (!input.ok()) return report_error(options.input_path, input.status());
   const Result<TensorFile> read = read_tensor_file(input.value()->bytes(), options.input);
@@ -33,8 +36,7 @@ int compress_file(const CompressOptions& options) {
                                                              .shape = tensor.shape,
                                                              .chunk_elems = options.chunk_elems},
                                                             options.seed);
-  if (!created.ok())
-    return report_error(options.input_path, created.status(), "`cortado codec list` shows all codecs.");
+  if (!created.ok()) return report_error(options.input_path, created.status());
   CodecFileWriter& writer = created.value();
   const Result<std::unique_ptr<OutputFile>> output = OutputFile::create(options.output_path);
   if (!output.ok()) return report_error(options.output_path, output.status());

@@ -313,6 +313,10 @@ int report_error(const std::string& place, const Status& status, const std::stri
   return status.code() == StatusCode::kCorruptData ? kDamagedFile : kBadCommandLine;
 }
 
+int report_wrong_codec(const Status& status) {
+  return report_error("--codec", status, "`cortado codec list` shows all codecs.");
+}
+
 }  // namespace cortado::cli
 
 int main(int argc, char** argv) {

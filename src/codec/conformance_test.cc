@@ -9,8 +9,10 @@
 #include <optional>
 
 #include "codec/conformance_cases.h"
+#include "core/aligned_buffer.h"
 #include "core/counting_new.h"
 #include "core/simd_target.h"
+#include "core/streaming.h"
 
 namespace cortado {
 namespace {
@@ -401,6 +403,47 @@ std::string test_name(const testing::TestParamInfo<std::string>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryCodec, Conformance, testing::ValuesIn(all_examples()), test_name);
+
+// ---- tensors that caches do not hold -------------------------------------------------------------------------------
+
+// Larger than every piece, sample and threshold of a kernel, in every dtype.
+constexpr Shape kLargeShape = {2051, 4099};
+static_assert(kLargeShape.rows * kLargeShape.cols > kLeastStreamedBytes);
+
+class LargeTensors : public Conformance {};
+
+// Kernels stream to aligned memory, and to no other.
+TEST_P(LargeTensors, AreTheSameStreamedOrNotAndAllocateNothing) {
+  for (const DType dtype : kAllDTypes) {
+    if (!takes(dtype)) continue;
+    SCOPED_TRACE(std::string(dtype_name(dtype)));
+    const auto [rows, cols] = kLargeShape;
+    const std::vector<std::byte> input = make_values(dtype, rows * cols, false);
+    std::vector<std::byte> payload(codec_->max_payload_bytes(rows, cols, dtype));
+    std::vector<std::byte> scratch = scratch_for(kLargeShape, dtype);
+    AlignedBuffer<std::byte> streamed(input.size()), stored(input.size() + 1);
+    const std::int64_t before = allocation_count();
+    const Result<std::uint64_t> bytes = codec_->encode({input.data(), dtype, rows, cols}, kContext, payload, scratch);
+    ASSERT_TRUE(bytes.ok());
+    const auto used = std::span<const std::byte>(payload).first(bytes.value());
+    ASSERT_TRUE(codec_->decode(used, {stored.data() + 1, dtype, rows, cols}, scratch).ok());
+    EXPECT_EQ(allocation_count() - before, 0);
+    for (const std::int64_t target : simd_targets()) {
+      const ForcedSimdTarget forced(target);
+      std::memset(streamed.data(), 0, streamed.size());
+      ASSERT_TRUE(codec_->decode(used, {streamed.data(), dtype, rows, cols}, scratch).ok());
+      EXPECT_EQ(std::memcmp(streamed.data(), stored.data() + 1, input.size()), 0) << simd_target_name(target);
+    }
+  }
+}
+
+std::vector<std::string> names_of_rows() {
+  std::vector<std::string> names;
+  for (const CodecRow& row : codec_registry()) names.emplace_back(row.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryCodec, LargeTensors, testing::ValuesIn(names_of_rows()), test_name);
 
 }  // namespace
 }  // namespace cortado

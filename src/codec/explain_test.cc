@@ -107,6 +107,22 @@ TEST(Explain, SaysWhatEachSectionHolds) {
        "8 length: 6 bytes of low codes\n"
        "1 low codes: mode: 0: the codes as they are\n"
        "5 low codes: codes: 130, 128, 128, 130, ...\n"},
+      {"compso(bound=0.25, round=nearest)",
+       DType::kFloat32,
+       1,
+       5,
+       {1, 1, 0, 0, 0, 0, 0, 0, 0, 0,    0,    0x3f, 0xfe, 0xff, 0xff, 0xff, 3, 0, 0, 0, 0, 0,    0,   0,
+        4, 0, 0, 0, 0, 0, 0, 0, 0, 0x82, 0x80, 0x80, 3,    0,    0,    0,    0, 0, 0, 0, 0, 0x82, 0x7e},
+       "8 code bytes: 1 a value; low codes in 2 sections\n"
+       "4 steps: a block each: 0.5\n"
+       "4 smallest levels: a block each, the first: -2\n"
+       "8 section: the next 3 low codes\n"
+       "8 length: 4 bytes of low codes\n"
+       "1 low codes: mode: 0: the codes as they are\n"
+       "3 low codes: codes: 130, 128, 128\n"
+       "8 length: 3 bytes of low codes\n"
+       "1 low codes: mode: 0: the codes as they are\n"
+       "2 low codes: codes: 130, 126\n"},
       {"compso(bound=0.001, round=dither, coder=none)",
        DType::kFloat32,
        1,

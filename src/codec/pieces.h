@@ -18,9 +18,10 @@ constexpr std::int64_t whole_rows(std::int64_t elems) { return (elems + kRowElem
 // has whole_rows(elems).
 const float* load_piece(ConstTensorView input, std::int64_t first, std::int64_t elems, float* buffer);
 
-// Where whole_rows(elems) values may be written that store_piece() then makes values first ... of `output`.
+// Where whole_rows(elems) values may be written that store_piece() then makes values first ... of `output`, with
+// `streams` past the caches.
 float* piece_target(TensorView output, std::int64_t first, std::int64_t elems, float* buffer);
-void store_piece(const float* values, TensorView output, std::int64_t first, std::int64_t elems);
+void store_piece(const float* values, TensorView output, std::int64_t first, std::int64_t elems, bool streams = false);
 
 // The largest finite value; of fp32, fp16 and bf16.
 float largest_finite(DType dtype);

@@ -22,9 +22,9 @@ using namespace cortado;
 using Narrow16 = std::vector<std::uint16_t>;
 
 struct Format {
-  void (*narrow)(const float*, std::int64_t, std::uint16_t*);
+  void (*narrow)(const float*, std::int64_t, std::uint16_t*, bool);
   void (*scaled)(const float*, float, std::int64_t, std::uint16_t*);
-  void (*widen)(const std::uint16_t*, std::int64_t, float*);
+  void (*widen)(const std::uint16_t*, std::int64_t, float*, bool);
   std::uint16_t (*narrow_one)(float);
   float (*widen_one)(std::uint16_t);
 };
@@ -36,7 +36,7 @@ constexpr Format kFormats[] = {
 void check_narrow(const Format& format, const std::vector<float>& values, float scale) {
   const auto elems = static_cast<std::int64_t>(values.size());
   Narrow16 plain(values.size()), scaled(values.size());
-  format.narrow(values.data(), elems, plain.data());
+  format.narrow(values.data(), elems, plain.data(), false);
   if (std::isfinite(scale) && scale != 0) format.scaled(values.data(), scale, elems, scaled.data());
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto bits = std::bit_cast<std::uint32_t>(values[i]);
@@ -49,7 +49,7 @@ void check_narrow(const Format& format, const std::vector<float>& values, float 
 
 void check_widen(const Format& format, const Narrow16& values) {
   std::vector<float> wide(values.size());
-  format.widen(values.data(), static_cast<std::int64_t>(values.size()), wide.data());
+  format.widen(values.data(), static_cast<std::int64_t>(values.size()), wide.data(), false);
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto got = std::bit_cast<std::uint32_t>(wide[i]);
     CORTADO_CHECK(got == std::bit_cast<std::uint32_t>(format.widen_one(values[i])), "value %zu: %04x -> %08x", i,

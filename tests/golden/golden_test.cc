@@ -41,6 +41,7 @@ constexpr const char* kMoreSpecs[] = {
     "fp8(e5m2, block=32) | rans",
     "compso(bound=0.001, round=dither)",
     "compso(bound=0.001, coder=none)",
+    "compso(error=0.2, round=dead_zone)",
     "topk(density=0.3) | quant(bits=4) | rans",
     "topk(density=0.3) | fp8(e5m2) | rans",
     "topk(density=0.3, select=sampled) | compso(bound=0.02)",

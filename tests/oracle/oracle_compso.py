@@ -15,7 +15,8 @@ def decode_compso(parameters, payload, dtype, rows, cols):
     block = elems if parameters["block"] == "layer" else int(parameters["block"])
     blocks = -(-elems // block)
     reader = Reader(payload)
-    width = reader.number("<u8")
+    word = reader.number("<u8")
+    width, sections = (word, 1) if parameters["coder"] == "none" else (word % 256, 1 + word // 256)
     expect(width == 1 or width == 2 and may_take_two_bytes(parameters), "bytes a code")
     key = read_key(reader, parameters["round"])
     steps = reader.array("<f4", blocks)
@@ -23,11 +24,16 @@ def decode_compso(parameters, payload, dtype, rows, cols):
     expect(np.all(lawful | (steps.view("<u4") == 0) | (steps.view("<u4") == NAN_BITS)), "step")
     least = reader.array("<i4", blocks).astype(np.int64)
     expect(np.all(np.abs(least) < 1 << 22), "least level")
-    codes = read_codes(reader, parameters["coder"], width, elems)
+    outwards = np.full(blocks, 0.05, np.float32)
+    if parameters["round"] == "dead_zone" and "error" in parameters:
+        outwards = reader.array("<f4", blocks)
+        expect(np.all(np.abs(outwards) <= 1), "outwards")
+    codes = read_codes(reader, parameters["coder"], width, sections, elems)
     of_value = np.arange(elems) // block
     modulus, middle = (256, 128) if width == 1 else (65536, 32896)
     levels = least[of_value] + (codes - middle - least[of_value]) % modulus
-    return narrow(reconstruct(parameters["round"], levels.astype(np.float32), key) * steps[of_value], dtype)
+    values = reconstruct(parameters["round"], levels.astype(np.float32), key, outwards[of_value])
+    return narrow(values * steps[of_value], dtype)
 
 
 def may_take_two_bytes(parameters) -> bool:
@@ -39,12 +45,19 @@ def may_take_two_bytes(parameters) -> bool:
     return (1 + (0 if f == "off" else float(f))) / bound + 4 > 256
 
 
-def read_codes(reader: Reader, coder: str, width: int, elems: int) -> np.ndarray:
-    """Low codes, and high ones behind them if a code has two bytes."""
+def read_codes(reader: Reader, coder: str, width: int, sections: int, elems: int) -> np.ndarray:
+    """Low codes, in sections, and high ones behind them if a code has two bytes."""
     if coder == "none":
         low, high = reader.array("u1", elems), reader.array("u1", elems if width == 2 else 0)
         reader.end()
     else:
-        low = decode_codes(reader.take(reader.number("<u8")), elems)
+        parts, left = [], elems
+        for more in reversed(range(sections)):
+            count = reader.number("<u8") if more else left
+            expect(0 < count < left or not more, "codes of a section")
+            parts.append(decode_codes(reader.take(reader.number("<u8")), count))
+            left -= count
+        low = np.concatenate(parts)
+        expect(width == 2 or len(reader.rest) == 0, "size")
         high = decode_codes(reader.rest, elems if width == 2 else 0)
     return low.astype(np.int64) + (256 * high.astype(np.int64) if width == 2 else 0)

@@ -62,10 +62,10 @@ def read_key(reader: Reader, rounding: str):
     return (reader.number("<u4"), reader.number("<u4"), reader.number("<u8")) if rounding == "dither" else None
 
 
-def reconstruct(rounding: str, levels: np.ndarray, key) -> np.ndarray:
+def reconstruct(rounding: str, levels: np.ndarray, key, outwards: float | np.ndarray = 0.05) -> np.ndarray:
     """What a level stands for, in steps."""
     if rounding == "dead_zone":
-        return levels + np.float32(0.05) * np.sign(levels)
+        return levels + np.float32(outwards) * np.sign(levels)
     return levels - dither(*key, len(levels)) if rounding == "dither" else levels
 
 

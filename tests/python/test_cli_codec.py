@@ -200,8 +200,9 @@ def test_files_that_are_no_arrays(tmp_path, gradient):
 
 def test_a_wrong_codec_names_the_known_ones(tmp_path, gradient):
     text = refused(2, "compress", "--codec", "sgin", gradient, "-o", tmp_path / "c")
-    assert 'unknown codec "sgin"; known are none, cast' in text
+    assert '--codec: not found: unknown codec "sgin"; known are none, cast' in text
     assert "cortado codec list" in text
+    assert text == refused(2, "bench", "--codec", "sgin", gradient)
 
 
 def test_a_codec_that_does_not_take_the_dtype(tmp_path):

@@ -9,29 +9,30 @@
 #include "codec/explain.h"
 #include "core/check.h"
 #include "core/checked_math.h"
+#include "core/streaming.h"
 
 namespace cortado {
 
 namespace {
 
-void widen(const std::byte* input, DType from, std::int64_t elems, float* output) {
+void widen(const std::byte* input, DType from, std::int64_t elems, float* output, bool streams) {
   const auto* values = reinterpret_cast<const std::uint16_t*>(input);
-  from == DType::kFloat16 ? fp16_to_fp32(values, elems, output) : bf16_to_fp32(values, elems, output);
+  from == DType::kFloat16 ? fp16_to_fp32(values, elems, output, streams) : bf16_to_fp32(values, elems, output, streams);
 }
 
-void narrow(const float* input, std::int64_t elems, std::byte* output, DType to) {
+void narrow(const float* input, std::int64_t elems, std::byte* output, DType to, bool streams) {
   auto* values = reinterpret_cast<std::uint16_t*>(output);
-  to == DType::kFloat16 ? fp32_to_fp16(input, elems, values) : fp32_to_bf16(input, elems, values);
+  to == DType::kFloat16 ? fp32_to_fp16(input, elems, values, streams) : fp32_to_bf16(input, elems, values, streams);
 }
 
 // Between the two 16-bit formats: through float32, a piece that stays in cache at a time.
-void convert_16_bit(const std::byte* input, DType from, std::int64_t elems, std::byte* output, DType to) {
+void convert_16_bit(const std::byte* input, DType from, std::int64_t elems, std::byte* output, DType to, bool streams) {
   constexpr std::int64_t kPieceElems = 1024;
   float piece[kPieceElems];
   for (std::int64_t i = 0; i < elems; i += kPieceElems) {
     const std::int64_t count = std::min(kPieceElems, elems - i);
-    widen(input + 2 * i, from, count, piece);
-    narrow(piece, count, output + 2 * i, to);
+    widen(input + 2 * i, from, count, piece, false);
+    narrow(piece, count, output + 2 * i, to, streams);
   }
 }
 
@@ -39,15 +40,18 @@ void convert_16_bit(const std::byte* input, DType from, std::int64_t elems, std:
 void convert(const void* input, DType from, std::int64_t elems, void* output, DType to) {
   const auto* source = static_cast<const std::byte*>(input);
   auto* target = static_cast<std::byte*>(output);
+  const std::int64_t target_bytes = elems * static_cast<std::int64_t>(dtype_bytes(to));
+  const bool streams = target_bytes >= kLeastStreamedBytes;
   if (from == to) {
-    std::memcpy(target, source, static_cast<std::size_t>(elems) * dtype_bytes(from));
+    std::memcpy(target, source, static_cast<std::size_t>(target_bytes));
   } else if (from == DType::kFloat32) {
-    narrow(static_cast<const float*>(input), elems, target, to);
+    narrow(static_cast<const float*>(input), elems, target, to, streams);
   } else if (to == DType::kFloat32) {
-    widen(source, from, elems, static_cast<float*>(output));
+    widen(source, from, elems, static_cast<float*>(output), streams);
   } else {
-    convert_16_bit(source, from, elems, target, to);
+    convert_16_bit(source, from, elems, target, to, streams);
   }
+  if (streams) finish_streams();
 }
 
 class CastCodec final : public Codec {

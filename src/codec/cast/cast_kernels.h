@@ -11,10 +11,11 @@
 
 namespace cortado {
 
-void fp32_to_bf16(const float* input, std::int64_t elems, std::uint16_t* output);
-void fp32_to_fp16(const float* input, std::int64_t elems, std::uint16_t* output);
-void bf16_to_fp32(const std::uint16_t* input, std::int64_t elems, float* output);
-void fp16_to_fp32(const std::uint16_t* input, std::int64_t elems, float* output);
+// `streams`: past the caches, where the output is aligned to 64 bytes (core/streaming.h).
+void fp32_to_bf16(const float* input, std::int64_t elems, std::uint16_t* output, bool streams = false);
+void fp32_to_fp16(const float* input, std::int64_t elems, std::uint16_t* output, bool streams = false);
+void bf16_to_fp32(const std::uint16_t* input, std::int64_t elems, float* output, bool streams = false);
+void fp16_to_fp32(const std::uint16_t* input, std::int64_t elems, float* output, bool streams = false);
 
 // output[i] = cast(input[i] * scale), the product rounded to float32 first. `scale` is finite and not zero.
 void scale_and_cast_bf16(const float* input, float scale, std::int64_t elems, std::uint16_t* output);

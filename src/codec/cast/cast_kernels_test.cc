@@ -7,15 +7,17 @@
 #include <cstring>
 #include <vector>
 
+#include "core/aligned_buffer.h"
 #include "core/float16.h"
 #include "core/philox.h"
 #include "core/simd_target.h"
+#include "core/streaming.h"
 
 namespace cortado {
 namespace {
 
-using Narrow = void (*)(const float*, std::int64_t, std::uint16_t*);
-using Widen = void (*)(const std::uint16_t*, std::int64_t, float*);
+using Narrow = void (*)(const float*, std::int64_t, std::uint16_t*, bool);
+using Widen = void (*)(const std::uint16_t*, std::int64_t, float*, bool);
 using ScaledNarrow = void (*)(const float*, float, std::int64_t, std::uint16_t*);
 using NarrowOne = std::uint16_t (*)(float);
 using WidenOne = float (*)(std::uint16_t);
@@ -64,11 +66,14 @@ std::vector<float> telling_values() {
 
 TEST(CastKernels, NarrowingGivesTheBytesOfTheReference) {
   const std::vector<float> values = telling_values();
-  std::vector<std::uint16_t> output(values.size());
   on_every_target([&](const Format& format) {
-    format.narrow(values.data(), static_cast<std::int64_t>(values.size()), output.data());
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      ASSERT_EQ(output[i], format.narrow_one(values[i])) << std::hex << std::bit_cast<std::uint32_t>(values[i]);
+    for (const bool streams : {false, true}) {
+      AlignedBuffer<std::uint16_t> output(values.size());
+      format.narrow(values.data(), static_cast<std::int64_t>(values.size()), output.data(), streams);
+      finish_streams();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        ASSERT_EQ(output[i], format.narrow_one(values[i])) << std::hex << std::bit_cast<std::uint32_t>(values[i]);
+      }
     }
   });
 }
@@ -76,12 +81,15 @@ TEST(CastKernels, NarrowingGivesTheBytesOfTheReference) {
 TEST(CastKernels, WideningGivesTheBitsOfTheReference) {
   std::vector<std::uint16_t> values(0x10000);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint16_t>(i);
-  std::vector<float> output(values.size());
   on_every_target([&](const Format& format) {
-    format.widen(values.data(), static_cast<std::int64_t>(values.size()), output.data());
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      ASSERT_EQ(std::bit_cast<std::uint32_t>(output[i]), std::bit_cast<std::uint32_t>(format.widen_one(values[i])))
-          << i;
+    for (const bool streams : {false, true}) {
+      AlignedBuffer<float> output(values.size());
+      format.widen(values.data(), static_cast<std::int64_t>(values.size()), output.data(), streams);
+      finish_streams();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(output[i]), std::bit_cast<std::uint32_t>(format.widen_one(values[i])))
+            << i;
+      }
     }
   });
 }
@@ -115,9 +123,9 @@ TEST(CastKernels, AnyLengthAndAddressAndNothingBehind) {
       std::fill(narrow.begin(), narrow.end(), kGuard);
       std::fill(back.begin(), back.end(), kGuard);
       format.narrow(reinterpret_cast<const float*>(wide.data() + 1), elems,
-                    reinterpret_cast<std::uint16_t*>(narrow.data() + 1));
+                    reinterpret_cast<std::uint16_t*>(narrow.data() + 1), true);
       format.widen(reinterpret_cast<const std::uint16_t*>(narrow.data() + 1), elems,
-                   reinterpret_cast<float*>(back.data() + 1));
+                   reinterpret_cast<float*>(back.data() + 1), true);
       ASSERT_EQ(std::memcmp(back.data() + 1, expected.data(), count * 4), 0) << elems;
       EXPECT_EQ(narrow[0], kGuard);
       EXPECT_EQ(narrow[1 + count * 2], kGuard) << elems;
@@ -138,11 +146,11 @@ TEST(CastKernels, FlushingDenormalsChangesNoPlainCast) {
   constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x0040;
   const unsigned mode = __builtin_ia32_stmxcsr();
   on_every_target([&](const Format& format) {
-    format.narrow(values.data(), static_cast<std::int64_t>(values.size()), expected.data());
-    format.widen(all.data(), 0x10000, widened.data());
+    format.narrow(values.data(), static_cast<std::int64_t>(values.size()), expected.data(), false);
+    format.widen(all.data(), 0x10000, widened.data(), false);
     __builtin_ia32_ldmxcsr(mode | kFlushToZero | kDenormalsAreZero);
-    format.narrow(values.data(), static_cast<std::int64_t>(values.size()), output.data());
-    format.widen(all.data(), 0x10000, widened_flushing.data());
+    format.narrow(values.data(), static_cast<std::int64_t>(values.size()), output.data(), false);
+    format.widen(all.data(), 0x10000, widened_flushing.data(), false);
     __builtin_ia32_ldmxcsr(mode);
     EXPECT_EQ(output, expected);
     EXPECT_EQ(std::memcmp(widened.data(), widened_flushing.data(), widened.size() * sizeof(float)), 0);

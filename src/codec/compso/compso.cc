@@ -6,7 +6,9 @@
 
 #include "codec/binding.h"
 #include "codec/compso/compso_layers.h"
+#include "codec/compso/compso_sections.h"
 #include "codec/explain.h"
+#include "codec/quant/quant_settings.h"
 #include "codec/rans/rans_stream.h"
 #include "core/check.h"
 #include "core/checked_math.h"
@@ -62,23 +64,38 @@ class CompsoCodec final : public Codec {
   void explain_message(PayloadExplainer& explainer, std::int64_t elems) const {
     const std::int64_t blocks = settings_.block_elems == 0 ? 1 : (elems - 1) / settings_.block_elems + 1;
     const std::uint64_t block_bytes = sizeof(float) * static_cast<std::uint64_t>(blocks);
-    const auto code_bytes = explainer.peek<std::uint64_t>().value_or(1);
-    explainer.take(sizeof(code_bytes), "code bytes", std::to_string(code_bytes) + " a value");
+    const auto word = explainer.peek<std::uint64_t>().value_or(1);
+    const std::uint64_t code_bytes = word & 0xff, sections = 1 + (word >> 8);
+    explainer.take(sizeof(word), "code bytes",
+                   std::to_string(code_bytes) + " a value" +
+                       (sections > 1 ? "; low codes in " + std::to_string(sections) + " sections" : ""));
     if (settings_.rounding == Rounding::kDither) {
       explainer.take_random_key("of seed and tensor; decoding draws the dither with it");
     }
     explainer.take(block_bytes, "steps", "a block each: " + first_values(explainer.next(block_bytes), DType::kFloat32));
     explainer.take(block_bytes, "smallest levels",
                    "a block each, the first: " + std::to_string(explainer.peek<std::int32_t>().value_or(0)));
+    if (settings_.finds_dead_zone()) {
+      explainer.take(block_bytes, "outwards",
+                     "a block each, in steps: " + first_values(explainer.next(block_bytes), DType::kFloat32));
+    }
     const auto bytes = static_cast<std::uint64_t>(elems);
     if (!settings_.is_coded) {
       explainer.take(bytes, "low codes", first_values(explainer.next(bytes), DType::kUint8));
       if (code_bytes == 2) explainer.take(bytes, "high codes", first_values(explainer.next(bytes), DType::kUint8));
       return;
     }
-    const auto low_bytes = explainer.peek<std::uint64_t>().value_or(0);
-    explainer.take(sizeof(low_bytes), "length", std::to_string(low_bytes) + " bytes of low codes");
-    explainer.append(explain_codes(explainer.next(low_bytes), elems), "low codes: ");
+    std::int64_t elems_left = elems;
+    for (std::uint64_t section = 0; section < sections; ++section) {
+      const bool is_last = section + 1 == sections;
+      const Result<SectionHead> head = read_section_head(explainer.rest(), is_last, elems_left);
+      if (!head.ok()) return;
+      const auto [head_bytes, section_elems, section_bytes] = head.value();
+      if (!is_last) explainer.take(8, "section", "the next " + std::to_string(section_elems) + " low codes");
+      explainer.take(8, "length", std::to_string(section_bytes) + " bytes of low codes");
+      explainer.append(explain_codes(explainer.next(section_bytes), section_elems), "low codes: ");
+      elems_left -= section_elems;
+    }
     if (code_bytes == 2) explainer.append(explain_codes(explainer.rest(), elems), "high codes: ");
   }
 
@@ -92,12 +109,6 @@ class CompsoCodec final : public Codec {
 };
 
 Status refused(const char* what) { return make_error(StatusCode::kInvalidArgument, "compso: %s", what); }
-
-Rounding rounding_named(const std::string& word) {
-  if (word == "nearest") return Rounding::kNearest;
-  if (word == "dead_zone") return Rounding::kDeadZone;
-  return word == "dither" ? Rounding::kDither : Rounding::kStochastic;
-}
 
 Status read_bound(const ParameterValues& values, CompsoSettings* settings) {
   settings->bound = values.real("bound");
@@ -167,23 +178,13 @@ std::vector<Parameter> parameters() {
            .max = 1,
            .choices = "bound|off",
            .meaning = "magnitudes up to this share of the range become 0; bound: off with error and dither"},
-          {.name = "round",
-           .kind = ParameterKind::kChoice,
-           .default_text = "stochastic",
-           .choices = "nearest|dead_zone|stochastic|dither",
-           .meaning = "stochastic and dither are unbiased"},
+          rounding_parameter("stochastic"),
           {.name = "coder",
            .kind = ParameterKind::kChoice,
            .default_text = "rans",
            .choices = "rans|none",
            .meaning = "of the codes; none: one or two bytes each"},
-          {.name = "error",
-           .kind = ParameterKind::kReal,
-           .default_text = "off",
-           .min = 0.001,
-           .max = 0.9,
-           .choices = "off",
-           .meaning = "relative L2 error of a layer, in place of the bound"},
+          error_parameter("relative L2 error of a layer, in place of the bound"),
           {.name = "block",
            .kind = ParameterKind::kInteger,
            .default_text = "layer",
@@ -191,12 +192,7 @@ std::vector<Parameter> parameters() {
            .max = 1 << 30,
            .choices = "layer",
            .meaning = "values that share a step, a multiple of 1024"},
-          {.name = "chunk_codes",
-           .kind = ParameterKind::kInteger,
-           .default_text = "65536",
-           .min = kMinRansChunkCodes,
-           .max = kMaxRansChunkCodes,
-           .meaning = "of rans"}};
+          chunk_codes_parameter("of rans")};
 }
 
 }  // namespace

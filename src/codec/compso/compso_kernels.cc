@@ -129,7 +129,7 @@ void quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& ra
     case Rounding::kNearest:
       return run(Nearest(0));
     case Rounding::kDeadZone:
-      return run(DeadZone(0));
+      return run(TowardsZero(levels.dead_zone));
     case Rounding::kStochastic:
     case Rounding::kDither:
       return run(Random(0));
@@ -151,6 +151,7 @@ void CompsoQuantise(const Levels& levels, const BlockPiece& piece, const RandomK
 template <Rounding kRounding, bool kWide, bool kStreams>
 struct CompsoDequantiseRow {
   std::int32_t first_level;
+  DeadZone dead_zone;
   CompsoCodes codes;
   float* values;
 
@@ -160,9 +161,7 @@ struct CompsoDequantiseRow {
       // level - u, u = (1 + r) - 3/2, every difference exact.
       return hn::Sub(level, hn::Sub(one_and_r, hn::Set(d, 1.5f)));
     }
-    if constexpr (kRounding != Rounding::kDeadZone) return level;
-    const VF32 outwards = hn::CopySignToAbs(hn::Set(d, 0.05f), level);
-    return hn::Add(level, hn::IfThenZeroElse(hn::Eq(level, hn::Zero(d)), outwards));
+    return kRounding == Rounding::kDeadZone ? outwards(level, dead_zone) : level;
   }
 
   HWY_INLINE void operator()(const BlockGrid& block, std::int64_t at, VF32 one_and_r) const {
@@ -185,15 +184,17 @@ struct CompsoDequantiseRow {
 template <bool kWide, bool kStreams>
 void dequantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, std::int32_t first_level,
                 CompsoCodes codes, float* values) {
+  const auto row = [&]<Rounding kRounding>() {
+    return CompsoDequantiseRow<kRounding, kWide, kStreams>{first_level, levels.dead_zone, codes, values};
+  };
   switch (levels.rounding) {
     case Rounding::kNearest:
     case Rounding::kStochastic:
-      return for_rows(piece, CompsoDequantiseRow<Rounding::kNearest, kWide, kStreams>{first_level, codes, values});
+      return for_rows(piece, row.template operator()<Rounding::kNearest>());
     case Rounding::kDeadZone:
-      return for_rows(piece, CompsoDequantiseRow<Rounding::kDeadZone, kWide, kStreams>{first_level, codes, values});
+      return for_rows(piece, row.template operator()<Rounding::kDeadZone>());
     case Rounding::kDither:
-      return for_random_rows(piece, random,
-                             CompsoDequantiseRow<Rounding::kDither, kWide, kStreams>{first_level, codes, values});
+      return for_random_rows(piece, random, row.template operator()<Rounding::kDither>());
   }
 }
 

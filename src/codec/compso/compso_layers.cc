@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "codec/compso/compso_kernels.h"
+#include "codec/compso/compso_sections.h"
 #include "codec/float_rans/float_rans_kernels.h"
 #include "codec/pieces.h"
 #include "codec/quant/quant_search.h"
@@ -21,12 +22,10 @@ namespace {
 constexpr std::uint64_t kAlignBytes = 64;
 constexpr std::int64_t kPrefetchElems = 1024;
 constexpr std::int64_t kRandomAlignElems = 256;  // quant_kernels.h: pieces begin at multiples of it
-// Decoded layers of this size and more go past the caches, which could not keep them.
-constexpr std::int64_t kStreamBytes = std::int64_t{8} << 20;
 
-constexpr std::uint64_t kHeaderBytes = 8;
+constexpr std::uint64_t kWidthBytes = 8;
+constexpr int kSectionsShift = 8;  // bytes a code, and above them how many sections more than one
 constexpr std::uint64_t kLengthBytes = 8;
-constexpr std::uint64_t kBlockBytes = sizeof(float) + sizeof(std::int32_t);
 
 // Beyond these, 1 / step or what is decoded could be denormal.
 constexpr float kSmallestStep = 0x1p-116f, kLargestStep = 0x1p126f;
@@ -48,6 +47,19 @@ std::int64_t block_elems(const CompsoSettings& settings, std::int64_t layer_elem
 struct Totals {
   std::int64_t elems = 0;
   std::int64_t blocks = 0;
+};
+
+// Of the header, and where it tells of blocks.
+struct HeaderBytes {
+  explicit HeaderBytes(const CompsoSettings& settings, const Totals& totals) {
+    const auto blocks = static_cast<std::uint64_t>(totals.blocks);
+    steps_at = kWidthBytes + (settings.rounding == Rounding::kDither ? sizeof(RandomKey) : 0);
+    first_levels_at = steps_at + blocks * sizeof(float);
+    outwards_at = first_levels_at + blocks * sizeof(std::int32_t);
+    all = outwards_at + (settings.finds_dead_zone() ? blocks * sizeof(float) : 0);
+  }
+
+  std::uint64_t steps_at, first_levels_at, outwards_at, all;
 };
 
 template <class Layer>
@@ -96,24 +108,30 @@ void for_pieces(const Block<Layer>& block, const F& f) {
 
 std::uint64_t round_up(std::uint64_t bytes) { return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes; }
 
+// How the values of a block become levels.
+struct BlockPlan {
+  BlockGrid grid;
+  DeadZone dead_zone = kDeadZone;
+};
+
 // Kernels write and read whole rows.
 std::uint64_t code_bytes(const Totals& totals) {
   return round_up(static_cast<std::uint64_t>(totals.elems + kRowElems));
 }
-std::uint64_t grid_bytes(const Totals& totals) {
-  return round_up(static_cast<std::uint64_t>(totals.blocks) * sizeof(BlockGrid));
+std::uint64_t plan_bytes(const Totals& totals) {
+  return round_up(static_cast<std::uint64_t>(totals.blocks) * sizeof(BlockPlan));
 }
 
 struct Workspace {
   Workspace(std::byte* scratch, const Totals& totals) {
     std::byte* at = scratch + (kAlignBytes - reinterpret_cast<std::uintptr_t>(scratch) % kAlignBytes) % kAlignBytes;
-    grids = reinterpret_cast<BlockGrid*>(at);
-    low = reinterpret_cast<std::uint8_t*>(at + grid_bytes(totals));
+    plans = reinterpret_cast<BlockPlan*>(at);
+    low = reinterpret_cast<std::uint8_t*>(at + plan_bytes(totals));
     high = low + code_bytes(totals);
     coder = reinterpret_cast<std::byte*>(high + code_bytes(totals));
   }
 
-  BlockGrid* grids;
+  BlockPlan* plans;
   std::uint8_t* low;
   std::uint8_t* high;
   std::byte* coder;
@@ -149,19 +167,21 @@ float allowed_step(double wanted, const Range& range) {
 }
 
 // How far beyond its level a value may be decoded, in steps.
-float overhang_of(Rounding rounding) {
+float overhang_of(Rounding rounding, const DeadZone& dead_zone) {
   if (rounding == Rounding::kDither) return 0.5f;
-  return rounding == Rounding::kDeadZone ? 0.05f : 0;
+  return rounding == Rounding::kDeadZone ? std::max(0.0f, dead_zone.outwards) : 0;
 }
 
-BlockGrid grid_of(float step, const CompsoSettings& settings, const Range& range, DType dtype) {
+BlockGrid grid_of(float step, const DeadZone& dead_zone, const CompsoSettings& settings, const Range& range,
+                  DType dtype) {
   if (step == 0) return {.step = 0, .inverse = 0, .threshold = -1, .reach = 0};
   const double threshold = settings.filter * range.width();
   return {.step = step,
           .inverse = 1 / step,
           .threshold = static_cast<float>(std::min<double>(threshold, std::numeric_limits<float>::max())),
           // Nothing finite is decoded as Inf.
-          .reach = std::min(kFarthestLevel, std::floor(largest_finite(dtype) / step - overhang_of(settings.rounding)))};
+          .reach = std::min(kFarthestLevel,
+                            std::floor(largest_finite(dtype) / step - overhang_of(settings.rounding, dead_zone)))};
 }
 
 struct LevelRange {
@@ -196,37 +216,37 @@ class LayersEncoder {
         random_{philox_key(context.seed, context.tensor), context.step} {}
 
   std::uint64_t run(std::byte* payload) {
-    std::byte* at = payload + kHeaderBytes;
-    if (settings_.rounding == Rounding::kDither) {
-      store(random_, at);
-      at += sizeof(random_);
-    }
-    choose_grids(at);
-    at += static_cast<std::uint64_t>(totals_.blocks) * kBlockBytes;
-    store<std::uint64_t>(is_wide_ ? 2 : 1, payload);
-    for_blocks(settings_, layers_, [&](const InputBlock& block) { quantise(block); });
-    return static_cast<std::uint64_t>((settings_.is_coded ? put_coded(at) : put_plain(at)) - payload);
+    if (settings_.rounding == Rounding::kDither) store(random_, payload + kWidthBytes);
+    plan_blocks(payload);
+    std::byte* codes = payload + HeaderBytes(settings_, totals_).all;
+    SectionEncoder low_codes(workspace_.low, settings_.chunk_codes, workspace_.coder, codes);
+    for_blocks(settings_, layers_, [&](const InputBlock& block) { quantise(block, &low_codes); });
+    const std::byte* end = settings_.is_coded ? put_coded(&low_codes) : put_plain(codes);
+    const std::uint64_t more_sections = settings_.is_coded ? low_codes.sections() - 1 : 0;
+    store<std::uint64_t>((is_wide_ ? 2 : 1) + (more_sections << kSectionsShift), payload);
+    return static_cast<std::uint64_t>(end - payload);
   }
 
  private:
   using InputBlock = Block<ConstTensorView>;
 
-  // Writes the section of blocks.
-  void choose_grids(std::byte* steps) {
-    std::byte* first_levels = steps + static_cast<std::uint64_t>(totals_.blocks) * sizeof(float);
+  void plan_blocks(std::byte* payload) {
+    const HeaderBytes header(settings_, totals_);
     for_blocks(settings_, layers_, [&](const InputBlock& block) {
       const Range range = range_of(block);
-      BlockGrid& grid = workspace_.grids[block.number];
+      BlockPlan& plan = workspace_.plans[block.number] = {};
       LevelRange levels;
       if (range.is_finite) {
-        grid = grid_of(step_of(block, range), settings_, range, block.layer.dtype);
-        levels = levels_of(grid, settings_, range);
+        const float step = choose_step(block, range, &plan.dead_zone);
+        plan.grid = grid_of(step, plan.dead_zone, settings_, range, block.layer.dtype);
+        levels = levels_of(plan.grid, settings_, range);
       } else {
-        grid = {.step = std::numeric_limits<float>::quiet_NaN()};
+        plan.grid = {.step = std::numeric_limits<float>::quiet_NaN()};
       }
       is_wide_ |= levels.last - levels.first > 255;
-      store(grid.step, steps, block.number);
-      store(levels.first, first_levels, block.number);
+      store(plan.grid.step, payload + header.steps_at, block.number);
+      store(levels.first, payload + header.first_levels_at, block.number);
+      if (settings_.finds_dead_zone()) store(plan.dead_zone.outwards, payload + header.outwards_at, block.number);
     });
   }
 
@@ -243,47 +263,57 @@ class LayersEncoder {
     return all;
   }
 
-  float step_of(const InputBlock& block, const Range& range) const {
-    if (settings_.error > 0) {
-      const auto* data = static_cast<const std::byte*>(block.layer.data);
-      const auto offset = static_cast<std::size_t>(block.first) * dtype_bytes(block.layer.dtype);
-      const double step =
-          find_step(settings_.rounding, settings_.error, {data + offset, block.layer.dtype, 1, block.elems});
-      return allowed_step(std::max(step, range.width() / kMostLevels), range);
+  float choose_step(const InputBlock& block, const Range& range, DeadZone* dead_zone) const {
+    if (settings_.error == 0) {
+      return allowed_step(range.width() > 0 ? settings_.bound * range.width() : range.largest(), range);
     }
-    return allowed_step(range.width() > 0 ? settings_.bound * range.width() : range.largest(), range);
+    const auto* data = static_cast<const std::byte*>(block.layer.data);
+    const auto offset = static_cast<std::size_t>(block.first) * dtype_bytes(block.layer.dtype);
+    const ConstTensorView values(data + offset, block.layer.dtype, 1, block.elems);
+    double step = 0;
+    if (settings_.finds_dead_zone()) {
+      const StepAndDeadZone found = find_dead_zone(settings_.error, values);
+      step = found.step;
+      *dead_zone = found.dead_zone;
+    } else {
+      step = find_step(settings_.rounding, settings_.error, values);
+    }
+    return allowed_step(std::max(step, range.width() / kMostLevels), range);
   }
 
-  // One pass over the values: codes are counted while they are made.
-  void quantise(const InputBlock& block) {
-    const BlockGrid& grid = workspace_.grids[block.number];
+  // One pass over the values: codes are counted while they are made, and coded when a section is full.
+  void quantise(const InputBlock& block, SectionEncoder* low_codes) {
+    const auto& [grid, dead_zone] = workspace_.plans[block.number];
+    Levels levels = levels_;
+    levels.dead_zone = dead_zone;
     std::uint8_t* low = workspace_.low + block.first_code;
     std::uint8_t* high = workspace_.high + block.first_code;
     if (std::isnan(grid.step)) {
       std::fill(low, low + block.elems, std::uint8_t{kCompsoZeroCode});
       if (is_wide_) std::fill(high, high + block.elems, std::uint8_t{kCompsoZeroCode});
-      count_zeros(block.elems);
+      count_zeros(block.elems, low_codes);
+      if (settings_.is_coded) low_codes->advance(block.elems);
       return;
     }
+    const CompsoCounts counts = {settings_.is_coded ? low_codes->counts() : nullptr,
+                                 settings_.is_coded && is_wide_ ? &high_counts_ : nullptr};
     alignas(64) float buffer[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
       const BlockPiece piece = {
           .log2_block_elems = 62, .blocks = &grid, .first = block.first_random + at, .elems = whole_rows(count)};
-      compso_quantise(levels_, piece, random_, load_piece(block.layer, block.first + at, count, buffer),
+      compso_quantise(levels, piece, random_, load_piece(block.layer, block.first + at, count, buffer),
                       block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0,
-                      {low + at, is_wide_ ? high + at : nullptr}, counts());
+                      {low + at, is_wide_ ? high + at : nullptr}, counts);
+      // The kernel counted whole rows.
+      count_zeros(count - whole_rows(count), low_codes);
+      if (settings_.is_coded) low_codes->advance(count);
     });
-    count_zeros(block.elems - whole_rows(block.elems));
-  }
-
-  CompsoCounts counts() {
-    if (!settings_.is_coded) return {};
-    return {&low_counts_, is_wide_ ? &high_counts_ : nullptr};
+    if (settings_.is_coded && block.first + block.elems == block.layer.elems()) low_codes->end_layer();
   }
 
   // Level 0 so many times more, or less: sums wrap.
-  void count_zeros(std::int64_t elems) {
-    low_counts_.sums[kCompsoZeroCode] += static_cast<std::uint64_t>(elems);
+  void count_zeros(std::int64_t elems, SectionEncoder* low_codes) {
+    low_codes->counts()->sums[kCompsoZeroCode] += static_cast<std::uint64_t>(elems);
     high_counts_.sums[kCompsoZeroCode] += static_cast<std::uint64_t>(elems);
   }
 
@@ -295,14 +325,11 @@ class LayersEncoder {
     return to + 2 * bytes;
   }
 
-  std::byte* put_coded(std::byte* to) {
-    const auto put = [&](const std::uint8_t* codes, RansCounts* counts, std::byte* at) {
-      return encode_codes(codes, totals_.elems, settings_.chunk_codes, at, workspace_.coder, nullptr, counts);
-    };
-    const std::uint64_t low_bytes = put(workspace_.low, &low_counts_, to + kLengthBytes);
-    store(low_bytes, to);
-    to += kLengthBytes + low_bytes;
-    return is_wide_ ? to + put(workspace_.high, &high_counts_, to) : to;
+  std::byte* put_coded(SectionEncoder* low_codes) {
+    std::byte* to = low_codes->finish();
+    if (!is_wide_) return to;
+    return to + encode_codes(workspace_.high, totals_.elems, settings_.chunk_codes, to, workspace_.coder, nullptr,
+                             &high_counts_);
   }
 
   const CompsoSettings& settings_;
@@ -312,7 +339,7 @@ class LayersEncoder {
   const Levels levels_;
   const RandomKey random_;
   bool is_wide_ = false;
-  RansCounts low_counts_, high_counts_;
+  RansCounts high_counts_;
 };
 
 // ---- decode --------------------------------------------------------------------------------------------------------
@@ -344,30 +371,41 @@ class LayersDecoder {
 
  private:
   Status read_header(std::span<const std::byte> payload, std::uint64_t* codes_at) {
-    const bool has_key = settings_.rounding == Rounding::kDither;
-    const std::uint64_t steps_at = kHeaderBytes + (has_key ? sizeof(RandomKey) : 0);
-    *codes_at = steps_at + static_cast<std::uint64_t>(totals_.blocks) * kBlockBytes;
+    const HeaderBytes header(settings_, totals_);
+    *codes_at = header.all;
     if (payload.size() < *codes_at) {
       return make_error(StatusCode::kCorruptData, "the payload has %zu bytes, expected at least %llu", payload.size(),
                         static_cast<unsigned long long>(*codes_at));
     }
-    const auto code_bytes = load<std::uint64_t>(payload.data());
+    const auto word = load<std::uint64_t>(payload.data());
+    const std::uint64_t code_bytes = settings_.is_coded ? word & 0xff : word;
+    sections_ = 1 + (settings_.is_coded ? word >> kSectionsShift : 0);
     if (code_bytes != 1 && !(code_bytes == 2 && may_be_wide(settings_))) {
       return make_error(StatusCode::kCorruptData, "the payload begins with %llu bytes a code, expected %s",
                         static_cast<unsigned long long>(code_bytes), may_be_wide(settings_) ? "1 or 2" : "1");
     }
     is_wide_ = code_bytes == 2;
-    if (has_key) random_ = load<RandomKey>(payload.data() + kHeaderBytes);
-    steps_ = payload.data() + steps_at;
-    first_levels_ = steps_ + static_cast<std::uint64_t>(totals_.blocks) * sizeof(float);
+    if (settings_.rounding == Rounding::kDither) random_ = load<RandomKey>(payload.data() + kWidthBytes);
+    steps_ = payload.data() + header.steps_at;
+    first_levels_ = payload.data() + header.first_levels_at;
+    if (settings_.finds_dead_zone()) outwards_ = payload.data() + header.outwards_at;
     for (std::int64_t i = 0; i < totals_.blocks; ++i) {
       const auto step = load<float>(steps_, i);
       const auto first_level = load<std::int32_t>(first_levels_, i);
-      if (is_step(step) && first_level > -kLevelLimit && first_level < kLevelLimit) continue;
-      return make_error(StatusCode::kCorruptData, "block %lld has the step %g and the smallest level %d",
-                        static_cast<long long>(i), static_cast<double>(step), first_level);
+      if (!is_step(step) || first_level <= -kLevelLimit || first_level >= kLevelLimit) {
+        return make_error(StatusCode::kCorruptData, "block %lld has the step %g and the smallest level %d",
+                          static_cast<long long>(i), static_cast<double>(step), first_level);
+      }
+      if (!(std::fabs(outwards_of(i)) <= 1)) {
+        return make_error(StatusCode::kCorruptData, "block %lld has levels %g steps outwards, expected -1 to 1",
+                          static_cast<long long>(i), static_cast<double>(outwards_of(i)));
+      }
     }
     return {};
+  }
+
+  float outwards_of(std::int64_t block) const {
+    return outwards_ != nullptr ? load<float>(outwards_, block) : kDeadZone.outwards;
   }
 
   Status take_plain(std::span<const std::byte> codes) const {
@@ -382,26 +420,22 @@ class LayersDecoder {
   }
 
   Status take_coded(std::span<const std::byte> codes) const {
-    if (codes.size() < kLengthBytes) {
-      return make_error(StatusCode::kCorruptData, "%zu bytes behind the blocks, expected at least %llu", codes.size(),
-                        static_cast<unsigned long long>(kLengthBytes));
-    }
-    const auto low_bytes = load<std::uint64_t>(codes.data());
-    codes = codes.subspan(kLengthBytes);
-    if (low_bytes > codes.size() || (!is_wide_ && low_bytes < codes.size())) {
-      return make_error(StatusCode::kCorruptData, "%llu bytes of low codes, but %zu bytes are left",
-                        static_cast<unsigned long long>(low_bytes), codes.size());
-    }
-    CORTADO_RETURN_IF_ERROR(decode_codes(codes.first(low_bytes), workspace_.low, totals_.elems, workspace_.coder));
-    if (!is_wide_) return {};
-    return decode_codes(codes.subspan(low_bytes), workspace_.high, totals_.elems, workspace_.coder);
+    std::uint64_t low_bytes = 0;
+    CORTADO_RETURN_IF_ERROR(
+        decode_sections(codes, sections_, workspace_.low, totals_.elems, workspace_.coder, &low_bytes));
+    codes = codes.subspan(low_bytes);
+    if (is_wide_) return decode_codes(codes, workspace_.high, totals_.elems, workspace_.coder);
+    if (codes.empty()) return {};
+    return make_error(StatusCode::kCorruptData, "%zu bytes behind the low codes, expected none", codes.size());
   }
 
   // Whether values went past the caches.
   bool decode_block(const Block<TensorView>& block) const {
     const BlockGrid grid = {.step = load<float>(steps_, block.number)};
     const auto first_level = load<std::int32_t>(first_levels_, block.number);
-    const bool streams = block.layer.size_bytes() >= kStreamBytes;
+    Levels levels = levels_;
+    levels.dead_zone.outwards = outwards_of(block.number);
+    const bool streams = block.layer.size_bytes() >= kLeastStreamedBytes;
     alignas(64) float buffer[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
       const BlockPiece piece = {
@@ -409,8 +443,8 @@ class LayersDecoder {
       const CompsoCodes codes = {workspace_.low + block.first_code + at,
                                  is_wide_ ? workspace_.high + block.first_code + at : nullptr};
       float* values = piece_target(block.layer, block.first + at, count, buffer);
-      compso_dequantise(levels_, piece, random_, first_level, codes, streams && values != buffer, values);
-      store_piece(values, block.layer, block.first + at, count);
+      compso_dequantise(levels, piece, random_, first_level, codes, streams && values != buffer, values);
+      store_piece(values, block.layer, block.first + at, count, streams);
     });
     return streams;
   }
@@ -422,8 +456,10 @@ class LayersDecoder {
   const Levels levels_;
   const std::byte* steps_ = nullptr;         // float32 a block
   const std::byte* first_levels_ = nullptr;  // int32 a block
+  const std::byte* outwards_ = nullptr;      // float32 a block, or null
   RandomKey random_;
   bool is_wide_ = false;
+  std::uint64_t sections_ = 1;
 };
 
 // ---- lossless ------------------------------------------------------------------------------------------------------
@@ -473,11 +509,10 @@ std::uint64_t max_compso_bytes(const CompsoSettings& settings, std::span<const s
   const Totals totals = totals_of(settings, layer_elems);
   if (totals.elems == 0) return 0;
   if (settings.is_lossless()) return plain_bytes(totals.elems, dtype) + max_rans_bytes(totals.elems);
-  std::uint64_t bytes = kHeaderBytes + static_cast<std::uint64_t>(totals.blocks) * kBlockBytes;
-  if (settings.rounding == Rounding::kDither) bytes += sizeof(RandomKey);
+  const std::uint64_t bytes = HeaderBytes(settings, totals).all;
   const std::uint64_t planes = may_be_wide(settings) ? 2 : 1;
   if (!settings.is_coded) return bytes + planes * static_cast<std::uint64_t>(totals.elems);
-  return bytes + kLengthBytes + planes * max_rans_bytes(totals.elems);
+  return bytes + kLengthBytes + planes * max_rans_bytes(totals.elems) + max_extra_section_bytes(totals.elems);
 }
 
 std::uint64_t compso_scratch_bytes(const CompsoSettings& settings, std::span<const std::int64_t> layer_elems) {
@@ -485,7 +520,7 @@ std::uint64_t compso_scratch_bytes(const CompsoSettings& settings, std::span<con
   if (totals.elems == 0) return 0;
   const std::uint64_t coder = rans_scratch_bytes(totals.elems, settings.chunk_codes);
   if (settings.is_lossless()) return static_cast<std::uint64_t>(totals.elems) + coder;
-  return kAlignBytes - 1 + grid_bytes(totals) + 2 * code_bytes(totals) + (settings.is_coded ? coder : 0);
+  return kAlignBytes - 1 + plan_bytes(totals) + 2 * code_bytes(totals) + (settings.is_coded ? coder : 0);
 }
 
 std::uint64_t encode_layers(const CompsoSettings& settings, std::span<const ConstTensorView> layers,

@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Many layers in one message of `compso`: each with statistics and steps of its own, one pass over their values, one
-// table of codes for all. What the codec does with one tensor, for the exchange of many.
+// Many layers in one message of `compso`: each with statistics and steps of its own, one pass over their values, and
+// tables of codes that they share where they are alike. What the codec does with one tensor, for the exchange of many.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +25,7 @@ struct CompsoSettings {
   std::int64_t chunk_codes = 65536;
 
   bool is_lossless() const { return bound == 0 && error == 0; }
+  bool finds_dead_zone() const { return error > 0 && rounding == Rounding::kDeadZone; }
 };
 
 // Upper bounds for layers of these numbers of elements, at most kMaxRansCodes together; pure.

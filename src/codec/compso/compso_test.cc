@@ -238,6 +238,33 @@ TEST(Compso, ReachesATargetError) {
   }
 }
 
+TEST(Compso, ChoosesTheDeadZoneForATargetError) {
+  std::vector<float> heavy = normals(100000);
+  for (float& x : heavy) x *= x * x;
+  for (const double error : {0.5, 0.2, 0.1}) {
+    const auto bytes = [&](const std::string& codec, const std::string& coder) {
+      const std::string spec = codec + "(error=" + std::to_string(error) + ", round=dead_zone)" + coder;
+      return static_cast<double>(encode(spec, heavy).size());
+    };
+    EXPECT_LT(bytes("compso", ""), 0.995 * bytes("quant", " | rans")) << error;
+  }
+  // And what stands for its levels: their mean.
+  const std::string spec = "compso(error=0.2, round=dead_zone, coder=none)";
+  const Bytes payload = encode(spec, heavy);
+  float step, outwards;
+  std::memcpy(&step, payload.data() + 8, sizeof(step));
+  std::memcpy(&outwards, payload.data() + 16, sizeof(outwards));
+  const std::vector<float> decoded = round_trip(spec, heavy);
+  double offsets = 0, kept = 0;
+  for (std::size_t i = 0; i < heavy.size(); ++i) {
+    if (decoded[i] == 0) continue;
+    offsets += static_cast<double>(std::fabs(heavy[i]) - std::fabs(decoded[i])) / step;
+    kept += 1;
+  }
+  EXPECT_NEAR(offsets / kept, 0, 1e-4);
+  EXPECT_GT(outwards, 0.1f);
+}
+
 // ---- layers --------------------------------------------------------------------------------------------------------
 
 class CompsoLayers : public testing::Test {
@@ -292,6 +319,7 @@ TEST_F(CompsoLayers, HaveStepsOfTheirOwnInOneMessage) {
 TEST_F(CompsoLayers, OfAnyKindComeBack) {
   for (const CompsoSettings& settings :
        {CompsoSettings{.bound = 0}, CompsoSettings{.error = 0.1}, CompsoSettings{.is_coded = false},
+        CompsoSettings{.rounding = Rounding::kDeadZone, .error = 0.1},
         CompsoSettings{.rounding = Rounding::kDither, .block_elems = 1024}}) {
     const Bytes payload = encode_all(settings);
     ASSERT_TRUE(decode_all(settings, payload).ok());
@@ -319,6 +347,59 @@ TEST(Compso, LayersShareOneTable) {
   EXPECT_LT(together + 15 * 150, 16 * encode("compso(filter=off)", layer).size());
 }
 
+// ---- sections ------------------------------------------------------------------------------------------------------
+
+// `quiet` values of a hundredth behind as many of N(0, 1).
+std::vector<float> loud_then_quiet(std::size_t quiet) {
+  std::vector<float> values = normals(2 * quiet);
+  for (std::size_t i = quiet; i < values.size(); ++i) values[i] *= 0.01f;
+  return values;
+}
+
+TEST(Compso, PartsThatDifferHaveTablesOfTheirOwn) {
+  const std::vector<float> values = loud_then_quiet(262144);
+  const auto half = values.begin() + 262144;
+  for (const char* spec : {"compso(filter=off)", "compso(bound=0.001)", "compso(error=0.1, round=dead_zone)"}) {
+    const Bytes payload = encode(spec, values);
+    EXPECT_EQ(std::to_integer<int>(payload[1]), 1) << spec;  // one section more
+    EXPECT_LT(relative_error(values, round_trip(spec, values)), 0.15) << spec;
+  }
+  // Beyond the loud half a bit a value: the quiet one is 0 or a step, four to one.
+  const std::size_t together = encode("compso(filter=off)", values).size();
+  const std::size_t loud = encode("compso(filter=off)", {values.begin(), half}).size();
+  EXPECT_LT(static_cast<double>(together), static_cast<double>(loud) + 0.14 * 262144);
+  // What is alike has one.
+  EXPECT_EQ(std::to_integer<int>(encode("compso(filter=off)", normals(524288))[1]), 0);
+}
+
+TEST(Compso, SectionsMayBeginAnywhere) {
+  const auto codec = make_codec("compso(bound=0.25, round=nearest)").value();
+  const auto decode_bytes = [&](std::vector<int> ints) {
+    Bytes payload;
+    for (const int i : ints) payload.push_back(static_cast<std::byte>(i));
+    std::vector<float> values(5);
+    Bytes scratch(codec->scratch_bytes(1, 5, DType::kFloat32));
+    const Status status = codec->decode(payload, {values.data(), DType::kFloat32, 1, 5}, scratch);
+    return status.ok() ? testing::PrintToString(values) : status.message().substr(status.message().find(": ") + 2);
+  };
+  std::vector<int> bytes = {1, 1, 0, 0, 0, 0, 0, 0, 0, 0,    0,   0x3f, 0xfe, 0xff, 0xff, 0xff,                       //
+                            3, 0, 0, 0, 0, 0, 0, 0, 4, 0,    0,   0,    0,    0,    0,    0,    0, 0x82, 0x80, 0x80,  //
+                            3, 0, 0, 0, 0, 0, 0, 0, 0, 0x82, 0x7e};
+  EXPECT_EQ(decode_bytes(bytes), "{ 1, 0, 0, 1, -1 }");
+  const auto with = [&](std::size_t at, int byte) {
+    std::vector<int> damaged = bytes;
+    damaged[at] = byte;
+    return decode_bytes(damaged);
+  };
+  EXPECT_EQ(with(16, 0), "a section of 0 low codes, but not the last, where 5 are left");
+  EXPECT_EQ(with(16, 5), "a section of 5 low codes, but not the last, where 5 are left");
+  EXPECT_EQ(with(24, 200), "200 bytes of low codes, but 15 bytes are left");
+  EXPECT_EQ(with(1, 2), "11 bytes left for low codes, expected at least 16");
+  EXPECT_EQ(with(7, 255), "11 bytes left for low codes, expected at least 16");
+  bytes.push_back(0);
+  EXPECT_EQ(decode_bytes(bytes), "1 bytes behind the low codes, expected none");
+}
+
 // ---- refusals ------------------------------------------------------------------------------------------------------
 
 TEST(Compso, WrongSpecificationsAreRefused) {
@@ -331,8 +412,8 @@ TEST(Compso, WrongSpecificationsAreRefused) {
 }
 
 TEST(Compso, DamageIsNamed) {
-  const std::string spec = "compso(coder=none)";
-  const Bytes good = encode(spec, {1, -1, 0.5f});
+  std::string spec = "compso(coder=none)";
+  Bytes good = encode(spec, {1, -1, 0.5f});
   const auto error = [&](std::size_t at, int byte) {
     Bytes bytes = good;
     bytes[at] = static_cast<std::byte>(byte);
@@ -343,6 +424,10 @@ TEST(Compso, DamageIsNamed) {
   EXPECT_EQ(error(0, 2), "the payload begins with 2 bytes a code, expected 1");
   EXPECT_EQ(error(11, 0xbf), "block 0 has the step -0.512 and the smallest level -125");
   EXPECT_EQ(error(14, 0x7f), "block 0 has the step 0.008 and the smallest level -8388733");
+
+  spec = "compso(error=0.5, round=dead_zone, coder=none)";
+  good = encode(spec, {1, -1, 0.5f});
+  EXPECT_EQ(error(19, 0x40), "block 0 has levels 7.99951 steps outwards, expected -1 to 1");
 }
 
 }  // namespace

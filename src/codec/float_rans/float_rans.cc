@@ -107,12 +107,7 @@ const CodecRow& float_rans_row() {
       .version = 1,
       .traits = {.lossless = true, .unbiased = true, .divisible = true},
       .summary = "every bit of a float, exponents entropy-coded",
-      .parameters = {{.name = "chunk_codes",
-                      .kind = ParameterKind::kInteger,
-                      .default_text = "65536",
-                      .min = kMinRansChunkCodes,
-                      .max = kMaxRansChunkCodes,
-                      .meaning = "values coded together, a power of two; 4096 to 16384 where a GPU decodes"}},
+      .parameters = {chunk_codes_parameter("values coded together, a power of two; 4096 to 16384 where a GPU decodes")},
       .make = make_float_rans,
   };
   return row;

@@ -150,8 +150,6 @@ class BlockCodec final : public Codec, public Quantiser {
   static constexpr std::int64_t kMaxBlocks = kMaxPieceElems / kSmallestBlockElems;
   static constexpr const char* kIllegalCode = "a code stands for no level";
   static constexpr std::int64_t kLargestCachedBlock = 65536;
-  // Decoded tensors of this size and more go past the caches, which would not keep them.
-  static constexpr std::int64_t kStreamBytes = std::int64_t{8} << 20;
 
   // One tensor, and the piece of it in hand.
   struct Walk {
@@ -262,7 +260,7 @@ class BlockCodec final : public Codec, public Quantiser {
       std::memcpy(&w.random, side, sizeof(w.random));
       side += sizeof(w.random);
     }
-    const bool streams = output.size_bytes() >= kStreamBytes;
+    const bool streams = output.size_bytes() >= kLeastStreamedBytes;
     const char* wrong = nullptr;
     for (std::int64_t first = 0; first < w.elems && wrong == nullptr; first += kMaxPieceElems) {
       const std::int64_t elems = w.piece_elems(first), blocks = w.blocks_in(first);
@@ -273,7 +271,7 @@ class BlockCodec final : public Codec, public Quantiser {
       const std::uint8_t* codes = take_codes(source, first, elems, w, &wrong);
       float* values = piece_target(output, first, elems, w.values);
       scheme_.dequantise(piece(w, first), w.random, codes, streams && values != w.values, values);
-      store_piece(values, output, first, elems);
+      store_piece(values, output, first, elems, streams);
     }
     if (streams) finish_streams();
     return wrong == nullptr ? Status() : corrupt_payload(*this, output, wrong);

@@ -116,6 +116,9 @@ void MeasureBlocks(BlockScale scale, const float* values, std::int64_t elems, st
 
 // ---- values to codes -----------------------------------------------------------------------------------------------
 
+// One bit has its levels at -1/2 and 1/2.
+float shift_of(const Levels& levels) { return levels.largest < 1 ? 0.5f : 0.0f; }
+
 template <class Round, bool kFilters>
 struct QuantiseRow {
   Round round;
@@ -125,16 +128,13 @@ struct QuantiseRow {
   std::int64_t prefetch_elems;
   std::uint8_t* codes;
 
-  QuantiseRow(const Levels& levels, const float* from, std::int64_t ahead, std::uint8_t* to)
-      : round(shift_of(levels)),
+  QuantiseRow(Round rounding, const Levels& levels, const float* from, std::int64_t ahead, std::uint8_t* to)
+      : round(rounding),
         largest_level(levels.largest),
         bits_of_code_0(0x4b400000u - static_cast<std::uint32_t>(levels.largest + shift_of(levels))),
         values(from),
         prefetch_elems(ahead),
         codes(to) {}
-
-  // One bit has its levels at -1/2 and 1/2.
-  static float shift_of(const Levels& levels) { return levels.largest < 1 ? 0.5f : 0.0f; }
 
   HWY_INLINE void operator()(const BlockGrid& block, std::int64_t at, VF32 one_and_r) const {
     const F32 d;
@@ -152,13 +152,6 @@ struct QuantiseRow {
 
 // ---- codes to values -----------------------------------------------------------------------------------------------
 
-// The levels of the dead zone but 0 are decoded nearer to the middle of what they stand for.
-HWY_INLINE VF32 outwards(VF32 level) {
-  const F32 d;
-  const VF32 nudge = hn::CopySignToAbs(hn::Set(d, 0.05f), level);
-  return hn::Add(level, hn::IfThenZeroElse(hn::Eq(level, hn::Zero(d)), nudge));
-}
-
 template <Rounding kRounding, bool kStreams>
 struct DequantiseRow {
   float largest_level;
@@ -172,7 +165,7 @@ struct DequantiseRow {
       return hn::Sub(hn::Sub(code, one_and_r), hn::Set(d, largest_level - 1.5f));
     }
     const VF32 level = hn::Sub(code, hn::Set(d, largest_level));
-    return kRounding == Rounding::kDeadZone ? outwards(level) : level;
+    return kRounding == Rounding::kDeadZone ? outwards(level, kDeadZone) : level;
   }
 
   HWY_INLINE void operator()(const BlockGrid& block, std::int64_t at, VF32 one_and_r) const {
@@ -196,9 +189,9 @@ HWY_INLINE VF32 squared_error(VF32 q) {
   // Beyond 2^21 steps, where the sum with `magic` does not round, the error is negligible.
   q = hn::Min(hn::Max(q, hn::Neg(most)), most);
   VF32 nudged = q;
-  if constexpr (kRounding == Rounding::kDeadZone) nudged = hn::Sub(q, hn::CopySignToAbs(hn::Set(d, 0.15f), q));
+  if constexpr (kRounding == Rounding::kDeadZone) nudged = TowardsZero(kDeadZone)(q, q);
   VF32 decoded = hn::Sub(hn::Add(nudged, magic), magic);
-  if constexpr (kRounding == Rounding::kDeadZone) decoded = outwards(decoded);
+  if constexpr (kRounding == Rounding::kDeadZone) decoded = outwards(decoded, kDeadZone);
   const VF32 e = hn::Abs(hn::Sub(q, decoded));
   // Stochastic: a fraction f is rounded away by f with probability 1 - f, and by 1 - f with probability f.
   return kRounding == Rounding::kStochastic ? hn::Sub(e, hn::Mul(e, e)) : hn::Mul(e, e);
@@ -232,19 +225,44 @@ double SumSquaredErrors(Rounding rounding, float step, const float* values, std:
   return 0;
 }
 
+DeadZoneSums SumDeadZone(float shift, float step, const float* values, std::int64_t elems) {
+  const F32 d;
+  const VF32 magic = hn::Set(d, 0x1.8p23f), most = hn::Set(d, 0x1p21f), inverse = hn::Set(d, 1 / step);
+  RowSums zeros, offsets, squares, others;
+  for (RowSums* sums : {&zeros, &offsets, &squares, &others}) sums->clear();
+  for (std::int64_t i = 0; i < elems; i += kRowElems) {
+    for (std::size_t p = 0; p < kParts; ++p) {
+      const VF32 v = hn::LoadU(d, values + i + static_cast<std::int64_t>(p) * kPartElems);
+      const VF32 q = hn::Min(hn::Abs(hn::Mul(v, inverse)), most);
+      const VF32 level = hn::Sub(hn::Add(hn::Sub(q, hn::Set(d, shift)), magic), magic);
+      const auto is_zero = hn::Eq(level, hn::Zero(d));
+      const VF32 offset = hn::Sub(q, level), square = hn::Mul(offset, offset);
+      const auto add = [&](RowSums& sums, VF32 what) HWY_ATTR { sums.parts[p] = hn::Add(sums.parts[p], what); };
+      add(zeros, hn::IfThenElseZero(is_zero, square));
+      add(offsets, hn::IfThenZeroElse(is_zero, offset));
+      add(squares, hn::IfThenZeroElse(is_zero, square));
+      add(others, hn::IfThenZeroElse(is_zero, hn::Set(d, 1)));
+    }
+  }
+  return {zeros.sum(), offsets.sum(), squares.sum(), others.sum()};
+}
+
 // ---- the loops -----------------------------------------------------------------------------------------------------
 
 template <bool kFilters>
 void quantise(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
               std::int64_t ahead, std::uint8_t* codes) {
+  const auto row = [&]<class Round>(Round round) {
+    return QuantiseRow<Round, kFilters>(round, levels, values, ahead, codes);
+  };
   switch (levels.rounding) {
     case Rounding::kNearest:
-      return for_rows(piece, QuantiseRow<Nearest, kFilters>(levels, values, ahead, codes));
+      return for_rows(piece, row(Nearest(shift_of(levels))));
     case Rounding::kDeadZone:
-      return for_rows(piece, QuantiseRow<DeadZone, kFilters>(levels, values, ahead, codes));
+      return for_rows(piece, row(TowardsZero(levels.dead_zone)));
     case Rounding::kStochastic:
     case Rounding::kDither:
-      return for_random_rows(piece, random, QuantiseRow<Random, kFilters>(levels, values, ahead, codes));
+      return for_random_rows(piece, random, row(Random(shift_of(levels))));
   }
 }
 
@@ -286,6 +304,7 @@ HWY_EXPORT(MeasureBlocks);
 HWY_EXPORT(QuantiseValues);
 HWY_EXPORT(DequantiseValues);
 HWY_EXPORT(SumSquaredErrors);
+HWY_EXPORT(SumDeadZone);
 
 void measure_blocks(BlockScale scale, const float* values, std::int64_t elems, std::int64_t block_elems,
                     BlockStats* stats) {
@@ -310,11 +329,13 @@ void dequantise_values(const Levels& levels, const BlockPiece& piece, const Rand
   (levels, piece, random, codes, streams && is_stream_aligned(values), values);
 }
 
+DeadZoneSums sum_dead_zone(float shift, float step, const float* values, std::int64_t elems) {
+  return HWY_DYNAMIC_DISPATCH(SumDeadZone)(shift, step, values, elems);
+}
+
 double sum_squared_errors(Rounding rounding, float step, const float* values, std::int64_t elems) {
   return HWY_DYNAMIC_DISPATCH(SumSquaredErrors)(rounding, step, values, elems);
 }
-
-void finish_streams() { hwy::FlushStream(); }
 
 }  // namespace cortado
 #endif

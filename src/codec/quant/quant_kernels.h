@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "core/philox.h"
+#include "core/streaming.h"
 
 namespace cortado {
 
@@ -65,10 +66,17 @@ struct RandomKey {
 };
 static_assert(sizeof(RandomKey) == 16);  // as payloads have it
 
+// A level is the integer nearest to |x| / step - shift, and stands for level + outwards; 0 for 0.
+struct DeadZone {
+  float shift, outwards;
+};
+constexpr DeadZone kDeadZone = {.shift = 0.15f, .outwards = 0.05f};
+
 struct Levels {
   Rounding rounding;
   float largest;         // from -largest to largest; 1/2 for one bit
   bool filters = false;  // thresholds count
+  DeadZone dead_zone = kDeadZone;
 };
 
 // codes[i] = level + levels.largest, from 0 to 2 * levels.largest. All values are finite.
@@ -79,14 +87,16 @@ void quantise_values(const Levels& levels, const BlockPiece& piece, const Random
 void dequantise_values(const Levels& levels, const BlockPiece& piece, const RandomKey& random,
                        const std::uint8_t* codes, bool streams, float* values);
 
-// Where values may be streamed to.
-inline bool is_stream_aligned(const float* values) { return reinterpret_cast<std::uintptr_t>(values) % 64 == 0; }
-
-// After the last dequantise_values() that streams.
-void finish_streams();
-
 // The sum over the values of E[(x - decoded)^2] / step^2 on a grid without end, in the lanes of
 // measure_blocks().
 double sum_squared_errors(Rounding rounding, float step, const float* values, std::int64_t elems);
+
+// What a dead zone does on a grid without end, 0 <= shift <= 1/2.
+struct DeadZoneSums {
+  double zeros = 0;                 // (x / step)^2 of values at level 0
+  double offsets = 0, squares = 0;  // |x| / step - level of the others, and its square
+  double others = 0;                // how many
+};
+DeadZoneSums sum_dead_zone(float shift, float step, const float* values, std::int64_t elems);
 
 }  // namespace cortado

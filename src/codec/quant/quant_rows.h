@@ -59,9 +59,10 @@ struct Nearest {
   explicit Nearest(float shift_of_levels) : shift(shift_of_levels) {}
   HWY_INLINE VF32 operator()(VF32 q, VF32) const { return hn::Sub(q, hn::Set(F32(), shift)); }
 };
-struct DeadZone {
-  explicit DeadZone(float) {}
-  HWY_INLINE VF32 operator()(VF32 q, VF32) const { return hn::Sub(q, hn::CopySignToAbs(hn::Set(F32(), 0.15f), q)); }
+struct TowardsZero {
+  float shift;
+  explicit TowardsZero(const DeadZone& dead_zone) : shift(dead_zone.shift) {}
+  HWY_INLINE VF32 operator()(VF32 q, VF32) const { return hn::Sub(q, hn::CopySignToAbs(hn::Set(F32(), shift), q)); }
 };
 struct Random {
   float centre;  // of 1 + r
@@ -70,6 +71,13 @@ struct Random {
     return hn::Add(q, hn::Sub(one_and_r, hn::Set(F32(), centre)));
   }
 };
+
+// Levels of a dead zone as they are decoded, nearer to the middle of what they stand for.
+HWY_INLINE VF32 outwards(VF32 level, const DeadZone& dead_zone) {
+  const F32 d;
+  const VF32 nudge = hn::Xor(hn::Set(d, dead_zone.outwards), hn::And(level, hn::SignBit(d)));
+  return hn::Add(level, hn::IfThenZeroElse(hn::Eq(level, hn::Zero(d)), nudge));
+}
 
 // ---- the walk over rows --------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "codec/pieces.h"
@@ -29,15 +30,7 @@ class Sample {
   bool is_finite() const { return is_finite_; }
   double energy() const { return energy_; }
 
-  // Relative L2.
-  double error_at(Rounding rounding, float step) const {
-    double sum = 0;
-    for_each(
-        [&](const float* values, std::int64_t elems) { sum += sum_squared_errors(rounding, step, values, elems); });
-    return static_cast<double>(step) * std::sqrt(sum / energy_);
-  }
-
- private:
+  // body(values, elems), elems a multiple of 16: behind the last value stand zeros.
   template <typename Body>
   void for_each(const Body& body) const {
     alignas(64) float buffer[kMaxPieceElems];
@@ -47,6 +40,7 @@ class Sample {
     }
   }
 
+ private:
   ConstTensorView input_;
   std::int64_t piece_elems_, stride_;
   double energy_ = 0;
@@ -54,8 +48,10 @@ class Sample {
 };
 
 // The largest step found that keeps the error, from a guess on: bracketed by powers of two, then halved.
-float bisect(const Sample& sample, Rounding rounding, double error, float guess) {
-  const auto keeps = [&](float step) { return sample.error_at(rounding, step) <= error; };
+// `error_at(step)` is the relative L2 error.
+template <typename ErrorAt>
+float bisect(const ErrorAt& error_at, double error, float guess) {
+  const auto keeps = [&](float step) { return error_at(step) <= error; };
   // The error tends to 1 as the step grows, and is below one step a value.
   float kept = guess, lost = guess;
   if (keeps(guess)) {
@@ -75,29 +71,115 @@ float bisect(const Sample& sample, Rounding rounding, double error, float guess)
   return kept;
 }
 
-}  // namespace
-
-float find_step(Rounding rounding, double error, ConstTensorView input) {
-  const std::int64_t elems = input.elems();
-  const Sample all(input, kMaxPieceElems, kMaxPieceElems);
-  if (!all.is_finite()) return std::numeric_limits<float>::quiet_NaN();
-  if (all.energy() == 0) return 0;
-  const double rms = std::sqrt(all.energy() / static_cast<double>(elems));
-  // Exact for dither, nearly so for small errors of the others.
-  auto step = static_cast<float>(error * rms * std::sqrt(12.0));
-  if (rounding == Rounding::kDither) return step;
-  if (elems <= kSampleElems) return bisect(all, rounding, error, step);
-
-  const std::int64_t pieces = kSampleElems / kSamplePieceElems;
-  const Sample some(input, kSamplePieceElems, elems / pieces / kSamplePieceElems * kSamplePieceElems);
-  if (some.energy() > 0) step = bisect(some, rounding, error, step);
+// Towards the error itself.
+template <typename ErrorAt>
+float corrected(const ErrorAt& error_at, double error, float step) {
   constexpr int kCorrections = 4;
   for (int i = 0; i < kCorrections; ++i) {
-    const double found = all.error_at(rounding, step);
+    const double found = error_at(step);
     if (std::abs(found / error - 1) < 0.002) break;
     step *= static_cast<float>(std::clamp(error / found, 0.125, 8.0));
   }
   return step;
+}
+
+bool is_small(ConstTensorView input) { return input.elems() <= kSampleElems; }
+
+Sample all_of(ConstTensorView input) { return Sample(input, kMaxPieceElems, kMaxPieceElems); }
+
+Sample some_of(ConstTensorView input) {
+  constexpr std::int64_t kPieces = kSampleElems / kSamplePieceElems;
+  return Sample(input, kSamplePieceElems, input.elems() / kPieces / kSamplePieceElems * kSamplePieceElems);
+}
+
+// Exact for dither, nearly so for small errors of the others.
+float first_guess(const Sample& all, double error, std::int64_t elems) {
+  return static_cast<float>(error * std::sqrt(all.energy() / static_cast<double>(elems)) * std::sqrt(12.0));
+}
+
+// ---- dead zones ----------------------------------------------------------------------------------------------------
+
+DeadZoneSums dead_zone_sums(const Sample& sample, float shift, float step) {
+  DeadZoneSums all;
+  sample.for_each([&](const float* values, std::int64_t elems) {
+    const DeadZoneSums sums = sum_dead_zone(shift, step, values, elems);
+    all.zeros += sums.zeros, all.offsets += sums.offsets, all.squares += sums.squares, all.others += sums.others;
+  });
+  return all;
+}
+
+// At the best `outwards`.
+double dead_zone_error(const Sample& sample, float shift, float step) {
+  const DeadZoneSums sums = dead_zone_sums(sample, shift, step);
+  const double saved = sums.others > 0 ? sums.offsets * sums.offsets / sums.others : 0;
+  return static_cast<double>(step) * std::sqrt((sums.zeros + sums.squares - saved) / sample.energy());
+}
+
+// Order-0 bits of all levels together; the farthest count as one.
+double dead_zone_bits(const Sample& sample, float shift, float step) {
+  constexpr int kFarthest = 1023;
+  std::uint32_t counts[2 * kFarthest + 1] = {};
+  double total = 0, bits = 0;
+  sample.for_each([&](const float* values, std::int64_t elems) {
+    for (std::int64_t i = 0; i < elems; ++i) {
+      float x;  // values need not be aligned
+      std::memcpy(&x, values + i, sizeof(x));
+      const float q = std::min(std::fabs(x) / step, static_cast<float>(kFarthest)) - shift;
+      const int level = static_cast<int>(q + 0.5f);
+      ++counts[kFarthest + (x < 0 ? -level : level)];
+    }
+    total += static_cast<double>(elems);
+  });
+  for (const double count : counts) bits += count > 0 ? count * std::log2(total / count) : 0;
+  return bits;
+}
+
+}  // namespace
+
+float find_step(Rounding rounding, double error, ConstTensorView input) {
+  const Sample all = all_of(input);
+  if (!all.is_finite()) return std::numeric_limits<float>::quiet_NaN();
+  if (all.energy() == 0) return 0;
+  float step = first_guess(all, error, input.elems());
+  if (rounding == Rounding::kDither) return step;
+  const auto error_in = [&](const Sample& sample) {
+    return [&sample, rounding](float s) {
+      double sum = 0;
+      sample.for_each(
+          [&](const float* values, std::int64_t elems) { sum += sum_squared_errors(rounding, s, values, elems); });
+      return static_cast<double>(s) * std::sqrt(sum / sample.energy());
+    };
+  };
+  if (is_small(input)) return bisect(error_in(all), error, step);
+  const Sample some = some_of(input);
+  if (some.energy() > 0) step = bisect(error_in(some), error, step);
+  return corrected(error_in(all), error, step);
+}
+
+StepAndDeadZone find_dead_zone(double error, ConstTensorView input) {
+  constexpr float kShifts[] = {0, 0.1f, 0.2f, 0.3f, 0.4f};
+  const Sample all = all_of(input);
+  if (!all.is_finite()) return {std::numeric_limits<float>::quiet_NaN(), kDeadZone};
+  if (all.energy() == 0) return {0, kDeadZone};
+  const Sample some = is_small(input) ? all : some_of(input);
+  StepAndDeadZone best = {first_guess(all, error, input.elems()), kDeadZone};
+  double best_bits = std::numeric_limits<double>::infinity();
+  float step = best.step;
+  for (const float shift : kShifts) {
+    if (some.energy() == 0) break;
+    step = bisect([&](float s) { return dead_zone_error(some, shift, s); }, error, step);
+    const double bits = dead_zone_bits(some, shift, step);
+    if (bits >= best_bits) continue;
+    best_bits = bits;
+    best = {step, {.shift = shift, .outwards = 0}};
+  }
+  const float shift = best.dead_zone.shift;
+  if (!is_small(input)) {
+    best.step = corrected([&](float s) { return dead_zone_error(all, shift, s); }, error, best.step);
+  }
+  const DeadZoneSums sums = dead_zone_sums(all, shift, best.step);
+  best.dead_zone.outwards = sums.others > 0 ? static_cast<float>(sums.offsets / sums.others) : 0.0f;
+  return best;
 }
 
 }  // namespace cortado

@@ -11,4 +11,12 @@ namespace cortado {
 // dither. 0 for a tensor of zeros, NaN if something is not finite.
 float find_step(Rounding rounding, double error, ConstTensorView input);
 
+// A dead zone and its step for the same, with levels of little entropy: `outwards` is the best there is for the values,
+// `shift` the best of a few. Where find_step() gives 0 or NaN, so does this.
+struct StepAndDeadZone {
+  float step;
+  DeadZone dead_zone;
+};
+StepAndDeadZone find_dead_zone(double error, ConstTensorView input);
+
 }  // namespace cortado

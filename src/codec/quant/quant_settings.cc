@@ -34,12 +34,6 @@ BlockScale scale_named(const std::string& word) {
   return word == "range" ? BlockScale::kRange : BlockScale::kMax;
 }
 
-Rounding rounding_named(const std::string& word) {
-  if (word == "dead_zone") return Rounding::kDeadZone;
-  if (word == "stochastic") return Rounding::kStochastic;
-  return word == "dither" ? Rounding::kDither : Rounding::kNearest;
-}
-
 bool is_set(const ParameterValues& values, const char* name) { return values.text(name) != "off"; }
 
 Status refused(const char* what) { return make_error(StatusCode::kInvalidArgument, "quant: %s", what); }
@@ -108,6 +102,30 @@ std::string spec_of(const ParameterValues& values, const QuantSettings& s) {
 
 }  // namespace
 
+Rounding rounding_named(const std::string& word) {
+  if (word == "dead_zone") return Rounding::kDeadZone;
+  if (word == "stochastic") return Rounding::kStochastic;
+  return word == "dither" ? Rounding::kDither : Rounding::kNearest;
+}
+
+Parameter rounding_parameter(const char* default_text) {
+  return {.name = "round",
+          .kind = ParameterKind::kChoice,
+          .default_text = default_text,
+          .choices = "nearest|dead_zone|stochastic|dither",
+          .meaning = "stochastic and dither are unbiased"};
+}
+
+Parameter error_parameter(const char* meaning) {
+  return {.name = "error",
+          .kind = ParameterKind::kReal,
+          .default_text = "off",
+          .min = 0.001,
+          .max = 0.9,
+          .choices = "off",
+          .meaning = meaning};
+}
+
 std::vector<Parameter> quant_parameters() {
   return {
       {.name = "bits",
@@ -124,11 +142,7 @@ std::vector<Parameter> quant_parameters() {
        .default_text = "max",
        .choices = "max|rms|l2|range",
        .meaning = "what the step of a block is relative to"},
-      {.name = "round",
-       .kind = ParameterKind::kChoice,
-       .default_text = "nearest",
-       .choices = "nearest|dead_zone|stochastic|dither",
-       .meaning = "stochastic and dither are unbiased"},
+      rounding_parameter("nearest"),
       {.name = "bound",
        .kind = ParameterKind::kReal,
        .default_text = "off",
@@ -143,13 +157,7 @@ std::vector<Parameter> quant_parameters() {
        .max = 1e30,
        .choices = "off",
        .meaning = "largest error, in place of bits"},
-      {.name = "error",
-       .kind = ParameterKind::kReal,
-       .default_text = "off",
-       .min = 0.001,
-       .max = 0.9,
-       .choices = "off",
-       .meaning = "relative L2 error of the tensor, in place of bits"},
+      error_parameter("relative L2 error of the tensor, in place of bits"),
       {.name = "filter",
        .kind = ParameterKind::kReal,
        .default_text = "off",

@@ -30,6 +30,11 @@ struct QuantSettings {
   float largest_level() const { return bits == 1 ? 0.5f : static_cast<float>((1 << (bits - 1)) - 1); }
 };
 
+// Parameters that codecs share which round to multiples of a step.
+Rounding rounding_named(const std::string& word);
+Parameter rounding_parameter(const char* default_text);
+Parameter error_parameter(const char* meaning);
+
 std::vector<Parameter> quant_parameters();
 Result<QuantSettings> read_quant_settings(const ParameterValues& values);
 

@@ -75,12 +75,7 @@ const CodecRow& rans_row() {
       .version = 1,
       .traits = {.lossless = true, .unbiased = true, .divisible = true},
       .summary = "codes of 1 to 8 bits, entropy-coded",
-      .parameters = {{.name = "chunk_codes",
-                      .kind = ParameterKind::kInteger,
-                      .default_text = "65536",
-                      .min = kMinRansChunkCodes,
-                      .max = kMaxRansChunkCodes,
-                      .meaning = "codes coded together, a power of two; 4096 to 16384 where a GPU decodes"}},
+      .parameters = {chunk_codes_parameter("codes coded together, a power of two; 4096 to 16384 where a GPU decodes")},
       .make = make_rans,
   };
   return row;

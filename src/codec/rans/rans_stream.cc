@@ -352,6 +352,15 @@ Status explain_coded(std::span<const std::byte> payload, std::int64_t elems, Pay
 
 }  // namespace
 
+Parameter chunk_codes_parameter(const char* meaning) {
+  return {.name = "chunk_codes",
+          .kind = ParameterKind::kInteger,
+          .default_text = "65536",
+          .min = kMinRansChunkCodes,
+          .max = kMaxRansChunkCodes,
+          .meaning = meaning};
+}
+
 Status check_chunk_codes(const char* codec, std::int64_t chunk_codes) {
   if (std::has_single_bit(static_cast<std::uint64_t>(chunk_codes)) && chunk_codes >= kMinRansChunkCodes &&
       chunk_codes <= kMaxRansChunkCodes) {

@@ -21,6 +21,7 @@ namespace cortado {
 constexpr std::int64_t kMinRansChunkCodes = 4096;
 constexpr std::int64_t kMaxRansChunkCodes = 262144;
 
+Parameter chunk_codes_parameter(const char* meaning);
 // kInvalidArgument, for "rans(chunk_codes=5000)" and the like.
 Status check_chunk_codes(const char* codec, std::int64_t chunk_codes);
 

@@ -6,13 +6,16 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
-#include "codec/cast/cast_kernels.h"
 #include "core/float16.h"
+#include "core/streaming.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "codec/sign/sign_kernels.cc"
 #include "core/simd.h"
+// After simd.h, which it needs.
+#include "core/float16_simd.h"
 
 // Signs need no scale, so encoding reads the tensor once. Sums are float64 in 16 lanes: no finite float32 tensor
 // overflows them, and 2^31 values cost no accuracy.
@@ -39,39 +42,6 @@ inline double sum_of(double* lanes) {
   return lanes[0];
 }
 
-// How values are read: as float32 vectors of any number of lanes.
-struct Fp32 {
-  using Raw = float;
-  template <class D>
-  static HWY_INLINE hn::Vec<D> load(D d, const Raw* values) {
-    return hn::LoadU(d, values);
-  }
-};
-struct Bf16 {
-  using Raw = std::uint16_t;
-  template <class D>
-  static HWY_INLINE hn::Vec<D> load(D d, const Raw* values) {
-    const hn::Rebind<std::uint32_t, D> d32;
-    const hn::Rebind<Raw, D> d16;
-    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, values))));
-  }
-};
-
-// The signs of 16 values, the first one in the lowest bit.
-template <class Format>
-HWY_INLINE std::uint16_t signs_of(const typename Format::Raw* values) {
-  using D = hn::CappedTag<float, kLanes>;
-  const D d;
-  constexpr std::size_t kStep = hn::MaxLanes(D());
-  std::uint32_t signs = 0;
-  for (std::size_t i = 0; i < kLanes; i += kStep) {
-    std::uint8_t mask_bytes[8] = {};  // StoreMaskBits may write that many
-    hn::StoreMaskBits(d, hn::Lt(Format::load(d, values + i), hn::Zero(d)), mask_bytes);
-    signs |= static_cast<std::uint32_t>(mask_bytes[0] | mask_bytes[1] << 8) << i;
-  }
-  return static_cast<std::uint16_t>(signs);
-}
-
 template <bool kTwoMeans>
 struct Accumulator {
   using D = hn::CappedTag<double, kLanes>;
@@ -85,20 +55,18 @@ struct Accumulator {
     }
   }
 
-  template <class Format>
-  HWY_INLINE void add(const typename Format::Raw* values) {
+  // Values of the lanes v * kStep ..., in as many lanes.
+  template <class V>
+  HWY_INLINE void add(std::size_t v, V values) {
     const D d;
-    const hn::Rebind<float, D> d32;
-    for (std::size_t v = 0; v < kVectors; ++v) {
-      const auto value = hn::PromoteTo(d, Format::load(d32, values + v * kStep));
-      if constexpr (kTwoMeans) {
-        // PERF: a choice between two sums becomes one masked addition on AVX-512.
-        const auto is_negative = hn::Lt(value, hn::Zero(d));
-        positive[v] = hn::IfThenElse(is_negative, positive[v], hn::Add(positive[v], value));
-        negative[v] = hn::IfThenElse(is_negative, hn::Add(negative[v], value), negative[v]);
-      } else {
-        positive[v] = hn::Add(positive[v], hn::Abs(value));
-      }
+    if constexpr (kTwoMeans) {
+      // PERF: a choice between two sums becomes one masked addition on AVX-512.
+      const auto value = hn::PromoteTo(d, values);
+      const auto is_negative = hn::Lt(value, hn::Zero(d));
+      positive[v] = hn::IfThenElse(is_negative, positive[v], hn::Add(positive[v], value));
+      negative[v] = hn::IfThenElse(is_negative, hn::Add(negative[v], value), negative[v]);
+    } else {
+      positive[v] = hn::Add(positive[v], hn::PromoteTo(d, hn::Abs(values)));
     }
   }
 
@@ -112,13 +80,38 @@ struct Accumulator {
   hn::Vec<D> positive[kVectors], negative[kVectors];
 };
 
-template <class Format, bool kTwoMeans>
-HWY_INLINE void add_and_pack(const typename Format::Raw* values, std::int64_t elems, BlockSums& sums, std::byte* bits) {
-  using Raw = typename Format::Raw;
+// Adds 16 values up and returns their signs, the first one in the lowest bit.
+template <class Elements, bool kTwoMeans>
+HWY_INLINE std::uint16_t add_sixteen(const typename Elements::Raw* values, Accumulator<kTwoMeans>& accumulator) {
+  using D = hn::CappedTag<float, kLanes>;
+  const D d;
+  constexpr std::size_t kStep = hn::MaxLanes(D());
+  std::uint32_t signs = 0;
+  for (std::size_t i = 0; i < kLanes; i += kStep) {
+    const auto v = Elements::load(d, values + i);
+#if HWY_TARGET == HWY_SCALAR
+    accumulator.add(i, v);
+#else  // a vector has half as many doubles
+    const hn::Half<D> half;
+    accumulator.add(2 * i / kStep, hn::LowerHalf(half, v));
+    accumulator.add(2 * i / kStep + 1, hn::UpperHalf(half, v));
+#endif
+    std::uint8_t mask_bytes[8] = {};  // StoreMaskBits may write that many
+    hn::StoreMaskBits(d, hn::Lt(v, hn::Zero(d)), mask_bytes);
+    signs |= static_cast<std::uint32_t>(mask_bytes[0] | mask_bytes[1] << 8) << i;
+  }
+  return static_cast<std::uint16_t>(signs);
+}
+
+template <class Elements, bool kTwoMeans>
+HWY_INLINE BlockSums add_and_pack(const std::byte* input, std::int64_t begin, std::int64_t end, std::byte* bits) {
+  using Raw = typename Elements::Raw;
+  const auto* values = reinterpret_cast<const Raw*>(input) + begin;
+  const std::int64_t elems = end - begin;
+  BlockSums sums;
   Accumulator<kTwoMeans> accumulator(sums);
   const auto pack = [&](const Raw* sixteen, std::byte* to, std::size_t bytes) HWY_ATTR {
-    accumulator.template add<Format>(sixteen);
-    const std::uint16_t signs = signs_of<Format>(sixteen);
+    const std::uint16_t signs = add_sixteen<Elements>(sixteen, accumulator);
     if constexpr (kTwoMeans) sums.negatives += std::popcount(signs);
     std::memcpy(to, &signs, bytes);
   };
@@ -130,49 +123,16 @@ HWY_INLINE void add_and_pack(const typename Format::Raw* values, std::int64_t el
     pack(rest, bits + i / 8, static_cast<std::size_t>(elems - i + 7) / 8);
   }
   accumulator.store(sums);
+  return sums;
 }
 
-// fp16 is widened piece by piece, across blocks.
-class WidenedFp16 {
- public:
-  WidenedFp16(const std::uint16_t* input, std::int64_t elems) : input_(input), elems_(elems) {}
-
-  // Values from element i on; *count, what is asked for, becomes how many are there. Calls go through the tensor.
-  const float* from(std::int64_t i, std::int64_t* count) {
-    if (i >= end_) {
-      begin_ = i;
-      end_ = std::min(i + kPieceElems, elems_);
-      fp16_to_fp32(input_ + begin_, end_ - begin_, piece_);
-    }
-    *count = std::min(*count, end_ - i);
-    return piece_ + (i - begin_);
-  }
-
- private:
-  static constexpr std::int64_t kPieceElems = 2048;  // stays in cache
-  const std::uint16_t* input_;
-  std::int64_t elems_, begin_ = 0, end_ = 0;
-  alignas(64) float piece_[kPieceElems];
-};
-
 template <bool kTwoMeans>
-HWY_INLINE BlockSums encode_block(const std::byte* input, DType dtype, WidenedFp16& widened, std::int64_t begin,
-                                  std::int64_t end, std::byte* bits) {
-  BlockSums sums;
+HWY_INLINE BlockSums encode_block(const std::byte* input, DType dtype, std::int64_t begin, std::int64_t end,
+                                  std::byte* bits) {
   bits += begin / 8;
-  if (dtype == DType::kFloat32) {
-    add_and_pack<Fp32, kTwoMeans>(reinterpret_cast<const float*>(input) + begin, end - begin, sums, bits);
-  } else if (dtype == DType::kBFloat16) {
-    add_and_pack<Bf16, kTwoMeans>(reinterpret_cast<const std::uint16_t*>(input) + begin, end - begin, sums, bits);
-  } else {
-    for (std::int64_t i = begin; i < end;) {
-      std::int64_t count = end - i;
-      const float* values = widened.from(i, &count);
-      add_and_pack<Fp32, kTwoMeans>(values, count, sums, bits + (i - begin) / 8);
-      i += count;
-    }
-  }
-  return sums;
+  if (dtype == DType::kFloat32) return add_and_pack<Fp32Elements, kTwoMeans>(input, begin, end, bits);
+  if (dtype == DType::kBFloat16) return add_and_pack<Bf16Elements, kTwoMeans>(input, begin, end, bits);
+  return add_and_pack<Fp16Elements, kTwoMeans>(input, begin, end, bits);
 }
 
 // Any NaN becomes the one of the specification: which one an addition gives depends on the target.
@@ -183,17 +143,16 @@ inline float mean_of(double sum, std::int64_t count) {
 
 void Encode(const std::byte* input, DType dtype, std::int64_t elems, std::int64_t block_elems, SignScale scale,
             std::byte* scales, std::byte* bits) {
-  WidenedFp16 widened(reinterpret_cast<const std::uint16_t*>(input), elems);
   for (std::int64_t begin = 0; begin < elems;) {
     const std::int64_t count = std::min(block_elems, elems - begin);
     if (scale == SignScale::kTwoMeans) {
-      BlockSums sums = encode_block<true>(input, dtype, widened, begin, begin + count, bits);
+      BlockSums sums = encode_block<true>(input, dtype, begin, begin + count, bits);
       const std::int64_t positives = count - sums.negatives;
       const float means[2] = {mean_of(sum_of(sums.positive), std::max<std::int64_t>(positives, 1)),
                               mean_of(sum_of(sums.negative), std::max<std::int64_t>(sums.negatives, 1))};
       std::memcpy(scales, means, sizeof(means));
     } else {
-      BlockSums sums = encode_block<false>(input, dtype, widened, begin, begin + count, bits);
+      BlockSums sums = encode_block<false>(input, dtype, begin, begin + count, bits);
       float mean = mean_of(sum_of(sums.positive), count);
       if (scale == SignScale::kNone) mean = std::isfinite(mean) ? 1.0f : std::numeric_limits<float>::quiet_NaN();
       std::memcpy(scales, &mean, sizeof(mean));
@@ -204,8 +163,8 @@ void Encode(const std::byte* input, DType dtype, std::int64_t elems, std::int64_
 }
 
 // One of two patterns a value, chosen by its bit.
-template <typename T>
-HWY_INLINE void unpack(const std::byte* bits, std::int64_t elems, T positive, T negative, std::byte* output) {
+template <bool kStreams, typename T>
+HWY_INLINE void unpack_to(const std::byte* bits, std::int64_t elems, T positive, T negative, std::byte* output) {
   using D = hn::CappedTag<T, kLanes>;
   const D d;
   constexpr std::size_t kStep = hn::MaxLanes(D());
@@ -214,10 +173,15 @@ HWY_INLINE void unpack(const std::byte* bits, std::int64_t elems, T positive, T 
   const auto lane_bits = hn::LoadU(d, bit_of_lane);
   const auto positives = hn::Set(d, positive);
   const auto negatives = hn::Set(d, negative);
-  const auto unpack_lanes = [&](std::uint32_t signs, T* to) HWY_ATTR {
+  const auto unpack_lanes = [&](auto streams, std::uint32_t signs, T* to) HWY_ATTR {
     for (std::size_t i = 0; i < kLanes; i += kStep) {
       const auto is_negative = hn::TestBit(hn::Set(d, static_cast<T>(signs >> i)), lane_bits);
-      hn::StoreU(hn::IfThenElse(is_negative, negatives, positives), d, to + i);
+      const auto chosen = hn::IfThenElse(is_negative, negatives, positives);
+      if constexpr (streams) {
+        hn::Stream(chosen, d, to + i);
+      } else {
+        hn::StoreU(chosen, d, to + i);
+      }
     }
   };
   auto* to = reinterpret_cast<T*>(output);
@@ -225,14 +189,21 @@ HWY_INLINE void unpack(const std::byte* bits, std::int64_t elems, T positive, T 
   std::int64_t i = 0;
   for (; i + kLanes <= elems; i += kLanes) {
     std::memcpy(&signs, bits + i / 8, sizeof(signs));
-    unpack_lanes(signs, to + i);
+    unpack_lanes(std::bool_constant<kStreams>(), signs, to + i);
   }
   if (i == elems) return;
   T rest[kLanes];
   signs = 0;
   std::memcpy(&signs, bits + i / 8, static_cast<std::size_t>(elems - i + 7) / 8);
-  unpack_lanes(signs, rest);
+  unpack_lanes(std::false_type(), signs, rest);
   std::memcpy(to + i, rest, static_cast<std::size_t>(elems - i) * sizeof(T));
+}
+
+template <typename T>
+HWY_INLINE void unpack(const std::byte* bits, std::int64_t elems, T positive, T negative, bool streams,
+                       std::byte* output) {
+  streams&& is_stream_aligned(output) ? unpack_to<true>(bits, elems, positive, negative, output)
+                                      : unpack_to<false>(bits, elems, positive, negative, output);
 }
 
 inline std::uint16_t narrow(float value, DType dtype) {
@@ -242,16 +213,18 @@ inline std::uint16_t narrow(float value, DType dtype) {
 void Decode(const std::byte* scales, const std::byte* bits, SignScale scale, std::int64_t block_elems,
             std::byte* output, DType dtype, std::int64_t elems) {
   const auto elem_bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
+  const bool streams = elems * elem_bytes >= kLeastStreamedBytes;
   for (std::int64_t i = 0, count = 0, block = 0; i < elems; i += count, ++block) {
     count = std::min(block_elems, elems - i);
     const auto [positive, negative] = read_sign_levels(scales, block, scale);
     if (dtype == DType::kFloat32) {
       unpack(bits + i / 8, count, std::bit_cast<std::uint32_t>(positive), std::bit_cast<std::uint32_t>(negative),
-             output + i * elem_bytes);
+             streams, output + i * elem_bytes);
     } else {
-      unpack(bits + i / 8, count, narrow(positive, dtype), narrow(negative, dtype), output + i * elem_bytes);
+      unpack(bits + i / 8, count, narrow(positive, dtype), narrow(negative, dtype), streams, output + i * elem_bytes);
     }
   }
+  if (streams) finish_streams();
 }
 
 }  // namespace HWY_NAMESPACE
