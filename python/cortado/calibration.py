@@ -2,6 +2,7 @@
 """Measures what collectives and codecs take over a process group."""
 
 import argparse
+import gc
 import sys
 from datetime import timedelta
 
@@ -74,6 +75,7 @@ def main(arguments=None):
         print(f"cortado: {error}", file=sys.stderr)
         return 2
     finally:
+        gc.collect()  # a TorchGroup refers to itself, and must not outlive the process group
         dist.destroy_process_group()
     return 0
 
