@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// What does the planner find on Espresso's six jobs and two testbeds, how far is that from the lower bound and from what
-// other strategies find, and how long does it take?
+// What does the planner find on Espresso's six jobs and two testbeds, how far is that from the lower bound and from
+// what other strategies find, and how long does it take?
 //
 //   planner_bench > docs/results/planner.md     all of it
 //   planner_bench lstm                          one job
@@ -28,14 +28,19 @@ constexpr int kRounds = 5;
 constexpr const char* kAbout =
     "# The planner against its bound and other strategies\n"
     "\n"
-    "`build/release/benchmarks/planner_bench > docs/results/planner.md` (benchmarks/planner/planner_bench.cc). Simulated step times in ms of Espresso's six jobs on its two\n"
-    "testbeds (tests/data/planner: published traces and link speeds, codec times of the released simulator; [planner.md](../planner.md) says what is modelled), each of\n"
-    "its compressors alone and all codecs of the file together. Errors are no part of this: the files have none, so that the last column says how many tensors are encoded.\n"
+    "`build/release/benchmarks/planner_bench > docs/results/planner.md` (benchmarks/planner/planner_bench.cc). "
+    "Simulated step times in ms of Espresso's six jobs on its two\n"
+    "testbeds (tests/data/planner: published traces and link speeds, codec times of the released simulator; "
+    "[planner.md](../planner.md) says what is modelled), each of\n"
+    "its compressors alone and all codecs of the file together. Errors are no part of this: the files have none, so "
+    "that the last column says how many tensors are encoded.\n"
     "\n"
-    "- *strategies*: `cortado plan --strategy`, each with the fusion that suits it best. `hitopk_like`, `byteps_compress_like` and `hipress_like` are this project's reading of\n"
+    "- *strategies*: `cortado plan --strategy`, each with the fusion that suits it best. `hitopk_like`, "
+    "`byteps_compress_like` and `hipress_like` are this project's reading of\n"
     "  those systems. `bf16` is a cast of all tensors (to fp16, of which the files have times).\n"
     "- *free*: codecs and copies cost nothing. *bound*: no plan can be faster; *gap*: of the plan over the bound.\n"
-    "- *factor*: the best compression-enabled strategy over cortado; Espresso's abstract says up to 1.77 over its rivals.\n"
+    "- *factor*: the best compression-enabled strategy over cortado; Espresso's abstract says up to 1.77 over its "
+    "rivals.\n"
     "- *plan ms*: median of five, and the first of them, in which memory is touched for the first time.\n"
     "\n";
 
@@ -93,16 +98,19 @@ class Report {
       const bool is_better = other_ns < step_ns && (strategy != "bf16" || codec == kAllCodecs);
       failures_ += is_better;
       std::printf("| %.2f%s ", milliseconds(other_ns), is_better ? " BETTER" : "");
-      if (strategy != "dense" && strategy != "bf16" && (best_encoding_ns == 0 || other_ns < best_encoding_ns)) best_encoding_ns = other_ns;
+      if (strategy != "dense" && strategy != "bf16" && (best_encoding_ns == 0 || other_ns < best_encoding_ns))
+        best_encoding_ns = other_ns;
     }
     const std::int64_t free_ns = make_plan(job, with_free_codecs(cluster), constraints).value().predicted_step_ns;
     std::size_t encoded = 0;
-    for (const PlanBucket& bucket : planned.plan.buckets) encoded += bucket.option.encodes() > 0 ? bucket.tensors.size() : 0;
-    const double gap = static_cast<double>(step_ns - planned.plan.lower_bound_ns) / static_cast<double>(planned.plan.lower_bound_ns);
+    for (const PlanBucket& bucket : planned.plan.buckets)
+      encoded += bucket.option.encodes() > 0 ? bucket.tensors.size() : 0;
+    const double gap =
+        static_cast<double>(step_ns - planned.plan.lower_bound_ns) / static_cast<double>(planned.plan.lower_bound_ns);
     const double factor = static_cast<double>(best_encoding_ns) / static_cast<double>(step_ns);
-    std::printf("| **%.2f** | %.2f | %.2f | %.2f %% | %.3f | %.1f | %.1f | %zu of %zu in %zu |\n", milliseconds(step_ns), milliseconds(free_ns),
-                milliseconds(planned.plan.lower_bound_ns), gap * 100, factor, planned.median_ms, planned.first_ms, encoded,
-                job.tensors.size(), planned.plan.buckets.size());
+    std::printf("| **%.2f** | %.2f | %.2f | %.2f %% | %.3f | %.1f | %.1f | %zu of %zu in %zu |\n",
+                milliseconds(step_ns), milliseconds(free_ns), milliseconds(planned.plan.lower_bound_ns), gap * 100,
+                factor, planned.median_ms, planned.first_ms, encoded, job.tensors.size(), planned.plan.buckets.size());
     std::fflush(stdout);
     factors_.push_back(factor);
     gaps_.push_back(gap * 100);
@@ -115,33 +123,46 @@ class Report {
     for (const std::string& strategy : planner_strategies()) {
       if (strategy != "cortado") std::printf("| %s ", strategy.c_str());
     }
-    std::printf("| **cortado** | free | bound | gap | factor | plan ms | first | encoded tensors, buckets |\n|---|---|");
+    std::printf(
+        "| **cortado** | free | bound | gap | factor | plan ms | first | encoded tensors, buckets |\n|---|---|");
     for (std::size_t column = 0; column < planner_strategies().size() + 6; ++column) std::printf("---|");
     std::printf("\n");
   }
 
   // A thousand tensors on three levels: random profiles, as the search's tests have them.
   void add_large(int seeds) {
-    std::printf("\n## 1000 tensors on three levels\n\n| random profile | ranks | options | cortado, ms | gap | plan ms | first |\n|---|---|---|---|---|---|---|\n");
+    std::printf(
+        "\n## 1000 tensors on three levels\n\n| random profile | ranks | options | cortado, ms | gap | plan ms | first "
+        "|\n|---|---|---|---|---|---|---|\n");
     for (int seed = 0; seed < seeds; ++seed) {
-      const testing::RandomCase example = testing::random_case(static_cast<std::uint64_t>(seed), 1000, 3, {OpDevice::kCpu, OpDevice::kGpu});
+      const testing::RandomCase example =
+          testing::random_case(static_cast<std::uint64_t>(seed), 1000, 3, {OpDevice::kCpu, OpDevice::kGpu});
       const Planned planned = plan_timed(example.job, example.cluster, {}, rounds_);
       const Plan& plan = planned.plan;
-      std::printf("| %d | %d | %lld | %.1f | %.2f %% | %.1f | %.1f |\n", seed, plan.topology.world_size(), static_cast<long long>(plan.options_considered),
-                  milliseconds(plan.predicted_step_ns),
-                  100 * static_cast<double>(plan.predicted_step_ns - plan.lower_bound_ns) / static_cast<double>(plan.lower_bound_ns),
+      std::printf("| %d | %d | %lld | %.1f | %.2f %% | %.1f | %.1f |\n", seed, plan.topology.world_size(),
+                  static_cast<long long>(plan.options_considered), milliseconds(plan.predicted_step_ns),
+                  100 * static_cast<double>(plan.predicted_step_ns - plan.lower_bound_ns) /
+                      static_cast<double>(plan.lower_bound_ns),
                   planned.median_ms, planned.first_ms);
       std::fflush(stdout);
     }
   }
 
   void print_summary() {
-    const auto worst = [](const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); };
-    const auto median = [](std::vector<double> values) { return std::sort(values.begin(), values.end()), values[values.size() / 2]; };
-    std::printf("\n## In short\n\n%zu cases, up to %lld options of the tree each. Planning takes %.1f ms (median), %.1f at most. Gap to the bound: %.2f %% (median), %.2f at most; %td "
-                "cases above 3 %%. Factor over the best compression-enabled strategy: %.3f (median), up to %.3f. Strategies that are better than cortado anywhere: %d.\n",
-                gaps_.size(), static_cast<long long>(considered_), median(times_ms_), worst(times_ms_), median(gaps_), worst(gaps_),
-                std::count_if(gaps_.begin(), gaps_.end(), [](double gap) { return gap > 3; }), median(factors_), worst(factors_), failures_);
+    const auto worst = [](const std::vector<double>& values) {
+      return *std::max_element(values.begin(), values.end());
+    };
+    const auto median = [](std::vector<double> values) {
+      return std::sort(values.begin(), values.end()), values[values.size() / 2];
+    };
+    std::printf(
+        "\n## In short\n\n%zu cases, up to %lld options of the tree each. Planning takes %.1f ms (median), %.1f at "
+        "most. Gap to the bound: %.2f %% (median), %.2f at most; %td "
+        "cases above 3 %%. Factor over the best compression-enabled strategy: %.3f (median), up to %.3f. Strategies "
+        "that are better than cortado anywhere: %d.\n",
+        gaps_.size(), static_cast<long long>(considered_), median(times_ms_), worst(times_ms_), median(gaps_),
+        worst(gaps_), std::count_if(gaps_.begin(), gaps_.end(), [](double gap) { return gap > 3; }), median(factors_),
+        worst(factors_), failures_);
   }
 
   int failures() const { return failures_; }

@@ -87,7 +87,8 @@ void print_winner(const Job& job, const std::vector<Link>& links, const std::str
   };
   const Plan all = make_plan(job, cluster, {}).value();
   const std::int64_t dense_ns = all.dense_step_ns, bf16_ns = step_ns({}, "bf16");
-  std::printf("| %s | %s | %.1f | %.1f ", job.name.c_str(), text.c_str(), milliseconds(dense_ns), milliseconds(bf16_ns));
+  std::printf("| %s | %s | %.1f | %.1f ", job.name.c_str(), text.c_str(), milliseconds(dense_ns),
+              milliseconds(bf16_ns));
   for (const char* codec : {"cast(fp16)", "sign(scale=mean_abs)", "topk(density=0.01)", "randk(density=0.01)"}) {
     std::printf("| %.1f ", milliseconds(step_ns({.allowed_codecs = {codec}}, "cortado")));
   }
@@ -99,7 +100,9 @@ void print_winner(const Job& job, const std::vector<Link>& links, const std::str
 }
 
 void print_winners(bool smoke) {
-  std::printf("| job | cluster | dense fp32 | 16 bits | cast only | sign only | topk only | randk only | all | used (tensors) | over the best baseline |\n");
+  std::printf(
+      "| job | cluster | dense fp32 | 16 bits | cast only | sign only | topk only | randk only | all | used (tensors) "
+      "| over the best baseline |\n");
   std::vector<Job> jobs;
   for (const char* name : {"resnet101", "bert_base", "vgg16"}) {
     jobs.push_back(load_job(std::string(kData) + "jobs/" + name + ".json").value());
@@ -145,9 +148,12 @@ struct Method {
   enum Kind { kDense, kHalf, kSign, kTopk, kPower, kAcp } kind;
   bool overlaps;  // with the backward pass
 };
-constexpr Method kMethods[] = {{"S-SGD fp32", Method::kDense, true}, {"S-SGD bf16", Method::kHalf, true},
-                               {"sign", Method::kSign, true},        {"top-k 0.1 %", Method::kTopk, true},
-                               {"Power-SGD after", Method::kPower, false}, {"Power-SGD overlapped", Method::kPower, true},
+constexpr Method kMethods[] = {{"S-SGD fp32", Method::kDense, true},
+                               {"S-SGD bf16", Method::kHalf, true},
+                               {"sign", Method::kSign, true},
+                               {"top-k 0.1 %", Method::kTopk, true},
+                               {"Power-SGD after", Method::kPower, false},
+                               {"Power-SGD overlapped", Method::kPower, true},
                                {"ACP-SGD", Method::kAcp, true}};
 
 constexpr double kMemoryBytesPerNs = 500;  // of a GPU of 2018
@@ -187,7 +193,8 @@ class AcpCase {
     std::vector<std::int64_t> ready;
     Sizes all;
     for (const ModelTensor& tensor : model_.shapes) all = all + sizes_of(tensor, model_.rank);
-    // The last registered is ready first; time of the backward pass is shared out by elements and evenly, half and half.
+    // The last registered is ready first; time of the backward pass is shared out by elements and evenly, half and
+    // half.
     Sizes bucket, done;
     for (std::size_t i = 0; i < model_.shapes.size(); ++i) {
       const Sizes tensor = sizes_of(model_.shapes[model_.shapes.size() - 1 - i], model_.rank);
@@ -196,14 +203,19 @@ class AcpCase {
       const bool is_last = i + 1 == model_.shapes.size();
       const Sizes next = is_last ? Sizes{} : sizes_of(model_.shapes[model_.shapes.size() - 2 - i], model_.rank);
       if (!is_last && (bucket.elems + next.elems) * 4 <= cap_bytes) continue;
-      const double share = (done.elems / all.elems + static_cast<double>(i + 1) / static_cast<double>(model_.shapes.size())) / 2;
+      const double share =
+          (done.elems / all.elems + static_cast<double>(i + 1) / static_cast<double>(model_.shapes.size())) / 2;
       ready.push_back(method.overlaps ? std::llround(static_cast<double>(backward_ns) * share) : backward_ns);
       chains.push_back(chain(method, bucket));
       bucket = {};
     }
     std::vector<SimulatedBucket> buckets;
     for (std::size_t b = 0; b < chains.size(); ++b) buckets.push_back({ready[b], chains[b], 1});
-    return Simulator({.backward_ns = backward_ns, .forward_ns = std::llround(model_.compute_ms * 1e6 / 3), .gpu_slowdown_ppm = 1000000}, 1).run(buckets);
+    return Simulator({.backward_ns = backward_ns,
+                      .forward_ns = std::llround(model_.compute_ms * 1e6 / 3),
+                      .gpu_slowdown_ppm = 1000000},
+                     1)
+        .run(buckets);
   }
 
   std::vector<Step> chain(const Method& method, const Sizes& bucket) const {

@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Cluster: what links and codecs of the machines take, as measured. The file is `cortado.cluster/1` (docs/planner.md). A
-// plain value: any thread may read it.
+// Cluster: what links and codecs of the machines take, as measured. The file is `cortado.cluster/1` (docs/planner.md).
+// A plain value: any thread may read it.
 //
 // Sizes of collectives: the full output for all_gather; what every rank sends for all_reduce, reduce_scatter,
 // all_to_all, reduce and broadcast; the sum of all inputs for gather. Curves of an outer level are those of the whole
@@ -53,11 +53,11 @@ struct ClusterRange {
 };
 
 struct CodecTimes {
-  std::string codec;                     // its specification
+  std::string codec;  // its specification
   OpDevice device = OpDevice::kGpu;
-  OpKind direction = OpKind::kEncode;    // or kDecode
-  int threads = 1;                       // of the CPU
-  TimeCurve curve;                       // by elements
+  OpKind direction = OpKind::kEncode;  // or kDecode
+  int threads = 1;                     // of the CPU
+  TimeCurve curve;                     // by elements
   UnknownFields unknown;
 };
 

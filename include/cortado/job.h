@@ -20,16 +20,16 @@ namespace cortado {
 
 // What a codec loses of a gradient, measured on real gradients.
 struct MeasuredError {
-  std::string codec;      // its specification
-  double relative_l2 = 0; // |decoded - gradient| / |gradient|
+  std::string codec;       // its specification
+  double relative_l2 = 0;  // |decoded - gradient| / |gradient|
 };
 
 struct JobTensor {
   std::string name;
   std::vector<std::int64_t> shape;  // empty: one value
   DType dtype = DType::kFloat32;
-  std::int64_t ready_ns = 0;   // gradient complete, from the start of the backward pass, nothing else running
-  std::optional<double> rms;   // root mean square of the gradient's values
+  std::int64_t ready_ns = 0;  // gradient complete, from the start of the backward pass, nothing else running
+  std::optional<double> rms;  // root mean square of the gradient's values
   std::vector<MeasuredError> errors;
   UnknownFields unknown;
 
@@ -61,8 +61,8 @@ struct Job {
   Status check() const;
 };
 
-// The JSON text, one line a tensor, and back. What is wrong, missing or of the wrong type is refused with its path, what
-// was expected and what was found; a job that was read has passed check(). kUnsupported: of another version.
+// The JSON text, one line a tensor, and back. What is wrong, missing or of the wrong type is refused with its path,
+// what was expected and what was found; a job that was read has passed check(). kUnsupported: of another version.
 std::string job_to_json(const Job& job);
 Result<Job> job_from_json(std::string_view json);
 

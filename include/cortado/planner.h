@@ -39,11 +39,11 @@ std::vector<Option> generate_options(const OptionSpace& space);
 // candidate for it where a limit of errors is set.
 struct PlannerConstraints {
   std::vector<std::string> allowed_codecs = {};       // specifications; empty: all codecs of the cluster file
-  std::optional<int> max_lossy_passes = {};             // encodes of a tensor that lose something
-  std::optional<std::int64_t> max_memory_bytes = {};    // on a rank: residuals and the payloads of all buckets
-  std::optional<double> max_tensor_error = {};          // of each tensor
-  std::optional<double> max_total_error = {};           // of the whole gradient; needs each tensor's rms, or takes all as equal
-  std::int64_t search_steps = 0;                   // simulated operations to spend; 0: by the size of the job
+  std::optional<int> max_lossy_passes = {};           // encodes of a tensor that lose something
+  std::optional<std::int64_t> max_memory_bytes = {};  // on a rank: residuals and the payloads of all buckets
+  std::optional<double> max_tensor_error = {};        // of each tensor
+  std::optional<double> max_total_error = {};  // of the whole gradient; needs each tensor's rms, or takes all as equal
+  std::int64_t search_steps = 0;               // simulated operations to spend; 0: by the size of the job
 };
 
 // The fastest plan that was found. Deterministic; `planner_ns` is left to the caller. Errors name what is wrong in job,
@@ -58,8 +58,8 @@ struct PlannerConstraints {
 //   espresso               Espresso's Algorithms 1 and 2, with the best of the allowed codecs
 //   hitopk_like, byteps_compress_like, hipress_like   one fixed option, as this project reads those systems:
 //     reduce_scatter@intra encode@gpu all_gather@inter decode@gpu all_gather@intra
-//     reduce_scatter@intra encode@cpu all_to_all@inter decode@cpu encode@cpu all_gather@inter decode@cpu all_gather@intra
-//     the latter on the GPU, for tensors whose own time falls
+//     reduce_scatter@intra encode@cpu all_to_all@inter decode@cpu encode@cpu all_gather@inter decode@cpu
+//     all_gather@intra the latter on the GPU, for tensors whose own time falls
 Result<Plan> make_plan(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints,
                        std::string_view strategy = "cortado");
 
@@ -77,13 +77,13 @@ struct TimelineEvent {
 };
 
 struct Timeline {
-  std::int64_t step_ns = 0;  // from the start of a backward pass to the start of the next one
-  std::vector<std::string> rows;  // "compute", "gpu codec", "cpu codec", "device to host", "host to device", levels
+  std::int64_t step_ns = 0;           // from the start of a backward pass to the start of the next one
+  std::vector<std::string> rows;      // "compute", "gpu codec", "cpu codec", "device to host", "host to device", levels
   std::vector<TimelineEvent> events;  // by row and time
 };
 
-// Simulates one step. Refuses plans that are not of this job (tensors missing, unknown or twice) or cluster (levels), or
-// that need times the cluster file does not have.
+// Simulates one step. Refuses plans that are not of this job (tensors missing, unknown or twice) or cluster (levels),
+// or that need times the cluster file does not have.
 Result<Timeline> simulate_plan(const Plan& plan, const Job& job, const Cluster& cluster);
 
 // One line a row, `width` characters for the step; buckets by letter, with what they are below.
@@ -103,8 +103,8 @@ struct ExplainedWay {
 };
 
 struct ExplainedBucket {
-  std::int64_t own_ns = 0;   // what the bucket takes by itself
-  std::int64_t gain_ns = 0;  // by how much the step would be longer, went this bucket without encoding
+  std::int64_t own_ns = 0;           // what the bucket takes by itself
+  std::int64_t gain_ns = 0;          // by how much the step would be longer, went this bucket without encoding
   std::vector<ExplainedWay> others;  // best first: the runner-up
 };
 

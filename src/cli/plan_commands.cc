@@ -42,9 +42,10 @@ void print_summary(const Plan& plan) {
     tensors += bucket.tensors.size();
   }
   std::printf("%s on %s: step %.3f ms, dense %.3f ms, lower bound %.3f ms\n", plan.job.c_str(), plan.cluster.c_str(),
-              milliseconds(plan.predicted_step_ns), milliseconds(plan.dense_step_ns), milliseconds(plan.lower_bound_ns));
-  std::printf("%zu tensors in %zu buckets, %d of them encoded; planned in %.2f ms\n", tensors, plan.buckets.size(), encoded,
-              milliseconds(plan.planner_ns));
+              milliseconds(plan.predicted_step_ns), milliseconds(plan.dense_step_ns),
+              milliseconds(plan.lower_bound_ns));
+  std::printf("%zu tensors in %zu buckets, %d of them encoded; planned in %.2f ms\n", tensors, plan.buckets.size(),
+              encoded, milliseconds(plan.planner_ns));
   for (const std::string& note : plan.notes) std::printf("%s\n", note.c_str());
 }
 
@@ -69,7 +70,8 @@ int make_plan_file(const PlanOptions& options) {
   if (options.explain) std::printf("\n%s", explanation_to_text(explanation.value(), plan).c_str());
   if (options.html_path.empty()) return kDone;
   std::unique_ptr<Trace> measured;
-  if (!options.trace_path.empty() && (measured = read<Trace>(options.trace_path, parse_trace, &code)) == nullptr) return code;
+  if (!options.trace_path.empty() && (measured = read<Trace>(options.trace_path, parse_trace, &code)) == nullptr)
+    return code;
   const Result<std::string> page = report_to_html(plan, *job, *cluster, explanation.value(), measured.get());
   return page.ok() ? write(options.html_path, page.value()) : report_error("", page.status());
 }

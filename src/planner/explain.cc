@@ -93,8 +93,13 @@ class Explainer {
     std::stable_sort(explained.others.begin(), explained.others.end(),
                      [](const ExplainedWay& a, const ExplainedWay& b) { return a.step_ns < b.step_ns; });
     for (std::size_t c = 0; c < problem_.codecs().size(); ++c) {
-      if (best.count(static_cast<int>(c)) > 0 || static_cast<int>(c) == problem_.candidates()[chosen.way->candidate].codec) continue;
-      explained.others.push_back({problem_.codecs()[c].spec, {}, -1, "each of its options takes no less of anything than another one, or breaks a limit"});
+      if (best.count(static_cast<int>(c)) > 0 ||
+          static_cast<int>(c) == problem_.candidates()[chosen.way->candidate].codec)
+        continue;
+      explained.others.push_back({problem_.codecs()[c].spec,
+                                  {},
+                                  -1,
+                                  "each of its options takes no less of anything than another one, or breaks a limit"});
     }
     return explained;
   }
@@ -109,9 +114,10 @@ class Explainer {
       const std::int64_t more = other.chain.loads[r] - chosen.chain.loads[r];
       if (more > more_ns) more_ns = more, worst = r;
     }
-    std::string reason = step_ns > step_ns_    ? "step " + milliseconds(step_ns - step_ns_) + " ms longer"
-                         : step_ns == step_ns_ ? "step as long"
-                                               : "step " + milliseconds(step_ns_ - step_ns) + " ms shorter, but over a limit";
+    std::string reason = step_ns > step_ns_ ? "step " + milliseconds(step_ns - step_ns_) + " ms longer"
+                         : step_ns == step_ns_
+                             ? "step as long"
+                             : "step " + milliseconds(step_ns_ - step_ns) + " ms shorter, but over a limit";
     if (worst >= 0) {
       reason += ", " + milliseconds(more_ns) + " ms more of " +
                 (worst < kLink ? std::string(names[worst]) : "link " + cluster_.levels[worst - kLink].name);
@@ -143,7 +149,9 @@ Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster
   }
   CORTADO_ASSIGN_OR_RETURN(const Plan free, make_plan(job, with_free_codecs(cluster), constraints));
   explanation.totals.push_back({"free compression", free.predicted_step_ns});
-  explanation.totals.push_back({"lower bound", lower_bound(problem->for_bounds(), quick_bound(problem->for_bounds()), timeline.step_ns).step_ns});
+  explanation.totals.push_back(
+      {"lower bound",
+       lower_bound(problem->for_bounds(), quick_bound(problem->for_bounds()), timeline.step_ns).step_ns});
   Explainer explainer(*problem, plan, cluster, std::move(placed));
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) explanation.buckets.push_back(explainer.explain(b));
   return explanation;
@@ -153,17 +161,21 @@ std::string explanation_to_text(const Explanation& explanation, const Plan& plan
   std::string result = text("step %s ms", milliseconds(explanation.step_ns).c_str());
   result += "; against it:\n";
   for (const auto& [name, step_ns] : explanation.totals) {
-    result += step_ns < 0 ? text("  %-22s not possible here\n", name.c_str())
-                          : text("  %-22s %12s ms  %6.3fx\n", name.c_str(), milliseconds(step_ns).c_str(),
-                                 static_cast<double>(step_ns) / static_cast<double>(std::max<std::int64_t>(explanation.step_ns, 1)));
+    result +=
+        step_ns < 0
+            ? text("  %-22s not possible here\n", name.c_str())
+            : text("  %-22s %12s ms  %6.3fx\n", name.c_str(), milliseconds(step_ns).c_str(),
+                   static_cast<double>(step_ns) / static_cast<double>(std::max<std::int64_t>(explanation.step_ns, 1)));
   }
   for (const std::string& note : plan.notes) result += "note: " + note + "\n";
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
     const PlanBucket& bucket = plan.buckets[b];
     const ExplainedBucket& explained = explanation.buckets[b];
-    result += text("\nbucket %zu, %zu tensors, alone %s ms", b, bucket.tensors.size(), milliseconds(explained.own_ns).c_str());
+    result += text("\nbucket %zu, %zu tensors, alone %s ms", b, bucket.tensors.size(),
+                   milliseconds(explained.own_ns).c_str());
     if (explained.gain_ns != 0) result += text(", %s ms gained over dense", milliseconds(explained.gain_ns).c_str());
-    result += ": " + (bucket.option.encodes() > 0 ? bucket.codec + " " : "") + bucket.option.to_string(plan.topology) + "\n";
+    result +=
+        ": " + (bucket.option.encodes() > 0 ? bucket.codec + " " : "") + bucket.option.to_string(plan.topology) + "\n";
     for (const std::string& tensor : bucket.tensors) result += "  " + tensor + "\n";
     bool is_first = true;
     for (const ExplainedWay& other : explained.others) {

@@ -27,7 +27,7 @@ struct TreePlace {
   Phase phase = kFirst;
   bool encoded = false;
   std::uint8_t level = 0;
-  std::uint8_t open_count = 0;  // first steps that wait for their second one
+  std::uint8_t open_count = 0;                  // first steps that wait for their second one
   std::array<Operation, kMaxLevels> open = {};  // the second ones
 
   bool operator==(const TreePlace&) const = default;

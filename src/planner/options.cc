@@ -142,7 +142,8 @@ TreeGraph::TreeGraph(const OptionSpace& space) {
   std::unordered_map<std::string, std::int32_t> numbers;
   std::vector<TreePlace> reached;
   const auto number_of = [&](const TreePlace& place) {
-    std::string key = {static_cast<char>(place.phase), static_cast<char>(place.encoded), static_cast<char>(place.level)};
+    std::string key = {static_cast<char>(place.phase), static_cast<char>(place.encoded),
+                       static_cast<char>(place.level)};
     for (int i = 0; i < place.open_count; ++i) {
       key += static_cast<char>(place.open[i].kind);
       key += static_cast<char>(place.open[i].levels.first);

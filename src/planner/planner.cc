@@ -58,8 +58,10 @@ void add_notes(const Problem& problem, const Cluster& cluster, const SearchResul
                            found.bound.reason, gap * 100);
   if (found.is_exact) bound += ", but every plan of the candidates was tried: none is faster";
   if (gap > kGapToExplain) {
-    bound += "; the bound lets loads of different resources overlap freely, while a tensor's steps follow each other. "
-             "Busy: " + utilisation(problem, cluster, found);
+    bound +=
+        "; the bound lets loads of different resources overlap freely, while a tensor's steps follow each other. "
+        "Busy: " +
+        utilisation(problem, cluster, found);
   }
   plan->notes.push_back(std::move(bound));
 }

@@ -63,7 +63,9 @@ TEST(MakePlan, LemmaOneIsSolvedOptimally) {
 }
 
 Job job_named(const std::string& name) { return load_job("tests/data/planner/jobs/" + name + ".json").value(); }
-Cluster cluster_named(const std::string& name) { return load_cluster("tests/data/planner/clusters/" + name + ".json").value(); }
+Cluster cluster_named(const std::string& name) {
+  return load_cluster("tests/data/planner/clusters/" + name + ".json").value();
+}
 
 TEST(MakePlan, PlansOfEspressosJobsAreSound) {
   for (const char* cluster_name : {"nvlink_100g", "pcie_25g"}) {
@@ -98,7 +100,8 @@ TEST(MakePlan, SaysWhatIsWrong) {
   const LemmaOne example;
   Job job = example.job;
   job.tensors[1].ready_ns = 5;
-  EXPECT_NE(make_plan(job, example.cluster, {}).status().message().find("job: $.tensors[1].ready_ns"), std::string::npos);
+  EXPECT_NE(make_plan(job, example.cluster, {}).status().message().find("job: $.tensors[1].ready_ns"),
+            std::string::npos);
   EXPECT_NE(make_plan(example.job, example.cluster, {}, "clever").status().message().find("myopic"), std::string::npos);
   EXPECT_EQ(make_plan(example.job, example.cluster, {}, "bf16").status().code(), StatusCode::kUnsupported);
 }
@@ -111,7 +114,9 @@ TEST(SimulatePlan, RefusesPlansOfOtherJobsAndClusters) {
   };
   Job job = example.job;
   job.tensors[0].name = "other";
-  EXPECT_NE(error(plan, job, example.cluster).find("$.buckets[0].tensors[0]: expected a tensor of job \"two\", got \"t0\""), std::string::npos);
+  EXPECT_NE(
+      error(plan, job, example.cluster).find("$.buckets[0].tensors[0]: expected a tensor of job \"two\", got \"t0\""),
+      std::string::npos);
   job = example.job;
   job.tensors.push_back(job.tensors[1]);
   job.tensors[2].name = "t2";
@@ -138,14 +143,24 @@ TEST(Timeline, AsText) {
   const Timeline timeline = simulate_plan(plan, example.job, example.cluster).value();
   EXPECT_EQ(timeline_to_text(timeline, plan, 111),
             "step 11.100 ms, one column 0.100 ms\n"
-            "compute    19 % =====================..........................................................................................\n"
-            "gpu codec   1 % ..........a....................................................................................................\n"
-            "cpu codec  14 % .....................bbbbbbbbbbbbbbb...........................................................................\n"
-            "all        90 % ...........aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\n"
+            "compute    19 % "
+            "=====================....................................................................................."
+            ".....\n"
+            "gpu codec   1 % "
+            "..........a..............................................................................................."
+            ".....\n"
+            "cpu codec  14 % "
+            ".....................bbbbbbbbbbbbbbb......................................................................"
+            ".....\n"
+            "all        90 % "
+            "..........."
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\n"
             "a 1 tensor, t0: sign(scale=mean_abs) encode@gpu all_gather@all decode@gpu\n"
             "b 1 tensor, t1: sign(scale=mean_abs) encode@cpu all_gather@all decode@cpu\n");
   const std::string trace = timeline_to_trace(timeline, plan);
-  EXPECT_NE(trace.find(R"({"name":"all_gather bucket 1","ph":"X","pid":0,"tid":5,"ts":6100.0,"dur":5000.0)"), std::string::npos) << trace;
+  EXPECT_NE(trace.find(R"({"name":"all_gather bucket 1","ph":"X","pid":0,"tid":5,"ts":6100.0,"dur":5000.0)"),
+            std::string::npos)
+      << trace;
 }
 
 TEST(ExplainPlan, SaysWhatEveryBucketGainsAndWhatElseThereWas) {

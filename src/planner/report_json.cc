@@ -23,7 +23,8 @@ std::string milliseconds(std::int64_t ns) {
 
 std::string ratio(std::int64_t a, std::int64_t b) {
   char text[40];
-  std::snprintf(text, sizeof(text), "%.2fx", static_cast<double>(a) / static_cast<double>(std::max<std::int64_t>(b, 1)));
+  std::snprintf(text, sizeof(text), "%.2fx",
+                static_cast<double>(a) / static_cast<double>(std::max<std::int64_t>(b, 1)));
   return text;
 }
 
@@ -74,7 +75,9 @@ Json measured_json(const Trace& trace) {
                  {"step_ns", steps[shown].end_ns - steps[shown].start_ns}};
   for (int stage = 0; stage < kStageCount; ++stage) {
     object["rows"].push_back(stage_name(static_cast<Stage>(stage)));
-    object["kinds"].push_back(static_cast<Stage>(stage) == Stage::kCommunicate || static_cast<Stage>(stage) == Stage::kWait ? "link" : "codec");
+    object["kinds"].push_back(
+        static_cast<Stage>(stage) == Stage::kCommunicate || static_cast<Stage>(stage) == Stage::kWait ? "link"
+                                                                                                      : "codec");
   }
   object["events"] = Json::array();
   for (const TraceEvent& event : trace.events) {
@@ -102,7 +105,8 @@ Json tensors_json(const Plan& plan, const Job& job, const Explanation& explanati
       row["codec"] = bucket.option.encodes() > 0 ? bucket.codec : "none";
       row["option"] = bucket.option.to_string(plan.topology);
       row["gain_ns"] = explained.gain_ns;
-      row["runner_up"] = has_other ? way_text(explained.others.front().codec, explained.others.front().option, plan.topology) : "";
+      row["runner_up"] =
+          has_other ? way_text(explained.others.front().codec, explained.others.front().option, plan.topology) : "";
       row["runner_up_ns"] = has_other ? Json(explained.others.front().step_ns - explanation.step_ns) : Json(nullptr);
       list.push_back(std::move(row));
     }
@@ -137,9 +141,11 @@ Result<std::string> report_to_html(const Plan& plan, const Job& job, const Clust
     if (bucket.option.encodes() > 0) codecs.insert(bucket.codec);
   }
   Json data;
-  data["about"] = std::to_string(job.tensors.size()) + " tensors in " + std::to_string(plan.buckets.size()) + " buckets, " +
-                  std::to_string(plan.topology.world_size()) + " ranks; codecs: " + (codecs.empty() ? "none" : "");
-  for (const std::string& codec : codecs) data["about"] = data["about"].get<std::string>() + (codec == *codecs.begin() ? "" : ", ") + codec;
+  data["about"] = std::to_string(job.tensors.size()) + " tensors in " + std::to_string(plan.buckets.size()) +
+                  " buckets, " + std::to_string(plan.topology.world_size()) +
+                  " ranks; codecs: " + (codecs.empty() ? "none" : "");
+  for (const std::string& codec : codecs)
+    data["about"] = data["about"].get<std::string>() + (codec == *codecs.begin() ? "" : ", ") + codec;
   data["step_ns"] = timeline.step_ns;
   data["numbers"] = {{"step", milliseconds(timeline.step_ns)},
                      {"dense", milliseconds(dense_timeline.step_ns)},
@@ -147,7 +153,8 @@ Result<std::string> report_to_html(const Plan& plan, const Job& job, const Clust
                      {"lower bound", milliseconds(plan.lower_bound_ns)},
                      {"planned in", milliseconds(plan.planner_ns)}};
   data["notes"] = plan.notes;
-  data["timelines"] = {timeline_json("Baseline: dense", dense_timeline, dense), timeline_json("This plan", timeline, plan)};
+  data["timelines"] = {timeline_json("Baseline: dense", dense_timeline, dense),
+                       timeline_json("This plan", timeline, plan)};
   if (measured != nullptr && !measured->events.empty()) {
     Json shown = measured_json(*measured);
     data["numbers"].push_back({"measured step", milliseconds(shown["step_ns"].get<std::int64_t>())});

@@ -23,8 +23,9 @@ std::int64_t scale(std::int64_t a, std::int64_t b, std::int64_t c) {
 
 Status check_curve(const std::string& place, const TimeCurve& curve, const char* unit) {
   if (curve.sizes.size() != curve.times_ns.size()) {
-    return refuse(place + ".time_ns", "as many entries as " + std::string(unit) + ", " +
-                  std::to_string(curve.sizes.size()), std::to_string(curve.times_ns.size()));
+    return refuse(place + ".time_ns",
+                  "as many entries as " + std::string(unit) + ", " + std::to_string(curve.sizes.size()),
+                  std::to_string(curve.times_ns.size()));
   }
   for (std::size_t i = 0; i < curve.sizes.size(); ++i) {
     const std::string size_place = place_of(place + "." + unit, i), time_place = place_of(place + ".time_ns", i);
@@ -92,8 +93,8 @@ Status Cluster::check() const {
     const std::string place = place_of("$.ranges", r);
     const auto [first, last] = ranges[r].levels;
     if (first < 0 || last >= static_cast<int>(levels.size()) || first >= last) {
-      return refuse(place + ".levels", "two levels or more, inner first", std::to_string(first) + " to " +
-                    std::to_string(last));
+      return refuse(place + ".levels", "two levels or more, inner first",
+                    std::to_string(first) + " to " + std::to_string(last));
     }
     if (!ranges_seen.insert({first, last}).second) return refuse(place + ".levels", "each range once", "it again");
     CORTADO_RETURN_IF_ERROR(check_collectives(place + ".collectives", ranges[r].collectives));
@@ -114,15 +115,15 @@ Status Cluster::check() const {
   CORTADO_RETURN_IF_ERROR(check_curve("$.copies.device_to_host", device_to_host, "bytes"));
   CORTADO_RETURN_IF_ERROR(check_share("$.contention.gpu_codec_slows_backward", gpu_codec_slows_backward));
   CORTADO_RETURN_IF_ERROR(check_share("$.contention.cpu_codec_slows_backward", cpu_codec_slows_backward));
-  CORTADO_RETURN_IF_ERROR(
-      check_range("$.contention.cpu_codec_workers", cpu_codec_workers, 1, 64, "workers"));
+  CORTADO_RETURN_IF_ERROR(check_range("$.contention.cpu_codec_workers", cpu_codec_workers, 1, 64, "workers"));
   return check_range("$.contention.cpu_codec_threads", cpu_codec_threads, 1, 1 << 20, "threads");
 }
 
 Status Cluster::check_origin(std::string_view here_fingerprint, std::string_view here_communicator) const {
   const auto check_same = [](const char* place, std::string_view here, const std::string& there) -> Status {
     if (here.empty() || there.empty() || here == there) return {};
-    return {StatusCode::kMismatch, std::string(place) + ": expected \"" + std::string(here) + "\", as here, got \"" + there + "\": measure again"};
+    return {StatusCode::kMismatch, std::string(place) + ": expected \"" + std::string(here) + "\", as here, got \"" +
+                                       there + "\": measure again"};
   };
   CORTADO_RETURN_IF_ERROR(check_same("$.host.fingerprint", here_fingerprint, fingerprint));
   return check_same("$.host.communicator", here_communicator, communicator);

@@ -249,8 +249,8 @@ struct DTypeWord {
   const char* word;
   DType dtype;
 };
-constexpr DTypeWord kDTypeWords[] = {{"float32", DType::kFloat32}, {"float16", DType::kFloat16},
-                                     {"bfloat16", DType::kBFloat16}};
+constexpr DTypeWord kDTypeWords[] = {
+    {"float32", DType::kFloat32}, {"float16", DType::kFloat16}, {"bfloat16", DType::kBFloat16}};
 
 OpDevice read_device(Fields& fields, const char* key, const char* missing) {
   const std::string word = fields.text_or(key, missing);
@@ -353,7 +353,9 @@ Json collectives_json(const CollectiveCurves& curves) {
   return object;
 }
 
-Json optional_json(const std::optional<std::int64_t>& value) { return value.has_value() ? Json(*value) : Json(nullptr); }
+Json optional_json(const std::optional<std::int64_t>& value) {
+  return value.has_value() ? Json(*value) : Json(nullptr);
+}
 
 Json tensor_json(const JobTensor& tensor) {
   Json object = {{"name", tensor.name}, {"shape", tensor.shape}};

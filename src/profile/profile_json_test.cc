@@ -124,7 +124,8 @@ TEST(JobJson, RefusesBadInputWithItsPlace) {
   for (const BadInput& bad : cases) {
     const Result<Job> job = job_from_json(with(kJob, bad.from, bad.to));
     ASSERT_FALSE(job.ok()) << bad.to;
-    EXPECT_NE(job.status().message().find(bad.error), std::string::npos) << bad.to << " -> " << job.status().to_string();
+    EXPECT_NE(job.status().message().find(bad.error), std::string::npos)
+        << bad.to << " -> " << job.status().to_string();
   }
   EXPECT_EQ(job_from_json(with(kJob, "job/1", "job/2")).status().code(), StatusCode::kUnsupported);
   EXPECT_FALSE(job_from_json("").ok());
@@ -134,14 +135,16 @@ TEST(JobJson, RefusesBadInputWithItsPlace) {
 
 TEST(ClusterJson, RefusesBadInputWithItsPlace) {
   const BadInput cases[] = {
-      {"[5, 7]", "[5, 4]", "$.levels[0].collectives.all_reduce.time_ns[1]: expected at least the entry before, 5, got 4"},
+      {"[5, 7]", "[5, 4]",
+       "$.levels[0].collectives.all_reduce.time_ns[1]: expected at least the entry before, 5, got 4"},
       {"[5, 7]", "[5, -7]", "$.levels[0].collectives.all_reduce.time_ns[1]: expected from 0"},
       {"[5, 7]", "[5, NaN]", "$.levels[0].collectives.all_reduce.time_ns[1]: expected JSON"},
       {"[5, 7]", "[5, 7.5]", "$.levels[0].collectives.all_reduce.time_ns[1]: expected nanoseconds, an integer"},
       {"[5, 7]", "[5]", "$.levels[0].collectives.all_reduce.time_ns: expected as many entries as bytes, 2, got 1"},
       {"[10, 20]", "[10, 10]", "$.levels[0].collectives.all_reduce.bytes[1]: expected more than the entry before, 10"},
       {"[10, 20]", "[0, 10]", "$.levels[0].collectives.all_reduce.bytes[0]: expected from 1"},
-      {"{\"bytes\": [10], \"time_ns\": [5]}", "{\"bytes\": [], \"time_ns\": []}", "$.levels[1].collectives.all_gather.bytes: expected at least one entry"},
+      {"{\"bytes\": [10], \"time_ns\": [5]}", "{\"bytes\": [], \"time_ns\": []}",
+       "$.levels[1].collectives.all_gather.bytes: expected at least one entry"},
       {"\"all_gather\": {", "\"all_scatter\": {", "$.levels[1].collectives.all_scatter: expected all_reduce"},
       {"\"ranks\": 3, ", "", "$.levels[1].ranks: expected a number of ranks, got nothing"},
       {"\"ranks\": 3", "\"ranks\": 0", "$.levels[1].ranks: expected from 1"},
@@ -171,7 +174,8 @@ TEST(Cluster, RefusesTimesOfAnotherMachineOrCommunicator) {
   EXPECT_EQ(other.message(), "$.host.fingerprint: expected \"abd\", as here, got \"abc\": measure again");
   Cluster known = cluster;
   known.communicator = "mpi 4.1";
-  EXPECT_EQ(known.check_origin("abc", "mpi 4.0").message(), "$.host.communicator: expected \"mpi 4.0\", as here, got \"mpi 4.1\": measure again");
+  EXPECT_EQ(known.check_origin("abc", "mpi 4.0").message(),
+            "$.host.communicator: expected \"mpi 4.0\", as here, got \"mpi 4.1\": measure again");
 }
 
 TEST(TimeCurve, IsLinearBetweenAndBeyondWhatWasMeasured) {

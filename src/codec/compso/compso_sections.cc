@@ -12,7 +12,7 @@ namespace cortado {
 namespace {
 
 // A unit ends at the first piece from kUnitCodes on; at the end of a layer it may be as small as kLeastUnitCodes.
-constexpr std::int64_t kUnitCodes = 131072;
+constexpr std::int64_t kUnitCodes = 65536;
 constexpr std::int64_t kLeastUnitCodes = 32768;
 
 // log2(x), x > 0, to 1e-9; by IEEE operations alone, so that every machine cuts sections at the same places.

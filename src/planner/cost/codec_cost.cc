@@ -26,13 +26,14 @@ Status take(const CodecTimes& times, std::vector<CodecCost>* costs) {
 
 }  // namespace
 
-Result<std::vector<CodecCost>> codec_costs(const Cluster& cluster, OpDevice home, const std::vector<std::string>& allowed,
-                                           std::vector<std::string>* notes) {
+Result<std::vector<CodecCost>> codec_costs(const Cluster& cluster, OpDevice home,
+                                           const std::vector<std::string>& allowed, std::vector<std::string>* notes) {
   std::vector<CodecCost> costs;
   for (const CodecTimes& times : cluster.codecs) {
     if (times.device == OpDevice::kCpu && times.threads != cluster.cpu_codec_threads) continue;
     const Status status = take(times, &costs);
-    if (!status.ok()) notes->push_back("codec \"" + times.codec + "\" of the cluster file left out: " + status.message());
+    if (!status.ok())
+      notes->push_back("codec \"" + times.codec + "\" of the cluster file left out: " + status.message());
   }
   std::vector<std::string> wanted;  // in canonical form
   for (const std::string& spec : allowed) {
@@ -47,7 +48,8 @@ Result<std::vector<CodecCost>> codec_costs(const Cluster& cluster, OpDevice home
   std::erase_if(costs, [&](const CodecCost& cost) {
     if (!allowed.empty() && std::find(wanted.begin(), wanted.end(), cost.codec->spec()) == wanted.end()) return true;
     if (cost.runs_on(OpDevice::kCpu) || (home == OpDevice::kGpu && cost.runs_on(OpDevice::kGpu))) return false;
-    notes->push_back("codec \"" + cost.spec + "\" is no candidate: the cluster file has no times of it in both directions");
+    notes->push_back("codec \"" + cost.spec +
+                     "\" is no candidate: the cluster file has no times of it in both directions");
     return true;
   });
   for (std::size_t i = 0; i < costs.size(); ++i) costs[i].number = static_cast<int>(i);

@@ -30,10 +30,10 @@ struct CodecCost {
 };
 
 // The codecs of `cluster` that have times where gradients on `home` can reach them (those on the CPU only use the CPU),
-// in the file's order; times of the CPU are those of cluster.cpu_codec_threads threads. `allowed`: of these only, by meaning rather than spelling ("randk" is
-// "randk(density=0.01)"); empty: all. What is left out and why is added to `notes`. Codecs of `cluster` that this build
-// does not know are left out; unknown ones in `allowed` are an error.
-Result<std::vector<CodecCost>> codec_costs(const Cluster& cluster, OpDevice home, const std::vector<std::string>& allowed,
-                                           std::vector<std::string>* notes);
+// in the file's order; times of the CPU are those of cluster.cpu_codec_threads threads. `allowed`: of these only, by
+// meaning rather than spelling ("randk" is "randk(density=0.01)"); empty: all. What is left out and why is added to
+// `notes`. Codecs of `cluster` that this build does not know are left out; unknown ones in `allowed` are an error.
+Result<std::vector<CodecCost>> codec_costs(const Cluster& cluster, OpDevice home,
+                                           const std::vector<std::string>& allowed, std::vector<std::string>* notes);
 
 }  // namespace cortado

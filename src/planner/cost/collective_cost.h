@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a collective takes on a cluster: its measured curve, or where it was not measured the standard form of the link's
-// latency and bandwidth. Pure; any thread may use it. What `bytes` means: include/cortado/cluster.h.
+// What a collective takes on a cluster: its measured curve, or where it was not measured the standard form of the
+// link's latency and bandwidth. Pure; any thread may use it. What `bytes` means: include/cortado/cluster.h.
 //
 //   n ranks, a = latency of a hop, B = bytes per second, S = bytes
 //   all_reduce                                2(n-1) a + 2(n-1)/n S/B

@@ -17,7 +17,8 @@ Resource codec_resource(OpDevice device) { return device == OpDevice::kGpu ? kGp
 
 // Of a low-rank codec: a matrix whose factors are larger than itself travels as it is.
 std::int64_t whole_payload_bytes(const CodecCost& codec, const JobTensor& tensor) {
-  const auto bytes = static_cast<std::int64_t>(codec.codec->max_payload_bytes(tensor.rows(), tensor.cols(), tensor.dtype));
+  const auto bytes =
+      static_cast<std::int64_t>(codec.codec->max_payload_bytes(tensor.rows(), tensor.cols(), tensor.dtype));
   return codec.traits.low_rank ? std::min(bytes, tensor.size_bytes()) : bytes;
 }
 
@@ -188,7 +189,8 @@ std::int64_t OptionCost::values_bytes(const PathState& state) const {
 std::int64_t OptionCost::payload_bytes(std::int64_t parts) const {
   if (shape_.sums != nullptr) return shape_.sums->payload_bytes(*codec_, parts, shape_.first, shape_.last);
   if (codec_->traits.low_rank) {
-    return static_cast<std::int64_t>(shape_.low_rank_share * static_cast<double>(shape_.elems * elem_bytes_)) / parts + 1;
+    return static_cast<std::int64_t>(shape_.low_rank_share * static_cast<double>(shape_.elems * elem_bytes_)) / parts +
+           1;
   }
   return static_cast<std::int64_t>(codec_->codec->max_payload_bytes(1, part_of(shape_.elems, parts), shape_.dtype));
 }

@@ -79,9 +79,9 @@ struct CostModel {
 
 // How far a bucket has come. Equal states at equal places of the tree have equal futures.
 struct PathState {
-  std::int64_t parts = 1;  // a rank cares for one of so many parts of the values
+  std::int64_t parts = 1;                    // a rank cares for one of so many parts of the values
   std::int64_t pieces = 0, piece_parts = 1;  // encoded: the payloads of each tensor, each of one of so many parts of it
-  std::uint8_t parted = 0;  // levels, as bits, among whose ranks the values are divided
+  std::uint8_t parted = 0;                   // levels, as bits, among whose ranks the values are divided
   OpDevice place = OpDevice::kGpu;
   bool encoded = false;
 
@@ -100,8 +100,8 @@ class OptionCost {
   OptionCost(const CostModel& model, const CodecCost* codec, const BucketShape& shape);
 
   PathState begin() const;
-  // False: it can't be done with this codec here (not measured on that device, or parts of a low-rank payload would have
-  // to be decoded).
+  // False: it can't be done with this codec here (not measured on that device, or parts of a low-rank payload would
+  // have to be decoded).
   bool apply(const Operation& operation, PathState* state, OperationSteps* steps) const;
   // The way home.
   void finish(PathState* state, OperationSteps* steps) const;
@@ -118,8 +118,8 @@ class OptionCost {
   std::int64_t encode_ns(OpDevice device, std::int64_t parts) const;
   std::int64_t decode_ns(OpDevice device, std::int64_t parts) const;
 
-  friend bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShape& shape,
-                         const Option& option, struct OptionChain* chain);
+  friend bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShape& shape, const Option& option,
+                         struct OptionChain* chain);
 
   const CostModel& model_;
   const CodecCost* codec_;
@@ -131,10 +131,10 @@ class OptionCost {
 struct OptionChain {
   std::vector<Step> steps;
   Loads loads = {};
-  std::int64_t own_ns = 0;        // the sum: what the bucket takes by itself
+  std::int64_t own_ns = 0;           // the sum: what the bucket takes by itself
   std::int64_t longest_link_ns = 0;  // for which others have to wait at a link
-  std::int64_t memory_bytes = 0;  // residuals of all places where something is lost, and the largest set of payloads
-  int lossy_passes = 0;           // encodes of a codec that is not lossless
+  std::int64_t memory_bytes = 0;     // residuals of all places where something is lost, and the largest set of payloads
+  int lossy_passes = 0;              // encodes of a codec that is not lossless
 };
 
 // False: it can't be done, as above.

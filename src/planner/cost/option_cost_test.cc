@@ -61,7 +61,8 @@ struct Held {
 
 class SecondOpinion {
  public:
-  SecondOpinion(const Cluster& cluster, const CodecCost& codec) : cluster_(cluster), codec_(codec), topology_(cluster.topology()) {}
+  SecondOpinion(const Cluster& cluster, const CodecCost& codec)
+      : cluster_(cluster), codec_(codec), topology_(cluster.topology()) {}
 
   std::int64_t time_ns(const Option& option) {
     held_.assign(topology_.world_size(), {});
@@ -102,7 +103,8 @@ class SecondOpinion {
       for (Held& held : held_) {
         if (held.payloads.empty()) continue;
         held.begin = held.end = held.payloads[0].first;
-        for (const auto& [begin, end] : held.payloads) held.begin = std::min(held.begin, begin), held.end = std::max(held.end, end);
+        for (const auto& [begin, end] : held.payloads)
+          held.begin = std::min(held.begin, begin), held.end = std::max(held.end, end);
       }
       encoded_ = false;
       return moved + time;
@@ -121,7 +123,8 @@ class SecondOpinion {
     if (encoded_ && !codec_.traits.fixed_size) {
       const bool gathers = op.kind == OpKind::kAllGather || op.kind == OpKind::kGather;
       announced = curve(gathers ? OpKind::kAllGather : op.kind, op.levels)
-                      .at(8 * groups * static_cast<std::int64_t>(gathers ? held_[0].payloads.size() : before[0].payloads.size()));
+                      .at(8 * groups *
+                          static_cast<std::int64_t>(gathers ? held_[0].payloads.size() : before[0].payloads.size()));
     }
     return announced + curve(op.kind, op.levels).at(size * groups);
   }
@@ -212,7 +215,9 @@ TEST(OptionCost, TheWholeTree) {
   for (const int codec : {0, 1}) compare_all({}, codec, 4341);
 }
 
-TEST(OptionCost, SummedPayloads) { compare_all({.sum_payloads = true}, 0, generate_options({.sum_payloads = true}).size()); }
+TEST(OptionCost, SummedPayloads) {
+  compare_all({.sum_payloads = true}, 0, generate_options({.sum_payloads = true}).size());
+}
 
 TEST(OptionCost, ThreeLevels) {
   const OptionSpace space = {.levels = 3, .devices = {OpDevice::kGpu}, .rooted = false};
@@ -225,12 +230,20 @@ TEST(OptionCost, OneByHand) {
   std::vector<std::string> notes;
   const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kGpu, {"cast(fp16)"}, &notes).value();
   const CostModel model(cluster, OpDevice::kGpu);
-  const Option option = Option::parse("reduce_scatter@intra encode@cpu all_to_all@inter decode@cpu encode@gpu all_gather@inter decode@gpu all_gather@intra", cluster.topology()).value();
+  const Option option = Option::parse(
+                            "reduce_scatter@intra encode@cpu all_to_all@inter decode@cpu encode@gpu all_gather@inter "
+                            "decode@gpu all_gather@intra",
+                            cluster.topology())
+                            .value();
   OptionChain chain;
   ASSERT_TRUE(make_chain(model, &codecs[0], {.elems = kElems}, option, &chain));
   const std::int64_t half = kElems / 2, eighth = kElems / 8;
-  const auto cast_bytes = [&](std::int64_t elems) { return static_cast<std::int64_t>(codecs[0].codec->max_payload_bytes(1, elems, DType::kFloat32)); };
-  const auto at = [&](int level, OpKind kind, std::int64_t bytes) { return cluster.levels[level].collectives.at(kind).at(bytes); };
+  const auto cast_bytes = [&](std::int64_t elems) {
+    return static_cast<std::int64_t>(codecs[0].codec->max_payload_bytes(1, elems, DType::kFloat32));
+  };
+  const auto at = [&](int level, OpKind kind, std::int64_t bytes) {
+    return cluster.levels[level].collectives.at(kind).at(bytes);
+  };
   const std::vector<std::pair<int, std::int64_t>> expected = {
       {kLink, at(0, OpKind::kReduceScatter, kElems * 4)},
       {kDeviceToHost, cluster.device_to_host.at(half * 4)},
@@ -259,14 +272,16 @@ TEST(CollectiveCost, FlatOnesWithoutACurve) {
     const double n = ranks;
     for (const std::int64_t bytes : {std::int64_t{1} << 10, std::int64_t{1} << 20, std::int64_t{1} << 30}) {
       level.collectives[OpKind::kAllGather].sizes.push_back(bytes);
-      level.collectives[OpKind::kAllGather].times_ns.push_back(std::llround((n - 1) * a + (n - 1) / n * ns_per_byte * static_cast<double>(bytes)));
+      level.collectives[OpKind::kAllGather].times_ns.push_back(
+          std::llround((n - 1) * a + (n - 1) / n * ns_per_byte * static_cast<double>(bytes)));
     }
     cluster.levels.push_back(level);
   }
   const CollectiveCost cost(cluster);
   const double n = 32, k = 4, machines = 8, s = 1 << 24;
   const auto near = [&](OpKind kind, LevelRange range, std::int64_t groups, double expected) {
-    EXPECT_NEAR(static_cast<double>(cost.time_ns(kind, range, 1 << 24, groups)), expected, expected * 1e-6) << op_kind_name(kind);
+    EXPECT_NEAR(static_cast<double>(cost.time_ns(kind, range, 1 << 24, groups)), expected, expected * 1e-6)
+        << op_kind_name(kind);
   };
   const LevelRange flat = {0, 1};
   near(OpKind::kAllReduce, flat, 1, 2 * (n - 1) * a + 2 * (n - 1) / n * s * ns_per_byte);

@@ -52,7 +52,8 @@ std::optional<Cluster> relax_curves(const Cluster& cluster) {
     write_out(cost, {first, first}, &relaxed.levels[first].collectives);
     for (int last = first + 1; last < levels; ++last) {
       const LevelRange wanted = {first, last};
-      auto range = std::find_if(relaxed.ranges.begin(), relaxed.ranges.end(), [&](const ClusterRange& r) { return r.levels == wanted; });
+      auto range = std::find_if(relaxed.ranges.begin(), relaxed.ranges.end(),
+                                [&](const ClusterRange& r) { return r.levels == wanted; });
       if (range == relaxed.ranges.end()) {
         range = relaxed.ranges.emplace(relaxed.ranges.end());
         range->levels = wanted;

@@ -18,7 +18,8 @@ inline std::int64_t brute_force_ns(Problem& problem) {
   std::vector<int> candidates;
   for (int codec = -1; codec < static_cast<int>(problem.codecs().size()); ++codec) {
     for (Option& option : generate_options(problem.space_of(codec))) {
-      if ((option.encodes() > 0) == (codec >= 0)) candidates.push_back(problem.add_candidate({codec, std::move(option)}));
+      if ((option.encodes() > 0) == (codec >= 0))
+        candidates.push_back(problem.add_candidate({codec, std::move(option)}));
     }
   }
   Simulator simulator(problem.simulated(), problem.levels());
@@ -54,7 +55,8 @@ inline ClusterLevel random_level(std::mt19937_64& random, const std::string& nam
     TimeCurve times;
     for (std::int64_t bytes = 1024; bytes <= std::int64_t{1} << 28; bytes *= 16) {
       times.sizes.push_back(bytes);
-      times.times_ns.push_back(static_cast<std::int64_t>(hops * hop_ns + shares * ns_per_byte * static_cast<double>(bytes)));
+      times.times_ns.push_back(
+          static_cast<std::int64_t>(hops * hop_ns + shares * ns_per_byte * static_cast<double>(bytes)));
     }
     return times;
   };
@@ -80,7 +82,8 @@ inline CodecTimes random_codec(std::mt19937_64& random, const std::string& codec
   for (std::int64_t elems = 256; elems <= std::int64_t{1} << 26; elems *= 16) {
     times.curve.sizes.push_back(elems);
     const double ns = ns_per_elem * static_cast<double>(elems);
-    times.curve.times_ns.push_back(static_cast<std::int64_t>(device == OpDevice::kGpu ? std::max(launch_ns, ns) : launch_ns + ns));
+    times.curve.times_ns.push_back(
+        static_cast<std::int64_t>(device == OpDevice::kGpu ? std::max(launch_ns, ns) : launch_ns + ns));
   }
   return times;
 }

@@ -21,32 +21,66 @@ std::vector<int> all_candidates(Problem& problem) {
 
 class BranchAndBound {
  public:
-  BranchAndBound(Problem& problem, LocalSearch* local) : problem_(problem), local_(*local), candidates_(all_candidates(problem)) {
+  BranchAndBound(Problem& problem, LocalSearch* local, std::int64_t until_steps)
+      : problem_(problem), local_(*local), until_steps_(until_steps) {
     const int n = problem.tensors();
+    const std::vector<int> candidates = all_candidates(problem);
     ways_.resize(static_cast<std::size_t>(n) * n);
     least_from_.resize(static_cast<std::size_t>(n) + 1);
+    std::vector<double> plans(static_cast<std::size_t>(n) + 1, 1);  // from each tensor on
+    std::vector<double> plans_of_unbeaten = plans;
     for (int first = n - 1; first >= 0; --first) {
       least_from_[first].fill(Simulator::kNever);
+      plans[first] = plans_of_unbeaten[first] = 0;
       for (int last = first; last < n && problem.may_fuse(first, last); ++last) {
-        for (const int candidate : candidates_) {
+        std::vector<const Way*>& list = ways(first, last);
+        for (const int candidate : candidates) {
           const Way* way = problem.way_of(first, last, candidate);
           if (way == nullptr) continue;
-          ways(first, last).push_back(way);
+          list.push_back(way);
           for (int r = 0; r < kMaxResources; ++r) {
             least_from_[first][r] = std::min(least_from_[first][r], way->chain.loads[r] + least_from_[last + 1][r]);
           }
         }
-        // Short ones first: they make good bounds early.
-        std::stable_sort(ways(first, last).begin(), ways(first, last).end(),
+        // Short ones first: they make good bounds early, and beat most of the others.
+        std::stable_sort(list.begin(), list.end(),
                          [](const Way* a, const Way* b) { return a->chain.own_ns < b->chain.own_ns; });
+        plans[first] += static_cast<double>(list.size()) * plans[last + 1];
+        plans_of_unbeaten[first] += static_cast<double>(unbeaten(list).size()) * plans_of_unbeaten[last + 1];
       }
     }
+    plans_ = plans[0];
+    plans_of_unbeaten_ = plans_of_unbeaten[0];
   }
 
-  void run() { place_from(0, {}); }
+  // First the plans of ways that no other one beats: they are few, and the best of them cuts off most of the others.
+  // True: everything was tried.
+  bool run() {
+    if (plans_of_unbeaten_ > kMaxPlans) return false;
+    const std::vector<std::vector<const Way*>> all = ways_;
+    for (std::vector<const Way*>& list : ways_) list = unbeaten(list);
+    place_from(0, {});
+    if (plans_ > kMaxPlans) return false;
+    ways_ = all;
+    place_from(0, {});
+    return local_.steps_done() < until_steps_;
+  }
 
  private:
-  std::vector<const Way*>& ways(int first, int last) { return ways_[static_cast<std::size_t>(first) * problem_.tensors() + last]; }
+  static constexpr double kMaxPlans = 1e7;
+
+  std::vector<const Way*> unbeaten(const std::vector<const Way*>& by_own_time) const {
+    std::vector<const Way*> kept;
+    for (const Way* way : by_own_time) {
+      if (std::none_of(kept.begin(), kept.end(), [&](const Way* other) { return problem_.beats(*other, *way); }))
+        kept.push_back(way);
+    }
+    return kept;
+  }
+
+  std::vector<const Way*>& ways(int first, int last) {
+    return ways_[static_cast<std::size_t>(first) * problem_.tensors() + last];
+  }
 
   // No resource is done before it has done what is placed and the least of what is not.
   bool can_be_better(int first, const Loads& loads) const {
@@ -59,7 +93,7 @@ class BranchAndBound {
   }
 
   void place_from(int first, const Loads& loads) {
-    if (!can_be_better(first, loads)) return;
+    if (local_.steps_done() >= until_steps_ || !can_be_better(first, loads)) return;
     if (first == problem_.tensors()) {
       local_.offer(plan_);
       return;
@@ -78,7 +112,8 @@ class BranchAndBound {
 
   Problem& problem_;
   LocalSearch& local_;
-  std::vector<int> candidates_;
+  std::int64_t until_steps_;
+  double plans_ = 0, plans_of_unbeaten_ = 0;
   std::vector<std::vector<const Way*>> ways_;  // [first * tensors + last]
   std::vector<Loads> least_from_;              // of the tensors from each on
   std::vector<Placed> plan_;
@@ -86,15 +121,11 @@ class BranchAndBound {
 
 }  // namespace
 
-bool can_try_everything(const Problem& problem, std::int64_t max_plans) {
-  // Plans of n tensors with c candidates: c of the last bucket, and before it nothing or any plan.
-  double plans = 0;
-  const auto candidates = static_cast<double>(problem.options_considered());
-  for (int n = 0; n < problem.tensors() && plans <= static_cast<double>(max_plans); ++n) plans = candidates * (1 + plans) + plans;
-  return plans <= static_cast<double>(max_plans);
+bool try_everything(Problem& problem, LocalSearch* local, std::int64_t max_ways, std::int64_t until_steps) {
+  const std::int64_t n = problem.tensors();
+  if (n > max_ways || problem.options_considered() * n * (n + 1) / 2 > max_ways) return false;
+  return BranchAndBound(problem, local, until_steps).run();
 }
-
-void try_everything(Problem& problem, LocalSearch* local) { BranchAndBound(problem, local).run(); }
 
 void try_every_option(Problem& problem, LocalSearch* local, std::int64_t until_steps) {
   const std::vector<int> candidates = all_candidates(problem);

@@ -22,8 +22,7 @@ SimulatedBucket simulated_bucket(const Problem& problem, const Placed& placed) {
   return {problem.ready_ns(placed.last), placed.way->chain.steps, problem.elems(placed.first, placed.last)};
 }
 
-LocalSearch::LocalSearch(Problem* problem)
-    : problem_(*problem), simulator_(problem->simulated(), problem->levels()) {}
+LocalSearch::LocalSearch(Problem* problem) : problem_(*problem), simulator_(problem->simulated(), problem->levels()) {}
 
 Score LocalSearch::score(std::span<const Placed> plan, std::int64_t limit_ns) {
   Score score = {0, 0, 0};
@@ -163,7 +162,8 @@ bool LocalSearch::try_split(std::size_t at) {
   if (whole.first == whole.last) return false;
   // After the first tensor, before the last, and where both parts have about as many bytes.
   int middle = whole.first;
-  while (middle + 1 < whole.last && problem_.bytes(whole.first, middle) * 2 < problem_.bytes(whole.first, whole.last)) ++middle;
+  while (middle + 1 < whole.last && problem_.bytes(whole.first, middle) * 2 < problem_.bytes(whole.first, whole.last))
+    ++middle;
   std::vector<int> ends = {middle, whole.last - 1, whole.first};
   ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
   // One part goes as the whole did, the other any way.
@@ -215,7 +215,8 @@ bool LocalSearch::move_boundaries(std::int64_t until_steps) {
 bool LocalSearch::move_groups(std::int64_t until_steps) {
   std::vector<int> in_use;
   for (const Placed& placed : plan_) {
-    if (std::find(in_use.begin(), in_use.end(), placed.way->candidate) == in_use.end()) in_use.push_back(placed.way->candidate);
+    if (std::find(in_use.begin(), in_use.end(), placed.way->candidate) == in_use.end())
+      in_use.push_back(placed.way->candidate);
   }
   const auto total = static_cast<int>(problem_.candidates().size());
   for (const int from : in_use) {
@@ -243,7 +244,8 @@ bool LocalSearch::swap_ways(std::int64_t until_steps) {
       const Way* to_a = problem_.way_of(plan_[a].first, plan_[a].last, plan_[b].way->candidate);
       const Way* to_b = problem_.way_of(plan_[b].first, plan_[b].last, plan_[a].way->candidate);
       if (to_a == nullptr || to_b == nullptr) continue;
-      std::vector<Placed> swapped(plan_.begin() + static_cast<std::ptrdiff_t>(a), plan_.begin() + static_cast<std::ptrdiff_t>(b + 1));
+      std::vector<Placed> swapped(plan_.begin() + static_cast<std::ptrdiff_t>(a),
+                                  plan_.begin() + static_cast<std::ptrdiff_t>(b + 1));
       swapped.front().way = to_a;
       swapped.back().way = to_b;
       if (try_replace(a, swapped.size(), swapped)) return true;

@@ -1,8 +1,8 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // Improves a plan by small changes, each judged by the simulator: a bucket goes another way, buckets are merged, split
-// or shifted against each other, two exchange their ways, all of one way go another. Deterministic: what it may spend is
-// counted in simulated operations. One thread at a time.
+// or shifted against each other, two exchange their ways, all of one way go another. Deterministic: what it may spend
+// is counted in simulated operations. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -72,14 +72,15 @@ class LocalSearch {
 // The bucket as the simulator sees it.
 SimulatedBucket simulated_bucket(const Problem& problem, const Placed& placed);
 
-// Buckets of at most `cap_bytes`, or of one tensor where it is larger; 0: one tensor each. With `choose(first, last)` as
-// the way of each.
+// Buckets of at most `cap_bytes`, or of one tensor where it is larger; 0: one tensor each. With `choose(first, last)`
+// as the way of each.
 template <typename Choose>
 std::vector<Placed> fuse_up_to(Problem& problem, std::int64_t cap_bytes, Choose choose) {
   std::vector<Placed> plan;
   for (int first = 0; first < problem.tensors();) {
     int last = first;
-    while (last + 1 < problem.tensors() && problem.bytes(first, last + 1) <= cap_bytes && problem.may_fuse(first, last + 1)) {
+    while (last + 1 < problem.tensors() && problem.bytes(first, last + 1) <= cap_bytes &&
+           problem.may_fuse(first, last + 1)) {
       ++last;
     }
     plan.push_back({first, last, choose(first, last)});

@@ -33,7 +33,8 @@ class Bounds {
         outer_(kLink + problem.levels() - 1) {
     // The bytes of the narrowest elements.
     for (int tensor = 0; tensor <= last_; ++tensor) {
-      if (dtype_bytes(problem.shape(tensor, tensor).dtype) < dtype_bytes(dtype_)) dtype_ = problem.shape(tensor, tensor).dtype;
+      if (dtype_bytes(problem.shape(tensor, tensor).dtype) < dtype_bytes(dtype_))
+        dtype_ = problem.shape(tensor, tensor).dtype;
     }
     tail_ns_ = job_.overlap_forward ? 0 : job_.optimizer_ns + job_.forward_ns;
     for (int tensor = 0; tensor <= last_; ++tensor) {
@@ -51,7 +52,8 @@ class Bounds {
   LowerBound better_than(const LowerBound& known, std::int64_t good_enough_ns) {
     best_ = known;
     if (problem_.elems(0, last_) == 0) return best_;
-    if (static_cast<double>(known.step_ns) < static_cast<double>(good_enough_ns) * kCloseEnough) search_weights(good_enough_ns);
+    if (static_cast<double>(known.step_ns) < static_cast<double>(good_enough_ns) * kCloseEnough)
+      search_weights(good_enough_ns);
     return best_;
   }
 
@@ -63,8 +65,12 @@ class Bounds {
   // Whether (ready time, elements from then on) of `middle` lies under the line from `before` to `after`: then it is no
   // better a first tensor than one of these, whatever the weights.
   bool is_below(int middle, int before, int after) const {
-    const auto x = [&](int tensor) { return static_cast<double>(problem_.ready_ns(tensor) - problem_.ready_ns(before)); };
-    const auto y = [&](int tensor) { return static_cast<double>(problem_.elems(tensor, last_) - problem_.elems(before, last_)); };
+    const auto x = [&](int tensor) {
+      return static_cast<double>(problem_.ready_ns(tensor) - problem_.ready_ns(before));
+    };
+    const auto y = [&](int tensor) {
+      return static_cast<double>(problem_.elems(tensor, last_) - problem_.elems(before, last_));
+    };
     return x(middle) * y(after) - y(middle) * x(after) >= 0;
   }
 
@@ -134,14 +140,18 @@ class Bounds {
       for (const int first : starts_) {
         if (first > tensor) break;
         const auto from = static_cast<double>(problem_.elems(first, last_));
-        const auto with_rest = [&](double bucket_cost, double size) { return bucket_cost + std::max(0.0, from - size) * per_elem[set]; };
+        const auto with_rest = [&](double bucket_cost, double size) {
+          return bucket_cost + std::max(0.0, from - size) * per_elem[set];
+        };
         double least = with_rest(own.back()[set], static_cast<double>(sizes.back()));
         for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
           const double large = static_cast<double>(sizes[i + 1]);
-          const double size = std::clamp(own[i][set] / std::max<double>(own[i + 1][set], 1e-9) * large, static_cast<double>(sizes[i]), large);
+          const double size = std::clamp(own[i][set] / std::max<double>(own[i + 1][set], 1e-9) * large,
+                                         static_cast<double>(sizes[i]), large);
           least = std::min(least, with_rest(own[i][set], size));
         }
-        bounds[set] = std::max(bounds[set], start_of(weights[set], first, problem_.ready_ns(tensor)) + least * (1 - kRounding));
+        bounds[set] =
+            std::max(bounds[set], start_of(weights[set], first, problem_.ready_ns(tensor)) + least * (1 - kRounding));
       }
     }
     return bounds;
@@ -157,9 +167,8 @@ class Bounds {
     std::vector<int> order(static_cast<std::size_t>(last_) + 1);
     std::iota(order.rbegin(), order.rend(), 0);
     const std::size_t largest = std::min<std::size_t>(2, order.size());
-    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(largest), order.end(), [&](int a, int b) {
-      return problem_.elems(a, a) > problem_.elems(b, b);
-    });
+    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(largest), order.end(),
+                      [&](int a, int b) { return problem_.elems(a, a) > problem_.elems(b, b); });
     std::vector<int> notable = {-1, last_};
     for (std::size_t i = 0; i < largest; ++i) {
       if (order[i] != last_) notable.push_back(order[i]);
@@ -183,7 +192,8 @@ class Bounds {
       take_best(first_weights(tensor), &ascents.back());
       if (ascents.back().bound >= wanted * kCloseEnough) return;
     }
-    Ascent& best = *std::max_element(ascents.begin(), ascents.end(), [](const Ascent& a, const Ascent& b) { return a.bound < b.bound; });
+    Ascent& best = *std::max_element(ascents.begin(), ascents.end(),
+                                     [](const Ascent& a, const Ascent& b) { return a.bound < b.bound; });
     for (double step = 0.5; step > 0.05;) {
       if (!take_best(near(best.at, step, best.tensor >= 0), &best)) step /= 2;
       if (best.bound >= wanted * kCloseEnough) return;
@@ -197,7 +207,8 @@ class Bounds {
     if (*highest <= ascent->bound * (1 + 1e-4)) return false;
     ascent->bound = *highest;
     ascent->at = tried[static_cast<std::size_t>(highest - bounds.begin())];
-    take(static_cast<std::int64_t>(*highest) + tail_ns_, ascent->tensor < 0 ? "loads of the resources" : "loads of the resources and one tensor's own way");
+    take(static_cast<std::int64_t>(*highest) + tail_ns_,
+         ascent->tensor < 0 ? "loads of the resources" : "loads of the resources and one tensor's own way");
     return true;
   }
 
@@ -207,7 +218,8 @@ class Bounds {
       Weights& weights = tried[set];
       if ((set & 1) != 0 || set == 0) weights.compute = 1;
       if ((set & 2) != 0) weights.resource[outer_] = 1;
-      if ((set & 4) != 0) weights.resource[problem_.levels() > 1 ? static_cast<int>(kLink) : static_cast<int>(kCpuCodec)] = 1;
+      if ((set & 4) != 0)
+        weights.resource[problem_.levels() > 1 ? static_cast<int>(kLink) : static_cast<int>(kCpuCodec)] = 1;
       if ((set & 8) != 0) (tensor < 0 ? weights.resource[kGpuCodec] : weights.own) = 1;
     }
     return tried;

@@ -2,8 +2,8 @@
 //
 // The cheapest options of the whole tree, at given prices of the resources: the sum over resources of price times load.
 // What is cheapest at no price that matters can't be worth its load to any plan; and the least cost at one price bounds
-// what all options of the tree need together (lower_bound.h). A shortest path among the states of the tree, exact, which
-// touches all options without visiting each.
+// what all options of the tree need together (lower_bound.h). A shortest path among the states of the tree, exact,
+// which touches all options without visiting each.
 #pragma once
 
 #include <array>

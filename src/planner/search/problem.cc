@@ -36,24 +36,14 @@ PriceSets prices_by_scarcity(int levels, float plentiful) {
   return prices;
 }
 
-bool no_more(const Way& a, const Way& b, bool weigh_memory, bool weigh_errors) {
-  if (a.is_encoded && !b.is_encoded) return false;
-  for (int r = 0; r < kMaxResources; ++r) {
-    if (a.chain.loads[r] > b.chain.loads[r]) return false;
-  }
-  if (weigh_memory && a.chain.memory_bytes > b.chain.memory_bytes) return false;
-  if (weigh_errors && a.squared_error > b.squared_error) return false;
-  return a.chain.longest_link_ns <= b.chain.longest_link_ns;
-}
-
 // The same with one collective in two steps instead of one: others get between them.
 std::vector<Option> split_variants(const Option& option) {
   std::vector<Option> variants;
   for (std::size_t i = 0; i < option.operations.size(); ++i) {
     const Operation whole = option.operations[i];
     if (whole.kind != OpKind::kAllReduce) continue;
-    for (const auto& [first, second] : {std::pair(OpKind::kReduceScatter, OpKind::kAllGather),
-                                        std::pair(OpKind::kReduce, OpKind::kBroadcast)}) {
+    for (const auto& [first, second] :
+         {std::pair(OpKind::kReduceScatter, OpKind::kAllGather), std::pair(OpKind::kReduce, OpKind::kBroadcast)}) {
       Option variant = option;
       variant.operations[i].kind = first;
       variant.operations.insert(variant.operations.begin() + static_cast<std::ptrdiff_t>(i) + 1, whole);
@@ -132,7 +122,8 @@ Status Problem::prepare(const Job& job, const Cluster& cluster) {
   pricers_.push_back(std::make_unique<Pricer>(model_, nullptr, graphs_.get()));
   for (const CodecCost& codec : codecs_) pricers_.push_back(std::make_unique<Pricer>(model_, &codec, graphs_.get()));
   prepare_low_rank_shares();
-  for (const auto& [time, name] : {std::pair(job.forward_ns, "forward_ns"), std::pair(job.optimizer_ns, "optimizer_ns")}) {
+  for (const auto& [time, name] :
+       {std::pair(job.forward_ns, "forward_ns"), std::pair(job.optimizer_ns, "optimizer_ns")}) {
     if (!time.has_value()) notes_.push_back(std::string(name) + " of the job is not known and counts as 0");
   }
   return {};
@@ -175,12 +166,13 @@ void Problem::drop_codecs_never_better() {
     if (a == nullptr) return false;
     const std::int64_t beyond = std::max(a->sizes.back(), b->sizes.back()) * 2;
     const auto no_more = [&](std::int64_t size) { return a->at(size) <= b->at(size); };
-    return std::all_of(a->sizes.begin(), a->sizes.end(), no_more) && std::all_of(b->sizes.begin(), b->sizes.end(), no_more) &&
-           no_more(beyond) && no_more(beyond * 2);
+    return std::all_of(a->sizes.begin(), a->sizes.end(), no_more) &&
+           std::all_of(b->sizes.begin(), b->sizes.end(), no_more) && no_more(beyond) && no_more(beyond * 2);
   };
   const auto sends_no_more = [](const CodecCost& a, const CodecCost& b) {
     for (std::int64_t elems = 1; elems <= std::int64_t{1} << 34; elems *= 2) {
-      if (a.codec->max_payload_bytes(1, elems, DType::kFloat32) > b.codec->max_payload_bytes(1, elems, DType::kFloat32)) return false;
+      if (a.codec->max_payload_bytes(1, elems, DType::kFloat32) > b.codec->max_payload_bytes(1, elems, DType::kFloat32))
+        return false;
     }
     return true;
   };
@@ -191,20 +183,24 @@ void Problem::drop_codecs_never_better() {
       return false;
     }
     for (const std::size_t device : {0, 1}) {
-      if (!never_above(a.encode[device], b.encode[device]) || !never_above(a.decode[device], b.decode[device])) return false;
+      if (!never_above(a.encode[device], b.encode[device]) || !never_above(a.decode[device], b.decode[device]))
+        return false;
     }
     return sends_no_more(a, b);
   };
   std::vector<CodecCost> kept;
   for (const CodecCost& codec : codecs_) {
-    const auto better = std::find_if(kept.begin(), kept.end(), [&](const CodecCost& other) { return covers(other, codec); });
+    const auto better =
+        std::find_if(kept.begin(), kept.end(), [&](const CodecCost& other) { return covers(other, codec); });
     if (better != kept.end()) {
-      notes_.push_back("codec \"" + codec.spec + "\" can't be faster than \"" + better->spec + "\": no more time on any device, no more bytes");
+      notes_.push_back("codec \"" + codec.spec + "\" can't be faster than \"" + better->spec +
+                       "\": no more time on any device, no more bytes");
       continue;
     }
     std::erase_if(kept, [&](const CodecCost& other) {
       if (!covers(codec, other)) return false;
-      notes_.push_back("codec \"" + other.spec + "\" can't be faster than \"" + codec.spec + "\": no more time on any device, no more bytes");
+      notes_.push_back("codec \"" + other.spec + "\" can't be faster than \"" + codec.spec +
+                       "\": no more time on any device, no more bytes");
       return true;
     });
     kept.push_back(codec);
@@ -227,7 +223,8 @@ Pricer& Problem::pricer(int codec) { return *pricers_[codec + 1]; }
 int Problem::add_candidate(const Candidate& candidate) {
   std::string key = {static_cast<char>(candidate.codec)};
   for (const Operation& op : candidate.option.operations) {
-    key += static_cast<char>(static_cast<int>(op.kind) << 2 | static_cast<int>(op.device) << 1 | static_cast<int>(op.encoded));
+    key += static_cast<char>(static_cast<int>(op.kind) << 2 | static_cast<int>(op.device) << 1 |
+                             static_cast<int>(op.encoded));
     key += static_cast<char>(op.levels.first << 4 | op.levels.last);
   }
   const auto [entry, is_new] = candidate_numbers_.try_emplace(std::move(key), static_cast<int>(candidates_.size()));
@@ -254,7 +251,8 @@ const std::vector<int>& Problem::candidates_at(int size_class, DType dtype) {
     for (int codec = -1; codec < codecs; ++codec) {
       if (codec >= 0 && !is_worth[codec]) continue;
       const bool is_lossy = codec >= 0 && !codecs_[codec].traits.lossless;
-      const int max_encodes = is_lossy ? constraints_.max_lossy_passes.value_or(Pricer::kUnlimited) : Pricer::kUnlimited;
+      const int max_encodes =
+          is_lossy ? constraints_.max_lossy_passes.value_or(Pricer::kUnlimited) : Pricer::kUnlimited;
       costs[codec + 1] = pricer(codec).solve(typical_shape(codec, elems, dtype), prices, max_encodes);
       for (int set = 0; set < kPriceSets; ++set) least[set] = std::min(least[set], costs[codec + 1][set]);
     }
@@ -327,30 +325,39 @@ const std::vector<int>& Problem::candidates_around(std::int64_t elems, DType dty
   if (is_new) {
     entry->second = candidates_at(below, dtype);
     for (const int number : candidates_at(below + 1, dtype)) {
-      if (std::find(entry->second.begin(), entry->second.end(), number) == entry->second.end()) entry->second.push_back(number);
+      if (std::find(entry->second.begin(), entry->second.end(), number) == entry->second.end())
+        entry->second.push_back(number);
     }
   }
   return entry->second;
 }
 
 const std::vector<Way>& Problem::ways(int first, int last) {
-  std::unique_ptr<std::vector<Way>>& entry = ways_[static_cast<std::uint64_t>(first) << 32 | static_cast<unsigned>(last)];
+  std::unique_ptr<std::vector<Way>>& entry =
+      ways_[static_cast<std::uint64_t>(first) << 32 | static_cast<unsigned>(last)];
   if (entry != nullptr) return *entry;
   entry = std::make_unique<std::vector<Way>>();
-  const bool weigh_memory = constraints_.max_memory_bytes.has_value();
   for (const int number : candidates_around(elems(first, last), dtypes_[first])) {
     Way& way = scratch_;  // most are not kept
     if (!make_way(first, last, number, &way)) continue;
-    const auto beats = [&](const Way& other) { return no_more(other, way, weigh_memory, has_errors_); };
-    if (std::any_of(entry->begin(), entry->end(), beats)) continue;
-    std::erase_if(*entry, [&](const Way& other) { return no_more(way, other, weigh_memory, has_errors_); });
+    if (std::any_of(entry->begin(), entry->end(), [&](const Way& other) { return beats(other, way); })) continue;
+    std::erase_if(*entry, [&](const Way& other) { return beats(way, other); });
     entry->push_back(way);
   }
-  std::stable_sort(entry->begin(), entry->end(),
-                   [](const Way& a, const Way& b) {
-                     return std::pair(a.lossy_elems, a.is_encoded) < std::pair(b.lossy_elems, b.is_encoded);
-                   });
+  std::stable_sort(entry->begin(), entry->end(), [](const Way& a, const Way& b) {
+    return std::pair(a.lossy_elems, a.is_encoded) < std::pair(b.lossy_elems, b.is_encoded);
+  });
   return *entry;
+}
+
+bool Problem::beats(const Way& a, const Way& b) const {
+  if (a.is_encoded && !b.is_encoded) return false;
+  for (int r = 0; r < kMaxResources; ++r) {
+    if (a.chain.loads[r] > b.chain.loads[r]) return false;
+  }
+  if (constraints_.max_memory_bytes.has_value() && a.chain.memory_bytes > b.chain.memory_bytes) return false;
+  if (has_errors_ && a.squared_error > b.squared_error) return false;
+  return a.chain.longest_link_ns <= b.chain.longest_link_ns;
 }
 
 const Way* Problem::way_of(int first, int last, int candidate) {

@@ -51,9 +51,11 @@ class Problem {
 
   int tensors() const { return static_cast<int>(ready_ns_.size()); }
   std::int64_t ready_ns(int tensor) const { return ready_ns_[tensor]; }
-  BucketShape shape(int first, int last) const { return {elems(first, last), dtypes_[first], sums_.get(), first, last}; }
-  // One tensor of so many elements, as options are priced with: of low-rank codecs with the payload of a typical tensor,
-  // or of the tensor that shrinks most.
+  BucketShape shape(int first, int last) const {
+    return {elems(first, last), dtypes_[first], sums_.get(), first, last};
+  }
+  // One tensor of so many elements, as options are priced with: of low-rank codecs with the payload of a typical
+  // tensor, or of the tensor that shrinks most.
   BucketShape typical_shape(int codec, std::int64_t elems, DType dtype, bool smallest_payload = false) const;
   std::int64_t bytes(int first, int last) const { return bytes_before_[last + 1] - bytes_before_[first]; }
   std::int64_t elems(int first, int last) const { return elems_before_[last + 1] - elems_before_[first]; }
@@ -63,6 +65,9 @@ class Problem {
   // Ways worth considering: those that no other one beats on every resource. What is not encoded is beaten by its like
   // only: there is at least one, and those come first.
   const std::vector<Way>& ways(int first, int last);
+
+  // Whether a takes no more of anything than b, and is not encoded where b is not.
+  bool beats(const Way& a, const Way& b) const;
 
   // The way of a candidate that need not be among them; nullptr if it can't be done or is not allowed.
   const Way* way_of(int first, int last, int candidate);
@@ -77,15 +82,16 @@ class Problem {
   OptionSpace space_of(int codec) const;
   Pricer& pricer(int codec);  // -1: options that do not encode
 
-  // The problem to find lower bounds of: this one, or where some curve's time per unit rises with the size, the same with
-  // curves that are nowhere above (lower_bound.h says why).
+  // The problem to find lower bounds of: this one, or where some curve's time per unit rises with the size, the same
+  // with curves that are nowhere above (lower_bound.h says why).
   Problem& for_bounds() { return relaxed_ != nullptr ? *relaxed_ : *this; }
 
   std::int64_t options_considered() const { return options_considered_; }
   std::vector<std::string>& notes() { return notes_; }
 
  private:
-  Problem(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints, std::shared_ptr<StateGraphs> graphs);
+  Problem(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints,
+          std::shared_ptr<StateGraphs> graphs);
   Status prepare(const Job& job, const Cluster& cluster);
   Status prepare_errors(const Job& job);
   void drop_codecs_never_better();
@@ -107,17 +113,17 @@ class Problem {
   std::vector<int> dtype_run_;
   std::vector<JobTensor> job_tensors_;
   std::unique_ptr<TensorSums> sums_;
-  std::vector<std::vector<double>> errors_;                       // [codec][tensor]; negative: not measured
-  std::vector<double> weights_;                                   // share of the job's squared norm, by tensor
+  std::vector<std::vector<double>> errors_;  // [codec][tensor]; negative: not measured
+  std::vector<double> weights_;              // share of the job's squared norm, by tensor
   std::shared_ptr<StateGraphs> graphs_;
-  std::vector<std::unique_ptr<Pricer>> pricers_;  // [codec + 1]
+  std::vector<std::unique_ptr<Pricer>> pricers_;        // [codec + 1]
   std::vector<std::array<double, 2>> low_rank_shares_;  // [codec]: of a typical tensor, of the one that shrinks most
   std::vector<Candidate> candidates_;
-  std::unordered_map<std::string, int> candidate_numbers_;  // by codec and operations
-  std::unordered_map<int, std::vector<int>> by_size_, around_size_;            // class and dtype -> candidates
+  std::unordered_map<std::string, int> candidate_numbers_;           // by codec and operations
+  std::unordered_map<int, std::vector<int>> by_size_, around_size_;  // class and dtype -> candidates
   Way scratch_;
   std::unordered_map<std::uint64_t, std::unique_ptr<std::vector<Way>>> ways_;  // by first and last
-  std::map<std::array<int, 3>, std::unique_ptr<Way>> extra_ways_;             // by first, last and candidate; nullptr: none
+  std::map<std::array<int, 3>, std::unique_ptr<Way>> extra_ways_;  // by first, last and candidate; nullptr: none
   std::int64_t options_considered_ = 0;
   std::vector<std::string> notes_;
   std::unique_ptr<Cluster> relaxed_cluster_;

@@ -12,7 +12,8 @@ namespace cortado {
 
 namespace {
 
-// Plans of more buckets cost more to simulate, and are rarely good: only the best choices of the others are tried there.
+// Plans of more buckets cost more to simulate, and are rarely good: only the best choices of the others are tried
+// there.
 constexpr std::size_t kFewBuckets = 64;
 
 // What a bucket takes of each resource, weighted: the different choices that starting plans make.
@@ -39,8 +40,11 @@ const Way* cheapest_way(Problem& problem, int first, int last, const Prices& pri
   return cheapest;
 }
 
-// So many plans can be tried one by one, in about ten milliseconds.
-constexpr std::int64_t kMaxPlans = 40000;
+// So many ways can be listed in some milliseconds: every option for every bucket.
+constexpr std::int64_t kMaxWays = 40000;
+
+// Trying everything, where there is little, may take so many times what a search may.
+constexpr std::int64_t kBudgetOfEverything = 16;
 
 class Search {
  public:
@@ -57,10 +61,9 @@ class Search {
     if (!local_.is_at_floor()) {
       start_by_prices();
       improve_starts();
-      if (can_try_everything(problem_, kMaxPlans)) {
-        try_everything(problem_, &local_);
-        result_.is_exact = true;
-      } else if (problem_.options_considered() * static_cast<std::int64_t>(local_.plan().size()) <= kMaxPlans) {
+      result_.is_exact =
+          try_everything(problem_, &local_, kMaxWays, local_.steps_done() + budget_ * kBudgetOfEverything);
+      if (problem_.options_considered() * static_cast<std::int64_t>(local_.plan().size()) <= kMaxWays) {
         try_every_option(problem_, &local_, local_.steps_done() + budget_ / 2);
         local_.improve(local_.steps_done() + budget_ / 4);
       }
@@ -75,7 +78,8 @@ class Search {
     std::vector<Placed> best;
     Score score;
     for (const std::int64_t cap : caps_) {
-      std::vector<Placed> plan = fuse_up_to(problem_, cap, [&](int first, int last) { return fastest_dense_way(problem_, first, last); });
+      std::vector<Placed> plan =
+          fuse_up_to(problem_, cap, [&](int first, int last) { return fastest_dense_way(problem_, first, last); });
       const Score found = local_.score(plan);
       if (found < score) score = found, best = std::move(plan);
     }
@@ -98,7 +102,8 @@ class Search {
       }
       for (int i = 0; i < tried; ++i) {
         const Prices prices = prices_of(order[i], problem_.levels());
-        const std::vector<Placed> plan = fuse_up_to(problem_, cap, [&](int first, int last) { return cheapest_way(problem_, first, last, prices); });
+        const std::vector<Placed> plan =
+            fuse_up_to(problem_, cap, [&](int first, int last) { return cheapest_way(problem_, first, last, prices); });
         const Score score = local_.score(plan);
         best_of[order[i]] = std::min(best_of[order[i]], score);
         if (score < best_at_cap.first) best_at_cap = {score, plan};

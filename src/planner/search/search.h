@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// The search for the fastest plan: starts from many simple plans and from Espresso's two algorithms, improves the best by
-// local search, and where there are few tensors tries everything. Ends early at a plan that reaches the lower bound.
+// The search for the fastest plan: starts from many simple plans and from Espresso's two algorithms, improves the best
+// by local search, and where there are few tensors tries everything. Ends early at a plan that reaches the lower bound.
 #pragma once
 
 #include "planner/search/lower_bound.h"

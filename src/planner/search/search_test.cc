@@ -65,7 +65,8 @@ TEST(Search, IsDeterministic) {
 // Buckets cover all tensors in order.
 TEST(Search, PlansAreComplete) {
   for (int seed = 0; seed < 20; ++seed) {
-    const RandomCase example = random_case(static_cast<std::uint64_t>(seed), 25, 1 + seed % 3, {OpDevice::kCpu, OpDevice::kGpu});
+    const RandomCase example =
+        random_case(static_cast<std::uint64_t>(seed), 25, 1 + seed % 3, {OpDevice::kCpu, OpDevice::kGpu});
     const std::unique_ptr<Problem> problem = problem_of(example);
     int next = 0;
     for (const Placed& placed : search(*problem).plan) {

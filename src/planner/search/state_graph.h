@@ -46,7 +46,8 @@ class StateGraphs {
  public:
   explicit StateGraphs(int levels);
 
-  // `codec`: nullptr for options that do not encode. With `min_encodes` to `max_encodes` encodes. Lives as long as this.
+  // `codec`: nullptr for options that do not encode. With `min_encodes` to `max_encodes` encodes. Lives as long as
+  // this.
   const StateGraph& get(const CostModel& model, const CodecCost* codec, int max_encodes, int min_encodes);
 
  private:

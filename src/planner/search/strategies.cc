@@ -45,7 +45,8 @@ class Strategies {
     if (strategy == "gpu_only") return greedy({OpDevice::kGpu}, false);
     if (strategy == "cpu_only") return greedy({OpDevice::kCpu}, false);
     const bool hitopk = strategy == "hitopk_like", byteps = strategy == "byteps_compress_like";
-    if (hitopk || byteps || strategy == "hipress_like") return fixed_option(hitopk, byteps ? OpDevice::kCpu : OpDevice::kGpu, strategy == "hipress_like");
+    if (hitopk || byteps || strategy == "hipress_like")
+      return fixed_option(hitopk, byteps ? OpDevice::kCpu : OpDevice::kGpu, strategy == "hipress_like");
     std::string known;
     for (const char* name : strategy_names()) known += std::string(known.empty() ? "" : ", ") + name;
     return make_error(StatusCode::kNotFound, "no strategy \"%.*s\"; there are cortado, %s",
@@ -59,7 +60,8 @@ class Strategies {
 
   Result<SearchResult> finish() {
     if (result_.plan.empty()) {
-      return make_error(StatusCode::kUnsupported, "the strategy has no plan here: no allowed codec has the times it needs");
+      return make_error(StatusCode::kUnsupported,
+                        "the strategy has no plan here: no allowed codec has the times it needs");
     }
     result_.bound = lower_bound(problem_.for_bounds(), quick_bound(problem_.for_bounds()), result_.score.step_ns);
     result_.steps_done = local_.steps_done();
@@ -126,7 +128,8 @@ class Strategies {
   Result<SearchResult> fixed_option(bool is_hitopk, OpDevice device, bool only_where_faster) {
     const int levels = problem_.levels();
     const LevelRange inner = {0, 0}, outer = {levels > 1 ? 1 : 0, levels - 1};
-    const Operation encode = {.kind = OpKind::kEncode, .device = device}, decode = {.kind = OpKind::kDecode, .device = device};
+    const Operation encode = {.kind = OpKind::kEncode, .device = device},
+                    decode = {.kind = OpKind::kDecode, .device = device};
     Option option;
     const auto travel = [&](OpKind kind, LevelRange range, bool encoded) {
       option.operations.push_back({.kind = kind, .levels = range, .encoded = encoded});
@@ -159,8 +162,8 @@ class Strategies {
 }  // namespace
 
 std::vector<const char*> strategy_names() {
-  return {"dense",    "bf16",     "compress_all", "myopic",               "gpu_only",
-          "cpu_only", "espresso", "hitopk_like",  "byteps_compress_like", "hipress_like"};
+  return {"dense",    "bf16",        "compress_all",         "myopic",      "gpu_only", "cpu_only",
+          "espresso", "hitopk_like", "byteps_compress_like", "hipress_like"};
 }
 
 Result<SearchResult> run_strategy(Problem& problem, std::string_view strategy) {

@@ -147,7 +147,8 @@ void Simulator::plan_next(std::span<const SimulatedBucket> buckets) {
     if (left_ns <= 0 || (!gpu && !cpu)) break;
     const std::int64_t speed = std::max<std::int64_t>(
         kFullSpeedPpm - (gpu ? job_.gpu_slowdown_ppm : 0) - (cpu ? job_.cpu_slowdown_ppm : 0), 0);
-    const std::int64_t until = std::min(gpu ? compute.codec_until_ns[0] : kNever, cpu ? compute.codec_until_ns[1] : kNever);
+    const std::int64_t until =
+        std::min(gpu ? compute.codec_until_ns[0] : kNever, cpu ? compute.codec_until_ns[1] : kNever);
     const std::int64_t done_ns = muldiv(until - time_ns, speed, kFullSpeedPpm);
     if (done_ns >= left_ns) {
       time_ns += muldiv(left_ns, kFullSpeedPpm, speed);
@@ -169,8 +170,9 @@ void Simulator::settle(std::int64_t time_ns) {
     if (gpu) until = std::min(until, compute.codec_until_ns[0]), speed -= job_.gpu_slowdown_ppm;
     if (cpu) until = std::min(until, compute.codec_until_ns[1]), speed -= job_.cpu_slowdown_ppm;
     if (compute.waits_for < 0) {
-      compute.work_ns += speed == kFullSpeedPpm ? until - compute.time_ns
-                                                : muldiv(until - compute.time_ns, std::max<std::int64_t>(speed, 0), kFullSpeedPpm);
+      compute.work_ns += speed == kFullSpeedPpm
+                             ? until - compute.time_ns
+                             : muldiv(until - compute.time_ns, std::max<std::int64_t>(speed, 0), kFullSpeedPpm);
     }
     compute.time_ns = until;
   }
@@ -212,7 +214,8 @@ void Simulator::reach_milestone(std::span<const SimulatedBucket> buckets) {
   const std::int32_t m = compute.milestone;
   if (keep_every_ > 0 && m < n && m % keep_every_ == 0) keep();
   if (events_ != nullptr && compute.next_ns > compute.time_ns) {
-    events_->push_back({.start_ns = compute.time_ns, .end_ns = compute.next_ns, .step = m < n || !job_.overlap_forward ? 0 : 2});
+    events_->push_back(
+        {.start_ns = compute.time_ns, .end_ns = compute.next_ns, .step = m < n || !job_.overlap_forward ? 0 : 2});
   }
   compute.work_ns = milestone_work(buckets);
   compute.time_ns = compute.next_ns;
@@ -262,8 +265,8 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, const Waitin
     }
   }
   if (events_ != nullptr) {
-    events_->push_back({start_ns, server.free_ns, ready.bucket, ready.step, step.resource,
-                        s - servers_of_[step.resource]});
+    events_->push_back(
+        {start_ns, server.free_ns, ready.bucket, ready.step, step.resource, s - servers_of_[step.resource]});
   }
   std::int64_t& remaining_ns = state_.remaining_ns[step.resource];
   remaining_ns -= step.time_ns;
@@ -286,7 +289,8 @@ void Simulator::keep() {
   for (const Server& server : servers_) {
     to.free_ns.push_back(server.free_ns);
     to.counts.push_back(static_cast<std::int32_t>(server.queue.size() - server.head));
-    to.waiting.insert(to.waiting.end(), server.queue.begin() + static_cast<std::ptrdiff_t>(server.head), server.queue.end());
+    to.waiting.insert(to.waiting.end(), server.queue.begin() + static_cast<std::ptrdiff_t>(server.head),
+                      server.queue.end());
   }
   to.arrivals.assign(arrivals_.begin(), arrivals_.begin() + state_.compute.milestone);
 }

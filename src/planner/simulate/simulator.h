@@ -3,9 +3,9 @@
 // The one event simulator: what a step takes when every bucket goes its way. Integer nanoseconds, deterministic.
 //
 // The compute stream runs the backward pass and, if it may overlap, the next forward pass. When it has done the work of
-// a bucket, the bucket's chain begins; each of its steps waits for its resource. A resource serves in the order in which
-// steps become ready, at equal times the lower bucket first; it does one thing at a time, except the CPU, which has
-// workers. Codecs take speed from the compute stream while they run. Not modelled: docs/planner.md.
+// a bucket, the bucket's chain begins; each of its steps waits for its resource. A resource serves in the order in
+// which steps become ready, at equal times the lower bucket first; it does one thing at a time, except the CPU, which
+// has workers. Codecs take speed from the compute stream while they run. Not modelled: docs/planner.md.
 //
 // PERF: a resource's results come in order, so that every server has a queue of its own and the next event is the least
 // of their heads: 15 ns an event, where one heap over all buckets in flight takes 40.
@@ -66,8 +66,9 @@ class Simulator {
   std::int64_t run_keeping(std::span<const SimulatedBucket> buckets);
 
   // As run(), but continues from a kept state. The buckets before `first` must be those of the last run_keeping(), and
-  // no other may become ready before the one that had the index `first` then (its own change is a change of chain, or of
-  // fusion with later ones). `load_change`: by how much the chains of all buckets take more time on each resource now.
+  // no other may become ready before the one that had the index `first` then (its own change is a change of chain, or
+  // of fusion with later ones). `load_change`: by how much the chains of all buckets take more time on each resource
+  // now.
   std::int64_t rerun(std::span<const SimulatedBucket> buckets, std::size_t first, const Loads& load_change,
                      std::int64_t limit = kNever);
 
@@ -86,8 +87,8 @@ class Simulator {
     std::size_t head = 0;
     std::int64_t free_ns = 0;
   };
-  // The compute stream. Its work has milestones: buckets become ready, the backward pass ends, parts of the forward pass
-  // begin that need a bucket, the forward pass ends.
+  // The compute stream. Its work has milestones: buckets become ready, the backward pass ends, parts of the forward
+  // pass begin that need a bucket, the forward pass ends.
   struct Compute {
     std::int64_t time_ns = 0, work_ns = 0;  // so much work is done at that time
     std::int64_t codec_until_ns[2] = {};    // a codec runs until then: GPU, CPU

@@ -135,7 +135,8 @@ struct RandomPlan {
   static void fill(std::mt19937_64& random, Chain* chain) {
     chain->clear();
     for (std::uint64_t i = random() % 6; i > 0; --i) {
-      chain->push_back({static_cast<std::int64_t>(1 + random() % 2000), static_cast<std::uint8_t>(random() % (kLink + 2)), 0});
+      chain->push_back(
+          {static_cast<std::int64_t>(1 + random() % 2000), static_cast<std::uint8_t>(random() % (kLink + 2)), 0});
     }
   }
   std::vector<SimulatedBucket> buckets() const {

@@ -41,7 +41,8 @@ Result<std::vector<Located>> locate(const Plan& plan, const Job& job) {
                           job.name.c_str(), name.c_str());
       }
       if (seen[found->second]) {
-        return make_error(StatusCode::kMismatch, "%s: expected each tensor once, got \"%s\" again", place.c_str(), name.c_str());
+        return make_error(StatusCode::kMismatch, "%s: expected each tensor once, got \"%s\" again", place.c_str(),
+                          name.c_str());
       }
       seen[found->second] = true;
       bucket.tensors.push_back(found->second);
@@ -55,7 +56,8 @@ Result<std::vector<Located>> locate(const Plan& plan, const Job& job) {
                         job.name.c_str(), job.tensors[t].name.c_str());
     }
   }
-  std::stable_sort(located.begin(), located.end(), [](const Located& a, const Located& b) { return a.ready_ns < b.ready_ns; });
+  std::stable_sort(located.begin(), located.end(),
+                   [](const Located& a, const Located& b) { return a.ready_ns < b.ready_ns; });
   return located;
 }
 
@@ -63,7 +65,8 @@ Status check_levels(const Plan& plan, const Cluster& cluster) {
   const Topology topology = cluster.topology();
   bool same = plan.topology.levels.size() == topology.levels.size();
   for (std::size_t l = 0; same && l < topology.levels.size(); ++l) {
-    same = plan.topology.levels[l].name == topology.levels[l].name && plan.topology.levels[l].ranks == topology.levels[l].ranks;
+    same = plan.topology.levels[l].name == topology.levels[l].name &&
+           plan.topology.levels[l].ranks == topology.levels[l].ranks;
   }
   if (same) return {};
   return make_error(StatusCode::kMismatch, "plan: $.levels: expected those of cluster \"%s\"", cluster.name.c_str());
@@ -122,10 +125,12 @@ Result<Timeline> simulate_plan(const Plan& plan, const Job& job, const Cluster& 
       if (known.spec == bucket.codec) codec = &known;
     }
     if (codec == nullptr && bucket.option.encodes() > 0) {
-      return make_error(StatusCode::kMismatch, "%s.codec: expected a codec that cluster \"%s\" has times of, got \"%s\"",
-                        place.c_str(), cluster.name.c_str(), bucket.codec.c_str());
+      return make_error(StatusCode::kMismatch,
+                        "%s.codec: expected a codec that cluster \"%s\" has times of, got \"%s\"", place.c_str(),
+                        cluster.name.c_str(), bucket.codec.c_str());
     }
-    const Status checked = bucket.option.check(static_cast<int>(cluster.levels.size()), codec != nullptr && codec->traits.linear);
+    const Status checked =
+        bucket.option.check(static_cast<int>(cluster.levels.size()), codec != nullptr && codec->traits.linear);
     if (!checked.ok()) return checked.with_context(place);
     const BucketShape shape = {located[b].elems, tensors[first[b]].dtype, &sums, first[b],
                                first[b] + static_cast<int>(located[b].tensors.size()) - 1};
@@ -182,7 +187,10 @@ std::string timeline_to_text(const Timeline& timeline, const Plan& plan, int wid
       if (event.row != static_cast<int>(r)) continue;
       const int begin = std::min(column(event.start_ns), width - 1);
       const int end = std::max(begin + 1, std::min(column(event.end_ns), width));
-      const char mark = event.bucket >= 0 ? letter(event.bucket) : event.name == "backward" ? '=' : event.name == "forward" ? '>' : '+';
+      const char mark = event.bucket >= 0          ? letter(event.bucket)
+                        : event.name == "backward" ? '='
+                        : event.name == "forward"  ? '>'
+                                                   : '+';
       std::fill(cells.begin() + begin, cells.begin() + end, mark);
     }
     std::snprintf(line, sizeof(line), "%-*s %3.0f %% ", static_cast<int>(name_width), timeline.rows[r].c_str(),
@@ -191,7 +199,8 @@ std::string timeline_to_text(const Timeline& timeline, const Plan& plan, int wid
   }
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
     const PlanBucket& bucket = plan.buckets[b];
-    std::snprintf(line, sizeof(line), "%c %zu tensor%s, ", letter(static_cast<int>(b)), bucket.tensors.size(), bucket.tensors.size() == 1 ? "" : "s");
+    std::snprintf(line, sizeof(line), "%c %zu tensor%s, ", letter(static_cast<int>(b)), bucket.tensors.size(),
+                  bucket.tensors.size() == 1 ? "" : "s");
     text += line + bucket.tensors.front() + (bucket.tensors.size() > 1 ? " .. " + bucket.tensors.back() : "") + ": " +
             (bucket.option.encodes() > 0 ? bucket.codec + " " : "") + bucket.option.to_string(plan.topology) + "\n";
   }
