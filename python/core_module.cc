@@ -231,9 +231,7 @@ class PyEngine {
   std::string describe() const { return engine_->describe(); }
   std::string spec() const { return auto_ != nullptr ? auto_->summary() : engine_->options().to_spec(); }
   bool is_auto() const { return auto_ != nullptr; }
-  std::vector<std::string> take_news() {
-    return auto_ != nullptr ? auto_->take_news() : std::vector<std::string>();
-  }
+  std::vector<std::string> take_news() { return auto_ != nullptr ? auto_->take_news() : std::vector<std::string>(); }
   nb::object decision() const;
   double timeout_s() const { return engine_->options().timeout_s; }
   bool sends_buffers() const {

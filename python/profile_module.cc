@@ -94,8 +94,8 @@ void bind_profiles(nb::module_& m) {
       [] {
         nb::list settings;
         for (const cortado::AutoSetting& setting : cortado::auto_settings()) {
-          settings.append(nb::make_tuple(setting.spec, std::string(cortado::quality_name(setting.quality)),
-                                         setting.evidence));
+          settings.append(
+              nb::make_tuple(setting.spec, std::string(cortado::quality_name(setting.quality)), setting.evidence));
         }
         return settings;
       },

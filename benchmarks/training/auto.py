@@ -4,9 +4,10 @@
     python benchmarks/training/auto.py                                     # the whole sweep
     python benchmarks/training/auto.py --models mlp --rates 1gbit --workers 4
 
-In each run auto decides first (those steps are reported apart). Then all rivals are measured in rotation, and the fastest
-of them is chosen; then auto and that rival are measured again, in alternation. Runs are appended to auto.jsonl; auto.md is
-made from the latest run of each model, rate and number of workers (`--report-only`: made again, nothing measured).
+In each run auto decides first (those steps are reported apart). Then all rivals are measured in rotation, and the
+fastest of them is chosen; then auto and that rival are measured again, in alternation. Runs are appended to auto.jsonl;
+auto.md is made from the latest run of each model, rate and number of workers (`--report-only`: made again, nothing
+measured).
 """
 
 import argparse
@@ -27,13 +28,14 @@ ROOT = Path(__file__).resolve().parents[2]
 POWERSGD = [f"powersgd(rank={rank})" for rank in (1, 2, 4)]
 QUALITIES = ("safe", "balanced", "aggressive")
 LEGEND = """\
-Auto decides first: dense steps, links and codecs measured, some settings tried. Then every rival is measured in rotation
-and the fastest chosen, and then auto and that rival again, in alternation: "auto ms" and "best rival ms" are medians over
-rounds of a round's median step of that second set, and "auto / rival" is the median of the ratios of single rounds, with the
-least and the greatest. Rivals: DDP, the bf16 hook, each fixed setting that the quality level allows; at aggressive also
-PyTorch's PowerSGD hook at rank 1, 2, 4. Predicted: what the planner said of the chosen setting (and of dense) before it was
-tried; measured beside it: the median of its steps on trial. Error: share (L2) of gradient plus residual that a step of auto
-held back. Measuring: steps until the decision, and their time."""
+Auto decides first: dense steps, links and codecs measured, some settings tried. Then every rival is measured in
+rotation and the fastest chosen, and then auto and that rival again, in alternation: "auto ms" and "best rival ms"
+are medians over rounds of a round's median step of that second set, and "auto / rival" is the median of the ratios
+of single rounds, with the least and the greatest. Rivals: DDP, the bf16 hook, each fixed setting that the quality
+level allows; at aggressive also PyTorch's PowerSGD hook at rank 1, 2, 4. Predicted: what the planner said of the
+chosen setting (and of dense) before it was tried; measured beside it: the median of its steps on trial. Error:
+share (L2) of gradient plus residual that a step of auto held back. Measuring: steps until the decision, and their
+time."""
 HEADER = [
     "model",
     "link",
@@ -167,8 +169,8 @@ def write_report(records: list[dict], path: Path) -> Path:
         lines = [
             f"- runs: {mine[0]['started']} to {mine[-1]['started']}, commit {mine[-1]['commit']}",
             "- " + ", ".join(f"{key} {value}" for key, value in mine[-1]["machine"].items()),
-            f"- links: {mine[-1]['links'].replace(mine[-1]['rate'], 'the rate in the table')}; one thread a worker, pinned",
-            f"- {mine[-1]['timed']} timed steps a block after {mine[-1]['discard']} untimed (2 after 1 where a step takes"
+            f"- links: {mine[-1]['links'].replace(mine[-1]['rate'], 'shaped')}; one thread a worker, pinned",
+            f"- {mine[-1]['timed']} timed steps a block after {mine[-1]['discard']} untimed (2 after 1 where one takes"
             f" more than 2 s), {mine[-1]['choosing_rounds']} rounds to choose, {mine[-1]['rounds']} to compare",
             f"- auto slower than the best rival by more than 3 %: {len(slower)} of {len(mine)} runs",
             f"- predicted against measured step time, {len(errors)} settings tried: median error"

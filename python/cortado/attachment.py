@@ -77,9 +77,7 @@ class Attachment:
         self._agree_on_arguments()
         group = self._group
         version = f"torch {torch.__version__}"
-        return _core.Engine(
-            tensors, what, group, group.rank, group.world_size, group.name, self.takes_buffers, version
-        )
+        return _core.Engine(tensors, what, group, group.rank, group.world_size, group.name, self.takes_buffers, version)
 
     def _agree_on_arguments(self):
         own = struct.pack("<?q", self._grad_scaler is not None, self._check_interval)

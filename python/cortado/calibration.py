@@ -18,7 +18,7 @@ _BAR = 30
 
 
 def calibrate(group=None, *, codecs=None, budget_s=60.0, name="calibrated", progress=None):
-    """Measures the links and codecs that ``group`` (default: the whole world) has; returns a Cluster, equal on all ranks.
+    """Measures the links and codecs of ``group`` (default: the whole world); returns a Cluster, equal on all ranks.
 
     Call it on every rank, with nothing else running.
 
@@ -51,7 +51,9 @@ def main(arguments=None):
         " torchrun --nproc-per-node 4 -m cortado.calibrate -o cluster.json",
     )
     parser.add_argument("-o", "--output", required=True, metavar="CLUSTER", help="the file to write")
-    parser.add_argument("--backend", default="nccl" if torch.cuda.is_available() else "gloo", help="default: %(default)s")
+    parser.add_argument(
+        "--backend", default="nccl" if torch.cuda.is_available() else "gloo", help="default: %(default)s"
+    )
     parser.add_argument("--codec", action="append", metavar="SPEC", help="measure this one, again for more")
     parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="default: %(default)s")
     parser.add_argument("--name", default="calibrated", help="of the cluster, for reports")

@@ -25,8 +25,9 @@ def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, verbose=True
     """Makes ``ddp`` exchange its gradients as ``plan`` says; returns the state. Call it on every rank, before backward.
 
     plan: "auto" measures, decides, and goes on watching; "auto(quality=safe)", balanced (default) or aggressive says
-        what it may use (docs/auto.md). Or a codec string such as "acp(rank=4)" or "topk(density=0.01) | quant(bits=4)", a dict such as
-        {"codec": "acp", "rank": 4}, a Plan, or a path ending in .json of a file that holds such a dict or a plan.
+        what it may use (docs/auto.md). Or a codec string such as "acp(rank=4)" or
+        "topk(density=0.01) | quant(bits=4)", a dict such as {"codec": "acp", "rank": 4}, a Plan, or a path ending in
+        .json of a file that holds such a dict or a plan.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.

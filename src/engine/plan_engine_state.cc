@@ -249,10 +249,14 @@ EngineReport PlanEngine::report() const {
     if (squares.of_values > 0) tensor.relative_l2_error = std::sqrt(squares.of_differences / squares.of_values);
     sum_squares += squares.of_values;
     error_squares += squares.of_differences;
-    if (bucket.has_feedback) residual_squares += squares.of_differences;
+    if (message->residual_bytes() == 0) continue;
+    const PlanBucket& planned = schedule_->plan.buckets[static_cast<std::size_t>(place.bucket)];
+    const bool of_own_gradient = sums_factors(planned, static_cast<int>(schedule_->plan.topology.levels.size()));
+    const double unit = of_own_gradient ? 1 : communicator_->world_size();  // else of gradients divided by it
+    residual_squares += squares.of_differences * unit * unit;
   }
   if (sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
-  report.residual_l2 = std::sqrt(residual_squares) * communicator_->world_size();  // it is of gradients divided by it
+  report.residual_l2 = std::sqrt(residual_squares);
   if (last_payload_bytes_ > 0) {
     report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
   }
