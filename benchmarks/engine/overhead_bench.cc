@@ -120,9 +120,8 @@ struct Workload {
 };
 
 const std::vector<Workload> kWorkloads = {
-    {"none", "none"},
-    {"none, unfused", "none(bucket_cap_mib=0)"},
     {"cast(bf16)", "cast(bf16)"},
+    {"cast(bf16), unfused", "cast(bf16, bucket_cap_mib=0)"},
     {"topk(density=0.01)", "topk(density=0.01, start_step=0)"},
     {"sign(vote=majority)", "sign(vote=majority, start_step=0)"},
     {"acp(rank=4)", "acp(rank=4, start_step=0)"},

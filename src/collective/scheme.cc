@@ -279,10 +279,11 @@ Status SchemeRun::check_sizes() const {
   });
 }
 
-// At each collective, so that the error names who sent it.
+// At each collective, so that the error names who sent it. What is this rank's own, too: nobody may deliver what the
+// others refuse.
 Status SchemeRun::check_payloads() const {
   const OpKind kind = step().op.kind;
-  if (is_sum(kind) || is_root_of_broadcast() || (kind == OpKind::kGather && step().group_rank != 0)) return {};
+  if (is_sum(kind) || (kind == OpKind::kGather && step().group_rank != 0)) return {};
   const std::byte* payloads = payloads_[memory().payloads_after].data();
   return check_received([&](int rank, const Cell& cell, const Piece& piece, std::size_t entry) -> Status {
     if (cell.form != PayloadForm::kChecked) return {};

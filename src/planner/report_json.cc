@@ -45,7 +45,7 @@ Json timeline_json(const std::string& title, const Timeline& timeline, const Pla
   }
   object["events"] = Json::array();
   for (const TimelineEvent& event : timeline.events) {
-    object["events"].push_back({event.row, event.start_ns, event.end_ns, event.bucket, event.name});
+    object["events"].push_back(Json::array({event.row, event.start_ns, event.end_ns, event.bucket, event.name}));
   }
   object["labels"] = Json::array();
   for (const PlanBucket& bucket : plan.buckets) {
@@ -147,20 +147,25 @@ Result<std::string> report_to_html(const Plan& plan, const Job& job, const Clust
   for (const std::string& codec : codecs)
     data["about"] = data["about"].get<std::string>() + (codec == *codecs.begin() ? "" : ", ") + codec;
   data["step_ns"] = timeline.step_ns;
-  data["numbers"] = {{"step", milliseconds(timeline.step_ns)},
-                     {"dense", milliseconds(dense_timeline.step_ns)},
-                     {"faster than dense", ratio(dense_timeline.step_ns, timeline.step_ns)},
-                     {"lower bound", milliseconds(plan.lower_bound_ns)},
-                     {"planned in", milliseconds(plan.planner_ns)}};
+  data["numbers"] = Json::array();
+  const auto add_number = [&](const char* name, const std::string& value) {
+    data["numbers"].push_back(Json::array({name, value}));
+  };
+  add_number("step", milliseconds(timeline.step_ns));
+  add_number("dense", milliseconds(dense_timeline.step_ns));
+  add_number("faster than dense", ratio(dense_timeline.step_ns, timeline.step_ns));
+  add_number("lower bound", milliseconds(plan.lower_bound_ns));
+  add_number("planned in", milliseconds(plan.planner_ns));
   data["notes"] = plan.notes;
-  data["timelines"] = {timeline_json("Baseline: dense", dense_timeline, dense),
-                       timeline_json("This plan", timeline, plan)};
+  data["timelines"] = Json::array(
+      {timeline_json("Baseline: dense", dense_timeline, dense), timeline_json("This plan", timeline, plan)});
   if (measured != nullptr && !measured->events.empty()) {
     Json shown = measured_json(*measured);
-    data["numbers"].push_back({"measured step", milliseconds(shown["step_ns"].get<std::int64_t>())});
+    add_number("measured step", milliseconds(shown["step_ns"].get<std::int64_t>()));
     data["timelines"].push_back(std::move(shown));
   }
-  data["totals"] = {Json::array({"this plan", timeline.step_ns})};
+  data["totals"] = Json::array();
+  data["totals"].push_back(Json::array({"this plan", timeline.step_ns}));
   for (const auto& [name, step_ns] : explanation.totals) data["totals"].push_back(Json::array({name, step_ns}));
   data["tensors"] = tensors_json(plan, job, explanation);
 

@@ -114,7 +114,7 @@ def test_missing_files(tmp_path):
     assert cortado("plan", JOB, CLUSTER, "-o", tmp_path / "no" / "folder.json").returncode == 1
 
 
-# ---- the report -------------------------------------------------------------------------------------------------------
+# ---- the report ----
 
 
 def report(tmp_path, *arguments):
@@ -171,8 +171,12 @@ def test_the_report_draws_itself_in_a_browser(tmp_path, width):
       const elems = data.tensors.map((tensor) => tensor.elems);
       const rect = document.querySelector("rect.event");
       rect.dispatchEvent(new PointerEvent("pointermove", {clientX: 5, clientY: 5}));
-      document.body.dataset.result = JSON.stringify({marks, sorted: elems.every((e, i) => i === 0 || elems[i - 1] >= e),
-        tip: document.getElementById("tip").style.display, overflow: document.documentElement.scrollWidth - innerWidth});
+      document.body.dataset.result = JSON.stringify({
+        marks,
+        sorted: elems.every((e, i) => i === 0 || elems[i - 1] >= e),
+        tip: document.getElementById("tip").style.display,
+        overflow: document.documentElement.scrollWidth - innerWidth,
+      });
       </script></body>"""
     page = tmp_path / "checked.html"
     page.write_text(path.read_text().replace("</body>", check))

@@ -132,6 +132,9 @@ class Search {
   void finish() {
     result_.plan = local_.plan();
     result_.score = local_.best();
+    const bool encodes = std::any_of(result_.plan.begin(), result_.plan.end(),
+                                     [](const Placed& placed) { return placed.way->is_encoded; });
+    if (!encodes) result_.dense_ns = result_.score.step_ns;
     result_.bound = lower_bound(problem_.for_bounds(), result_.bound, result_.score.step_ns);
     result_.steps_done = local_.steps_done();
   }
