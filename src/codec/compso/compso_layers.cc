@@ -283,9 +283,9 @@ class LayersEncoder {
 
   // One pass over the values: codes are counted while they are made, and coded when a section is full.
   void quantise(const InputBlock& block, SectionEncoder* low_codes) {
-    const auto& [grid, dead_zone] = workspace_.plans[block.number];
+    const BlockGrid& grid = workspace_.plans[block.number].grid;
     Levels levels = levels_;
-    levels.dead_zone = dead_zone;
+    levels.dead_zone = workspace_.plans[block.number].dead_zone;
     std::uint8_t* low = workspace_.low + block.first_code;
     std::uint8_t* high = workspace_.high + block.first_code;
     if (std::isnan(grid.step)) {
