@@ -108,8 +108,10 @@ constexpr const char* kAboutWinners =
     "follow the standard forms of latency and bandwidth: 25 us a hop\n"
     "below 50 Gb/s, 10 us below 200, 5 us above, 20 ms between sites. Codec times are those of Espresso's released "
     "simulator (V100). A gain is\n"
-    "over the better of dense fp32 and 16 bits; *(none)*: below 3 %. The errors that codecs make are no part of this: "
-    "a row says what is fast, not what trains.\n"
+    "over the better of dense fp32 and 16 bits; *(none)*: below 3 %. A row says what is fast, not what trains: of one "
+    "encode of normally distributed\n"
+    "values the relative L2 error is 0.995 for randk (1 %), 0.957 for topk (1 %), 0.603 for sign (error feedback sends "
+    "the rest later), 3e-4 for the cast.\n"
     "\n"
     "## Clusters of 8 to 16,384 GPUs\n"
     "\n";
