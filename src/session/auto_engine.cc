@@ -535,10 +535,11 @@ Result<EngineState> AutoEngineImpl::save_state() {
     }
   }
   for (const auto& [t, carried] : carried_) {
+    const std::string& name = tensors_[t].name;
     auto tensor = std::find_if(state.tensors.begin(), state.tensors.end(),
-                               [&](const TensorState& s) { return s.name == tensors_[t].name; });
+                               [&name](const TensorState& s) { return s.name == name; });
     if (tensor == state.tensors.end()) {
-      state.tensors.push_back({.name = tensors_[t].name, .residual = {}, .basis = {}, .velocity = {}});
+      state.tensors.push_back({.name = name, .residual = {}, .basis = {}, .velocity = {}});
       tensor = state.tensors.end() - 1;
     }
     tensor->places.push_back(
