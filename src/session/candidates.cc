@@ -101,9 +101,13 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
     open[kind] = {};
     open_bytes[kind] = 0;
   };
+  std::int64_t ready_ns = -1;
   for (const JobTensor& tensor : job.tensors) {
     const int kind = is_compressed(tensor) ? 1 : 0;
-    if (open_bytes[kind] > 0 && open_bytes[kind] + tensor.size_bytes() > cap) close(kind);
+    // Buffers are summed as they are handed over: what was ready at the same time was one.
+    const bool is_full = codec == "none" ? tensor.ready_ns != ready_ns : open_bytes[kind] + tensor.size_bytes() > cap;
+    if (open_bytes[kind] > 0 && is_full) close(kind);
+    ready_ns = tensor.ready_ns;
     PlanBucket& bucket = open[kind];
     bucket.tensors.push_back(tensor.name);
     open_bytes[kind] += tensor.size_bytes();
