@@ -421,6 +421,10 @@ Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
   } else {
     carried_.clear();
   }
+  const EngineReport report = inner_->report();
+  non_finite_steps_ += report.non_finite_steps;
+  if (!report.last_non_finite.empty()) last_non_finite_ = report.last_non_finite + " of " + current().label;
+  for (int stage = 0; stage < kStageCount; ++stage) stage_ns_[stage] += report.stage_ns[stage];
   inner_ = std::move(made);
   current_ = candidate;
   return {};
@@ -481,6 +485,9 @@ EngineReport AutoEngineImpl::report() const {
   EngineReport report = inner_->report();
   report.spec = summary();
   report.steps = steps_;
+  report.non_finite_steps += non_finite_steps_;
+  if (report.last_non_finite.empty()) report.last_non_finite = last_non_finite_;
+  for (int stage = 0; stage < kStageCount; ++stage) report.stage_ns[stage] += stage_ns_[stage];
   if (measured_steps_ > 0) report.fallbacks.push_back({"", "auto: measuring", measured_steps_});
   return report;
 }
