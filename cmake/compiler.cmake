@@ -10,6 +10,10 @@ endif()
 # -g1: enough for backtraces and profiles, a fraction of the size and link time of -g.
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O3 -g1 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1 -fno-omit-frame-pointer")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  # With sanitizers clang 14 compiles kernels several times as fast as with -O1, and everything else no slower.
+  set(CMAKE_CXX_FLAGS_DEBUG "-O2 -g1 -fno-omit-frame-pointer")
+endif()
 
 find_program(CORTADO_CCACHE ccache)
 if(CORTADO_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)

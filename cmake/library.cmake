@@ -4,6 +4,13 @@ list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
 list(FILTER sources EXCLUDE REGEX "/src/cli/")
 list(FILTER sources EXCLUDE REGEX "/(mpi|nccl)_[^/]*$")
 
+# Files that are read and written once a run: most of their compile time is optimising nlohmann-json.
+if(CORTADO_SANITIZE)
+  set(json_sources ${sources})
+  list(FILTER json_sources INCLUDE REGEX "_json\\.cc$")
+  set_source_files_properties(${json_sources} PROPERTIES COMPILE_OPTIONS -O0)
+endif()
+
 add_library(cortado STATIC ${sources})
 add_library(cortado::cortado ALIAS cortado)
 cortado_target(cortado)

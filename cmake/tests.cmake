@@ -18,7 +18,8 @@ endif()
 
 # Tests that loop long themselves, and are worth optimising where the others are not.
 set_source_files_properties(src/codec/cast/cast_kernels_test.cc src/codec/lowrank/lowrank_kernels_test.cc
-                            src/codec/randk/randk_test.cc src/codec/rans/rans_test.cc PROPERTIES COMPILE_OPTIONS -O1)
+                            src/codec/randk/randk_test.cc src/codec/rans/rans_test.cc src/codec/topk/topk_test.cc
+                            PROPERTIES COMPILE_OPTIONS -O1)
 
 function(cortado_add_test_program name)
   add_executable(${name} ${ARGN})
@@ -32,13 +33,19 @@ function(cortado_add_test_program name)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE cortado hwy::hwy nlohmann_json::nlohmann_json GTest::gtest GTest::gtest_main)
   if(CORTADO_SANITIZE)
-    # One process a program: starting a sanitized process costs more than most tests.
-    add_test(NAME ${name} COMMAND ${test_launcher} $<TARGET_FILE:${name}> --gtest_brief=1
-             WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
-    set_tests_properties(
-      ${name}
-      PROPERTIES TIMEOUT 600 ENVIRONMENT
-                 "UBSAN_OPTIONS=print_stacktrace=1;ASAN_OPTIONS=detect_stack_use_after_return=1;TSAN_OPTIONS=halt_on_error=1")
+    # Few processes a program: starting a sanitized one costs more than most tests.
+    set(shards 3)
+    math(EXPR last "${shards} - 1")
+    foreach(shard RANGE ${last})
+      set(test ${name}_${shard})
+      add_test(NAME ${test} COMMAND ${test_launcher} $<TARGET_FILE:${name}> --gtest_brief=1
+               WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+      set_tests_properties(
+        ${test}
+        PROPERTIES
+          TIMEOUT 600 ENVIRONMENT
+          "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${shard};UBSAN_OPTIONS=print_stacktrace=1;ASAN_OPTIONS=detect_stack_use_after_return=1;TSAN_OPTIONS=halt_on_error=1")
+    endforeach()
   else()
     gtest_discover_tests(
       ${name}

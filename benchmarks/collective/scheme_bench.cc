@@ -3,10 +3,11 @@
 // What does an interpreted scheme cost over the same collectives, encodes and decodes called by hand?
 //
 // Four ranks (2 x 2) of one process, driven by one thread, so that processor time is all there is. Both ways work on
-// one message of one tensor and keep residuals where something is lost; both are timed in turn, round after round, and
-// the medians compared. First their results are compared, bit by bit.
+// one message of one tensor, keep residuals where something is lost, measure them, and guard payloads by a check; both
+// are timed in turn, round after round, and the medians compared. First their results are compared, bit by bit.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -16,6 +17,7 @@
 
 #include "benchmarks/codec/bench_program.h"
 #include "collective/scheme.h"
+#include "core/checksum.h"
 #include "core/philox.h"
 
 namespace cortado {
@@ -37,6 +39,7 @@ struct HandRank {
   std::int64_t elems = 0;
   std::vector<float> values, other, decoded, kept[2], fresh[2];
   std::vector<std::byte> sent, received, scratch;
+  double lost = 0;
   Communicator* running = nullptr;
   WorkId work = 0;
 
@@ -48,7 +51,12 @@ struct HandRank {
 
   TensorView part(float* data, std::int64_t count) const { return {data, DType::kFloat32, 1, count}; }
 
-  // Adds the residual, encodes, keeps what is lost.
+  // Of a payload and the check behind it.
+  std::uint64_t most_bytes(std::int64_t count) const {
+    return codec->max_payload_bytes(1, count, DType::kFloat32) + kPayloadCheckBytes;
+  }
+
+  // Adds the residual, encodes, keeps what is lost, puts the check behind it.
   std::uint64_t encode(float* input, std::int64_t count, std::int64_t at, int place, std::uint64_t step,
                        std::byte* payload) {
     float* kept_here = kept[place].data() + at;
@@ -57,10 +65,17 @@ struct HandRank {
     const std::uint64_t bytes = codec->encode(part(input, count), {.step = step}, {payload, room}, scratch).value();
     must(codec->decode({payload, bytes}, part(decoded.data(), count), scratch));
     float* fresh_here = fresh[place].data() + at;
-    for (std::int64_t i = 0; i < count; ++i) fresh_here[i] = input[i] - decoded[static_cast<std::size_t>(i)];
-    return bytes;
+    const SchemeCoder::Squares squares = take_differences(input, decoded.data(), count, fresh_here);
+    lost += squares.of_differences;
+    const auto check = static_cast<std::uint32_t>(checksum_64({payload, bytes}));
+    std::memcpy(payload + bytes, &check, kPayloadCheckBytes);
+    return bytes + kPayloadCheckBytes;
   }
-  void decode(std::span<const std::byte> payload, std::int64_t count, bool is_first, float* sum) {
+  void decode(std::span<const std::byte> sent, std::int64_t count, bool is_first, float* sum) {
+    const std::span<const std::byte> payload = sent.first(sent.size() - kPayloadCheckBytes);
+    std::uint32_t found = 0;
+    std::memcpy(&found, sent.data() + payload.size(), kPayloadCheckBytes);
+    if (found != static_cast<std::uint32_t>(checksum_64(payload))) std::abort();
     must(codec->decode(payload, part(is_first ? sum : decoded.data(), count), scratch));
     if (is_first) return;
     for (std::int64_t i = 0; i < count; ++i) sum[i] += decoded[static_cast<std::size_t>(i)];
@@ -116,7 +131,7 @@ std::vector<Phase> gathered() {
                              .elems = static_cast<std::int64_t>(bytes)});
           },
           [](HandRank& r, std::uint64_t) {
-            const std::uint64_t bytes = r.codec->max_payload_bytes(1, r.elems, DType::kFloat32);
+            const std::uint64_t bytes = r.most_bytes(r.elems);
             for (int i = 0; i < kRanks; ++i) {
               r.decode({r.received.data() + static_cast<std::uint64_t>(i) * bytes, bytes}, r.elems, i == 0,
                        r.values.data());
@@ -139,7 +154,7 @@ std::vector<Phase> exchanged() {
           },
           [](HandRank& r, std::uint64_t step) {
             const std::int64_t count = r.elems / kRanks;
-            const std::uint64_t bytes = r.codec->max_payload_bytes(1, count, DType::kFloat32);
+            const std::uint64_t bytes = r.most_bytes(count);
             float* own = r.values.data() + r.flat->rank() * count;
             for (int i = 0; i < kRanks; ++i) {
               r.decode({r.received.data() + static_cast<std::uint64_t>(i) * bytes, bytes}, count, i == 0, own);
@@ -152,7 +167,7 @@ std::vector<Phase> exchanged() {
           },
           [](HandRank& r, std::uint64_t) {
             const std::int64_t count = r.elems / kRanks;
-            const std::uint64_t bytes = r.codec->max_payload_bytes(1, count, DType::kFloat32);
+            const std::uint64_t bytes = r.most_bytes(count);
             for (int i = 0; i < kRanks; ++i) {
               r.decode({r.received.data() + static_cast<std::uint64_t>(i) * bytes, bytes}, count, true,
                        r.values.data() + i * count);
@@ -266,7 +281,7 @@ class Comparison {
       hand.kept[place].resize(elems);
       hand.fresh[place].resize(elems);
     }
-    const std::uint64_t bytes = 2 * codec_->max_payload_bytes(1, workload_.elems, DType::kFloat32);
+    const std::uint64_t bytes = 2 * hand.most_bytes(workload_.elems);
     hand.sent.resize(bytes);
     hand.received.resize(kRanks * bytes);
     hand.scratch.resize(codec_->scratch_bytes(1, workload_.elems, DType::kFloat32));
@@ -282,6 +297,7 @@ class Comparison {
 };
 
 int run(const BenchOptions& options) {
+  print_conditions(options);
   std::printf("%-26s %10s %14s %14s %9s\n", "scheme, 2 x 2 ranks", "values", "by hand [us]", "scheme [us]", "overhead");
   for (const Workload& workload : workloads()) {
     if (!options.wants(workload.name)) continue;

@@ -60,6 +60,15 @@ STUDIES = {
     "methods-1gbit": Study("Which method is fastest at 1 Gb/s?", EVALUATED),
     "methods-10gbit": Study("And at 10 Gb/s?", EVALUATED, rate="10gbit"),
     "methods-vgg": Study("And on a net whose gradient is large for its computing?", EVALUATED, model="vgg"),
+    "collectives": Study(
+        "What does a sum of payloads gain over a gather of them?",
+        [LIMIT, S_SGD]
+        + [
+            f"{codec} via {collective}"
+            for codec in ("cast(bf16)", "randk(density=0.01)", "sign(scale=none, vote=majority)", "acp(rank=4)")
+            for collective in ("all_reduce", "all_gather")
+        ],
+    ),
     "overlap": Study(
         "What does overlap with the backward pass gain?",
         [

@@ -7,6 +7,9 @@ Each rank has an `eth0` (a veth) that ends in a bridge in one more namespace; ht
 sending and receiving are both held to the rate, by real sockets under real congestion control. The
 command finds RANK, WORLD_SIZE, MASTER_ADDR and so on in its environment, as under torchrun.
 
+With `--machines M` the ranks are dealt out to M machines, neighbours together: those of a machine share
+an unshaped bridge, and each machine has one link of the rate to the others.
+
 Nothing is left behind: a guard process (`links_guard.py`) deletes the namespaces when the owner
 closes them, raises, or is killed, even by SIGKILL; namespaces of owners that died together with
 their guard are deleted at the next start.
@@ -17,6 +20,7 @@ Without root the ranks run on the loopback interface, unshaped; `Links.describe(
 import argparse
 import contextlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -30,6 +34,7 @@ from links_guard import delete_namespaces, ip, list_namespaces
 
 PREFIX = "cortado-"
 UNSHAPED = "unshaped"
+UPLINK = "uplink"  # of a machine
 CONGESTION_CONTROL = "cubic"
 FIFO_S = 0.05  # depth of the queue in front of the shaped link
 _serial = itertools.count()
@@ -66,12 +71,17 @@ def why_not_shaped() -> str | None:
 class Links:
     """`ranks` places to run a process in, joined by links of `rate`. A context manager.
 
+    With `machines` the links of `rate` are those between machines, one for each.
+
     Use it from the main thread: a process started by `popen` is killed when the thread that
     started it ends.
     """
 
-    def __init__(self, ranks: int, rate: str = UNSHAPED):
+    def __init__(self, ranks: int, rate: str = UNSHAPED, machines: int | None = None):
+        if machines is not None and (machines < 2 or ranks % machines):
+            raise ValueError(f"{ranks} ranks on {machines} machines: expected 2 or more, with equally many ranks each")
         self.ranks = ranks
+        self.machines = machines
         self.rate = rate
         self.bits_per_s = parse_rate_bits_per_s(rate)
         self.why_loopback = why_not_shaped()
@@ -92,6 +102,8 @@ class Links:
             asked = "" if self.bits_per_s is None else f"; {self.rate} was asked for"
             return f"loopback, NOT shaped ({self.why_loopback}{asked})"
         speed = "unshaped" if self.bits_per_s is None else f"{self.rate} each way (htb)"
+        if self.machines is not None:
+            speed = f"{self.machines} machines of unshaped links, the link of each to the others {speed}"
         return f"one network namespace a worker, {speed}, TCP {CONGESTION_CONTROL}"
 
     def namespace(self, rank: int) -> str:
@@ -100,6 +112,23 @@ class Links:
     @property
     def _hub(self) -> str:
         return f"{self.prefix}hub"
+
+    def _bridge_of(self, rank: int) -> str:
+        """The namespace of the bridge that a rank is plugged into."""
+        return self._hub if self.machines is None else self._machine(rank // (self.ranks // self.machines))
+
+    def _machine(self, machine: int) -> str:
+        return f"{self.prefix}m{machine}"
+
+    def sent_between_machines(self) -> tuple[int, int]:
+        """Bytes and packets that all machines have sent to others so far. A packet may be as large as 64 KB: the
+        kernel cuts it later, or never."""
+        total_bytes = total_packets = 0
+        for machine in range(self.machines or 0):
+            shown = _ip("-n", self._machine(machine), "-s", "-j", "link", "show", "dev", UPLINK)
+            sent = json.loads(shown)[0]["stats64"]["tx"]
+            total_bytes, total_packets = total_bytes + sent["bytes"], total_packets + sent["packets"]
+        return total_bytes, total_packets
 
     def address(self, rank: int) -> str:
         return f"10.77.0.{rank + 1}" if self.namespaced else "127.0.0.1"
@@ -125,7 +154,7 @@ class Links:
 
     def cut(self, rank: int) -> None:
         """Takes the cable out: nothing reaches the rank any more, and nothing tells it so."""
-        _ip("-n", self._hub, "link", "set", f"port{rank}", "down")
+        _ip("-n", self._bridge_of(rank), "link", "set", f"port{rank}", "down")
 
     def __enter__(self) -> "Links":
         if not self.namespaced:
@@ -168,24 +197,39 @@ class Links:
             raise RuntimeError("the process that guards the network namespaces did not start")
 
     def _make_namespaces(self) -> None:
-        _ip("netns", "add", self._hub)
-        _sysctl(self._hub, "net.ipv6.conf.all.disable_ipv6=1")
-        _ip("-n", self._hub, "link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
-        _ip("-n", self._hub, "link", "set", "br0", "up")
+        self._add_bridge(self._hub)
+        for machine in range(self.machines or 0):
+            self._add_machine(machine)
         for rank in range(self.ranks):
             self._add_rank(rank)
 
+    def _add_bridge(self, name: str) -> None:
+        _ip("netns", "add", name)
+        _sysctl(name, "net.ipv6.conf.all.disable_ipv6=1")
+        _ip("-n", name, "link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
+        _ip("-n", name, "link", "set", "br0", "up")
+
+    def _add_machine(self, machine: int) -> None:
+        name, port = self._machine(machine), f"machine{machine}"
+        self._add_bridge(name)
+        _ip("-n", name, "link", "add", UPLINK, "type", "veth", "peer", "name", port, "netns", self._hub)
+        _ip("-n", name, "link", "set", UPLINK, "master", "br0", "up")
+        _ip("-n", self._hub, "link", "set", port, "master", "br0", "up")
+        if self.bits_per_s is not None:
+            _shape(name, UPLINK, self.bits_per_s)
+            _shape(self._hub, port, self.bits_per_s)
+
     def _add_rank(self, rank: int) -> None:
-        name, port = self.namespace(rank), f"port{rank}"
+        name, port, hub = self.namespace(rank), f"port{rank}", self._bridge_of(rank)
         _ip("netns", "add", name)
         _sysctl(name, "net.ipv6.conf.all.disable_ipv6=1", "net.ipv4.tcp_no_metrics_save=1")
-        peer = ["peer", "name", port, "netns", self._hub]
+        peer = ["peer", "name", port, "netns", hub]
         mac = ["address", _mac(rank)]
         _ip("-n", name, "link", "add", "eth0", *mac, "type", "veth", *peer)
         _ip("-n", name, "address", "add", f"{self.address(rank)}/24", "dev", "eth0")
         _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", name, "link", "set", "eth0", "up")
-        _ip("-n", self._hub, "link", "set", port, "master", "br0", "up")
+        _ip("-n", hub, "link", "set", port, "master", "br0", "up")
         for other in range(self.ranks):  # static, so that ARP is no part of a measurement
             if other != rank:
                 entry = [self.address(other), "lladdr", _mac(other), "nud", "permanent"]
@@ -193,9 +237,9 @@ class Links:
         # On the route, since a namespace may not set its own default: the host's would hold.
         route = ["10.77.0.0/24", "dev", "eth0", "src", self.address(rank)]
         _ip("-n", name, "route", "change", *route, "congctl", CONGESTION_CONTROL)
-        if self.bits_per_s is not None:
+        if self.bits_per_s is not None and self.machines is None:
             _shape(name, "eth0", self.bits_per_s)
-            _shape(self._hub, port, self.bits_per_s)
+            _shape(hub, port, self.bits_per_s)
 
 
 def delete_stale_namespaces() -> None:
@@ -214,10 +258,11 @@ def _start_ticks(pid: int) -> str:
         return "0"
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments: str) -> str:
     done = ip(*arguments)
     if done.returncode:
         raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def _sysctl(namespace: str, *settings: str) -> None:
@@ -252,6 +297,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="run a command on every rank over shaped links")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rate", default=UNSHAPED, help="100mbit, 200mbit, 1gbit, unshaped")
+    parser.add_argument("--machines", type=int, help="the rate is that of each machine's link; default: of each rank's")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND ...")
     arguments = parser.parse_args()
     command = arguments.command[arguments.command[:1] == ["--"] :]
@@ -260,7 +306,7 @@ def main() -> int:
     from launch import run_ranks  # here, because launch.py imports this file
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with Links(arguments.ranks, arguments.rate) as links:
+    with Links(arguments.ranks, arguments.rate, arguments.machines) as links:
         print(f"links: {links.describe()}", file=sys.stderr)
         return run_ranks(links, command)
 

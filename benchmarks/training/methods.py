@@ -12,7 +12,9 @@
 | `ddp-tuned` | `ddp` with the fastest of several bucket sizes; `speed.py` only |
 | anything else | a codec string for `cortado.attach` |
 
-` @ 4` after a name sets DDP's `bucket_cap_mb` to 4 MiB. The parsing here needs no torch.
+` @ 4` after a name sets DDP's `bucket_cap_mb` to 4 MiB. ` via all_gather` after a codec string makes a plan of it:
+buckets of 25 MiB that are encoded, exchanged by that collective among all ranks, and decoded; `via all_reduce` sums
+what is encoded. The parsing here needs no torch.
 """
 
 import contextlib
@@ -24,6 +26,7 @@ NO_COMMUNICATION = "no-communication"
 TUNED = "ddp-tuned"
 BASELINES = (NO_COMMUNICATION, "ddp", "bf16", "fp16", "powersgd", "powersgd-batched", "torch-acp", TUNED)
 ONE_BUCKET_MIB = 4096
+PLAN_BUCKET_BYTES = 25 * 2**20
 DDP_FLAGS = {"gradient_as_bucket_view": True, "init_sync": False}
 
 
@@ -35,6 +38,7 @@ class Method:
     codec: str
     rank: int
     bucket_cap_mib: float | None  # None: DDP's default
+    via: str = ""  # a collective: the codec's payloads travel as a plan says
 
     @property
     def is_baseline(self) -> bool:
@@ -46,6 +50,9 @@ class Method:
 
 
 def parse_method(name: str) -> Method:
+    name, _, via = (part.strip() for part in name.partition(" via "))
+    if via not in ("", "all_gather", "all_reduce"):
+        raise ValueError(f"method {name!r} via {via!r}: expected all_gather or all_reduce")
     spec, _, cap = (part.strip() for part in name.partition("@"))
     codec = spec.partition("(")[0].strip()
     rank = re.search(r"\brank\s*=\s*(\d+)", spec)
@@ -53,7 +60,7 @@ def parse_method(name: str) -> Method:
     if not codec or (codec in BASELINES and not baseline_form):
         raise ValueError(f"method {name!r}: expected for example powersgd(rank=4) or acp(rank=4)")
     cap_mib = float(cap) if cap else ONE_BUCKET_MIB if codec.startswith("powersgd") else None
-    return Method(spec, codec, int(rank[1]) if rank else 4, cap_mib)
+    return Method(spec, codec, int(rank[1]) if rank else 4, cap_mib, via)
 
 
 def require_cortado(names: list[str]) -> None:
@@ -122,7 +129,7 @@ def _attach(ddp, method: Method):
     if not method.is_baseline:
         import cortado
 
-        return cortado.attach(ddp, method.name)
+        return cortado.attach(ddp, _plan_of(ddp, method) if method.via else method.name)
     state, hook = {
         "bf16": lambda: (baselines.CastState(torch.bfloat16), baselines.cast_hook),
         "fp16": lambda: (baselines.CastState(torch.float16), baselines.cast_hook),
@@ -132,6 +139,29 @@ def _attach(ddp, method: Method):
     }[method.codec]()
     ddp.register_comm_hook(state, hook)
     return state
+
+
+def _plan_of(ddp, method: Method) -> dict:
+    """Buckets of the last parameters first, as the backward pass has them."""
+    import torch.distributed as dist
+
+    buckets, bucket_bytes = [], 0
+    for name, parameter in reversed(list(ddp.module.named_parameters())):
+        if not buckets or bucket_bytes + 4 * parameter.numel() > PLAN_BUCKET_BYTES:
+            buckets.append([])
+            bucket_bytes = 0
+        buckets[-1].append(name)
+        bucket_bytes += 4 * parameter.numel()
+    option = [
+        {"op": "encode", "device": "cpu"},
+        {"op": method.via, "levels": ["all"]},
+        {"op": "decode", "device": "cpu"},
+    ]
+    return {
+        "format": "cortado.plan/1",
+        "levels": [{"name": "all", "ranks": dist.get_world_size()}],
+        "buckets": [{"tensors": names, "codec": method.name, "option": option} for names in buckets],
+    }
 
 
 def _elems(wrapped: Wrapped) -> int:

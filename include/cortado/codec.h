@@ -57,6 +57,14 @@ struct SumForm {
   std::uint64_t header_bytes = 0;
   DType dtype = DType::kFloat32;
   std::int64_t elems = 0;
+  int max_terms = 1 << 30;  // so many may be added
+  bool is_payload = true;   // false: another form of a payload, made by to_sum_form() and decoded by decode_sum()
+};
+
+// Of a sum form that is no payload: how many shall be added in all, and how many have been.
+struct SumTerms {
+  int planned = 1;
+  int added = 1;
 };
 
 struct CodecRow;
@@ -92,6 +100,12 @@ class Codec {
     (void)rows, (void)cols, (void)dtype;
     return std::nullopt;
   }
+  // Of float32 tensors, where the sum form is not the payload: `form` has its elems. Both may use `values`, as many as
+  // the tensor has. What codes of `planned` terms have no room for is cut off.
+  virtual Status to_sum_form(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols, int planned,
+                             std::span<std::byte> form, std::span<float> values) const;
+  // The sum of the tensors; of a majority vote the sign of the sum of signs times the sum of magnitudes.
+  virtual Status decode_sum(std::span<const std::byte> form, SumTerms terms, TensorView output) const;
 
   // What becomes of the decoded tensors of all ranks: their mean, or the sign of the sum of their signs (0 at a tie)
   // times the mean of their magnitudes.

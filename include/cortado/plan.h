@@ -15,7 +15,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,12 +22,9 @@
 #include "cortado/option.h"
 #include "cortado/status.h"
 #include "cortado/topology.h"
+#include "cortado/unknown_fields.h"
 
 namespace cortado {
-
-// Fields that this version does not know, kept as they were read: JSON pointer from the plan or the bucket they belong
-// to ("/searched", "/option/0/cost_ns") -> JSON text.
-using UnknownFields = std::map<std::string, std::string>;
 
 // Tensors that travel in one message.
 struct PlanBucket {

@@ -3,9 +3,19 @@
 // The planner: options, and what it makes of them. Pure: no clock, no files, no device; any thread may call it.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "cortado/cluster.h"
+#include "cortado/job.h"
 #include "cortado/option.h"
+#include "cortado/plan.h"
+#include "cortado/status.h"
+#include "cortado/trace.h"
 
 namespace cortado {
 
@@ -21,5 +31,97 @@ struct OptionSpace {
 // Distinct, each one passes Option::check(), the plain ones first. With two levels, both devices and rooted
 // collectives 4341; with one device 174, and 54 without rooted ones.
 std::vector<Option> generate_options(const OptionSpace& space);
+
+// ---- plans ---------------------------------------------------------------------------------------------------------
+
+// What a plan must keep to. Errors are relative L2 errors as the job file has them measured; an option that encodes a
+// tensor several times counts as many times the codec's error. A codec without a measured error of a tensor is no
+// candidate for it where a limit of errors is set.
+struct PlannerConstraints {
+  std::vector<std::string> allowed_codecs = {};       // specifications; empty: all codecs of the cluster file
+  std::optional<int> max_lossy_passes = {};           // encodes of a tensor that lose something
+  std::optional<std::int64_t> max_memory_bytes = {};  // on a rank: residuals and the payloads of all buckets
+  std::optional<double> max_tensor_error = {};        // of each tensor
+  std::optional<double> max_total_error = {};  // of the whole gradient; needs each tensor's rms, or takes all as equal
+  std::int64_t search_steps = 0;               // simulated operations to spend; 0: by the size of the job
+};
+
+// The fastest plan that was found. Deterministic; `planner_ns` is left to the caller. Errors name what is wrong in job,
+// cluster or constraints.
+//
+// `strategy`: "cortado", or one of the comparators, each with the fusion that suits it best:
+//   dense                  nothing is encoded
+//   bf16                   every tensor cast to 16 bits (cast(fp16) where the cluster file has no times of cast(bf16))
+//   compress_all           every tensor encoded, each by the option that takes least time by itself
+//   myopic                 each tensor by the option that takes least time by itself
+//   gpu_only, cpu_only     Espresso's Algorithm 1 with options of one device
+//   espresso               Espresso's Algorithms 1 and 2, with the best of the allowed codecs
+//   hitopk_like, byteps_compress_like, hipress_like   one fixed option, as this project reads those systems:
+//     reduce_scatter@intra encode@gpu all_gather@inter decode@gpu all_gather@intra
+//     reduce_scatter@intra encode@cpu all_to_all@inter decode@cpu encode@cpu all_gather@inter decode@cpu
+//     all_gather@intra the latter on the GPU, for tensors whose own time falls
+Result<Plan> make_plan(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints,
+                       std::string_view strategy = "cortado");
+
+std::vector<std::string> planner_strategies();
+
+// ---- what a plan would do ------------------------------------------------------------------------------------------
+
+// One thing that something is busy with.
+struct TimelineEvent {
+  std::int64_t start_ns = 0, end_ns = 0;
+  int row = 0;
+  int bucket = -1;     // of the plan; -1: the compute stream
+  int operation = -1;  // of the bucket's option; copies have that of the operation they are for; -1: compute stream
+  std::string name;    // "encode", "copy", "all_gather"; "backward", "optimizer", "forward"
+};
+
+struct Timeline {
+  std::int64_t step_ns = 0;           // from the start of a backward pass to the start of the next one
+  std::vector<std::string> rows;      // "compute", "gpu codec", "cpu codec", "device to host", "host to device", levels
+  std::vector<TimelineEvent> events;  // by row and time
+};
+
+// Simulates one step. Refuses plans that are not of this job (tensors missing, unknown or twice) or cluster (levels),
+// or that need times the cluster file does not have.
+Result<Timeline> simulate_plan(const Plan& plan, const Job& job, const Cluster& cluster);
+
+// One line a row, `width` characters for the step; buckets by letter, with what they are below.
+std::string timeline_to_text(const Timeline& timeline, const Plan& plan, int width = 100);
+
+// For chrome://tracing and Perfetto.
+std::string timeline_to_trace(const Timeline& timeline, const Plan& plan);
+
+// ---- why -----------------------------------------------------------------------------------------------------------
+
+// How else a bucket could go, all others as they are.
+struct ExplainedWay {
+  std::string codec;          // "none": without encoding
+  Option option;              // the best one with that codec
+  std::int64_t step_ns = -1;  // -1: the codec has no candidate for the bucket
+  std::string reason;         // why it was not chosen
+};
+
+struct ExplainedBucket {
+  std::int64_t own_ns = 0;           // what the bucket takes by itself
+  std::int64_t gain_ns = 0;          // by how much the step would be longer, went this bucket without encoding
+  std::vector<ExplainedWay> others;  // best first: the runner-up
+};
+
+struct Explanation {
+  std::int64_t step_ns = 0;
+  std::vector<std::pair<std::string, std::int64_t>> totals;  // step times of comparators and bounds; -1: not possible
+  std::vector<ExplainedBucket> buckets;                      // as those of the plan
+};
+
+// Takes longer than planning: every comparator runs. For plans whose buckets are neighbours, as make_plan()'s are.
+Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster& cluster,
+                                 const PlannerConstraints& constraints);
+std::string explanation_to_text(const Explanation& explanation, const Plan& plan);
+
+// One self-contained page: the timelines of the best dense plan and of this one, and of a measured trace if there is
+// one; totals; every tensor. `explanation` is of this plan.
+Result<std::string> report_to_html(const Plan& plan, const Job& job, const Cluster& cluster,
+                                   const Explanation& explanation, const Trace* measured = nullptr);
 
 }  // namespace cortado

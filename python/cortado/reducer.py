@@ -161,10 +161,9 @@ class Reducer(Attachment):
                 missing.append((index, torch.zeros_like(self._templates[index], device="cpu")))
                 self._carrier.add(*missing[-1])
         self._carrier.flush()
-        self._used.start(given is not None for given in self._given)
-        self._engine.finish_step()
+        self._finish_step()
         self._carrier.deliver()
-        used = self._used.wait(self._engine.timeout_s)
+        used = self._used.gather([given is not None for given in self._given], self._engine.timeout_s)
         for index, mean in missing:
             if used[index]:
                 self._parameters[index].grad = mean
@@ -290,20 +289,19 @@ def _split_into_buckets(parameters):
 
 
 class _UsedTensors:
-    """Which tensors some rank has a gradient for. One byte a tensor, gathered beside the engine's own messages."""
+    """Which tensors some rank has a gradient for. One byte a tensor, gathered once the engine's messages have ended:
+    where among them it would come otherwise is not the same on all ranks."""
 
     def __init__(self, group, count):
         self._group = group
         self._own = torch.empty(count, dtype=torch.uint8)
         self._all = torch.empty(group.world_size, count, dtype=torch.uint8)
 
-    def start(self, is_used):
-        self._own.copy_(torch.tensor(list(is_used), dtype=torch.uint8))
+    def gather(self, is_used, timeout_s):
+        self._own.copy_(torch.tensor(is_used, dtype=torch.uint8))
         count, sent, received = self._own.numel(), self._own.data_ptr(), self._all.data_ptr()
-        self._group.start("used tensors", "all_gather", BYTE_CODE, sent, received, count, 0, None, None)
-
-    def wait(self, timeout_s):
         try:
+            self._group.start("used tensors", "all_gather", BYTE_CODE, sent, received, count, 0, None, None)
             self._group.wait("used tensors", timeout_s)
         except (RuntimeError, TimeoutError) as error:
             raise PeerError(str(error), "peer failed") from error

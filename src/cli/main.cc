@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/calibrate_command.h"
 #include "cli/codec_commands.h"
 #include "cli/option_list.h"
+#include "cli/plan_commands.h"
 #include "cli/trace_command.h"
 #include "cortado/version.h"
 
@@ -25,6 +27,11 @@ constexpr const char* kFooter =
     "  cortado codec compress --codec sign gradient.npy -o gradient.crtf\n"
     "  cortado codec inspect gradient.crtf      what every byte of it is\n"
     "  cortado codec decompress gradient.crtf -o back.npy\n"
+    "  cortado plan job.json cluster.json -o plan.json --explain\n"
+    "                                           how each gradient should travel, and why\n"
+    "  cortado simulate plan.json job.json cluster.json\n"
+    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
+    "                                           what links and codecs take here\n"
     "  cortado options --count                  ways in which a tensor can travel over two levels\n"
     "  cortado trace trace.json --summary stage where the time of recorded steps went\n"
     "\n"
@@ -77,7 +84,11 @@ constexpr const char* kBenchFooter =
 
 constexpr const char* kOptionsFooter =
     "Examples:\n"
+    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
+    "                                           what links and codecs take here\n"
     "  cortado options --count                           4341: two levels, both devices, all routines\n"
+    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
+    "                                           what links and codecs take here\n"
     "  cortado options --count --device gpu --no-rooted  54\n"
     "  cortado options --levels 1 --allow \"topk(density=0.01)\"\n"
     "  cortado options --levels 3 --device cpu --json    one JSON object a line; \"option\" is as plans have it\n"
@@ -100,6 +111,85 @@ void add_input_options(CLI::App* command, InputOptions* options) {
       ->allow_extra_args(false)
       ->check(CLI::NonNegativeNumber)
       ->type_name("N,N");
+}
+
+constexpr const char* kCalibrateFooter =
+    "Examples:\n"
+    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
+    "  mpirun -n 8 cortado calibrate -o cluster.json --budget 20 --codec \"topk(density=0.01)\"\n"
+    "  torchrun --nproc-per-node 8 -m cortado.calibrate -o cluster.json\n"
+    "                                           the same over the process group that training has\n"
+    "\n"
+    "Let nothing else run meanwhile. The file is for these machines and this communicator only.\n";
+
+constexpr const char* kPlanFooter =
+    "Examples:\n"
+    "  cortado plan job.json cluster.json -o plan.json --explain\n"
+    "  cortado plan job.json cluster.json --allow \"randk(density=0.01)\" --allow \"cast(fp16)\"\n"
+    "  cortado plan job.json cluster.json --strategy espresso\n"
+    "  cortado plan job.json cluster.json --html report.html\n"
+    "\n"
+    "Errors are relative L2 errors as the job file has them measured. docs/planner.md says what is\n"
+    "modelled and what is not.\n";
+
+constexpr const char* kSimulateFooter =
+    "Example:\n"
+    "  cortado simulate plan.json job.json cluster.json --trace trace.json\n"
+    "\n"
+    "One row for everything that can be busy, one letter a bucket. The trace opens in\n"
+    "chrome://tracing and Perfetto.\n";
+
+void add_plan_command(CLI::App* plan, PlanOptions* options) {
+  PlannerConstraints& limits = options->constraints;
+  plan->add_option("JOB", options->job_path, "cortado.job/1: the tensors and when they are ready")->required();
+  plan->add_option("CLUSTER", options->cluster_path, "cortado.cluster/1: what links and codecs take")->required();
+  plan->add_option("-o,--output", options->plan_path, "the plan to write")->type_name("PLAN");
+  plan->add_option("--allow", limits.allowed_codecs,
+                   "a codec that may be used, again for more; else all that were measured")
+      ->type_name("SPEC")
+      ->allow_extra_args(false);
+  plan->add_option("--strategy", options->strategy, "cortado, or a way to choose to compare with")
+      ->check(CLI::IsMember(planner_strategies()))
+      ->type_name("NAME");
+  plan->add_option("--max-passes", limits.max_lossy_passes, "most encodes of a tensor that lose something")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  plan->add_option("--max-memory-bytes", limits.max_memory_bytes, "most memory of residuals and payloads on a rank")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  plan->add_option("--max-tensor-error", limits.max_tensor_error, "most relative L2 error of each tensor")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("X");
+  plan->add_option("--max-total-error", limits.max_total_error, "most relative L2 error of the whole gradient")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("X");
+  plan->add_flag("--explain", options->explain, "every bucket: what was chosen, gained, and why not otherwise");
+  plan->add_option("--html", options->html_path, "write a report: one page with timelines and a table")
+      ->type_name("REPORT");
+  plan->add_option("--measured", options->trace_path, "a trace of the engine (cortado.trace/1), shown in the report")
+      ->type_name("TRACE");
+  plan->footer(kPlanFooter);
+}
+
+void add_simulate_command(CLI::App* simulate, SimulateOptions* options) {
+  simulate->add_option("PLAN", options->plan_path, "cortado.plan/1")->required();
+  simulate->add_option("JOB", options->job_path, "cortado.job/1")->required();
+  simulate->add_option("CLUSTER", options->cluster_path, "cortado.cluster/1")->required();
+  simulate->add_option("--trace", options->trace_path, "write a Chrome trace")->type_name("TRACE");
+  simulate->add_option("--width", options->width, "columns of the text")->check(CLI::Range(10, 1000))->type_name("N");
+  simulate->footer(kSimulateFooter);
+}
+
+void add_calibrate_command(CLI::App* calibrate, CalibrateCommand* command) {
+  calibrate->add_option("-o,--output", command->cluster_path, "the file to write")->required()->type_name("CLUSTER");
+  calibrate->add_option("--codec", command->codecs, "measure this one, again for more; else those that auto knows")
+      ->type_name("SPEC")
+      ->allow_extra_args(false);
+  calibrate->add_option("--budget", command->budget_s, "about how long it may take; 60 if not given")
+      ->check(CLI::PositiveNumber)
+      ->type_name("SECONDS");
+  calibrate->add_option("--name", command->name, "of the cluster, for reports")->type_name("NAME");
+  calibrate->footer(kCalibrateFooter);
 }
 
 int run(int argc, char** argv) {
@@ -182,6 +272,16 @@ int run(int argc, char** argv) {
   trace->add_option("--chrome", shown.chrome_path, "write it for Chrome or Perfetto")->type_name("OUT");
   trace->footer(kTraceFooter);
 
+  CLI::App* calibrate = app.add_subcommand("calibrate", "measure what links and codecs take, on all ranks of mpirun");
+  CalibrateCommand calibrated;
+  add_calibrate_command(calibrate, &calibrated);
+  CLI::App* plan = app.add_subcommand("plan", "how each gradient should travel, for a job on a cluster");
+  PlanOptions planned;
+  add_plan_command(plan, &planned);
+  CLI::App* simulate = app.add_subcommand("simulate", "what a plan would do, as a timeline");
+  SimulateOptions simulated;
+  add_simulate_command(simulate, &simulated);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -195,6 +295,9 @@ int run(int argc, char** argv) {
   if (bench->parsed()) return bench_codecs(measured);
   if (options->parsed()) return list_options(listed);
   if (trace->parsed()) return show_trace(shown);
+  if (calibrate->parsed()) return calibrate_cluster(calibrated);
+  if (plan->parsed()) return make_plan_file(planned);
+  if (simulate->parsed()) return simulate_plan_file(simulated);
   // A command is missing: show those there are. (require_subcommand would say the same of one that is misspelt.)
   std::fputs((codec->parsed() ? codec->help("cortado") : app.help()).c_str(), stderr);
   return kBadCommandLine;

@@ -152,7 +152,8 @@ TEST_P(Conformance, RoundTripKeepsWhatTheTraitsPromise) {
 }
 
 TEST_P(Conformance, PayloadsHaveTheSizeAndTheSumThatTraitsPromise) {
-  EXPECT_EQ(codec_->sum_form(8, 8, DType::kFloat32).has_value(), row_.traits.linear && row_.traits.rounds == 1);
+  const std::optional<SumForm> of_matrix = codec_->sum_form(8, 8, DType::kFloat32);
+  EXPECT_EQ(of_matrix.has_value() && of_matrix->is_payload, row_.traits.linear && row_.traits.rounds == 1);
   for_each_case([&](Shape shape, DType dtype) {
     const std::int64_t elems = shape.rows * shape.cols;
     const std::vector<std::byte> payload = encode(make_values(dtype, elems, false, 1), shape, dtype);
@@ -162,7 +163,7 @@ TEST_P(Conformance, PayloadsHaveTheSizeAndTheSumThatTraitsPromise) {
       EXPECT_EQ(payload.size(), max_bytes);
     }
     const std::optional<SumForm> form = codec_->sum_form(shape.rows, shape.cols, dtype);
-    if (!form.has_value()) return;
+    if (!form.has_value() || !form->is_payload) return;
     const std::size_t header = form->header_bytes;
     ASSERT_EQ(header + static_cast<std::size_t>(form->elems) * dtype_bytes(form->dtype), max_bytes);
     EXPECT_TRUE(std::equal(payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(header), other.begin()));
@@ -186,6 +187,42 @@ TEST_P(Conformance, PayloadsHaveTheSizeAndTheSumThatTraitsPromise) {
       EXPECT_NEAR(ab[i], a[i] + b[i], 2 * unit * (1 + std::fabs(a[i]) + std::fabs(b[i]))) << i;
     }
   });
+}
+
+// Two tensors that fit the codes of as many terms.
+TEST_P(Conformance, SumFormsAddUpToTheSumOfTheTensors) {
+  for (const Shape& shape : kShapes) {
+    const std::optional<SumForm> form = codec_->sum_form(shape.rows, shape.cols, DType::kFloat32);
+    if (!form.has_value() || form->is_payload) return;
+    const std::int64_t elems = shape.rows * shape.cols;
+    std::vector<std::byte> sum(static_cast<std::size_t>(form->elems)), part = sum;
+    std::vector<float> values(static_cast<std::size_t>(elems)), expected = values, magnitudes = values;
+    ASSERT_EQ(form->dtype, DType::kUint8);
+    for (const int terms : {1, 2}) {
+      const std::vector<std::byte> input =
+          make_values(DType::kFloat32, elems, false, static_cast<std::uint64_t>(terms));
+      const std::vector<std::byte> payload = encode(input, shape, DType::kFloat32);
+      ASSERT_TRUE(codec_->to_sum_form(payload, shape.rows, shape.cols, 2, part, values).ok());
+      for (std::size_t i = 0; i < sum.size(); ++i) {
+        sum[i] = static_cast<std::byte>(std::to_integer<int>(sum[i]) + std::to_integer<int>(part[i]));
+      }
+      const TensorView output = {values.data(), DType::kFloat32, shape.rows, shape.cols};
+      ASSERT_TRUE(codec_->decode_sum(part, {2, 1}, output).ok());
+      for (std::size_t i = 0; i < values.size(); ++i) expected[i] += values[i], magnitudes[i] += std::fabs(values[i]);
+      const Status status = codec_->decode_sum(sum, {2, terms}, output);
+      ASSERT_TRUE(status.ok()) << status.to_string();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const float sign = static_cast<float>((expected[i] > 0) - (expected[i] < 0));
+        EXPECT_NEAR(values[i], codec_->is_majority_vote() ? sign * magnitudes[i] : expected[i], 1e-4) << i;
+      }
+    }
+    sum[0] = std::byte{255};
+    EXPECT_EQ(codec_->decode_sum(sum, {2, 1}, {values.data(), DType::kFloat32, shape.rows, shape.cols}).code(),
+              StatusCode::kCorruptData);
+    sum.pop_back();
+    EXPECT_EQ(codec_->decode_sum(sum, {2, 2}, {values.data(), DType::kFloat32, shape.rows, shape.cols}).code(),
+              StatusCode::kCorruptData);
+  }
 }
 
 TEST_P(Conformance, EqualCallsGiveEqualBytes) {

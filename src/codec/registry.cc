@@ -58,6 +58,15 @@ const CodecRow& Codec::row() const {
   return *row;
 }
 
+Status Codec::to_sum_form(std::span<const std::byte>, std::int64_t, std::int64_t, int, std::span<std::byte>,
+                          std::span<float>) const {
+  return make_error(StatusCode::kUnsupported, "%s has no sum form but its payload", spec().c_str());
+}
+
+Status Codec::decode_sum(std::span<const std::byte>, SumTerms, TensorView) const {
+  return make_error(StatusCode::kUnsupported, "%s has no sum form but its payload", spec().c_str());
+}
+
 Result<std::unique_ptr<Codec>> make_codec(std::string_view spec) {
   CORTADO_ASSIGN_OR_RETURN(const std::vector<SpecStage> parsed, parse_spec(spec));
   std::vector<std::unique_ptr<Codec>> stages;

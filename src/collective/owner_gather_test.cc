@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -131,9 +132,10 @@ TEST(OwnerGather, WithLossAllHaveTheSameAndExactTensorsAreExact) {
     EXPECT_LT(report.payload_bytes, report.dense_bytes);
     EXPECT_EQ(report.collectives, 1) << codec;
     double lost = 0, total = 0;
+    const Values last = originals(2);
     for (const std::size_t tensor : {0, 4}) {
       for (std::size_t e = 0; e < got[0][2][tensor].size() / 4; ++e) {
-        const double value = value_of(originals(2), tensor, e);
+        const double value = value_of(last, tensor, e);
         lost += std::pow(value - static_cast<double>(value_of(got[0][2], tensor, e)), 2);
         total += value * value;
       }
@@ -151,13 +153,16 @@ TEST(OwnerGather, WithFeedbackNothingIsLostForEver) {
       });
   ASSERT_EQ(residuals.size(), 2u);
   EXPECT_EQ(residuals[1].name, "c");
-  for (std::size_t e = 0; e < 500; ++e) {
-    double sent = 0, had = 0;
-    for (std::size_t step = 0; step < kSteps; ++step) {
-      sent += static_cast<double>(value_of(got[0][step], 4, e));
-      had += static_cast<double>(value_of(originals(step), 4, e));
+  std::array<double, 500> sent{}, had{};
+  for (std::size_t step = 0; step < kSteps; ++step) {
+    const Values exact = originals(step);
+    for (std::size_t e = 0; e < sent.size(); ++e) {
+      sent[e] += static_cast<double>(value_of(got[0][step], 4, e));
+      had[e] += static_cast<double>(value_of(exact, 4, e));
     }
-    EXPECT_NEAR(sent + static_cast<double>(residuals[1].values[e]), had, 1e-4);
+  }
+  for (std::size_t e = 0; e < sent.size(); ++e) {
+    EXPECT_NEAR(sent[e] + static_cast<double>(residuals[1].values[e]), had[e], 1e-4);
   }
 }
 

@@ -17,6 +17,14 @@ constexpr std::size_t kInitialSlots = 256;  // more than an engine usually has i
 
 }  // namespace
 
+std::vector<int> RendezvousShared::Wait::missing() const {
+  std::vector<int> missing;
+  for (std::size_t peer = 0; peer < posted->size(); ++peer) {
+    if ((*posted)[peer] <= work) missing.push_back((*names)[peer]);
+  }
+  return missing;
+}
+
 void RendezvousShared::notify_all() {
   virtual_clock_ == nullptr ? changed_.notify_all() : virtual_clock_->notify_all(this);
 }
@@ -43,6 +51,8 @@ Rendezvous::Rendezvous(RendezvousShared* shared, std::vector<int> names, bool is
   CORTADO_CHECK(!names_.empty(), "a group without ranks");
   MutexLock lock(shared_.mutex);
   posted_.resize(names_.size());
+  const auto most_names = static_cast<std::size_t>(*std::max_element(names_.begin(), names_.end())) + 1;
+  if (shared_.waits.size() < most_names) shared_.waits.resize(most_names);
   reserve_slot(kInitialSlots - 1);
 }
 
@@ -86,6 +96,13 @@ Status Rendezvous::wait(int rank, WorkId work, std::chrono::nanoseconds timeout)
   const std::int64_t deadline_ns = shared_.deadline_after(timeout);
   MutexLock lock(shared_.mutex);
   CORTADO_RETURN_IF_ERROR(check_started(rank, work));
+  shared_.waits[static_cast<std::size_t>(names_[rank])] = {&names_, &posted_, work};
+  Status status = wait_locked(rank, work, deadline_ns, timeout);
+  shared_.waits[static_cast<std::size_t>(names_[rank])] = {};
+  return status;
+}
+
+Status Rendezvous::wait_locked(int rank, WorkId work, std::int64_t deadline_ns, std::chrono::nanoseconds timeout) {
   while (!is_done(work)) {
     if (work < complete_) {
       shared_.wait();  // a peer's thread is writing the result; that needs nobody else, so it ends soon
@@ -164,14 +181,20 @@ Status Rendezvous::check_started(int rank, WorkId work) {
 }
 
 Status Rendezvous::timeout_error(int rank, WorkId work, std::chrono::nanoseconds timeout) {
-  std::string missing;
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if (posted_[peer] > work) continue;
-    missing += (missing.empty() ? "" : ", ") + std::to_string(names_[peer]);
+  std::vector<int> late = RendezvousShared::Wait{&names_, &posted_, work}.missing();
+  std::string missing, in_turn;
+  for (const int name : late) missing += (missing.empty() ? "" : ", ") + std::to_string(name);
+  for (std::size_t i = 0; i < late.size(); ++i) {  // grows
+    const RendezvousShared::Wait& theirs = shared_.waits[static_cast<std::size_t>(late[i])];
+    if (theirs.names == nullptr) continue;
+    for (const int name : theirs.missing()) {
+      in_turn += "; rank " + std::to_string(late[i]) + " waits for rank " + std::to_string(name);
+      if (std::find(late.begin(), late.end(), name) == late.end()) late.push_back(name);
+    }
   }
-  return make_error(StatusCode::kTimeout, "%s (%s): rank %d waited %.3g s; ranks that have not started it: %s",
+  return make_error(StatusCode::kTimeout, "%s (%s): rank %d waited %.3g s; ranks that have not started it: %s%s",
                     describe_place(work).c_str(), describe(collective(work).of_rank[rank]).c_str(), names_[rank],
-                    std::chrono::duration<double>(timeout).count(), missing.c_str());
+                    std::chrono::duration<double>(timeout).count(), missing.c_str(), in_turn.c_str());
 }
 
 std::string Rendezvous::describe_place(WorkId work) const {

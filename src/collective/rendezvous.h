@@ -34,9 +34,19 @@ class RendezvousShared {
   // `virtual_clock` may be null: then time is the machine's.
   explicit RendezvousShared(VirtualClock* virtual_clock) : virtual_clock_(virtual_clock) {}
 
+  // What a rank waits for: collective `work` of a group with these names and calls posted. Null: nothing.
+  struct Wait {
+    const std::vector<int>* names = nullptr;
+    const std::vector<WorkId>* posted = nullptr;
+    WorkId work = 0;
+
+    std::vector<int> missing() const;  // names of those that have not come
+  };
+
   Mutex mutex;
   int combining GUARDED_BY(mutex) = 0;
   Status failure GUARDED_BY(mutex);
+  std::vector<Wait> waits GUARDED_BY(mutex);  // by name
 
   // Something that ranks may wait for has happened.
   void notify_all() REQUIRES(mutex);
@@ -66,7 +76,8 @@ class Rendezvous {
   // True once the result of `work` is in place.
   Result<bool> test(int rank, WorkId work);
 
-  // A timeout is a failure of all groups that share: all ranks get the same text, which names those that did not come.
+  // A timeout is a failure of all groups that share: all ranks get the same text, which names those that did not come,
+  // and those that these wait for themselves.
   Status wait(int rank, WorkId work, std::chrono::nanoseconds timeout);
 
   // The first failure stays. Returns when no buffer is being read or written.
@@ -87,6 +98,8 @@ class Rendezvous {
   void fail_locked(const Status& why) REQUIRES(shared_.mutex);
   Status settled_failure() REQUIRES(shared_.mutex);
   Status check_started(int rank, WorkId work) REQUIRES(shared_.mutex);
+  Status wait_locked(int rank, WorkId work, std::int64_t deadline_ns, std::chrono::nanoseconds timeout)
+      REQUIRES(shared_.mutex);
   Status timeout_error(int rank, WorkId work, std::chrono::nanoseconds timeout) REQUIRES(shared_.mutex);
   std::string describe_place(WorkId work) const;
 

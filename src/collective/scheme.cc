@@ -48,7 +48,7 @@ Result<std::unique_ptr<SchemeRun>> SchemeRun::make(const SchemeSetup& setup) {
   const Topology& topology = setup.levels->topology();
   const LevelRange all = {0, static_cast<int>(topology.levels.size()) - 1};
   CORTADO_ASSIGN_OR_RETURN(SchemeProgram program, compile_scheme(topology, setup.levels->of(all)->rank(), setup.option,
-                                                                 setup.codec, setup.tensors));
+                                                                 setup.codec, setup.tensors, setup.averages));
   return std::unique_ptr<SchemeRun>(new SchemeRun(setup, std::move(program)));
 }
 
@@ -242,19 +242,56 @@ void SchemeRun::reorder() {
   held_.place();
 }
 
-Status SchemeRun::check_sizes() const {
+// Calls check(rank that sent it, piece, entry) for all that was received.
+template <typename Check>
+Status SchemeRun::check_received(Check&& check) const {
+  const SchemeStep& now = step();
+  const std::size_t block = now.result_units.size() / static_cast<std::size_t>(now.group_size);
   std::size_t entry = 0;
-  for (const PayloadUnit& unit : step().result_units) {
-    for (const Piece& piece : program_.cells[static_cast<std::size_t>(unit.cell)].pieces) {
-      const std::uint64_t bytes = received_.bytes[entry++];
-      if (bytes <= piece.max_bytes) continue;
-      return make_error(StatusCode::kCorruptData,
-                        "contributor %d announces %" PRIu64 " bytes for \"%s\", expected at most %" PRIu64,
-                        unit.contributor, bytes, setup_.tensors[static_cast<std::size_t>(piece.tensor)].name.c_str(),
-                        piece.max_bytes);
+  for (std::size_t u = 0; u < now.result_units.size(); ++u) {
+    const int member = now.op.kind == OpKind::kBroadcast ? 0 : static_cast<int>(u / block);
+    const Cell& cell = program_.cells[static_cast<std::size_t>(now.result_units[u].cell)];
+    for (const Piece& piece : cell.pieces) {
+      CORTADO_RETURN_IF_ERROR(check(rank_of(member), cell, piece, entry++));
     }
   }
   return {};
+}
+
+// The number in the whole group.
+int SchemeRun::rank_of(int member) const {
+  const Topology& topology = setup_.levels->topology();
+  const LevelRange all = {0, static_cast<int>(topology.levels.size()) - 1};
+  int stride = 1;
+  for (int level = 0; level < step().op.levels.first; ++level) {
+    stride *= topology.levels[static_cast<std::size_t>(level)].ranks;
+  }
+  return setup_.levels->of(all)->rank() + (member - step().group_rank) * stride;
+}
+
+Status SchemeRun::check_sizes() const {
+  return check_received([&](int rank, const Cell&, const Piece& piece, std::size_t entry) -> Status {
+    const std::uint64_t bytes = received_.bytes[entry];
+    if (bytes <= piece.max_bytes) return {};
+    return make_error(StatusCode::kCorruptData,
+                      "rank %d announces %" PRIu64 " bytes for \"%s\", expected at most %" PRIu64, rank, bytes,
+                      setup_.tensors[static_cast<std::size_t>(piece.tensor)].name.c_str(), piece.max_bytes);
+  });
+}
+
+// At each collective, so that the error names who sent it. What is this rank's own, too: nobody may deliver what the
+// others refuse.
+Status SchemeRun::check_payloads() const {
+  const OpKind kind = step().op.kind;
+  if (is_sum(kind) || (kind == OpKind::kGather && step().group_rank != 0)) return {};
+  const std::byte* payloads = payloads_[memory().payloads_after].data();
+  return check_received([&](int rank, const Cell& cell, const Piece& piece, std::size_t entry) -> Status {
+    if (cell.form != PayloadForm::kChecked) return {};
+    const Status status = check_payload({payloads + received_.offsets[entry], received_.bytes[entry]});
+    if (status.ok()) return {};
+    return status.with_context("what rank " + std::to_string(rank) + " sent of \"" +
+                               setup_.tensors[static_cast<std::size_t>(piece.tensor)].name + "\"");
+  });
 }
 
 Status SchemeRun::start() {
@@ -312,6 +349,7 @@ Status SchemeRun::proceed() {
   }
   if (step().op.encoded) {
     if (memory().restores_headers) restore_headers();
+    if (const Status status = check_payloads(); !status.ok()) return fail(status);
     std::swap(held_, received_);
   }
   ++next_;

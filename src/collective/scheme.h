@@ -5,9 +5,8 @@
 //
 //   begin() --> ready --start()--> in flight --test(), wait()--> arrived --proceed()--> ready ... --> done
 //
-// begin() and proceed() encode and decode until the next collective or the end; no call allocates. Values are float32
-// and are summed as they come: whoever wants the mean scales them before (the engine does, by 1 / world size), so that
-// all schemes round the same numbers. Every rank ends with the same bytes.
+// begin() and proceed() encode and decode until the next collective or the end; no call allocates. Values are float32.
+// Every rank ends with the same bytes.
 //
 // Payloads of codecs whose sizes vary travel behind their sizes: two collectives of the same kind, the first of one u64
 // for each payload. Payloads that are summed on the way (Codec::sum_form) are summed headers and all; then the headers,
@@ -37,6 +36,7 @@ struct SchemeSetup {
   const Codec* codec = nullptr;  // may be null if the option encodes nothing; must outlive the run
   std::vector<SchemeTensor> tensors = {};
   bool has_feedback = false;  // what an encode loses is added to what it encodes in the next step
+  bool averages = false;      // encode means, see compile_scheme()
   std::uint64_t seed = 0;     // of codecs that draw; the same on all ranks
 };
 
@@ -57,8 +57,9 @@ class SchemeRun {
 
   // Where a tensor's values are to be written before begin(), which uses them up.
   std::span<float> values(int tensor) { return tensor_in(values_[0], tensor); }
-  // Once done: the sum over all ranks. Stays until begin().
+  // Once done: the sum over all ranks; times result_scale(), the mean if that was asked for. Stays until begin().
   std::span<float> sums(int tensor) { return tensor_in(values_[result_at_], tensor); }
+  float result_scale() const { return program_.result_scale; }
 
   // `step` is a key of random numbers. After it the run is ready, or done if nothing has to travel.
   Status begin(std::int64_t step);
@@ -103,7 +104,11 @@ class SchemeRun {
   Status fail(const Status& status);
   void prepare_payloads();
   void reorder();
+  template <typename Check>
+  Status check_received(Check&& check) const;
+  int rank_of(int member) const;
   Status check_sizes() const;
+  Status check_payloads() const;
   void restore_headers();
 
   CollectiveCall values_call();

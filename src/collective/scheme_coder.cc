@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/checksum.h"
 #include "core/finite.h"
 #include "core/hash.h"
 
@@ -17,7 +18,11 @@ namespace {
 
 constexpr std::uint64_t kOddNumber = 0xd6e8feb86659fd93u;  // not that of the engine, nor of compositions
 
+std::uint32_t check_of(std::span<const std::byte> payload) { return static_cast<std::uint32_t>(checksum_64(payload)); }
+
 float sign_of(float value) { return static_cast<float>((value > 0.0f) - (value < 0.0f)); }
+
+}  // namespace
 
 // 16 sums side by side, so that compilers vectorise without reordering.
 SchemeCoder::Squares take_differences(const float* values, const float* decoded, std::int64_t elems, float* lost) {
@@ -25,13 +30,22 @@ SchemeCoder::Squares take_differences(const float* values, const float* decoded,
   SchemeCoder::Squares total;
   for (std::int64_t begin = 0; begin < elems; begin += kPiece) {
     const std::int64_t count = std::min(kPiece, elems - begin);
-    float of_values[kLanes] = {}, of_differences[kLanes] = {};
-    for (std::int64_t i = 0; i < count; ++i) {
-      const float value = values[begin + i], difference = value - decoded[begin + i];
-      of_values[i % kLanes] += value * value;
-      of_differences[i % kLanes] += difference * difference;
-      if (lost != nullptr) lost[begin + i] = difference;
+    float of_values[kLanes] = {}, of_differences[kLanes] = {}, differences[kPiece];
+    for (std::int64_t i = 0; i < count; ++i) differences[i] = values[begin + i] - decoded[begin + i];
+    std::int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+        const float value = values[begin + i + lane], difference = differences[i + lane];
+        of_values[lane] += value * value;
+        of_differences[lane] += difference * difference;
+      }
     }
+    for (; i < count; ++i) {
+      const float value = values[begin + i];
+      of_values[i % kLanes] += value * value;
+      of_differences[i % kLanes] += differences[i] * differences[i];
+    }
+    if (lost != nullptr) std::copy_n(differences, count, lost + begin);
     for (int lane = 0; lane < kLanes; ++lane) {
       total.of_values += of_values[lane];
       total.of_differences += of_differences[lane];
@@ -40,7 +54,19 @@ SchemeCoder::Squares take_differences(const float* values, const float* decoded,
   return total;
 }
 
-}  // namespace
+Status check_payload(std::span<const std::byte> payload) {
+  if (payload.size() < kPayloadCheckBytes) {
+    return make_error(StatusCode::kCorruptData, "%zu bytes, expected a payload and a check of %d bytes", payload.size(),
+                      static_cast<int>(kPayloadCheckBytes));
+  }
+  const std::span<const std::byte> encoded = payload.first(payload.size() - kPayloadCheckBytes);
+  std::uint32_t found = 0;
+  std::memcpy(&found, payload.data() + encoded.size(), sizeof(found));
+  const std::uint32_t expected = check_of(encoded);
+  if (found == expected) return {};
+  return make_error(StatusCode::kCorruptData, "%zu bytes were damaged on the way: their check is %08x, expected %08x",
+                    encoded.size(), found, expected);
+}
 
 void PayloadSet::place() {
   offsets.resize(bytes.size());
@@ -61,16 +87,20 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
   shares_key_ = traits.linear;
   votes_ = setup_.codec->is_majority_vote();
   std::size_t elems = 0, scratch_bytes = 0, payload_bytes = 0;
+  bool makes_sum_forms = false;
   for (const Cell& cell : program->cells) {
     for (const Piece& piece : cell.pieces) {
       elems = std::max(elems, static_cast<std::size_t>(piece.elems()));
-      payload_bytes = std::max<std::size_t>(payload_bytes, piece.max_bytes);
+      makes_sum_forms = makes_sum_forms || cell.form == PayloadForm::kSumForm;
+      payload_bytes = std::max<std::size_t>(
+          {payload_bytes, piece.max_bytes, setup_.codec->max_payload_bytes(piece.rows, piece.cols, DType::kFloat32)});
       scratch_bytes =
           std::max<std::size_t>(scratch_bytes, setup_.codec->scratch_bytes(piece.rows, piece.cols, DType::kFloat32));
     }
   }
   decoded_ = AlignedBuffer<float>(elems);
   scratch_ = AlignedBuffer<std::byte>(scratch_bytes);
+  if (makes_sum_forms) payload_ = AlignedBuffer<std::byte>(payload_bytes);
   if (votes_) magnitude_ = AlignedBuffer<float>(elems);
   const bool uses_device = std::any_of(program->steps.begin(), program->steps.end(), [](const SchemeStep& step) {
     return !is_collective(step.op.kind) && step.op.device == OpDevice::kGpu;
@@ -127,8 +157,7 @@ Status SchemeCoder::encode(const SchemeStep& step, float* values, std::byte* mem
   std::uint64_t at = 0;
   for (const PayloadUnit& unit : step.result_units) {
     for (const Piece& piece : cell_of(unit).pieces) {
-      const Result<std::uint64_t> bytes =
-          encode_piece(step, piece, values + piece.offset, {memory + at, static_cast<std::size_t>(piece.max_bytes)});
+      const Result<std::uint64_t> bytes = encode_piece(step, cell_of(unit), piece, values + piece.offset, memory + at);
       if (!bytes.ok()) return bytes.status().with_context("\"" + setup_.tensors[piece.tensor].name + "\"");
       set->bytes.push_back(bytes.value());
       at += bytes.value();
@@ -140,28 +169,62 @@ Status SchemeCoder::encode(const SchemeStep& step, float* values, std::byte* mem
   return {};
 }
 
-Result<std::uint64_t> SchemeCoder::encode_piece(const SchemeStep& step, const Piece& piece, float* values,
-                                                std::span<std::byte> slot) {
-  const bool held = setup_.has_feedback && holds_zeros_ &&
-                    all_bits_zero(values, piece.elems() * static_cast<std::int64_t>(sizeof(float)));
-  if (setup_.has_feedback) {
-    const float* kept = residual_of(kept_, step, piece);
-    for (std::int64_t i = 0; i < piece.elems() && !held; ++i) values[i] += kept[i];
-    if (held) std::copy_n(kept, piece.elems(), residual_of(fresh_, step, piece));
+// Makes of `values` what is encoded. True if they are zeros and the residual waits.
+bool SchemeCoder::add_residual(const SchemeStep& step, const Piece& piece, float* values) {
+  const float scale = program_->places[static_cast<std::size_t>(step.place)].scale;
+  const std::int64_t elems = piece.elems();
+  if (!setup_.has_feedback) {
+    for (std::int64_t i = 0; i < elems && scale != 1; ++i) values[i] *= scale;
+    return false;
   }
+  const float* kept = residual_of(kept_, step, piece);
+  if (holds_zeros_ && all_bits_zero(values, elems * static_cast<std::int64_t>(sizeof(float)))) {
+    std::copy_n(kept, elems, residual_of(fresh_, step, piece));
+    return true;
+  }
+  if (scale == 1) {
+    for (std::int64_t i = 0; i < elems; ++i) values[i] += kept[i];
+  } else {
+    for (std::int64_t i = 0; i < elems; ++i) values[i] = values[i] * scale + kept[i];
+  }
+  return false;
+}
+
+Result<std::uint64_t> SchemeCoder::encode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece,
+                                                float* values, std::byte* slot) {
+  const bool held = add_residual(step, piece, values);
   const bool on_gpu = step.op.device == OpDevice::kGpu;
+  const std::uint64_t max_bytes = setup_.codec->max_payload_bytes(piece.rows, piece.cols, DType::kFloat32);
+  const bool is_sum_form = cell.form == PayloadForm::kSumForm;
+  std::byte* host = is_sum_form ? payload_.data() : slot;
   const float* input = values;
-  std::span<std::byte> payload = slot;
   if (on_gpu) {
     copy_to_device(values, device_values_.data(), static_cast<std::uint64_t>(piece.elems()) * sizeof(float));
     input = device_values_.data();
-    payload = device_payload_.span().first(slot.size());
   }
-  CORTADO_ASSIGN_OR_RETURN(const std::uint64_t bytes,
-                           setup_.codec->encode({input, DType::kFloat32, piece.rows, piece.cols},
-                                                context_of(step, piece), payload, scratch_.span()));
-  if (lossy_ && !held) CORTADO_RETURN_IF_ERROR(keep_loss(step, piece, payload.first(bytes), input));
-  if (on_gpu) copy_to_host(payload.data(), slot.data(), bytes);
+  CORTADO_ASSIGN_OR_RETURN(
+      std::uint64_t bytes,
+      setup_.codec->encode({input, DType::kFloat32, piece.rows, piece.cols}, context_of(step, piece),
+                           {on_gpu ? device_payload_.data() : host, static_cast<std::size_t>(max_bytes)},
+                           scratch_.span()));
+  if (on_gpu) copy_to_host(device_payload_.data(), host, bytes);
+  const std::span<const std::byte> payload(host, static_cast<std::size_t>(bytes));
+  const TensorView decoded = {decoded_.data(), DType::kFloat32, piece.rows, piece.cols};
+  if (is_sum_form) {
+    const std::span<std::byte> form(slot, static_cast<std::size_t>(piece.max_bytes));
+    CORTADO_RETURN_IF_ERROR(
+        setup_.codec->to_sum_form(payload, piece.rows, piece.cols, step.terms, form, decoded_.span()));
+    if (lossy_ && !held) CORTADO_RETURN_IF_ERROR(setup_.codec->decode_sum(form, {step.terms, 1}, decoded));
+    bytes = piece.max_bytes;
+  } else if (lossy_ && !held) {
+    CORTADO_RETURN_IF_ERROR(setup_.codec->decode(payload, decoded, scratch_.span()));
+  }
+  if (lossy_ && !held) keep_loss(step, piece, input);
+  if (cell.form == PayloadForm::kChecked) {
+    const std::uint32_t check = check_of(payload);
+    std::memcpy(slot + bytes, &check, kPayloadCheckBytes);
+    bytes += kPayloadCheckBytes;
+  }
   return bytes;
 }
 
@@ -171,15 +234,12 @@ float* SchemeCoder::residual_of(std::vector<AlignedBuffer<float>>& residuals, co
   return residuals[place].data() + (piece.offset - program_->begin_of(program_->places[place].region));
 }
 
-Status SchemeCoder::keep_loss(const SchemeStep& step, const Piece& piece, std::span<const std::byte> payload,
-                              const float* values) {
-  CORTADO_RETURN_IF_ERROR(
-      setup_.codec->decode(payload, {decoded_.data(), DType::kFloat32, piece.rows, piece.cols}, scratch_.span()));
+// Of what stands in decoded_.
+void SchemeCoder::keep_loss(const SchemeStep& step, const Piece& piece, const float* values) {
   float* lost = setup_.has_feedback ? residual_of(fresh_, step, piece) : nullptr;
   const Squares squares = take_differences(values, decoded_.data(), piece.elems(), lost);
   squares_[static_cast<std::size_t>(piece.tensor)].of_values += squares.of_values;
   squares_[static_cast<std::size_t>(piece.tensor)].of_differences += squares.of_differences;
-  return {};
 }
 
 // ---- decode --------------------------------------------------------------------------------------------------------
@@ -197,8 +257,8 @@ Status SchemeCoder::decode(const SchemeStep& step, const PayloadSet& set, const 
       const int contributors = static_cast<int>(end - begin);
       for (int c = 0; c < contributors; ++c) {
         const std::size_t entry = step.first_entry[static_cast<std::size_t>(step.decode_order[begin + c])] + p;
-        const std::span<const std::byte> payload(memory + set.offsets[entry], set.bytes[entry]);
-        const Status status = decode_piece(piece, step.op.device, c, contributors, payload, values + piece.offset);
+        const Contribution contribution{{memory + set.offsets[entry], set.bytes[entry]}, c, contributors};
+        const Status status = decode_piece(step, cell, piece, contribution, values + piece.offset);
         if (status.ok()) continue;
         return status.with_context("\"" + setup_.tensors[piece.tensor].name + "\", contributor " + std::to_string(c));
       }
@@ -208,19 +268,29 @@ Status SchemeCoder::decode(const SchemeStep& step, const PayloadSet& set, const 
   return {};
 }
 
-Status SchemeCoder::decode_piece(const Piece& piece, OpDevice device, int contributor, int contributors,
-                                 std::span<const std::byte> payload, float* values) {
-  const bool on_gpu = device == OpDevice::kGpu;
+Status SchemeCoder::decode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece,
+                                 Contribution contribution, float* values) {
+  const bool on_gpu = step.op.device == OpDevice::kGpu;
+  const bool is_sum_form = cell.form == PayloadForm::kSumForm;
+  std::span<const std::byte> payload = contribution.payload;
+  if (cell.form == PayloadForm::kChecked) payload = payload.first(payload.size() - kPayloadCheckBytes);
   if (on_gpu) {
     copy_to_device(payload.data(), device_payload_.data(), payload.size());
     payload = {device_payload_.data(), payload.size()};
   }
   float* sum = on_gpu ? device_values_.data() : values;
-  float* target = contributor == 0 && !votes_ ? sum : decoded_.data();
-  CORTADO_RETURN_IF_ERROR(
-      setup_.codec->decode(payload, {target, DType::kFloat32, piece.rows, piece.cols}, scratch_.span()));
-  if (target != sum) add(contributor, contributors, target, piece.elems(), sum);
-  if (on_gpu && contributor == contributors - 1) {
+  const bool is_alone = contribution.contributors == 1 && is_sum_form;  // then votes have been counted
+  const bool begins_sum = contribution.contributor == 0 && (!votes_ || is_alone);
+  float* target = begins_sum ? sum : decoded_.data();
+  const TensorView decoded = {target, DType::kFloat32, piece.rows, piece.cols};
+  if (is_sum_form) {
+    CORTADO_RETURN_IF_ERROR(setup_.codec->decode_sum(payload, {step.terms, step.terms}, decoded));
+    for (std::int64_t i = 0; i < piece.elems() && step.scale != 1; ++i) target[i] *= step.scale;
+  } else {
+    CORTADO_RETURN_IF_ERROR(setup_.codec->decode(payload, decoded, scratch_.span()));
+  }
+  if (target != sum) add(contribution.contributor, contribution.contributors, target, piece.elems(), sum);
+  if (on_gpu && contribution.contributor == contribution.contributors - 1) {
     copy_to_host(sum, values, static_cast<std::uint64_t>(piece.elems()) * sizeof(float));
   }
   return {};
@@ -263,6 +333,7 @@ std::vector<SchemeCoder::Residual> SchemeCoder::residuals() {
                              .begin = from - offset,
                              .values = kept_[p].span().subspan(static_cast<std::size_t>(from - begin),
                                                                static_cast<std::size_t>(to - from)),
+                             .share = place.share,
                              .replicas = place.replicas});
       }
       offset += setup_.tensors[t].elems();
@@ -279,7 +350,7 @@ std::int64_t SchemeCoder::residual_bytes() const {
 
 std::int64_t SchemeCoder::scratch_bytes() const {
   const std::size_t floats = decoded_.size() + magnitude_.size() + device_values_.size();
-  return static_cast<std::int64_t>(floats * sizeof(float) + scratch_.size() + device_payload_.size());
+  return static_cast<std::int64_t>(floats * sizeof(float) + scratch_.size() + payload_.size() + device_payload_.size());
 }
 
 }  // namespace cortado

@@ -19,6 +19,9 @@
 
 namespace cortado {
 
+// Whether a payload with its check behind it (PayloadForm::kChecked) is what was encoded; kCorruptData if not.
+Status check_payload(std::span<const std::byte> payload);
+
 // The payloads of some units in memory: one entry for each piece of each unit, one after the other.
 struct PayloadSet {
   std::vector<std::uint64_t> bytes, offsets;
@@ -64,6 +67,7 @@ class SchemeCoder {
     std::string_view place;
     std::int64_t begin = 0;
     std::span<float> values;
+    float share = 1;   // what one of its values stands for in the result
     int replicas = 1;  // ranks that keep the same, because they encode the same sums
   };
   std::vector<Residual> residuals();
@@ -82,13 +86,20 @@ class SchemeCoder {
  private:
   const Cell& cell_of(const PayloadUnit& unit) const { return program_->cells[static_cast<std::size_t>(unit.cell)]; }
   EncodeContext context_of(const SchemeStep& step, const Piece& piece) const;
-  Result<std::uint64_t> encode_piece(const SchemeStep& step, const Piece& piece, float* values,
-                                     std::span<std::byte> slot);
+  Result<std::uint64_t> encode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece, float* values,
+                                     std::byte* slot);
+  bool add_residual(const SchemeStep& step, const Piece& piece, float* values);
   // What of the residual of the step's place belongs to the piece.
   float* residual_of(std::vector<AlignedBuffer<float>>& residuals, const SchemeStep& step, const Piece& piece) const;
-  Status keep_loss(const SchemeStep& step, const Piece& piece, std::span<const std::byte> payload, const float* values);
-  Status decode_piece(const Piece& piece, OpDevice device, int contributor, int contributors,
-                      std::span<const std::byte> payload, float* values);
+  void keep_loss(const SchemeStep& step, const Piece& piece, const float* values);
+  // What some contributor has made of the piece.
+  struct Contribution {
+    std::span<const std::byte> payload;
+    int contributor = 0;
+    int contributors = 1;
+  };
+  Status decode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece, Contribution contribution,
+                      float* values);
   void add(int contributor, int contributors, const float* decoded, std::int64_t elems, float* sum);
   void copy_to_device(const void* from, void* to, std::uint64_t bytes);
   void copy_to_host(const void* from, void* to, std::uint64_t bytes);
@@ -103,11 +114,14 @@ class SchemeCoder {
   bool holds_zeros_ = false;
   std::int64_t step_ = 0;
   AlignedBuffer<float> decoded_, magnitude_, device_values_;
-  AlignedBuffer<std::byte> scratch_, device_payload_;
+  AlignedBuffer<std::byte> scratch_, payload_, device_payload_;
   std::vector<AlignedBuffer<float>> kept_, fresh_;  // of places
   std::vector<Squares> squares_;
   std::vector<std::int64_t> encoded_bytes_;  // of tensors
   SchemeStatistics statistics_;
 };
+
+// Squares of `values` and of what `decoded` differs from them by, which is written to `lost` unless that is null.
+SchemeCoder::Squares take_differences(const float* values, const float* decoded, std::int64_t elems, float* lost);
 
 }  // namespace cortado

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "core/check.h"
@@ -24,8 +25,8 @@ bool sums(OpKind kind) {
 class Compiler {
  public:
   Compiler(const Topology& topology, int rank, const Option& option, const Codec* codec,
-           const std::vector<SchemeTensor>& tensors)
-      : topology_(topology), rank_(rank), option_(option), codec_(codec), tensors_(tensors) {}
+           const std::vector<SchemeTensor>& tensors, bool averages)
+      : topology_(topology), rank_(rank), option_(option), codec_(codec), tensors_(tensors), averages_(averages) {}
 
   Result<SchemeProgram> run() {
     divide_message();
@@ -40,6 +41,7 @@ class Compiler {
         CORTADO_RETURN_IF_ERROR(collective(op).with_context("option: operation " + std::to_string(i)));
       }
     }
+    if (averages_) program_.result_scale = 1.0f / static_cast<float>(terms_);
     return std::move(program_);
   }
 
@@ -79,9 +81,10 @@ class Compiler {
 
   int cell_of(Region region) {
     for (std::size_t c = 0; c < program_.cells.size(); ++c) {
-      if (program_.cells[c].region == region) return static_cast<int>(c);
+      const Cell& known = program_.cells[c];
+      if (known.region == region && known.form == form_) return static_cast<int>(c);
     }
-    Cell cell{.region = region, .pieces = {}};
+    Cell cell{.region = region, .form = form_, .pieces = {}};
     const std::int64_t begin = program_.begin_of(region), end = begin + program_.elems_of(region);
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       const std::int64_t from = std::max(begin, offsets_[t]);
@@ -102,17 +105,35 @@ class Compiler {
                 .offset = from,
                 .rows = whole_rows ? elems / tensor.cols : 1,
                 .cols = whole_rows ? tensor.cols : elems};
-    piece.max_bytes = codec_->max_payload_bytes(piece.rows, piece.cols, DType::kFloat32);
+    if (form_ == PayloadForm::kSumForm) {
+      piece.max_bytes = static_cast<std::uint64_t>(sum_form_of(piece)->elems);
+    } else {
+      piece.max_bytes = codec_->max_payload_bytes(piece.rows, piece.cols, DType::kFloat32);
+      if (form_ == PayloadForm::kChecked) piece.max_bytes += kPayloadCheckBytes;
+    }
     return piece;
+  }
+
+  std::optional<SumForm> sum_form_of(const Piece& piece) const {
+    return codec_->sum_form(piece.rows, piece.cols, DType::kFloat32);
   }
 
   // ---- encode and decode
 
   void encode(std::size_t index) {
-    int parts = 1;
+    int parts = 1;  // before decode, as is what follows
+    bool has_sums = false;
+    summed_terms_ = 1;
     for (std::size_t i = index + 1; option_.operations[i].kind != OpKind::kDecode; ++i) {
-      if (divides(option_.operations[i].kind)) parts *= topology_.group_size(option_.operations[i].levels);
+      const int n = topology_.group_size(option_.operations[i].levels);
+      if (divides(option_.operations[i].kind)) parts *= n;
+      if (!sums(option_.operations[i].kind)) continue;
+      summed_terms_ *= n;
+      has_sums = true;
     }
+    const std::optional<SumForm> form = codec_->sum_form(1, 1, DType::kFloat32);
+    const bool sums_codes = form.has_value() && !form->is_payload;
+    form_ = !has_sums ? PayloadForm::kChecked : sums_codes ? PayloadForm::kSumForm : PayloadForm::kSummable;
     units_.clear();
     contributors_ = 1;
     const int atoms = region_.count / parts;
@@ -120,11 +141,13 @@ class Compiler {
       units_.push_back({.cell = cell_of({region_.first + part * atoms, atoms})});
     }
     add_place(option_.operations[index + 1].levels);
+    terms_ = 1;
     add_step({.op = option_.operations[index],
               .active = active_,
               .before = region_,
               .after = region_,
               .result_units = units_,
+              .terms = summed_terms_,
               .place = static_cast<int>(program_.places.size()) - 1});
   }
 
@@ -138,6 +161,13 @@ class Compiler {
                                .active = active_,
                                .contributor = rank_ / summed_ranks,
                                .replicas = copies});
+    if (!averages_) return;
+    // What will be summed before decode is made small enough before, so that narrow values do not overflow; codes of
+    // one scale can't be.
+    const int summed_later = form_ == PayloadForm::kSumForm ? 1 : summed_terms_;
+    FeedbackPlace& place = program_.places.back();
+    place.scale = 1.0f / static_cast<float>(terms_ * summed_later);
+    place.share = static_cast<float>(summed_ranks * summed_later) / static_cast<float>(topology_.world_size());
   }
 
   void decode(const Operation& op) {
@@ -146,7 +176,9 @@ class Compiler {
                     .before = region_,
                     .after = region_,
                     .units = units_,
-                    .decode_order = std::vector<int>(units_.size())};
+                    .decode_order = std::vector<int>(units_.size()),
+                    .terms = summed_terms_};
+    if (averages_ && form_ == PayloadForm::kSumForm) step.scale = 1.0f / static_cast<float>(summed_terms_);
     std::iota(step.decode_order.begin(), step.decode_order.end(), 0);
     std::sort(step.decode_order.begin(), step.decode_order.end(), [&](int a, int b) {
       const PayloadUnit &left = units_[static_cast<std::size_t>(a)], &right = units_[static_cast<std::size_t>(b)];
@@ -193,8 +225,10 @@ class Compiler {
   Status check_sum() const {
     for (const PayloadUnit& unit : units_) {
       for (const Piece& piece : program_.cells[static_cast<std::size_t>(unit.cell)].pieces) {
-        if (codec_->sum_form(piece.rows, piece.cols, DType::kFloat32).has_value()) continue;
-        return make_error(StatusCode::kInvalidArgument, "payloads of %s can't be summed", codec_->spec().c_str());
+        const std::optional<SumForm> form = sum_form_of(piece);
+        if (form.has_value() && summed_terms_ <= form->max_terms) continue;
+        return make_error(StatusCode::kInvalidArgument, "payloads of %s can't be summed over %d ranks",
+                          codec_->spec().c_str(), summed_terms_);
       }
     }
     return {};
@@ -226,6 +260,7 @@ class Compiler {
     const OpKind kind = step->op.kind;
     const int n = step->group_size, own = step->group_rank;
     summed_levels_ = step->op.levels.last + 1;
+    if (!step->op.encoded || !sums(kind)) terms_ *= n;  // those of payloads have been counted by encode
     if (divides(kind) || gathers_at_root(kind)) open_.push_back({region_, active_, n});
     if (step->op.encoded && divides(kind)) {
       std::erase_if(units_, [&](const PayloadUnit& unit) { return receiver_of(unit, n) != own; });
@@ -274,6 +309,7 @@ class Compiler {
   const Option& option_;
   const Codec* codec_;
   const std::vector<SchemeTensor>& tensors_;
+  const bool averages_;
   std::vector<std::int64_t> offsets_;
 
   SchemeProgram program_;
@@ -281,21 +317,24 @@ class Compiler {
   bool active_ = true;
   int summed_levels_ = 0;
   std::vector<Open> open_;
-  std::vector<PayloadUnit> units_;  // held now
-  int contributors_ = 1;            // of each cell held
+  std::vector<PayloadUnit> units_;            // held now
+  int contributors_ = 1;                      // of each cell held
+  int summed_terms_ = 1;                      // payloads that are added up before decode
+  PayloadForm form_ = PayloadForm::kChecked;  // of what is held
+  int terms_ = 1;                             // what is held, or will be decoded, is the sum of so many means
 };
 
 }  // namespace
 
 Result<SchemeProgram> compile_scheme(const Topology& topology, int rank, const Option& option, const Codec* codec,
-                                     const std::vector<SchemeTensor>& tensors) {
+                                     const std::vector<SchemeTensor>& tensors, bool averages) {
   CORTADO_RETURN_IF_ERROR(topology.check());
-  CORTADO_RETURN_IF_ERROR(
-      option.check(static_cast<int>(topology.levels.size()), codec != nullptr && codec->row().traits.linear));
+  const bool has_sum_form = codec != nullptr && codec->sum_form(1, 1, DType::kFloat32).has_value();
+  CORTADO_RETURN_IF_ERROR(option.check(static_cast<int>(topology.levels.size()), has_sum_form));
   if (option.encodes() > 0 && codec == nullptr) {
     return make_error(StatusCode::kInvalidArgument, "option: it encodes, but there is no codec");
   }
-  return Compiler(topology, rank, option, codec, tensors).run();
+  return Compiler(topology, rank, option, codec, tensors, averages).run();
 }
 
 }  // namespace cortado

@@ -45,13 +45,23 @@ struct Piece {
   std::int64_t offset = 0;  // in the message
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  std::uint64_t max_bytes = 0;  // of a payload
+  std::uint64_t max_bytes = 0;  // of a payload and its check, or just those of a sum form
 
   std::int64_t elems() const { return rows * cols; }
 };
 
+// What travels of a cell.
+enum class PayloadForm {
+  kChecked,   // payloads, each with a check behind it, so that none that was damaged on the way is decoded
+  kSummable,  // payloads as they are, because they are summed
+  kSumForm,   // sum forms that are no payloads (Codec::to_sum_form)
+};
+
+constexpr std::uint64_t kPayloadCheckBytes = 4;
+
 struct Cell {
   Region region;
+  PayloadForm form = PayloadForm::kChecked;
   std::vector<Piece> pieces;  // none is empty
   std::uint64_t max_bytes = 0;
 };
@@ -76,16 +86,20 @@ struct SchemeStep {
   std::vector<std::size_t> moved_from =
       {};                              // which entry of the memory before each entry of `units` is; empty: the same
   std::vector<int> decode_order = {};  // decode: indices of units by cell, those of a cell by contributor
+  int terms = 1;                       // encode, decode: so many payloads are added up on the way
+  float scale = 1;                     // decode: of what comes out
   int place = -1;                      // encode: index into SchemeProgram::places
 };
 
 // Where something is lost: one encode.
 struct FeedbackPlace {
-  std::string name;     // "intra" (the first encode before it), "intra again" (before the way back), "flat", ...
+  std::string name;     // "intra" (the encode before the sum over it), "intra again" (before the way back), "flat" ...
   Region region;        // of this rank
   bool active = true;   // false: this rank encodes nothing there
   int contributor = 0;  // which of the ranks with that region encodes; equal where values are the same
   int replicas = 1;     // ranks with this region whose values, and so residuals, are the same
+  float scale = 1;      // of the values before they are encoded
+  float share = 1;      // what a value that is lost here was worth in the result
 };
 
 struct SchemeProgram {
@@ -93,6 +107,7 @@ struct SchemeProgram {
   std::vector<SchemeStep> steps;
   std::vector<Cell> cells;
   std::vector<FeedbackPlace> places;
+  float result_scale = 1;  // makes the sum, or the mean, of what is left at the end
 
   std::int64_t begin_of(Region region) const { return bounds[static_cast<std::size_t>(region.first)]; }
   std::int64_t elems_of(Region region) const {
@@ -101,9 +116,11 @@ struct SchemeProgram {
   Region whole() const { return {0, static_cast<int>(bounds.size()) - 1}; }
 };
 
+// `averages`: the result is the mean over all ranks, and what is encoded is the mean over the ranks summed so far; so
+// that codecs with a scale of their own see values of the same size at every place, in every option. Else: the sum.
 // `codec` may be null if the option encodes nothing. Refuses what Option::check() refuses, and sums of payloads of a
 // codec that has none (Codec::sum_form).
 Result<SchemeProgram> compile_scheme(const Topology& topology, int rank, const Option& option, const Codec* codec,
-                                     const std::vector<SchemeTensor>& tensors);
+                                     const std::vector<SchemeTensor>& tensors, bool averages = false);
 
 }  // namespace cortado

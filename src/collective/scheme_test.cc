@@ -4,6 +4,7 @@
 #include "collective/scheme.h"
 
 #include <cstring>
+#include <limits>
 
 #include "collective/scheme_testing.h"
 #include "core/counting_new.h"
@@ -97,6 +98,41 @@ TEST(Scheme, TensorsSmallerThanTheGroupAndEmptyOnes) {
   }
 }
 
+// A byte a value however many ranks vote, and the same result as from the votes of all.
+TEST(Scheme, VotesAreCountedOnTheWay) {
+  SchemeRanks ranks({{{"all", 5}}});
+  const std::unique_ptr<Codec> codec = make_codec("sign(scale=none, vote=majority)").value();
+  Message results[2];
+  const char* options[] = {"encode@cpu all_gather@all decode@cpu", "encode@gpu all_reduce@all decode@cpu"};
+  for (int i = 0; i < 2; ++i) {
+    const Option option = Option::parse(options[i], ranks.topology()).value();
+    SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = kTensors});
+    ASSERT_TRUE(runs.step(0, normal_like_message).ok());
+    results[i] = runs.sums(0);
+    if (i == 1) {
+      EXPECT_EQ(runs.run(0).sent_bytes(), elems_of(kTensors) + static_cast<std::int64_t>(kTensors.size()));
+    }
+  }
+  EXPECT_EQ(results[0], results[1]);
+  const auto with_nan = [](const std::vector<SchemeTensor>& tensors, int rank, int step) {
+    Message message = normal_like_message(tensors, rank, step);
+    if (rank == 3) message[1][2] = std::numeric_limits<float>::quiet_NaN();
+    return message;
+  };
+  const Option option = Option::parse(options[1], ranks.topology()).value();
+  SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = kTensors});
+  ASSERT_TRUE(runs.step(0, with_nan).ok());
+  EXPECT_TRUE(std::isnan(runs.sums(0)[1][0]) && !std::isnan(runs.sums(0)[0][0]));
+  SchemeRanks many({{{"all", 256}}});
+  EXPECT_NE(SchemeRuns(many, {.option = Option::parse(options[1], many.topology()).value(),
+                              .codec = codec.get(),
+                              .tensors = kTensors})
+                .status()
+                .message()
+                .find("can't be summed over 256 ranks"),
+            std::string::npos);
+}
+
 TEST(Scheme, DeviceCopiesAreCounted) {
   SchemeRanks ranks(kTwoByTwo);
   const std::unique_ptr<Codec> codec = make_codec("cast(bf16)").value();
@@ -111,8 +147,9 @@ TEST(Scheme, DeviceCopiesAreCounted) {
   EXPECT_EQ(statistics.bytes_to_device, 64 * 4 + 64 * 2);
   EXPECT_EQ(statistics.copies_to_host, 4 + 4);
   EXPECT_EQ(statistics.bytes_to_host, 64 * 2 + 64 * 4);
-  EXPECT_EQ(statistics.encoded_bytes, 64 * 2 + 16 * 2);
-  EXPECT_EQ(runs.run(0).sent_bytes(), 64 * 2 + 16 * 2);
+  constexpr std::int64_t kChecks = 5 * kPayloadCheckBytes;
+  EXPECT_EQ(statistics.encoded_bytes, 64 * 2 + 16 * 2 + kChecks);
+  EXPECT_EQ(runs.run(0).sent_bytes(), 64 * 2 + 16 * 2 + kChecks);
 }
 
 TEST(Scheme, AllocatesNothingInSteadyState) {
@@ -141,7 +178,7 @@ std::vector<std::vector<double>> with_residuals(SchemeRuns& runs, const std::vec
     for (const SchemeCoder::Residual& residual : runs.run(static_cast<int>(rank)).coder().residuals()) {
       for (std::size_t i = 0; i < residual.values.size(); ++i) {
         total[static_cast<std::size_t>(residual.tensor)][static_cast<std::size_t>(residual.begin) + i] +=
-            static_cast<double>(residual.values[i]) / residual.replicas;
+            static_cast<double>(residual.values[i]) * static_cast<double>(residual.share) / residual.replicas;
       }
     }
   }
@@ -156,11 +193,11 @@ double norm_of_difference(const std::vector<std::vector<double>>& a, const std::
   return std::sqrt(squares);
 }
 
-void add(const std::vector<std::vector<double>>& values, std::vector<std::vector<double>>* sum) {
+void add(const std::vector<std::vector<double>>& values, double factor, std::vector<std::vector<double>>* sum) {
   if (sum->empty()) sum->resize(values.size());
   for (std::size_t t = 0; t < values.size(); ++t) {
     (*sum)[t].resize(values[t].size());
-    for (std::size_t i = 0; i < values[t].size(); ++i) (*sum)[t][i] += values[t][i];
+    for (std::size_t i = 0; i < values[t].size(); ++i) (*sum)[t][i] += factor * values[t][i];
   }
 }
 
@@ -183,9 +220,11 @@ void expect_same_bytes_everywhere(SchemeRuns& runs) {
 
 // Nothing gets lost: in every step, what was delivered so far and what all residuals hold is the sum of what went in,
 // to the rounding of `unit` a value. And no step is further off than all encodes together may be.
-void expect_telescoping(SchemeRanks& ranks, const Option& option, const Codec* codec, double unit) {
+void expect_telescoping(SchemeRanks& ranks, const Option& option, const Codec* codec, double unit,
+                        bool averages = false) {
   SCOPED_TRACE(codec->spec() + ": " + option.to_string(ranks.topology()));
-  SchemeRuns runs(ranks, {.option = option, .codec = codec, .tensors = kTensors, .has_feedback = true});
+  SchemeRuns runs(ranks,
+                  {.option = option, .codec = codec, .tensors = kTensors, .has_feedback = true, .averages = averages});
   ASSERT_TRUE(runs.status().ok()) << runs.status().to_string();
   std::vector<std::vector<double>> delivered, expected;
   for (int step = 0; step < 3; ++step) {
@@ -193,8 +232,8 @@ void expect_telescoping(SchemeRanks& ranks, const Option& option, const Codec* c
     ASSERT_TRUE(status.ok()) << status.to_string();
     expect_same_bytes_everywhere(runs);
     const auto exact = exact_sum(kTensors, ranks.size(), step, normal_like_message);
-    add(as_doubles(runs.sums(0)), &delivered);
-    add(exact, &expected);
+    add(as_doubles(runs.sums(0)), runs.run(0).result_scale(), &delivered);
+    add(exact, averages ? 1.0 / ranks.size() : 1.0, &expected);
     for (std::size_t rank = 0; rank < runs.size(); ++rank) runs.run(static_cast<int>(rank)).commit();
     const double scale = 10.0 * ranks.size() * std::sqrt(static_cast<double>(elems_of(kTensors)));
     ASSERT_LT(norm_of_difference(with_residuals(runs, delivered), expected), unit * scale * (step + 1));
@@ -234,8 +273,21 @@ TEST(SchemeFeedback, NothingIsLostWherePayloadsAreSummed) {
   const OptionSpace space = {.devices = {OpDevice::kCpu}, .sum_payloads = true};
   expect_telescoping("randk(density=0.4)", space, kFloat, 1);
   expect_telescoping("acp(rank=2)", space, 1e-5, 1);
+  expect_telescoping("quant(abs_bound=2)", space, kFloat, 1);  // cuts off what a byte has no room for
   expect_telescoping("cast(fp16)", space, 1e-3, 1);
   expect_telescoping("cast(bf16)", space, 8e-3, 1);
+}
+
+TEST(SchemeFeedback, NothingIsLostOfMeans) {
+  SchemeRanks ranks(kTwoByThree);
+  for (const char* spec : {"topk(density=0.3)", "randk(density=0.4)"}) {
+    const std::unique_ptr<Codec> codec = make_codec(spec).value();
+    const OptionSpace space = {.devices = {OpDevice::kCpu}, .sum_payloads = codec->row().traits.linear};
+    for (const Option& option : generate_options(space)) {
+      if (option.encodes() > 0) expect_telescoping(ranks, option, codec.get(), kFloat, /*averages=*/true);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
 }
 
 TEST(SchemeFeedback, NothingIsLostOverThreeLevels) {
@@ -305,6 +357,50 @@ TEST(Scheme, NoOptionIsFurtherOffThanItsEncodesMayBe) {
       ASSERT_GT(worst, 0.0) << option.to_string(kTwoByThree);
     }
   }
+}
+
+// What is encoded is a mean, in every option: codecs with a scale of their own do the same everywhere.
+TEST(Scheme, MeansHaveTheSameScaleAtEveryPlace) {
+  SchemeRanks ranks(kTwoByThree);
+  const auto for_means = [&](const std::string& spec, const OptionSpace& space, const auto& check) {
+    const std::unique_ptr<Codec> codec = make_codec(spec).value();
+    for (const Option& option : generate_options(space)) {
+      if (option.encodes() == 0) continue;
+      SCOPED_TRACE(spec + ": " + option.to_string(kTwoByThree));
+      SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = kTensors, .averages = true});
+      ASSERT_TRUE(runs.status().ok()) << runs.status().to_string();
+      ASSERT_TRUE(runs.step(0, normal_like_message).ok());
+      const auto exact = exact_sum(kTensors, ranks.size(), 0, normal_like_message);
+      const Message sums = runs.sums(0);
+      for (std::size_t t = 0; t < sums.size(); ++t) {
+        for (std::size_t i = 0; i < sums[t].size(); ++i) {
+          ASSERT_TRUE(
+              check(option, static_cast<double>(sums[t][i] * runs.run(0).result_scale()), exact[t][i] / ranks.size()))
+              << sums[t][i] << " " << exact[t][i];
+        }
+      }
+    }
+  };
+  const OptionSpace cpu = {.devices = {OpDevice::kCpu}};
+  OptionSpace linear = cpu;
+  linear.sum_payloads = true;
+  for (const char* spec : {"sign(scale=none)", "sign(scale=none, vote=majority)"}) {
+    for_means(spec, cpu, [](const Option&, double mean, double) { return std::fabs(mean) <= 1 + 1e-6; });
+  }
+  for_means("quant(abs_bound=0.25)", cpu, [](const Option& option, double mean, double exact) {
+    return std::fabs(mean - exact) <= option.encodes() * 0.25 * (1 + 1e-4);
+  });
+  // Codes of one scale are added as bytes.
+  for (const char* spec : {"sign(scale=none)", "sign(scale=none, vote=majority)"}) {
+    for_means(spec, linear, [](const Option&, double mean, double) { return std::fabs(mean) <= 1 + 1e-6; });
+  }
+  for_means("quant(abs_bound=0.5)", linear, [](const Option& option, double mean, double exact) {
+    return std::fabs(mean - exact) <= option.encodes() * 0.5 * (1 + 1e-4);
+  });
+  for_means("float_rans", cpu,
+            [](const Option&, double mean, double exact) { return std::fabs(mean - exact) <= 1e-5; });
+  for_means("cast(fp16)", linear,
+            [](const Option&, double mean, double exact) { return std::fabs(mean - exact) <= 0.05; });
 }
 
 TEST(Scheme, MajorityVoteTakesTheSignThatMostHave) {

@@ -7,19 +7,17 @@
 #include "core/check.h"
 #include "core/hash.h"
 #include "cortado/codec.h"
+#include "engine/plan_message.h"
 #include "engine/trained_codec.h"
 
 namespace cortado {
 
 namespace {
 
-Status check_codec(const std::string& spec, bool* is_linear) {
-  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(spec));
-  if (!takes_dtype(*codec, DType::kFloat32)) {
-    return make_error(StatusCode::kUnsupported, "%s does not take fp32; expected a codec of floats", spec.c_str());
-  }
-  *is_linear = codec->sum_form(1, 1, DType::kFloat32).has_value();
-  return {};
+Result<std::unique_ptr<Codec>> make_float_codec(const std::string& spec) {
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, make_codec(spec));
+  if (takes_dtype(*codec, DType::kFloat32)) return codec;
+  return make_error(StatusCode::kUnsupported, "%s does not take fp32; expected a codec of floats", spec.c_str());
 }
 
 Status check_bucket(const PlanBucket& bucket, const Topology& topology, std::set<std::string>* seen) {
@@ -31,9 +29,11 @@ Status check_bucket(const PlanBucket& bucket, const Topology& topology, std::set
     return make_error(StatusCode::kInvalidArgument, "tensors[%zu]: \"%s\" occurs twice; expected each tensor once", t,
                       bucket.tensors[t].c_str());
   }
-  bool is_linear = false;
-  CORTADO_RETURN_IF_ERROR(check_codec(bucket.codec, &is_linear).with_context("codec"));
-  return bucket.option.check(static_cast<int>(topology.levels.size()), is_linear);
+  const Result<std::unique_ptr<Codec>> codec = make_float_codec(bucket.codec);
+  if (!codec.ok()) return codec.status().with_context("codec");
+  const int levels = static_cast<int>(topology.levels.size());
+  const bool is_linear = codec.value()->sum_form(1, 1, DType::kFloat32).has_value() || sums_factors(bucket, levels);
+  return bucket.option.check(levels, is_linear);
 }
 
 }  // namespace

@@ -3,13 +3,10 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <tuple>
 #include <utility>
 
-#include "codec/cast/float_chunks.h"
 #include "core/check.h"
 #include "core/finite.h"
-#include "engine/trained_codec.h"
 
 namespace cortado {
 
@@ -77,43 +74,31 @@ Result<std::unique_ptr<PlanEngine::Schedule>> PlanEngine::make_schedule(const Pl
     if (!bucket.ok()) return bucket.status().with_context("$.buckets[" + std::to_string(b) + "]");
     schedule->buckets.push_back(std::move(bucket).value());
   }
-  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-    const Place place = schedule->places[t];
-    schedule->buckets[static_cast<std::size_t>(place.bucket)].tensors[static_cast<std::size_t>(place.slot)] = t;
-  }
   make_lanes(schedule.get());
   return schedule;
 }
 
-Result<PlanEngine::Bucket> PlanEngine::make_bucket(const PlanBucket& planned, Schedule* schedule) {
+Result<PlanEngine::Bucket> PlanEngine::make_bucket(const PlanBucket& planned, Schedule* schedule) const {
   Bucket bucket;
-  bucket.tensors.resize(planned.tensors.size());
-  SchemeSetup setup{.levels = schedule->levels.get(), .option = planned.option, .seed = options_.random_seed};
-  std::int64_t elems = 0;
+  PlanMessage::Setup setup{
+      .bucket = &planned, .tensors = {}, .levels = schedule->levels.get(), .seed = options_.random_seed};
+  std::int64_t bytes = 0;
   for (const std::string& name : planned.tensors) {
     const auto found = std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& t) { return t.name == name; });
-    setup.tensors.push_back({name, found->rows, found->cols});
-    elems += found->rows * found->cols;
+    const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
+    bucket.tensors.push_back(t);
+    setup.tensors.push_back(*found);
+    bytes += gradient_bytes(t);
   }
-  if (planned.option.encodes() > 0) {
-    EngineOptions trained_options;
-    trained_options.codec = planned.codec;
-    if (!planned.error_feedback) trained_options.feedback = EngineOptions::Feedback::kNone;
-    CORTADO_ASSIGN_OR_RETURN(TrainedCodec trained, make_trained_codec(trained_options));
-    bucket.codec = std::move(trained.codec);
-    bucket.has_feedback = trained.feedback != EngineOptions::Feedback::kNone;
-  }
-  setup.codec = bucket.codec.get();
-  setup.has_feedback = bucket.has_feedback;
-  if (elems == 0 || passes_through()) return bucket;
-  CORTADO_ASSIGN_OR_RETURN(bucket.run, SchemeRun::make(setup));
+  if (bytes == 0 || passes_through()) return bucket;
+  CORTADO_ASSIGN_OR_RETURN(bucket.message, PlanMessage::make(setup));
   return bucket;
 }
 
 void PlanEngine::make_lanes(Schedule* schedule) const {
   for (std::size_t b = 0; b < schedule->buckets.size(); ++b) {
-    if (schedule->buckets[b].run == nullptr) continue;
-    for (const SchemeCollective& collective : schedule->buckets[b].run->collectives()) {
+    if (schedule->buckets[b].message == nullptr) continue;
+    for (const SchemeCollective& collective : schedule->buckets[b].message->collectives()) {
       auto lane = std::find_if(schedule->lanes.begin(), schedule->lanes.end(),
                                [&](const Lane& l) { return l.levels == collective.levels; });
       if (lane == schedule->lanes.end()) {
@@ -150,10 +135,10 @@ void PlanEngine::abandon(const std::string& why) {
   communicator_->abandon(why);
 }
 
-void PlanEngine::record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes) {
+void PlanEngine::record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes, std::int32_t tensor) {
   stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
   if (trace_ == nullptr) return;
-  trace_->record({stage, bucket, -1, finished_steps_, interval.start_ns, interval.end_ns, bytes});
+  trace_->record({stage, bucket, tensor, finished_steps_, interval.start_ns, interval.end_ns, bytes});
 }
 
 std::int64_t PlanEngine::gradient_bytes(std::uint32_t t) const {
@@ -173,53 +158,37 @@ Status PlanEngine::begin_step(const StepContext& context) {
   in_step_ = true;
   finite_ = true;
   std::fill(steps_.begin(), steps_.end(), TensorStep{});
-  for (Lane& lane : schedule_->lanes) lane.next = 0;
+  for (Lane& lane : schedule_->lanes) lane.next = lane.ended = 0;
+  undelivered_ = 0;
   for (Bucket& bucket : schedule_->buckets) {
     bucket.missing = 0;
     for (const std::uint32_t t : bucket.tensors) bucket.missing += gradient_bytes(t) > 0;
-    bucket.delivered = false;
-    if (bucket.run != nullptr) bucket.run->coder().hold_zeros(context.holds_zero_gradients);
+    if (bucket.message == nullptr) continue;
+    ++undelivered_;
+    bucket.message->begin_step(context);
   }
   return {};
 }
 
-// Residuals are kept in unscaled units, so the loss scale may change between steps. Without one the loss scale stays:
-// it is there to keep small values in the range of narrow formats.
-float PlanEngine::scale_of(const Bucket& bucket) const {
-  const double scale = bucket.has_feedback ? context_.gradient_scale : 1.0;
-  return static_cast<float>(1.0 / (scale * communicator_->world_size()));
-}
-
-float PlanEngine::unscale_of(const Bucket& bucket) const {
-  return bucket.has_feedback ? static_cast<float>(context_.gradient_scale) : 1.0f;
-}
-
 Status PlanEngine::write(std::uint32_t t, const void* gradient) {
-  const Place place = schedule_->places[t];
-  Bucket& bucket = schedule_->buckets[static_cast<std::size_t>(place.bucket)];
   if (gradient_bytes(t) == 0) return {};
-  const std::span<float> values = bucket.run->values(place.slot);
-  const auto elems = static_cast<std::int64_t>(values.size());
-  const float scale = scale_of(bucket);
-  float buffer[kChunkElems];
-  for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
-    store_floats(load_floats(gradient, tensors_[t].dtype, at, count, buffer), scale, count, values.data(),
-                 DType::kFloat32, at);
-  });
+  Bucket& bucket = bucket_of(t);
+  const bool held = context_.holds_zero_gradients && all_bits_zero(gradient, gradient_bytes(t));
   const auto carried = carried_.find(t);
-  steps_[t].held = context_.holds_zero_gradients && all_bits_zero(gradient, gradient_bytes(t));
-  if (carried != carried_.end() && !steps_[t].held) {
-    const float to_values = bucket.has_feedback ? 1.0f : static_cast<float>(context_.gradient_scale);
-    for (std::int64_t i = 0; i < elems; ++i) values[i] += carried->second.data()[i] * to_values;
-  }
-  return --bucket.missing == 0 ? begin_run(bucket) : Status();
+  steps_[t].delivers_carried = carried != carried_.end() && !held && bucket.message->takes_carried(slot_of(t));
+  Interval interval{.start_ns = clock_->now_ns()};
+  bucket.message->write(slot_of(t), gradient, steps_[t].delivers_carried ? carried->second.data() : nullptr);
+  interval.end_ns = clock_->now_ns();
+  record(Stage::kEncode, index_of(bucket), interval, 0, static_cast<std::int32_t>(t));
+  return --bucket.missing == 0 ? begin_message(bucket) : Status();
 }
 
-Status PlanEngine::begin_run(Bucket& bucket) {
+Status PlanEngine::begin_message(Bucket& bucket) {
   Interval interval{.start_ns = clock_->now_ns()};
-  CORTADO_RETURN_IF_ERROR(bucket.run->begin(step_));
+  CORTADO_RETURN_IF_ERROR(bucket.message->begin(step_));
   interval.end_ns = clock_->now_ns();
   record(Stage::kEncode, index_of(bucket), interval, 0);
+  if (bucket.message->state() == SchemeState::kDone) deliver(bucket);
   return {};
 }
 
@@ -258,7 +227,7 @@ Status PlanEngine::progress() {
   for (bool moved = true; moved;) {
     moved = false;
     if (const Status status = start_turns(&moved); !status.ok()) return fail(status);
-    if (const Status status = test_runs(&moved); !status.ok()) return fail(status);
+    if (const Status status = test_oldest(&moved); !status.ok()) return fail(status);
   }
   return {};
 }
@@ -267,27 +236,28 @@ Status PlanEngine::start_turns(bool* moved) {
   for (Lane& lane : schedule_->lanes) {
     for (; lane.next < lane.turns.size(); ++lane.next) {
       const Turn& turn = lane.turns[lane.next];
-      Bucket& bucket = schedule_->buckets[static_cast<std::size_t>(turn.bucket)];
-      const bool is_next = bucket.missing == 0 && bucket.run->state() == SchemeState::kReady &&
-                           bucket.run->collective().ordinal == turn.ordinal;
+      Bucket& bucket = bucket_of(turn);
+      const bool is_next = bucket.missing == 0 && bucket.message->state() == SchemeState::kReady &&
+                           bucket.message->collective().ordinal == turn.ordinal;
       if (!is_next) break;
       bucket.in_flight_ns = clock_->now_ns();
-      CORTADO_RETURN_IF_ERROR(bucket.run->start());
+      CORTADO_RETURN_IF_ERROR(bucket.message->start());
       *moved = true;
     }
   }
   return {};
 }
 
-Status PlanEngine::test_runs(bool* moved) {
-  for (Bucket& bucket : schedule_->buckets) {
-    if (bucket.run == nullptr || bucket.missing > 0 || bucket.delivered) continue;
-    if (bucket.run->state() == SchemeState::kInFlight) CORTADO_RETURN_IF_ERROR(bucket.run->test().status());
-    if (bucket.run->state() == SchemeState::kArrived) {
+// Collectives of one communicator end in the order in which they were started, or nearly: only the oldest is asked for.
+Status PlanEngine::test_oldest(bool* moved) {
+  for (Lane& lane : schedule_->lanes) {
+    for (; lane.ended < lane.next; ++lane.ended) {
+      Bucket& bucket = bucket_of(lane.turns[lane.ended]);
+      if (bucket.message->state() == SchemeState::kInFlight) CORTADO_RETURN_IF_ERROR(bucket.message->test().status());
+      if (bucket.message->state() != SchemeState::kArrived) break;
       *moved = true;
       CORTADO_RETURN_IF_ERROR(proceed(bucket));
     }
-    if (bucket.run->state() == SchemeState::kDone) deliver(bucket);
   }
   return {};
 }
@@ -295,45 +265,39 @@ Status PlanEngine::test_runs(bool* moved) {
 Status PlanEngine::proceed(Bucket& bucket) {
   Interval interval{.start_ns = clock_->now_ns()};
   record(Stage::kCommunicate, index_of(bucket), {bucket.in_flight_ns, interval.start_ns}, 0);
-  CORTADO_RETURN_IF_ERROR(bucket.run->proceed());
+  CORTADO_RETURN_IF_ERROR(bucket.message->proceed());
   interval.end_ns = clock_->now_ns();
   record(Stage::kDecode, index_of(bucket), interval, 0);
+  if (bucket.message->state() == SchemeState::kDone) deliver(bucket);
   return {};
 }
 
 Status PlanEngine::wait_for_earliest() {
-  Bucket* earliest = nullptr;
-  std::int64_t earliest_time = 0;
-  for (Bucket& bucket : schedule_->buckets) {
-    if (bucket.run == nullptr || bucket.run->state() != SchemeState::kInFlight) continue;
-    const std::int64_t time = index_of(bucket) + kLag * bucket.run->collective().ordinal;
-    if (earliest == nullptr || time < earliest_time) earliest = &bucket, earliest_time = time;
+  const Turn* earliest = nullptr;
+  for (const Lane& lane : schedule_->lanes) {
+    if (lane.ended == lane.next) continue;
+    const Turn& oldest = lane.turns[lane.ended];
+    if (earliest == nullptr || oldest.time < earliest->time) earliest = &oldest;
   }
-  CORTADO_CHECK(earliest != nullptr, "no run can go on");
+  CORTADO_CHECK(earliest != nullptr, "no message can go on");
+  Bucket& bucket = bucket_of(*earliest);
   Interval interval{.start_ns = clock_->now_ns()};
-  CORTADO_RETURN_IF_ERROR(earliest->run->wait(timeout()));
+  CORTADO_RETURN_IF_ERROR(bucket.message->wait(timeout()));
   interval.end_ns = clock_->now_ns();
-  record(Stage::kWait, index_of(*earliest), interval, 0);
+  record(Stage::kWait, index_of(bucket), interval, 0);
   return {};
 }
 
 void PlanEngine::deliver(Bucket& bucket) {
   Interval interval{.start_ns = clock_->now_ns()};
-  const float unscale = unscale_of(bucket);
   for (std::size_t slot = 0; slot < bucket.tensors.size(); ++slot) {
     const std::uint32_t t = bucket.tensors[slot];
-    const std::span<const float> sums = bucket.run->sums(static_cast<int>(slot));
-    const auto elems = static_cast<std::int64_t>(sums.size());
-    for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
-      store_floats(sums.data() + at, unscale, count, steps_[t].gradient, tensors_[t].dtype, at);
-    });
-    if (finite_ && !all_finite(sums.data(), elems, DType::kFloat32)) {
-      finite_ = false;
-      last_non_finite_ =
-          "step " + std::to_string(finished_steps_) + ": " + tensors_[t].name + ", in the sum over ranks";
-    }
+    if (gradient_bytes(t) == 0 || bucket.message->read(static_cast<int>(slot), steps_[t].gradient) || !finite_)
+      continue;
+    finite_ = false;
+    last_non_finite_ = "step " + std::to_string(finished_steps_) + ": " + tensors_[t].name + ", in the sum over ranks";
   }
-  bucket.delivered = true;
+  --undelivered_;
   interval.end_ns = clock_->now_ns();
   record(Stage::kDecode, index_of(bucket), interval, 0);
 }
@@ -351,16 +315,15 @@ Result<StepOutcome> PlanEngine::finish_step(const LocalGradient&) {
       return fail(make_error(StatusCode::kFailedPrecondition, "finish_step: the gradient of \"%s\" was not submitted",
                              tensors_[t].name.c_str()));
     }
-    const auto is_done = [](const Bucket& bucket) { return bucket.run == nullptr || bucket.delivered; };
-    while (!std::all_of(schedule_->buckets.begin(), schedule_->buckets.end(), is_done)) {
+    while (undelivered_ > 0) {
       CORTADO_RETURN_IF_ERROR(progress());
-      if (std::all_of(schedule_->buckets.begin(), schedule_->buckets.end(), is_done)) break;
+      if (undelivered_ == 0) break;
       if (const Status status = wait_for_earliest(); !status.ok()) return fail(status);
     }
     for (const Bucket& bucket : schedule_->buckets) {
-      if (bucket.run == nullptr) continue;
-      last_payload_bytes_ += bucket.run->sent_bytes();
-      last_messages_ += static_cast<std::int64_t>(bucket.run->collectives().size());
+      if (bucket.message == nullptr) continue;
+      last_payload_bytes_ += bucket.message->sent_bytes();
+      last_messages_ += static_cast<std::int64_t>(bucket.message->collectives().size());
     }
   }
   finite_ ? commit() : static_cast<void>(++non_finite_steps_);
@@ -372,9 +335,9 @@ Result<StepOutcome> PlanEngine::finish_step(const LocalGradient&) {
 void PlanEngine::commit() {
   ++step_;
   for (Bucket& bucket : schedule_->buckets) {
-    if (bucket.run != nullptr) bucket.run->commit();
+    if (bucket.message != nullptr) bucket.message->commit();
   }
-  std::erase_if(carried_, [&](const auto& entry) { return !steps_[entry.first].held; });
+  std::erase_if(carried_, [&](const auto& entry) { return steps_[entry.first].delivers_carried; });
 }
 
 }  // namespace cortado

@@ -1,12 +1,12 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// PlanEngine: the engine that executes a plan. Each bucket is one message and has one SchemeRun.
+// PlanEngine: the engine that executes a plan. Each bucket is one message (plan_message.h).
 //
-//   submit      writes gradient / world size (in unscaled units if there is a residual) to the bucket's message; the
-//               last tensor of a bucket begins its run: it encodes, and is ready for its first collective
-//   progress    starts the collectives whose turn it is, and lets those go on that have ended
-//   finish_step progress, waiting, until all runs are done; then commit, unless some sum was not finite. All ranks have
-//               the same sums, so they all decide the same; a step that is not committed leaves no trace
+//   submit      writes gradients to their messages; the last one of a message begins it: it encodes, and is ready for
+//               its first collective
+//   progress    starts the collectives whose turn it is, and lets those messages go on whose collective has ended
+//   finish_step progress, waiting, until all messages are done; then commit, unless some sum was not finite. All ranks
+//               have the same sums, so they all decide the same; a step that is not committed leaves no trace
 //
 // Turns: collectives of one communicator must be started in one order that all ranks share, whatever becomes ready
 // first. Each collective of a plan has a time, bucket + kLag * (collectives before it in the option), and those of a
@@ -22,10 +22,10 @@
 #include <vector>
 
 #include "collective/agreement.h"
-#include "collective/scheme.h"
 #include "core/aligned_buffer.h"
 #include "cortado/engine.h"
 #include "cortado/plan.h"
+#include "engine/plan_message.h"
 
 namespace cortado {
 
@@ -65,12 +65,9 @@ class PlanEngine final : public Engine {
   };
   struct Bucket {
     std::vector<std::uint32_t> tensors;
-    std::unique_ptr<Codec> codec;
-    bool has_feedback = false;
-    std::unique_ptr<SchemeRun> run;  // null: nothing to send, because all tensors are empty
-    int missing = 0;                 // tensors not yet submitted in this step
-    bool delivered = false;
-    std::int64_t in_flight_ns = 0;  // when the collective in flight was started
+    std::unique_ptr<PlanMessage> message;  // null: nothing to send, because all tensors are empty
+    int missing = 0;                       // tensors not yet submitted in this step
+    std::int64_t in_flight_ns = 0;         // when the collective in flight was started
   };
   struct Place {
     int bucket = -1;
@@ -85,12 +82,13 @@ class PlanEngine final : public Engine {
   struct Lane {
     LevelRange levels;
     std::vector<Turn> turns;
-    std::size_t next = 0;
+    std::size_t next = 0;   // to be started
+    std::size_t ended = 0;  // so many have; below it all
   };
   struct TensorStep {
     void* gradient = nullptr;
     bool submitted = false;
-    bool held = false;  // all zeros, and nothing may be added (StepContext::holds_zero_gradients)
+    bool delivers_carried = false;  // not where nothing may be added (StepContext::holds_zero_gradients)
   };
 
   PlanEngine(std::vector<EngineTensor> tensors, const EngineOptions& options, Communicator* communicator,
@@ -105,7 +103,7 @@ class PlanEngine final : public Engine {
     std::vector<Lane> lanes;
   };
   Result<std::unique_ptr<Schedule>> make_schedule(const Plan& plan);
-  Result<Bucket> make_bucket(const PlanBucket& bucket, Schedule* schedule);
+  Result<Bucket> make_bucket(const PlanBucket& bucket, Schedule* schedule) const;
   void make_lanes(Schedule* schedule) const;
   Status check_places(const Plan& plan, std::vector<Place>* places) const;
   bool passes_through() const { return communicator_->world_size() == 1; }
@@ -113,27 +111,32 @@ class PlanEngine final : public Engine {
 
   // -- a step
   Status write(std::uint32_t tensor, const void* gradient);
-  Status begin_run(Bucket& bucket);
   Status progress();
   Status start_turns(bool* moved);
-  Status test_runs(bool* moved);
+  Status begin_message(Bucket& bucket);
+  Status test_oldest(bool* moved);
   Status wait_for_earliest();
   Status proceed(Bucket& bucket);
   void deliver(Bucket& bucket);
   void commit();
   Status fail(const Status& status);
-  float scale_of(const Bucket& bucket) const;
-  float unscale_of(const Bucket& bucket) const;
 
   // -- residuals of plans that have been left
   void carry_over(Schedule* next);
-  std::span<float> find_residual(Schedule* schedule, std::uint32_t tensor, const SchemeCoder::Residual& like) const;
+  void carry_basis_over(Schedule* next, std::uint32_t tensor);
+  Bucket& bucket_of(std::uint32_t tensor) { return bucket_of(schedule_.get(), tensor); }
+  static Bucket& bucket_of(Schedule* schedule, std::uint32_t tensor) {
+    return schedule->buckets[static_cast<std::size_t>(schedule->places[tensor].bucket)];
+  }
+  Bucket& bucket_of(const Turn& turn) { return schedule_->buckets[static_cast<std::size_t>(turn.bucket)]; }
+  int slot_of(std::uint32_t tensor) const { return schedule_->places[tensor].slot; }
   float* carried_values(std::uint32_t tensor);
   Status check_state(const EngineState& state);
   template <typename Act>
-  Status for_places(const EngineState& state, Act&& act);
+  Status for_values(const EngineState& state, bool with_places, Act&& act);
+  static std::vector<MessageResidual> residuals_of(Bucket& bucket);
 
-  void record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes);
+  void record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes, std::int32_t tensor = -1);
   std::int64_t gradient_bytes(std::uint32_t tensor) const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - schedule_->buckets.data()); }
 
@@ -143,8 +146,8 @@ class PlanEngine final : public Engine {
   const Clock* clock_;
   TraceRecorder* trace_;
   std::unique_ptr<Schedule> schedule_;
-  // By tensor: what an earlier plan lost and this rank still has to deliver; in units of residuals. Added to the next
-  // gradient that is committed.
+  // By tensor: what an earlier plan lost and this rank still has to deliver, as it stands in the mean. Added to the
+  // next gradient that is committed.
   std::map<std::uint32_t, AlignedBuffer<float>> carried_;
 
   Status failure_;
@@ -152,6 +155,7 @@ class PlanEngine final : public Engine {
   StepContext context_;
   std::vector<TensorStep> steps_;
   bool finite_ = true;
+  int undelivered_ = 0;  // messages
   ReplicaHistory replicas_;
   std::int64_t step_ = 0;  // finite steps finished
   std::int64_t finished_steps_ = 0;

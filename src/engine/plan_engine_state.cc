@@ -42,36 +42,50 @@ Status PlanEngine::switch_plan(const Plan& plan) {
 }
 
 // A residual goes to the same tensor's residual at the same place, if there is one of the same values and as many ranks
-// share it; else to what is added to the next gradient. Either way it is delivered once.
+// share it; else to one of this rank alone, or to what is added to the next gradient. Either way it is delivered once.
 void PlanEngine::carry_over(Schedule* next) {
+  const auto find_like = [&](std::uint32_t t, const MessageResidual& like) -> std::span<float> {
+    Bucket& bucket = bucket_of(next, t);
+    for (const MessageResidual& residual : residuals_of(bucket)) {
+      const bool same = residual.slot == next->places[t].slot && residual.place == like.place &&
+                        residual.begin == like.begin && residual.values.size() == like.values.size() &&
+                        residual.share == like.share && residual.replicas == like.replicas;
+      if (same) return residual.values;
+    }
+    return {};
+  };
   for (Bucket& bucket : schedule_->buckets) {
-    if (bucket.run == nullptr) continue;
-    for (const SchemeCoder::Residual& residual : bucket.run->coder().residuals()) {
-      const std::uint32_t t = bucket.tensors[static_cast<std::size_t>(residual.tensor)];
-      const std::span<float> to = find_residual(next, t, residual);
+    for (const MessageResidual& residual : residuals_of(bucket)) {
+      const std::uint32_t t = bucket.tensors[static_cast<std::size_t>(residual.slot)];
+      const std::span<float> to = find_like(t, residual);
       if (!to.empty()) {
         std::copy(residual.values.begin(), residual.values.end(), to.begin());
         continue;
       }
+      const float share = residual.share / static_cast<float>(residual.replicas);
       float* carried = carried_values(t) + residual.begin;
-      for (std::size_t i = 0; i < residual.values.size(); ++i) {
-        carried[i] += residual.values[i] / static_cast<float>(residual.replicas);
-      }
+      for (std::size_t i = 0; i < residual.values.size(); ++i) carried[i] += residual.values[i] * share;
     }
   }
+  std::erase_if(carried_, [&](const auto& entry) {
+    return bucket_of(next, entry.first).message->absorb(next->places[entry.first].slot, entry.second.data());
+  });
+  for (std::uint32_t t = 0; t < tensors_.size() && !passes_through(); ++t) carry_basis_over(next, t);
 }
 
-std::span<float> PlanEngine::find_residual(Schedule* schedule, std::uint32_t t,
-                                           const SchemeCoder::Residual& like) const {
-  const Place place = schedule->places[t];
-  Bucket& bucket = schedule->buckets[static_cast<std::size_t>(place.bucket)];
-  if (bucket.run == nullptr) return {};
-  for (const SchemeCoder::Residual& residual : bucket.run->coder().residuals()) {
-    const bool same = residual.tensor == place.slot && residual.place == like.place && residual.begin == like.begin &&
-                      residual.values.size() == like.values.size() && residual.replicas == like.replicas;
-    if (same) return residual.values;
-  }
-  return {};
+// What a low-rank codec has learnt of a tensor is of use to the same codec only.
+void PlanEngine::carry_basis_over(Schedule* next, std::uint32_t t) {
+  const auto codec_of = [t](const Schedule& schedule) {
+    return schedule.plan.buckets[static_cast<std::size_t>(schedule.places[t].bucket)].codec;
+  };
+  if (gradient_bytes(t) == 0 || codec_of(*schedule_) != codec_of(*next)) return;
+  const std::span<const float> from = bucket_of(t).message->basis(slot_of(t));
+  const std::span<float> to = bucket_of(next, t).message->basis(next->places[t].slot);
+  if (from.size() == to.size()) std::copy(from.begin(), from.end(), to.begin());
+}
+
+std::vector<MessageResidual> PlanEngine::residuals_of(Bucket& bucket) {
+  return bucket.message == nullptr ? std::vector<MessageResidual>() : bucket.message->residuals();
 }
 
 float* PlanEngine::carried_values(std::uint32_t t) {
@@ -94,11 +108,14 @@ Result<EngineState> PlanEngine::save_state() {
                     .tensors = {}};
   std::vector<TensorState> tensors(tensors_.size());
   for (Bucket& bucket : schedule_->buckets) {
-    if (bucket.run == nullptr) continue;
-    for (const SchemeCoder::Residual& residual : bucket.run->coder().residuals()) {
-      TensorState& tensor = tensors[bucket.tensors[static_cast<std::size_t>(residual.tensor)]];
+    for (const MessageResidual& residual : residuals_of(bucket)) {
+      TensorState& tensor = tensors[bucket.tensors[static_cast<std::size_t>(residual.slot)]];
       tensor.places.push_back({std::string(residual.place), residual.begin,
                                std::vector<float>(residual.values.begin(), residual.values.end())});
+    }
+    for (std::size_t slot = 0; bucket.message != nullptr && slot < bucket.tensors.size(); ++slot) {
+      const std::span<float> basis = bucket.message->basis(static_cast<int>(slot));
+      tensors[bucket.tensors[slot]].basis.assign(basis.begin(), basis.end());
     }
   }
   for (const auto& [t, carried] : carried_) {
@@ -106,7 +123,7 @@ Result<EngineState> PlanEngine::save_state() {
   }
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     tensors[t].name = tensors_[t].name;
-    if (!tensors[t].places.empty()) state.tensors.push_back(std::move(tensors[t]));
+    if (!tensors[t].places.empty() || !tensors[t].basis.empty()) state.tensors.push_back(std::move(tensors[t]));
   }
   return state;
 }
@@ -119,45 +136,52 @@ Status PlanEngine::check_state(const EngineState& state) {
     return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of \"%s\"",
                       state.spec.c_str(), options_.results_spec().c_str());
   }
-  if (state.world_size != communicator_->world_size()) return {};
-  if (state.rank != communicator_->rank()) {
+  const bool same_world = state.world_size == communicator_->world_size();
+  if (same_world && state.rank != communicator_->rank()) {
     return make_error(StatusCode::kMismatch,
                       "load_state: this is the state of rank %d, here is rank %d; each rank loads its own", state.rank,
                       communicator_->rank());
   }
-  return for_places(state, [](std::span<const float>, std::span<float>) {});
+  return for_values(state, same_world, [](std::span<const float>, std::span<float>) {});
 }
 
-// Calls act(saved, here) for every place of the state, the carried ones included; fails if there is one that is not
-// here.
+// Calls act(saved, here) for all that the state holds of each tensor: its basis and, if asked for, what it keeps at its
+// places, the carried values included. Fails if something is not here.
 template <typename Act>
-Status PlanEngine::for_places(const EngineState& state, Act&& act) {
+Status PlanEngine::for_values(const EngineState& state, bool with_places, Act&& act) {
   for (const TensorState& tensor : state.tensors) {
     const auto found =
         std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& t) { return t.name == tensor.name; });
+    if (found == tensors_.end()) {
+      return make_error(StatusCode::kMismatch, "load_state: the model has no tensor \"%s\"", tensor.name.c_str());
+    }
     const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
+    Bucket& bucket = bucket_of(t);
+    const auto take = [&](const std::string& what, const std::vector<float>& saved, std::span<float> here) -> Status {
+      if (here.size() != saved.size()) {
+        return make_error(
+            StatusCode::kMismatch,
+            "load_state: \"%s\" has %zu values of %s, expected %zu; the state is of another model or plan",
+            tensor.name.c_str(), saved.size(), what.c_str(), here.size());
+      }
+      act(std::span<const float>(saved), here);
+      return {};
+    };
+    std::span<float> basis;
+    if (bucket.message != nullptr) basis = bucket.message->basis(slot_of(t));
+    CORTADO_RETURN_IF_ERROR(take("the basis", tensor.basis, basis));
     for (const PlaceState& place : tensor.places) {
+      if (!with_places) break;
       std::span<float> here;
-      if (found != tensors_.end() && place.name != kCarried) {
-        const Place of_tensor = schedule_->places[t];
-        Bucket& bucket = schedule_->buckets[static_cast<std::size_t>(of_tensor.bucket)];
-        if (bucket.run != nullptr) {
-          for (const SchemeCoder::Residual& residual : bucket.run->coder().residuals()) {
-            if (residual.tensor == of_tensor.slot && residual.place == place.name && residual.begin == place.begin) {
-              here = residual.values;
-            }
-          }
-        }
-      } else if (found != tensors_.end()) {
+      if (place.name == kCarried) {
         here = {carried_values(t), static_cast<std::size_t>(found->rows * found->cols)};
       }
-      if (here.size() != place.values.size()) {
-        return make_error(StatusCode::kMismatch,
-                          "load_state: \"%s\" has %zu values at place \"%s\" from %" PRId64
-                          " on, expected %zu; the state is of another model or plan",
-                          tensor.name.c_str(), place.values.size(), place.name.c_str(), place.begin, here.size());
+      for (const MessageResidual& residual : residuals_of(bucket)) {
+        if (residual.slot == slot_of(t) && residual.place == place.name && residual.begin == place.begin) {
+          here = residual.values;
+        }
       }
-      act(std::span<const float>(place.values), here);
+      CORTADO_RETURN_IF_ERROR(take("place " + place.name, place.values, here));
     }
   }
   return {};
@@ -175,20 +199,18 @@ Result<std::string> PlanEngine::load_state(const EngineState& state) {
   step_ = state.step;
   carried_.clear();
   for (Bucket& bucket : schedule_->buckets) {
-    if (bucket.run == nullptr) continue;
-    for (const SchemeCoder::Residual& residual : bucket.run->coder().residuals()) {
+    for (const MessageResidual& residual : residuals_of(bucket)) {
       std::fill(residual.values.begin(), residual.values.end(), 0.0f);
     }
   }
-  if (state.world_size != communicator_->world_size()) {
-    return "the state was saved by " + std::to_string(state.world_size) + " ranks and is loaded by " +
-           std::to_string(communicator_->world_size()) +
-           ": residuals start at zero (what they held is lost once), the step is kept";
-  }
-  CORTADO_RETURN_IF_ERROR(for_places(state, [](std::span<const float> saved, std::span<float> here) {
+  const bool same_world = state.world_size == communicator_->world_size();
+  CORTADO_RETURN_IF_ERROR(for_values(state, same_world, [](std::span<const float> saved, std::span<float> here) {
     std::copy(saved.begin(), saved.end(), here.begin());
   }));
-  return std::string();
+  if (same_world) return std::string();
+  return "the state was saved by " + std::to_string(state.world_size) + " ranks and is loaded by " +
+         std::to_string(communicator_->world_size()) +
+         ": residuals start at zero (what they held is lost once), bases and step are kept";
 }
 
 Status PlanEngine::check_replicas(std::span<const ReplicaTensor> tensors) {
@@ -211,33 +233,38 @@ EngineReport PlanEngine::report() const {
   report.last_non_finite = last_non_finite_;
   report.payload_bytes = last_payload_bytes_;
   report.messages = last_messages_;
-  double sum_squares = 0, error_squares = 0;
+  double sum_squares = 0, error_squares = 0, residual_squares = 0;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     TensorReport& tensor = report.tensors.emplace_back();
     tensor.name = tensors_[t].name;
     tensor.elems = tensors_[t].rows * tensors_[t].cols;
     report.dense_bytes += gradient_bytes(t);
     const Place place = schedule_->places[t];
-    const Bucket& bucket = schedule_->buckets[static_cast<std::size_t>(place.bucket)];
-    if (bucket.run == nullptr) continue;
-    tensor.compressed = bucket.codec != nullptr && finished_steps_ > 0;
-    tensor.payload_bytes = bucket.run->coder().encoded_bytes(place.slot);
-    if (bucket.codec == nullptr && finished_steps_ > 0) {
-      tensor.payload_bytes = tensor.elems * static_cast<std::int64_t>(sizeof(float));
-    }
-    const SchemeCoder::Squares& squares = bucket.run->coder().squares(place.slot);
+    const PlanMessage* message = schedule_->buckets[static_cast<std::size_t>(place.bucket)].message.get();
+    if (message == nullptr || tensor.elems == 0) continue;
+    if (finished_steps_ == 0) continue;
+    tensor.compressed = message->is_compressed(place.slot);
+    tensor.payload_bytes = message->payload_bytes(place.slot);
+    const SchemeCoder::Squares squares = message->squares(place.slot);
     if (squares.of_values > 0) tensor.relative_l2_error = std::sqrt(squares.of_differences / squares.of_values);
     sum_squares += squares.of_values;
     error_squares += squares.of_differences;
+    if (message->residual_bytes() == 0) continue;
+    const PlanBucket& planned = schedule_->plan.buckets[static_cast<std::size_t>(place.bucket)];
+    const bool of_own_gradient = sums_factors(planned, static_cast<int>(schedule_->plan.topology.levels.size()));
+    const double unit = of_own_gradient ? 1 : communicator_->world_size();  // else of gradients divided by it
+    residual_squares += squares.of_differences * unit * unit;
   }
   if (sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
+  report.residual_l2 = std::sqrt(residual_squares);
   if (last_payload_bytes_ > 0) {
     report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
   }
   for (const Bucket& bucket : schedule_->buckets) {
-    if (bucket.run == nullptr) continue;
-    report.residual_bytes += bucket.run->coder().residual_bytes();
-    report.message_bytes += bucket.run->buffer_bytes() + bucket.run->coder().scratch_bytes();
+    if (bucket.message == nullptr) continue;
+    report.residual_bytes += bucket.message->residual_bytes();
+    report.factor_bytes += bucket.message->factor_bytes();
+    report.message_bytes += bucket.message->buffer_bytes();
   }
   for (const auto& [t, carried] : carried_) {
     report.residual_bytes += static_cast<std::int64_t>(carried.size() * sizeof(float));
@@ -266,15 +293,17 @@ std::string PlanEngine::describe() const {
   const EngineReport now = report();
   std::int64_t encoded = 0;
   for (const Bucket& bucket : schedule_->buckets) {
-    if (bucket.codec != nullptr) encoded += static_cast<std::int64_t>(bucket.tensors.size());
+    for (std::size_t slot = 0; bucket.message != nullptr && slot < bucket.tensors.size(); ++slot) {
+      encoded += bucket.message->is_compressed(static_cast<int>(slot));
+    }
   }
   const auto mib = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0); };
   char text[320];
   std::snprintf(text, sizeof(text),
                 "cortado: %s over %s, %d ranks; %zu tensors in %zu messages, %" PRId64
-                " of them compressed\ncortado: memory: residual %.2f MiB, messages %.2f MiB",
+                " of them compressed\ncortado: memory: residual %.2f MiB, factors %.2f MiB, messages %.2f MiB",
                 now.spec.c_str(), now.communicator.c_str(), now.world_size, tensors_.size(), schedule_->buckets.size(),
-                encoded, mib(now.residual_bytes), mib(now.message_bytes));
+                encoded, mib(now.residual_bytes), mib(now.factor_bytes), mib(now.message_bytes));
   return text;
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/counting_new.h"
+#include "cortado/codec.h"
 #include "cortado/plan.h"
 #include "cortado/planner.h"
 #include "engine/engine_testing.h"
@@ -27,6 +28,9 @@ Plan mixed_plan(const Topology& topology, std::size_t seed, const std::vector<st
     for (std::size_t i = 0; i < count; ++i) bucket.tensors.push_back(names[next++]);
     bucket.option = options[(seed * 7919 + b * 1543) % options.size()];
     bucket.codec = codecs[(seed + b) % codecs.size()];
+    if (find_codec(bucket.codec.substr(0, bucket.codec.find('(')))->traits.low_rank && seed % 3 != 0) {
+      bucket.option = Option::parse("encode@cpu all_reduce@flat decode@cpu", topology).value();
+    }
   }
   return plan;
 }
@@ -39,9 +43,9 @@ Plan dense_plan(const Topology& topology) {
 }
 
 const std::vector<std::string> kLossless = {"none", "float_rans"};
-const std::vector<std::string> kLossy = {
-    "topk(density=0.1)", "quant(bits=4)",      "sign",
-    "cast(bf16)",        "randk(density=0.2)", "topk(density=0.3) | quant(bits=8)"};
+const std::vector<std::string> kLossy = {"topk(density=0.1)", "quant(bits=4)",      "sign",
+                                         "cast(bf16)",        "randk(density=0.2)", "topk(density=0.3) | quant(bits=8)",
+                                         "acp(rank=2)",       "power(rank=2)"};
 
 EngineOptions with_timeout() {
   EngineOptions options;
@@ -180,7 +184,70 @@ TEST(PlanEngine, CarriesResidualsOverFromPlanToPlan) {
       return {};
     });
     ASSERT_FALSE(HasFailure());
-    EXPECT_LT(largest_difference(delivered, mean_of_gradients(6, 6)), 1e-5);
+    EXPECT_LT(largest_difference(delivered, mean_of_gradients(6, 6)), 2e-5);
+  }
+}
+
+// Factors without a residual have no place for what an earlier plan still owes: it waits for the next plan.
+TEST(PlanEngine, WhatCannotBeAddedStaysOwed) {
+  const auto plan_with = [](const std::string& codec, const std::string& option, bool error_feedback) {
+    Plan plan = dense_plan(kTwoByTwo);
+    for (PlanBucket& bucket : plan.buckets) {
+      bucket.codec = codec;
+      bucket.option = Option::parse(option, kTwoByTwo).value();
+      bucket.error_feedback = error_feedback;
+    }
+    return plan;
+  };
+  const Plan sparse = plan_with("topk(density=0.1)", "encode@cpu all_gather@flat decode@cpu", true);
+  const Plan low_rank = plan_with("acp(rank=2)", "encode@cpu all_reduce@flat decode@cpu", false);
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), sparse, with_timeout(), &communicator));
+    Sum delivered;
+    for (int step = 0; step < 3; ++step) {
+      if (step > 0) CORTADO_RETURN_IF_ERROR(engine->switch_plan(step == 1 ? low_rank : dense_plan(kTwoByTwo)));
+      Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+      if (step > 0) gradients = zeros_like(gradients);
+      CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, communicator.rank(), gradients).status());
+      add(gradients, 1, &delivered);
+      EXPECT_EQ(largest_difference(delivered, mean_of_gradients(4, 1)) < 1e-5, step == 2);
+    }
+    return {};
+  });
+}
+
+// Where factors are summed flat, matrices get the bits that the same codec gives them without a plan.
+TEST(PlanEngine, LowRankCodecsKeepTheirBasesFromStepToStep) {
+  for (const std::string codec : {"acp(rank=4)", "power(rank=4)"}) {
+    Plan plan = dense_plan(kTwoByTwo);
+    for (PlanBucket& bucket : plan.buckets) {
+      bucket.codec = codec;
+      bucket.option = Option::parse("encode@cpu all_reduce@flat decode@cpu", kTwoByTwo).value();
+    }
+    EngineOptions options = EngineOptions::parse(codec).value();
+    options.start_step = 0;
+    options.min_compression_rate = 1;
+    options.timeout_s = 20;
+    on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+      const int rank = communicator.rank();
+      CORTADO_ASSIGN_OR_RETURN(const auto planned, Engine::create(small_model(), plan, with_timeout(), &communicator));
+      CORTADO_ASSIGN_OR_RETURN(const auto plain, Engine::create(small_model(), options, &communicator));
+      for (std::int64_t step = 0; step < 4; ++step) {
+        if (step == 2) CORTADO_RETURN_IF_ERROR(planned->switch_plan(plan));
+        Gradients got = made_up_gradients(small_model(), rank, step), expected = got;
+        CORTADO_RETURN_IF_ERROR(run_plan_step(*planned, rank, got).status());
+        CORTADO_RETURN_IF_ERROR(run_step(*plain, expected).status());
+        int compressed = 0;
+        for (std::size_t t = 0; t < got.size(); ++t) {
+          if (!plain->report().tensors[t].compressed) continue;
+          ++compressed;
+          EXPECT_EQ(got[t], expected[t]) << codec << ", step " << step << ", tensor " << t;
+        }
+        EXPECT_GT(compressed, 2);
+      }
+      EXPECT_GT(planned->report().factor_bytes, 0);
+      return {};
+    });
   }
 }
 
@@ -319,6 +386,36 @@ TEST(PlanEngine, ASwitchThatRanksDisagreeOnChangesNothing) {
   });
 }
 
+// One bit, at any collective of one rank: of values it may be delivered, of payloads never, and then to nobody.
+TEST(PlanEngine, DamagedPayloadsAreRefusedByName) {
+  const Topology three = {{{"all", 3}}};
+  Plan plan = dense_plan(three);
+  for (PlanBucket& bucket : plan.buckets) {
+    bucket.codec = "quant(bits=4)";
+    bucket.option = Option::parse("encode@cpu all_gather@all decode@cpu", three).value();
+  }
+  int refused = 0;
+  for (std::int64_t at = 0; at < 12; ++at) {
+    const std::vector<Status> statuses = run_ranks(3, [&](Communicator& plain) -> Status {
+      std::vector<Fault> faults;
+      if (plain.rank() == 1) faults.push_back({.at = at, .kind = Fault::Kind::kCorrupt});
+      const std::unique_ptr<Communicator> communicator = make_faulty_communicator(&plain, faults);
+      CORTADO_ASSIGN_OR_RETURN(const auto engine,
+                               Engine::create(small_model(), plan, with_timeout(), communicator.get()));
+      for (std::int64_t step = 0; step < 2; ++step) {
+        Gradients gradients = made_up_gradients(small_model(), plain.rank(), step);
+        CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, plain.rank(), gradients).status());
+      }
+      return {};
+    });
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.ok(), statuses[0].ok()) << at << ": " << status.to_string();
+      refused += status.message().find("what rank 1 sent of") != std::string::npos;
+    }
+  }
+  EXPECT_GT(refused, 4);
+}
+
 TEST(PlanEngine, OtherEnginesHaveNoPlanToSwitch) {
   LocalGroup group(1);
   const auto engine =
@@ -362,7 +459,8 @@ TEST(PlanEngine, ReportsBytesErrorsAndMessages) {
       bytes += tensor.payload_bytes;
       const bool in_first = std::find(plan.buckets[0].tensors.begin(), plan.buckets[0].tensors.end(), tensor.name) !=
                             plan.buckets[0].tensors.end();
-      EXPECT_EQ(tensor.payload_bytes, tensor.elems * (in_first ? 2 : 4));
+      const std::int64_t check_bytes = in_first && tensor.elems > 0 ? 4 : 0;
+      EXPECT_EQ(tensor.payload_bytes, tensor.elems * (in_first ? 2 : 4) + check_bytes);
       EXPECT_EQ(tensor.relative_l2_error > 0, in_first && tensor.elems > 0);
     }
     EXPECT_EQ(report.payload_bytes, bytes);

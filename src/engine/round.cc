@@ -309,7 +309,7 @@ Status Round::check_headers(int message) const {
       const std::uint64_t bytes = header(message, rank, static_cast<int>(s)) & kBytesMask;
       if (bytes <= static_cast<std::uint64_t>(slots[s].elems)) continue;
       return make_error(StatusCode::kCorruptData,
-                        "%s: rank %d announces %" PRIu64 " bytes in slot %zu, which has at most %" PRId64,
+                        "%s: communicate: rank %d announces %" PRIu64 " bytes in slot %zu, which has at most %" PRId64,
                         name_of(message).c_str(), rank, bytes, s, slots[s].elems);
     }
   }

@@ -199,7 +199,7 @@ TEST(Round, AHeaderThatCanNotBeIsRefused) {
     CORTADO_RETURN_IF_ERROR(round.wait(0, kLong));
     const Status status = round.check_headers(0);
     EXPECT_EQ(status.code(), StatusCode::kCorruptData);
-    EXPECT_NE(status.message().find("message 0: rank 1 announces"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("message 0: communicate: rank 1 announces"), std::string::npos) << status.message();
     return {};
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();

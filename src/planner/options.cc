@@ -1,124 +1,177 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "cortado/planner.h"
-
 #include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+
+#include "core/check.h"
+#include "planner/option_tree.h"
 
 namespace cortado {
 
 namespace {
 
-// Walks the tree depth first; `option_` is the path from its root.
-class Generator {
+// Adds branches from one place.
+class Branches {
  public:
-  explicit Generator(const OptionSpace& space) : space_(space) {}
+  Branches(const OptionSpace& space, const TreePlace& from, std::vector<TreeBranch>* branches)
+      : space_(space), from_(from), branches_(*branches) {}
 
-  std::vector<Option> run() {
-    begin(0, /*encoded=*/false);
-    std::stable_sort(options_.begin(), options_.end(),
-                     [](const Option& a, const Option& b) { return a.encodes() < b.encodes(); });
-    return std::move(options_);
+  void append() {
+    switch (from_.phase) {
+      case TreePlace::kFirst:
+        append_first_moves();
+        return append_changes_of_form(TreePlace::kFirst, TreePlace::kFirstMoves);
+      case TreePlace::kFirstMoves:
+        return append_first_moves();
+      case TreePlace::kSecond:
+        append_second_move();
+        return append_changes_of_form(TreePlace::kSecond, TreePlace::kSecondMoves);
+      case TreePlace::kSecondMoves:
+        return append_second_move();
+      case TreePlace::kLastDecode:
+        return append_changes_of_form(TreePlace::kDone, TreePlace::kDone);
+      case TreePlace::kDone:
+        return;
+    }
   }
 
  private:
-  struct Pair {
-    OpKind first, second;
-  };
-
-  // Sum over the levels from `level` on: first perhaps into the other form.
-  void begin(int level, bool encoded) {
-    body(level, encoded);
-    if (!encoded) {
-      for_each_device(OpKind::kEncode, [&] { body(level, true); });
-    } else {
-      for_each_device(OpKind::kDecode, [&] { begin(level, false); });
+  // Values are encoded and then travel. Payloads are decoded, and then the values travel or are encoded anew.
+  void append_changes_of_form(TreePlace::Phase after_decode, TreePlace::Phase after_encode) {
+    for (const OpDevice device : space_.devices) {
+      TreePlace to = from_;
+      to.encoded = !from_.encoded;
+      to.phase = from_.encoded ? after_decode : after_encode;
+      branches_.push_back({{.kind = from_.encoded ? OpKind::kDecode : OpKind::kEncode, .device = device}, to});
     }
   }
 
-  void body(int level, bool encoded) {
-    const LevelRange rest = {level, space_.levels - 1};
-    for (OpKind kind : complete_collectives(encoded)) {
-      with(kind, rest, encoded, [&] { end(encoded); });
-    }
-    first_step(rest, encoded, [&] { second_step(encoded); });
-    if (level + 1 < space_.levels) {
-      first_step({level, level}, encoded, [&] { begin(level + 1, encoded); });
-    }
+  void append_first_moves() {
+    const LevelRange rest = {from_.level, space_.levels - 1};
+    if (!from_.encoded || space_.sum_payloads) append_complete(OpKind::kAllReduce, rest);
+    if (from_.encoded) append_complete(OpKind::kAllGather, rest);
+    append_first_steps(rest, TreePlace::kSecond);
+    if (from_.level + 1 < space_.levels) append_first_steps({from_.level, from_.level}, TreePlace::kFirst);
   }
 
-  // The last first step is answered, or the tree ends.
-  void end(bool encoded) {
-    if (!open_.empty()) return second_step(encoded);
-    if (!encoded) return options_.push_back(option_);
-    for_each_device(OpKind::kDecode, [&] { options_.push_back(option_); });
+  void append_complete(OpKind kind, LevelRange levels) {
+    TreePlace to = from_;
+    settle(&to);
+    branches_.push_back({{.kind = kind, .levels = levels, .encoded = from_.encoded}, to});
   }
 
-  void second_step(bool encoded) {
-    const Operation second = open_.back();
-    open_.pop_back();
-    with(second.kind, second.levels, encoded, [&] { end(encoded); });
-    open_.push_back(second);
-    // Into the other form first. From payloads to values both follow: values, or another payload of them.
-    if (!encoded) {
-      for_each_device(OpKind::kEncode, [&] { second_encoded(second); });
-    } else {
-      for_each_device(OpKind::kDecode, [&] { second_step(false); });
-    }
+  void append_first_steps(LevelRange levels, TreePlace::Phase phase) {
+    const bool sums = !from_.encoded || space_.sum_payloads;
+    if (sums) append_first_step(OpKind::kReduceScatter, OpKind::kAllGather, levels, phase);
+    if (sums && space_.rooted) append_first_step(OpKind::kReduce, OpKind::kBroadcast, levels, phase);
+    if (from_.encoded) append_first_step(OpKind::kAllToAll, OpKind::kAllGather, levels, phase);
+    if (from_.encoded && space_.rooted) append_first_step(OpKind::kGather, OpKind::kBroadcast, levels, phase);
   }
 
-  void second_encoded(const Operation& second) {
-    open_.pop_back();
-    with(second.kind, second.levels, true, [&] { end(true); });
-    open_.push_back(second);
+  void append_first_step(OpKind first, OpKind second, LevelRange levels, TreePlace::Phase phase) {
+    TreePlace to = from_;
+    to.phase = phase;
+    if (phase == TreePlace::kFirst) ++to.level;
+    to.open[to.open_count++] = {.kind = second, .levels = levels};
+    branches_.push_back({{.kind = first, .levels = levels, .encoded = from_.encoded}, to});
   }
 
-  std::vector<OpKind> complete_collectives(bool encoded) const {
-    if (!encoded) return {OpKind::kAllReduce};
-    if (space_.sum_payloads) return {OpKind::kAllGather, OpKind::kAllReduce};
-    return {OpKind::kAllGather};
+  void append_second_move() {
+    TreePlace to = from_;
+    Operation second = std::exchange(to.open[--to.open_count], {});
+    second.encoded = from_.encoded;
+    settle(&to);
+    branches_.push_back({second, to});
   }
 
-  template <typename Next>
-  void first_step(LevelRange levels, bool encoded, Next next) {
-    std::vector<Pair> pairs;
-    if (!encoded || space_.sum_payloads) {
-      pairs.push_back({OpKind::kReduceScatter, OpKind::kAllGather});
-      if (space_.rooted) pairs.push_back({OpKind::kReduce, OpKind::kBroadcast});
-    }
-    if (encoded) {
-      pairs.push_back({OpKind::kAllToAll, OpKind::kAllGather});
-      if (space_.rooted) pairs.push_back({OpKind::kGather, OpKind::kBroadcast});
-    }
-    for (const Pair& pair : pairs) {
-      open_.push_back({.kind = pair.second, .levels = levels});
-      with(pair.first, levels, encoded, next);
-      open_.pop_back();
-    }
-  }
-
-  template <typename Next>
-  void for_each_device(OpKind kind, Next next) {
-    for (OpDevice device : space_.devices) {
-      option_.operations.push_back({.kind = kind, .device = device});
-      next();
-      option_.operations.pop_back();
-    }
-  }
-
-  template <typename Next>
-  void with(OpKind kind, LevelRange levels, bool encoded, Next next) {
-    option_.operations.push_back({.kind = kind, .levels = levels, .encoded = encoded});
-    next();
-    option_.operations.pop_back();
+  // All levels that were begun last are summed and every rank that took part has the result.
+  static void settle(TreePlace* place) {
+    place->level = 0;
+    place->phase = place->open_count > 0 ? TreePlace::kSecond
+                   : place->encoded      ? TreePlace::kLastDecode
+                                         : TreePlace::kDone;
   }
 
   const OptionSpace& space_;
-  Option option_;
-  std::vector<Operation> open_;  // second steps that must follow
-  std::vector<Option> options_;
+  const TreePlace& from_;
+  std::vector<TreeBranch>& branches_;
 };
+
+void collect(const OptionSpace& space, const TreePlace& from, Option* path, std::vector<Option>* options) {
+  if (from.phase == TreePlace::kDone) return options->push_back(*path);
+  std::vector<TreeBranch> branches;
+  append_branches(space, from, &branches);
+  for (const TreeBranch& branch : branches) {
+    path->operations.push_back(branch.operation);
+    collect(space, branch.to, path, options);
+    path->operations.pop_back();
+  }
+}
+
+// What follows depends on phase, form, level and the number of open steps only.
+using Counts = std::map<std::tuple<int, bool, int, int>, std::int64_t>;
+
+std::int64_t count_from(const OptionSpace& space, const TreePlace& from, Counts* counts) {
+  if (from.phase == TreePlace::kDone) return 1;
+  const auto key = std::make_tuple(static_cast<int>(from.phase), from.encoded, from.level, from.open_count);
+  const auto found = counts->find(key);
+  if (found != counts->end()) return found->second;
+  std::vector<TreeBranch> branches;
+  append_branches(space, from, &branches);
+  std::int64_t count = 0;
+  for (const TreeBranch& branch : branches) count += count_from(space, branch.to, counts);
+  return (*counts)[key] = count;
+}
 
 }  // namespace
 
-std::vector<Option> generate_options(const OptionSpace& space) { return Generator(space).run(); }
+void append_branches(const OptionSpace& space, const TreePlace& from, std::vector<TreeBranch>* branches) {
+  CORTADO_CHECK(space.levels <= kMaxLevels, "%d levels", space.levels);
+  Branches(space, from, branches).append();
+}
+
+std::int64_t count_options(const OptionSpace& space) {
+  Counts counts;
+  return count_from(space, {}, &counts);
+}
+
+TreeGraph::TreeGraph(const OptionSpace& space) {
+  // By their text: places are small plain values, and there are few.
+  std::unordered_map<std::string, std::int32_t> numbers;
+  std::vector<TreePlace> reached;
+  const auto number_of = [&](const TreePlace& place) {
+    std::string key = {static_cast<char>(place.phase), static_cast<char>(place.encoded),
+                       static_cast<char>(place.level)};
+    for (int i = 0; i < place.open_count; ++i) {
+      key += static_cast<char>(place.open[i].kind);
+      key += static_cast<char>(place.open[i].levels.first);
+      key += static_cast<char>(place.open[i].levels.last);
+    }
+    const auto [entry, is_new] = numbers.try_emplace(key, static_cast<std::int32_t>(reached.size()));
+    if (is_new) reached.push_back(place);
+    return entry->second;
+  };
+  number_of({});
+  std::vector<TreeBranch> branches;
+  for (std::size_t i = 0; i < reached.size(); ++i) {  // grows while it is walked
+    branches.clear();
+    append_branches(space, TreePlace(reached[i]), &branches);
+    Place place;
+    place.is_done = reached[i].phase == TreePlace::kDone;
+    for (const TreeBranch& branch : branches) place.edges.push_back({branch.operation, number_of(branch.to)});
+    places.push_back(std::move(place));
+  }
+}
+
+std::vector<Option> generate_options(const OptionSpace& space) {
+  Option path;
+  std::vector<Option> options;
+  collect(space, {}, &path, &options);
+  std::stable_sort(options.begin(), options.end(),
+                   [](const Option& a, const Option& b) { return a.encodes() < b.encodes(); });
+  return options;
+}
 
 }  // namespace cortado

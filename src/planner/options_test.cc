@@ -7,12 +7,18 @@
 #include <set>
 #include <string>
 
+#include "planner/option_tree.h"
+
 namespace cortado {
 namespace {
 
 const std::vector<OpDevice> kGpu = {OpDevice::kGpu};
 
-std::size_t count(OptionSpace space) { return generate_options(space).size(); }
+std::size_t count(OptionSpace space) {
+  const std::size_t generated = generate_options(space).size();
+  EXPECT_EQ(static_cast<std::size_t>(count_options(space)), generated);
+  return generated;
+}
 
 std::map<int, int> count_by_encodes(OptionSpace space) {
   std::map<int, int> counts;
@@ -62,6 +68,15 @@ TEST(GenerateOptions, OptionsOfOneDeviceEach) {
 }
 
 TEST(GenerateOptions, OneLevelHasOnlyFlatOnes) { EXPECT_EQ(count({.levels = 1}), 63u); }
+
+TEST(CountOptions, AgreesWithWhatIsGenerated) {
+  for (const int levels : {1, 2, 3}) {
+    for (const bool sum_payloads : {false, true}) {
+      count({.levels = levels, .devices = kGpu, .rooted = levels < 3, .sum_payloads = sum_payloads});
+      if (levels < 3) count({.levels = levels, .sum_payloads = sum_payloads});
+    }
+  }
+}
 
 TEST(GenerateOptions, AreDistinctCheckedAndParseBack) {
   for (const int levels : {1, 2, 3}) {

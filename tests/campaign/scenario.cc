@@ -13,6 +13,7 @@
 #include "collective/virtual_clock.h"
 #include "core/check.h"
 #include "core/float16.h"
+#include "cortado/planner.h"
 #include "tests/campaign/watched_communicator.h"
 
 namespace cortado {
@@ -104,6 +105,47 @@ EngineOptions make_options(Dice& dice) {
   if (dice.one_in(3)) options.rollback = EngineOptions::Rollback::kExact;
   options.random_seed = dice.next() % 1000;
   return options;
+}
+
+const std::vector<Option>& all_options() {
+  static const std::vector<Option> options = generate_options({});
+  return options;
+}
+
+// After their sum, to ranks that do not take part in it.
+bool moves_plain_values(const Option& option) {
+  return std::any_of(option.operations.begin(), option.operations.end(), [](const Operation& op) {
+    return !op.encoded && (op.kind == OpKind::kAllGather || op.kind == OpKind::kBroadcast);
+  });
+}
+
+// Buckets of one to three tensors, each with an option of the tree and a codec of its own.
+Plan make_plan(Dice& dice, const std::vector<EngineTensor>& tensors, int machines) {
+  const std::vector<Option>& options = all_options();
+  static const std::vector<std::string> codecs = {"none",
+                                                  "float_rans",
+                                                  "cast(bf16)",
+                                                  "topk(density=0.1)",
+                                                  "sign(scale=mean_abs)",
+                                                  "quant(bits=4)",
+                                                  "fp8(e4m3)",
+                                                  "randk(density=0.2)",
+                                                  "topk(density=0.3) | quant(bits=8)"};
+  Plan plan{.job = "campaign",
+            .cluster = "threads",
+            .topology = {{{"intra", 2}, {"inter", machines}}},
+            .buckets = {},
+            .notes = {},
+            .unknown = {}};
+  for (std::size_t next = 0; next < tensors.size();) {
+    PlanBucket& bucket = plan.buckets.emplace_back();
+    const std::size_t end = std::min(tensors.size(), next + 1 + static_cast<std::size_t>(dice.below(3)));
+    while (next < end) bucket.tensors.push_back(tensors[next++].name);
+    bucket.option = dice.any(options);
+    bucket.codec = dice.any(codecs);
+    bucket.error_feedback = !dice.one_in(4);
+  }
+  return plan;
 }
 
 bool is_of_a_collective(Trouble trouble) {
@@ -220,9 +262,12 @@ class Rank {
     std::vector<EngineTensor> tensors = scenario_.tensors;
     // What changes only speed may differ between ranks.
     options.overlap = !dice_.one_in(6);
-    if (options.method != EngineOptions::Method::kNone && dice_.one_in(6)) options.threads = 3 - options.threads;
+    if (scenario_.options.method != EngineOptions::Method::kNone && dice_.one_in(6))
+      options.threads = 3 - options.threads;
+    std::optional<Plan> plan = scenario_.plan;
     if (has(Trouble::kOtherSettings)) {
       options.random_seed += 1;
+      if (plan.has_value()) plan->buckets.back().codec = plan->buckets.back().codec == "none" ? "sign" : "none";
     }
     if (has(Trouble::kOtherModel)) {
       EngineTensor& changed = tensors[scenario_.at % tensors.size()];
@@ -240,6 +285,7 @@ class Rank {
           tensors.pop_back();
       }
     }
+    if (plan.has_value()) return Engine::create(tensors, *plan, options, communicator_, clock_);
     return Engine::create(tensors, options, communicator_, clock_);
   }
 
@@ -397,8 +443,8 @@ bool names_place(const std::string& text, bool in_step) {
     return has("comparing settings") || has("comparing models") || has("different settings") || has("different models");
   }
   if (text.starts_with("submit: ")) return true;  // the caller's own mistake, in the call it was told of
-  return has("step ") && (has(": communicate: ") || has("encode of \"") || has(": decode of \"") ||
-                          has("finish_step: ") || has("was abandoned"));
+  return has("step ") && (has(": communicate: ") || has(": operation ") || has("encode of \"") ||
+                          has(": decode of \"") || has("finish_step: ") || has("was abandoned"));
 }
 
 std::string bits_that_differ(const Scenario& scenario, const RankOutcome& got, const RankOutcome& expected,
@@ -413,6 +459,7 @@ std::string bits_that_differ(const Scenario& scenario, const RankOutcome& got, c
 }
 
 bool is_lossless(const Scenario& scenario) {
+  if (scenario.plan.has_value()) return false;
   const std::string spec = scenario.options.to_spec();
   return spec.starts_with("none") || spec.starts_with("float_rans") || spec.starts_with("topk(density=1,") ||
          spec.starts_with("topk(density=1)");
@@ -426,7 +473,7 @@ std::string faults_of_reference(const Scenario& scenario, const std::vector<Rank
     if (!differs.empty()) return "without trouble replicas differ in " + differs;
   }
   for (int step = 0; step < scenario.steps; ++step) {
-    const bool is_dense = is_lossless(scenario) || step < scenario.options.start_step;
+    const bool is_dense = is_lossless(scenario) || (!scenario.plan.has_value() && step < scenario.options.start_step);
     if (!is_dense || scenario.options.method == EngineOptions::Method::kCast || scenario.non_finite_step >= 0) continue;
     std::vector<Memory> sent;
     for (int rank = 0; rank < scenario.world_size; ++rank) sent.push_back(make_gradients(scenario, rank, step));
@@ -461,7 +508,10 @@ std::string faults_of_error(const Scenario& scenario, const RankOutcome& outcome
 }
 
 // A contribution to a sum can't be told from another one once it is in the sum.
-bool may_end_alike(const Scenario& scenario) { return scenario.trouble == Trouble::kCorruption; }
+bool may_end_alike(const Scenario& scenario) {
+  return scenario.trouble == Trouble::kCorruption ||
+         (scenario.plan.has_value() && scenario.trouble == Trouble::kTruncation);
+}
 
 std::string restart(const Scenario& scenario, const std::vector<RankOutcome>& saved,
                     const std::vector<RankOutcome>& reference) {
@@ -494,12 +544,25 @@ Scenario make_scenario(std::uint64_t seed) {
   scenario.options = make_options(dice);
   const int tensors = 1 + dice.below(7);
   for (int t = 0; t < tensors; ++t) scenario.tensors.push_back(make_tensor(dice, t));
+  if (dice.one_in(4)) {
+    const int machines = dice.one_in(4) ? 3 : 2;
+    scenario.world_size = 2 * machines;
+    scenario.options = {};
+    scenario.options.timeout_s = kTimeout_s;
+    scenario.plan = make_plan(dice, scenario.tensors, machines);
+  }
   scenario.steps = 2 + dice.below(4);
   scenario.context.keeps_local_gradients = dice.one_in(2);
   scenario.context.holds_zero_gradients = dice.one_in(2);
   if (dice.one_in(4)) scenario.non_finite_step = dice.below(scenario.steps);
   scenario.saved_after = 1 + dice.below(scenario.steps - 1);
   scenario.trouble = static_cast<Trouble>(dice.below(kTroubleCount));
+  const bool damages = scenario.trouble == Trouble::kCorruption || scenario.trouble == Trouble::kTruncation;
+  if (scenario.plan.has_value() && damages) {  // of plain values only check_replicas() can see it
+    for (PlanBucket& bucket : scenario.plan->buckets) {
+      while (moves_plain_values(bucket.option)) bucket.option = dice.any(all_options());
+    }
+  }
   scenario.victim = dice.below(scenario.world_size);
   scenario.at = dice.next();
   const bool is_short = scenario.trouble == Trouble::kShortDelay || scenario.trouble == Trouble::kShortStall;
@@ -508,7 +571,8 @@ Scenario make_scenario(std::uint64_t seed) {
 }
 
 std::string describe(const Scenario& scenario) {
-  std::string text = "seed " + std::to_string(scenario.seed) + ": " + scenario.options.to_spec() + ", " +
+  const std::string what = scenario.plan.has_value() ? plan_to_json(*scenario.plan) : scenario.options.to_spec();
+  std::string text = "seed " + std::to_string(scenario.seed) + ": " + what + ", " +
                      std::to_string(scenario.world_size) + " ranks, " + std::to_string(scenario.steps) + " steps, " +
                      std::to_string(scenario.tensors.size()) + " tensors; " + trouble_name(scenario.trouble) +
                      " on rank " + std::to_string(scenario.victim);
@@ -557,7 +621,7 @@ Judgement judge(const Scenario& scenario) {
     judgement.verdict = Verdict::kAlike;
     return judgement;
   }
-  if (judgement.verdict == Verdict::kError && all_have_saved && scenario.trouble != Trouble::kCorruption) {
+  if (judgement.verdict == Verdict::kError && all_have_saved && !may_end_alike(scenario)) {
     const std::string fault = restart(scenario, ranks, reference);
     if (!fault.empty()) return wrong(fault);
     judgement.restarted = true;

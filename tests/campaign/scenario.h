@@ -6,10 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cortado/engine.h"
+#include "cortado/plan.h"
 
 namespace cortado {
 
@@ -39,6 +41,7 @@ struct Scenario {
   std::uint64_t seed = 0;
   int world_size = 2;
   EngineOptions options;
+  std::optional<Plan> plan;  // instead of the options' codec
   std::vector<EngineTensor> tensors;
   int steps = 2;
   StepContext context;

@@ -18,8 +18,8 @@ class WatchedCommunicator final : public Communicator {
  public:
   struct Watch {
     std::int64_t starts = 0;
-    // One bit of what is received of this collective is flipped when it has come; of a sum only where asked for,
-    // because nobody can see it there.
+    // One bit of what is received of this collective is flipped when it has come; of a sum, and of values that travel
+    // as they are, only where asked for, because nobody can see it there.
     std::int64_t damaged = -1;
     std::uint64_t bit = 0;  // modulo those received
     bool damages_sums = false;
@@ -31,8 +31,12 @@ class WatchedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
   Result<WorkId> start(const CollectiveCall& call) override {
-    const bool is_sum = call.kind == CollectiveKind::kAllReduce;
-    const bool is_damaged = watch_->starts++ == watch_->damaged && (watch_->damages_sums || !is_sum);
+    const bool is_sum = call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduceScatter ||
+                        call.kind == CollectiveKind::kReduce;
+    const bool has_check = call.dtype == DType::kUint8 && !is_sum;
+    const bool receives = (call.kind != CollectiveKind::kBroadcast || rank() != call.root) &&
+                          (call.kind != CollectiveKind::kGather || rank() == call.root);
+    const bool is_damaged = watch_->starts++ == watch_->damaged && receives && (watch_->damages_sums || has_check);
     Result<WorkId> work = inner_->start(call);
     if (is_damaged && work.ok()) {
       const auto elems = static_cast<std::size_t>(received_elems(call, rank(), world_size()));

@@ -83,6 +83,29 @@ def test_throughput_is_the_rate_asked_for():
 
 
 @needs_namespaces
+def test_machines_share_one_link_of_the_rate():
+    with shaped.Links(4, "100mbit", machines=2) as links:
+        rates = []
+        for sender_rank in (1, 2):  # of the receiver's machine, of the other
+            argv = [sys.executable, "-c", TRANSFER]
+            before, _ = links.sent_between_machines()
+            receiver = links.popen(0, argv, stdout=subprocess.PIPE, text=True)
+            sender = links.popen(sender_rank, argv)
+            output, _ = receiver.communicate(timeout=30)
+            assert sender.wait(timeout=10) == 0
+            between, _ = links.sent_between_machines()
+            rates.append((float(output), between - before))
+    (within, none), (across, all_of_it) = rates
+    assert within > 5e8 and none < 1e5
+    assert 0.85e8 < across < 1.0e8 and TRANSFER_BYTES < all_of_it < 1.1 * TRANSFER_BYTES
+
+
+def test_machines_have_equally_many_ranks():
+    with pytest.raises(ValueError, match="3 ranks on 2 machines"):
+        shaped.Links(3, "100mbit", machines=2)
+
+
+@needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_namespace_survives_a_killed_owner(owner, number):
     process, prefix = owner

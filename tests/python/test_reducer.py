@@ -27,10 +27,14 @@ from nets import (
 from ranks import Pool, fingerprint
 from test_ddp_bad_input import error_of
 from test_ddp_training import MODELS
+from test_plan import MIXED, OTHER
 
 # `none` sums whole buffers, and Gloo's order of additions depends on where in a buffer a value stands: equal to DDP on
 # two ranks, where there is only one order.
-EQUAL_TO_DDP = [(codec, 3) for codec in CODECS if codec != "none"] + [("none", 2), ("acp(rank=2)", 1), (SIGN, 5)]
+EQUAL_TO_DDP = [
+    *((codec, 3) for codec in CODECS if codec != "none"),
+    *[("none", 2), ("acp(rank=2)", 1), (SIGN, 5), pytest.param(MIXED, 4, id="plan")],
+]
 
 
 def reduced(me, net, plan, **options):
@@ -70,6 +74,20 @@ def test_gives_the_bits_of_ddp(pools, codec, world_size):
 def test_gives_the_bits_of_ddp_for_unusual_parameters(pools, codec, model):
     for reduced_bits, ddp_bits in pools(2).run(both_ways, plan=codec, model=model):
         assert reduced_bits == ddp_bits
+
+
+def switch_plans(me, through_ddp):
+    net = make_net()
+    model = me.attach(net, MIXED, gradient_as_bucket_view=True) if through_ddp else reduced(me, net, MIXED)
+    for steps, plan in ((range(3), OTHER), (range(3, 6), MIXED), (range(6, 8), None)):
+        (train if through_ddp else train_reduced)(me, model, steps)
+        if plan is not None:
+            model.cortado.switch_plan(plan)
+    return fingerprint(net)
+
+
+def test_switches_plans_as_ddp_does(pools):
+    assert pools(4).run(switch_plans, through_ddp=False) == pools(4).run(switch_plans, through_ddp=True)
 
 
 def gradients_by_hand(me):
@@ -274,7 +292,9 @@ def train_branches(me, plan, through_ddp):
     return without, fingerprint(net)
 
 
-@pytest.mark.parametrize("codec", ["acp(rank=2, start_step=1)", "power(rank=2)", TOPK, "none", "cast(bf16)"])
+@pytest.mark.parametrize(
+    "codec", ["acp(rank=2, start_step=1)", "power(rank=2)", TOPK, "none", "cast(bf16)", "acp(rank=2, overlap=off)"]
+)
 def test_unused_parameters_are_treated_as_by_ddp(pools, codec):
     reduced_values, ddp_values = (pools(2).run(train_branches, plan=codec, through_ddp=ddp) for ddp in (False, True))
     for without, _ in reduced_values:
@@ -394,7 +414,7 @@ def give_wrong_things(me):
     }
     errors = {what: error_of(cortado.Reducer, params, "acp", verbose=False) for what, params in given.items()}
     errors["plan"] = error_of(cortado.Reducer, net, "acp(rnk=2)", verbose=False)
-    errors["auto"] = error_of(cortado.Reducer, net, verbose=False)
+    errors["auto"] = error_of(cortado.Reducer, net, "auto(quality=best)", verbose=False)
     train_reduced(me, reduced(me, net, "acp"), 2)
     return errors
 
@@ -412,7 +432,7 @@ def give_wrong_things(me):
         ("same name", ['"a"']),
         ("None", ["NoneType"]),
         ("plan", ['no parameter "rnk"']),
-        ("auto", ["planner"]),
+        ("auto", ["quality", "balanced", "best"]),
     ],
 )
 def test_what_can_not_be_reduced_is_refused(pools, what, words):

@@ -40,6 +40,7 @@ class Fp8Scheme {
   BlockScale scale() const { return BlockScale::kMax; }
   bool is_random() const { return false; }
   bool carries_key() const { return false; }
+  float shared_step() const { return 0; }
   float tensor_step(ConstTensorView) const { return 0; }
 
   BlockGrid grid(const BlockStats& stats, std::int64_t, float, float largest_value) const {

@@ -14,11 +14,11 @@
 //   BlockScale scale() const;                  which statistics grid() needs
 //   bool is_random() const;                    codes depend on the key
 //   bool carries_key() const;                  decoding needs it, and the payload begins with it
-//   float tensor_step(ConstTensorView) const;  what grid() is told of the whole tensor
-//   BlockGrid grid(const BlockStats&, std::int64_t elems, float tensor_step, float largest_value) const;
-//   void put(const BlockGrid&, std::byte*) const;
-//   const char* take(const std::byte*, float largest_value, BlockGrid*) const;  what is wrong with it, or nullptr
-//   void quantise(const BlockPiece&, const RandomKey&, const float* values, std::int64_t prefetch_elems,
+//   float shared_step() const;                 of all blocks of all tensors, but for values out of reach; 0: there is
+//   none float tensor_step(ConstTensorView) const;  what grid() is told of the whole tensor BlockGrid grid(const
+//   BlockStats&, std::int64_t elems, float tensor_step, float largest_value) const; void put(const BlockGrid&,
+//   std::byte*) const; const char* take(const std::byte*, float largest_value, BlockGrid*) const;  what is wrong with
+//   it, or nullptr void quantise(const BlockPiece&, const RandomKey&, const float* values, std::int64_t prefetch_elems,
 //                 std::uint8_t* codes) const;
 //   void dequantise(const BlockPiece&, const RandomKey&, const std::uint8_t* codes, bool streams, float* values) const;
 //   std::uint8_t largest_code() const;                                    of packed codes
@@ -33,6 +33,7 @@
 #include <utility>
 
 #include "codec/binding.h"
+#include "codec/code_sums.h"
 #include "codec/explain.h"
 #include "codec/pieces.h"
 #include "codec/quant/bit_packing.h"
@@ -111,6 +112,36 @@ class BlockCodec final : public Codec, public Quantiser {
     return std::move(explainer).finish();
   }
 
+  // Where all blocks of all ranks have one step, unless a value is out of reach: levels count from the lowest.
+  std::optional<SumForm> sum_form(std::int64_t rows, std::int64_t cols, DType dtype) const override {
+    if (scheme_.shared_step() == 0 || dtype != DType::kFloat32) return std::nullopt;
+    return code_sum_form(rows, cols, kLargestCodeSum / 2);
+  }
+
+  Status to_sum_form(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols, int planned,
+                     std::span<std::byte> form, std::span<float> values) const override {
+    const std::int64_t elems = rows * cols;
+    if (elems == 0) return {};
+    CORTADO_CHECK(form.size() == static_cast<std::size_t>(elems) + 1);
+    CORTADO_RETURN_IF_ERROR(decode(payload, {values.data(), DType::kFloat32, rows, cols}, {}));
+    const auto most = static_cast<float>(levels_of_sum(planned));
+    bool is_finite = true;
+    for (std::int64_t i = 0; i < elems; ++i) {
+      const float level = std::nearbyint(values[i] / scheme_.shared_step());
+      is_finite = is_finite && !std::isnan(level);
+      form[i] = static_cast<std::byte>(std::isnan(level) ? most : std::clamp(level, -most, most) + most);
+    }
+    form.back() = is_finite ? std::byte{0} : std::byte{1};
+    return {};
+  }
+
+  Status decode_sum(std::span<const std::byte> form, SumTerms terms, TensorView output) const override {
+    const int most = levels_of_sum(terms.planned);
+    return decode_code_sums(*this, form, terms, 2 * most, output, [&](int sum) {
+      return static_cast<float>(sum - most * terms.added) * scheme_.shared_step();
+    });
+  }
+
   const Quantiser* quantiser() const override { return this; }
 
   int code_bits() const override { return scheme_.bits(); }
@@ -150,6 +181,9 @@ class BlockCodec final : public Codec, public Quantiser {
   }
 
  private:
+  // On either side of 0, so that `planned` codes fit a byte.
+  static int levels_of_sum(int planned) { return std::max(1, kLargestCodeSum / 2 / planned); }
+
   static constexpr std::int64_t kSideBytes = Scheme::kSideBytesABlock;
   static constexpr std::int64_t kMaxBlocks = kMaxPieceElems / kSmallestBlockElems;
   static constexpr const char* kIllegalCode = "a code stands for no level";

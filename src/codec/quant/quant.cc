@@ -31,6 +31,10 @@ class QuantScheme {
   bool is_random() const { return settings_.rounding == Rounding::kStochastic || carries_key(); }
   bool carries_key() const { return settings_.rounding == Rounding::kDither; }
 
+  float shared_step() const {
+    const bool is_shared = settings_.rule == QuantSettings::StepRule::kAbsBound && !carries_key() && settings_.bits > 1;
+    return is_shared ? std::max(settings_.step, kSmallestStep) : 0;
+  }
   float tensor_step(ConstTensorView input) const {
     if (settings_.rule != QuantSettings::StepRule::kError) return 0;
     return find_step(settings_.rounding, settings_.error, input);

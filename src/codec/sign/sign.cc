@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "codec/binding.h"
+#include "codec/code_sums.h"
 #include "codec/explain.h"
 #include "codec/sign/sign_kernels.h"
 #include "core/check.h"
@@ -116,6 +117,33 @@ class SignCodec final : public Codec {
   }
 
   bool is_majority_vote() const override { return settings_.majority; }
+
+  // Signs without a scale: the bytes count negative ones.
+  std::optional<SumForm> sum_form(std::int64_t rows, std::int64_t cols, DType dtype) const override {
+    if (settings_.scale != SignScale::kNone || dtype != DType::kFloat32) return std::nullopt;
+    return code_sum_form(rows, cols, kLargestCodeSum);
+  }
+
+  Status to_sum_form(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols, int,
+                     std::span<std::byte> form, std::span<float>) const override {
+    const std::int64_t elems = rows * cols;
+    if (elems == 0) return {};
+    const Layout layout = layout_of(elems);
+    CORTADO_CHECK(payload.size() == layout.payload_bytes() && form.size() == static_cast<std::size_t>(elems) + 1);
+    const std::byte* bits = payload.data() + layout.scale_bytes;
+    for (std::int64_t i = 0; i < elems; ++i) form[i] = bits[i / 8] >> (i % 8) & std::byte{1};
+    const bool is_finite = read_sign_levels(payload.data(), 0, settings_.scale).positive == 1;
+    form.back() = is_finite ? std::byte{0} : std::byte{1};
+    return {};
+  }
+
+  Status decode_sum(std::span<const std::byte> form, SumTerms terms, TensorView output) const override {
+    return decode_code_sums(*this, form, terms, 1, output, [&](int negative) {
+      const int sum = terms.added - 2 * negative;
+      if (!settings_.majority) return static_cast<float>(sum);
+      return static_cast<float>(((sum > 0) - (sum < 0)) * terms.added);
+    });
+  }
 
  private:
   Layout layout_of(std::int64_t elems) const {

@@ -1,0 +1,212 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// What does the planner find on Espresso's six jobs and two testbeds, how far is that from the lower bound and from
+// what other strategies find, and how long does it take?
+//
+//   planner_bench > docs/results/planner.md     all of it
+//   planner_bench lstm                          one job
+//
+// Every plan is first checked: the simulator gives the time that was promised. Planning times are of make_plan() as a
+// whole, wall time on one core: no file is read meanwhile, nothing is scaled.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cortado/planner.h"
+#include "cortado/trace.h"
+#include "planner/search/brute_force_testing.h"
+
+namespace cortado {
+namespace {
+
+constexpr const char* kData = "tests/data/planner/";
+constexpr const char* kAllCodecs = "";
+constexpr int kRounds = 5;
+
+constexpr const char* kAbout =
+    "# The planner against its bound and other strategies\n"
+    "\n"
+    "`build/release/benchmarks/planner_bench > docs/results/planner.md` (benchmarks/planner/planner_bench.cc). "
+    "Simulated step times in ms of Espresso's six jobs on its two\n"
+    "testbeds (tests/data/planner: published traces and link speeds, codec times of the released simulator; "
+    "[planner.md](../planner.md) says what is modelled), each of\n"
+    "its compressors alone and all codecs of the file together. Errors are no part of this: the files have none, so "
+    "that the last column says how many tensors are encoded.\n"
+    "\n"
+    "- *strategies*: `cortado plan --strategy`, each with the fusion that suits it best. `hitopk_like`, "
+    "`byteps_compress_like` and `hipress_like` are this project's reading of\n"
+    "  those systems. `bf16` is a cast of all tensors (to fp16, of which the files have times).\n"
+    "- *free*: codecs and copies cost nothing. *bound*: no plan can be faster; *gap*: of the plan over the bound.\n"
+    "- *factor*: the best compression-enabled strategy over cortado; Espresso's abstract says up to 1.77 over its "
+    "rivals.\n"
+    "- *plan ms*: median of five, and the first of them, in which memory is touched for the first time.\n"
+    "\n";
+
+double milliseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
+
+struct Planned {
+  Plan plan;
+  double median_ms = 0, first_ms = 0;
+};
+
+Planned plan_timed(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints, int rounds) {
+  Planned planned;
+  std::vector<double> times;
+  for (int round = 0; round < rounds; ++round) {
+    const std::int64_t start_ns = steady_clock()->now_ns();
+    planned.plan = make_plan(job, cluster, constraints).value();
+    times.push_back(milliseconds(steady_clock()->now_ns() - start_ns));
+  }
+  planned.first_ms = times.front();
+  std::sort(times.begin(), times.end());
+  planned.median_ms = times[times.size() / 2];
+  return planned;
+}
+
+Cluster with_free_codecs(Cluster cluster) {
+  for (CodecTimes& times : cluster.codecs) std::fill(times.curve.times_ns.begin(), times.curve.times_ns.end(), 0);
+  cluster.host_to_device = cluster.device_to_host = {};
+  return cluster;
+}
+
+class Report {
+ public:
+  explicit Report(bool smoke) : rounds_(smoke ? 1 : kRounds) {}
+
+  void add_case(const Job& job, const Cluster& cluster, const char* codec) {
+    PlannerConstraints constraints;
+    if (codec != kAllCodecs) constraints.allowed_codecs = {codec};
+    const Planned planned = plan_timed(job, cluster, constraints, rounds_);
+    const std::int64_t step_ns = planned.plan.predicted_step_ns;
+    if (simulate_plan(planned.plan, job, cluster).value().step_ns != step_ns) {
+      std::printf("%s on %s: the simulator does not agree\n", job.name.c_str(), cluster.name.c_str());
+      ++failures_;
+    }
+    std::printf("| %s | %s ", job.name.c_str(), codec == kAllCodecs ? "all" : codec);
+    std::int64_t best_encoding_ns = 0;
+    for (const std::string& strategy : planner_strategies()) {
+      if (strategy == "cortado") continue;
+      const Result<Plan> other = make_plan(job, cluster, constraints, strategy);
+      if (!other.ok()) {
+        std::printf("| - ");
+        continue;
+      }
+      const std::int64_t other_ns = other.value().predicted_step_ns;
+      // The cast may use a codec that the search may not.
+      const bool is_better = other_ns < step_ns && (strategy != "bf16" || codec == kAllCodecs);
+      failures_ += is_better;
+      std::printf("| %.2f%s ", milliseconds(other_ns), is_better ? " BETTER" : "");
+      if (strategy != "dense" && strategy != "bf16" && (best_encoding_ns == 0 || other_ns < best_encoding_ns))
+        best_encoding_ns = other_ns;
+    }
+    const std::int64_t free_ns = make_plan(job, with_free_codecs(cluster), constraints).value().predicted_step_ns;
+    std::size_t encoded = 0;
+    for (const PlanBucket& bucket : planned.plan.buckets)
+      encoded += bucket.option.encodes() > 0 ? bucket.tensors.size() : 0;
+    const double gap =
+        static_cast<double>(step_ns - planned.plan.lower_bound_ns) / static_cast<double>(planned.plan.lower_bound_ns);
+    const double factor = static_cast<double>(best_encoding_ns) / static_cast<double>(step_ns);
+    std::printf("| **%.2f** | %.2f | %.2f | %.2f %% | %.3f | %.1f | %.1f | %zu of %zu in %zu |\n",
+                milliseconds(step_ns), milliseconds(free_ns), milliseconds(planned.plan.lower_bound_ns), gap * 100,
+                factor, planned.median_ms, planned.first_ms, encoded, job.tensors.size(), planned.plan.buckets.size());
+    std::fflush(stdout);
+    factors_.push_back(factor);
+    gaps_.push_back(gap * 100);
+    times_ms_.push_back(planned.median_ms);
+    considered_ = std::max(considered_, planned.plan.options_considered);
+  }
+
+  void print_head(const Cluster& cluster) const {
+    std::printf("## %s\n\n| job | codecs ", cluster.name.c_str());
+    for (const std::string& strategy : planner_strategies()) {
+      if (strategy != "cortado") std::printf("| %s ", strategy.c_str());
+    }
+    std::printf(
+        "| **cortado** | free | bound | gap | factor | plan ms | first | encoded tensors, buckets |\n|---|---|");
+    for (std::size_t column = 0; column < planner_strategies().size() + 6; ++column) std::printf("---|");
+    std::printf("\n");
+  }
+
+  // A thousand tensors on three levels: random profiles, as the search's tests have them.
+  void add_large(int seeds) {
+    std::printf(
+        "\n## 1000 tensors on three levels\n\n| random profile | ranks | options | cortado, ms | gap | plan ms | first "
+        "|\n|---|---|---|---|---|---|---|\n");
+    for (int seed = 0; seed < seeds; ++seed) {
+      const testing::RandomCase example =
+          testing::random_case(static_cast<std::uint64_t>(seed), 1000, 3, {OpDevice::kCpu, OpDevice::kGpu});
+      const Planned planned = plan_timed(example.job, example.cluster, {}, rounds_);
+      const Plan& plan = planned.plan;
+      std::printf("| %d | %d | %lld | %.1f | %.2f %% | %.1f | %.1f |\n", seed, plan.topology.world_size(),
+                  static_cast<long long>(plan.options_considered), milliseconds(plan.predicted_step_ns),
+                  100 * static_cast<double>(plan.predicted_step_ns - plan.lower_bound_ns) /
+                      static_cast<double>(plan.lower_bound_ns),
+                  planned.median_ms, planned.first_ms);
+      std::fflush(stdout);
+    }
+  }
+
+  void print_summary() {
+    const auto worst = [](const std::vector<double>& values) {
+      return *std::max_element(values.begin(), values.end());
+    };
+    const auto median = [](std::vector<double> values) {
+      return std::sort(values.begin(), values.end()), values[values.size() / 2];
+    };
+    std::printf(
+        "\n## In short\n\n%zu cases, up to %lld options of the tree each. Planning takes %.1f ms (median), %.1f at "
+        "most. Gap to the bound: %.2f %% (median), %.2f at most; %td "
+        "cases above 3 %%. Factor over the best compression-enabled strategy: %.3f (median), up to %.3f. Strategies "
+        "that are better than cortado anywhere: %d.\n",
+        gaps_.size(), static_cast<long long>(considered_), median(times_ms_), worst(times_ms_), median(gaps_),
+        worst(gaps_), std::count_if(gaps_.begin(), gaps_.end(), [](double gap) { return gap > 3; }), median(factors_),
+        worst(factors_), failures_);
+  }
+
+  int failures() const { return failures_; }
+
+ private:
+  int rounds_;
+  int failures_ = 0;
+  std::int64_t considered_ = 0;
+  std::vector<double> factors_, gaps_, times_ms_;
+};
+
+int run(const char* only, bool smoke) {
+  if (only == nullptr) std::printf("%s", kAbout);
+  Report report(smoke);
+  for (const char* cluster_name : {"nvlink_100g", "pcie_25g"}) {
+    const Cluster cluster = load_cluster(std::string(kData) + "clusters/" + cluster_name + ".json").value();
+    report.print_head(cluster);
+    for (const char* job_name : {"vgg16", "resnet101", "ugatit", "bert_base", "gpt2", "lstm"}) {
+      if (only != nullptr && std::strcmp(only, job_name) != 0) continue;
+      const Job job = load_job(std::string(kData) + "jobs/" + job_name + ".json").value();
+      for (const char* codec : {"randk(density=0.01)", "topk(density=0.01)", "sign(scale=mean_abs)", kAllCodecs}) {
+        report.add_case(job, cluster, codec);
+      }
+    }
+    std::printf("\n");
+  }
+  report.print_summary();
+  if (only == nullptr) report.add_large(5);
+  return report.failures() > 0;
+}
+
+}  // namespace
+}  // namespace cortado
+
+int main(int argc, char** argv) {
+  const char* only = nullptr;
+  bool smoke = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strncmp(argv[i], "--benchmark_min_time", 20) == 0) {
+      smoke = true;
+      only = "lstm";
+    } else if (argv[i][0] != '-') {
+      only = argv[i];
+    }
+  }
+  return cortado::run(only, smoke);
+}

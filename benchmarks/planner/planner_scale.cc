@@ -1,0 +1,313 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Where does compression win, and which? The planner on simulated clusters of 8 to 16,384 GPUs, 1 Gb/s to 800 Gb/s, two
+// and three levels, sites joined by a WAN; and ACP-SGD's own comparison (ICDCS 2023) on its four models. The rows of
+// docs/results/scale.md, which states what is assumed.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "bucket/model_shapes.h"
+#include "cortado/planner.h"
+#include "planner/cost/collective_cost.h"
+#include "planner/simulate/simulator.h"
+
+namespace cortado {
+namespace {
+
+constexpr const char* kData = "tests/data/planner/";
+
+double milliseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
+
+struct Link {
+  const char* name;
+  int ranks;
+  double hop_us, gbit_per_s;
+};
+
+TimeCurve line(double from_ns, double ns_per_unit, std::int64_t to) {
+  TimeCurve curve;
+  for (std::int64_t size = 1024; size <= to; size *= 4) {
+    curve.sizes.push_back(size);
+    curve.times_ns.push_back(std::llround(from_ns + ns_per_unit * static_cast<double>(size)));
+  }
+  return curve;
+}
+
+// Standard forms of latency and bandwidth (planner/cost/collective_cost.h), trees of log2 n hops for rooted ones.
+ClusterLevel level_of(const Link& link) {
+  const double n = link.ranks, a = link.hop_us * 1e3, b = 8 / link.gbit_per_s;  // ns per byte
+  const auto curve = [&](double hops, double shares) { return line(hops * a, shares * b, std::int64_t{1} << 34); };
+  const double tree = std::ceil(std::log2(std::max(n, 2.0)));
+  ClusterLevel level;
+  level.name = link.name;
+  level.ranks = link.ranks;
+  level.collectives = {{OpKind::kAllReduce, curve(2 * (n - 1), 2 * (n - 1) / n)},
+                       {OpKind::kReduceScatter, curve(n - 1, (n - 1) / n)},
+                       {OpKind::kAllGather, curve(n - 1, (n - 1) / n)},
+                       {OpKind::kAllToAll, curve(n - 1, (n - 1) / n)},
+                       {OpKind::kReduce, curve(tree, 1)},
+                       {OpKind::kBroadcast, curve(tree, 1)},
+                       {OpKind::kGather, curve(tree, (n - 1) / n)}};
+  return level;
+}
+
+// Codecs and copies as on Espresso's testbeds; links as given.
+Cluster cluster_of(const std::vector<Link>& links) {
+  Cluster cluster = load_cluster(std::string(kData) + "clusters/nvlink_100g.json").value();
+  cluster.levels.clear();
+  for (const Link& link : links) cluster.levels.push_back(level_of(link));
+  return cluster;
+}
+
+// ---- which method wins where ----------------------------------------------------------------------------------------
+
+std::string summary(const Plan& plan) {
+  std::vector<std::string> codecs;
+  std::size_t encoded = 0;
+  for (const PlanBucket& bucket : plan.buckets) {
+    if (bucket.option.encodes() == 0) continue;
+    encoded += bucket.tensors.size();
+    const std::string name = bucket.codec.substr(0, bucket.codec.find('('));
+    if (std::find(codecs.begin(), codecs.end(), name) == codecs.end()) codecs.push_back(name);
+  }
+  if (codecs.empty()) return "dense";
+  std::string text;
+  for (const std::string& codec : codecs) text += (text.empty() ? "" : "+") + codec;
+  return text + " (" + std::to_string(encoded) + ")";
+}
+
+void print_winner(const Job& job, const std::vector<Link>& links, const std::string& text) {
+  const Cluster cluster = cluster_of(links);
+  const auto step_ns = [&](const PlannerConstraints& constraints, const char* strategy) {
+    return make_plan(job, cluster, constraints, strategy).value().predicted_step_ns;
+  };
+  const Plan all = make_plan(job, cluster, {}).value();
+  const std::int64_t dense_ns = all.dense_step_ns, bf16_ns = step_ns({}, "bf16");
+  std::printf("| %s | %s | %.1f | %.1f ", job.name.c_str(), text.c_str(), milliseconds(dense_ns),
+              milliseconds(bf16_ns));
+  for (const char* codec : {"cast(fp16)", "sign(scale=mean_abs)", "topk(density=0.01)", "randk(density=0.01)"}) {
+    std::printf("| %.1f ", milliseconds(step_ns({.allowed_codecs = {codec}}, "cortado")));
+  }
+  const std::int64_t baseline_ns = std::min(dense_ns, bf16_ns);
+  const double gain = static_cast<double>(baseline_ns) / static_cast<double>(all.predicted_step_ns);
+  std::printf("| **%.1f** | %s | %.2fx%s |\n", milliseconds(all.predicted_step_ns), summary(all).c_str(), gain,
+              gain < 1.03 ? " (none)" : "");
+  std::fflush(stdout);
+}
+
+void print_winners(bool smoke) {
+  std::printf(
+      "| job | cluster | dense fp32 | 16 bits | cast only | sign only | topk only | randk only | all | used (tensors) "
+      "| over the best baseline |\n");
+  std::vector<Job> jobs;
+  for (const char* name : {"resnet101", "bert_base", "vgg16"}) {
+    jobs.push_back(load_job(std::string(kData) + "jobs/" + name + ".json").value());
+    if (smoke) break;
+  }
+  const Link nvlink = {"intra", 8, 10, 1200};
+  for (const Job& job : jobs) {
+    for (const int gpus : {8, 64, 512, 4096, 16384}) {
+      for (const double gbit : {1.0, 10.0, 100.0, 400.0, 800.0}) {
+        if (gpus == 8 && gbit > 1) continue;  // one machine
+        const int machines = gpus / 8;
+        const double hop_us = gbit >= 200 ? 5 : gbit >= 50 ? 10 : 25;
+        char text[80];
+        std::snprintf(text, sizeof(text), machines == 1 ? "8, NVLink" : "%d, %.0f Gb/s", gpus, gbit);
+        std::vector<Link> links = {nvlink};
+        if (machines > 1) links.push_back({"inter", machines, hop_us, gbit});
+        print_winner(job, links, text);
+        if (smoke) return;
+      }
+    }
+    for (const double gbit : {1.0, 10.0, 100.0}) {
+      char text[80];
+      std::snprintf(text, sizeof(text), "4 sites of 64, WAN %.0f Gb/s", gbit);
+      print_winner(job, {nvlink, {"inter", 8, 10, 100}, {"wan", 4, 20000, gbit}}, text);
+      std::snprintf(text, sizeof(text), "16 racks of 64, %.0f Gb/s between", gbit);
+      print_winner(job, {nvlink, {"rack", 8, 5, 400}, {"row", 16, 10, gbit}}, text);
+    }
+  }
+}
+
+// ---- ACP-SGD's comparison -------------------------------------------------------------------------------------------
+
+struct AcpModel {
+  const char* name;
+  ModelShapes shapes;
+  int rank;
+  double compute_ms;  // forward and backward
+};
+
+// What a method does to a bucket. Times of codecs: docs/results/scale.md.
+struct Method {
+  const char* name;
+  enum Kind { kDense, kHalf, kSign, kTopk, kPower, kAcp } kind;
+  bool overlaps;  // with the backward pass
+};
+constexpr Method kMethods[] = {{"S-SGD fp32", Method::kDense, true},
+                               {"S-SGD bf16", Method::kHalf, true},
+                               {"sign", Method::kSign, true},
+                               {"top-k 0.1 %", Method::kTopk, true},
+                               {"Power-SGD after", Method::kPower, false},
+                               {"Power-SGD overlapped", Method::kPower, true},
+                               {"ACP-SGD", Method::kAcp, true}};
+
+constexpr double kMemoryBytesPerNs = 500;  // of a GPU of 2018
+constexpr double kFlopsPerNs = 5000;       // in thin products
+constexpr double kLaunchNs = 20e3;
+
+struct Sizes {
+  double elems = 0, p = 0, q = 0, vectors = 0;  // p, q: elements of the two factors
+};
+
+Sizes operator+(Sizes a, const Sizes& b) { return {a.elems + b.elems, a.p + b.p, a.q + b.q, a.vectors + b.vectors}; }
+
+Sizes sizes_of(const ModelTensor& tensor, int rank) {
+  const double rows = static_cast<double>(tensor.rows), cols = static_cast<double>(tensor.cols);
+  if (!tensor.is_matrix) return {rows * cols, 0, 0, rows * cols};
+  const double r = std::min({static_cast<double>(rank), rows, cols});
+  return {rows * cols, rows * r, cols * r, 0};
+}
+
+class AcpCase {
+ public:
+  AcpCase(const AcpModel& model, int ranks, double gbit) : model_(model), ranks_(ranks) {
+    cluster_.levels = {level_of({"all", ranks, gbit >= 100 ? 5.0 : 15.0, gbit})};
+  }
+
+  // With the bucket size, of several, that suits the method best.
+  std::int64_t step_ns(const Method& method) const {
+    std::int64_t best_ns = Simulator::kNever;
+    for (const double cap : {0.0, 1e6, 4e6, 16e6, 64e6, 1e18}) best_ns = std::min(best_ns, step_ns(method, cap));
+    return best_ns;
+  }
+
+ private:
+  std::int64_t step_ns(const Method& method, double cap_bytes) const {
+    const std::int64_t backward_ns = std::llround(model_.compute_ms * 1e6 * 2 / 3);
+    std::vector<std::vector<Step>> chains;
+    std::vector<std::int64_t> ready;
+    Sizes all;
+    for (const ModelTensor& tensor : model_.shapes) all = all + sizes_of(tensor, model_.rank);
+    // The last registered is ready first; time of the backward pass is shared out by elements and evenly, half and
+    // half.
+    Sizes bucket, done;
+    for (std::size_t i = 0; i < model_.shapes.size(); ++i) {
+      const Sizes tensor = sizes_of(model_.shapes[model_.shapes.size() - 1 - i], model_.rank);
+      done = done + tensor;
+      bucket = bucket + tensor;
+      const bool is_last = i + 1 == model_.shapes.size();
+      const Sizes next = is_last ? Sizes{} : sizes_of(model_.shapes[model_.shapes.size() - 2 - i], model_.rank);
+      if (!is_last && (bucket.elems + next.elems) * 4 <= cap_bytes) continue;
+      const double share =
+          (done.elems / all.elems + static_cast<double>(i + 1) / static_cast<double>(model_.shapes.size())) / 2;
+      ready.push_back(method.overlaps ? std::llround(static_cast<double>(backward_ns) * share) : backward_ns);
+      chains.push_back(chain(method, bucket));
+      bucket = {};
+    }
+    std::vector<SimulatedBucket> buckets;
+    for (std::size_t b = 0; b < chains.size(); ++b) buckets.push_back({ready[b], chains[b], 1});
+    return Simulator({.backward_ns = backward_ns,
+                      .forward_ns = std::llround(model_.compute_ms * 1e6 / 3),
+                      .gpu_slowdown_ppm = 1000000},
+                     1)
+        .run(buckets);
+  }
+
+  std::vector<Step> chain(const Method& method, const Sizes& bucket) const {
+    const CollectiveCost collectives(cluster_);
+    std::vector<Step> steps;
+    const auto gpu = [&](double ns) { steps.push_back({std::llround(ns), kGpuCodec, 0}); };
+    const auto travel = [&](OpKind kind, double bytes) {
+      steps.push_back({collectives.time_ns(kind, {0, 0}, std::llround(bytes), 1), kLink, 0});
+    };
+    const double n = ranks_, r = model_.rank, bytes = bucket.elems * 4;
+    const auto pass = [&](double passes) { return kLaunchNs + passes * bytes / kMemoryBytesPerNs; };
+    const double product_ns = 2 * (bucket.elems - bucket.vectors) * r / kFlopsPerNs;
+    const auto orthogonalise = [&](double elems) { return kLaunchNs + 2 * elems * r / kFlopsPerNs * 4; };
+    switch (method.kind) {
+      case Method::kDense:
+        travel(OpKind::kAllReduce, bytes);
+        break;
+      case Method::kHalf:
+        gpu(pass(1.5));
+        travel(OpKind::kAllReduce, bytes / 2);
+        gpu(pass(1.5));
+        break;
+      case Method::kSign:  // one read; every rank's bits are read and counted
+        gpu(pass(1));
+        travel(OpKind::kAllGather, bytes / 32 * n);
+        gpu(pass(1 + n / 32));
+        break;
+      case Method::kTopk:  // sampled selection: two reads of gradient and residual; scatter of every rank's values
+        gpu(pass(4));
+        travel(OpKind::kAllGather, bucket.elems * 0.001 * 8 * n);
+        gpu(kLaunchNs + bucket.elems * 0.001 * n * 16 / kMemoryBytesPerNs + bytes / kMemoryBytesPerNs);
+        break;
+      case Method::kPower:
+        gpu(pass(2) + product_ns);
+        travel(OpKind::kAllReduce, (bucket.p + bucket.vectors) * 4);
+        gpu(orthogonalise(bucket.p) + pass(1) + product_ns);
+        travel(OpKind::kAllReduce, bucket.q * 4);
+        gpu(orthogonalise(bucket.q) + pass(2) + product_ns);
+        break;
+      case Method::kAcp:  // the mean of both kinds of step
+        gpu(pass(3) + 2 * product_ns + orthogonalise((bucket.p + bucket.q) / 2));
+        travel(OpKind::kAllReduce, ((bucket.p + bucket.q) / 2 + bucket.vectors) * 4);
+        gpu(pass(1) + product_ns);
+        break;
+    }
+    return steps;
+  }
+
+  const AcpModel& model_;
+  int ranks_;
+  Cluster cluster_;
+};
+
+void print_acp(bool smoke) {
+  std::printf("\n| model | ranks | Gb/s ");
+  for (const Method& method : kMethods) std::printf("| %s ", method.name);
+  std::printf("| best | ACP over S-SGD |\n");
+  const AcpModel models[] = {{"ResNet-50, r 4", resnet50(), 4, 246.6},
+                             {"ResNet-152, r 4", resnet152(), 4, 312},
+                             {"BERT-Base, r 32", bert_base(), 32, 172},
+                             {"BERT-Large, r 32", bert_large(), 32, 195.2}};
+  int cells = 0, lost = 0;
+  for (const AcpModel& model : models) {
+    for (const int ranks : {8, 16, 32, 64}) {
+      for (const double gbit : {1.0, 10.0, 100.0}) {
+        const AcpCase example(model, ranks, gbit);
+        std::vector<std::int64_t> steps;
+        for (const Method& method : kMethods) steps.push_back(example.step_ns(method));
+        const auto best = std::min_element(steps.begin(), steps.end()) - steps.begin();
+        const bool is_acp = kMethods[best].kind == Method::kAcp;
+        std::printf("| %s | %d | %.0f ", model.name, ranks, gbit);
+        for (std::size_t m = 0; m < steps.size(); ++m) {
+          std::printf(static_cast<std::ptrdiff_t>(m) == best ? "| **%.1f** " : "| %.1f ", milliseconds(steps[m]));
+        }
+        std::printf("| %s%s | %.2fx |\n", is_acp ? "" : "NOT ACP: ", kMethods[best].name,
+                    static_cast<double>(steps.front()) / static_cast<double>(steps.back()));
+        ++cells;
+        lost += !is_acp;
+        if (smoke) return;
+      }
+    }
+  }
+  std::printf("\nACP-SGD is best in %d of %d cells.\n", cells - lost, cells);
+}
+
+}  // namespace
+}  // namespace cortado
+
+int main(int argc, char** argv) {
+  bool smoke = false;
+  for (int i = 1; i < argc; ++i) smoke |= std::strncmp(argv[i], "--benchmark_min_time", 20) == 0;
+  cortado::print_winners(smoke);
+  cortado::print_acp(smoke);
+  return 0;
+}

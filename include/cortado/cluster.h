@@ -1,0 +1,96 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Cluster: what links and codecs of the machines take, as measured. The file is `cortado.cluster/1` (docs/planner.md).
+// A plain value: any thread may read it.
+//
+// Sizes of collectives: the full output for all_gather; what every rank sends for all_reduce, reduce_scatter,
+// all_to_all, reduce and broadcast; the sum of all inputs for gather. Curves of an outer level are those of the whole
+// link of one machine: where several of its ranks run the same outer collective together, they are looked up at the
+// sum of their sizes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cortado/option.h"
+#include "cortado/status.h"
+#include "cortado/topology.h"
+#include "cortado/unknown_fields.h"
+
+namespace cortado {
+
+// Time for size, measured at some sizes. Linear between them. Below the first size its time, as launching does not get
+// cheaper; beyond the last one the slope of the last two (of one size alone: its time per unit).
+struct TimeCurve {
+  std::vector<std::int64_t> sizes;     // bytes or elements, rising
+  std::vector<std::int64_t> times_ns;  // as many, not falling
+
+  // 0 for nothing. Saturates at kMaxNs.
+  std::int64_t at(std::int64_t size) const;
+};
+
+// The longest time in a profile, ten hours: sums of 2^18 of them fit.
+constexpr std::int64_t kMaxNs = std::int64_t{1} << 45;
+
+using CollectiveCurves = std::map<OpKind, TimeCurve>;  // by size in bytes
+
+struct ClusterLevel {
+  std::string name;
+  int ranks = 1;
+  std::string link;  // a word for reports
+  CollectiveCurves collectives;
+  UnknownFields unknown;
+};
+
+// Collectives over several levels at once, where they were measured as such.
+struct ClusterRange {
+  LevelRange levels;
+  CollectiveCurves collectives;
+  UnknownFields unknown;
+};
+
+struct CodecTimes {
+  std::string codec;  // its specification
+  OpDevice device = OpDevice::kGpu;
+  OpKind direction = OpKind::kEncode;  // or kDecode
+  int threads = 1;                     // of the CPU
+  TimeCurve curve;                     // by elements
+  UnknownFields unknown;
+};
+
+struct Cluster {
+  std::string name;
+  std::string description;
+  std::vector<ClusterLevel> levels;  // from the inside out
+  std::vector<ClusterRange> ranges;
+  std::vector<CodecTimes> codecs;
+  TimeCurve host_to_device, device_to_host;  // by bytes; no sizes: such copies cost nothing
+  // Share of its speed that the backward pass loses while a codec runs: 1 stands still, 0 does not notice.
+  double gpu_codec_slows_backward = 0;
+  double cpu_codec_slows_backward = 0;
+  int cpu_codec_workers = 1;  // codecs that run on the CPU at the same time ...
+  int cpu_codec_threads = 1;  // ... each with so many threads: entries of `codecs` with others are left out
+  std::string fingerprint;    // of the machine; empty: unknown
+  std::string communicator;   // what ran the collectives; empty: unknown
+  UnknownFields unknown;
+
+  Topology topology() const;
+
+  // As Job::check().
+  Status check() const;
+  // Refuses times of another machine or of another communicator, with the place in the file (kMismatch). What either
+  // side does not know (empty) is not compared.
+  Status check_origin(std::string_view here_fingerprint, std::string_view here_communicator) const;
+};
+
+// As those of a job.
+std::string cluster_to_json(const Cluster& cluster);
+Result<Cluster> cluster_from_json(std::string_view json);
+
+Status save_cluster(const Cluster& cluster, const std::string& path);
+Result<Cluster> load_cluster(const std::string& path);
+
+}  // namespace cortado

@@ -1,0 +1,92 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "cli/plan_commands.h"
+
+#include <cstdio>
+#include <memory>
+#include <string_view>
+
+#include "cli/codec_commands.h"
+#include "cli/files.h"
+#include "cortado/trace.h"
+
+namespace cortado::cli {
+
+namespace {
+
+// Reads a file with the function of its format; the error has been reported if there is none.
+template <typename Value>
+std::unique_ptr<Value> read(const std::string& path, Result<Value> (*parse)(std::string_view), int* code) {
+  const Result<std::unique_ptr<InputFile>> file = InputFile::open(path);
+  if (!file.ok()) return *code = report_error(path, file.status()), nullptr;
+  const std::span<const std::byte> bytes = file.value()->bytes();
+  Result<Value> value = parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  if (!value.ok()) return *code = report_error(path, value.status()), nullptr;
+  return std::make_unique<Value>(std::move(value).value());
+}
+
+int write(const std::string& path, std::string_view text) {
+  const Result<std::unique_ptr<OutputFile>> file = OutputFile::create(path);
+  if (!file.ok()) return report_error(path, file.status());
+  Status status = file.value()->write(text);
+  if (status.ok()) status = file.value()->commit();
+  return status.ok() ? kDone : report_error(path, status);
+}
+
+double milliseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
+
+void print_summary(const Plan& plan) {
+  int encoded = 0;
+  std::size_t tensors = 0;
+  for (const PlanBucket& bucket : plan.buckets) {
+    encoded += bucket.option.encodes() > 0;
+    tensors += bucket.tensors.size();
+  }
+  std::printf("%s on %s: step %.3f ms, dense %.3f ms, lower bound %.3f ms\n", plan.job.c_str(), plan.cluster.c_str(),
+              milliseconds(plan.predicted_step_ns), milliseconds(plan.dense_step_ns),
+              milliseconds(plan.lower_bound_ns));
+  std::printf("%zu tensors in %zu buckets, %d of them encoded; planned in %.2f ms\n", tensors, plan.buckets.size(),
+              encoded, milliseconds(plan.planner_ns));
+  for (const std::string& note : plan.notes) std::printf("%s\n", note.c_str());
+}
+
+}  // namespace
+
+int make_plan_file(const PlanOptions& options) {
+  int code = kDone;
+  const auto job = read<Job>(options.job_path, job_from_json, &code);
+  const auto cluster = job != nullptr ? read<Cluster>(options.cluster_path, cluster_from_json, &code) : nullptr;
+  if (cluster == nullptr) return code;
+  const std::int64_t start_ns = steady_clock()->now_ns();
+  Result<Plan> made = make_plan(*job, *cluster, options.constraints, options.strategy);
+  if (!made.ok()) return report_error("", made.status());
+  Plan& plan = made.value();
+  plan.planner_ns = steady_clock()->now_ns() - start_ns;
+  if (!options.plan_path.empty()) code = write(options.plan_path, plan_to_json(plan));
+  if (code != kDone) return code;
+  print_summary(plan);
+  if (!options.explain && options.html_path.empty()) return kDone;
+  const Result<Explanation> explanation = explain_plan(plan, *job, *cluster, options.constraints);
+  if (!explanation.ok()) return report_error("", explanation.status());
+  if (options.explain) std::printf("\n%s", explanation_to_text(explanation.value(), plan).c_str());
+  if (options.html_path.empty()) return kDone;
+  std::unique_ptr<Trace> measured;
+  if (!options.trace_path.empty() && (measured = read<Trace>(options.trace_path, parse_trace, &code)) == nullptr)
+    return code;
+  const Result<std::string> page = report_to_html(plan, *job, *cluster, explanation.value(), measured.get());
+  return page.ok() ? write(options.html_path, page.value()) : report_error("", page.status());
+}
+
+int simulate_plan_file(const SimulateOptions& options) {
+  int code = kDone;
+  const auto plan = read<Plan>(options.plan_path, plan_from_json, &code);
+  const auto job = plan != nullptr ? read<Job>(options.job_path, job_from_json, &code) : nullptr;
+  const auto cluster = job != nullptr ? read<Cluster>(options.cluster_path, cluster_from_json, &code) : nullptr;
+  if (cluster == nullptr) return code;
+  const Result<Timeline> timeline = simulate_plan(*plan, *job, *cluster);
+  if (!timeline.ok()) return report_error("", timeline.status());
+  if (!options.trace_path.empty()) code = write(options.trace_path, timeline_to_trace(timeline.value(), *plan));
+  if (code == kDone) std::printf("%s", timeline_to_text(timeline.value(), *plan, options.width).c_str());
+  return code;
+}
+
+}  // namespace cortado::cli

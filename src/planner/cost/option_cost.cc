@@ -1,0 +1,245 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "planner/cost/option_cost.h"
+
+#include <algorithm>
+
+namespace cortado {
+
+namespace {
+
+std::int64_t part_of(std::int64_t whole, std::int64_t parts) { return (whole + parts - 1) / parts; }
+
+void add(int resource, std::int64_t time_ns, OperationSteps* steps) {
+  if (time_ns > 0) steps->steps[steps->count++] = {time_ns, static_cast<std::uint8_t>(resource), 0};
+}
+
+Resource codec_resource(OpDevice device) { return device == OpDevice::kGpu ? kGpuCodec : kCpuCodec; }
+
+// Of a low-rank codec: a matrix whose factors are larger than itself travels as it is.
+std::int64_t whole_payload_bytes(const CodecCost& codec, const JobTensor& tensor) {
+  const auto bytes =
+      static_cast<std::int64_t>(codec.codec->max_payload_bytes(tensor.rows(), tensor.cols(), tensor.dtype));
+  return codec.traits.low_rank ? std::min(bytes, tensor.size_bytes()) : bytes;
+}
+
+enum What { kEncodeCpu, kEncodeGpu, kDecodeCpu, kDecodeGpu, kPayload };
+
+}  // namespace
+
+TensorSums::TensorSums(const std::vector<CodecCost>& codecs, const std::vector<JobTensor>& tensors)
+    : codecs_(codecs), tensors_(tensors), sums_(codecs.size()) {}
+
+const TensorSums::Sums& TensorSums::sums(const CodecCost& codec, int what, std::int64_t parts) {
+  auto& known = sums_[codec.number][what];
+  for (const auto& [of_parts, sums] : known) {
+    if (of_parts == parts) return sums;
+  }
+  Sums sums = {0};
+  for (const JobTensor& tensor : tensors_) {
+    const std::int64_t elems = part_of(tensor.elems(), parts);
+    std::int64_t value = 0;
+    if (what == kPayload && parts == 1) {
+      value = whole_payload_bytes(codec, tensor);
+    } else if (what == kPayload && codec.traits.low_rank) {
+      value = part_of(whole_payload_bytes(codec, tensor), parts);
+    } else if (what == kPayload) {
+      value = static_cast<std::int64_t>(codec.codec->max_payload_bytes(1, elems, tensor.dtype));
+    } else if (what == kEncodeCpu || what == kEncodeGpu) {
+      value = codec.encode_ns(static_cast<OpDevice>(what - kEncodeCpu), elems);
+    } else {
+      value = codec.decode_ns(static_cast<OpDevice>(what - kDecodeCpu), elems);
+    }
+    sums.push_back(sums.back() + value);
+  }
+  known.emplace_back(parts, std::move(sums));
+  return known.back().second;
+}
+
+std::int64_t TensorSums::encode_ns(const CodecCost& codec, OpDevice device, std::int64_t parts, int first, int last) {
+  const Sums& all = sums(codec, kEncodeCpu + static_cast<int>(device), parts);
+  return all[last + 1] - all[first];
+}
+
+std::int64_t TensorSums::decode_ns(const CodecCost& codec, OpDevice device, std::int64_t parts, int first, int last) {
+  const Sums& all = sums(codec, kDecodeCpu + static_cast<int>(device), parts);
+  return all[last + 1] - all[first];
+}
+
+std::int64_t TensorSums::payload_bytes(const CodecCost& codec, std::int64_t parts, int first, int last) {
+  const Sums& all = sums(codec, kPayload, parts);
+  return all[last + 1] - all[first];
+}
+
+OptionCost::OptionCost(const CostModel& model, const CodecCost* codec, const BucketShape& shape)
+    : model_(model), codec_(codec), shape_(shape), elem_bytes_(static_cast<std::int64_t>(dtype_bytes(shape.dtype))) {}
+
+PathState OptionCost::begin() const {
+  PathState state;
+  state.place = model_.home;
+  return state;
+}
+
+bool OptionCost::apply(const Operation& operation, PathState* state, OperationSteps* steps) const {
+  if (operation.kind == OpKind::kEncode) return encode(operation, state, steps);
+  if (operation.kind == OpKind::kDecode) return decode(operation, state, steps);
+  travel(operation, state, steps);
+  return true;
+}
+
+void OptionCost::finish(PathState* state, OperationSteps* steps) const {
+  move_to(model_.home, values_bytes(*state), state, steps);
+}
+
+bool OptionCost::encode(const Operation& operation, PathState* state, OperationSteps* steps) const {
+  if (codec_ == nullptr || !codec_->runs_on(operation.device)) return false;
+  if (codec_->traits.low_rank && state->parts > 1) return false;
+  move_to(operation.device, values_bytes(*state), state, steps);
+  add(codec_resource(operation.device), encode_ns(operation.device, state->parts), steps);
+  state->encoded = true;
+  state->pieces = 1;
+  state->piece_parts = state->parts;
+  return true;
+}
+
+bool OptionCost::decode(const Operation& operation, PathState* state, OperationSteps* steps) const {
+  if (codec_ == nullptr || !codec_->runs_on(operation.device)) return false;
+  if (codec_->traits.low_rank && state->piece_parts > 1) return false;
+  move_to(operation.device, state->pieces * payload_bytes(state->piece_parts), state, steps);
+  add(codec_resource(operation.device), state->pieces * decode_ns(operation.device, state->piece_parts), steps);
+  state->encoded = false;
+  state->pieces = 0;
+  state->piece_parts = 1;
+  return true;
+}
+
+void OptionCost::travel(const Operation& operation, PathState* state, OperationSteps* steps) const {
+  std::int64_t n = 1, groups = 1;  // groups: ranks of a unit, each with a part of its own to send over the unit's link
+  unsigned levels = 0;
+  for (int l = 0; l <= operation.levels.last; ++l) {
+    const int ranks = model_.cluster->levels[l].ranks;
+    if (l >= operation.levels.first) {
+      n *= ranks;
+      levels |= 1u << l;
+    } else if ((state->parted >> l & 1) != 0) {
+      groups *= ranks;
+    }
+  }
+  const bool gathers = operation.kind == OpKind::kAllGather || operation.kind == OpKind::kGather;
+  const int link = model_.collectives.link_of(operation.levels);
+  if (link >= 0) {
+    const std::int64_t held = state->encoded ? state->pieces * payload_bytes(state->piece_parts) : values_bytes(*state);
+    // Of a codec with several rounds each collective runs once a round, with its share of the payload.
+    const std::int64_t rounds = state->encoded ? codec_->traits.rounds : 1;
+    const std::int64_t bytes = part_of(gathers ? held * n : held, rounds);
+    std::int64_t time_ns = rounds * model_.collectives.time_ns(operation.kind, operation.levels, bytes, groups);
+    if (state->encoded && !codec_->traits.fixed_size) time_ns += announcement_ns(operation, *state, n, groups);
+    add(kLink + link, time_ns, steps);
+  }
+
+  switch (operation.kind) {
+    case OpKind::kReduceScatter:
+    case OpKind::kAllToAll:
+      state->parted = static_cast<std::uint8_t>(state->parted | levels);
+      state->parts *= n;
+      if (!state->encoded) break;
+      state->piece_parts *= n;
+      if (operation.kind == OpKind::kAllToAll) state->pieces *= n;
+      break;
+    case OpKind::kAllGather:
+      if ((state->parted & levels) != 0) {  // it answers a first step
+        state->parted = static_cast<std::uint8_t>(state->parted & ~levels);
+        state->parts /= n;
+        if (state->encoded && codec_->traits.low_rank) {  // parts of payloads become payloads again
+          state->piece_parts /= n;
+          break;
+        }
+      }
+      if (state->encoded) state->pieces *= n;
+      break;
+    case OpKind::kGather:
+      state->pieces *= n;
+      break;
+    default:
+      break;
+  }
+}
+
+// Payloads whose size is not known beforehand are preceded by their sizes, in a collective of the same kind.
+std::int64_t OptionCost::announcement_ns(const Operation& operation, const PathState& state, std::int64_t ranks,
+                                         std::int64_t groups) const {
+  const std::int64_t tensors = shape_.sums != nullptr ? shape_.last - shape_.first + 1 : 1;
+  const bool gathers = operation.kind == OpKind::kAllGather || operation.kind == OpKind::kGather;
+  const OpKind kind = gathers ? OpKind::kAllGather : operation.kind;
+  const std::int64_t bytes = state.pieces * tensors * static_cast<std::int64_t>(sizeof(std::uint64_t));
+  return model_.collectives.time_ns(kind, operation.levels, gathers ? bytes * ranks : bytes, groups);
+}
+
+void OptionCost::move_to(OpDevice place, std::int64_t bytes, PathState* state, OperationSteps* steps) const {
+  if (state->place == place) return;
+  state->place = place;
+  const bool to_host = place == OpDevice::kCpu;
+  add(to_host ? kDeviceToHost : kHostToDevice,
+      (to_host ? model_.cluster->device_to_host : model_.cluster->host_to_device).at(bytes), steps);
+}
+
+std::int64_t OptionCost::values_bytes(const PathState& state) const {
+  return part_of(shape_.elems, state.parts) * elem_bytes_;
+}
+
+std::int64_t OptionCost::payload_bytes(std::int64_t parts) const {
+  if (shape_.sums != nullptr) return shape_.sums->payload_bytes(*codec_, parts, shape_.first, shape_.last);
+  if (codec_->traits.low_rank) {
+    return static_cast<std::int64_t>(shape_.low_rank_share * static_cast<double>(shape_.elems * elem_bytes_)) / parts +
+           1;
+  }
+  return static_cast<std::int64_t>(codec_->codec->max_payload_bytes(1, part_of(shape_.elems, parts), shape_.dtype));
+}
+
+std::int64_t OptionCost::encode_ns(OpDevice device, std::int64_t parts) const {
+  if (shape_.sums != nullptr) return shape_.sums->encode_ns(*codec_, device, parts, shape_.first, shape_.last);
+  return codec_->encode_ns(device, part_of(shape_.elems, parts));
+}
+
+std::int64_t OptionCost::decode_ns(OpDevice device, std::int64_t parts) const {
+  if (shape_.sums != nullptr) return shape_.sums->decode_ns(*codec_, device, parts, shape_.first, shape_.last);
+  return codec_->decode_ns(device, part_of(shape_.elems, parts));
+}
+
+bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShape& shape, const Option& option,
+                OptionChain* chain) {
+  chain->steps.clear();  // keeps its memory
+  *chain = {.steps = std::move(chain->steps)};
+  const OptionCost cost(model, codec, shape);
+  PathState state = cost.begin();
+  std::int64_t residual_bytes = 0, peak_bytes = 0;
+  const auto take = [&](const OperationSteps& steps, std::size_t operation) {
+    for (int i = 0; i < steps.count; ++i) {
+      Step step = steps.steps[i];
+      step.operation = static_cast<std::uint8_t>(operation);
+      chain->loads[step.resource] += step.time_ns;
+      chain->own_ns += step.time_ns;
+      if (step.resource >= kLink) chain->longest_link_ns = std::max(chain->longest_link_ns, step.time_ns);
+      chain->steps.push_back(step);
+    }
+  };
+  chain->steps.reserve(option.operations.size() + 4);
+  for (std::size_t i = 0; i < option.operations.size(); ++i) {
+    const Operation& operation = option.operations[i];
+    OperationSteps steps;
+    if (!cost.apply(operation, &state, &steps)) return false;
+    take(steps, i);
+    if (!state.encoded) continue;
+    peak_bytes = std::max(peak_bytes, state.pieces * cost.payload_bytes(state.piece_parts));
+    if (operation.kind != OpKind::kEncode || codec->traits.lossless) continue;
+    ++chain->lossy_passes;
+    const std::int64_t values = part_of(shape.elems, state.parts);
+    if (codec->traits.needs_residual) residual_bytes += values * static_cast<std::int64_t>(sizeof(float));
+  }
+  OperationSteps home;
+  cost.finish(&state, &home);
+  if (!option.operations.empty()) take(home, option.operations.size() - 1);
+  chain->memory_bytes = residual_bytes + peak_bytes;
+  return true;
+}
+
+}  // namespace cortado

@@ -1,0 +1,144 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// What an option does to a bucket, as a chain of times on resources. One interpreter for all options:
+//
+//   encode        values -> a set of one payload of each tensor
+//   all_to_all    over n: each rank is left with 1/n of the values, in n times as many payloads of 1/n of the size
+//   all_gather, gather   over n: n times as many payloads
+//   decode        takes as long as decoding each payload of the set
+//
+// Each tensor of a bucket is encoded by itself; what travels, travels together. Payloads whose sizes the codec does not
+// fix are preceded by those sizes.
+//
+// Data lies where it was last encoded or decoded, at first where gradients are made; collectives take it from there.
+// An encode or decode elsewhere is preceded by a copy, and the result is copied back.
+// Source: Espresso (EuroSys 2023), section 4; "stays compressed" as docs/planner.md defines it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "cortado/cluster.h"
+#include "cortado/job.h"
+#include "cortado/option.h"
+#include "planner/cost/codec_cost.h"
+#include "planner/cost/collective_cost.h"
+#include "planner/option_tree.h"
+
+namespace cortado {
+
+// What operations occupy. The links of the levels follow each other from kLink on.
+enum Resource : std::uint8_t { kGpuCodec, kCpuCodec, kDeviceToHost, kHostToDevice, kLink };
+constexpr int kMaxResources = kLink + kMaxLevels;
+using Loads = std::array<std::int64_t, kMaxResources>;  // nanoseconds by resource
+
+struct Step {
+  std::int64_t time_ns = 0;
+  std::uint8_t resource = kLink;
+  std::uint8_t operation = 0;  // of the option; of a copy: the one it is for
+};
+
+// What codecs do to each of a job's tensors, added up, so that a bucket costs two look-ups whatever its size.
+class TensorSums {
+ public:
+  // `codecs` must outlive this.
+  TensorSums(const std::vector<CodecCost>& codecs, const std::vector<JobTensor>& tensors);
+
+  // Over tensors first .. last, each divided into so many parts, of which one is counted.
+  std::int64_t encode_ns(const CodecCost& codec, OpDevice device, std::int64_t parts, int first, int last);
+  std::int64_t decode_ns(const CodecCost& codec, OpDevice device, std::int64_t parts, int first, int last);
+  std::int64_t payload_bytes(const CodecCost& codec, std::int64_t parts, int first, int last);
+
+ private:
+  using Sums = std::vector<std::int64_t>;  // of the tensors before each
+  const Sums& sums(const CodecCost& codec, int what, std::int64_t parts);
+
+  const std::vector<CodecCost>& codecs_;
+  const std::vector<JobTensor>& tensors_;
+  std::vector<std::array<std::vector<std::pair<std::int64_t, Sums>>, 5>> sums_;  // [codec][what] by parts
+};
+
+// What is treated as one: tensors first .. last of `sums`; or one tensor of so many elements.
+struct BucketShape {
+  std::int64_t elems = 0;
+  DType dtype = DType::kFloat32;
+  TensorSums* sums = nullptr;
+  int first = 0, last = 0;
+  double low_rank_share = 1;  // of one tensor: bytes of a low-rank payload over those of the tensor
+
+  bool operator==(const BucketShape&) const = default;
+};
+
+struct CostModel {
+  CostModel(const Cluster& cluster, OpDevice home) : cluster(&cluster), home(home), collectives(cluster) {}
+  const Cluster* cluster;
+  OpDevice home;  // where gradients are made and needed
+  CollectiveCost collectives;
+};
+
+// How far a bucket has come. Equal states at equal places of the tree have equal futures.
+struct PathState {
+  std::int64_t parts = 1;                    // a rank cares for one of so many parts of the values
+  std::int64_t pieces = 0, piece_parts = 1;  // encoded: the payloads of each tensor, each of one of so many parts of it
+  std::uint8_t parted = 0;                   // levels, as bits, among whose ranks the values are divided
+  OpDevice place = OpDevice::kGpu;
+  bool encoded = false;
+
+  bool operator==(const PathState&) const = default;
+};
+
+// At most this many steps come of one operation: a copy and itself.
+struct OperationSteps {
+  int count = 0;
+  std::array<Step, 2> steps;
+};
+
+class OptionCost {
+ public:
+  // `codec`: nullptr for options that do not encode. All must outlive this.
+  OptionCost(const CostModel& model, const CodecCost* codec, const BucketShape& shape);
+
+  PathState begin() const;
+  // False: it can't be done with this codec here (not measured on that device, or parts of a low-rank payload would
+  // have to be decoded).
+  bool apply(const Operation& operation, PathState* state, OperationSteps* steps) const;
+  // The way home.
+  void finish(PathState* state, OperationSteps* steps) const;
+
+ private:
+  bool encode(const Operation& operation, PathState* state, OperationSteps* steps) const;
+  bool decode(const Operation& operation, PathState* state, OperationSteps* steps) const;
+  void travel(const Operation& operation, PathState* state, OperationSteps* steps) const;
+  void move_to(OpDevice place, std::int64_t bytes, PathState* state, OperationSteps* steps) const;
+  std::int64_t announcement_ns(const Operation& operation, const PathState& state, std::int64_t ranks,
+                               std::int64_t groups) const;
+  std::int64_t values_bytes(const PathState& state) const;
+  std::int64_t payload_bytes(std::int64_t parts) const;
+  std::int64_t encode_ns(OpDevice device, std::int64_t parts) const;
+  std::int64_t decode_ns(OpDevice device, std::int64_t parts) const;
+
+  friend bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShape& shape, const Option& option,
+                         struct OptionChain* chain);
+
+  const CostModel& model_;
+  const CodecCost* codec_;
+  BucketShape shape_;
+  std::int64_t elem_bytes_;
+};
+
+// An option's whole chain for a bucket.
+struct OptionChain {
+  std::vector<Step> steps;
+  Loads loads = {};
+  std::int64_t own_ns = 0;           // the sum: what the bucket takes by itself
+  std::int64_t longest_link_ns = 0;  // for which others have to wait at a link
+  std::int64_t memory_bytes = 0;     // residuals of all places where something is lost, and the largest set of payloads
+  int lossy_passes = 0;              // encodes of a codec that is not lossless
+};
+
+// False: it can't be done, as above.
+bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShape& shape, const Option& option,
+                OptionChain* chain);
+
+}  // namespace cortado

@@ -1,0 +1,337 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Every option's chain against a second opinion: a model that follows what each rank of a small cluster holds, piece by
+// piece, and adds up what the operations take.
+#include "planner/cost/option_cost.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+namespace cortado {
+namespace {
+
+constexpr std::int64_t kElems = 1 << 12;
+
+TimeCurve line(std::int64_t from_ns, std::int64_t per_unit_ns) {
+  return {{1, 1 << 20}, {from_ns + per_unit_ns, from_ns + (per_unit_ns << 20)}};
+}
+
+// Different lines for everything, so that no mistake hides.
+Cluster small_cluster(int levels) {
+  Cluster cluster;
+  const char* names[] = {"intra", "inter", "wan"};
+  for (int l = 0; l < levels; ++l) {
+    ClusterLevel level = {names[l], l == 1 ? 4 : 2, "", {}, {}};
+    for (int k = static_cast<int>(OpKind::kAllReduce); k <= static_cast<int>(OpKind::kGather); ++k) {
+      level.collectives[static_cast<OpKind>(k)] = line(1000 * (l + 1) + 10 * k, 3 * l + k);
+    }
+    cluster.levels.push_back(level);
+  }
+  for (int first = 0; first < levels; ++first) {
+    for (int last = first + 1; last < levels; ++last) {
+      ClusterRange range = {{first, last}, {}, {}};
+      for (int k = static_cast<int>(OpKind::kAllReduce); k <= static_cast<int>(OpKind::kGather); ++k) {
+        range.collectives[static_cast<OpKind>(k)] = line(7000 * (first + 1) + 500 * last + 10 * k, 11 + k);
+      }
+      cluster.ranges.push_back(range);
+    }
+  }
+  int n = 0;
+  for (const char* codec : {"cast(fp16)", "topk(density=0.125)"}) {
+    for (const OpDevice device : {OpDevice::kCpu, OpDevice::kGpu}) {
+      for (const OpKind direction : {OpKind::kEncode, OpKind::kDecode}) {
+        ++n;
+        cluster.codecs.push_back({codec, device, direction, 1, line(100 * n, n), {}});
+      }
+    }
+  }
+  cluster.host_to_device = line(55, 1);
+  cluster.device_to_host = line(66, 2);
+  return cluster;
+}
+
+// What a rank holds: payloads of equal parts of the tensor, by contributor and place; or one part of its values.
+struct Held {
+  std::int64_t begin = 0, end = kElems;  // of the values
+  std::vector<std::pair<std::int64_t, std::int64_t>> payloads;
+  bool nothing = false;
+};
+
+class SecondOpinion {
+ public:
+  SecondOpinion(const Cluster& cluster, const CodecCost& codec)
+      : cluster_(cluster), codec_(codec), topology_(cluster.topology()) {}
+
+  std::int64_t time_ns(const Option& option) {
+    held_.assign(topology_.world_size(), {});
+    encoded_ = false;
+    place_ = OpDevice::kGpu;
+    std::int64_t total = 0;
+    for (const Operation& op : option.operations) total += step_ns(op);
+    return total + move_ns(OpDevice::kGpu);
+  }
+
+ private:
+  std::int64_t bytes(const Held& held) const {
+    if (held.nothing) return 0;
+    if (!encoded_) return (held.end - held.begin) * 4;
+    std::int64_t total = 0;
+    for (const auto& [begin, end] : held.payloads) total += payload_bytes(end - begin);
+    return total;
+  }
+  std::int64_t payload_bytes(std::int64_t elems) const {
+    return static_cast<std::int64_t>(codec_.codec->max_payload_bytes(1, elems, DType::kFloat32));
+  }
+  std::int64_t move_ns(OpDevice to) {
+    if (to == place_) return 0;
+    place_ = to;
+    return (to == OpDevice::kCpu ? cluster_.device_to_host : cluster_.host_to_device).at(bytes(held_[0]));
+  }
+  std::int64_t step_ns(const Operation& op) {
+    if (op.kind == OpKind::kEncode) {
+      const std::int64_t moved = move_ns(op.device);
+      for (Held& held : held_) held.payloads = {{held.begin, held.end}};
+      encoded_ = true;
+      return moved + codec_.encode_ns(op.device, held_[0].end - held_[0].begin);
+    }
+    if (op.kind == OpKind::kDecode) {
+      const std::int64_t moved = move_ns(op.device);
+      std::int64_t time = 0;
+      for (const auto& [begin, end] : held_[0].payloads) time += codec_.decode_ns(op.device, end - begin);
+      for (Held& held : held_) {
+        if (held.payloads.empty()) continue;
+        held.begin = held.end = held.payloads[0].first;
+        for (const auto& [begin, end] : held.payloads)
+          held.begin = std::min(held.begin, begin), held.end = std::max(held.end, end);
+      }
+      encoded_ = false;
+      return moved + time;
+    }
+    // Ranks that differ from rank 0 inside the levels only, and are at work: they share one link.
+    std::int64_t groups = 0;
+    int unit = 1;
+    for (int l = 0; l < op.levels.first; ++l) unit *= topology_.levels[l].ranks;
+    for (int rank = 0; rank < unit; ++rank) groups += !held_[rank].nothing;
+    const std::vector<Held> before = held_;
+    for (int rank = 0; rank < topology_.world_size(); ++rank) held_[rank] = after(op, rank, before);
+    std::int64_t size = bytes(before[0]);
+    if (op.kind == OpKind::kAllGather) size = bytes(held_[0]);
+    if (op.kind == OpKind::kGather) size = bytes(held_[0]);
+    std::int64_t announced = 0;
+    if (encoded_ && !codec_.traits.fixed_size) {
+      const bool gathers = op.kind == OpKind::kAllGather || op.kind == OpKind::kGather;
+      announced = curve(gathers ? OpKind::kAllGather : op.kind, op.levels)
+                      .at(8 * groups *
+                          static_cast<std::int64_t>(gathers ? held_[0].payloads.size() : before[0].payloads.size()));
+    }
+    return announced + curve(op.kind, op.levels).at(size * groups);
+  }
+  const TimeCurve& curve(OpKind kind, LevelRange levels) const {
+    if (levels.first == levels.last) return cluster_.levels[levels.first].collectives.at(kind);
+    for (const ClusterRange& range : cluster_.ranges) {
+      if (range.levels == levels) return range.collectives.at(kind);
+    }
+    return cluster_.ranges[0].collectives.at(kind);
+  }
+  Held after(const Operation& op, int rank, const std::vector<Held>& before) const {
+    const std::vector<int> group = topology_.group_of(rank, op.levels);
+    const int place = topology_.rank_in_group(rank, op.levels);
+    Held held = before[rank];
+    if (before[group[0]].nothing) return held;
+    const std::int64_t n = static_cast<std::int64_t>(group.size());
+    const std::int64_t part = (held.end - held.begin) / n;
+    switch (op.kind) {
+      case OpKind::kReduceScatter:
+      case OpKind::kAllToAll:
+        held.begin += place * part;
+        held.end = held.begin + part;
+        held.payloads.clear();
+        if (!encoded_) break;
+        for (const int peer : group) {
+          if (op.kind == OpKind::kReduceScatter && peer != rank) continue;
+          for (const auto& [begin, end] : before[peer].payloads) {
+            const std::int64_t cut = (end - begin) / n;
+            held.payloads.push_back({begin + place * cut, begin + (place + 1) * cut});
+          }
+        }
+        break;
+      case OpKind::kAllGather:
+      case OpKind::kGather:
+        if (op.kind == OpKind::kGather && place != 0) {
+          held.nothing = true;
+          return held;
+        }
+        held.payloads.clear();
+        for (const int peer : group) {
+          held.begin = std::min(held.begin, before[peer].begin);
+          held.end = std::max(held.end, before[peer].end);
+          held.payloads.insert(held.payloads.end(), before[peer].payloads.begin(), before[peer].payloads.end());
+        }
+        break;
+      case OpKind::kReduce:
+        held.nothing = place != 0;
+        break;
+      case OpKind::kBroadcast:
+        held = before[group[0]];
+        break;
+      default:
+        break;
+    }
+    return held;
+  }
+
+  const Cluster& cluster_;
+  const CodecCost& codec_;
+  Topology topology_;
+  std::vector<Held> held_;
+  bool encoded_ = false;
+  OpDevice place_ = OpDevice::kGpu;
+};
+
+void compare_all(const OptionSpace& space, int codec, std::size_t expected_count) {
+  const Cluster cluster = small_cluster(space.levels);
+  ASSERT_TRUE(cluster.check().ok()) << cluster.check().to_string();
+  std::vector<std::string> notes;
+  const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kGpu, {}, &notes).value();
+  const CostModel model(cluster, OpDevice::kGpu);
+  SecondOpinion opinion(cluster, codecs[codec]);
+  const std::vector<Option> options = generate_options(space);
+  EXPECT_EQ(options.size(), expected_count);
+  for (const Option& option : options) {
+    OptionChain chain;
+    ASSERT_TRUE(make_chain(model, &codecs[codec], {.elems = kElems}, option, &chain));
+    ASSERT_EQ(chain.own_ns, opinion.time_ns(option)) << option.to_string(cluster.topology());
+    EXPECT_EQ(chain.lossy_passes, option.encodes());
+  }
+}
+
+TEST(OptionCost, TheFiftyFourOptionsOfOneDevice) {
+  for (const int codec : {0, 1}) compare_all({.devices = {OpDevice::kGpu}, .rooted = false}, codec, 54);
+}
+
+TEST(OptionCost, TheWholeTree) {
+  for (const int codec : {0, 1}) compare_all({}, codec, 4341);
+}
+
+TEST(OptionCost, SummedPayloads) {
+  compare_all({.sum_payloads = true}, 0, generate_options({.sum_payloads = true}).size());
+}
+
+TEST(OptionCost, ThreeLevels) {
+  const OptionSpace space = {.levels = 3, .devices = {OpDevice::kGpu}, .rooted = false};
+  compare_all(space, 1, generate_options(space).size());
+}
+
+// One tensor by hand: 2 x 4 ranks, 4096 elements, cast.
+TEST(OptionCost, OneByHand) {
+  const Cluster cluster = small_cluster(2);
+  std::vector<std::string> notes;
+  const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kGpu, {"cast(fp16)"}, &notes).value();
+  const CostModel model(cluster, OpDevice::kGpu);
+  const Option option = Option::parse(
+                            "reduce_scatter@intra encode@cpu all_to_all@inter decode@cpu encode@gpu all_gather@inter "
+                            "decode@gpu all_gather@intra",
+                            cluster.topology())
+                            .value();
+  OptionChain chain;
+  ASSERT_TRUE(make_chain(model, &codecs[0], {.elems = kElems}, option, &chain));
+  const std::int64_t half = kElems / 2, eighth = kElems / 8;
+  const auto cast_bytes = [&](std::int64_t elems) {
+    return static_cast<std::int64_t>(codecs[0].codec->max_payload_bytes(1, elems, DType::kFloat32));
+  };
+  const auto at = [&](int level, OpKind kind, std::int64_t bytes) {
+    return cluster.levels[level].collectives.at(kind).at(bytes);
+  };
+  const std::vector<std::pair<int, std::int64_t>> expected = {
+      {kLink, at(0, OpKind::kReduceScatter, kElems * 4)},
+      {kDeviceToHost, cluster.device_to_host.at(half * 4)},
+      {kCpuCodec, codecs[0].encode_ns(OpDevice::kCpu, half)},
+      {kLink + 1, at(1, OpKind::kAllToAll, 2 * cast_bytes(half))},  // both ranks of the machine
+      {kCpuCodec, 4 * codecs[0].decode_ns(OpDevice::kCpu, eighth)},
+      {kHostToDevice, cluster.host_to_device.at(eighth * 4)},
+      {kGpuCodec, codecs[0].encode_ns(OpDevice::kGpu, eighth)},
+      {kLink + 1, at(1, OpKind::kAllGather, 2 * 4 * cast_bytes(eighth))},
+      {kGpuCodec, 4 * codecs[0].decode_ns(OpDevice::kGpu, eighth)},
+      {kLink, at(0, OpKind::kAllGather, kElems * 4)}};
+  ASSERT_EQ(chain.steps.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(chain.steps[i].resource, expected[i].first) << i;
+    EXPECT_EQ(chain.steps[i].time_ns, expected[i].second) << i;
+  }
+  EXPECT_EQ(chain.loads[kGpuCodec], expected[6].second + expected[8].second);
+}
+
+// Flat collectives that were not measured: ring forms on the machine's link, from its latency and bandwidth.
+TEST(CollectiveCost, FlatOnesWithoutACurve) {
+  Cluster cluster;
+  const double a = 1000, ns_per_byte = 0.5;
+  for (const int ranks : {4, 8}) {
+    ClusterLevel level = {ranks == 4 ? "intra" : "inter", ranks, "", {}, {}};
+    const double n = ranks;
+    for (const std::int64_t bytes : {std::int64_t{1} << 10, std::int64_t{1} << 20, std::int64_t{1} << 30}) {
+      level.collectives[OpKind::kAllGather].sizes.push_back(bytes);
+      level.collectives[OpKind::kAllGather].times_ns.push_back(
+          std::llround((n - 1) * a + (n - 1) / n * ns_per_byte * static_cast<double>(bytes)));
+    }
+    cluster.levels.push_back(level);
+  }
+  const CollectiveCost cost(cluster);
+  const double n = 32, k = 4, machines = 8, s = 1 << 24;
+  const auto near = [&](OpKind kind, LevelRange range, std::int64_t groups, double expected) {
+    EXPECT_NEAR(static_cast<double>(cost.time_ns(kind, range, 1 << 24, groups)), expected, expected * 1e-6)
+        << op_kind_name(kind);
+  };
+  const LevelRange flat = {0, 1};
+  near(OpKind::kAllReduce, flat, 1, 2 * (n - 1) * a + 2 * (n - 1) / n * s * ns_per_byte);
+  near(OpKind::kAllGather, flat, 1, (n - 1) * a + (n - 1) / n * s * ns_per_byte);
+  near(OpKind::kReduceScatter, flat, 1, (n - 1) * a + (n - 1) / n * s * ns_per_byte);
+  near(OpKind::kAllToAll, flat, 1, (n - 1) * a + k * (machines - 1) / machines * s * ns_per_byte);
+  near(OpKind::kBroadcast, flat, 1, 5 * a + s * ns_per_byte);
+  // Of one level that was not measured, and with four ranks of a machine at once.
+  near(OpKind::kAllReduce, {1, 1}, 4, 14 * a + 2 * 7 / 8.0 * 4 * s * ns_per_byte);
+  near(OpKind::kAllGather, {1, 1}, 4, 7 * a + 7 / 8.0 * 4 * s * ns_per_byte);
+  EXPECT_EQ(cost.link_of(flat), 1);
+  EXPECT_EQ(cost.link_of({0, 0}), 0);
+}
+
+TEST(CollectiveCost, LevelsOfOneRankCostNothing) {
+  Cluster cluster = small_cluster(2);
+  cluster.levels[1].ranks = 1;
+  const CollectiveCost cost(cluster);
+  EXPECT_EQ(cost.link_of({1, 1}), -1);
+  EXPECT_EQ(cost.time_ns(OpKind::kAllReduce, {1, 1}, 1 << 20, 1), 0);
+  EXPECT_EQ(cost.link_of({0, 1}), 0);
+}
+
+TEST(TensorSums, AddUpTensorByTensor) {
+  const Cluster cluster = small_cluster(2);
+  std::vector<std::string> notes;
+  const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kGpu, {}, &notes).value();
+  std::vector<JobTensor> tensors(3);
+  for (std::size_t t = 0; t < tensors.size(); ++t) tensors[t].shape = {static_cast<std::int64_t>(100 * (t + 1))};
+  TensorSums sums(codecs, tensors);
+  EXPECT_EQ(sums.encode_ns(codecs[1], OpDevice::kCpu, 1, 1, 2),
+            codecs[1].encode_ns(OpDevice::kCpu, 200) + codecs[1].encode_ns(OpDevice::kCpu, 300));
+  EXPECT_EQ(sums.decode_ns(codecs[0], OpDevice::kGpu, 8, 0, 1),
+            codecs[0].decode_ns(OpDevice::kGpu, 13) + codecs[0].decode_ns(OpDevice::kGpu, 25));
+  EXPECT_EQ(sums.payload_bytes(codecs[0], 1, 0, 2),
+            static_cast<std::int64_t>(codecs[0].codec->max_payload_bytes(1, 100, DType::kFloat32) +
+                                      codecs[0].codec->max_payload_bytes(1, 200, DType::kFloat32) +
+                                      codecs[0].codec->max_payload_bytes(1, 300, DType::kFloat32)));
+}
+
+TEST(CodecCosts, WhatIsAllowedIsCompared) {
+  const Cluster cluster = small_cluster(2);
+  std::vector<std::string> notes;
+  EXPECT_EQ(codec_costs(cluster, OpDevice::kGpu, {"topk(0.125)"}, &notes).value().size(), 1u);
+  EXPECT_TRUE(notes.empty());
+  EXPECT_TRUE(codec_costs(cluster, OpDevice::kGpu, {"randk"}, &notes).value().empty());
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("no times"), std::string::npos);
+  EXPECT_FALSE(codec_costs(cluster, OpDevice::kGpu, {"nonsense"}, &notes).ok());
+}
+
+}  // namespace
+}  // namespace cortado

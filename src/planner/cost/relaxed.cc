@@ -1,0 +1,67 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "planner/cost/relaxed.h"
+
+#include <algorithm>
+
+#include "planner/cost/collective_cost.h"
+
+namespace cortado {
+
+namespace {
+
+// True if it was changed. Time per unit is monotone between two points, so the points decide.
+bool relax(TimeCurve* curve) {
+  bool changed = false;
+  for (std::size_t i = 1; i < curve->sizes.size(); ++i) {
+    const __int128 most = static_cast<__int128>(curve->times_ns[i - 1]) * curve->sizes[i] / curve->sizes[i - 1];
+    if (curve->times_ns[i] <= most + 1) continue;  // 1: curves are rounded
+    curve->times_ns[i] = static_cast<std::int64_t>(most);
+    changed = true;
+  }
+  return changed;
+}
+
+bool relax(CollectiveCurves* curves) {
+  bool changed = false;
+  for (auto& [kind, curve] : *curves) changed |= relax(&curve);
+  return changed;
+}
+
+// All collectives as curves: those that were not measured must not follow from relaxed ones.
+void write_out(const CollectiveCost& cost, LevelRange range, CollectiveCurves* curves) {
+  for (int k = static_cast<int>(OpKind::kAllReduce); k <= static_cast<int>(OpKind::kGather); ++k) {
+    const OpKind kind = static_cast<OpKind>(k);
+    if (curves->count(kind) > 0) continue;
+    constexpr std::int64_t kSmall = 1, kLarge = std::int64_t{1} << 36;
+    (*curves)[kind] = {{kSmall, kLarge}, {cost.time_ns(kind, range, kSmall, 1), cost.time_ns(kind, range, kLarge, 1)}};
+  }
+}
+
+}  // namespace
+
+std::optional<Cluster> relax_curves(const Cluster& cluster) {
+  Cluster relaxed = cluster;
+  bool changed = relax(&relaxed.host_to_device) | relax(&relaxed.device_to_host);
+  for (ClusterLevel& level : relaxed.levels) changed |= relax(&level.collectives);
+  for (ClusterRange& range : relaxed.ranges) changed |= relax(&range.collectives);
+  for (CodecTimes& times : relaxed.codecs) changed |= relax(&times.curve);
+  if (!changed) return std::nullopt;
+  const CollectiveCost cost(cluster);
+  const int levels = static_cast<int>(cluster.levels.size());
+  for (int first = 0; first < levels; ++first) {
+    write_out(cost, {first, first}, &relaxed.levels[first].collectives);
+    for (int last = first + 1; last < levels; ++last) {
+      const LevelRange wanted = {first, last};
+      auto range = std::find_if(relaxed.ranges.begin(), relaxed.ranges.end(),
+                                [&](const ClusterRange& r) { return r.levels == wanted; });
+      if (range == relaxed.ranges.end()) {
+        range = relaxed.ranges.emplace(relaxed.ranges.end());
+        range->levels = wanted;
+      }
+      write_out(cost, wanted, &range->collectives);
+    }
+  }
+  return relaxed;
+}
+
+}  // namespace cortado

@@ -1,0 +1,16 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Curves for lower bounds: the largest ones that are nowhere above the measured ones and whose time per unit does not
+// rise with the size.
+#pragma once
+
+#include <optional>
+
+#include "cortado/cluster.h"
+
+namespace cortado {
+
+// Nothing if all curves of the cluster are such already. Collectives that were not measured keep their times.
+std::optional<Cluster> relax_curves(const Cluster& cluster);
+
+}  // namespace cortado

@@ -1,0 +1,190 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <map>
+
+#include "core/check.h"
+#include "cortado/planner.h"
+#include "planner/search/local_search.h"
+#include "planner/search/search.h"
+#include "planner/search/strategies.h"
+
+namespace cortado {
+
+namespace {
+
+[[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...) {
+  char buffer[400];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(buffer, sizeof(buffer), format, arguments);
+  va_end(arguments);
+  return buffer;
+}
+
+std::string milliseconds(std::int64_t ns) { return text("%.3f", static_cast<double>(ns) * 1e-6); }
+
+// The same cluster, on which codecs and copies cost nothing: no compression can be better than that.
+Cluster with_free_codecs(const Cluster& cluster) {
+  Cluster free = cluster;
+  for (CodecTimes& times : free.codecs) std::fill(times.curve.times_ns.begin(), times.curve.times_ns.end(), 0);
+  free.host_to_device = free.device_to_host = {};
+  return free;
+}
+
+// The plan in the problem's terms.
+Result<std::vector<Placed>> place(Problem& problem, const Plan& plan, const Job& job) {
+  std::vector<Placed> placed;
+  int next = 0;
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    const PlanBucket& bucket = plan.buckets[b];
+    const auto count = static_cast<int>(bucket.tensors.size());
+    for (int i = 0; i < count; ++i) {
+      if (job.tensors[next + i].name == bucket.tensors[i]) continue;
+      return make_error(StatusCode::kUnsupported,
+                        "plan: $.buckets[%zu]: only buckets of neighbours in order of readiness are explained", b);
+    }
+    int codec = -1;
+    for (std::size_t c = 0; c < problem.codecs().size(); ++c) {
+      if (bucket.option.encodes() > 0 && problem.codecs()[c].spec == bucket.codec) codec = static_cast<int>(c);
+    }
+    const Way* way = problem.way_of(next, next + count - 1, problem.add_candidate({codec, bucket.option}));
+    if (way == nullptr) {
+      return make_error(StatusCode::kMismatch, "plan: $.buckets[%zu]: \"%s\" is not allowed, or has no times", b,
+                        bucket.codec.c_str());
+    }
+    placed.push_back({next, next + count - 1, way});
+    next += count;
+  }
+  return placed;
+}
+
+class Explainer {
+ public:
+  Explainer(Problem& problem, const Plan& plan, const Cluster& cluster, std::vector<Placed> placed)
+      : problem_(problem), plan_(plan), cluster_(cluster), placed_(std::move(placed)), local_(&problem) {
+    step_ns_ = local_.score(placed_).step_ns;
+  }
+
+  ExplainedBucket explain(std::size_t bucket) {
+    const Placed chosen = placed_[bucket];
+    ExplainedBucket explained;
+    explained.own_ns = chosen.way->chain.own_ns;
+    std::map<int, std::pair<std::int64_t, const Way*>> best;  // by codec
+    std::int64_t dense_ns = Simulator::kNever;
+    for (const Way& way : problem_.ways(chosen.first, chosen.last)) {
+      if (way.candidate == chosen.way->candidate) continue;
+      placed_[bucket].way = &way;
+      const std::int64_t step_ns = local_.score(placed_).step_ns;
+      const int codec = problem_.candidates()[way.candidate].codec;
+      if (codec < 0) dense_ns = std::min(dense_ns, step_ns);
+      const auto [entry, is_new] = best.try_emplace(codec, step_ns, &way);
+      if (!is_new && step_ns < entry->second.first) entry->second = {step_ns, &way};
+    }
+    placed_[bucket] = chosen;
+    const bool is_dense = problem_.candidates()[chosen.way->candidate].codec < 0;
+    explained.gain_ns = is_dense || dense_ns == Simulator::kNever ? 0 : dense_ns - step_ns_;
+    for (const auto& [codec, found] : best) {
+      const Candidate& candidate = problem_.candidates()[found.second->candidate];
+      explained.others.push_back({codec < 0 ? "none" : problem_.codecs()[codec].spec, candidate.option, found.first,
+                                  why(*chosen.way, *found.second, found.first)});
+    }
+    std::stable_sort(explained.others.begin(), explained.others.end(),
+                     [](const ExplainedWay& a, const ExplainedWay& b) { return a.step_ns < b.step_ns; });
+    for (std::size_t c = 0; c < problem_.codecs().size(); ++c) {
+      if (best.count(static_cast<int>(c)) > 0 ||
+          static_cast<int>(c) == problem_.candidates()[chosen.way->candidate].codec)
+        continue;
+      explained.others.push_back({problem_.codecs()[c].spec,
+                                  {},
+                                  -1,
+                                  "each of its options takes no less of anything than another one, or breaks a limit"});
+    }
+    return explained;
+  }
+
+ private:
+  // What the other way takes more of.
+  std::string why(const Way& chosen, const Way& other, std::int64_t step_ns) const {
+    const char* names[] = {"GPU codec", "CPU codec", "device to host", "host to device"};
+    int worst = -1;
+    std::int64_t more_ns = 0;
+    for (int r = 0; r < kLink + problem_.levels(); ++r) {
+      const std::int64_t more = other.chain.loads[r] - chosen.chain.loads[r];
+      if (more > more_ns) more_ns = more, worst = r;
+    }
+    std::string reason = step_ns > step_ns_ ? "step " + milliseconds(step_ns - step_ns_) + " ms longer"
+                         : step_ns == step_ns_
+                             ? "step as long"
+                             : "step " + milliseconds(step_ns_ - step_ns) + " ms shorter, but over a limit";
+    if (worst >= 0) {
+      reason += ", " + milliseconds(more_ns) + " ms more of " +
+                (worst < kLink ? std::string(names[worst]) : "link " + cluster_.levels[worst - kLink].name);
+    }
+    if (other.lossy_elems > chosen.lossy_elems) reason += ", loses more";
+    return reason;
+  }
+
+  Problem& problem_;
+  const Plan& plan_;
+  const Cluster& cluster_;
+  std::vector<Placed> placed_;
+  LocalSearch local_;
+  std::int64_t step_ns_;
+};
+
+}  // namespace
+
+Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster& cluster,
+                                 const PlannerConstraints& constraints) {
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, cluster));
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::make(job, cluster, constraints));
+  CORTADO_ASSIGN_OR_RETURN(std::vector<Placed> placed, place(*problem, plan, job));
+  Explanation explanation;
+  explanation.step_ns = timeline.step_ns;
+  for (const char* strategy : strategy_names()) {
+    const Result<Plan> other = make_plan(job, cluster, constraints, strategy);
+    explanation.totals.push_back({strategy, other.ok() ? other.value().predicted_step_ns : -1});
+  }
+  CORTADO_ASSIGN_OR_RETURN(const Plan free, make_plan(job, with_free_codecs(cluster), constraints));
+  explanation.totals.push_back({"free compression", free.predicted_step_ns});
+  explanation.totals.push_back(
+      {"lower bound",
+       lower_bound(problem->for_bounds(), quick_bound(problem->for_bounds()), timeline.step_ns).step_ns});
+  Explainer explainer(*problem, plan, cluster, std::move(placed));
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) explanation.buckets.push_back(explainer.explain(b));
+  return explanation;
+}
+
+std::string explanation_to_text(const Explanation& explanation, const Plan& plan) {
+  std::string result = text("step %s ms", milliseconds(explanation.step_ns).c_str());
+  result += "; against it:\n";
+  for (const auto& [name, step_ns] : explanation.totals) {
+    result +=
+        step_ns < 0
+            ? text("  %-22s not possible here\n", name.c_str())
+            : text("  %-22s %12s ms  %6.3fx\n", name.c_str(), milliseconds(step_ns).c_str(),
+                   static_cast<double>(step_ns) / static_cast<double>(std::max<std::int64_t>(explanation.step_ns, 1)));
+  }
+  for (const std::string& note : plan.notes) result += "note: " + note + "\n";
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    const PlanBucket& bucket = plan.buckets[b];
+    const ExplainedBucket& explained = explanation.buckets[b];
+    result += text("\nbucket %zu, %zu tensors, alone %s ms", b, bucket.tensors.size(),
+                   milliseconds(explained.own_ns).c_str());
+    if (explained.gain_ns != 0) result += text(", %s ms gained over dense", milliseconds(explained.gain_ns).c_str());
+    result +=
+        ": " + (bucket.option.encodes() > 0 ? bucket.codec + " " : "") + bucket.option.to_string(plan.topology) + "\n";
+    for (const std::string& tensor : bucket.tensors) result += "  " + tensor + "\n";
+    bool is_first = true;
+    for (const ExplainedWay& other : explained.others) {
+      result += std::string(is_first && other.step_ns >= 0 ? "  runner-up " : "  rejected  ") + other.codec +
+                (other.step_ns >= 0 ? " " + other.option.to_string(plan.topology) : "") + ": " + other.reason + "\n";
+      is_first = false;
+    }
+  }
+  return result;
+}
+
+}  // namespace cortado

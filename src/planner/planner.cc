@@ -1,0 +1,123 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// make_plan(): problem, search, and what was found as a plan.
+#include "cortado/planner.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+
+#include "core/check.h"
+#include "planner/search/search.h"
+#include "planner/search/strategies.h"
+
+namespace cortado {
+
+namespace {
+
+// A gap above this is explained.
+constexpr double kGapToExplain = 0.03;
+
+[[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...) {
+  char buffer[400];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(buffer, sizeof(buffer), format, arguments);
+  va_end(arguments);
+  return buffer;
+}
+
+double milliseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
+
+// "inter 83 %, gpu codec 12 %": how busy what is used is.
+std::string utilisation(const Problem& problem, const Cluster& cluster, const SearchResult& found) {
+  Loads loads = {};
+  for (const Placed& placed : found.plan) {
+    for (int r = 0; r < kMaxResources; ++r) loads[r] += placed.way->chain.loads[r];
+  }
+  const char* names[] = {"gpu codec", "cpu codec", "device to host", "host to device"};
+  std::string result;
+  for (int r = 0; r < kLink + problem.levels(); ++r) {
+    if (loads[r] == 0) continue;
+    const int servers = r == kCpuCodec ? cluster.cpu_codec_workers : 1;
+    const double share = static_cast<double>(loads[r]) / static_cast<double>(found.score.step_ns * servers);
+    result += (result.empty() ? "" : ", ") + (r < kLink ? std::string(names[r]) : cluster.levels[r - kLink].name) +
+              text(" %.0f %%", share * 100);
+  }
+  return result.empty() ? "nothing" : result;
+}
+
+void add_notes(const Problem& problem, const Cluster& cluster, const SearchResult& found, Plan* plan) {
+  const bool encodes = std::any_of(found.plan.begin(), found.plan.end(), [&](const Placed& placed) {
+    return problem.candidates()[placed.way->candidate].codec >= 0;
+  });
+  if (!encodes) plan->notes.push_back("nothing is encoded: no allowed codec makes the step shorter");
+  const double gap = static_cast<double>(found.score.step_ns - found.bound.step_ns) /
+                     static_cast<double>(std::max<std::int64_t>(found.bound.step_ns, 1));
+  std::string bound = text("lower bound %.3f ms from %s; gap %.2f %%", milliseconds(found.bound.step_ns),
+                           found.bound.reason, gap * 100);
+  if (found.is_exact) bound += ", but every plan of the candidates was tried: none is faster";
+  if (gap > kGapToExplain) {
+    bound +=
+        "; the bound lets loads of different resources overlap freely, while a tensor's steps follow each other. "
+        "Busy: " +
+        utilisation(problem, cluster, found);
+  }
+  plan->notes.push_back(std::move(bound));
+}
+
+Plan plan_of(Problem& problem, const Job& job, const Cluster& cluster, const SearchResult& found) {
+  Plan plan;
+  plan.job = job.name;
+  plan.cluster = cluster.name;
+  plan.topology = cluster.topology();
+  for (const Placed& placed : found.plan) {
+    const Candidate& candidate = problem.candidates()[placed.way->candidate];
+    PlanBucket bucket;
+    for (int t = placed.first; t <= placed.last; ++t) bucket.tensors.push_back(job.tensors[t].name);
+    bucket.option = candidate.option;
+    if (candidate.codec >= 0) bucket.codec = problem.codecs()[candidate.codec].spec;
+    plan.buckets.push_back(std::move(bucket));
+  }
+  plan.predicted_step_ns = found.score.step_ns;
+  plan.dense_step_ns = found.dense_ns;
+  plan.lower_bound_ns = found.bound.step_ns;
+  plan.options_considered = problem.options_considered();
+  plan.notes = problem.notes();
+  return plan;
+}
+
+// The 16-bit baseline, which is there whatever is allowed.
+std::string cast_of(const Cluster& cluster) {
+  const auto is_bf16 = [](const CodecTimes& times) { return times.codec == "cast(bf16)"; };
+  return std::any_of(cluster.codecs.begin(), cluster.codecs.end(), is_bf16) ? "cast(bf16)" : "cast(fp16)";
+}
+
+}  // namespace
+
+Result<Plan> make_plan(const Job& job, const Cluster& cluster, const PlannerConstraints& given,
+                       std::string_view strategy) {
+  PlannerConstraints constraints = given;
+  if (strategy == "bf16") constraints.allowed_codecs = {cast_of(cluster)};
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::make(job, cluster, constraints));
+  SearchResult found;
+  if (strategy == "cortado") {
+    found = search(*problem);
+  } else {
+    CORTADO_ASSIGN_OR_RETURN(found, run_strategy(*problem, strategy));
+  }
+  Plan plan = plan_of(*problem, job, cluster, found);
+  add_notes(*problem, cluster, found, &plan);
+  plan.notes.push_back(text("%lld options of the tree, %zu candidates, %lld operations simulated",
+                            static_cast<long long>(problem->options_considered()), problem->candidates().size(),
+                            static_cast<long long>(found.steps_done)));
+  return plan;
+}
+
+std::vector<std::string> planner_strategies() {
+  std::vector<std::string> names = {"cortado"};
+  for (const char* strategy : strategy_names()) names.push_back(strategy);
+  return names;
+}
+
+}  // namespace cortado

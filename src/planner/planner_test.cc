@@ -1,0 +1,198 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "cortado/planner.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace cortado {
+namespace {
+
+TimeCurve constant(std::int64_t ns) { return {{1, 1 << 30}, {ns, ns}}; }
+
+// Lemma 1's counterexample as a job on a cluster: dense is slow, payloads take 5 whatever their size.
+struct LemmaOne {
+  LemmaOne() {
+    cluster.name = "lemma";
+    ClusterLevel level = {"all", 2, "", {}, {}};
+    for (int k = static_cast<int>(OpKind::kAllReduce); k <= static_cast<int>(OpKind::kGather); ++k) {
+      level.collectives[static_cast<OpKind>(k)] = constant(40000000);
+    }
+    level.collectives[OpKind::kAllGather] = constant(5000000);
+    cluster.levels = {level};
+    for (const auto& [device, ns] : {std::pair(OpDevice::kGpu, 100000), std::pair(OpDevice::kCpu, 1500000)}) {
+      cluster.codecs.push_back({"sign(scale=mean_abs)", device, OpKind::kEncode, 1, {{1, 1000}, {ns, ns}}, {}});
+      cluster.codecs.push_back({"sign(scale=mean_abs)", device, OpKind::kDecode, 1, {{1, 1000}, {0, 0}}, {}});
+    }
+    cluster.gpu_codec_slows_backward = 1;
+    job.name = "two";
+    for (int t = 0; t < 2; ++t) {
+      JobTensor tensor;
+      tensor.name = "t" + std::to_string(t);
+      tensor.shape = {1000};
+      tensor.ready_ns = (t + 1) * 1000000;
+      job.tensors.push_back(tensor);
+    }
+  }
+  std::int64_t step_ns(const std::string& first, const std::string& second) const {
+    Plan plan;
+    plan.topology = cluster.topology();
+    for (const std::string& device : {first, second}) {
+      PlanBucket bucket;
+      bucket.tensors = {"t" + std::to_string(plan.buckets.size())};
+      bucket.codec = "sign(scale=mean_abs)";
+      bucket.option = Option::parse("encode@" + device + " all_gather@all decode@" + device, plan.topology).value();
+      plan.buckets.push_back(bucket);
+    }
+    return simulate_plan(plan, job, cluster).value().step_ns;
+  }
+  Job job;
+  Cluster cluster;
+};
+
+TEST(MakePlan, LemmaOneIsSolvedOptimally) {
+  const LemmaOne example;
+  EXPECT_EQ(example.step_ns("cpu", "gpu"), 12100000);
+  EXPECT_EQ(example.step_ns("gpu", "cpu"), 11100000);
+  EXPECT_EQ(example.step_ns("gpu", "gpu"), 11100000);
+  EXPECT_EQ(example.step_ns("cpu", "cpu"), 12500000);
+  Job job = example.job;
+  job.tensors[1].dtype = DType::kBFloat16;  // cannot be fused with the other: the lemma knows no fusion
+  const Plan plan = make_plan(job, example.cluster, {}).value();
+  EXPECT_EQ(plan.predicted_step_ns, 11100000);
+}
+
+Job job_named(const std::string& name) { return load_job("tests/data/planner/jobs/" + name + ".json").value(); }
+Cluster cluster_named(const std::string& name) {
+  return load_cluster("tests/data/planner/clusters/" + name + ".json").value();
+}
+
+TEST(MakePlan, PlansOfEspressosJobsAreSound) {
+  for (const char* cluster_name : {"nvlink_100g", "pcie_25g"}) {
+    const Cluster cluster = cluster_named(cluster_name);
+    for (const char* job_name : {"vgg16", "lstm", "bert_base"}) {
+      const Job job = job_named(job_name);
+      const Result<Plan> made = make_plan(job, cluster, {});
+      ASSERT_TRUE(made.ok()) << made.status().to_string();
+      const Plan& plan = made.value();
+      EXPECT_TRUE(check_plan(plan).ok()) << check_plan(plan).to_string();
+      EXPECT_LE(plan.lower_bound_ns, plan.predicted_step_ns);
+      EXPECT_LE(plan.predicted_step_ns, plan.dense_step_ns);
+      EXPECT_GE(plan.lower_bound_ns, job.backward_end_ns());
+      const Result<Timeline> timeline = simulate_plan(plan, job, cluster);
+      ASSERT_TRUE(timeline.ok()) << timeline.status().to_string();
+      EXPECT_EQ(timeline.value().step_ns, plan.predicted_step_ns);  // one simulator for all
+      EXPECT_EQ(plan_to_json(make_plan(job, cluster, {}).value()), plan_to_json(plan));
+    }
+  }
+}
+
+TEST(MakePlan, DeclinesWhereNothingIsToBeGained) {
+  Job job = job_named("resnet101");
+  const Plan plan = make_plan(job, cluster_named("nvlink_100g"), {}).value();
+  for (const PlanBucket& bucket : plan.buckets) EXPECT_EQ(bucket.option.encodes(), 0);
+  EXPECT_NE(plan.notes.end(), std::find_if(plan.notes.begin(), plan.notes.end(), [](const std::string& note) {
+              return note.find("nothing is encoded") != std::string::npos;
+            }));
+}
+
+TEST(MakePlan, SaysWhatIsWrong) {
+  const LemmaOne example;
+  Job job = example.job;
+  job.tensors[1].ready_ns = 5;
+  EXPECT_NE(make_plan(job, example.cluster, {}).status().message().find("job: $.tensors[1].ready_ns"),
+            std::string::npos);
+  EXPECT_NE(make_plan(example.job, example.cluster, {}, "clever").status().message().find("myopic"), std::string::npos);
+  EXPECT_EQ(make_plan(example.job, example.cluster, {}, "bf16").status().code(), StatusCode::kUnsupported);
+}
+
+TEST(SimulatePlan, RefusesPlansOfOtherJobsAndClusters) {
+  const LemmaOne example;
+  const Plan plan = make_plan(example.job, example.cluster, {}).value();
+  const auto error = [](const Plan& plan, const Job& job, const Cluster& cluster) {
+    return simulate_plan(plan, job, cluster).status().message();
+  };
+  Job job = example.job;
+  job.tensors[0].name = "other";
+  EXPECT_NE(
+      error(plan, job, example.cluster).find("$.buckets[0].tensors[0]: expected a tensor of job \"two\", got \"t0\""),
+      std::string::npos);
+  job = example.job;
+  job.tensors.push_back(job.tensors[1]);
+  job.tensors[2].name = "t2";
+  EXPECT_NE(error(plan, job, example.cluster).find("\"t2\" is missing"), std::string::npos);
+  Cluster cluster = example.cluster;
+  cluster.levels[0].ranks = 4;
+  EXPECT_NE(error(plan, example.job, cluster).find("$.levels"), std::string::npos);
+  cluster = example.cluster;
+  cluster.codecs.clear();
+  EXPECT_NE(error(plan, example.job, cluster).find("$.buckets[0].codec"), std::string::npos);
+}
+
+TEST(Timeline, AsText) {
+  const LemmaOne example;
+  Plan plan;
+  plan.topology = example.cluster.topology();
+  for (const char* option : {"encode@gpu all_gather@all decode@gpu", "encode@cpu all_gather@all decode@cpu"}) {
+    PlanBucket bucket;
+    bucket.tensors = {"t" + std::to_string(plan.buckets.size())};
+    bucket.codec = "sign(scale=mean_abs)";
+    bucket.option = Option::parse(option, plan.topology).value();
+    plan.buckets.push_back(bucket);
+  }
+  const Timeline timeline = simulate_plan(plan, example.job, example.cluster).value();
+  EXPECT_EQ(timeline_to_text(timeline, plan, 111),
+            "step 11.100 ms, one column 0.100 ms\n"
+            "compute    19 % "
+            "=====================....................................................................................."
+            ".....\n"
+            "gpu codec   1 % "
+            "..........a..............................................................................................."
+            ".....\n"
+            "cpu codec  14 % "
+            ".....................bbbbbbbbbbbbbbb......................................................................"
+            ".....\n"
+            "all        90 % "
+            "..........."
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\n"
+            "a 1 tensor, t0: sign(scale=mean_abs) encode@gpu all_gather@all decode@gpu\n"
+            "b 1 tensor, t1: sign(scale=mean_abs) encode@cpu all_gather@all decode@cpu\n");
+  const std::string trace = timeline_to_trace(timeline, plan);
+  EXPECT_NE(trace.find(R"({"name":"all_gather bucket 1","ph":"X","pid":0,"tid":5,"ts":6100.0,"dur":5000.0)"),
+            std::string::npos)
+      << trace;
+}
+
+TEST(ExplainPlan, SaysWhatEveryBucketGainsAndWhatElseThereWas) {
+  const Job job = job_named("lstm");
+  const Cluster cluster = cluster_named("pcie_25g");
+  const Plan plan = make_plan(job, cluster, {}).value();
+  const Result<Explanation> explained = explain_plan(plan, job, cluster, {});
+  ASSERT_TRUE(explained.ok()) << explained.status().to_string();
+  EXPECT_EQ(explained.value().step_ns, plan.predicted_step_ns);
+  ASSERT_EQ(explained.value().buckets.size(), plan.buckets.size());
+  std::int64_t free_ns = 0;
+  for (const auto& [name, step_ns] : explained.value().totals) {
+    if (name == "free compression") {
+      free_ns = step_ns;
+    } else if (name != "lower bound") {
+      EXPECT_GE(step_ns, plan.predicted_step_ns) << name;
+    }
+  }
+  EXPECT_LE(free_ns, plan.predicted_step_ns);
+  EXPECT_GT(free_ns, 0);
+  bool gains = false;
+  for (const ExplainedBucket& bucket : explained.value().buckets) {
+    gains |= bucket.gain_ns > 0;
+    ASSERT_FALSE(bucket.others.empty());
+    for (const ExplainedWay& way : bucket.others) EXPECT_FALSE(way.reason.empty());
+  }
+  EXPECT_TRUE(gains);
+  const std::string text = explanation_to_text(explained.value(), plan);
+  for (const char* part : {"espresso", "free compression", "runner-up", "rejected", "encoder.weight"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part;
+  }
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,36 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cortado/planner.h"
+
+namespace cortado {
+namespace {
+
+// The page itself is tried in a browser: tests/python/test_cli_plan.py.
+TEST(ReportToHtml, HoldsWhatItShows) {
+  const Job job = load_job("tests/data/planner/jobs/lstm.json").value();
+  const Cluster cluster = load_cluster("tests/data/planner/clusters/pcie_25g.json").value();
+  Plan plan = make_plan(job, cluster, {}, "dense").value();
+  plan.notes.push_back("</script> is no end");
+  Explanation explanation;
+  explanation.step_ns = plan.predicted_step_ns;
+  explanation.totals = {{"dense", plan.predicted_step_ns}, {"bf16", -1}};
+  explanation.buckets.resize(plan.buckets.size());
+  const std::string page = report_to_html(plan, job, cluster, explanation).value();
+  const std::string open = "<script id=\"data\" type=\"application/json\">";
+  const std::size_t from = page.find(open) + open.size();
+  const nlohmann::json data = nlohmann::json::parse(page.substr(from, page.find("</script>", from) - from));
+  ASSERT_EQ(data["timelines"].size(), 2u);
+  EXPECT_EQ(data["timelines"][1]["step_ns"], plan.predicted_step_ns);
+  EXPECT_EQ(data["timelines"][1]["events"][0].size(), 5u);
+  EXPECT_EQ(data["tensors"].size(), job.tensors.size());
+  ASSERT_EQ(data["totals"].size(), 3u);
+  EXPECT_EQ(data["totals"][0], (nlohmann::json::array({"this plan", plan.predicted_step_ns})));
+  EXPECT_EQ(data["numbers"][0][0], "step");
+  EXPECT_EQ(data["notes"].back(), "</script> is no end");
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,170 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "planner/search/espresso.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <optional>
+
+#include "planner/search/local_search.h"
+
+namespace cortado {
+
+namespace {
+
+bool encodes(const Problem& problem, const Placed& placed) {
+  return problem.candidates()[placed.way->candidate].codec >= 0;
+}
+
+std::vector<SimulatedBucket> simulated(const Problem& problem, const std::vector<Placed>& plan) {
+  std::vector<SimulatedBucket> buckets;
+  for (const Placed& placed : plan) buckets.push_back(simulated_bucket(problem, placed));
+  return buckets;
+}
+
+// Buckets whose last use of the outermost link ends before its last gap.
+std::vector<bool> travels_before_gap(const Problem& problem, Simulator* simulator, const std::vector<Placed>& plan) {
+  std::vector<SimulatedEvent> events;
+  simulator->run(simulated(problem, plan), Simulator::kNever, &events);
+  const int outer = kLink + problem.levels() - 1;
+  std::erase_if(events, [&](const SimulatedEvent& event) { return event.bucket < 0 || event.server != outer; });
+  std::vector<bool> before(plan.size(), false);
+  std::int64_t gap_ns = -1;
+  for (std::size_t i = 1; i < events.size(); ++i) {
+    if (events[i].start_ns > events[i - 1].end_ns) gap_ns = events[i - 1].end_ns;
+  }
+  std::vector<std::int64_t> last_ns(plan.size(), Simulator::kNever);
+  for (const SimulatedEvent& event : events) last_ns[event.bucket] = event.end_ns;
+  for (std::size_t k = 0; k < plan.size(); ++k) before[k] = last_ns[k] <= gap_ns;
+  return before;
+}
+
+Option on_cpu(Option option) {
+  for (Operation& operation : option.operations) {
+    if (!is_collective(operation.kind)) operation.device = OpDevice::kCpu;
+  }
+  return option;
+}
+
+// Buckets that may take each other's place, and their way on the CPU.
+struct Group {
+  std::vector<std::size_t> buckets;  // by readiness
+  std::vector<const Way*> gpu, cpu;
+};
+
+std::vector<Group> groups_of(Problem& problem, const std::vector<Placed>& plan) {
+  std::map<std::pair<std::int64_t, int>, Group> groups;
+  for (std::size_t k = 0; k < plan.size(); ++k) {
+    if (!encodes(problem, plan[k])) continue;
+    const Candidate candidate = problem.candidates()[plan[k].way->candidate];
+    const int other = problem.add_candidate({candidate.codec, on_cpu(candidate.option)});
+    const Way* cpu = problem.way_of(plan[k].first, plan[k].last, other);
+    if (cpu == nullptr || other == plan[k].way->candidate) continue;
+    Group& group = groups[{problem.elems(plan[k].first, plan[k].last), plan[k].way->candidate}];
+    group.buckets.push_back(k);
+    group.gpu.push_back(plan[k].way);
+    group.cpu.push_back(cpu);
+  }
+  std::vector<Group> list;
+  for (auto& [key, group] : groups) list.push_back(std::move(group));
+  return list;
+}
+
+void set_offloaded(const Group& group, std::size_t count, std::vector<Placed>* plan) {
+  for (std::size_t i = 0; i < group.buckets.size(); ++i) {
+    (*plan)[group.buckets[i]].way = i < count ? group.cpu[i] : group.gpu[i];
+  }
+}
+
+}  // namespace
+
+std::vector<int> options_on(Problem& problem, int codec, OpDevice device) {
+  std::vector<int> options;
+  OptionSpace space = problem.space_of(codec);
+  space.sum_payloads = false;  // the published tree
+  if (std::find(space.devices.begin(), space.devices.end(), device) == space.devices.end()) {
+    space.devices.clear();
+  } else {
+    space.devices = {device};
+  }
+  for (Option& option : generate_options(space)) {
+    const bool is_plain = option.encodes() == 0;
+    options.push_back(problem.add_candidate({is_plain ? -1 : codec, std::move(option)}));
+  }
+  return options;
+}
+
+void choose_greedily(Problem& problem, const std::vector<int>& options, std::vector<Placed>* plan) {
+  std::vector<std::size_t> order(plan->size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return problem.elems((*plan)[a].first, (*plan)[a].last) > problem.elems((*plan)[b].first, (*plan)[b].last);
+  });
+  Simulator simulator(problem.simulated(), problem.levels());
+  std::vector<bool> removed = travels_before_gap(problem, &simulator, *plan);
+  std::vector<SimulatedBucket> buckets = simulated(problem, *plan);
+  std::int64_t best_ns = simulator.run_keeping(buckets);
+  for (const std::size_t k : order) {
+    if (removed[k]) continue;
+    const Way* best = (*plan)[k].way;
+    for (const int option : options) {
+      const Way* way = problem.way_of((*plan)[k].first, (*plan)[k].last, option);
+      if (way == nullptr) continue;
+      buckets[k].steps = way->chain.steps;
+      Loads change = way->chain.loads;
+      for (int r = 0; r < kMaxResources; ++r) change[r] -= (*plan)[k].way->chain.loads[r];
+      const std::int64_t step_ns = simulator.rerun(buckets, k, change, best_ns);
+      if (step_ns < best_ns) best_ns = step_ns, best = way;
+    }
+    const bool changed = best != (*plan)[k].way;
+    (*plan)[k].way = best;
+    buckets[k].steps = best->chain.steps;
+    if (!changed) continue;
+    const std::vector<bool> before = travels_before_gap(problem, &simulator, *plan);
+    for (std::size_t b = 0; b < plan->size(); ++b) {
+      if (before[b] && !encodes(problem, (*plan)[b])) removed[b] = true;
+    }
+    simulator.run_keeping(buckets);
+  }
+}
+
+void offload_to_cpu(Problem& problem, std::int64_t max_combinations, std::vector<Placed>* plan) {
+  const std::vector<Group> groups = groups_of(problem, *plan);
+  LocalSearch scores(&problem);
+  std::vector<Placed> best = *plan;
+  std::int64_t best_ns = scores.score(best).step_ns;
+  const auto try_plan = [&](const std::vector<Placed>& tried) {
+    const std::int64_t step_ns = scores.score(tried).step_ns;
+    if (step_ns < best_ns) best_ns = step_ns, best = tried;
+  };
+  std::int64_t combinations = 1;
+  for (const Group& group : groups) {
+    if (combinations <= max_combinations) combinations *= static_cast<std::int64_t>(group.buckets.size()) + 1;
+  }
+  if (combinations > max_combinations) {
+    for (const Group& group : groups) {
+      for (std::size_t count = 0; count <= group.buckets.size(); ++count) {
+        std::vector<Placed> tried = best;
+        set_offloaded(group, count, &tried);
+        try_plan(tried);
+      }
+    }
+  } else {
+    std::vector<std::size_t> counts(groups.size(), 0);
+    std::vector<Placed> tried = *plan;
+    for (std::size_t g = 0; g < groups.size();) {  // counts like an odometer
+      if (counts[g] == groups[g].buckets.size()) {
+        counts[g] = 0;
+        set_offloaded(groups[g], 0, &tried);
+        ++g;
+        continue;
+      }
+      set_offloaded(groups[g], ++counts[g], &tried);
+      try_plan(tried);
+      g = 0;
+    }
+  }
+  *plan = best;
+}
+
+}  // namespace cortado

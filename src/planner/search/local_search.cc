@@ -1,0 +1,257 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "planner/search/local_search.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace cortado {
+
+namespace {
+
+void add(const Way& way, int sign, Score* score, PlanSums* sums, Loads* loads) {
+  score->lossy_elems += sign * way.lossy_elems;
+  score->busy_ns += sign * way.chain.own_ns;
+  sums->memory_bytes += sign * way.chain.memory_bytes;
+  sums->squared_error += sign * way.squared_error;
+  for (int r = 0; r < kMaxResources; ++r) (*loads)[r] += sign * way.chain.loads[r];
+}
+
+}  // namespace
+
+SimulatedBucket simulated_bucket(const Problem& problem, const Placed& placed) {
+  return {problem.ready_ns(placed.last), placed.way->chain.steps, problem.elems(placed.first, placed.last)};
+}
+
+LocalSearch::LocalSearch(Problem* problem) : problem_(*problem), simulator_(problem->simulated(), problem->levels()) {}
+
+Score LocalSearch::score(std::span<const Placed> plan, std::int64_t limit_ns) {
+  Score score = {0, 0, 0};
+  PlanSums sums;
+  Loads loads = {};
+  scratch_.clear();
+  for (const Placed& placed : plan) {
+    scratch_.push_back(simulated_bucket(problem_, placed));
+    add(*placed.way, 1, &score, &sums, &loads);
+  }
+  if (!is_allowed(sums)) return {};
+  score.step_ns = simulator_.run(scratch_, limit_ns);
+  return score;
+}
+
+bool LocalSearch::is_allowed(const PlanSums& sums) const {
+  const PlannerConstraints& constraints = problem_.constraints();
+  if (sums.memory_bytes > constraints.max_memory_bytes.value_or(sums.memory_bytes)) return false;
+  if (!constraints.max_total_error.has_value()) return true;
+  // Sums that were added and subtracted have roundings.
+  return sums.squared_error <= *constraints.max_total_error * *constraints.max_total_error * (1 + 1e-9) + 1e-15;
+}
+
+void LocalSearch::start(std::vector<Placed> plan) {
+  plan_ = std::move(plan);
+  best_ = {0, 0, 0};
+  sums_ = {};
+  Loads loads = {};
+  for (const Placed& placed : plan_) add(*placed.way, 1, &best_, &sums_, &loads);
+  adopt();
+}
+
+bool LocalSearch::offer(const std::vector<Placed>& plan) {
+  if (!(score(plan, best_.step_ns) < best_)) return false;
+  start(plan);
+  return true;
+}
+
+void LocalSearch::adopt() {
+  buckets_.clear();
+  for (const Placed& placed : plan_) buckets_.push_back(simulated_bucket(problem_, placed));
+  best_.step_ns = simulator_.run_keeping(buckets_);
+}
+
+void LocalSearch::improve(std::int64_t until_steps) {
+  for (bool helped = true; helped && !is_done(until_steps);) {
+    helped = move_ways(until_steps);
+    helped |= move_boundaries(until_steps);
+    if (!helped) helped = move_groups(until_steps);
+    if (!helped) helped = swap_ways(until_steps);
+  }
+}
+
+void LocalSearch::tidy(std::int64_t until_steps) {
+  for (std::size_t k = 0; k < plan_.size(); ++k) {
+    while (steps_done() < until_steps && try_merge(k)) {
+    }
+    for (const Way& way : problem_.ways(plan_[k].first, plan_[k].last)) {
+      if (steps_done() >= until_steps || way.lossy_elems >= plan_[k].way->lossy_elems) break;
+      if (try_way(k, &way)) break;
+    }
+  }
+}
+
+bool LocalSearch::try_replace(std::size_t at, std::size_t count, std::span<const Placed> with) {
+  Score score = best_;
+  PlanSums sums = sums_;
+  Loads change = {};
+  for (std::size_t k = at; k < at + count; ++k) add(*plan_[k].way, -1, &score, &sums, &change);
+  for (const Placed& placed : with) add(*placed.way, 1, &score, &sums, &change);
+  if (!is_allowed(sums)) return false;
+  scratch_.assign(buckets_.begin(), buckets_.begin() + static_cast<std::ptrdiff_t>(at));
+  for (const Placed& placed : with) scratch_.push_back(simulated_bucket(problem_, placed));
+  scratch_.insert(scratch_.end(), buckets_.begin() + static_cast<std::ptrdiff_t>(at + count), buckets_.end());
+  // What is ready earlier than before needs a state from before that.
+  const std::size_t from = with.front().last < plan_[at].last && at > 0 ? at - 1 : at;
+  score.step_ns = simulator_.rerun(scratch_, from, change, best_.step_ns);
+  if (!(score < best_)) return false;
+  scratch_plan_.assign(with.begin(), with.end());  // `with` may lie in plan_
+  plan_.erase(plan_.begin() + static_cast<std::ptrdiff_t>(at), plan_.begin() + static_cast<std::ptrdiff_t>(at + count));
+  plan_.insert(plan_.begin() + static_cast<std::ptrdiff_t>(at), scratch_plan_.begin(), scratch_plan_.end());
+  best_ = score;
+  sums_ = sums;
+  adopt();
+  return true;
+}
+
+bool LocalSearch::try_way(std::size_t bucket, const Way* way) {
+  const Placed other = {plan_[bucket].first, plan_[bucket].last, way};
+  return try_replace(bucket, 1, {&other, 1});
+}
+
+// Largest first: they have most to gain. Of equal ones the last, which is closest to the end of the step.
+std::vector<std::size_t> LocalSearch::by_size() const {
+  std::vector<std::size_t> order(plan_.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return problem_.elems(plan_[a].first, plan_[a].last) > problem_.elems(plan_[b].first, plan_[b].last);
+  });
+  return order;
+}
+
+bool LocalSearch::move_ways(std::int64_t until_steps) {
+  bool helped = false;
+  for (const std::size_t k : by_size()) {
+    for (const Way& way : problem_.ways(plan_[k].first, plan_[k].last)) {
+      if (is_done(until_steps)) return helped;
+      if (way.candidate == plan_[k].way->candidate) continue;
+      helped |= try_way(k, &way);
+    }
+  }
+  return helped;
+}
+
+std::vector<const Way*> LocalSearch::likely_ways(int first, int last, std::size_t near) {
+  std::vector<const Way*> likely;
+  const auto take = [&](const Way* way) {
+    if (way != nullptr && std::find(likely.begin(), likely.end(), way) == likely.end()) likely.push_back(way);
+  };
+  for (std::size_t k = near > 0 ? near - 1 : 0; k < std::min(near + 2, plan_.size()); ++k) {
+    take(problem_.way_of(first, last, plan_[k].way->candidate));
+  }
+  return likely;
+}
+
+bool LocalSearch::try_merge(std::size_t at) {
+  if (at + 1 >= plan_.size() || !problem_.may_fuse(plan_[at].first, plan_[at + 1].last)) return false;
+  for (const Way* way : likely_ways(plan_[at].first, plan_[at + 1].last, at)) {
+    const Placed merged = {plan_[at].first, plan_[at + 1].last, way};
+    if (try_replace(at, 2, {&merged, 1})) return true;
+  }
+  return false;
+}
+
+bool LocalSearch::try_split(std::size_t at) {
+  const Placed whole = plan_[at];
+  if (whole.first == whole.last) return false;
+  // After the first tensor, before the last, and where both parts have about as many bytes.
+  int middle = whole.first;
+  while (middle + 1 < whole.last && problem_.bytes(whole.first, middle) * 2 < problem_.bytes(whole.first, whole.last))
+    ++middle;
+  std::vector<int> ends = {middle, whole.last - 1, whole.first};
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  // One part goes as the whole did, the other any way.
+  for (const int end : ends) {
+    const Way* left_same = problem_.way_of(whole.first, end, whole.way->candidate);
+    const Way* right_same = problem_.way_of(end + 1, whole.last, whole.way->candidate);
+    for (const Way& left : problem_.ways(whole.first, end)) {
+      const Placed parts[] = {{whole.first, end, &left}, {end + 1, whole.last, right_same}};
+      if (right_same != nullptr && try_replace(at, 1, parts)) return true;
+    }
+    for (const Way& right : problem_.ways(end + 1, whole.last)) {
+      const Placed parts[] = {{whole.first, end, left_same}, {end + 1, whole.last, &right}};
+      if (left_same != nullptr && try_replace(at, 1, parts)) return true;
+    }
+  }
+  return false;
+}
+
+// Moves the boundary between a bucket and the next one.
+bool LocalSearch::try_shift(std::size_t at) {
+  if (at + 1 >= plan_.size() || !problem_.may_fuse(plan_[at].first, plan_[at + 1].last)) return false;
+  bool helped = false;
+  for (const int sign : {1, -1}) {
+    for (int by = 1; by <= 64; by *= 2) {
+      const Placed left = plan_[at], right = plan_[at + 1];
+      const int end = left.last + sign * by;
+      if (end < left.first || end >= right.last) break;
+      const Way* left_way = problem_.way_of(left.first, end, left.way->candidate);
+      const Way* right_way = problem_.way_of(end + 1, right.last, right.way->candidate);
+      if (left_way == nullptr || right_way == nullptr) continue;
+      const Placed shifted[] = {{left.first, end, left_way}, {end + 1, right.last, right_way}};
+      helped |= try_replace(at, 2, shifted);
+    }
+  }
+  return helped;
+}
+
+bool LocalSearch::move_boundaries(std::int64_t until_steps) {
+  bool helped = false;
+  for (std::size_t k = 0; k < plan_.size() && !is_done(until_steps); ++k) {
+    while (try_merge(k)) helped = true;
+    helped |= try_shift(k);
+    helped |= try_split(k);
+  }
+  return helped;
+}
+
+// All buckets of one way, or those of them from one on or up to one, go another.
+bool LocalSearch::move_groups(std::int64_t until_steps) {
+  std::vector<int> in_use;
+  for (const Placed& placed : plan_) {
+    if (std::find(in_use.begin(), in_use.end(), placed.way->candidate) == in_use.end())
+      in_use.push_back(placed.way->candidate);
+  }
+  const auto total = static_cast<int>(problem_.candidates().size());
+  for (const int from : in_use) {
+    for (int to = 0; to < total; ++to) {
+      if (to == from) continue;
+      if (is_done(until_steps)) return false;
+      std::vector<Placed> moved = plan_;
+      bool differs = false;
+      for (Placed& placed : moved) {
+        if (placed.way->candidate != from) continue;
+        const Way* way = problem_.way_of(placed.first, placed.last, to);
+        if (way != nullptr) placed.way = way, differs = true;
+      }
+      if (differs && offer(moved)) return true;
+    }
+  }
+  return false;
+}
+
+bool LocalSearch::swap_ways(std::int64_t until_steps) {
+  for (std::size_t a = 0; a < plan_.size(); ++a) {
+    for (std::size_t b = a + 1; b < plan_.size(); ++b) {
+      if (plan_[a].way->candidate == plan_[b].way->candidate) continue;
+      if (is_done(until_steps)) return false;
+      const Way* to_a = problem_.way_of(plan_[a].first, plan_[a].last, plan_[b].way->candidate);
+      const Way* to_b = problem_.way_of(plan_[b].first, plan_[b].last, plan_[a].way->candidate);
+      if (to_a == nullptr || to_b == nullptr) continue;
+      std::vector<Placed> swapped(plan_.begin() + static_cast<std::ptrdiff_t>(a),
+                                  plan_.begin() + static_cast<std::ptrdiff_t>(b + 1));
+      swapped.front().way = to_a;
+      swapped.back().way = to_b;
+      if (try_replace(a, swapped.size(), swapped)) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace cortado

@@ -1,0 +1,276 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "planner/search/lower_bound.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+namespace cortado {
+
+namespace {
+
+// Payloads come in whole blocks and costs are floats: so much of a computed load may be rounding.
+constexpr double kRounding = 2e-5;
+
+// A plan this close to the bound needs no better one.
+constexpr double kCloseEnough = 0.99;
+
+// Weights of the resources, of the compute stream and of one tensor's own way; they sum to 1.
+struct Weights {
+  std::array<double, kMaxResources> resource = {};
+  double compute = 0;
+  double own = 0;
+};
+
+class Bounds {
+ public:
+  explicit Bounds(Problem& problem)
+      : problem_(problem),
+        job_(problem.simulated()),
+        slowdown_(static_cast<double>(job_.gpu_slowdown_ppm) * 1e-6),
+        last_(problem.tensors() - 1),
+        outer_(kLink + problem.levels() - 1) {
+    // The bytes of the narrowest elements.
+    for (int tensor = 0; tensor <= last_; ++tensor) {
+      if (dtype_bytes(problem.shape(tensor, tensor).dtype) < dtype_bytes(dtype_))
+        dtype_ = problem.shape(tensor, tensor).dtype;
+    }
+    tail_ns_ = job_.overlap_forward ? 0 : job_.optimizer_ns + job_.forward_ns;
+    for (int tensor = 0; tensor <= last_; ++tensor) {
+      while (starts_.size() > 1 && is_below(starts_.back(), starts_[starts_.size() - 2], tensor)) starts_.pop_back();
+      starts_.push_back(tensor);
+    }
+  }
+
+  LowerBound quick() {
+    take(job_.backward_ns + job_.optimizer_ns + job_.forward_ns, "computation alone");
+    take(single_tensors() + tail_ns_, "the time of one tensor after it is ready");
+    return best_;
+  }
+
+  LowerBound better_than(const LowerBound& known, std::int64_t good_enough_ns) {
+    best_ = known;
+    if (problem_.elems(0, last_) == 0) return best_;
+    if (static_cast<double>(known.step_ns) < static_cast<double>(good_enough_ns) * kCloseEnough)
+      search_weights(good_enough_ns);
+    return best_;
+  }
+
+ private:
+  void take(std::int64_t step_ns, const char* reason) {
+    if (step_ns > best_.step_ns) best_ = {step_ns, reason};
+  }
+
+  // Whether (ready time, elements from then on) of `middle` lies under the line from `before` to `after`: then it is no
+  // better a first tensor than one of these, whatever the weights.
+  bool is_below(int middle, int before, int after) const {
+    const auto x = [&](int tensor) {
+      return static_cast<double>(problem_.ready_ns(tensor) - problem_.ready_ns(before));
+    };
+    const auto y = [&](int tensor) {
+      return static_cast<double>(problem_.elems(tensor, last_) - problem_.elems(before, last_));
+    };
+    return x(middle) * y(after) - y(middle) * x(after) >= 0;
+  }
+
+  // The cheapest of all options in each set of prices.
+  Costs least_costs(std::int64_t elems, const PriceSets& prices) {
+    Costs least;
+    least.fill(Pricer::kNoOption);
+    for (int codec = -1; codec < static_cast<int>(problem_.codecs().size()); ++codec) {
+      const Costs costs = problem_.pricer(codec).solve(problem_.typical_shape(codec, elems, dtype_, true), prices);
+      for (int set = 0; set < kPriceSets; ++set) least[set] = std::min(least[set], costs[set]);
+    }
+    return least;
+  }
+
+  // (b). Only a tensor that is later or larger than all before it in this order can raise the bound.
+  std::int64_t single_tensors() {
+    PriceSets prices;
+    for (Costs& costs : prices) costs.fill(1);
+    std::int64_t bound = 0, largest = -1;
+    for (int tensor = last_; tensor >= 0; --tensor) {
+      const std::int64_t elems = problem_.elems(tensor, tensor);
+      if (elems <= largest) continue;
+      largest = elems;
+      const double own_ns = least_costs(elems, prices)[0] * (1 - kRounding);
+      bound = std::max(bound, problem_.ready_ns(tensor) + static_cast<std::int64_t>(own_ns));
+    }
+    return bound;
+  }
+
+  using Tried = std::array<Weights, kPriceSets>;
+
+  // (c) for sixteen choices of weights; `tensor`: the one whose own way counts, -1: none does.
+  std::array<double, kPriceSets> loads(const Tried& weights, int tensor) {
+    PriceSets prices = {};
+    for (int set = 0; set < kPriceSets; ++set) {
+      for (int r = 0; r < kMaxResources; ++r) {
+        prices[r][set] = static_cast<float>(weights[set].resource[r] / (r == kCpuCodec ? job_.cpu_workers : 1));
+      }
+      prices[kGpuCodec][set] += static_cast<float>(weights[set].compute * slowdown_);
+    }
+    const std::int64_t all = problem_.elems(0, last_);
+    const Costs costs = least_costs(all, prices);
+    std::array<double, kPriceSets> per_elem, bounds;
+    for (int set = 0; set < kPriceSets; ++set) per_elem[set] = costs[set] / static_cast<double>(all) * (1 - kRounding);
+    bounds.fill(0);
+    if (tensor < 0) {
+      for (int set = 0; set < kPriceSets; ++set) {
+        for (const int first : starts_) {
+          const double load = per_elem[set] * static_cast<double>(problem_.elems(first, last_));
+          bounds[set] = std::max(bounds[set], start_of(weights[set], first, 0) + load);
+        }
+      }
+      return bounds;
+    }
+
+    // The bucket of the tensor has some size from the tensor's own to all. Its cost at sizes between two that are
+    // computed is at least that of the smaller one, and at least in proportion to that of the larger one.
+    for (Costs& price : prices) {
+      for (int set = 0; set < kPriceSets; ++set) price[set] += static_cast<float>(weights[set].own);
+    }
+    std::vector<std::int64_t> sizes = {problem_.elems(tensor, tensor)};
+    while (sizes.back() * 2 < all) sizes.push_back(sizes.back() * 2);
+    if (sizes.back() < all) sizes.push_back(all);
+    std::vector<Costs> own;
+    for (const std::int64_t size : sizes) own.push_back(least_costs(size, prices));
+    for (int set = 0; set < kPriceSets; ++set) {
+      for (const int first : starts_) {
+        if (first > tensor) break;
+        const auto from = static_cast<double>(problem_.elems(first, last_));
+        const auto with_rest = [&](double bucket_cost, double size) {
+          return bucket_cost + std::max(0.0, from - size) * per_elem[set];
+        };
+        double least = with_rest(own.back()[set], static_cast<double>(sizes.back()));
+        for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
+          const double large = static_cast<double>(sizes[i + 1]);
+          const double size = std::clamp(own[i][set] / std::max<double>(own[i + 1][set], 1e-9) * large,
+                                         static_cast<double>(sizes[i]), large);
+          least = std::min(least, with_rest(own[i][set], size));
+        }
+        bounds[set] =
+            std::max(bounds[set], start_of(weights[set], first, problem_.ready_ns(tensor)) + least * (1 - kRounding));
+      }
+    }
+    return bounds;
+  }
+
+  double start_of(const Weights& weights, int first, std::int64_t tensor_ready_ns) const {
+    return (1 - weights.compute - weights.own) * static_cast<double>(problem_.ready_ns(first)) +
+           weights.compute * static_cast<double>(job_.backward_ns) + weights.own * static_cast<double>(tensor_ready_ns);
+  }
+
+  // The tensors whose own way may matter: none, the last one and the two largest.
+  std::vector<int> notable_tensors() const {
+    std::vector<int> order(static_cast<std::size_t>(last_) + 1);
+    std::iota(order.rbegin(), order.rend(), 0);
+    const std::size_t largest = std::min<std::size_t>(2, order.size());
+    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(largest), order.end(),
+                      [&](int a, int b) { return problem_.elems(a, a) > problem_.elems(b, b); });
+    std::vector<int> notable = {-1, last_};
+    for (std::size_t i = 0; i < largest; ++i) {
+      if (order[i] != last_) notable.push_back(order[i]);
+    }
+    return notable;
+  }
+
+  struct Ascent {
+    int tensor = -1;
+    double bound = 0;
+    Weights at = {};
+  };
+
+  // At first each mixture of computation, links and the tensor's own way; from the best of them small steps.
+  void search_weights(std::int64_t good_enough_ns) {
+    const double wanted = static_cast<double>(good_enough_ns - tail_ns_);
+    std::vector<Ascent> ascents;
+    for (const int tensor : notable_tensors()) {
+      if (tensor >= 0 && problem_.elems(tensor, tensor) == 0) continue;
+      ascents.push_back({.tensor = tensor});
+      take_best(first_weights(tensor), &ascents.back());
+      if (ascents.back().bound >= wanted * kCloseEnough) return;
+    }
+    Ascent& best = *std::max_element(ascents.begin(), ascents.end(),
+                                     [](const Ascent& a, const Ascent& b) { return a.bound < b.bound; });
+    for (double step = 0.5; step > 0.05;) {
+      if (!take_best(near(best.at, step, best.tensor >= 0), &best)) step /= 2;
+      if (best.bound >= wanted * kCloseEnough) return;
+    }
+  }
+
+  bool take_best(Tried tried, Ascent* ascent) {
+    for (Weights& weights : tried) normalise(&weights);
+    const std::array<double, kPriceSets> bounds = loads(tried, ascent->tensor);
+    const auto highest = std::max_element(bounds.begin(), bounds.end());
+    if (*highest <= ascent->bound * (1 + 1e-4)) return false;
+    ascent->bound = *highest;
+    ascent->at = tried[static_cast<std::size_t>(highest - bounds.begin())];
+    take(static_cast<std::int64_t>(*highest) + tail_ns_,
+         ascent->tensor < 0 ? "loads of the resources" : "loads of the resources and one tensor's own way");
+    return true;
+  }
+
+  Tried first_weights(int tensor) const {
+    Tried tried;
+    for (int set = 0; set < kPriceSets; ++set) {
+      Weights& weights = tried[set];
+      if ((set & 1) != 0 || set == 0) weights.compute = 1;
+      if ((set & 2) != 0) weights.resource[outer_] = 1;
+      if ((set & 4) != 0)
+        weights.resource[problem_.levels() > 1 ? static_cast<int>(kLink) : static_cast<int>(kCpuCodec)] = 1;
+      if ((set & 8) != 0) (tensor < 0 ? weights.resource[kGpuCodec] : weights.own) = 1;
+    }
+    return tried;
+  }
+
+  // One weight more or less at a time.
+  Tried near(const Weights& at, double step, bool with_own) const {
+    Tried tried;
+    tried.fill(at);
+    std::size_t set = 0;
+    const auto move = [&](double* weight, const Weights& changed) {
+      for (const double factor : {1.0, -1.0}) {
+        if (set == tried.size()) return;
+        const double before = *weight;
+        *weight = std::max(0.0, before + factor * step * std::max(before, 0.1));
+        tried[set++] = changed;
+        *weight = before;
+      }
+    };
+    Weights moved = at;
+    move(&moved.compute, moved);
+    if (with_own) move(&moved.own, moved);
+    for (int r = kLink + problem_.levels() - 1; r >= 0; --r) move(&moved.resource[r], moved);
+    return tried;
+  }
+
+  static void normalise(Weights* weights) {
+    double sum = weights->compute + weights->own;
+    for (const double weight : weights->resource) sum += weight;
+    if (sum <= 0) sum = weights->compute = 1;
+    weights->compute /= sum;
+    weights->own /= sum;
+    for (double& weight : weights->resource) weight /= sum;
+  }
+
+  Problem& problem_;
+  const SimulatedJob& job_;
+  double slowdown_;
+  int last_, outer_;
+  DType dtype_ = DType::kFloat32;
+  std::int64_t tail_ns_;
+  std::vector<int> starts_;  // the tensors from which on loads are worth adding up
+  LowerBound best_;
+};
+
+}  // namespace
+
+LowerBound quick_bound(Problem& problem) { return Bounds(problem).quick(); }
+
+LowerBound lower_bound(Problem& problem, const LowerBound& known, std::int64_t good_enough_ns) {
+  return Bounds(problem).better_than(known, good_enough_ns);
+}
+
+}  // namespace cortado

@@ -1,0 +1,64 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The cheapest options of the whole tree, at given prices of the resources: the sum over resources of price times load.
+// What is cheapest at no price that matters can't be worth its load to any plan; and the least cost at one price bounds
+// what all options of the tree need together (lower_bound.h). A shortest path among the states of the tree, exact,
+// which touches all options without visiting each.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "planner/cost/option_cost.h"
+#include "planner/search/state_graph.h"
+
+namespace cortado {
+
+// Prices of a nanosecond on each resource. So many sets of them are looked at together, as fast as one.
+constexpr int kPriceSets = 16;
+using Costs = std::array<float, kPriceSets>;
+using PriceSets = std::array<Costs, kMaxResources>;
+
+// Shortest paths for one bucket and codec. Reuses its memory from call to call; one thread at a time.
+class Pricer {
+ public:
+  // `codec`: nullptr for options that do not encode. All must outlive this.
+  Pricer(const CostModel& model, const CodecCost* codec, StateGraphs* graphs)
+      : model_(model), codec_(codec), graphs_(*graphs) {}
+
+  // Costs of the cheapest option with `min_encodes` to `max_encodes` encodes in each set; kNoOption where none can be
+  // done. Exact to a few roundings of a float.
+  Costs solve(const BucketShape& shape, const PriceSets& prices, int max_encodes = kUnlimited, int min_encodes = 0);
+  static constexpr float kNoOption = 1e30f;
+  static constexpr int kUnlimited = StateGraph::kUnlimited;
+
+  // The cheapest option in a set of the last solve(), which had one.
+  Option option(int set) const;
+
+ private:
+  struct TermTime {
+    std::array<float, 2> time_ns = {};  // of a copy and of the operation itself
+    std::array<std::uint8_t, 2> resource = {};
+  };
+  // Bounds and candidates ask for few shapes again and again; of real buckets there are too many to keep.
+  struct Priced {
+    const StateGraph* graph;
+    BucketShape shape;
+    std::vector<TermTime> times;
+  };
+
+  const std::vector<TermTime>& times_of(const StateGraph& graph, const BucketShape& shape);
+  std::vector<TermTime> make_times(const StateGraph& graph, const BucketShape& shape) const;
+
+  const CostModel& model_;
+  const CodecCost* codec_;
+  StateGraphs& graphs_;
+  std::vector<std::unique_ptr<Priced>> priced_;
+  std::vector<TermTime> times_;
+  const StateGraph* solved_ = nullptr;  // of the last solve(), with its costs:
+  std::vector<Costs> term_costs_, state_costs_;
+};
+
+}  // namespace cortado

@@ -1,0 +1,375 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "planner/search/problem.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "core/check.h"
+#include "planner/cost/relaxed.h"
+
+namespace cortado {
+
+namespace {
+
+// Candidates are looked for at powers of this many elements, and taken from both neighbours of a size.
+constexpr int kClassBits = 2;
+
+// What a bucket might be short of, one bit each: every combination is one set of prices.
+enum Scarce { kScarceGpu = 1, kScarceCpu = 2, kScarceOuterLink = 4, kScarceInnerLinks = 8 };
+constexpr float kPlentiful[] = {0.03f, 0.4f};  // the price of the rest, once each
+
+// Of several codecs, those that are at some price up to this factor from the cheapest.
+constexpr float kWorthKeeping = 1.1f;
+
+PriceSets prices_by_scarcity(int levels, float plentiful) {
+  PriceSets prices;
+  for (int set = 0; set < kPriceSets; ++set) {
+    for (Costs& costs : prices) costs[set] = plentiful;
+    if ((set & kScarceGpu) != 0) prices[kGpuCodec][set] = 1;
+    if ((set & kScarceCpu) != 0) prices[kCpuCodec][set] = prices[kDeviceToHost][set] = prices[kHostToDevice][set] = 1;
+    if ((set & kScarceOuterLink) != 0) prices[kLink + levels - 1][set] = 1;
+    for (int l = 0; l + 1 < levels; ++l) {
+      if ((set & kScarceInnerLinks) != 0) prices[kLink + l][set] = 1;
+    }
+  }
+  return prices;
+}
+
+// The same with one collective in two steps instead of one: others get between them.
+std::vector<Option> split_variants(const Option& option) {
+  std::vector<Option> variants;
+  for (std::size_t i = 0; i < option.operations.size(); ++i) {
+    const Operation whole = option.operations[i];
+    if (whole.kind != OpKind::kAllReduce) continue;
+    for (const auto& [first, second] :
+         {std::pair(OpKind::kReduceScatter, OpKind::kAllGather), std::pair(OpKind::kReduce, OpKind::kBroadcast)}) {
+      Option variant = option;
+      variant.operations[i].kind = first;
+      variant.operations.insert(variant.operations.begin() + static_cast<std::ptrdiff_t>(i) + 1, whole);
+      variant.operations[i + 1].kind = second;
+      variants.push_back(std::move(variant));
+    }
+  }
+  return variants;
+}
+
+Status check_constraints(const PlannerConstraints& constraints) {
+  const auto refuse = [](const char* what, const std::string& found) {
+    return make_error(StatusCode::kInvalidArgument, "%s must be at least 0, got %s", what, found.c_str());
+  };
+  if (constraints.max_lossy_passes.value_or(0) < 0) {
+    return refuse("max_lossy_passes", std::to_string(*constraints.max_lossy_passes));
+  }
+  if (constraints.max_memory_bytes.value_or(0) < 0) {
+    return refuse("max_memory_bytes", std::to_string(*constraints.max_memory_bytes));
+  }
+  for (const auto& [what, limit] : {std::pair("max_tensor_error", constraints.max_tensor_error),
+                                    std::pair("max_total_error", constraints.max_total_error)}) {
+    if (limit.has_value() && !(*limit >= 0)) return refuse(what, std::to_string(*limit));
+  }
+  return {};
+}
+
+}  // namespace
+
+Problem::Problem(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints,
+                 std::shared_ptr<StateGraphs> graphs)
+    : constraints_(constraints),
+      model_(cluster, job.device),
+      simulated_(simulated_job(job, cluster)),
+      levels_(static_cast<int>(cluster.levels.size())),
+      graphs_(std::move(graphs)) {}
+
+Result<std::unique_ptr<Problem>> Problem::make(const Job& job, const Cluster& cluster,
+                                               const PlannerConstraints& constraints) {
+  CORTADO_RETURN_IF_ERROR(check_constraints(constraints));
+  CORTADO_RETURN_IF_ERROR(job.check().with_context("job"));
+  CORTADO_RETURN_IF_ERROR(cluster.check().with_context("cluster"));
+  if (cluster.levels.size() > static_cast<std::size_t>(kMaxLevels)) {
+    return make_error(StatusCode::kUnsupported, "cluster: $.levels: expected at most %d levels, got %zu", kMaxLevels,
+                      cluster.levels.size());
+  }
+  const auto graphs = std::make_shared<StateGraphs>(static_cast<int>(cluster.levels.size()));
+  std::unique_ptr<Problem> problem(new Problem(job, cluster, constraints, graphs));
+  CORTADO_RETURN_IF_ERROR(problem->prepare(job, cluster));
+  if (std::optional<Cluster> relaxed = relax_curves(cluster); relaxed.has_value()) {
+    problem->relaxed_cluster_ = std::make_unique<Cluster>(std::move(*relaxed));
+    problem->relaxed_.reset(new Problem(job, *problem->relaxed_cluster_, constraints, graphs));
+    CORTADO_RETURN_IF_ERROR(problem->relaxed_->prepare(job, *problem->relaxed_cluster_));
+  }
+  return problem;
+}
+
+Status Problem::prepare(const Job& job, const Cluster& cluster) {
+  CORTADO_ASSIGN_OR_RETURN(codecs_, codec_costs(cluster, model_.home, constraints_.allowed_codecs, &notes_));
+  elems_before_ = bytes_before_ = {0};
+  for (const JobTensor& tensor : job.tensors) {
+    ready_ns_.push_back(tensor.ready_ns);
+    dtype_run_.push_back(dtypes_.empty() ? 0 : dtype_run_.back() + (tensor.dtype != dtypes_.back()));
+    dtypes_.push_back(tensor.dtype);
+    elems_before_.push_back(elems_before_.back() + tensor.elems());
+    bytes_before_.push_back(bytes_before_.back() + tensor.size_bytes());
+  }
+  job_tensors_ = job.tensors;
+  const std::int64_t plain = count_options({.levels = levels_, .devices = {}});
+  options_considered_ = plain;
+  for (const CodecCost& codec : codecs_) options_considered_ += count_options(space_of(codec.number)) - plain;
+  drop_codecs_never_better();
+  sums_ = std::make_unique<TensorSums>(codecs_, job_tensors_);
+  CORTADO_RETURN_IF_ERROR(prepare_errors(job));
+
+  pricers_.push_back(std::make_unique<Pricer>(model_, nullptr, graphs_.get()));
+  for (const CodecCost& codec : codecs_) pricers_.push_back(std::make_unique<Pricer>(model_, &codec, graphs_.get()));
+  prepare_low_rank_shares();
+  for (const auto& [time, name] :
+       {std::pair(job.forward_ns, "forward_ns"), std::pair(job.optimizer_ns, "optimizer_ns")}) {
+    if (!time.has_value()) notes_.push_back(std::string(name) + " of the job is not known and counts as 0");
+  }
+  return {};
+}
+
+Status Problem::prepare_errors(const Job& job) {
+  has_errors_ = constraints_.max_tensor_error.has_value() || constraints_.max_total_error.has_value();
+  if (!has_errors_) return {};
+  double total = 0;
+  for (const JobTensor& tensor : job.tensors) {
+    const double rms = tensor.rms.value_or(1);
+    weights_.push_back(rms * rms * static_cast<double>(tensor.elems()));
+    total += weights_.back();
+  }
+  for (double& weight : weights_) weight = total > 0 ? weight / total : 0;
+  for (const CodecCost& codec : codecs_) {
+    std::vector<double>& errors = errors_.emplace_back();
+    int missing = 0;
+    for (const JobTensor& tensor : job.tensors) {
+      double error = codec.traits.lossless ? 0 : -1;
+      for (const MeasuredError& measured : tensor.errors) {
+        if (measured.codec == codec.spec) error = measured.relative_l2;
+      }
+      errors.push_back(error);
+      missing += error < 0;
+    }
+    if (missing > 0) {
+      notes_.push_back("codec \"" + codec.spec + "\" has no measured error of " + std::to_string(missing) +
+                       " tensors and is no candidate for them");
+    }
+  }
+  return {};
+}
+
+// Another codec that takes no more time anywhere and sends no more bytes does all that this one could, no slower.
+void Problem::drop_codecs_never_better() {
+  if (constraints_.max_tensor_error.has_value() || constraints_.max_total_error.has_value()) return;
+  const auto never_above = [](const TimeCurve* a, const TimeCurve* b) {  // linear between the sizes of both
+    if (b == nullptr) return true;
+    if (a == nullptr) return false;
+    const std::int64_t beyond = std::max(a->sizes.back(), b->sizes.back()) * 2;
+    const auto no_more = [&](std::int64_t size) { return a->at(size) <= b->at(size); };
+    return std::all_of(a->sizes.begin(), a->sizes.end(), no_more) &&
+           std::all_of(b->sizes.begin(), b->sizes.end(), no_more) && no_more(beyond) && no_more(beyond * 2);
+  };
+  const auto sends_no_more = [](const CodecCost& a, const CodecCost& b) {
+    for (std::int64_t elems = 1; elems <= std::int64_t{1} << 34; elems *= 2) {
+      if (a.codec->max_payload_bytes(1, elems, DType::kFloat32) > b.codec->max_payload_bytes(1, elems, DType::kFloat32))
+        return false;
+    }
+    return true;
+  };
+  const auto covers = [&](const CodecCost& a, const CodecCost& b) {
+    const CodecTraits &of_a = a.traits, &of_b = b.traits;
+    if (of_a.low_rank || of_b.low_rank || of_a.lossless < of_b.lossless || of_a.linear < of_b.linear ||
+        of_a.fixed_size < of_b.fixed_size || of_a.needs_residual > of_b.needs_residual || of_a.rounds > of_b.rounds) {
+      return false;
+    }
+    for (const std::size_t device : {0, 1}) {
+      if (!never_above(a.encode[device], b.encode[device]) || !never_above(a.decode[device], b.decode[device]))
+        return false;
+    }
+    return sends_no_more(a, b);
+  };
+  std::vector<CodecCost> kept;
+  for (const CodecCost& codec : codecs_) {
+    const auto better =
+        std::find_if(kept.begin(), kept.end(), [&](const CodecCost& other) { return covers(other, codec); });
+    if (better != kept.end()) {
+      notes_.push_back("codec \"" + codec.spec + "\" can't be faster than \"" + better->spec +
+                       "\": no more time on any device, no more bytes");
+      continue;
+    }
+    std::erase_if(kept, [&](const CodecCost& other) {
+      if (!covers(codec, other)) return false;
+      notes_.push_back("codec \"" + other.spec + "\" can't be faster than \"" + codec.spec +
+                       "\": no more time on any device, no more bytes");
+      return true;
+    });
+    kept.push_back(codec);
+  }
+  codecs_ = std::move(kept);
+  for (std::size_t c = 0; c < codecs_.size(); ++c) codecs_[c].number = static_cast<int>(c);
+}
+
+OptionSpace Problem::space_of(int codec) const {
+  OptionSpace space = {.levels = levels_, .devices = {}};
+  if (codec < 0) return space;
+  space.sum_payloads = codecs_[codec].traits.linear;
+  if (codecs_[codec].runs_on(OpDevice::kCpu)) space.devices.push_back(OpDevice::kCpu);
+  if (codecs_[codec].runs_on(OpDevice::kGpu)) space.devices.push_back(OpDevice::kGpu);
+  return space;
+}
+
+Pricer& Problem::pricer(int codec) { return *pricers_[codec + 1]; }
+
+int Problem::add_candidate(const Candidate& candidate) {
+  std::string key = {static_cast<char>(candidate.codec)};
+  for (const Operation& op : candidate.option.operations) {
+    key += static_cast<char>(static_cast<int>(op.kind) << 2 | static_cast<int>(op.device) << 1 |
+                             static_cast<int>(op.encoded));
+    key += static_cast<char>(op.levels.first << 4 | op.levels.last);
+  }
+  const auto [entry, is_new] = candidate_numbers_.try_emplace(std::move(key), static_cast<int>(candidates_.size()));
+  if (is_new) candidates_.push_back(candidate);
+  return entry->second;
+}
+
+const std::vector<int>& Problem::candidates_at(int size_class, DType dtype) {
+  const auto [entry, is_new] = by_size_.try_emplace(size_class * 4 + static_cast<int>(dtype));
+  std::vector<int>& found = entry->second;
+  if (!is_new) return found;
+  const auto take = [&](const Candidate& candidate) {
+    const int number = add_candidate(candidate);
+    if (std::find(found.begin(), found.end(), number) == found.end()) found.push_back(number);
+  };
+  const int codecs = static_cast<int>(codecs_.size());
+  const std::int64_t elems = std::int64_t{1} << (size_class * kClassBits);
+  std::vector<bool> is_worth(codecs, true);
+  for (const float plentiful : kPlentiful) {
+    const PriceSets prices = prices_by_scarcity(levels_, plentiful);
+    std::vector<Costs> costs(codecs + 1);
+    Costs least;
+    least.fill(Pricer::kNoOption);
+    for (int codec = -1; codec < codecs; ++codec) {
+      if (codec >= 0 && !is_worth[codec]) continue;
+      const bool is_lossy = codec >= 0 && !codecs_[codec].traits.lossless;
+      const int max_encodes =
+          is_lossy ? constraints_.max_lossy_passes.value_or(Pricer::kUnlimited) : Pricer::kUnlimited;
+      costs[codec + 1] = pricer(codec).solve(typical_shape(codec, elems, dtype), prices, max_encodes);
+      for (int set = 0; set < kPriceSets; ++set) least[set] = std::min(least[set], costs[codec + 1][set]);
+    }
+    for (int codec = -1; codec < codecs; ++codec) {
+      if (codec >= 0 && !is_worth[codec]) continue;
+      bool is_worth_here = codec < 0 || has_errors_;
+      for (int set = 0; set < kPriceSets; ++set) {
+        // With limits of errors the cheapest one may be forbidden.
+        const float worth = has_errors_ || codec < 0 ? Pricer::kNoOption : least[set] * kWorthKeeping;
+        if (costs[codec + 1][set] >= worth) continue;
+        is_worth_here = true;
+        const Option option = pricer(codec).option(set);
+        const int encoder = option.encodes() > 0 ? codec : -1;
+        take({encoder, option});
+        for (Option& variant : split_variants(option)) take({encoder, std::move(variant)});
+      }
+      if (codec >= 0) is_worth[codec] = is_worth_here;
+    }
+  }
+  return found;
+}
+
+void Problem::prepare_low_rank_shares() {
+  for (const CodecCost& codec : codecs_) {
+    const auto share_of = [&](int first, int last) {
+      return static_cast<double>(sums_->payload_bytes(codec, 1, first, last)) /
+             static_cast<double>(std::max<std::int64_t>(bytes(first, last), 1));
+    };
+    std::array<double, 2>& shares = low_rank_shares_.emplace_back();
+    shares.fill(codec.traits.low_rank ? share_of(0, tensors() - 1) : 1);
+    for (int tensor = 0; codec.traits.low_rank && tensor < tensors(); ++tensor) {
+      if (bytes(tensor, tensor) > 0) shares[1] = std::min(shares[1], share_of(tensor, tensor));
+    }
+  }
+}
+
+BucketShape Problem::typical_shape(int codec, std::int64_t elems, DType dtype, bool smallest_payload) const {
+  BucketShape shape = {.elems = elems, .dtype = dtype};
+  if (codec >= 0) shape.low_rank_share = low_rank_shares_[codec][smallest_payload ? 1 : 0];
+  return shape;
+}
+
+bool Problem::make_way(int first, int last, int candidate, Way* way) const {
+  const Candidate& c = candidates_[candidate];
+  const CodecCost* codec = c.codec < 0 ? nullptr : &codecs_[c.codec];
+  way->candidate = candidate;
+  way->is_encoded = c.codec >= 0;
+  way->squared_error = 0;
+  return make_chain(model_, codec, shape(first, last), c.option, &way->chain) && within_limits(first, last, way);
+}
+
+bool Problem::within_limits(int first, int last, Way* way) const {
+  const int passes = way->chain.lossy_passes;
+  way->lossy_elems = elems(first, last) * passes;
+  if (passes == 0) return true;
+  if (passes > constraints_.max_lossy_passes.value_or(passes)) return false;
+  if (!has_errors_) return true;
+  for (int tensor = first; tensor <= last; ++tensor) {
+    const double error = errors_[candidates_[way->candidate].codec][tensor] * passes;
+    if (error < 0 || error > constraints_.max_tensor_error.value_or(error)) return false;
+    way->squared_error += weights_[tensor] * error * error;
+  }
+  return true;
+}
+
+// Those of the two sizes next to the bucket's.
+const std::vector<int>& Problem::candidates_around(std::int64_t elems, DType dtype) {
+  const int below = (std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(elems, 1))) - 1) / kClassBits;
+  const auto [entry, is_new] = around_size_.try_emplace(below * 4 + static_cast<int>(dtype));
+  if (is_new) {
+    entry->second = candidates_at(below, dtype);
+    for (const int number : candidates_at(below + 1, dtype)) {
+      if (std::find(entry->second.begin(), entry->second.end(), number) == entry->second.end())
+        entry->second.push_back(number);
+    }
+  }
+  return entry->second;
+}
+
+const std::vector<Way>& Problem::ways(int first, int last) {
+  std::unique_ptr<std::vector<Way>>& entry =
+      ways_[static_cast<std::uint64_t>(first) << 32 | static_cast<unsigned>(last)];
+  if (entry != nullptr) return *entry;
+  entry = std::make_unique<std::vector<Way>>();
+  for (const int number : candidates_around(elems(first, last), dtypes_[first])) {
+    Way& way = scratch_;  // most are not kept
+    if (!make_way(first, last, number, &way)) continue;
+    if (std::any_of(entry->begin(), entry->end(), [&](const Way& other) { return beats(other, way); })) continue;
+    std::erase_if(*entry, [&](const Way& other) { return beats(way, other); });
+    entry->push_back(way);
+  }
+  std::stable_sort(entry->begin(), entry->end(), [](const Way& a, const Way& b) {
+    return std::pair(a.lossy_elems, a.is_encoded) < std::pair(b.lossy_elems, b.is_encoded);
+  });
+  return *entry;
+}
+
+bool Problem::beats(const Way& a, const Way& b) const {
+  if (a.is_encoded && !b.is_encoded) return false;
+  for (int r = 0; r < kMaxResources; ++r) {
+    if (a.chain.loads[r] > b.chain.loads[r]) return false;
+  }
+  if (constraints_.max_memory_bytes.has_value() && a.chain.memory_bytes > b.chain.memory_bytes) return false;
+  if (has_errors_ && a.squared_error > b.squared_error) return false;
+  return a.chain.longest_link_ns <= b.chain.longest_link_ns;
+}
+
+const Way* Problem::way_of(int first, int last, int candidate) {
+  for (const Way& way : ways(first, last)) {
+    if (way.candidate == candidate) return &way;
+  }
+  const auto [entry, is_new] = extra_ways_.try_emplace({first, last, candidate});
+  if (is_new) {
+    auto way = std::make_unique<Way>();
+    if (make_way(first, last, candidate, way.get())) entry->second = std::move(way);
+  }
+  return entry->second.get();
+}
+
+}  // namespace cortado

@@ -1,0 +1,23 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The search for the fastest plan: starts from many simple plans and from Espresso's two algorithms, improves the best
+// by local search, and where there are few tensors tries everything. Ends early at a plan that reaches the lower bound.
+#pragma once
+
+#include "planner/search/lower_bound.h"
+#include "planner/search/problem.h"
+
+namespace cortado {
+
+struct SearchResult {
+  std::vector<Placed> plan;
+  Score score;
+  std::int64_t dense_ns = 0;  // of the best plan that does not encode
+  LowerBound bound;
+  bool is_exact = false;        // everything was tried: no plan of the candidates is faster
+  std::int64_t steps_done = 0;  // simulated operations
+};
+
+SearchResult search(Problem& problem);
+
+}  // namespace cortado

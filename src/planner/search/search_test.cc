@@ -1,0 +1,199 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "planner/search/search.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "planner/search/brute_force_testing.h"
+#include "planner/search/strategies.h"
+
+namespace cortado {
+namespace {
+
+using testing::brute_force_ns;
+using testing::random_case;
+using testing::RandomCase;
+
+std::unique_ptr<Problem> problem_of(const RandomCase& example, const PlannerConstraints& constraints = {}) {
+  return Problem::make(example.job, example.cluster, constraints).value();
+}
+
+struct Gaps {
+  std::vector<double> percent;
+  double median() { return at(percent.size() / 2); }
+  double worst() { return at(percent.size() - 1); }
+  double at(std::size_t i) { return std::sort(percent.begin(), percent.end()), percent[i]; }
+};
+
+// Distance from the best of all plans over the whole tree, and that no bound is above it.
+Gaps gaps(int cases, int tensors, int levels, const std::vector<OpDevice>& devices) {
+  Gaps gaps;
+  for (int seed = 0; seed < cases; ++seed) {
+    const RandomCase example = random_case(static_cast<std::uint64_t>(seed), tensors, levels, devices);
+    const std::unique_ptr<Problem> problem = problem_of(example);
+    const SearchResult found = search(*problem);
+    const std::int64_t best_ns = brute_force_ns(*problem);
+    EXPECT_LE(found.bound.step_ns, best_ns) << "seed " << seed << ": " << found.bound.reason;
+    EXPECT_GE(found.score.step_ns, best_ns) << "seed " << seed;
+    gaps.percent.push_back(100.0 * static_cast<double>(found.score.step_ns - best_ns) / static_cast<double>(best_ns));
+  }
+  return gaps;
+}
+
+// benchmarks/planner/exhaustive.cc does the same for thousands.
+TEST(Search, IsWithinOnePercentOfExhaustiveSearch) {
+  for (auto [cases, tensors, levels] : {std::tuple(60, 4, 1), std::tuple(60, 2, 2)}) {
+    Gaps found = gaps(cases, tensors, levels, {OpDevice::kGpu});
+    EXPECT_EQ(found.median(), 0);
+    EXPECT_LE(found.worst(), 1) << tensors << " tensors, " << levels << " levels";
+  }
+}
+
+TEST(Search, IsDeterministic) {
+  const RandomCase example = random_case(5, 30, 2, {OpDevice::kCpu, OpDevice::kGpu});
+  const std::unique_ptr<Problem> first = problem_of(example), second = problem_of(example);
+  const SearchResult a = search(*first), b = search(*second);
+  EXPECT_EQ(a.score, b.score);
+  EXPECT_EQ(a.steps_done, b.steps_done);
+  ASSERT_EQ(a.plan.size(), b.plan.size());
+  for (std::size_t k = 0; k < a.plan.size(); ++k) {
+    EXPECT_EQ(first->candidates()[a.plan[k].way->candidate], second->candidates()[b.plan[k].way->candidate]);
+  }
+}
+
+// Buckets cover all tensors in order.
+TEST(Search, PlansAreComplete) {
+  for (int seed = 0; seed < 20; ++seed) {
+    const RandomCase example =
+        random_case(static_cast<std::uint64_t>(seed), 25, 1 + seed % 3, {OpDevice::kCpu, OpDevice::kGpu});
+    const std::unique_ptr<Problem> problem = problem_of(example);
+    int next = 0;
+    for (const Placed& placed : search(*problem).plan) {
+      EXPECT_EQ(placed.first, next);
+      next = placed.last + 1;
+    }
+    EXPECT_EQ(next, 25);
+  }
+}
+
+TEST(Search, IsNoWorseThanAnyComparatorAndNoBetterThanTheBound) {
+  for (int seed = 100; seed < 112; ++seed) {
+    const RandomCase example = random_case(static_cast<std::uint64_t>(seed), 12, 2, {OpDevice::kCpu, OpDevice::kGpu});
+    const std::unique_ptr<Problem> problem = problem_of(example);
+    const SearchResult found = search(*problem);
+    EXPECT_LE(found.bound.step_ns, found.score.step_ns);
+    EXPECT_LE(found.score.step_ns, found.dense_ns);
+    for (const char* strategy : strategy_names()) {
+      if (std::string_view(strategy) == "bf16") continue;  // may use a codec that the search may not
+      const Result<SearchResult> other = run_strategy(*problem, strategy);
+      if (!other.ok()) continue;
+      EXPECT_LE(found.score.step_ns, other.value().score.step_ns) << strategy << ", seed " << seed;
+      EXPECT_LE(found.bound.step_ns, other.value().score.step_ns) << strategy << ", seed " << seed;
+    }
+  }
+}
+
+TEST(Search, KeepsToTheNumberOfLossyPasses) {
+  const RandomCase example = random_case(3, 10, 2, {OpDevice::kGpu});
+  for (const int passes : {0, 1}) {
+    const std::unique_ptr<Problem> problem = problem_of(example, {.max_lossy_passes = passes});
+    for (const Placed& placed : search(*problem).plan) EXPECT_LE(placed.way->chain.lossy_passes, passes);
+  }
+}
+
+TEST(Search, KeepsToTheMemory) {
+  const RandomCase example = random_case(3, 10, 2, {OpDevice::kGpu});
+  const auto memory_of = [&](const PlannerConstraints& constraints) {
+    const std::unique_ptr<Problem> problem = problem_of(example, constraints);
+    std::int64_t bytes = 0;
+    for (const Placed& placed : search(*problem).plan) bytes += placed.way->chain.memory_bytes;
+    return bytes;
+  };
+  const std::int64_t unlimited = memory_of({});
+  ASSERT_GT(unlimited, 0);
+  for (const std::int64_t limit : {unlimited / 2, unlimited / 10, std::int64_t{0}}) {
+    PlannerConstraints constraints;
+    constraints.max_memory_bytes = limit;
+    EXPECT_LE(memory_of(constraints), limit);
+  }
+}
+
+TEST(Search, KeepsToTheErrors) {
+  RandomCase example = random_case(3, 10, 2, {OpDevice::kGpu});
+  const std::string codec = example.cluster.codecs[0].codec;
+  for (std::size_t t = 0; t < example.job.tensors.size(); ++t) {
+    example.job.tensors[t].rms = 1 + static_cast<double>(t);
+    if (t != 4) example.job.tensors[t].errors = {{codec, 0.1 * static_cast<double>(t)}};
+  }
+  PlannerConstraints constraints;
+  constraints.max_tensor_error = 0.5;
+  {
+    const std::unique_ptr<Problem> problem = problem_of(example, constraints);
+    for (const Placed& placed : search(*problem).plan) {
+      for (int t = placed.first; t <= placed.last && placed.way->chain.lossy_passes > 0; ++t) {
+        EXPECT_NE(t, 4);  // never measured
+        EXPECT_LE(0.1 * t * placed.way->chain.lossy_passes, 0.5 + 1e-12);
+      }
+    }
+  }
+  constraints = {};
+  for (const double limit : {0.3, 0.05, 0.0}) {
+    constraints.max_total_error = limit;
+    const std::unique_ptr<Problem> problem = problem_of(example, constraints);
+    double lost = 0;
+    for (const Placed& placed : search(*problem).plan) lost += placed.way->squared_error;
+    EXPECT_LE(std::sqrt(lost), limit + 1e-7);
+  }
+}
+
+TEST(Problem, RefusesWhatItCannotWorkOn) {
+  RandomCase example = random_case(1, 3, 2, {OpDevice::kGpu});
+  const auto error = [&](const PlannerConstraints& constraints) {
+    return Problem::make(example.job, example.cluster, constraints).status().message();
+  };
+  EXPECT_NE(error({.allowed_codecs = {"nonsense"}}).find("nonsense"), std::string::npos);
+  EXPECT_NE(error({.max_lossy_passes = -1}).find("max_lossy_passes"), std::string::npos);
+  while (example.cluster.levels.size() < 5) {
+    ClusterLevel level = example.cluster.levels[0];
+    level.name += std::to_string(example.cluster.levels.size());
+    example.cluster.levels.push_back(level);
+  }
+  EXPECT_NE(error({}).find("$.levels"), std::string::npos);
+}
+
+TEST(Pricing, FindsTheCheapestOfAllOptions) {
+  for (int seed = 0; seed < 6; ++seed) {
+    const RandomCase example = random_case(static_cast<std::uint64_t>(seed), 1, 2, {OpDevice::kCpu, OpDevice::kGpu});
+    const std::unique_ptr<Problem> problem = problem_of(example);
+    std::mt19937_64 random(static_cast<std::uint64_t>(seed));
+    PriceSets prices;
+    for (Costs& costs : prices) {
+      for (float& price : costs) price = std::uniform_real_distribution<float>(0, 1)(random);
+    }
+    const BucketShape shape = {.elems = 1 << 18};
+    const Costs cheapest = problem->pricer(0).solve(shape, prices);
+    std::array<double, kPriceSets> least;
+    least.fill(1e30);
+    for (const Option& option : generate_options(problem->space_of(0))) {
+      OptionChain chain;
+      ASSERT_TRUE(make_chain(problem->model(), &problem->codecs()[0], shape, option, &chain));
+      for (int set = 0; set < kPriceSets; ++set) {
+        double cost = 0;
+        for (int r = 0; r < kMaxResources; ++r) cost += prices[r][set] * static_cast<double>(chain.loads[r]);
+        least[set] = std::min(least[set], cost);
+      }
+    }
+    for (int set = 0; set < kPriceSets; ++set) {
+      EXPECT_NEAR(cheapest[set], least[set], least[set] * 1e-5);
+      OptionChain chain;
+      ASSERT_TRUE(make_chain(problem->model(), &problem->codecs()[0], shape, problem->pricer(0).option(set), &chain));
+      double cost = 0;
+      for (int r = 0; r < kMaxResources; ++r) cost += prices[r][set] * static_cast<double>(chain.loads[r]);
+      EXPECT_NEAR(cost, least[set], least[set] * 1e-5);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,114 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "planner/search/state_graph.h"
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+
+namespace cortado {
+
+namespace {
+
+// What tells states apart, as text: small plain values.
+void append(std::int64_t value, std::string* key) {
+  for (; value > 0x7f; value >>= 7) key->push_back(static_cast<char>(value & 0x7f));
+  key->push_back(static_cast<char>(value | 0x80));
+}
+
+std::string key_of(const PathState& state) {
+  std::string key;
+  append(state.parts, &key);
+  append(state.pieces, &key);
+  append(state.piece_parts, &key);
+  append(state.parted << 2 | static_cast<int>(state.place) << 1 | static_cast<int>(state.encoded), &key);
+  return key;
+}
+
+// Depth first.
+class GraphBuilder {
+ public:
+  GraphBuilder(const OptionCost& cost, const TreeGraph& tree, int max_encodes, int min_encodes, StateGraph* graph)
+      : cost_(cost), tree_(tree), max_encodes_(max_encodes), min_encodes_(min_encodes), graph_(*graph) {}
+
+  void build() { add(cost_.begin(), 0, 0); }
+
+ private:
+  static constexpr std::int32_t kDeadEnd = -1;
+
+  // The number of a state. `encodes`: so far, counted as far as it matters.
+  std::int32_t add(const PathState& state, std::int32_t place_number, int encodes) {
+    std::string key = key_of(state);
+    append(place_number, &key);
+    append(encodes, &key);
+    if (const auto known = numbers_.find(key); known != numbers_.end()) return known->second;
+    const TreeGraph::Place& place = tree_.places[place_number];
+    StateGraph::State added;
+    std::vector<StateGraph::Edge> edges;
+    if (place.is_done && encodes >= min_encodes_) added.home_term = term_of(nullptr, state);
+    for (const TreeGraph::Edge& edge : place.edges) {
+      int with = encodes;
+      if (edge.operation.kind == OpKind::kEncode) {
+        if (encodes == max_encodes_) continue;
+        with = max_encodes_ == StateGraph::kUnlimited ? std::min(encodes + 1, min_encodes_) : encodes + 1;
+      }
+      PathState after = state;
+      OperationSteps steps;
+      if (!cost_.apply(edge.operation, &after, &steps)) continue;
+      const std::int32_t to = add(after, edge.to, with);
+      if (to != kDeadEnd) edges.push_back({to, term_of(&edge.operation, state), &edge.operation});
+    }
+    if (edges.empty() && added.home_term < 0) return numbers_[key] = kDeadEnd;
+    added.first_edge = static_cast<std::int32_t>(graph_.edges.size());
+    graph_.edges.insert(graph_.edges.end(), edges.begin(), edges.end());
+    added.last_edge = static_cast<std::int32_t>(graph_.edges.size());
+    graph_.states.push_back(added);
+    return numbers_[key] = static_cast<std::int32_t>(graph_.states.size()) - 1;
+  }
+
+  std::int32_t term_of(const Operation* operation, const PathState& before) {
+    std::string key = key_of(before);
+    if (operation != nullptr) {
+      append(static_cast<int>(operation->kind) << 1 | static_cast<int>(operation->device), &key);
+      append(operation->levels.first << 3 | operation->levels.last, &key);
+    }
+    const auto [entry, is_new] = term_numbers_.try_emplace(key, static_cast<std::int32_t>(graph_.terms.size()));
+    if (is_new) graph_.terms.push_back({operation, before});
+    return entry->second;
+  }
+
+  const OptionCost& cost_;
+  const TreeGraph& tree_;
+  int max_encodes_, min_encodes_;
+  StateGraph& graph_;
+  std::unordered_map<std::string, std::int32_t> numbers_, term_numbers_;
+};
+
+}  // namespace
+
+StateGraphs::StateGraphs(int levels) : levels_(levels) {}
+
+const StateGraph& StateGraphs::get(const CostModel& model, const CodecCost* codec, int max_encodes, int min_encodes) {
+  const int kind = codec == nullptr ? 0 : codec->traits.linear ? 2 : 1;
+  std::array<int, 7> what = {kind, max_encodes, min_encodes, static_cast<int>(model.home)};
+  if (codec != nullptr) {
+    what[4] = codec->traits.low_rank;
+    what[5] = codec->runs_on(OpDevice::kCpu);
+    what[6] = codec->runs_on(OpDevice::kGpu);
+  }
+  for (const std::unique_ptr<Known>& known : known_) {
+    if (known->what == what) return known->graph;
+  }
+  std::unique_ptr<TreeGraph>& tree = trees_[kind];
+  if (tree == nullptr) {
+    OptionSpace space = {.levels = levels_, .sum_payloads = kind == 2};
+    if (codec == nullptr) space.devices = {};
+    tree = std::make_unique<TreeGraph>(space);
+  }
+  known_.push_back(std::make_unique<Known>());
+  known_.back()->what = what;
+  const OptionCost cost(model, codec, {.elems = 1});  // which states there are does not depend on it
+  GraphBuilder(cost, *tree, max_encodes, min_encodes, &known_.back()->graph).build();
+  return known_.back()->graph;
+}
+
+}  // namespace cortado

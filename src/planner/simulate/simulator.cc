@@ -1,0 +1,298 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "planner/simulate/simulator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace cortado {
+
+namespace {
+
+constexpr std::int64_t kFullSpeedPpm = 1000000;
+constexpr std::int32_t kMaxCheckpoints = 96;
+
+std::int64_t muldiv(std::int64_t a, std::int64_t b, std::int64_t c) {
+  std::int64_t product;
+  if (!__builtin_mul_overflow(a, b, &product)) return product / c;
+  return static_cast<std::int64_t>(static_cast<__int128>(a) * b / c);
+}
+
+}  // namespace
+
+SimulatedJob simulated_job(const Job& job, const Cluster& cluster) {
+  const auto ppm = [](double share) { return std::llround(share * kFullSpeedPpm); };
+  return {.backward_ns = job.backward_end_ns(),
+          .forward_ns = job.forward_ns.value_or(0),
+          .optimizer_ns = job.optimizer_ns.value_or(0),
+          .overlap_forward = job.overlap_forward,
+          .cpu_workers = cluster.cpu_codec_workers,
+          .gpu_slowdown_ppm = ppm(cluster.gpu_codec_slows_backward),
+          .cpu_slowdown_ppm = ppm(cluster.cpu_codec_slows_backward)};
+}
+
+Simulator::Simulator(const SimulatedJob& job, int levels) : job_(job) {
+  std::int16_t next = 0;
+  for (int r = 0; r <= kMaxResources; ++r) {
+    servers_of_[r] = next;
+    if (r == kCpuCodec) {
+      next = static_cast<std::int16_t>(next + job.cpu_workers);
+    } else if (r < kLink + levels) {
+      ++next;
+    }
+  }
+  servers_.resize(next);
+}
+
+std::int64_t Simulator::run(std::span<const SimulatedBucket> buckets, std::int64_t limit,
+                            std::vector<SimulatedEvent>* events) {
+  events_ = events;
+  const std::int32_t every = std::exchange(keep_every_, 0);
+  reset(buckets);
+  const std::int64_t step_ns = advance(buckets, limit);
+  keep_every_ = every;
+  events_ = nullptr;
+  if (events != nullptr && !job_.overlap_forward) {
+    const std::int64_t forward_ns = step_ns - job_.forward_ns;
+    if (job_.optimizer_ns > 0) events->push_back({forward_ns - job_.optimizer_ns, forward_ns, -1, 1, 0, 0});
+    if (job_.forward_ns > 0) events->push_back({forward_ns, step_ns, -1, 2, 0, 0});
+  }
+  return step_ns;
+}
+
+std::int64_t Simulator::run_keeping(std::span<const SimulatedBucket> buckets) {
+  keep_every_ = static_cast<std::int32_t>(buckets.size()) / kMaxCheckpoints + 1;
+  kept_ = 0;
+  checkpoints_.resize(std::max<std::size_t>(checkpoints_.size(), buckets.size() / keep_every_ + 1));
+  reset(buckets);
+  return advance(buckets, kNever);
+}
+
+std::int64_t Simulator::rerun(std::span<const SimulatedBucket> buckets, std::size_t first, const Loads& load_change,
+                              std::int64_t limit) {
+  const Checkpoint& from = checkpoints_[std::min(first / static_cast<std::size_t>(keep_every_), kept_ - 1)];
+  const std::int32_t every = std::exchange(keep_every_, 0);
+  state_ = from.state;
+  for (int r = 0; r < kMaxResources; ++r) state_.remaining_ns[r] += load_change[r];
+  std::size_t taken = 0;
+  for (std::size_t s = 0; s < servers_.size(); ++s) {
+    const auto begin = from.waiting.begin() + static_cast<std::ptrdiff_t>(taken);
+    servers_[s].queue.assign(begin, begin + from.counts[s]);
+    servers_[s].head = 0;
+    servers_[s].free_ns = from.free_ns[s];
+    taken += static_cast<std::size_t>(from.counts[s]);
+  }
+  arrivals_.assign(buckets.size(), -1);
+  std::copy(from.arrivals.begin(), from.arrivals.end(), arrivals_.begin());
+  place_gates(buckets);
+  plan_next(buckets);
+  const std::int64_t step_ns = advance(buckets, limit);
+  keep_every_ = every;
+  return step_ns;
+}
+
+void Simulator::reset(std::span<const SimulatedBucket> buckets) {
+  state_ = {};
+  for (const SimulatedBucket& bucket : buckets) {
+    for (const Step& step : bucket.steps) state_.remaining_ns[step.resource] += step.time_ns;
+  }
+  for (Server& server : servers_) {
+    server.queue.clear();
+    server.head = 0;
+    server.free_ns = 0;
+  }
+  arrivals_.assign(buckets.size(), -1);
+  place_gates(buckets);
+  plan_next(buckets);
+}
+
+// The forward pass needs the tensors in the opposite order: what becomes ready at the share x of the backward pass is
+// needed at the share 1 - x of the forward pass. The optimizer's time is spread by elements.
+void Simulator::place_gates(std::span<const SimulatedBucket> buckets) {
+  total_work_ns_ = job_.backward_ns;
+  if (!job_.overlap_forward) return;
+  std::int64_t elems = 0, elems_before = 0;
+  for (const SimulatedBucket& bucket : buckets) elems += bucket.elems;
+  gates_.resize(buckets.size());
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    const SimulatedBucket& bucket = buckets[buckets.size() - 1 - i];
+    const std::int64_t left_ns = job_.backward_ns - bucket.ready_ns;
+    gates_[i] = job_.backward_ns + muldiv(job_.forward_ns, left_ns, std::max<std::int64_t>(job_.backward_ns, 1)) +
+                muldiv(job_.optimizer_ns, elems_before, std::max<std::int64_t>(elems, 1));
+    elems_before += bucket.elems;
+  }
+  total_work_ns_ += job_.forward_ns + job_.optimizer_ns;
+}
+
+std::int64_t Simulator::milestone_work(std::span<const SimulatedBucket> buckets) const {
+  const auto n = static_cast<std::int32_t>(buckets.size());
+  const std::int32_t m = state_.compute.milestone;
+  if (m < n) return buckets[m].ready_ns;
+  if (job_.overlap_forward && m < 2 * n) return gates_[m - n];
+  return total_work_ns_;
+}
+
+// When the next milestone comes.
+void Simulator::plan_next(std::span<const SimulatedBucket> buckets) {
+  Compute& compute = state_.compute;
+  const std::int32_t last = static_cast<std::int32_t>(buckets.size()) * (job_.overlap_forward ? 2 : 1);
+  if (compute.waits_for >= 0 || compute.milestone > last) {
+    compute.next_ns = kNever;
+    return;
+  }
+  std::int64_t time_ns = compute.time_ns;
+  std::int64_t left_ns = milestone_work(buckets) - compute.work_ns;
+  for (;;) {
+    const bool gpu = compute.codec_until_ns[0] > time_ns, cpu = compute.codec_until_ns[1] > time_ns;
+    if (left_ns <= 0 || (!gpu && !cpu)) break;
+    const std::int64_t speed = std::max<std::int64_t>(
+        kFullSpeedPpm - (gpu ? job_.gpu_slowdown_ppm : 0) - (cpu ? job_.cpu_slowdown_ppm : 0), 0);
+    const std::int64_t until =
+        std::min(gpu ? compute.codec_until_ns[0] : kNever, cpu ? compute.codec_until_ns[1] : kNever);
+    const std::int64_t done_ns = muldiv(until - time_ns, speed, kFullSpeedPpm);
+    if (done_ns >= left_ns) {
+      time_ns += muldiv(left_ns, kFullSpeedPpm, speed);
+      left_ns = 0;
+      break;
+    }
+    left_ns -= done_ns;
+    time_ns = until;
+  }
+  compute.next_ns = time_ns + std::max<std::int64_t>(left_ns, 0);
+}
+
+// Brings the compute stream to `time_ns`, which is not after its next milestone.
+void Simulator::settle(std::int64_t time_ns) {
+  Compute& compute = state_.compute;
+  while (compute.time_ns < time_ns) {
+    const bool gpu = compute.codec_until_ns[0] > compute.time_ns, cpu = compute.codec_until_ns[1] > compute.time_ns;
+    std::int64_t until = time_ns, speed = kFullSpeedPpm;
+    if (gpu) until = std::min(until, compute.codec_until_ns[0]), speed -= job_.gpu_slowdown_ppm;
+    if (cpu) until = std::min(until, compute.codec_until_ns[1]), speed -= job_.cpu_slowdown_ppm;
+    if (compute.waits_for < 0) {
+      compute.work_ns += speed == kFullSpeedPpm
+                             ? until - compute.time_ns
+                             : muldiv(until - compute.time_ns, std::max<std::int64_t>(speed, 0), kFullSpeedPpm);
+    }
+    compute.time_ns = until;
+  }
+}
+
+std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::int64_t limit) {
+  const std::int64_t tail_ns = job_.overlap_forward ? 0 : job_.optimizer_ns + job_.forward_ns;
+  const std::int64_t last_arrival = limit - tail_ns;
+  for (;;) {
+    // The earliest of all results and the next milestone; at equal times results first, of lower buckets first.
+    Server* next = nullptr;
+    std::int64_t time_ns = kNever;
+    std::int32_t bucket = 0;
+    for (Server& server : servers_) {
+      if (server.head == server.queue.size()) continue;
+      const Waiting& head = server.queue[server.head];
+      if (head.time_ns < time_ns || (head.time_ns == time_ns && head.bucket < bucket)) {
+        time_ns = head.time_ns;
+        bucket = head.bucket;
+        next = &server;
+      }
+    }
+    if (next == nullptr || state_.compute.next_ns < time_ns) {
+      if (state_.compute.next_ns == kNever) break;
+      if (state_.compute.next_ns + total_work_ns_ - milestone_work(buckets) > last_arrival) return kNever;
+      reach_milestone(buckets);
+      continue;
+    }
+    const Waiting ready = next->queue[next->head++];
+    if (next->head == next->queue.size()) next->queue.clear(), next->head = 0;
+    if (!take_step(buckets, ready, last_arrival)) return kNever;
+  }
+  return std::max(state_.compute.time_ns, state_.arrived_ns) + tail_ns;
+}
+
+void Simulator::reach_milestone(std::span<const SimulatedBucket> buckets) {
+  Compute& compute = state_.compute;
+  const auto n = static_cast<std::int32_t>(buckets.size());
+  const std::int32_t m = compute.milestone;
+  if (keep_every_ > 0 && m < n && m % keep_every_ == 0) keep();
+  if (events_ != nullptr && compute.next_ns > compute.time_ns) {
+    events_->push_back(
+        {.start_ns = compute.time_ns, .end_ns = compute.next_ns, .step = m < n || !job_.overlap_forward ? 0 : 2});
+  }
+  compute.work_ns = milestone_work(buckets);
+  compute.time_ns = compute.next_ns;
+  if (m < n) {
+    ++compute.milestone;
+    plan_next(buckets);
+    take_step(buckets, {compute.time_ns, m, 0}, kNever);
+    return;
+  }
+  if (job_.overlap_forward && m < 2 * n) {
+    const std::int32_t needed = 2 * n - 1 - m;
+    if (arrivals_[needed] < 0) compute.waits_for = needed;
+  }
+  ++compute.milestone;
+  plan_next(buckets);
+}
+
+// False: the step will take longer than the limit.
+bool Simulator::take_step(std::span<const SimulatedBucket> buckets, const Waiting& ready, std::int64_t limit) {
+  const std::span<const Step> steps = buckets[ready.bucket].steps;
+  if (static_cast<std::size_t>(ready.step) == steps.size()) {
+    arrive(ready.bucket, ready.time_ns);
+    if (state_.compute.waits_for == ready.bucket) {
+      settle(ready.time_ns);
+      state_.compute.waits_for = -1;
+      plan_next(buckets);
+    }
+    return true;
+  }
+  ++steps_done_;
+  const Step& step = steps[ready.step];
+  std::int16_t s = servers_of_[step.resource];
+  for (std::int16_t other = s + 1; other < servers_of_[step.resource + 1]; ++other) {
+    if (servers_[other].free_ns < servers_[s].free_ns) s = other;
+  }
+  Server& server = servers_[s];
+  const std::int64_t start_ns = std::max(ready.time_ns, server.free_ns);
+  server.free_ns = start_ns + step.time_ns;
+  server.queue.push_back({server.free_ns, ready.bucket, ready.step + 1});
+  if (step.resource <= kCpuCodec) {
+    const std::int64_t slowdown = step.resource == kGpuCodec ? job_.gpu_slowdown_ppm : job_.cpu_slowdown_ppm;
+    std::int64_t& until_ns = state_.compute.codec_until_ns[step.resource];
+    if (slowdown > 0 && server.free_ns > until_ns) {
+      settle(ready.time_ns);
+      until_ns = server.free_ns;
+      plan_next(buckets);
+    }
+  }
+  if (events_ != nullptr) {
+    events_->push_back(
+        {start_ns, server.free_ns, ready.bucket, ready.step, step.resource, s - servers_of_[step.resource]});
+  }
+  std::int64_t& remaining_ns = state_.remaining_ns[step.resource];
+  remaining_ns -= step.time_ns;
+  const bool alone = servers_of_[step.resource + 1] - servers_of_[step.resource] == 1;
+  return !alone || server.free_ns + remaining_ns <= limit;
+}
+
+void Simulator::arrive(std::int32_t bucket, std::int64_t time_ns) {
+  arrivals_[bucket] = time_ns;
+  state_.arrived_ns = std::max(state_.arrived_ns, time_ns);
+  ++state_.arrived;
+}
+
+void Simulator::keep() {
+  Checkpoint& to = checkpoints_[kept_++];
+  to.state = state_;
+  to.free_ns.clear();
+  to.counts.clear();
+  to.waiting.clear();
+  for (const Server& server : servers_) {
+    to.free_ns.push_back(server.free_ns);
+    to.counts.push_back(static_cast<std::int32_t>(server.queue.size() - server.head));
+    to.waiting.insert(to.waiting.end(), server.queue.begin() + static_cast<std::ptrdiff_t>(server.head),
+                      server.queue.end());
+  }
+  to.arrivals.assign(arrivals_.begin(), arrivals_.begin() + state_.compute.milestone);
+}
+
+}  // namespace cortado

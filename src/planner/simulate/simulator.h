@@ -1,0 +1,138 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The one event simulator: what a step takes when every bucket goes its way. Integer nanoseconds, deterministic.
+//
+// The compute stream runs the backward pass and, if it may overlap, the next forward pass. When it has done the work of
+// a bucket, the bucket's chain begins; each of its steps waits for its resource. A resource serves in the order in
+// which steps become ready, at equal times the lower bucket first; it does one thing at a time, except the CPU, which
+// has workers. Codecs take speed from the compute stream while they run. Not modelled: docs/planner.md.
+//
+// PERF: a resource's results come in order, so that every server has a queue of its own and the next event is the least
+// of their heads: 15 ns an event, where one heap over all buckets in flight takes 40.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "cortado/job.h"
+#include "planner/cost/option_cost.h"
+
+namespace cortado {
+
+// What does not change from plan to plan.
+struct SimulatedJob {
+  std::int64_t backward_ns = 0;
+  std::int64_t forward_ns = 0;
+  std::int64_t optimizer_ns = 0;
+  bool overlap_forward = false;
+  int cpu_workers = 1;
+  std::int64_t gpu_slowdown_ppm = 0;  // of the compute stream while a codec runs: 1,000,000 stands still
+  std::int64_t cpu_slowdown_ppm = 0;
+};
+
+SimulatedJob simulated_job(const Job& job, const Cluster& cluster);
+
+struct SimulatedBucket {
+  std::int64_t ready_ns = 0;  // of backward work
+  std::span<const Step> steps;
+  std::int64_t elems = 0;  // shares the optimizer's time where the forward pass overlaps
+};
+
+// One step on one resource, or a part of the compute stream.
+struct SimulatedEvent {
+  std::int64_t start_ns = 0, end_ns = 0;
+  std::int32_t bucket = -1;  // -1: compute stream
+  std::int32_t step = 0;     // of the bucket's chain; of the compute stream: 0 backward, 1 optimizer, 2 forward
+  std::int32_t server = 0;   // resource; workers of the CPU are told apart by `worker`
+  std::int32_t worker = 0;
+};
+
+class Simulator {
+ public:
+  static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;
+
+  Simulator(const SimulatedJob& job, int levels);
+
+  // The time of a step: from the start of a backward pass to the start of the next one. Buckets are in the order of
+  // their ready times. Any number above `limit` may be returned instead of a time above `limit`, earlier. `events`, if
+  // given, receives what happened, by start time within a resource.
+  std::int64_t run(std::span<const SimulatedBucket> buckets, std::int64_t limit = kNever,
+                   std::vector<SimulatedEvent>* events = nullptr);
+
+  // As run() without a limit, and keeps states on the way for rerun().
+  std::int64_t run_keeping(std::span<const SimulatedBucket> buckets);
+
+  // As run(), but continues from a kept state. The buckets before `first` must be those of the last run_keeping(), and
+  // no other may become ready before the one that had the index `first` then (its own change is a change of chain, or
+  // of fusion with later ones). `load_change`: by how much the chains of all buckets take more time on each resource
+  // now.
+  std::int64_t rerun(std::span<const SimulatedBucket> buckets, std::size_t first, const Loads& load_change,
+                     std::int64_t limit = kNever);
+
+  // Steps simulated since construction: what a search has cost, in a unit that is the same on every machine.
+  std::int64_t steps_done() const { return steps_done_; }
+
+ private:
+  struct Waiting {
+    std::int64_t time_ns;
+    std::int32_t bucket;
+    std::int32_t step;
+  };
+  // Results of one server that have not been passed on yet, in order of time.
+  struct Server {
+    std::vector<Waiting> queue;
+    std::size_t head = 0;
+    std::int64_t free_ns = 0;
+  };
+  // The compute stream. Its work has milestones: buckets become ready, the backward pass ends, parts of the forward
+  // pass begin that need a bucket, the forward pass ends.
+  struct Compute {
+    std::int64_t time_ns = 0, work_ns = 0;  // so much work is done at that time
+    std::int64_t codec_until_ns[2] = {};    // a codec runs until then: GPU, CPU
+    std::int32_t milestone = 0;
+    std::int32_t waits_for = -1;  // a bucket
+    std::int64_t next_ns = 0;     // when the milestone will be reached, if no other codec starts before
+  };
+  struct State {
+    Compute compute;
+    Loads remaining_ns = {};  // of all chains, what has not been started, by resource
+    std::int64_t arrived_ns = 0;
+    std::int32_t arrived = 0;
+  };
+  struct Checkpoint {
+    State state;
+    std::vector<std::int64_t> free_ns;  // by server
+    std::vector<std::int32_t> counts;
+    std::vector<Waiting> waiting;
+    std::vector<std::int64_t> arrivals;
+  };
+
+  void reset(std::span<const SimulatedBucket> buckets);
+  void place_gates(std::span<const SimulatedBucket> buckets);
+  std::int64_t advance(std::span<const SimulatedBucket> buckets, std::int64_t limit);
+  void reach_milestone(std::span<const SimulatedBucket> buckets);
+  bool take_step(std::span<const SimulatedBucket> buckets, const Waiting& ready, std::int64_t limit);
+  void arrive(std::int32_t bucket, std::int64_t time_ns);
+  std::int64_t milestone_work(std::span<const SimulatedBucket> buckets) const;
+  void plan_next(std::span<const SimulatedBucket> buckets);
+  void settle(std::int64_t time_ns);
+  void keep();
+
+  SimulatedJob job_;
+  std::array<std::int16_t, kMaxResources + 1> servers_of_;  // first server of a resource; and one past the last
+  std::vector<Server> servers_;
+  State state_;
+  std::vector<std::int64_t> arrivals_;  // by bucket; -1: not yet
+  std::vector<std::int64_t> gates_;     // work before the parts of the forward pass that need the last bucket, ...
+  std::int64_t total_work_ns_ = 0;
+  std::vector<Checkpoint> checkpoints_;
+  std::size_t kept_ = 0;         // of checkpoints_
+  std::int32_t keep_every_ = 0;  // buckets; 0: none
+  std::vector<SimulatedEvent>* events_ = nullptr;
+  std::int64_t steps_done_ = 0;
+};
+
+}  // namespace cortado

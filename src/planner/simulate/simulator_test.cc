@@ -1,0 +1,237 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "planner/simulate/simulator.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+namespace cortado {
+namespace {
+
+constexpr std::int64_t kUnit = 1000000;  // of the hand-made cases
+
+std::int64_t units(double x) { return static_cast<std::int64_t>(x * kUnit + 0.5); }
+
+using Chain = std::vector<Step>;
+
+std::vector<SimulatedBucket> buckets_of(const std::vector<std::pair<std::int64_t, const Chain*>>& list) {
+  std::vector<SimulatedBucket> buckets;
+  for (const auto& [ready_ns, chain] : list) buckets.push_back({ready_ns, *chain, 1});
+  return buckets;
+}
+
+// Two equal tensors, backward 1 each; encoding takes 0.1 on the GPU, which stands still meanwhile, or 1.5 on the CPU;
+// either then travels for 5.
+class LemmaOne : public ::testing::Test {
+ protected:
+  std::int64_t step(const Chain& first, const Chain& second) {
+    Simulator simulator({.backward_ns = units(2), .gpu_slowdown_ppm = 1000000}, 1);
+    return simulator.run(buckets_of({{units(1), &first}, {units(2), &second}}));
+  }
+  Chain gpu_ = {{units(0.1), kGpuCodec, 0}, {units(5), kLink, 1}};
+  Chain cpu_ = {{units(1.5), kCpuCodec, 0}, {units(5), kLink, 1}};
+};
+
+TEST_F(LemmaOne, TheCounterexample) {
+  EXPECT_EQ(step(cpu_, gpu_), units(12.1));  // as the lemma wants it
+  EXPECT_EQ(step(gpu_, cpu_), units(11.1));  // better
+  EXPECT_EQ(step(gpu_, gpu_), units(11.1));
+  EXPECT_EQ(step(cpu_, cpu_), units(12.5));
+}
+
+TEST(Simulator, NothingToSendTakesTheComputationAlone) {
+  const Chain none;
+  Simulator simulator({.backward_ns = 100, .forward_ns = 50, .optimizer_ns = 7}, 1);
+  EXPECT_EQ(simulator.run(buckets_of({{40, &none}, {100, &none}})), 157);
+}
+
+TEST(Simulator, ALinkServesInOrderOfReadiness) {
+  // The second bucket overtakes the first one, which is still being encoded.
+  const Chain slow = {{50, kCpuCodec, 0}, {20, kLink, 1}}, fast = {{30, kLink, 0}};
+  Simulator simulator({.backward_ns = 20}, 1);
+  std::vector<SimulatedEvent> events;
+  EXPECT_EQ(simulator.run(buckets_of({{10, &slow}, {20, &fast}}), Simulator::kNever, &events), 80);
+  std::vector<std::int32_t> order;
+  for (const SimulatedEvent& event : events) {
+    if (event.server == kLink && event.bucket >= 0) order.push_back(event.bucket);
+  }
+  EXPECT_EQ(order, (std::vector<std::int32_t>{1, 0}));
+}
+
+TEST(Simulator, LevelsAreLinksOfTheirOwn) {
+  const Chain inner = {{100, kLink, 0}}, outer = {{100, kLink + 1, 0}};
+  Simulator simulator({.backward_ns = 0}, 2);
+  EXPECT_EQ(simulator.run(buckets_of({{0, &inner}, {0, &outer}})), 100);
+  EXPECT_EQ(simulator.run(buckets_of({{0, &inner}, {0, &inner}})), 200);
+}
+
+TEST(Simulator, TheCpuHasWorkers) {
+  const Chain chain = {{100, kCpuCodec, 0}};
+  for (const auto& [workers, step_ns] : {std::pair(1, 300), std::pair(2, 200), std::pair(3, 100)}) {
+    Simulator simulator({.backward_ns = 0, .cpu_workers = workers}, 1);
+    EXPECT_EQ(simulator.run(buckets_of({{0, &chain}, {0, &chain}, {0, &chain}})), step_ns) << workers;
+  }
+}
+
+TEST(Simulator, ACodecSlowsTheComputation) {
+  // Codec from 10 to 50; the other bucket is due after 40 more of work.
+  const Chain codec = {{40, kGpuCodec, 0}}, none;
+  for (const auto& [ppm, step_ns] : {std::pair(0, 50), std::pair(500000, 70), std::pair(1000000, 90)}) {
+    Simulator simulator({.backward_ns = 50, .gpu_slowdown_ppm = ppm}, 1);
+    EXPECT_EQ(simulator.run(buckets_of({{10, &codec}, {50, &none}})), step_ns) << ppm;
+  }
+  // Ends in the middle of a codec: 10 of 40 at half speed take 20.
+  Simulator simulator({.backward_ns = 20, .gpu_slowdown_ppm = 500000}, 1);
+  const Chain travels = {{5, kLink, 0}};
+  std::vector<SimulatedEvent> events;
+  simulator.run(buckets_of({{10, &codec}, {20, &travels}}), Simulator::kNever, &events);
+  for (const SimulatedEvent& event : events) {
+    if (event.bucket == 1) {
+      EXPECT_EQ(event.start_ns, 30);
+    }
+  }
+}
+
+TEST(Simulator, CodecsOnBothDevicesSlowTheComputationTogether) {
+  const Chain both = {{40, kGpuCodec, 0}}, cpu = {{40, kCpuCodec, 0}}, none;
+  Simulator simulator({.backward_ns = 50, .gpu_slowdown_ppm = 500000, .cpu_slowdown_ppm = 250000}, 1);
+  // A quarter of the speed from 10 to 50: 10 of work; 30 are left.
+  EXPECT_EQ(simulator.run(buckets_of({{10, &both}, {10, &cpu}, {50, &none}})), 80);
+}
+
+TEST(Simulator, TheForwardPassMayBeginBeforeAllHasArrived) {
+  // The second tensor is needed at once, the first one after 60 of 100: it was ready at 40 of 100.
+  const Chain first = {{100, kLink, 0}}, second = {{10, kLink, 0}};
+  SimulatedJob job = {.backward_ns = 100, .forward_ns = 100};
+  const auto buckets = buckets_of({{40, &first}, {100, &second}});
+  EXPECT_EQ(Simulator(job, 1).run(buckets), 150 + 100);  // both have arrived at 150
+  job.overlap_forward = true;
+  EXPECT_EQ(Simulator(job, 1).run(buckets), 150 + 100);  // the second one arrives last and is needed first
+  const auto swapped = buckets_of({{40, &second}, {100, &first}});
+  EXPECT_EQ(Simulator(job, 1).run(swapped), 200 + 100);
+  const Chain small = {{10, kLink, 0}}, large = {{145, kLink + 1, 0}};
+  EXPECT_EQ(Simulator(job, 2).run(buckets_of({{40, &large}, {100, &small}})), 185 + 40);  // from 110 to 170, then waits
+  job.overlap_forward = false;
+  EXPECT_EQ(Simulator(job, 2).run(buckets_of({{40, &large}, {100, &small}})), 185 + 100);
+}
+
+TEST(Simulator, TheOptimizerIsSharedOutWhereTheForwardPassOverlaps) {
+  const Chain chain = {{10, kLink, 0}};
+  SimulatedJob job = {.backward_ns = 100, .forward_ns = 100, .optimizer_ns = 40, .overlap_forward = true};
+  EXPECT_EQ(Simulator(job, 1).run(buckets_of({{50, &chain}, {100, &chain}})), 110 + 140);
+}
+
+// A random plan: buckets with chains over all resources.
+struct RandomPlan {
+  explicit RandomPlan(std::mt19937_64& random, int count) : chains(count) {
+    std::int64_t ready_ns = 0;
+    for (Chain& chain : chains) {
+      fill(random, &chain);
+      ready_ns += static_cast<std::int64_t>(random() % 1000);
+      ready.push_back(ready_ns);
+    }
+  }
+  static void fill(std::mt19937_64& random, Chain* chain) {
+    chain->clear();
+    for (std::uint64_t i = random() % 6; i > 0; --i) {
+      chain->push_back(
+          {static_cast<std::int64_t>(1 + random() % 2000), static_cast<std::uint8_t>(random() % (kLink + 2)), 0});
+    }
+  }
+  std::vector<SimulatedBucket> buckets() const {
+    std::vector<SimulatedBucket> list;
+    for (std::size_t i = 0; i < chains.size(); ++i) list.push_back({ready[i], chains[i], 1});
+    return list;
+  }
+  std::vector<Chain> chains;
+  std::vector<std::int64_t> ready;
+};
+
+Loads loads_of(const Chain& chain) {
+  Loads loads = {};
+  for (const Step& step : chain) loads[step.resource] += step.time_ns;
+  return loads;
+}
+
+SimulatedJob random_job(std::mt19937_64& random, const RandomPlan& plan) {
+  return {.backward_ns = plan.ready.back() + static_cast<std::int64_t>(random() % 500),
+          .forward_ns = static_cast<std::int64_t>(random() % 5000),
+          .optimizer_ns = static_cast<std::int64_t>(random() % 500),
+          .overlap_forward = random() % 2 == 0,
+          .cpu_workers = 1 + static_cast<int>(random() % 3),
+          .gpu_slowdown_ppm = static_cast<std::int64_t>(random() % 3) * 500000,
+          .cpu_slowdown_ppm = static_cast<std::int64_t>(random() % 3) * 250000};
+}
+
+TEST(Simulator, ContinuingGivesWhatARunFromTheStartGives) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 300; ++round) {
+    RandomPlan plan(random, 1 + static_cast<int>(random() % 250));
+    Simulator simulator(random_job(random, plan), 2);
+    simulator.run_keeping(plan.buckets());
+    for (int change = 0; change < 4; ++change) {
+      const std::size_t at = random() % plan.chains.size();
+      const Chain before = plan.chains[at];
+      Loads difference = loads_of(before);
+      RandomPlan::fill(random, &plan.chains[at]);
+      const Loads after = loads_of(plan.chains[at]);
+      for (int r = 0; r < kMaxResources; ++r) difference[r] = after[r] - difference[r];
+      const std::int64_t whole_ns = simulator.run(plan.buckets());
+      EXPECT_EQ(simulator.rerun(plan.buckets(), at, difference), whole_ns);
+      EXPECT_EQ(simulator.rerun(plan.buckets(), at, difference, whole_ns), whole_ns);
+      EXPECT_GT(simulator.rerun(plan.buckets(), at, difference, whole_ns - 1), whole_ns - 1);
+      plan.chains[at] = before;
+    }
+  }
+}
+
+TEST(Simulator, ContinuesAfterBucketsWereMergedOrSplit) {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 200; ++round) {
+    RandomPlan plan(random, 3 + static_cast<int>(random() % 120));
+    Simulator simulator(random_job(random, plan), 2);
+    simulator.run_keeping(plan.buckets());
+    const std::size_t at = 1 + random() % (plan.chains.size() - 2);
+    std::vector<SimulatedBucket> merged = plan.buckets();
+    merged.erase(merged.begin() + static_cast<std::ptrdiff_t>(at));
+    Loads difference = {};
+    const Loads gone = loads_of(plan.chains[at]);
+    for (int r = 0; r < kMaxResources; ++r) difference[r] = -gone[r];
+    EXPECT_EQ(simulator.rerun(merged, at, difference), simulator.run(merged));
+    // Split: a new bucket that is ready between the two others.
+    std::vector<SimulatedBucket> split = plan.buckets();
+    Chain chain;
+    RandomPlan::fill(random, &chain);
+    const SimulatedBucket extra = {(plan.ready[at - 1] + plan.ready[at]) / 2, chain, 1};
+    split.insert(split.begin() + static_cast<std::ptrdiff_t>(at), extra);
+    EXPECT_EQ(simulator.rerun(split, at - 1, loads_of(chain)), simulator.run(split));
+  }
+}
+
+TEST(Simulator, EventsFillTheStepWithoutOverlap) {
+  std::mt19937_64 random(13);
+  for (int round = 0; round < 50; ++round) {
+    RandomPlan plan(random, 40);
+    const SimulatedJob job = random_job(random, plan);
+    Simulator simulator(job, 2);
+    std::vector<SimulatedEvent> events;
+    const std::int64_t step_ns = simulator.run(plan.buckets(), Simulator::kNever, &events);
+    std::map<std::pair<int, int>, std::int64_t> free_ns;
+    std::size_t steps = 0;
+    for (const SimulatedEvent& event : events) {
+      EXPECT_LE(event.end_ns, step_ns);
+      if (event.bucket < 0) continue;
+      ++steps;
+      std::int64_t& free = free_ns[{event.server, event.worker}];
+      EXPECT_GE(event.start_ns, free);
+      free = event.end_ns;
+    }
+    std::size_t expected = 0;
+    for (const Chain& chain : plan.chains) expected += chain.size();
+    EXPECT_EQ(steps, expected);
+  }
+}
+
+}  // namespace
+}  // namespace cortado

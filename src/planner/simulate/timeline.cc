@@ -1,0 +1,210 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// simulate_plan(): a plan on the simulator, and the text view of what comes of it.
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <numeric>
+
+#include "core/check.h"
+#include "cortado/planner.h"
+#include "planner/simulate/simulator.h"
+
+namespace cortado {
+
+namespace {
+
+// A bucket of the plan with its tensors in the job.
+struct Located {
+  int bucket = 0;
+  std::vector<int> tensors;
+  std::int64_t ready_ns = 0, elems = 0;
+};
+
+std::string bucket_place(std::size_t bucket) { return "plan: $.buckets[" + std::to_string(bucket) + "]"; }
+
+// By readiness, as the simulator wants them.
+Result<std::vector<Located>> locate(const Plan& plan, const Job& job) {
+  std::map<std::string, int> numbers;
+  for (std::size_t t = 0; t < job.tensors.size(); ++t) numbers[job.tensors[t].name] = static_cast<int>(t);
+  std::vector<bool> seen(job.tensors.size(), false);
+  std::vector<Located> located;
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    Located& bucket = located.emplace_back();
+    bucket.bucket = static_cast<int>(b);
+    for (std::size_t i = 0; i < plan.buckets[b].tensors.size(); ++i) {
+      const std::string& name = plan.buckets[b].tensors[i];
+      const std::string place = bucket_place(b) + ".tensors[" + std::to_string(i) + "]";
+      const auto found = numbers.find(name);
+      if (found == numbers.end()) {
+        return make_error(StatusCode::kMismatch, "%s: expected a tensor of job \"%s\", got \"%s\"", place.c_str(),
+                          job.name.c_str(), name.c_str());
+      }
+      if (seen[found->second]) {
+        return make_error(StatusCode::kMismatch, "%s: expected each tensor once, got \"%s\" again", place.c_str(),
+                          name.c_str());
+      }
+      seen[found->second] = true;
+      bucket.tensors.push_back(found->second);
+      bucket.ready_ns = std::max(bucket.ready_ns, job.tensors[found->second].ready_ns);
+      bucket.elems += job.tensors[found->second].elems();
+    }
+  }
+  for (std::size_t t = 0; t < seen.size(); ++t) {
+    if (!seen[t]) {
+      return make_error(StatusCode::kMismatch, "plan: $.buckets: expected all tensors of job \"%s\", \"%s\" is missing",
+                        job.name.c_str(), job.tensors[t].name.c_str());
+    }
+  }
+  std::stable_sort(located.begin(), located.end(),
+                   [](const Located& a, const Located& b) { return a.ready_ns < b.ready_ns; });
+  return located;
+}
+
+Status check_levels(const Plan& plan, const Cluster& cluster) {
+  const Topology topology = cluster.topology();
+  bool same = plan.topology.levels.size() == topology.levels.size();
+  for (std::size_t l = 0; same && l < topology.levels.size(); ++l) {
+    same = plan.topology.levels[l].name == topology.levels[l].name &&
+           plan.topology.levels[l].ranks == topology.levels[l].ranks;
+  }
+  if (same) return {};
+  return make_error(StatusCode::kMismatch, "plan: $.levels: expected those of cluster \"%s\"", cluster.name.c_str());
+}
+
+std::vector<std::string> row_names(const Cluster& cluster) {
+  std::vector<std::string> rows = {"compute", "gpu codec"};
+  for (int w = 0; w < cluster.cpu_codec_workers; ++w) {
+    rows.push_back(cluster.cpu_codec_workers == 1 ? "cpu codec" : "cpu codec " + std::to_string(w));
+  }
+  rows.push_back("device to host");
+  rows.push_back("host to device");
+  for (const ClusterLevel& level : cluster.levels) rows.push_back(level.name);
+  return rows;
+}
+
+int row_of(const SimulatedEvent& event, int workers) {
+  if (event.bucket < 0) return 0;
+  if (event.server <= kCpuCodec) return 1 + event.server + event.worker;
+  return 1 + event.server + workers - 1;
+}
+
+std::string name_of(const SimulatedEvent& event, const OptionChain* chain, const Option* option) {
+  if (event.bucket < 0) return event.step == 0 ? "backward" : event.step == 1 ? "optimizer" : "forward";
+  const Step& step = chain->steps[event.step];
+  if (step.resource == kDeviceToHost || step.resource == kHostToDevice) return "copy";
+  return std::string(op_kind_name(option->operations[step.operation].kind));
+}
+
+}  // namespace
+
+Result<Timeline> simulate_plan(const Plan& plan, const Job& job, const Cluster& cluster) {
+  CORTADO_RETURN_IF_ERROR(job.check().with_context("job"));
+  CORTADO_RETURN_IF_ERROR(cluster.check().with_context("cluster"));
+  CORTADO_RETURN_IF_ERROR(check_levels(plan, cluster));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<Located> located, locate(plan, job));
+  std::vector<std::string> notes;
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<CodecCost> codecs, codec_costs(cluster, job.device, {}, &notes));
+  const CostModel model(cluster, job.device);
+
+  // The sums want neighbours: the job's tensors in the order of the plan.
+  std::vector<JobTensor> tensors;
+  std::vector<int> first;
+  for (const Located& bucket : located) {
+    first.push_back(static_cast<int>(tensors.size()));
+    for (const int t : bucket.tensors) tensors.push_back(job.tensors[t]);
+  }
+  TensorSums sums(codecs, tensors);
+  std::vector<OptionChain> chains(located.size());
+  std::vector<SimulatedBucket> buckets;
+  for (std::size_t b = 0; b < located.size(); ++b) {
+    const PlanBucket& bucket = plan.buckets[located[b].bucket];
+    const std::string place = bucket_place(located[b].bucket);
+    const CodecCost* codec = nullptr;
+    for (const CodecCost& known : codecs) {
+      if (known.spec == bucket.codec) codec = &known;
+    }
+    if (codec == nullptr && bucket.option.encodes() > 0) {
+      return make_error(StatusCode::kMismatch,
+                        "%s.codec: expected a codec that cluster \"%s\" has times of, got \"%s\"", place.c_str(),
+                        cluster.name.c_str(), bucket.codec.c_str());
+    }
+    const Status checked =
+        bucket.option.check(static_cast<int>(cluster.levels.size()), codec != nullptr && codec->traits.linear);
+    if (!checked.ok()) return checked.with_context(place);
+    const BucketShape shape = {located[b].elems, tensors[first[b]].dtype, &sums, first[b],
+                               first[b] + static_cast<int>(located[b].tensors.size()) - 1};
+    if (!make_chain(model, codec, shape, bucket.option, &chains[b])) {
+      return make_error(StatusCode::kMismatch, "%s.option: cluster \"%s\" has no times of \"%s\" on a device it uses",
+                        place.c_str(), cluster.name.c_str(), bucket.codec.c_str());
+    }
+    buckets.push_back({located[b].ready_ns, chains[b].steps, located[b].elems});
+  }
+
+  Simulator simulator(simulated_job(job, cluster), static_cast<int>(cluster.levels.size()));
+  std::vector<SimulatedEvent> events;
+  Timeline timeline;
+  timeline.step_ns = simulator.run(buckets, Simulator::kNever, &events);
+  timeline.rows = row_names(cluster);
+  for (const SimulatedEvent& event : events) {
+    TimelineEvent& shown = timeline.events.emplace_back();
+    shown.start_ns = event.start_ns;
+    shown.end_ns = event.end_ns;
+    shown.row = row_of(event, cluster.cpu_codec_workers);
+    const bool is_compute = event.bucket < 0;
+    shown.bucket = is_compute ? -1 : located[event.bucket].bucket;
+    if (!is_compute) shown.operation = chains[event.bucket].steps[event.step].operation;
+    shown.name = name_of(event, is_compute ? nullptr : &chains[event.bucket],
+                         is_compute ? nullptr : &plan.buckets[located[event.bucket].bucket].option);
+  }
+  std::stable_sort(timeline.events.begin(), timeline.events.end(), [](const TimelineEvent& a, const TimelineEvent& b) {
+    return std::pair(a.row, a.start_ns) < std::pair(b.row, b.start_ns);
+  });
+  return timeline;
+}
+
+std::string timeline_to_text(const Timeline& timeline, const Plan& plan, int width) {
+  const std::int64_t step_ns = std::max<std::int64_t>(timeline.step_ns, 1);
+  const auto column = [&](std::int64_t ns) { return static_cast<int>(static_cast<__int128>(ns) * width / step_ns); };
+  const auto letter = [](int bucket) {
+    constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    return kLetters[static_cast<std::size_t>(bucket) % kLetters.size()];
+  };
+  std::vector<std::int64_t> busy_ns(timeline.rows.size(), 0);
+  for (const TimelineEvent& event : timeline.events) busy_ns[event.row] += event.end_ns - event.start_ns;
+  std::size_t name_width = 0;
+  for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
+    if (busy_ns[r] > 0) name_width = std::max(name_width, timeline.rows[r].size());
+  }
+  char line[160];
+  std::snprintf(line, sizeof(line), "step %.3f ms, one column %.3f ms\n", static_cast<double>(timeline.step_ns) * 1e-6,
+                static_cast<double>(timeline.step_ns) * 1e-6 / width);
+  std::string text = line;
+  for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
+    if (busy_ns[r] == 0) continue;
+    std::string cells(static_cast<std::size_t>(width), '.');
+    for (const TimelineEvent& event : timeline.events) {
+      if (event.row != static_cast<int>(r)) continue;
+      const int begin = std::min(column(event.start_ns), width - 1);
+      const int end = std::max(begin + 1, std::min(column(event.end_ns), width));
+      const char mark = event.bucket >= 0          ? letter(event.bucket)
+                        : event.name == "backward" ? '='
+                        : event.name == "forward"  ? '>'
+                                                   : '+';
+      std::fill(cells.begin() + begin, cells.begin() + end, mark);
+    }
+    std::snprintf(line, sizeof(line), "%-*s %3.0f %% ", static_cast<int>(name_width), timeline.rows[r].c_str(),
+                  100.0 * static_cast<double>(busy_ns[r]) / static_cast<double>(step_ns));
+    text += line + cells + "\n";
+  }
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    const PlanBucket& bucket = plan.buckets[b];
+    std::snprintf(line, sizeof(line), "%c %zu tensor%s, ", letter(static_cast<int>(b)), bucket.tensors.size(),
+                  bucket.tensors.size() == 1 ? "" : "s");
+    text += line + bucket.tensors.front() + (bucket.tensors.size() > 1 ? " .. " + bucket.tensors.back() : "") + ": " +
+            (bucket.option.encodes() > 0 ? bucket.codec + " " : "") + bucket.option.to_string(plan.topology) + "\n";
+  }
+  return text;
+}
+
+}  // namespace cortado

@@ -1,0 +1,536 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// `cortado.job/1` and `cortado.cluster/1`: JSON to plain values and back.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "core/check.h"
+#include "cortado/cluster.h"
+#include "cortado/job.h"
+#include "profile/places.h"
+
+namespace cortado {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kJobFormat = "cortado.job/1";
+constexpr const char* kClusterFormat = "cortado.cluster/1";
+
+// ---- text to JSON ---------------------------------------------------------------------------------------------------
+
+// Where in the document a text stops being JSON, such as at the NaN that Python writes.
+class PlaceOfError : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(number_integer_t) override { return value(); }
+  bool number_unsigned(number_unsigned_t) override { return value(); }
+  bool number_float(number_float_t, const string_t&) override { return value(); }
+  bool string(string_t&) override { return value(); }
+  bool binary(binary_t&) override { return value(); }
+  bool start_object(std::size_t) override { return open(false); }
+  bool key(string_t& name) override {
+    path_.back().key = name;
+    return true;
+  }
+  bool end_object() override { return close(); }
+  bool start_array(std::size_t) override { return open(true); }
+  bool end_array() override { return close(); }
+  bool parse_error(std::size_t position, const std::string& token, const nlohmann::detail::exception&) override {
+    std::string place = "$";
+    for (const Step& step : path_) {
+      if (step.is_list) {
+        place = place_of(place, step.index);
+      } else if (!step.key.empty()) {
+        place += "." + step.key;
+      }
+    }
+    status_ = refuse(place, "JSON", "\"" + token + "\" (byte " + std::to_string(position) + ")");
+    return false;
+  }
+  const Status& status() const { return status_; }
+
+ private:
+  struct Step {
+    bool is_list;
+    std::size_t index = 0;
+    std::string key = {};
+  };
+  bool open(bool is_list) {
+    path_.push_back({is_list});
+    return true;
+  }
+  bool close() {
+    path_.pop_back();
+    return value();
+  }
+  bool value() {
+    if (!path_.empty()) {
+      ++path_.back().index;
+      path_.back().key.clear();
+    }
+    return true;
+  }
+
+  std::vector<Step> path_;
+  Status status_;
+};
+
+Result<Json> parse_json(std::string_view text) {
+  Json document = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!document.is_discarded()) return document;
+  PlaceOfError finder;
+  (void)Json::sax_parse(text, &finder);
+  return finder.status();
+}
+
+std::string shortened(const Json& value) {
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > 40) text = text.substr(0, 37) + "...";
+  return text;
+}
+
+// ---- JSON to fields -------------------------------------------------------------------------------------------------
+
+// One object of the file. The first thing that is wrong is kept; after it, readers return defaults.
+class Fields {
+ public:
+  Fields(const Json& object, std::string path, Status* status)
+      : object_(object), path_(std::move(path)), status_(status) {
+    if (!object.is_object()) fail("", "an object", shortened(object));
+  }
+
+  std::string text(const char* key) { return text_or(key, nullptr); }
+  std::string text_or(const char* key, const char* missing) {
+    const Json* value = find(key, "a text", missing == nullptr);
+    if (value == nullptr) return missing != nullptr ? missing : "";
+    if (value->is_string()) return value->get<std::string>();
+    return fail(key, "a text", shortened(*value)), "";
+  }
+  std::int64_t integer(const char* key, const char* expected) {
+    const Json* value = find(key, expected, true);
+    return value == nullptr ? 0 : as_integer(*value, place(key), expected);
+  }
+  std::int64_t integer_or(const char* key, const char* expected, std::int64_t missing) {
+    const Json* value = find(key, expected, false);
+    return value == nullptr ? missing : as_integer(*value, place(key), expected);
+  }
+  std::optional<std::int64_t> time_or_null(const char* key) {
+    const Json* value = find(key, "nanoseconds or null", false);
+    if (value == nullptr || value->is_null()) return std::nullopt;
+    return as_integer(*value, place(key), "nanoseconds or null");
+  }
+  double number_or(const char* key, double missing) {
+    const Json* value = find(key, "a number", false);
+    return value == nullptr ? missing : as_number(*value, place(key));
+  }
+  bool boolean_or(const char* key, bool missing) {
+    const Json* value = find(key, "true or false", false);
+    if (value == nullptr) return missing;
+    if (!value->is_boolean()) return fail(key, "true or false", shortened(*value)), missing;
+    return value->get<bool>();
+  }
+  std::vector<std::int64_t> integers(const char* key, const char* expected) {
+    std::vector<std::int64_t> result;
+    const Json* value = find(key, "a list", true);
+    if (value == nullptr) return result;
+    if (!value->is_array()) return fail(key, "a list", shortened(*value)), result;
+    for (const Json& item : *value) result.push_back(as_integer(item, place_of(place(key), result.size()), expected));
+    return result;
+  }
+  // Calls `read` with each object of a list.
+  template <typename Read>
+  void each(const char* key, bool required, Read read) {
+    const Json* value = find(key, "a list", required);
+    if (value == nullptr) return;
+    if (!value->is_array()) return fail(key, "a list", shortened(*value));
+    for (std::size_t i = 0; i < value->size() && status_->ok(); ++i) {
+      read(Fields((*value)[i], place_of(place(key), i), status_));
+    }
+  }
+  // Calls `read` with an object, if it is there; its unknown fields become this object's.
+  template <typename Read>
+  void inner(const char* key, Read read) {
+    const Json* value = find(key, "an object", false);
+    if (value == nullptr) return;
+    Fields fields(*value, place(key), status_);
+    read(fields);
+    for (const auto& [pointer, json] : fields.unknown()) nested_["/" + std::string(key) + pointer] = json;
+  }
+  // Calls `read` with key, value and place of each entry of an object.
+  template <typename Read>
+  void each_entry(const char* key, bool required, Read read) {
+    const Json* value = find(key, "an object", required);
+    if (value == nullptr) return;
+    if (!value->is_object()) return fail(key, "an object", shortened(*value));
+    for (const auto& [name, entry] : value->items()) {
+      if (status_->ok()) read(name, entry, place(key) + "." + name);
+    }
+  }
+
+  void fail(const std::string& key, const std::string& expected, const std::string& found) {
+    if (status_->ok()) *status_ = refuse(key.empty() ? path_ : place(key), expected, found);
+  }
+  Status* status() { return status_; }
+  double as_number(const Json& value, const std::string& where) {
+    if (value.is_number()) return value.get<double>();
+    if (status_->ok()) *status_ = refuse(where, "a number", shortened(value));
+    return 0;
+  }
+
+  // The unknown fields of an object within this one, which is at the JSON pointer `where`.
+  void keep_unknown(const std::string& where, const Fields& inner) {
+    for (const auto& [pointer, json] : inner.unknown()) nested_[where + pointer] = json;
+  }
+
+  // What nobody has asked for.
+  UnknownFields unknown() const {
+    UnknownFields fields = nested_;
+    if (!object_.is_object()) return fields;
+    for (const auto& [name, value] : object_.items()) {
+      if (known_.count(name) == 0) {
+        fields["/" + escaped(name)] = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+      }
+    }
+    return fields;
+  }
+
+ private:
+  static std::string escaped(const std::string& key) {  // RFC 6901
+    std::string text;
+    for (const char c : key) text += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
+    return text;
+  }
+  std::string place(const std::string& key) const { return path_ + "." + key; }
+
+  const Json* find(const char* key, const char* expected, bool required) {
+    known_.insert(key);
+    if (!status_->ok()) return nullptr;
+    const auto found = object_.find(key);
+    if (found != object_.end()) return &*found;
+    if (required) fail(key, expected, "nothing");
+    return nullptr;
+  }
+  std::int64_t as_integer(const Json& value, const std::string& where, const char* expected) {
+    if (value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX)) {
+      return value.get<std::int64_t>();
+    }
+    if (status_->ok()) *status_ = refuse(where, std::string(expected) + ", an integer", shortened(value));
+    return 0;
+  }
+
+  const Json& object_;
+  std::string path_;
+  Status* status_;
+  std::set<std::string> known_;
+  UnknownFields nested_;
+};
+
+// The document's top object, if it is of this format.
+Status check_format(Fields& fields, const std::string& expected) {
+  const std::string found = fields.text("format");
+  if (!fields.status()->ok() || found == expected) return *fields.status();
+  const std::string family = expected.substr(0, expected.find('/') + 1);
+  const bool other_version = found.compare(0, family.size(), family) == 0;
+  return {other_version ? StatusCode::kUnsupported : StatusCode::kCorruptData,
+          "$.format: expected \"" + expected + "\", got \"" + found + "\""};
+}
+
+// ---- the two formats ------------------------------------------------------------------------------------------------
+
+struct DTypeWord {
+  const char* word;
+  DType dtype;
+};
+constexpr DTypeWord kDTypeWords[] = {
+    {"float32", DType::kFloat32}, {"float16", DType::kFloat16}, {"bfloat16", DType::kBFloat16}};
+
+OpDevice read_device(Fields& fields, const char* key, const char* missing) {
+  const std::string word = fields.text_or(key, missing);
+  if (word != "cpu" && word != "gpu") fields.fail(key, "\"cpu\" or \"gpu\"", "\"" + word + "\"");
+  return word == "cpu" ? OpDevice::kCpu : OpDevice::kGpu;
+}
+
+JobTensor read_tensor(Fields fields) {
+  JobTensor tensor;
+  tensor.name = fields.text("name");
+  tensor.shape = fields.integers("shape", "a dimension");
+  const std::string dtype = fields.text("dtype");
+  bool is_known = false;
+  for (const DTypeWord& row : kDTypeWords) {
+    if (dtype == row.word) tensor.dtype = row.dtype, is_known = true;
+  }
+  if (!is_known) fields.fail("dtype", "\"float32\", \"float16\" or \"bfloat16\"", "\"" + dtype + "\"");
+  tensor.ready_ns = fields.integer("ready_ns", "nanoseconds");
+  const double rms = fields.number_or("rms", -1);
+  if (rms >= 0) tensor.rms = rms;
+  if (rms < 0 && rms != -1) fields.fail("rms", "a number of at least 0", std::to_string(rms));
+  fields.each_entry("errors", false, [&](const std::string& codec, const Json& value, const std::string& place) {
+    tensor.errors.push_back({codec, fields.as_number(value, place)});
+  });
+  tensor.unknown = fields.unknown();
+  return tensor;
+}
+
+TimeCurve read_curve(Fields& fields, const char* sizes) {
+  return {fields.integers(sizes, "a size"), fields.integers("time_ns", "nanoseconds")};
+}
+
+CollectiveCurves read_collectives(Fields& fields) {
+  CollectiveCurves curves;
+  fields.each_entry("collectives", true, [&](const std::string& name, const Json& value, const std::string& place) {
+    for (int k = 0; k <= static_cast<int>(OpKind::kGather); ++k) {
+      const OpKind kind = static_cast<OpKind>(k);
+      if (!is_collective(kind) || op_kind_name(kind) != name) continue;
+      Fields curve(value, place, fields.status());
+      curves[kind] = read_curve(curve, "bytes");
+      fields.keep_unknown("/collectives/" + name, curve);
+      return;
+    }
+    *fields.status() = refuse(place, "all_reduce, reduce_scatter, all_gather, all_to_all, reduce, broadcast or gather",
+                              "\"" + name + "\"");
+  });
+  return curves;
+}
+
+CodecTimes read_codec(Fields fields) {
+  CodecTimes times;
+  times.codec = fields.text("codec");
+  times.device = read_device(fields, "device", "");
+  const std::string direction = fields.text("direction");
+  if (direction != "encode" && direction != "decode") {
+    fields.fail("direction", "\"encode\" or \"decode\"", "\"" + direction + "\"");
+  }
+  times.direction = direction == "decode" ? OpKind::kDecode : OpKind::kEncode;
+  const std::int64_t threads = fields.integer_or("threads", "a number of threads", 1);
+  times.threads = static_cast<int>(std::clamp<std::int64_t>(threads, 0, INT32_MAX));
+  times.curve = read_curve(fields, "elems");
+  times.unknown = fields.unknown();
+  return times;
+}
+
+int read_int(Fields& fields, const char* key, const char* expected, std::int64_t missing) {
+  return static_cast<int>(std::clamp<std::int64_t>(fields.integer_or(key, expected, missing), -1, INT32_MAX));
+}
+
+ClusterLevel read_level(Fields fields) {
+  ClusterLevel level;
+  level.name = fields.text("name");
+  const std::int64_t ranks = fields.integer("ranks", "a number of ranks");
+  level.ranks = static_cast<int>(std::clamp<std::int64_t>(ranks, -1, INT32_MAX));
+  level.link = fields.text_or("link", "");
+  level.collectives = read_collectives(fields);
+  level.unknown = fields.unknown();
+  return level;
+}
+
+// ---- fields to text -------------------------------------------------------------------------------------------------
+
+// Unknown fields back to where they came from. Fields that are known by now win.
+void add_unknown(const UnknownFields& unknown, Json* object) {
+  for (const auto& [pointer, text] : unknown) {
+    const Json value = Json::parse(text, nullptr, false);
+    if (value.is_discarded() || pointer.empty() || pointer[0] != '/') continue;
+    const Json::json_pointer place(pointer);
+    if (!object->contains(place)) (*object)[place] = value;
+  }
+}
+
+Json curve_json(const TimeCurve& curve, const char* sizes) {
+  return {{sizes, curve.sizes}, {"time_ns", curve.times_ns}};
+}
+
+Json collectives_json(const CollectiveCurves& curves) {
+  Json object = Json::object();
+  for (const auto& [kind, curve] : curves) object[std::string(op_kind_name(kind))] = curve_json(curve, "bytes");
+  return object;
+}
+
+Json optional_json(const std::optional<std::int64_t>& value) {
+  return value.has_value() ? Json(*value) : Json(nullptr);
+}
+
+Json tensor_json(const JobTensor& tensor) {
+  Json object = {{"name", tensor.name}, {"shape", tensor.shape}};
+  for (const DTypeWord& row : kDTypeWords) {
+    if (row.dtype == tensor.dtype) object["dtype"] = row.word;
+  }
+  object["ready_ns"] = tensor.ready_ns;
+  if (tensor.rms.has_value()) object["rms"] = *tensor.rms;
+  for (const MeasuredError& error : tensor.errors) object["errors"][error.codec] = error.relative_l2;
+  add_unknown(tensor.unknown, &object);
+  return object;
+}
+
+// The top object on lines of its own, the items of its lists on one line each.
+std::string dump_by_lines(const Json& document) {
+  std::string text = "{\n";
+  bool first = true;
+  for (const auto& [key, value] : document.items()) {
+    text += (first ? "" : ",\n") + std::string(" ") + Json(key).dump() + ": ";
+    first = false;
+    if (!value.is_array() || value.empty()) {
+      text += value.dump();
+      continue;
+    }
+    text += "[\n";
+    for (std::size_t i = 0; i < value.size(); ++i) text += (i == 0 ? "  " : ",\n  ") + value[i].dump();
+    text += "]";
+  }
+  return text + "\n}\n";
+}
+
+Result<std::string> read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) return make_error(StatusCode::kIoError, "can't read \"%s\": %s", path.c_str(), std::strerror(errno));
+  return text.str();
+}
+
+Status write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (file) return {};
+  return make_error(StatusCode::kIoError, "can't write \"%s\": %s", path.c_str(), std::strerror(errno));
+}
+
+}  // namespace
+
+Result<Job> job_from_json(std::string_view json) {
+  CORTADO_ASSIGN_OR_RETURN(const Json document, parse_json(json));
+  Status status;
+  Fields fields(document, "$", &status);
+  CORTADO_RETURN_IF_ERROR(check_format(fields, kJobFormat));
+  Job job;
+  job.name = fields.text("name");
+  job.description = fields.text_or("description", "");
+  job.device = read_device(fields, "device", "gpu");
+  job.forward_ns = fields.time_or_null("forward_ns");
+  job.backward_ns = fields.time_or_null("backward_ns");
+  job.optimizer_ns = fields.time_or_null("optimizer_ns");
+  job.overlap_forward = fields.boolean_or("overlap_forward", false);
+  fields.each("tensors", true, [&](const Fields& tensor) { job.tensors.push_back(read_tensor(tensor)); });
+  job.unknown = fields.unknown();
+  CORTADO_RETURN_IF_ERROR(status);
+  CORTADO_RETURN_IF_ERROR(job.check());
+  return job;
+}
+
+std::string job_to_json(const Job& job) {
+  Json document = {{"format", kJobFormat}, {"name", job.name}, {"description", job.description}};
+  document["device"] = op_device_name(job.device);
+  document["forward_ns"] = optional_json(job.forward_ns);
+  document["backward_ns"] = optional_json(job.backward_ns);
+  document["optimizer_ns"] = optional_json(job.optimizer_ns);
+  document["overlap_forward"] = job.overlap_forward;
+  document["tensors"] = Json::array();
+  for (const JobTensor& tensor : job.tensors) document["tensors"].push_back(tensor_json(tensor));
+  add_unknown(job.unknown, &document);
+  return dump_by_lines(document);
+}
+
+Result<Cluster> cluster_from_json(std::string_view json) {
+  CORTADO_ASSIGN_OR_RETURN(const Json document, parse_json(json));
+  Status status;
+  Fields fields(document, "$", &status);
+  CORTADO_RETURN_IF_ERROR(check_format(fields, kClusterFormat));
+  Cluster cluster;
+  cluster.name = fields.text("name");
+  cluster.description = fields.text_or("description", "");
+  fields.each("levels", true, [&](const Fields& level) { cluster.levels.push_back(read_level(level)); });
+  const Topology topology = cluster.topology();
+  fields.each("ranges", false, [&](Fields range) {
+    ClusterRange read;
+    const Result<LevelRange> levels = topology.parse_range(range.text("levels"));
+    if (!levels.ok()) return range.fail("levels", "a range of levels", levels.status().message());
+    read.levels = levels.value();
+    read.collectives = read_collectives(range);
+    read.unknown = range.unknown();
+    cluster.ranges.push_back(std::move(read));
+  });
+  fields.each("codecs", false, [&](const Fields& codec) { cluster.codecs.push_back(read_codec(codec)); });
+  fields.inner("copies", [&](Fields& copies) {
+    copies.inner("host_to_device", [&](Fields& curve) { cluster.host_to_device = read_curve(curve, "bytes"); });
+    copies.inner("device_to_host", [&](Fields& curve) { cluster.device_to_host = read_curve(curve, "bytes"); });
+  });
+  fields.inner("contention", [&](Fields& contention) {
+    cluster.gpu_codec_slows_backward = contention.number_or("gpu_codec_slows_backward", 0);
+    cluster.cpu_codec_slows_backward = contention.number_or("cpu_codec_slows_backward", 0);
+    cluster.cpu_codec_workers = read_int(contention, "cpu_codec_workers", "a number of workers", 1);
+    cluster.cpu_codec_threads = read_int(contention, "cpu_codec_threads", "a number of threads", 1);
+  });
+  fields.inner("host", [&](Fields& host) {
+    cluster.fingerprint = host.text_or("fingerprint", "");
+    cluster.communicator = host.text_or("communicator", "");
+  });
+  cluster.unknown = fields.unknown();
+  CORTADO_RETURN_IF_ERROR(status);
+  CORTADO_RETURN_IF_ERROR(cluster.check());
+  return cluster;
+}
+
+std::string cluster_to_json(const Cluster& cluster) {
+  Json document = {{"format", kClusterFormat}, {"name", cluster.name}, {"description", cluster.description}};
+  document["levels"] = Json::array();
+  for (const ClusterLevel& level : cluster.levels) {
+    Json object = {{"name", level.name}, {"ranks", level.ranks}, {"link", level.link}};
+    object["collectives"] = collectives_json(level.collectives);
+    add_unknown(level.unknown, &object);
+    document["levels"].push_back(std::move(object));
+  }
+  const Topology topology = cluster.topology();
+  for (const ClusterRange& range : cluster.ranges) {
+    Json object = {{"levels", topology.range_name(range.levels)}, {"collectives", collectives_json(range.collectives)}};
+    add_unknown(range.unknown, &object);
+    document["ranges"].push_back(std::move(object));
+  }
+  document["codecs"] = Json::array();
+  for (const CodecTimes& times : cluster.codecs) {
+    Json object = {{"codec", times.codec}, {"device", op_device_name(times.device)}};
+    object["direction"] = op_kind_name(times.direction);
+    if (times.device == OpDevice::kCpu) object["threads"] = times.threads;
+    object.update(curve_json(times.curve, "elems"));
+    add_unknown(times.unknown, &object);
+    document["codecs"].push_back(std::move(object));
+  }
+  document["copies"] = {{"host_to_device", curve_json(cluster.host_to_device, "bytes")},
+                        {"device_to_host", curve_json(cluster.device_to_host, "bytes")}};
+  document["contention"] = {{"gpu_codec_slows_backward", cluster.gpu_codec_slows_backward},
+                            {"cpu_codec_slows_backward", cluster.cpu_codec_slows_backward},
+                            {"cpu_codec_workers", cluster.cpu_codec_workers},
+                            {"cpu_codec_threads", cluster.cpu_codec_threads}};
+  document["host"] = {{"fingerprint", cluster.fingerprint}, {"communicator", cluster.communicator}};
+  add_unknown(cluster.unknown, &document);
+  return dump_by_lines(document);
+}
+
+Status save_job(const Job& job, const std::string& path) { return write_file(path, job_to_json(job)); }
+
+Result<Job> load_job(const std::string& path) {
+  CORTADO_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  Result<Job> job = job_from_json(text);
+  if (!job.ok()) return job.status().with_context(path);
+  return job;
+}
+
+Status save_cluster(const Cluster& cluster, const std::string& path) {
+  return write_file(path, cluster_to_json(cluster));
+}
+
+Result<Cluster> load_cluster(const std::string& path) {
+  CORTADO_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  Result<Cluster> cluster = cluster_from_json(text);
+  if (!cluster.ok()) return cluster.status().with_context(path);
+  return cluster;
+}
+
+}  // namespace cortado

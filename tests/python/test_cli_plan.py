@@ -1,0 +1,200 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""`cortado plan` and `cortado simulate` as a user meets them."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(sys.executable).parent / "cortado"
+DATA = Path(__file__).resolve().parent.parent / "data" / "planner"
+JOB = DATA / "jobs" / "lstm.json"
+CLUSTER = DATA / "clusters" / "pcie_25g.json"
+
+
+def cortado(*arguments):
+    return subprocess.run([PROGRAM, *map(str, arguments)], check=False, capture_output=True, text=True, timeout=120)
+
+
+def made(tmp_path, *arguments):
+    path = tmp_path / "plan.json"
+    done = cortado("plan", JOB, CLUSTER, "-o", path, *arguments)
+    assert done.returncode == 0, done.stderr
+    return path, done.stdout
+
+
+def test_a_plan_says_what_it_expects(tmp_path):
+    path, text = made(tmp_path)
+    plan = json.loads(path.read_text())
+    assert plan["format"] == "cortado.plan/1"
+    assert 71_450_000 < plan["lower_bound_ns"] <= plan["predicted_step_ns"] <= plan["dense_step_ns"]
+    assert plan["options_considered"] > 4341
+    assert plan["planner_ns"] > 0
+    names = [tensor for bucket in plan["buckets"] for tensor in bucket["tensors"]]
+    assert names == [tensor["name"] for tensor in json.loads(JOB.read_text())["tensors"]]
+    assert "lower bound" in text
+
+
+def test_only_allowed_codecs_are_used(tmp_path):
+    path, _ = made(tmp_path, "--allow", "topk(0.01)")
+    codecs = {b["codec"] for b in json.loads(path.read_text())["buckets"] if "codec" in b}
+    assert codecs <= {"none", "topk(density=0.01)"}
+    assert "topk(density=0.01)" in codecs
+
+
+def test_limits(tmp_path):
+    path, _ = made(tmp_path, "--max-passes", "1")
+    for bucket in json.loads(path.read_text())["buckets"]:
+        assert sum(op["op"] == "encode" for op in bucket["option"]) <= 1
+    path, _ = made(tmp_path, "--max-memory-bytes", "0")
+    assert json.loads(path.read_text())["predicted_step_ns"] == json.loads(path.read_text())["dense_step_ns"]
+
+
+def test_strategies_are_no_better(tmp_path):
+    best = json.loads(made(tmp_path)[0].read_text())["predicted_step_ns"]
+    for strategy in ("dense", "bf16", "compress_all", "myopic", "espresso", "gpu_only", "cpu_only", "hitopk_like"):
+        path, _ = made(tmp_path, "--strategy", strategy)
+        assert json.loads(path.read_text())["predicted_step_ns"] >= best, strategy
+    assert cortado("plan", JOB, CLUSTER, "--strategy", "best").returncode != 0
+
+
+def test_explain_names_every_tensor_and_what_else_there_was(tmp_path):
+    _, text = made(tmp_path, "--explain")
+    for tensor in json.loads(JOB.read_text())["tensors"]:
+        assert f"  {tensor['name']}\n" in text
+    for word in ("espresso", "free compression", "runner-up", "rejected", "gained over dense"):
+        assert word in text
+
+
+def test_simulate_shows_the_predicted_time(tmp_path):
+    path, _ = made(tmp_path)
+    trace = tmp_path / "trace.json"
+    done = cortado("simulate", path, JOB, CLUSTER, "--trace", trace)
+    assert done.returncode == 0, done.stderr
+    step_ms = json.loads(path.read_text())["predicted_step_ns"] / 1e6
+    assert done.stdout.startswith(f"step {step_ms:.3f} ms")
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(step_ms * 1e3, abs=1e-3)
+    assert {"backward", "compute"} & {event["name"] for event in events}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "message"),
+    [
+        (r'"ready_ns": 35223000', '"ready_ns": NaN', "$.tensors[1].ready_ns: expected JSON"),
+        (r'"ready_ns": 35223000', '"ready_ns": -1', "$.tensors[1].ready_ns: expected from 0"),
+        (r"cortado.job/1", "cortado.job/7", '$.format: expected "cortado.job/1"'),
+        (r'"rnns.1.weight_hh_l0"', '"decoder.bias"', "$.tensors[2].name: expected each tensor once"),
+    ],
+)
+def test_bad_jobs_are_refused_with_their_place(tmp_path, pattern, replacement, message):
+    bad = tmp_path / "job.json"
+    bad.write_text(re.sub(pattern, replacement, JOB.read_text(), count=1))
+    done = cortado("plan", bad, CLUSTER)
+    assert done.returncode in (2, 3)
+    assert message in done.stderr
+    assert str(bad) in done.stderr
+
+
+def test_a_plan_for_another_model_is_refused(tmp_path):
+    path, _ = made(tmp_path)
+    done = cortado("simulate", path, DATA / "jobs" / "vgg16.json", CLUSTER)
+    assert done.returncode == 2
+    assert '$.buckets[0].tensors[0]: expected a tensor of job "vgg16"' in done.stderr
+    done = cortado("simulate", path, JOB, JOB)
+    assert '$.format: expected "cortado.cluster/1"' in done.stderr
+
+
+def test_missing_files(tmp_path):
+    assert cortado("plan", tmp_path / "none.json", CLUSTER).returncode == 1
+    assert cortado("plan", JOB, CLUSTER, "-o", tmp_path / "no" / "folder.json").returncode == 1
+
+
+# ---- the report ----
+
+
+def report(tmp_path, *arguments):
+    path = tmp_path / "report.html"
+    done = cortado("plan", JOB, CLUSTER, "--html", path, *arguments)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_the_report_needs_nothing_from_elsewhere(tmp_path):
+    text = report(tmp_path).read_text()
+    assert not re.search(r"(src|href)\s*=|@import|url\(|https?://(?!www\.w3\.org/2000/svg)", text)
+    assert "DATA" not in text.replace("JSON", "")
+    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL).group(1))
+    assert [timeline["title"] for timeline in data["timelines"]] == ["Baseline: dense", "This plan"]
+    assert len(data["tensors"]) == 10
+    assert data["timelines"][1]["step_ns"] == data["step_ns"]
+
+
+def test_the_report_shows_a_measured_trace(tmp_path):
+    trace = tmp_path / "trace.json"
+    trace.write_text(
+        json.dumps(
+            {
+                "format": "cortado.trace/1",
+                "spec": "sign",
+                "rank": 0,
+                "world_size": 2,
+                "dropped": 0,
+                "tensors": ["decoder.bias"],
+                "stages": ["encode", "communicate", "wait", "decode", "orthogonalise"],
+                "events": [[0, 0, 0, 0, 1000, 2_001_000, 64], [1, 0, 0, -1, 2_001_000, 9_001_000, 32]],
+            }
+        )
+    )
+    text = report(tmp_path, "--measured", trace).read_text()
+    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL).group(1))
+    assert data["timelines"][2]["step_ns"] == 9_000_000
+    assert ["measured step", "9.00 ms"] in data["numbers"]
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_report_draws_itself_in_a_browser(tmp_path, width):
+    path = report(tmp_path)
+    check = """
+      <script>
+      const marks = [document.querySelectorAll("svg").length, document.querySelectorAll("rect.event").length,
+        document.querySelectorAll("#tensors tbody tr").length, document.querySelectorAll("#totals tbody tr").length];
+      document.querySelectorAll("#tensors th button")[1].click();
+      const elems = data.tensors.map((tensor) => tensor.elems);
+      const rect = document.querySelector("rect.event");
+      rect.dispatchEvent(new PointerEvent("pointermove", {clientX: 5, clientY: 5}));
+      document.body.dataset.result = JSON.stringify({
+        marks,
+        sorted: elems.every((e, i) => i === 0 || elems[i - 1] >= e),
+        tip: document.getElementById("tip").style.display,
+        overflow: document.documentElement.scrollWidth - innerWidth,
+      });
+      </script></body>"""
+    page = tmp_path / "checked.html"
+    page.write_text(path.read_text().replace("</body>", check))
+    done = subprocess.run(
+        [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+        + [f"--window-size={width},900", "--dump-dom", page.as_uri()],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = re.search(r'data-result="([^"]*)"', done.stdout)
+    assert found, done.stderr[-2000:]
+    result = json.loads(found.group(1).replace("&quot;", '"'))
+    timelines, events, tensors, totals = result["marks"]
+    assert timelines == 2
+    assert events > 20
+    assert (tensors, totals) == (10, 13)
+    assert result["sorted"]
+    assert result["tip"] == "block"
+    assert result["overflow"] <= 0
