@@ -69,6 +69,7 @@ class PyCommunicator {
 nb::object to_numpy(std::vector<float>&& values);
 std::vector<float> to_vector(nb::handle array);
 
-void bind_kfac(nb::module_& m);  // kfac_module.cc
+void bind_kfac(nb::module_& m);      // kfac_module.cc
+void bind_profiles(nb::module_& m);  // profile_module.cc
 
 }  // namespace cortado_python

@@ -21,6 +21,7 @@
 #include <string_view>
 #include <utility>
 
+#include "cortado/auto.h"
 #include "cortado/codec.h"
 #include "cortado/codec_file.h"
 #include "cortado/communicator.h"
@@ -143,9 +144,10 @@ class PyEngine {
  public:
   using Tensor = std::tuple<std::string, int, std::int64_t, std::int64_t, int, bool>;
 
-  // `what`: a specification, or the JSON text of a plan.
+  // `what`: a specification, one of auto, or the JSON text of a plan. `takes_buffers` and `transport_version` as in
+  // AutoOptions.
   PyEngine(const nb::list& tensors, const std::string& what, nb::object group, int rank, int world_size,
-           const std::string& group_name)
+           const std::string& group_name, bool takes_buffers, const std::string& transport_version)
       : communicator_(std::move(group), rank, world_size, group_name) {
     std::vector<cortado::EngineTensor> list;
     for (nb::handle item : tensors) {
@@ -160,6 +162,16 @@ class PyEngine {
       const cortado::Plan plan = unwrap(cortado::plan_from_json(what));
       engine_ = unwrapped_without_gil(
           [&] { return cortado::Engine::create(std::move(list), plan, {}, communicator_.get()); });
+      return;
+    }
+    if (cortado::is_auto_spec(what)) {
+      cortado::AutoOptions options = unwrap(cortado::AutoOptions::parse(what));
+      options.takes_buffers = takes_buffers;
+      options.transport_version = transport_version;
+      auto made = unwrapped_without_gil(
+          [&] { return cortado::AutoEngine::create(std::move(list), options, communicator_.get()); });
+      auto_ = made.get();
+      engine_ = std::move(made);
       return;
     }
     const cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(what));
@@ -179,11 +191,17 @@ class PyEngine {
   }
 
   void submit(BucketMap& map, std::uintptr_t base) {
-    for (std::size_t i = 0; i < map.tensors.size(); ++i) {
-      map.gradients[i] = {map.tensors[i],
-                          reinterpret_cast<void*>(base + static_cast<std::uintptr_t>(map.offsets_bytes[i]))};
-    }
+    place(map, base);
     checked_without_gil([&] { return engine_->submit(map.gradients); });
+  }
+
+  // For auto: the bucket fills the buffer.
+  void submit_bucket(BucketMap& map, std::uintptr_t data, std::int64_t elems, int dtype) {
+    place(map, data);
+    checked_without_gil([&] {
+      return auto_->submit_bucket(map.gradients, reinterpret_cast<void*>(data), elems,
+                                  static_cast<cortado::DType>(dtype));
+    });
   }
 
   void submit_buffer(std::uintptr_t data, std::int64_t elems, int dtype) {
@@ -211,9 +229,14 @@ class PyEngine {
 
   void abandon(const std::string& why) { engine_->abandon(why); }
   std::string describe() const { return engine_->describe(); }
-  std::string spec() const { return engine_->options().to_spec(); }
+  std::string spec() const { return auto_ != nullptr ? auto_->summary() : engine_->options().to_spec(); }
+  bool is_auto() const { return auto_ != nullptr; }
+  std::vector<std::string> take_news() { return auto_ != nullptr ? auto_->take_news() : std::vector<std::string>(); }
+  nb::object decision() const;
   double timeout_s() const { return engine_->options().timeout_s; }
-  bool sends_buffers() const { return engine_->options().method == cortado::EngineOptions::Method::kNone; }
+  bool sends_buffers() const {
+    return auto_ == nullptr && engine_->options().method == cortado::EngineOptions::Method::kNone;
+  }
 
   void check_replicas(const std::vector<std::tuple<std::string, std::uintptr_t, std::size_t>>& tensors) {
     std::vector<cortado::ReplicaTensor> list;
@@ -238,10 +261,47 @@ class PyEngine {
  private:
   static bool is_plan(const std::string& what) { return what.starts_with('{'); }
 
+  static void place(BucketMap& map, std::uintptr_t base) {
+    for (std::size_t i = 0; i < map.tensors.size(); ++i) {
+      map.gradients[i] = {map.tensors[i],
+                          reinterpret_cast<void*>(base + static_cast<std::uintptr_t>(map.offsets_bytes[i]))};
+    }
+  }
+
   PyCommunicator communicator_;
   std::unique_ptr<cortado::TraceRecorder> trace_;
   std::unique_ptr<cortado::Engine> engine_;
+  cortado::AutoEngine* auto_ = nullptr;  // engine_, if it is one
 };
+
+nb::object PyEngine::decision() const {
+  if (auto_ == nullptr) return nb::none();
+  const cortado::AutoDecision& decision = auto_->decision();
+  const auto known = [](std::int64_t value) -> nb::object {
+    if (value < 0) return nb::none();
+    return nb::int_(value);
+  };
+  nb::list candidates;
+  for (const cortado::AutoCandidate& candidate : decision.candidates) {
+    nb::dict entry;
+    entry["label"] = candidate.label;
+    entry["what"] = candidate.what;
+    entry["predicted_ns"] = known(candidate.predicted_ns);
+    entry["measured_ns"] = known(candidate.measured_ns);
+    entry["steps"] = candidate.steps;
+    candidates.append(entry);
+  }
+  nb::dict result;
+  result["decided"] = decision.decided;
+  result["step"] = decision.step;
+  result["chosen"] = decision.chosen;
+  result["candidates"] = candidates;
+  result["reason"] = decision.reason;
+  result["drift"] = decision.drift;
+  result["relative_error"] = decision.relative_error;
+  result["residual"] = decision.residual;
+  return result;
+}
 
 nb::dict PyEngine::report() const {
   const cortado::EngineReport report = engine_->report();
@@ -491,12 +551,15 @@ NB_MODULE(_core, m) {
           "tensors"_a, "offsets_bytes"_a);
 
   nb::class_<PyEngine>(m, "Engine", "cortado::Engine over a process group given as a Python object.")
-      .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&>(), "tensors"_a,
-           "what"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a)
+      .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&, bool,
+                    const std::string&>(),
+           "tensors"_a, "what"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a, "takes_buffers"_a = false,
+           "transport_version"_a = "")
       .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
            "holds_zero_gradients"_a = false)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)
       .def("submit_buffer", &PyEngine::submit_buffer, "data"_a, "elems"_a, "dtype"_a)
+      .def("submit_bucket", &PyEngine::submit_bucket, "map"_a, "data"_a, "elems"_a, "dtype"_a)
       .def("finish_step", &PyEngine::finish_step, "local_gradient"_a = nb::none())
       .def("abandon", &PyEngine::abandon, "why"_a)
       .def("describe", &PyEngine::describe)
@@ -507,11 +570,15 @@ NB_MODULE(_core, m) {
       .def("check_replicas", &PyEngine::check_replicas, "tensors"_a, "Of each tensor name, address and bytes.")
       .def("start_trace", &PyEngine::start_trace, "capacity"_a)
       .def("trace_json", &PyEngine::trace_json)
+      .def("take_news", &PyEngine::take_news, "What auto has to say since the last call.")
+      .def("decision", &PyEngine::decision, "Of auto; else None.")
+      .def_prop_ro("is_auto", &PyEngine::is_auto)
       .def_prop_ro("spec", &PyEngine::spec)
       .def_prop_ro("timeout_s", &PyEngine::timeout_s)
       .def_prop_ro("sends_buffers", &PyEngine::sends_buffers);
 
   bind_kfac(m);
+  bind_profiles(m);
 
   // Views of a trace, given as the text of a file cortado.trace/1.
   m.def(
@@ -526,8 +593,12 @@ NB_MODULE(_core, m) {
       },
       "json"_a, "by_tensor"_a);
   m.def(
-      "canonical_spec", [](const std::string& spec) { return unwrap(cortado::EngineOptions::parse(spec)).to_spec(); },
-      "spec"_a, "Checks a codec string and returns it with defaults left out.");
+      "canonical_spec",
+      [](const std::string& spec) {
+        if (cortado::is_auto_spec(spec)) return unwrap(cortado::AutoOptions::parse(spec)).to_spec();
+        return unwrap(cortado::EngineOptions::parse(spec)).to_spec();
+      },
+      "spec"_a, "Checks a codec string, or one of auto, and returns it with defaults left out.");
   m.def(
       "canonical_plan", [](const std::string& json) { return cortado::plan_to_json(plan_of(json)); }, "json"_a,
       "Checks the text of a plan and returns it as cortado writes it.");

@@ -146,6 +146,7 @@ struct EngineReport {
   std::int64_t dense_bytes = 0;             // of the gradients in their own dtypes
   double ratio = 1;                         // dense_bytes / payload_bytes
   double relative_l2_error = 0;             // over the tensors that are rounded or projected, last step
+  double residual_l2 = 0;                   // norm of this rank's residuals, in the units of its unscaled gradients
   std::int64_t messages = 0;                // collectives in the last step
   std::int64_t stage_ns[kStageCount] = {};  // summed over all steps since the last reset
   std::int64_t residual_bytes = 0, factor_bytes = 0, message_bytes = 0;  // memory held

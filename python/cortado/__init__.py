@@ -2,7 +2,8 @@
 """Cortado makes data-parallel training fast on slow networks.
 
     model = DistributedDataParallel(net)
-    cortado.attach(model, "acp(rank=4)")     # before the first backward
+    cortado.attach(model)                    # before the first backward; measures, decides and watches by itself
+    cortado.attach(model, "acp(rank=4)")     # or say how
     ...
     print(cortado.report(model))             # bytes, ratio and error, time by stage, what was not compressed and why
 
@@ -15,8 +16,8 @@
     data = cortado.compress(array, "sign")   # one NumPy array or torch tensor as bytes, to keep or to send
     array = cortado.decompress(data)
 
-Importing cortado needs nothing but Python; attach, ddp_hook, Reducer, report, KFAC and gathers need torch, decompress
-NumPy or torch.
+Importing cortado needs nothing but Python; attach, ddp_hook, Reducer, report, calibrate, profile, KFAC and gathers need
+torch, decompress NumPy or torch.
 """
 
 import importlib
@@ -25,12 +26,15 @@ from ._core import __version__, canonical_spec
 from .codec_file import compress, decompress
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .plan import Plan
+from .profiles import Cluster, Job
 from .trace import Trace, load_trace
 
 __all__ = [
     "KFAC",
+    "Cluster",
     "CompressedAllGather",
     "CortadoError",
+    "Job",
     "MismatchError",
     "PeerError",
     "Plan",
@@ -39,12 +43,14 @@ __all__ = [
     "Trace",
     "__version__",
     "attach",
+    "calibrate",
     "canonical_spec",
     "compress",
     "compressed_all_gather",
     "ddp_hook",
     "decompress",
     "load_trace",
+    "profile",
     "report",
     "smooth_schedule",
     "step_schedule",
@@ -54,6 +60,8 @@ __all__ = [
 _LAZY = {
     **dict.fromkeys(("attach", "ddp_hook", "report"), "ddp"),
     "Reducer": "reducer",
+    "calibrate": "calibration",
+    "profile": "profiling",
     **dict.fromkeys(("KFAC", "smooth_schedule", "step_schedule"), "kfac"),
     **dict.fromkeys(("CompressedAllGather", "compressed_all_gather"), "owner_gather"),
 }

@@ -15,13 +15,15 @@ class BucketMap:
 class Engine:
     """cortado::Engine over a process group given as a Python object."""
 
-    def __init__(self, tensors: list, what: str, group: object, rank: int, world_size: int, group_name: str) -> None: ...
+    def __init__(self, tensors: list, what: str, group: object, rank: int, world_size: int, group_name: str, takes_buffers: bool = False, transport_version: str = '') -> None: ...
 
     def begin_step(self, gradient_scale: float = 1.0, keeps_local_gradients: bool = False, holds_zero_gradients: bool = False) -> None: ...
 
     def submit(self, map: BucketMap, base: int) -> None: ...
 
     def submit_buffer(self, data: int, elems: int, dtype: int) -> None: ...
+
+    def submit_bucket(self, map: BucketMap, data: int, elems: int, dtype: int) -> None: ...
 
     def finish_step(self, local_gradient: Callable | None = None) -> bool: ...
 
@@ -43,6 +45,15 @@ class Engine:
     def start_trace(self, capacity: int) -> None: ...
 
     def trace_json(self) -> str: ...
+
+    def take_news(self) -> list[str]:
+        """What auto has to say since the last call."""
+
+    def decision(self) -> object:
+        """Of auto; else None."""
+
+    @property
+    def is_auto(self) -> bool: ...
 
     @property
     def spec(self) -> str: ...
@@ -101,6 +112,26 @@ class OwnerGather:
 
     def load_residuals(self, residuals: dict) -> None: ...
 
+def calibrate(group: object | None, rank: int, world_size: int, group_name: str, codecs: Sequence[str], budget_s: float, name: str, transport_version: str, progress: Callable | None = None) -> str:
+    """Every rank: the text of a cluster file (cortado.cluster/1)."""
+
+def relative_error(spec: str, matrix: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> float:
+    """What a codec loses of a float32 matrix, as a share of its norm."""
+
+def auto_codecs() -> list[str]:
+    """The codecs of all settings that auto knows."""
+
+def auto_settings() -> list:
+    """
+    What auto knows: specification, the quality from which on it may be used, and why.
+    """
+
+def canonical_job(json: str) -> str:
+    """Checks the text of a job file and returns it as cortado writes it."""
+
+def canonical_cluster(json: str) -> str:
+    """Checks the text of a cluster file and returns it as cortado writes it."""
+
 def trace_to_text(json: str) -> str: ...
 
 def trace_to_chrome(json: str) -> str: ...
@@ -108,7 +139,9 @@ def trace_to_chrome(json: str) -> str: ...
 def summarize_trace(json: str, by_tensor: bool) -> str: ...
 
 def canonical_spec(spec: str) -> str:
-    """Checks a codec string and returns it with defaults left out."""
+    """
+    Checks a codec string, or one of auto, and returns it with defaults left out.
+    """
 
 def canonical_plan(json: str) -> str:
     """Checks the text of a plan and returns it as cortado writes it."""

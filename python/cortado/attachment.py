@@ -45,7 +45,10 @@ class Attachment:
     """The engine, and what users of every front end call. Made on every rank at the same time.
 
     list_parameters: returns what parameters.trainable_of() does, or raises; an error is raised on all ranks.
+    takes_buffers: whole buffers of gradients are handed over (auto may sum them as they are).
     """
+
+    takes_buffers = False
 
     def __init__(self, plan, list_parameters, process_group, grad_scaler, check_replicas, verbose):
         self._group = TorchGroup(process_group)
@@ -57,7 +60,8 @@ class Attachment:
         self.spec = self._engine.spec
         self._failure = None  # what ended the exchange
         self._hook_ns = 0  # of this rank's thread in the calls of autograd
-        if verbose and self._group.rank == 0:
+        self._speaks = verbose and self._group.rank == 0
+        if self._speaks:
             print(self._engine.describe(), file=sys.stderr, flush=True)
 
     def _make_engine(self, plan, list_parameters):
@@ -71,7 +75,9 @@ class Attachment:
         self._parameters = [parameter for _, parameter, _ in named]
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
         self._agree_on_arguments()
-        return _core.Engine(tensors, what, self._group, self._group.rank, self._group.world_size, self._group.name)
+        group = self._group
+        version = f"torch {torch.__version__}"
+        return _core.Engine(tensors, what, group, group.rank, group.world_size, group.name, self.takes_buffers, version)
 
     def _agree_on_arguments(self):
         own = struct.pack("<?q", self._grad_scaler is not None, self._check_interval)
@@ -99,11 +105,29 @@ class Attachment:
         # Nothing arrives for a parameter that no rank has used (DDP drops it), so nothing may be owed.
         self._engine.begin_step(scale, keeps_local_gradients, holds_zero_gradients=True)
 
+    def _finish_step(self, *arguments):
+        self._engine.finish_step(*arguments)
+        if self._engine.is_auto:
+            news = self._engine.take_news()
+            if news:
+                self.spec = self._engine.spec
+            for line in news if self._speaks else ():
+                print(line, file=sys.stderr, flush=True)
+
     # ---- what users call
 
     def report(self):
         """What was sent, lost and not compressed so far, on this rank."""
-        return Report({**self._engine.report(), "hook_ns": self._hook_ns})
+        return Report({**self._engine.report(), "hook_ns": self._hook_ns, "auto": self._engine.decision()})
+
+    def decision(self):
+        """What auto has decided and why, as a dict; None without auto.
+
+        ``decided``, ``step``, ``reason``, ``candidates`` (``label``, ``what``, ``predicted_ns``, ``measured_ns``,
+        ``steps``; the first one is dense), ``chosen`` (which of them), and of the last comparison ``drift``,
+        ``relative_error`` and ``residual`` (its norm, in gradients).
+        """
+        return self._engine.decision()
 
     def state_dict(self):
         """This rank's residuals, factors, velocities and step, keyed by parameter name; every rank saves its own."""

@@ -24,13 +24,15 @@ _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
 def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, verbose=True):
     """Makes ``ddp`` exchange its gradients as ``plan`` says; returns the state. Call it on every rank, before backward.
 
-    plan: a codec string such as "acp(rank=4)" or "topk(density=0.01) | quant(bits=4)", a dict such as
-        {"codec": "acp", "rank": 4}, a Plan, or a path ending in .json of a file that holds such a dict or a plan.
+    plan: "auto" measures, decides, and goes on watching; "auto(quality=safe)", balanced (default) or aggressive says
+        what it may use (docs/auto.md). Or a codec string such as "acp(rank=4)" or
+        "topk(density=0.01) | quant(bits=4)", a dict such as {"codec": "acp", "rank": 4}, a Plan, or a path ending in
+        .json of a file that holds such a dict or a plan.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
-    The returned state has state_dict(), load_state_dict(), report(), check_replicas() and trace().
+    The returned state has state_dict(), load_state_dict(), report(), decision(), check_replicas() and trace().
     """
     is_ddp = isinstance(ddp, torch.nn.parallel.DistributedDataParallel)
     refusal = _refusal(ddp)
@@ -92,6 +94,8 @@ def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.T
 class DdpState(Attachment):
     """One model's compression: what DDP passes to the hook. Make it with attach() or ddp_hook()."""
 
+    takes_buffers = True
+
     def __init__(self, plan, model, process_group, grad_scaler, check_replicas, verbose, *, refusal=None):
         def list_parameters():
             if refusal is not None:
@@ -121,6 +125,9 @@ class DdpState(Attachment):
         if self._engine.sends_buffers:
             if buffer.numel():
                 self._engine.submit_buffer(buffer.data_ptr(), buffer.numel(), DTYPE_CODES[buffer.dtype])
+        elif self._engine.is_auto:
+            dtype = DTYPE_CODES[buffer.dtype]
+            self._engine.submit_bucket(self._map(bucket, buffer), buffer.data_ptr(), buffer.numel(), dtype)
         else:
             self._engine.submit(self._map(bucket, buffer), buffer.data_ptr())
         future = torch.futures.Future()
@@ -167,7 +174,7 @@ class DdpState(Attachment):
         return made
 
     def _finish(self):
-        self._engine.finish_step(self._local_gradient)
+        self._finish_step(self._local_gradient)
         pending, self._pending = self._pending, []
         self._step_begun = False
         self._copies.clear()

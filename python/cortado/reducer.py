@@ -161,7 +161,7 @@ class Reducer(Attachment):
                 missing.append((index, torch.zeros_like(self._templates[index], device="cpu")))
                 self._carrier.add(*missing[-1])
         self._carrier.flush()
-        self._engine.finish_step()
+        self._finish_step()
         self._carrier.deliver()
         used = self._used.gather([given is not None for given in self._given], self._engine.timeout_s)
         for index, mean in missing:

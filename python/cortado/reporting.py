@@ -17,7 +17,8 @@ class Report:
     Keys of the dict: ``bytes_per_step`` (payload of this rank's last step), ``dense_bytes_per_step`` (its gradients),
     ``ratio`` (dense over payload), ``relative_error`` (relative L2, of this rank's own reconstruction in the last
     compressed step), ``messages_per_step``, ``time_by_stage_ns`` (sums over all steps), ``memory_bytes``, ``tensors``,
-    ``fallbacks``, ``steps``, ``non_finite_steps``, ``last_non_finite``, ``hook_ns`` (this rank's thread in the hook).
+    ``fallbacks``, ``steps``, ``non_finite_steps``, ``last_non_finite``, ``hook_ns`` (this rank's thread in the hook),
+    ``auto`` (what auto decided, as decision() of a state has it; else None).
     """
 
     def __init__(self, values):
@@ -47,6 +48,8 @@ class Report:
         )
         if v["non_finite_steps"]:
             lines.append(f"  non-finite      {v['non_finite_steps']} steps undone; the last: {v['last_non_finite']}")
+        if v["auto"] is not None:
+            lines.append(f"  auto            {v['auto']['reason']}")
         lines += self._fallback_lines()
         return "\n".join(lines)
 

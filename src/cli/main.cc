@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/calibrate_command.h"
 #include "cli/codec_commands.h"
 #include "cli/option_list.h"
 #include "cli/plan_commands.h"
@@ -29,6 +30,8 @@ constexpr const char* kFooter =
     "  cortado plan job.json cluster.json -o plan.json --explain\n"
     "                                           how each gradient should travel, and why\n"
     "  cortado simulate plan.json job.json cluster.json\n"
+    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
+    "                                           what links and codecs take here\n"
     "  cortado options --count                  ways in which a tensor can travel over two levels\n"
     "  cortado trace trace.json --summary stage where the time of recorded steps went\n"
     "\n"
@@ -81,7 +84,11 @@ constexpr const char* kBenchFooter =
 
 constexpr const char* kOptionsFooter =
     "Examples:\n"
+    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
+    "                                           what links and codecs take here\n"
     "  cortado options --count                           4341: two levels, both devices, all routines\n"
+    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
+    "                                           what links and codecs take here\n"
     "  cortado options --count --device gpu --no-rooted  54\n"
     "  cortado options --levels 1 --allow \"topk(density=0.01)\"\n"
     "  cortado options --levels 3 --device cpu --json    one JSON object a line; \"option\" is as plans have it\n"
@@ -105,6 +112,15 @@ void add_input_options(CLI::App* command, InputOptions* options) {
       ->check(CLI::NonNegativeNumber)
       ->type_name("N,N");
 }
+
+constexpr const char* kCalibrateFooter =
+    "Examples:\n"
+    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
+    "  mpirun -n 8 cortado calibrate -o cluster.json --budget 20 --codec \"topk(density=0.01)\"\n"
+    "  torchrun --nproc-per-node 8 -m cortado.calibrate -o cluster.json\n"
+    "                                           the same over the process group that training has\n"
+    "\n"
+    "Let nothing else run meanwhile. The file is for these machines and this communicator only.\n";
 
 constexpr const char* kPlanFooter =
     "Examples:\n"
@@ -162,6 +178,18 @@ void add_simulate_command(CLI::App* simulate, SimulateOptions* options) {
   simulate->add_option("--trace", options->trace_path, "write a Chrome trace")->type_name("TRACE");
   simulate->add_option("--width", options->width, "columns of the text")->check(CLI::Range(10, 1000))->type_name("N");
   simulate->footer(kSimulateFooter);
+}
+
+void add_calibrate_command(CLI::App* calibrate, CalibrateCommand* command) {
+  calibrate->add_option("-o,--output", command->cluster_path, "the file to write")->required()->type_name("CLUSTER");
+  calibrate->add_option("--codec", command->codecs, "measure this one, again for more; else those that auto knows")
+      ->type_name("SPEC")
+      ->allow_extra_args(false);
+  calibrate->add_option("--budget", command->budget_s, "about how long it may take; 60 if not given")
+      ->check(CLI::PositiveNumber)
+      ->type_name("SECONDS");
+  calibrate->add_option("--name", command->name, "of the cluster, for reports")->type_name("NAME");
+  calibrate->footer(kCalibrateFooter);
 }
 
 int run(int argc, char** argv) {
@@ -244,6 +272,9 @@ int run(int argc, char** argv) {
   trace->add_option("--chrome", shown.chrome_path, "write it for Chrome or Perfetto")->type_name("OUT");
   trace->footer(kTraceFooter);
 
+  CLI::App* calibrate = app.add_subcommand("calibrate", "measure what links and codecs take, on all ranks of mpirun");
+  CalibrateCommand calibrated;
+  add_calibrate_command(calibrate, &calibrated);
   CLI::App* plan = app.add_subcommand("plan", "how each gradient should travel, for a job on a cluster");
   PlanOptions planned;
   add_plan_command(plan, &planned);
@@ -264,6 +295,7 @@ int run(int argc, char** argv) {
   if (bench->parsed()) return bench_codecs(measured);
   if (options->parsed()) return list_options(listed);
   if (trace->parsed()) return show_trace(shown);
+  if (calibrate->parsed()) return calibrate_cluster(calibrated);
   if (plan->parsed()) return make_plan_file(planned);
   if (simulate->parsed()) return simulate_plan_file(simulated);
   // A command is missing: show those there are. (require_subcommand would say the same of one that is misspelt.)

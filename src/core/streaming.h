@@ -4,14 +4,21 @@
 // They pay for outputs that caches could not keep.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace cortado {
 
 constexpr std::int64_t kLeastStreamedBytes = std::int64_t{8} << 20;
+constexpr std::size_t kStreamAlignBytes = 64;  // a cache line
 
 // Where kernels may stream to, vector by vector.
-inline bool is_stream_aligned(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory) % 64 == 0; }
+inline bool is_stream_aligned(const void* memory) {
+  return reinterpret_cast<std::uintptr_t>(memory) % kStreamAlignBytes == 0;
+}
+
+// memcpy, past the caches where `to` and `bytes` are whole cache lines.
+void stream_copy(const void* from, std::size_t bytes, void* to);
 
 // After the last streaming store, before others may read.
 void finish_streams();

@@ -216,6 +216,7 @@ EngineReport EngineImpl::report() const {
   report.messages = last_messages_;
   double sum_squares = 0;
   double error_squares = 0;
+  double residual_squares = 0;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     TensorReport& tensor = report.tensors.emplace_back();
     tensor.name = tensors_[t].name;
@@ -235,6 +236,7 @@ EngineReport EngineImpl::report() const {
       lost = coded->error_squares();
     }
     const bool compressed = last_step_compressed_ && (low_rank != nullptr || coded != nullptr);
+    if (compressed && has_feedback()) residual_squares += lost;
     tensor.compressed = compressed || squares > 0;
     if (squares > 0) tensor.relative_l2_error = std::sqrt(lost / squares);
     sum_squares += squares;
@@ -244,6 +246,7 @@ EngineReport EngineImpl::report() const {
     }
   }
   if (sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
+  report.residual_l2 = std::sqrt(residual_squares);
   if (last_payload_bytes_ > 0) {
     report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
   }

@@ -152,9 +152,10 @@ Result<EngineOptions> parse_codec(std::vector<SpecStage> stages) {
   SpecStage& first = stages[0];
   const CodecRow* row = find_codec(first.name);
   if (row == nullptr && first.name == "auto") {
-    return make_error(StatusCode::kUnsupported,
-                      "\"auto\" needs the planner, which this version does not have yet; what works now: a codec such "
-                      "as \"none\", \"cast(bf16)\", \"acp(rank=4)\", \"power(rank=4)\" (`cortado codec list`)");
+    return make_error(
+        StatusCode::kUnsupported,
+        "\"auto\" chooses while it trains (cortado.attach, AutoEngine); here a codec is expected, such as "
+        "\"none\", \"cast(bf16)\", \"acp(rank=4)\", \"power(rank=4)\" (`cortado codec list`)");
   }
   if (row == nullptr) return make_codec(first.name).status();
   CORTADO_ASSIGN_OR_RETURN(const ParameterValues values,

@@ -233,7 +233,7 @@ EngineReport PlanEngine::report() const {
   report.last_non_finite = last_non_finite_;
   report.payload_bytes = last_payload_bytes_;
   report.messages = last_messages_;
-  double sum_squares = 0, error_squares = 0;
+  double sum_squares = 0, error_squares = 0, residual_squares = 0;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     TensorReport& tensor = report.tensors.emplace_back();
     tensor.name = tensors_[t].name;
@@ -249,8 +249,14 @@ EngineReport PlanEngine::report() const {
     if (squares.of_values > 0) tensor.relative_l2_error = std::sqrt(squares.of_differences / squares.of_values);
     sum_squares += squares.of_values;
     error_squares += squares.of_differences;
+    if (message->residual_bytes() == 0) continue;
+    const PlanBucket& planned = schedule_->plan.buckets[static_cast<std::size_t>(place.bucket)];
+    const bool of_own_gradient = sums_factors(planned, static_cast<int>(schedule_->plan.topology.levels.size()));
+    const double unit = of_own_gradient ? 1 : communicator_->world_size();  // else of gradients divided by it
+    residual_squares += squares.of_differences * unit * unit;
   }
   if (sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
+  report.residual_l2 = std::sqrt(residual_squares);
   if (last_payload_bytes_ > 0) {
     report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
   }

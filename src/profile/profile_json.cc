@@ -185,6 +185,11 @@ class Fields {
     return 0;
   }
 
+  // The unknown fields of an object within this one, which is at the JSON pointer `where`.
+  void keep_unknown(const std::string& where, const Fields& inner) {
+    for (const auto& [pointer, json] : inner.unknown()) nested_[where + pointer] = json;
+  }
+
   // What nobody has asked for.
   UnknownFields unknown() const {
     UnknownFields fields = nested_;
@@ -286,6 +291,7 @@ CollectiveCurves read_collectives(Fields& fields) {
       if (!is_collective(kind) || op_kind_name(kind) != name) continue;
       Fields curve(value, place, fields.status());
       curves[kind] = read_curve(curve, "bytes");
+      fields.keep_unknown("/collectives/" + name, curve);
       return;
     }
     *fields.status() = refuse(place, "all_reduce, reduce_scatter, all_gather, all_to_all, reduce, broadcast or gather",

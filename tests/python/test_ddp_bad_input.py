@@ -49,7 +49,7 @@ WRONG_PLANS = [
     ("topk | sign(start_step=3)", ["start_step", "sign takes"]),
     ("topk(momentum=0.5)", ["momentum", "feedback=dgc"]),
     ("sign(feedback=dgc)", ["feedback=dgc", "topk"]),
-    ("auto", ["planner", "acp(rank=4)"]),
+    ("auto(quality=best)", ["quality", "balanced", "best"]),
     ({"rank": 4}, ["codec", "rank"]),
     ({"codec": "acp", "rank": "four"}, ["rank", "four"]),
     (4, ["codec string", "int"]),
@@ -93,15 +93,6 @@ def test_options_of_a_dict_join_those_of_the_first_codec(pools):
         spec = "topk(density=0.2, min_elems=0, threads=2) | sign(scale=mean_abs)"
         plan = {"codec": codec, "min_elems": 0, "threads": 2}
         assert pools(2).run(attach_and_name, plan=plan) == [spec, spec]
-
-
-def test_the_default_plan_says_that_the_planner_is_missing(pools):
-    for kind, text in pools(2).run(attach_by_default):
-        assert kind == "SpecError" and "planner" in text and "acp(rank=4)" in text
-
-
-def attach_by_default(me):
-    return error_of(cortado.attach, me.wrap(make_net()))
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -10,6 +10,7 @@ import pytest
 from nets import COMPOSED, TOPK, make_net, train
 
 KEYS = {
+    "auto",
     "bytes_per_step",
     "communicator",
     "dense_bytes_per_step",

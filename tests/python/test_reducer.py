@@ -414,7 +414,7 @@ def give_wrong_things(me):
     }
     errors = {what: error_of(cortado.Reducer, params, "acp", verbose=False) for what, params in given.items()}
     errors["plan"] = error_of(cortado.Reducer, net, "acp(rnk=2)", verbose=False)
-    errors["auto"] = error_of(cortado.Reducer, net, verbose=False)
+    errors["auto"] = error_of(cortado.Reducer, net, "auto(quality=best)", verbose=False)
     train_reduced(me, reduced(me, net, "acp"), 2)
     return errors
 
@@ -432,7 +432,7 @@ def give_wrong_things(me):
         ("same name", ['"a"']),
         ("None", ["NoneType"]),
         ("plan", ['no parameter "rnk"']),
-        ("auto", ["planner"]),
+        ("auto", ["quality", "balanced", "best"]),
     ],
 )
 def test_what_can_not_be_reduced_is_refused(pools, what, words):

@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "codec/compso/compso_sections.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -15,15 +16,17 @@ namespace {
 constexpr std::int64_t kUnitCodes = 65536;
 constexpr std::int64_t kLeastUnitCodes = 32768;
 
-// log2(x), x > 0, to 1e-9; by IEEE operations alone, so that every machine cuts sections at the same places.
+// log2(x), x >= 1, to 1e-9; by IEEE operations alone, so that every machine cuts sections at the same places, and
+// without a branch, as counts are hard to predict.
 double log2_of(double x) {
-  constexpr double kSqrtHalf = 0.70710678118654752, kTwoOverLn2 = 2.8853900817779268;
+  constexpr std::uint64_t kBitsOfSqrtHalf = 0x3fe6a09e667f3bcd;
+  constexpr double kTwoOverLn2 = 2.8853900817779268;
   const auto bits = std::bit_cast<std::uint64_t>(x);
-  auto exponent = static_cast<double>(static_cast<std::int64_t>(bits >> 52) - 1022);
-  double m = std::bit_cast<double>((bits & 0xfffffffffffffu) | 0x3fe0000000000000u);  // from 1/2 to 1
-  if (m < kSqrtHalf) m *= 2, exponent -= 1;
-  const double z = (m - 1) / (m + 1), zz = z * z;  // log m = 2 (z + z^3 / 3 + ...)
-  return exponent + kTwoOverLn2 * z * (1 + zz * (1.0 / 3 + zz * (1.0 / 5 + zz * (1.0 / 7 + zz * (1.0 / 9)))));
+  const std::uint64_t exponent = (bits - kBitsOfSqrtHalf) >> 52;
+  const auto m = std::bit_cast<double>(bits - (exponent << 52));  // from sqrt(1/2) to sqrt(2)
+  const double z = (m - 1) / (m + 1), zz = z * z;                 // log m = 2 (z + z^3 / 3 + ...)
+  const double series = 1 + zz * (1.0 / 3 + zz * (1.0 / 5 + zz * (1.0 / 7 + zz * (1.0 / 9))));
+  return static_cast<double>(static_cast<std::int64_t>(exponent)) + kTwoOverLn2 * z * series;
 }
 
 // Order-0 entropy of codes that occur as often as that in both together.
@@ -32,9 +35,9 @@ double entropy_bits(const std::uint64_t (&a)[256], const std::uint64_t (&b)[256]
   for (std::size_t symbol = 0; symbol < 256; ++symbol) {
     const auto count = static_cast<double>(a[symbol] + b[symbol]);
     all += count;
-    if (count > 0) sum += count * log2_of(count);
+    sum += count * log2_of(std::max(count, 1.0));
   }
-  return all > 0 ? all * log2_of(all) - sum : 0;
+  return all * log2_of(std::max(all, 1.0)) - sum;
 }
 
 // What another section takes: its head, table, directory and coder states.

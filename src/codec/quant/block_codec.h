@@ -41,6 +41,7 @@
 #include "codec/stage.h"
 #include "core/check.h"
 #include "core/checked_math.h"
+#include "core/streaming.h"
 
 namespace cortado {
 
@@ -57,6 +58,7 @@ struct CodeSpan {
   Code* bytes;
   Byte* packed;
   int bits;
+  bool streams = false;  // codes are written past the caches
 
   static CodeSpan of_payload(Byte* payload, int bits) {
     return bits == 8 ? CodeSpan{reinterpret_cast<Code*>(payload), nullptr, bits} : CodeSpan{nullptr, payload, bits};
@@ -85,7 +87,9 @@ class BlockCodec final : public Codec, public Quantiser {
     CORTADO_RETURN_IF_ERROR(check_dtype(input.dtype));
     CORTADO_RETURN_IF_ERROR(check_encode(*this, input, payload, scratch));
     std::byte* codes = payload.data() + max_side_bytes(input.rows, input.cols);
-    encode_to(input, context, payload.data(), CodeSink::of_payload(codes, scheme_.bits()));
+    CodeSink sink = CodeSink::of_payload(codes, scheme_.bits());
+    sink.streams = packed_bytes(input.elems(), scheme_.bits()) >= static_cast<std::uint64_t>(kLeastStreamedBytes);
+    encode_to(input, context, payload.data(), sink);
     return max_payload_bytes(input.rows, input.cols, input.dtype);
   }
 
@@ -201,6 +205,7 @@ class BlockCodec final : public Codec, public Quantiser {
     BlockGrid grids[kMaxBlocks];
     alignas(64) float values[kMaxPieceElems];
     alignas(64) std::uint8_t codes[kMaxPieceElems];
+    alignas(64) std::byte packed[kMaxPieceElems];
 
     bool has_large_blocks() const { return block_elems > kMaxPieceElems; }
     std::int64_t piece_elems(std::int64_t first) const { return std::min(kMaxPieceElems, elems - first); }
@@ -238,13 +243,24 @@ class BlockCodec final : public Codec, public Quantiser {
       for (std::int64_t i = 0; i < blocks; ++i) scheme_.put(w.grids[i], side + i * kSideBytes);
       side += blocks * kSideBytes;
       const bool more = w.elems - first >= ahead + kMaxPieceElems;
-      std::uint8_t* codes = sink.is_direct(elems) ? sink.bytes + first : w.codes;
+      std::uint8_t* codes = sink.is_direct(elems) && !sink.streams ? sink.bytes + first : w.codes;
       scheme_.quantise(piece(w, first), w.random, tamed(values, elems, w), more ? ahead : 0, codes);
-      if (sink.packed != nullptr) {
-        pack_codes(codes, elems, sink.bits, sink.packed_at(first));
-      } else if (codes == w.codes) {
-        std::memcpy(sink.bytes + first, codes, static_cast<std::size_t>(elems));
-      }
+      put_codes(codes, first, elems, sink, w);
+    }
+    if (sink.streams) finish_streams();
+  }
+
+  // The codes of a piece to where they belong.
+  static void put_codes(const std::uint8_t* codes, std::int64_t first, std::int64_t elems, const CodeSink& sink,
+                        Walk& w) {
+    if (sink.packed != nullptr) {
+      std::byte* const to = sink.packed_at(first);
+      pack_codes(codes, elems, sink.bits, sink.streams ? w.packed : to);
+      if (sink.streams) stream_copy(w.packed, packed_bytes(elems, sink.bits), to);
+    } else if (sink.streams) {
+      stream_copy(codes, static_cast<std::size_t>(elems), sink.bytes + first);
+    } else if (codes == w.codes) {
+      std::memcpy(sink.bytes + first, codes, static_cast<std::size_t>(elems));
     }
   }
 

@@ -11,6 +11,7 @@
 #include "codec/quant/quant_reference.h"
 #include "codec/quant/quant_search.h"
 #include "codec/stage.h"
+#include "core/aligned_buffer.h"
 #include "core/float16.h"
 #include "core/simd_target.h"
 
@@ -208,6 +209,25 @@ TEST(QuantKernels, LargeTensorsDecodeTheSameAtAnyAddress) {
   const std::vector<float> expected(aligned, aligned + kElems);
   ASSERT_TRUE(codec->decode(payload, {aligned + 1, DType::kFloat32, 1, kElems}, {}).ok());
   EXPECT_EQ(std::memcmp(aligned + 1, expected.data(), kElems * sizeof(float)), 0);
+}
+
+// Codes are streamed where they lie in whole cache lines.
+TEST(QuantKernels, LargePayloadsAreTheSameAtAnyAddress) {
+  constexpr std::int64_t kElems = (std::int64_t{16} << 20) + 37;
+  std::vector<float> values(kElems);
+  philox_fill_normal(3, 0, 0, values.data(), kElems);
+  for (const char* spec : {"quant(4)", "quant(5, round=dither)", "quant(8)", "fp8(e4m3)"}) {
+    const std::unique_ptr<Codec> codec = make_codec(spec).value();
+    const std::size_t bytes = codec->max_payload_bytes(1, kElems, DType::kFloat32);
+    const std::size_t aligned = 64 - codec->quantiser()->max_side_bytes(1, kElems) % 64;
+    AlignedBuffer<std::byte> streamed(bytes + 64), stored(bytes + 64);
+    const auto encode_to = [&](std::byte* payload) {
+      return codec->encode({values.data(), DType::kFloat32, 1, kElems}, kContext, {payload, bytes}, {}).ok();
+    };
+    ASSERT_TRUE(encode_to(streamed.data() + aligned));
+    ASSERT_TRUE(encode_to(stored.data() + aligned % 64 + 1));
+    EXPECT_EQ(std::memcmp(streamed.data() + aligned, stored.data() + aligned % 64 + 1, bytes), 0) << spec;
+  }
 }
 
 #if defined(__x86_64__)

@@ -1,0 +1,105 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Auto: an engine that decides by itself how gradients travel. It runs dense while it measures the job and the links,
+// lets the planner predict what the allowed settings would take, tries the best few of them for some steps each, goes
+// on with the fastest, or dense where none is faster by enough, and keeps watching (docs/auto.md).
+//
+// Every decision is made from numbers that all ranks share, at a step that all ranks share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cortado/cluster.h"
+#include "cortado/engine.h"
+#include "cortado/status.h"
+
+namespace cortado {
+
+// What auto may use.
+//   kSafe        dense and casts
+//   kBalanced    also the settings whose final loss was within noise of dense training on two tasks of this repository
+//   kAggressive  all that it knows
+enum class Quality : std::uint8_t { kSafe, kBalanced, kAggressive };
+
+std::string_view quality_name(Quality quality);  // "safe" ...
+
+// A setting that auto knows, and from which quality on it may be used.
+struct AutoSetting {
+  std::string spec;      // as for EngineOptions::parse
+  Quality quality;       // the most careful one that allows it
+  std::string evidence;  // why it may be used there
+};
+const std::vector<AutoSetting>& auto_settings();
+
+// Their codecs, for calibrate().
+std::vector<std::string> auto_codecs(Quality quality);
+
+struct AutoOptions {
+  Quality quality = Quality::kBalanced;
+  std::string cluster;               // path of a cortado.cluster/1 file to use; empty: links and codecs are measured
+  double min_gain = 0.03;            // a setting must be by this share of dense's step time faster than dense
+  double measure_s = 5;              // for the links and codecs; they are measured between two steps
+  double drift = 0.3;                // measured again if a step takes by this share longer or shorter than it did
+  double max_relative_error = 0.99;  // steps back beyond: what a step loses of gradient and residual (L2) ...
+  double max_residual = 100;         // ... or the residual's norm, in gradients
+  std::uint64_t random_seed = 0;
+  double timeout_s = 1800;
+
+  std::string transport_version;  // of what is behind the communicator, as for calibrate(): "torch 2.13.0"
+
+  // False: gradients come tensor by tensor (submit()), not in buffers that may be summed as a whole (submit_bucket()).
+  bool takes_buffers = true;
+
+  // "auto" or "auto(quality=safe, cluster=cluster.json)". Errors name the parameter, the value and what was expected.
+  static Result<AutoOptions> parse(std::string_view spec);
+  std::string to_spec() const;
+};
+
+// Whether `spec` begins as one of auto.
+bool is_auto_spec(std::string_view spec);
+
+// A setting in the comparison. Times: -1 is unknown.
+struct AutoCandidate {
+  std::string label;               // "dense", "cast(bf16)", "plan(hash=..., buckets=...)"
+  std::string what;                // a specification, or the JSON text of a plan
+  std::int64_t predicted_ns = -1;  // of a step, by the planner
+  std::int64_t measured_ns = -1;   // median of the steps it was tried
+  std::int64_t steps = 0;          // tried
+};
+
+struct AutoDecision {
+  bool decided = false;   // false: still measuring
+  std::int64_t step = 0;  // of the decision
+  int chosen = 0;         // of candidates; 0 is dense
+  std::vector<AutoCandidate> candidates;
+  std::string reason;                       // one sentence
+  double drift = 0;                         // of the last comparison: measured over expected step time, less 1
+  double relative_error = 0, residual = 0;  // of the last comparison: the largest of any rank
+};
+
+class AutoEngine : public Engine {
+ public:
+  // Every rank calls it, with equal options. `communicator` and `clock` must outlive the engine.
+  static Result<std::unique_ptr<AutoEngine>> create(std::vector<EngineTensor> tensors, const AutoOptions& options,
+                                                    Communicator* communicator, const Clock* clock = steady_clock());
+
+  // As submit(), for gradients that lie in one buffer of the caller's and fill it: while auto runs dense the buffer is
+  // summed as it is.
+  virtual Status submit_bucket(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) = 0;
+
+  virtual const AutoDecision& decision() const = 0;
+
+  // What there is to say since the last call, a line each; the same on all ranks.
+  virtual std::vector<std::string> take_news() = 0;
+
+  // "auto(quality=safe): cast(bf16)".
+  virtual std::string summary() const = 0;
+};
+
+}  // namespace cortado

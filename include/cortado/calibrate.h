@@ -1,0 +1,66 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Calibrate: measures what collectives and codecs take, over any communicator, into a cluster profile.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cortado/cluster.h"
+#include "cortado/communicator.h"
+#include "cortado/option.h"
+#include "cortado/status.h"
+#include "cortado/topology.h"
+#include "cortado/trace.h"
+
+namespace cortado {
+
+struct CalibrateOptions {
+  std::string name = "calibrated";
+  std::vector<std::string> codecs = {};  // specifications
+  std::vector<OpKind> collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll,
+                                     OpKind::kReduce,    OpKind::kBroadcast,     OpKind::kGather};
+  // Seconds for everything. What is left of it is divided among the points that are left; sizes of which one run would
+  // take more than twice their share are left out (curves go on beyond their last point), but of everything two sizes
+  // are measured, thrice each, however long that takes.
+  double budget_s = 60;
+  std::int64_t max_bytes = std::int64_t{32} << 20;  // largest collective
+  std::int64_t max_elems = std::int64_t{4} << 20;   // largest tensor of a codec
+  std::optional<Topology> topology = {};            // not given: what the launcher has told (agree_on_topology)
+  std::string transport_version = {};               // of what is behind the communicator: "torch 2.13.0"
+  double timeout_s = 300;                           // of a collective
+  // Called on this rank before each point: share of the points done, and what comes next.
+  std::function<void(double done, const std::string& next)> progress = {};
+};
+
+// Every rank of `communicator` calls it with the same options, and gets the same cluster.
+//
+//   a collective  each rank's median over the runs, from a barrier on; of these the longest of any rank. Small ones are
+//                 called several times in a row. A level's groups run at the same time, so points of outer levels are
+//                 what their whole link takes
+//   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
+//                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written
+//   contention    by how much a matrix product slows down while another thread of the rank encodes
+//
+// Beside "time_ns" stand "spread_ns" (from the first to the ninth decile, the largest of any rank) and "runs". Times
+// are made to rise with size. Takes memory for the largest collective twice, and for the largest tensor thrice.
+Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& options,
+                          const Clock* clock = steady_clock());
+
+// What a cluster file must say to be of these ranks: the machines ("2 x AMD EPYC, 16 cores, x86_64") and the
+// communicator ("callback(gloo), torch 2.13.0"). Every rank calls it.
+struct ClusterIdentity {
+  std::string fingerprint;
+  std::string communicator;
+};
+Result<ClusterIdentity> cluster_identity(Communicator* communicator, const std::string& transport_version,
+                                         std::chrono::nanoseconds timeout);
+
+// kMismatch, with the place in the file, what was expected and what was found, if `cluster` was measured elsewhere.
+Status check_cluster_is_of(const Cluster& cluster, const ClusterIdentity& identity, const Topology& topology);
+
+}  // namespace cortado

@@ -1,0 +1,96 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Measures what collectives and codecs take over a process group."""
+
+import argparse
+import gc
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from . import _core
+from .errors import CortadoError
+from .group import TorchGroup
+from .profiles import Cluster
+
+_BAR = 30
+
+
+def calibrate(group=None, *, codecs=None, budget_s=60.0, name="calibrated", progress=None):
+    """Measures the links and codecs of ``group`` (default: the whole world); returns a Cluster, equal on all ranks.
+
+    Call it on every rank, with nothing else running.
+
+    codecs: codec strings to measure; default: those that auto knows.
+    budget_s: about how long it may take.
+    progress: called on this rank with the share that is done and what comes next; or None.
+    """
+    if not dist.is_initialized():
+        raise CortadoError("calibrate needs a process group: call torch.distributed.init_process_group first")
+    wrapped = TorchGroup(group)
+    wrapped.set_timeout(300.0)
+    specs = default_codecs() if codecs is None else list(codecs)
+    version = f"torch {torch.__version__}"
+    return Cluster(
+        _core.calibrate(
+            wrapped, wrapped.rank, wrapped.world_size, wrapped.name, specs, float(budget_s), name, version, progress
+        )
+    )
+
+
+def default_codecs():
+    """Every codec that auto may use, at any quality."""
+    return _core.auto_codecs()
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m cortado.calibrate",
+        description="Measures what collectives and codecs take, on the ranks that torchrun has started:"
+        " torchrun --nproc-per-node 4 -m cortado.calibrate -o cluster.json",
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="CLUSTER", help="the file to write")
+    parser.add_argument(
+        "--backend", default="nccl" if torch.cuda.is_available() else "gloo", help="default: %(default)s"
+    )
+    parser.add_argument("--codec", action="append", metavar="SPEC", help="measure this one, again for more")
+    parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="default: %(default)s")
+    parser.add_argument("--name", default="calibrated", help="of the cluster, for reports")
+    options = parser.parse_args(arguments)
+    try:
+        dist.init_process_group(options.backend, timeout=timedelta(seconds=300))
+    except ValueError as error:
+        parser.error(f"no process group could be made; start it with torchrun ({error})")
+    try:
+        shows = dist.get_rank() == 0 and sys.stderr.isatty()
+        cluster = calibrate(
+            codecs=options.codec,
+            budget_s=options.budget,
+            name=options.name,
+            progress=_show_progress if shows else None,
+        )
+        if dist.get_rank() == 0:
+            cluster.save(options.output)
+            print(f"{options.output}: {summary(cluster)}")
+    except CortadoError as error:
+        print(f"cortado: {error}", file=sys.stderr)
+        return 2
+    finally:
+        gc.collect()  # a TorchGroup refers to itself, and must not outlive the process group
+        dist.destroy_process_group()
+    return 0
+
+
+def summary(cluster):
+    content = cluster.to_dict()
+    levels = ", ".join(f"{level['ranks']} ranks ({level['name']})" for level in content["levels"])
+    codecs = len({entry["codec"] for entry in content.get("codecs", [])})
+    return f"{levels}, {codecs} codecs, over {content['host']['communicator']}"
+
+
+def _show_progress(done, following):
+    filled = round(done * _BAR)
+    bar = "#" * filled + "-" * (_BAR - filled)
+    end = "\n" if done >= 1 else ""
+    print(f"\r[{bar}] {100 * done:3.0f} %  {following[:44]:<44}", end=end, file=sys.stderr, flush=True)

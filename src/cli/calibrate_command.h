@@ -1,0 +1,30 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The command `cortado calibrate`, run by mpirun. Returns the exit code of the program and says on stderr what went
+// wrong.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace cortado {
+class Communicator;
+}
+
+namespace cortado::cli {
+
+struct CalibrateCommand {
+  std::string cluster_path;
+  std::string name = "calibrated";
+  std::vector<std::string> codecs;  // none: those that auto knows
+  double budget_s = 60;
+};
+
+int calibrate_cluster(const CalibrateCommand& command);
+
+// Runs `work` over all ranks of MPI, with the version of MPI, between MPI_Init and MPI_Finalize; other ranks are ended
+// if it does not return 0. In mpi_world.cc, which is only there where MPI is.
+int with_mpi_world(const std::function<int(Communicator* communicator, const std::string& mpi_version)>& work);
+
+}  // namespace cortado::cli

@@ -1,0 +1,465 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "cortado/calibrate.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "core/aligned_buffer.h"
+#include "core/check.h"
+#include "core/linalg.h"
+#include "core/philox.h"
+#include "cortado/codec.h"
+#include "profile/host.h"
+#include "profile/places.h"
+
+namespace cortado {
+
+namespace {
+
+constexpr std::int64_t kFewestRuns = 2, kMostRuns = 15;
+constexpr std::int64_t kFactor = 16;  // from size to size
+constexpr std::int64_t kSmallestBytes = 4096, kSmallestElems = 1024;
+// Beyond so many times the smallest size's time it is the size that counts, and time grows with it.
+constexpr std::int64_t kOfSize = 3;
+constexpr double kLargestShare = 2;  // of a point's share of the budget, for one run
+constexpr std::size_t kFewestSizes = 2;
+constexpr std::int64_t kProductSide = 192;
+
+std::vector<std::int64_t> sizes_up_to(std::int64_t smallest, std::int64_t largest) {
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t size = smallest; size < largest; size *= kFactor) sizes.push_back(size);
+  sizes.push_back(std::max(largest, smallest * kFactor));
+  return sizes;
+}
+
+// How often a collective is called in one run. Ranks leave a barrier one after the other, by milliseconds where they
+// share cores; small collectives are hardly longer, so several of them in a row are timed.
+int calls_in_a_run(std::int64_t bytes) { return bytes <= (16 << 10) ? 10 : bytes <= (128 << 10) ? 5 : 1; }
+
+struct Point {
+  std::int64_t median_ns = 0, spread_ns = 0, runs = 0;
+};
+
+struct Curve {
+  TimeCurve times;
+  std::vector<std::int64_t> spreads_ns, runs;
+
+  void add(std::int64_t size, const Point& point) {
+    // A larger size takes no less; where it was measured so, the machine was busy at the smaller one.
+    const std::int64_t before = times.times_ns.empty() ? 0 : times.times_ns.back();
+    times.sizes.push_back(size);
+    times.times_ns.push_back(std::max(before, point.median_ns));
+    spreads_ns.push_back(point.spread_ns);
+    runs.push_back(point.runs);
+  }
+};
+
+std::string list_text(const std::vector<std::int64_t>& values) {
+  std::string text = "[";
+  for (const std::int64_t value : values) text += (text.size() > 1 ? ", " : "") + std::to_string(value);
+  return text + "]";
+}
+
+void note_spread(const std::string& pointer, const Curve& curve, UnknownFields* unknown) {
+  (*unknown)[pointer + "/spread_ns"] = list_text(curve.spreads_ns);
+  (*unknown)[pointer + "/runs"] = list_text(curve.runs);
+}
+
+CollectiveKind kind_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::kReduceScatter:
+      return CollectiveKind::kReduceScatter;
+    case OpKind::kAllGather:
+      return CollectiveKind::kAllGather;
+    case OpKind::kAllToAll:
+      return CollectiveKind::kAllToAll;
+    case OpKind::kReduce:
+      return CollectiveKind::kReduce;
+    case OpKind::kBroadcast:
+      return CollectiveKind::kBroadcast;
+    case OpKind::kGather:
+      return CollectiveKind::kGather;
+    default:
+      return CollectiveKind::kAllReduce;
+  }
+}
+
+// A call whose size, as cluster.h counts it, is about `bytes`, and that size.
+struct SizedCall {
+  CollectiveCall call;
+  std::int64_t bytes = 0;
+};
+
+SizedCall make_call(OpKind kind, std::int64_t bytes, int ranks, void* sent, void* received) {
+  const auto item = static_cast<std::int64_t>(sizeof(float));
+  const bool in_blocks = kind != OpKind::kAllReduce && kind != OpKind::kReduce && kind != OpKind::kBroadcast;
+  CollectiveCall call{.kind = kind_of(kind), .dtype = DType::kFloat32, .sent = sent, .received = received};
+  call.elems = in_blocks ? std::max<std::int64_t>(1, bytes / (item * ranks)) : bytes / item;
+  if (!in_blocks) call.received = sent;  // in place
+  return {call, call.elems * item * (in_blocks ? ranks : 1)};
+}
+
+class Calibrator {
+ public:
+  Calibrator(Communicator* communicator, const CalibrateOptions& options, const Clock* clock)
+      : communicator_(communicator),
+        options_(options),
+        clock_(clock),
+        timeout_(static_cast<std::int64_t>(options.timeout_s * 1e9)) {}
+
+  Result<Cluster> run();
+
+ private:
+  Status barrier();
+  Result<std::vector<std::int64_t>> longest(std::span<const std::int64_t> own);
+  void count_points(const Topology& topology);
+  template <typename Act>
+  Result<Point> measure(const std::string& what, Act&& act, int calls = 1);
+  bool is_worth_it(const Curve& curve) const;
+
+  Result<CollectiveCurves> measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
+                                               UnknownFields* unknown);
+  Status measure_codec(const std::string& spec, std::vector<CodecTimes>* times);
+  Status measure_contention(Cluster* cluster);
+
+  Communicator* communicator_;
+  const CalibrateOptions& options_;
+  const Clock* clock_;
+  std::chrono::nanoseconds timeout_;
+  std::int64_t start_ns_ = 0;
+  double points_ = 1, points_done_ = 0;
+  double share_ns_ = 0;  // for a point, of what is left of the budget
+};
+
+Status Calibrator::barrier() {
+  const std::byte own{};
+  std::vector<std::byte> all(static_cast<std::size_t>(communicator_->world_size()));
+  return communicator_->all_gather({&own, 1}, all, timeout_);
+}
+
+// Of each number the largest of any rank.
+Result<std::vector<std::int64_t>> Calibrator::longest(std::span<const std::int64_t> own) {
+  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(communicator_->world_size()));
+  CORTADO_RETURN_IF_ERROR(
+      communicator_->all_gather(std::as_bytes(own), std::as_writable_bytes(std::span(all)), timeout_));
+  std::vector<std::int64_t> most(own.begin(), own.end());
+  for (std::size_t i = 0; i < all.size(); ++i) most[i % own.size()] = std::max(most[i % own.size()], all[i]);
+  return most;
+}
+
+void Calibrator::count_points(const Topology& topology) {
+  const std::size_t levels = topology.levels.size();
+  const std::size_t ranges = levels + (levels > 1 ? 1 : 0);
+  const std::size_t of_collectives =
+      ranges * options_.collectives.size() * sizes_up_to(kSmallestBytes, options_.max_bytes).size();
+  const std::size_t of_codecs = 2 * options_.codecs.size() * sizes_up_to(kSmallestElems, options_.max_elems).size();
+  points_ = static_cast<double>(of_collectives + of_codecs + 2);
+  share_ns_ = options_.budget_s * 1e9 / points_;
+}
+
+// Times some runs of `calls` calls of `act` on all ranks at once; the number of runs is the same on all of them.
+template <typename Act>
+Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls) {
+  if (options_.progress) options_.progress(std::min(1.0, points_done_ / points_), what);
+  ++points_done_;
+  std::vector<std::int64_t> times;
+  const auto time_once = [&]() -> Status {
+    CORTADO_RETURN_IF_ERROR(barrier());
+    const std::int64_t start_ns = clock_->now_ns();
+    for (int i = 0; i < calls; ++i) CORTADO_RETURN_IF_ERROR(act());
+    times.push_back(std::max<std::int64_t>(0, clock_->now_ns() - start_ns));
+    return {};
+  };
+  CORTADO_RETURN_IF_ERROR(time_once().with_context(what));
+  const std::int64_t first_own[] = {times[0], clock_->now_ns() - start_ns_};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> first, longest(first_own));
+  const double left_ns = options_.budget_s * 1e9 - static_cast<double>(first[1]);
+  share_ns_ = std::max(0.0, left_ns) / std::max(1.0, points_ - points_done_ + 1);
+  const double fitting = share_ns_ / static_cast<double>(std::max<std::int64_t>(1, first[0]));
+  const auto runs =
+      static_cast<std::int64_t>(std::clamp(fitting, static_cast<double>(kFewestRuns), static_cast<double>(kMostRuns)));
+  times.clear();  // the first run brings memory and connections up
+  for (std::int64_t i = 0; i < runs; ++i) CORTADO_RETURN_IF_ERROR(time_once().with_context(what));
+  std::sort(times.begin(), times.end());
+  const auto at = [&](double share) {
+    return times[static_cast<std::size_t>(share * static_cast<double>(times.size() - 1) + 0.5)];
+  };
+  const std::int64_t own[] = {at(0.5), at(0.9) - at(0.1)};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most, longest(own));
+  return Point{.median_ns = most[0] / calls, .spread_ns = most[1] / calls, .runs = runs};
+}
+
+// Whether the next size fits. As long as it is not the size that counts, the curve would say nothing of larger ones.
+bool Calibrator::is_worth_it(const Curve& curve) const {
+  if (curve.times.sizes.size() < kFewestSizes) return true;
+  const std::int64_t first_ns = curve.times.times_ns.front(), last_ns = curve.times.times_ns.back();
+  const std::int64_t growth = last_ns >= kOfSize * first_ns ? kFactor : kOfSize;
+  return static_cast<double>(last_ns) * static_cast<double>(growth) <= kLargestShare * share_ns_;
+}
+
+// ---- collectives ---------------------------------------------------------------------------------------------------
+
+// `groups` ranks of an inner unit run each collective together, over the unit's one link.
+Result<CollectiveCurves> Calibrator::measure_collectives(Communicator* group, const std::string& level,
+                                                         std::int64_t groups, UnknownFields* unknown) {
+  const auto values = static_cast<std::size_t>(options_.max_bytes) / sizeof(float) + 1;
+  const std::size_t blocks = static_cast<std::size_t>(group->world_size());
+  AlignedBuffer<float> sent(values + blocks), received(values + blocks);
+  CollectiveCurves curves;
+  for (const OpKind kind : options_.collectives) {
+    Curve curve;
+    for (const std::int64_t bytes : sizes_up_to(kSmallestBytes, options_.max_bytes)) {
+      if (!is_worth_it(curve)) {
+        ++points_done_;
+        continue;
+      }
+      const SizedCall sized = make_call(kind, bytes, group->world_size(), sent.data(), received.data());
+      const std::string what =
+          std::string(op_kind_name(kind)) + "@" + level + ", " + std::to_string(sized.bytes) + " bytes";
+      CORTADO_ASSIGN_OR_RETURN(const Point point, measure(
+                                                      what,
+                                                      [&]() -> Status {
+                                                        CORTADO_ASSIGN_OR_RETURN(const WorkId work,
+                                                                                 group->start(sized.call));
+                                                        return group->wait(work, timeout_);
+                                                      },
+                                                      calls_in_a_run(sized.bytes)));
+      curve.add(sized.bytes * groups, point);
+    }
+    note_spread("/collectives/" + std::string(op_kind_name(kind)), curve, unknown);
+    curves[kind] = std::move(curve.times);
+  }
+  return curves;
+}
+
+// ---- codecs --------------------------------------------------------------------------------------------------------
+
+// What a rank's thread does for one tensor.
+class CodecWork {
+ public:
+  CodecWork(const Codec& codec, std::int64_t elems)
+      : codec_(codec),
+        has_feedback_(!codec.row().traits.lossless && !codec.is_majority_vote()),
+        cols_(static_cast<std::int64_t>(std::sqrt(static_cast<double>(elems)))),
+        rows_(elems / cols_),
+        gradient_(size()),
+        residual_(has_feedback_ ? size() : 0),
+        values_(size()),
+        decoded_(size()),
+        payload_(codec.max_payload_bytes(rows_, cols_, DType::kFloat32)),
+        scratch_(codec.scratch_bytes(rows_, cols_, DType::kFloat32)) {
+    philox_fill_normal(1, 0, 0, gradient_.data(), rows_ * cols_);
+    for (float& value : gradient_) value *= 1e-3f;
+  }
+
+  std::int64_t elems() const { return rows_ * cols_; }
+
+  Status encode() {
+    const std::size_t count = size();
+    const float* input = gradient_.data();
+    if (has_feedback_) {
+      for (std::size_t i = 0; i < count; ++i) values_[i] = gradient_[i] + residual_[i];
+      input = values_.data();
+    }
+    CORTADO_ASSIGN_OR_RETURN(
+        payload_bytes_, codec_.encode({input, DType::kFloat32, rows_, cols_}, {.seed = 1, .step = step_++, .tensor = 1},
+                                      payload_.span(), scratch_.span()));
+    if (!has_feedback_) return {};
+    CORTADO_RETURN_IF_ERROR(decode());
+    for (std::size_t i = 0; i < count; ++i) residual_[i] = values_[i] - decoded_[i];
+    return {};
+  }
+
+  Status decode() {
+    return codec_.decode(payload_.span().first(payload_bytes_), {decoded_.data(), DType::kFloat32, rows_, cols_},
+                         scratch_.span());
+  }
+
+ private:
+  std::size_t size() const { return static_cast<std::size_t>(rows_ * cols_); }
+
+  const Codec& codec_;
+  bool has_feedback_;
+  std::int64_t cols_, rows_;
+  AlignedBuffer<float> gradient_, residual_, values_, decoded_;
+  AlignedBuffer<std::byte> payload_, scratch_;
+  std::uint64_t payload_bytes_ = 0, step_ = 0;
+};
+
+Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes>* times) {
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(spec));
+  Curve encode, decode;
+  for (const std::int64_t elems : sizes_up_to(kSmallestElems, options_.max_elems)) {
+    if (!is_worth_it(encode)) {
+      points_done_ += 2;
+      continue;
+    }
+    CodecWork work(*codec, elems);
+    const std::string size = ", " + std::to_string(work.elems()) + " elements";
+    CORTADO_ASSIGN_OR_RETURN(const Point encoding, measure("encode " + spec + size, [&] { return work.encode(); }));
+    CORTADO_ASSIGN_OR_RETURN(const Point decoding, measure("decode " + spec + size, [&] { return work.decode(); }));
+    encode.add(work.elems(), encoding);
+    decode.add(work.elems(), decoding);
+  }
+  for (const auto& [direction, curve] : {std::pair(OpKind::kEncode, &encode), std::pair(OpKind::kDecode, &decode)}) {
+    CodecTimes entry;
+    entry.codec = spec;
+    entry.device = OpDevice::kCpu;
+    entry.direction = direction;
+    entry.curve = curve->times;
+    note_spread("", *curve, &entry.unknown);
+    times->push_back(std::move(entry));
+  }
+  return {};
+}
+
+// By how much a product of matrices slows down while the first codec encodes in another thread.
+Status Calibrator::measure_contention(Cluster* cluster) {
+  points_done_ += options_.codecs.empty() ? 2 : 0;
+  if (options_.codecs.empty()) return {};
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(options_.codecs.front()));
+  CodecWork work(*codec, std::min<std::int64_t>(options_.max_elems, 1 << 18));
+  const auto side = static_cast<std::size_t>(kProductSide);
+  AlignedBuffer<float> a(side * side), b(side * side), c(side * side);
+  const auto product = [&]() -> Status {
+    multiply(Operand::kAsIs, Operand::kAsIs, kProductSide, kProductSide, kProductSide, a.data(), b.data(), c.data());
+    return {};
+  };
+  CORTADO_ASSIGN_OR_RETURN(const Point alone, measure("matrix product", product));
+  std::atomic<bool> stop = false;
+  Status encoded;
+  std::thread encoder([&] {
+    while (!stop && encoded.ok()) encoded = work.encode();
+  });
+  const Result<Point> beside = measure("matrix product beside " + options_.codecs.front(), product);
+  stop = true;
+  encoder.join();
+  CORTADO_RETURN_IF_ERROR(beside.status());
+  CORTADO_RETURN_IF_ERROR(encoded);
+  const double slower =
+      static_cast<double>(alone.median_ns) / static_cast<double>(std::max<std::int64_t>(1, beside.value().median_ns));
+  cluster->cpu_codec_slows_backward = std::round(1000 * std::clamp(1 - slower, 0.0, 1.0)) / 1000;
+  return {};
+}
+
+// ---- all of it -----------------------------------------------------------------------------------------------------
+
+Result<Cluster> Calibrator::run() {
+  start_ns_ = clock_->now_ns();
+  Topology topology;
+  if (options_.topology.has_value()) {
+    topology = *options_.topology;
+  } else {
+    CORTADO_ASSIGN_OR_RETURN(const std::optional<LauncherPlace> place, launcher_place());
+    CORTADO_ASSIGN_OR_RETURN(topology, agree_on_topology(communicator_, place, timeout_));
+  }
+  CORTADO_ASSIGN_OR_RETURN(const ClusterIdentity identity,
+                           cluster_identity(communicator_, options_.transport_version, timeout_));
+  CORTADO_ASSIGN_OR_RETURN(const LevelCommunicators levels, LevelCommunicators::create(communicator_, topology));
+  count_points(topology);
+
+  Cluster cluster;
+  cluster.name = options_.name;
+  cluster.description = "measured by cortado calibrate";
+  // First what is quick, so that the links get what is left of the time.
+  for (const std::string& spec : options_.codecs) CORTADO_RETURN_IF_ERROR(measure_codec(spec, &cluster.codecs));
+  CORTADO_RETURN_IF_ERROR(measure_contention(&cluster));
+  const int count = static_cast<int>(topology.levels.size());
+  std::int64_t inside = 1;  // ranks of one unit of the levels below
+  for (int l = 0; l < count; ++l) {
+    const TopologyLevel& level = topology.levels[static_cast<std::size_t>(l)];
+    ClusterLevel& measured = cluster.levels.emplace_back();
+    measured.name = level.name;
+    measured.ranks = level.ranks;
+    measured.link = communicator_->name();
+    CORTADO_ASSIGN_OR_RETURN(measured.collectives,
+                             measure_collectives(levels.of({l, l}), level.name, inside, &measured.unknown));
+    inside *= level.ranks;
+  }
+  if (count > 1) {
+    ClusterRange& range = cluster.ranges.emplace_back();
+    range.levels = {0, count - 1};
+    CORTADO_ASSIGN_OR_RETURN(range.collectives, measure_collectives(communicator_, "flat", 1, &range.unknown));
+  }
+  cluster.fingerprint = identity.fingerprint;
+  cluster.communicator = identity.communicator;
+  const std::int64_t elapsed[] = {clock_->now_ns() - start_ns_};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> longest_ns, longest(elapsed));
+  cluster.unknown["/calibration_ns"] = std::to_string(longest_ns[0]);
+  CORTADO_RETURN_IF_ERROR(cluster.check());
+  if (options_.progress) options_.progress(1, "");
+  return cluster;
+}
+
+}  // namespace
+
+Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& options, const Clock* clock) {
+  if (!(options.budget_s > 0) || !(options.budget_s <= 1e6)) {
+    return make_error(StatusCode::kInvalidArgument, "calibrate: budget_s must be above 0 and at most 1e6, got %g",
+                      options.budget_s);
+  }
+  const std::int64_t most = std::int64_t{1} << 34;
+  if (options.max_bytes < kSmallestBytes || options.max_bytes > most || options.max_elems < kSmallestElems ||
+      options.max_elems > most) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "calibrate: max_bytes and max_elems must be from 1024 to 2^34, got %lld and %lld",
+                      static_cast<long long>(options.max_bytes), static_cast<long long>(options.max_elems));
+  }
+  return Calibrator(communicator, options, clock).run();
+}
+
+Result<ClusterIdentity> cluster_identity(Communicator* communicator, const std::string& transport_version,
+                                         std::chrono::nanoseconds timeout) {
+  constexpr std::size_t kTextBytes = 160;
+  std::array<char, kTextBytes> own{};
+  const std::string kind = host_kind();
+  std::memcpy(own.data(), kind.data(), std::min(kind.size(), kTextBytes - 1));
+  std::vector<std::array<char, kTextBytes>> all(static_cast<std::size_t>(communicator->world_size()));
+  CORTADO_RETURN_IF_ERROR(
+      communicator->all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)), timeout));
+  std::map<std::string, int> ranks_of;
+  for (std::array<char, kTextBytes>& text : all) {
+    text.back() = '\0';
+    ++ranks_of[text.data()];
+  }
+  ClusterIdentity identity;
+  for (const auto& [text, ranks] : ranks_of) {
+    identity.fingerprint += (identity.fingerprint.empty() ? "" : "; ") + std::to_string(ranks) + " ranks on " + text;
+  }
+  identity.communicator = communicator->name() + (transport_version.empty() ? "" : ", " + transport_version);
+  return identity;
+}
+
+Status check_cluster_is_of(const Cluster& cluster, const ClusterIdentity& identity, const Topology& topology) {
+  const auto refuse_as_foreign = [](const char* place, const std::string& expected, const std::string& found) {
+    return make_error(
+        StatusCode::kMismatch,
+        "%s: expected \"%s\", as here, got \"%s\": the file was measured elsewhere; run cortado calibrate", place,
+        expected.c_str(), found.c_str());
+  };
+  if (cluster.fingerprint != identity.fingerprint) {
+    return refuse_as_foreign("$.host.fingerprint", identity.fingerprint, cluster.fingerprint);
+  }
+  if (cluster.communicator != identity.communicator) {
+    return refuse_as_foreign("$.host.communicator", identity.communicator, cluster.communicator);
+  }
+  const auto levels_text = [](const Topology& of) {
+    std::string text;
+    for (const TopologyLevel& level : of.levels) {
+      text += (text.empty() ? "" : " x ") + std::to_string(level.ranks) + " " + level.name;
+    }
+    return text;
+  };
+  if (!(cluster.topology() == topology)) {
+    return refuse_as_foreign("$.levels", levels_text(topology), levels_text(cluster.topology()));
+  }
+  return {};
+}
+
+}  // namespace cortado

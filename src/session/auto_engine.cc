@@ -1,0 +1,630 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "session/auto_engine.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "codec/cast/float_chunks.h"
+#include "core/check.h"
+#include "core/finite.h"
+#include "session/candidates.h"
+
+namespace cortado {
+
+namespace {
+
+// Everything dense, fused, for callers that do not hand over buffers.
+constexpr const char* kFusedDense = "acp(rank=1, dense=[*], start_step=0, use_error_feedback=false)";
+
+constexpr std::int64_t kBlockNs = 1'000'000'000;  // about what a block of steps takes, between these numbers of steps:
+constexpr std::int64_t kFewestSteps = 2, kMostSteps = 8;
+constexpr std::int64_t kWatchNs = 10'000'000'000;  // between comparisons, within these numbers of steps:
+constexpr std::int64_t kWatchFewest = 16, kWatchMost = 500;
+constexpr int kInARow = 2;       // comparisons that must agree before something changes
+constexpr int kMostToPass = 64;  // comparisons
+
+std::string milliseconds(std::int64_t time_ns) {
+  char text[32];
+  std::snprintf(text, sizeof(text), time_ns < 100'000'000 ? "%.1f ms" : "%.0f ms", static_cast<double>(time_ns) * 1e-6);
+  return text;
+}
+
+std::string format(const char* form, double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), form, value);
+  return text;
+}
+
+double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+std::int64_t median_of(std::vector<std::int64_t> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+// ---- set-up --------------------------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<AutoEngine>> AutoEngine::create(std::vector<EngineTensor> tensors, const AutoOptions& options,
+                                                       Communicator* communicator, const Clock* clock) {
+  auto engine = std::make_unique<AutoEngineImpl>(std::move(tensors), options, communicator, clock);
+  CORTADO_RETURN_IF_ERROR(engine->start());
+  return std::unique_ptr<AutoEngine>(std::move(engine));
+}
+
+AutoEngineImpl::AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOptions& options,
+                               Communicator* communicator, const Clock* clock)
+    : tensors_(std::move(tensors)), options_(options), communicator_(communicator), clock_(clock) {
+  decision_.candidates = {{.label = "dense", .what = "none"}};
+}
+
+Status AutoEngineImpl::start() {
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator_, options_.to_spec(), {}, timeout()));
+  CORTADO_ASSIGN_OR_RETURN(cluster_, given_cluster(options_, communicator_));
+  CORTADO_ASSIGN_OR_RETURN(inner_, make_inner(decision_.candidates[0].what));
+  if (communicator_->world_size() == 1) {
+    decision_.decided = true;
+    decision_.reason = "one rank: there is nothing to exchange";
+    phase_ = Phase::kRun;
+    return {};
+  }
+  begin_measuring();
+  return {};
+}
+
+std::chrono::nanoseconds AutoEngineImpl::timeout() const {
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(options_.timeout_s * 1e9));
+}
+
+Result<std::unique_ptr<Engine>> AutoEngineImpl::make_inner(const std::string& what) {
+  EngineOptions options;
+  std::unique_ptr<Engine> made;
+  if (what.starts_with('{')) {
+    CORTADO_ASSIGN_OR_RETURN(const Plan plan, plan_from_json(what));
+    options.random_seed = options_.random_seed;
+    options.timeout_s = options_.timeout_s;
+    CORTADO_ASSIGN_OR_RETURN(made, Engine::create(tensors_, plan, options, communicator_, clock_, trace_));
+    return made;
+  }
+  CORTADO_ASSIGN_OR_RETURN(options,
+                           EngineOptions::parse(what == "none" && !options_.takes_buffers ? kFusedDense : what));
+  options.start_step = 0;  // dense steps have been made
+  options.random_seed = options_.random_seed;
+  options.timeout_s = options_.timeout_s;
+  CORTADO_ASSIGN_OR_RETURN(made, Engine::create(tensors_, options, communicator_, clock_, trace_));
+  return made;
+}
+
+Status AutoEngineImpl::fail(const Status& status) {
+  if (failure_.ok()) {
+    failure_ = status.with_context("auto");
+    inner_->abandon(failure_.message());
+    communicator_->abandon(failure_.message());
+  }
+  return failure_;
+}
+
+void AutoEngineImpl::abandon(const std::string& why) {
+  inner_->abandon(why);
+  if (failure_.ok()) failure_ = make_error(StatusCode::kFailedPrecondition, "abandoned: %s", why.c_str());
+}
+
+// ---- a step --------------------------------------------------------------------------------------------------------
+
+Status AutoEngineImpl::begin_step(const StepContext& context) {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
+  context_ = context;
+  // What the caller keeps is not what is sent then.
+  if (!carried_.empty()) context_.keeps_local_gradients = false;
+  CORTADO_RETURN_IF_ERROR(inner_->begin_step(context_));
+  in_step_ = true;
+  own_ns_ = 0;
+  gradient_squares_ = 0;
+  carrying_.clear();
+  return {};
+}
+
+// Before the engine inside gets them.
+Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
+  if (!failure_.ok()) return failure_;
+  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
+  const bool measures = phase_ == Phase::kMeasure && uncounted_ == 0;
+  const std::int64_t ready_ns = measures ? clock_->now_ns() - step_start_ns_ - own_ns_ : 0;
+  const bool is_last_of_block = static_cast<std::int64_t>(times_ns_.size()) + 1 == block_steps_;
+  const bool samples = phase_ == Phase::kRun && uncounted_ == 0 && is_last_of_block;
+  for (const Gradient& gradient : gradients) {
+    if (gradient.tensor >= tensors_.size()) {
+      return make_error(StatusCode::kInvalidArgument, "submit: there is no tensor %u, only %zu", gradient.tensor,
+                        tensors_.size());
+    }
+    const EngineTensor& tensor = tensors_[gradient.tensor];
+    const std::int64_t elems = tensor.rows * tensor.cols;
+    if (measures) ready_ns_[gradient.tensor] += ready_ns;
+    if (elems == 0 || gradient.data == nullptr) continue;
+    if (samples) {
+      float buffer[kChunkElems];
+      for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
+        const float* values = load_floats(gradient.data, tensor.dtype, at, count, buffer);
+        double squares = 0;
+        for (std::int64_t i = 0; i < count; ++i) squares += static_cast<double>(values[i]) * values[i];
+        gradient_squares_ += squares;
+      });
+    }
+    if (!carried_.empty()) add_carried(gradient);
+  }
+  return {};
+}
+
+void AutoEngineImpl::add_carried(const Gradient& gradient) {
+  const auto found = carried_.find(gradient.tensor);
+  if (found == carried_.end()) return;
+  const EngineTensor& tensor = tensors_[gradient.tensor];
+  const std::int64_t elems = tensor.rows * tensor.cols;
+  const std::size_t bytes = static_cast<std::size_t>(elems) * dtype_bytes(tensor.dtype);
+  // A parameter that was not used: what arrives for it is dropped.
+  if (context_.holds_zero_gradients && all_bits_zero(gradient.data, static_cast<std::int64_t>(bytes))) return;
+  const float factor = static_cast<float>(context_.gradient_scale / kPieces);
+  float buffer[kChunkElems], sums[kChunkElems];
+  for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
+    const float* values = load_floats(gradient.data, tensor.dtype, at, count, buffer);
+    for (std::int64_t i = 0; i < count; ++i) sums[i] = values[i] + found->second.values.data()[at + i] * factor;
+    store_floats(sums, 1.0f, count, gradient.data, tensor.dtype, at);
+  });
+  carrying_.push_back(gradient);
+}
+
+Status AutoEngineImpl::submit(std::span<const Gradient> gradients) {
+  const std::int64_t start_ns = clock_->now_ns();
+  CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
+  CORTADO_RETURN_IF_ERROR(inner_->submit(gradients));
+  own_ns_ += clock_->now_ns() - start_ns;
+  return {};
+}
+
+Status AutoEngineImpl::submit_bucket(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) {
+  if (!sums_buffers()) return submit(gradients);
+  const std::int64_t start_ns = clock_->now_ns();
+  CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
+  CORTADO_RETURN_IF_ERROR(inner_->submit_buffer(data, elems, dtype));
+  own_ns_ += clock_->now_ns() - start_ns;
+  return {};
+}
+
+Status AutoEngineImpl::submit_buffer(void*, std::int64_t, DType) {
+  return make_error(StatusCode::kFailedPrecondition,
+                    "submit_buffer: auto must know whose gradients they are; use submit_bucket");
+}
+
+Result<StepOutcome> AutoEngineImpl::finish_step(const LocalGradient& local_gradient) {
+  if (!failure_.ok()) return failure_;
+  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "finish_step: no step was begun");
+  const Result<StepOutcome> outcome = inner_->finish_step(local_gradient);
+  in_step_ = false;
+  if (!outcome.ok()) return failure_ = outcome.status();
+  if (!carrying_.empty() && outcome.value().finite) count_delivered();
+  if (const Status status = after_step(); !status.ok()) return fail(status);
+  return outcome;
+}
+
+// An engine that does not look for Inf and NaN calls every step finite. The sums are the same on all ranks, so all of
+// them count the same.
+void AutoEngineImpl::count_delivered() {
+  if (sums_buffers()) {
+    for (const Gradient& gradient : carrying_) {
+      const EngineTensor& tensor = tensors_[gradient.tensor];
+      if (!all_finite(gradient.data, tensor.rows * tensor.cols, tensor.dtype)) return;
+    }
+  }
+  for (const Gradient& gradient : carrying_) {
+    const auto found = carried_.find(gradient.tensor);
+    if (--found->second.pieces_left == 0) carried_.erase(found);
+  }
+}
+
+Status AutoEngineImpl::after_step() {
+  ++steps_;
+  if (phase_ != Phase::kRun) ++measured_steps_;
+  if (communicator_->world_size() == 1) return {};
+  const std::int64_t now_ns = clock_->now_ns();
+  if (uncounted_ > 0) {
+    --uncounted_;
+  } else {
+    times_ns_.push_back(now_ns - step_start_ns_);
+    ready_steps_ += phase_ == Phase::kMeasure;
+    if (static_cast<std::int64_t>(times_ns_.size()) == block_steps_) {
+      CORTADO_RETURN_IF_ERROR(phase_ == Phase::kRun ? check_progress() : end_block());
+    }
+  }
+  step_start_ns_ = clock_->now_ns();
+  return {};
+}
+
+// ---- between steps: measure and try --------------------------------------------------------------------------------
+
+void AutoEngineImpl::begin_measuring() {
+  phase_ = Phase::kMeasure;
+  decision_.decided = false;
+  decision_.chosen = 0;
+  decision_.reason = "measuring";
+  dense_ns_.clear();
+  times_ns_.clear();
+  block_steps_ = kFewestSteps;
+  ready_ns_.assign(tensors_.size(), 0);
+  ready_steps_ = 0;
+}
+
+// Of each step of the block the longest time of any rank; the same on all ranks.
+Result<std::vector<std::int64_t>> AutoEngineImpl::agree_on_times() {
+  const std::size_t count = times_ns_.size(), ranks = static_cast<std::size_t>(communicator_->world_size());
+  std::vector<std::int64_t> all(count * ranks);
+  CORTADO_RETURN_IF_ERROR(communicator_->all_gather(std::as_bytes(std::span(times_ns_)),
+                                                    std::as_writable_bytes(std::span(all)), timeout()));
+  std::vector<std::int64_t> longest(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
+  for (std::size_t i = count; i < all.size(); ++i) longest[i % count] = std::max(longest[i % count], all[i]);
+  times_ns_.clear();
+  return longest;
+}
+
+Status AutoEngineImpl::end_block() {
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> times, agree_on_times());
+  if (phase_ == Phase::kTry) {
+    contest_->note(times);
+    return next_trial();
+  }
+  dense_ns_.insert(dense_ns_.end(), times.begin(), times.end());
+  const std::int64_t wanted =
+      std::clamp(kBlockNs / std::max<std::int64_t>(1, median_of(dense_ns_)), kFewestSteps, kMostSteps);
+  block_steps_ = wanted - static_cast<std::int64_t>(dense_ns_.size());
+  return block_steps_ > 0 ? Status() : begin_trials();
+}
+
+Status AutoEngineImpl::begin_trials() {
+  MeasuredSteps steps{.ready_ns = ready_ns_, .dense_ns = median_of(dense_ns_)};
+  for (std::int64_t& ready : steps.ready_ns) ready /= ready_steps_;
+  CORTADO_ASSIGN_OR_RETURN(Candidates found,
+                           find_candidates(tensors_, steps, options_, cluster_, refused_, communicator_, clock_));
+  for (const std::string& note : found.notes) say(note);
+  decision_.candidates = std::move(found.list);
+  current_ = 0;
+  contest_.emplace(static_cast<int>(decision_.candidates.size()), dense_ns_);
+  block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
+  phase_ = Phase::kTry;
+  return next_trial();
+}
+
+Status AutoEngineImpl::next_trial() {
+  while (contest_->next() >= 0) {
+    const int next = contest_->next();
+    const Status status = switch_to(next);
+    if (status.ok()) return {};
+    // Models and settings are the same on all ranks, so all of them get here or none.
+    if (next == 0 || status.is_fatal() || status.code() == StatusCode::kMismatch) return status;
+    say(decision_.candidates[static_cast<std::size_t>(next)].label + " is left out: " + status.message());
+    contest_->drop();
+  }
+  return decide();
+}
+
+Status AutoEngineImpl::decide() {
+  std::vector<AutoCandidate>& candidates = decision_.candidates;
+  for (std::size_t c = 0; c < candidates.size(); ++c) {
+    candidates[c].measured_ns = contest_->median_ns(static_cast<int>(c));
+    candidates[c].steps = contest_->steps(static_cast<int>(c));
+  }
+  const int best = contest_->best_other(), winner = contest_->winner(options_.min_gain);
+  const AutoCandidate& dense = candidates[0];
+  const auto gain = [&](const AutoCandidate& of) {
+    return format("%.2fx", as_double(dense.measured_ns) / as_double(of.measured_ns));
+  };
+  const auto predicted = [](const AutoCandidate& of) {
+    return of.predicted_ns < 0 ? std::string() : ", predicted " + milliseconds(of.predicted_ns);
+  };
+  const AutoCandidate& chosen = candidates[static_cast<std::size_t>(winner)];
+  if (winner != 0) {
+    decision_.reason = chosen.label + ": " + milliseconds(chosen.measured_ns) + " a step" + predicted(chosen) +
+                       "; dense " + milliseconds(dense.measured_ns) + predicted(dense) + " (" + gain(chosen) + ")";
+  } else if (best != 0) {
+    const AutoCandidate& other = candidates[static_cast<std::size_t>(best)];
+    decision_.reason = "dense, " + milliseconds(dense.measured_ns) + " a step" + predicted(dense) +
+                       ": compression does not pay here; the fastest setting allowed, " + other.label + ", takes " +
+                       milliseconds(other.measured_ns) + predicted(other) + " (" + gain(other) + "), and less than " +
+                       format("%g %%", options_.min_gain * 100) + " is no reason to lose anything";
+  } else {
+    decision_.reason = "dense, " + milliseconds(dense.measured_ns) + " a step" + predicted(dense) +
+                       ": no setting allowed is predicted to be faster";
+  }
+  std::string others;
+  for (std::size_t c = 1; c < candidates.size(); ++c) {
+    if (static_cast<int>(c) == winner || candidates[c].measured_ns < 0) continue;
+    others += (others.empty() ? "; tried: " : ", ") + candidates[c].label + " " +
+              milliseconds(candidates[c].measured_ns) + predicted(candidates[c]);
+  }
+  CORTADO_RETURN_IF_ERROR(switch_to(winner));
+  say("auto, step " + std::to_string(steps_) + ": " + decision_.reason + others);
+  if (winner != 0) news_.push_back(inner_->describe());
+  decision_.decided = true;
+  decision_.step = steps_;
+  decision_.chosen = winner;
+  phase_ = Phase::kRun;
+  expected_ns_ = contest_->median_ns(winner);
+  block_steps_ = std::clamp(kWatchNs / std::max<std::int64_t>(1, expected_ns_), kWatchFewest, kWatchMost);
+  checks_ = drifted_ = lossy_ = 0;
+  return {};
+}
+
+// ---- between steps: watch -------------------------------------------------------------------------------------------
+
+Status AutoEngineImpl::check_progress() {
+  struct Seen {
+    std::int64_t step_ns;
+    double relative_error, residual;
+  };
+  const EngineReport report = inner_->report();
+  const double gradient = std::sqrt(gradient_squares_) / context_.gradient_scale;
+  const Seen own{median_of(times_ns_), report.relative_l2_error, gradient > 0 ? report.residual_l2 / gradient : 0};
+  times_ns_.clear();
+  std::vector<Seen> all(static_cast<std::size_t>(communicator_->world_size()));
+  CORTADO_RETURN_IF_ERROR(
+      communicator_->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)), timeout()));
+  Seen most = all[0];
+  for (const Seen& seen : all) {
+    most.step_ns = std::max(most.step_ns, seen.step_ns);
+    most.relative_error = std::max(most.relative_error, seen.relative_error);
+    most.residual = std::max(most.residual, seen.residual);
+  }
+  ++checks_;
+  if (expected_ns_ < 0) expected_ns_ = most.step_ns;  // after a checkpoint
+  decision_.drift = as_double(most.step_ns) / as_double(expected_ns_) - 1;
+  decision_.relative_error = most.relative_error;
+  decision_.residual = most.residual;
+
+  const bool is_lossy = most.relative_error > options_.max_relative_error || most.residual > options_.max_residual;
+  lossy_ = is_lossy ? lossy_ + 1 : 0;
+  const double beyond = 1 + options_.drift;
+  const bool has_drifted = as_double(most.step_ns) > beyond * as_double(expected_ns_) ||
+                           as_double(expected_ns_) > beyond * as_double(most.step_ns);
+  drifted_ = has_drifted ? drifted_ + 1 : 0;
+  if (lossy_ >= kInARow && current_ != 0) {
+    say("auto, step " + std::to_string(steps_) + ": " + current().label + " loses too much: relative L2 error " +
+        format("%.3f", most.relative_error) + " (limit " + format("%g", options_.max_relative_error) + "), residual " +
+        format("%.1f", most.residual) + " gradients (limit " + format("%g", options_.max_residual) +
+        "); its residual is dropped, and it is not used again. Dense, and measuring again");
+    refused_.push_back(current().what.starts_with('{') ? "plan" : current().what);
+    CORTADO_RETURN_IF_ERROR(switch_to(0, /*keep_residual=*/false));
+    begin_measuring();
+  } else if (drifted_ >= kInARow && checks_ > checks_to_pass_) {
+    say("auto, step " + std::to_string(steps_) + ": a step takes " + milliseconds(most.step_ns) + ", expected " +
+        milliseconds(expected_ns_) + "; dense, and measuring again");
+    checks_to_pass_ = std::clamp(2 * checks_to_pass_, 4, kMostToPass);  // never one decision after the other
+    CORTADO_RETURN_IF_ERROR(switch_to(0));
+    begin_measuring();
+  }
+  return {};
+}
+
+// ---- from engine to engine ------------------------------------------------------------------------------------------
+
+Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
+  uncounted_ = 1;
+  if (candidate == current_) return {};
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made,
+                           make_inner(decision_.candidates[static_cast<std::size_t>(candidate)].what));
+  if (keep_residual) {
+    CORTADO_RETURN_IF_ERROR(harvest());
+  } else {
+    carried_.clear();
+  }
+  const EngineReport report = inner_->report();
+  non_finite_steps_ += report.non_finite_steps;
+  if (!report.last_non_finite.empty()) last_non_finite_ = report.last_non_finite + " of " + current().label;
+  for (int stage = 0; stage < kStageCount; ++stage) stage_ns_[stage] += report.stage_ns[stage];
+  inner_ = std::move(made);
+  current_ = candidate;
+  return {};
+}
+
+// What the engine inside still owes.
+Status AutoEngineImpl::harvest() {
+  if (current_ == 0) return {};
+  const bool is_plan = inner_->options().method == EngineOptions::Method::kPlan;
+  if (is_plan) {
+    // A plan that encodes nothing has no residuals, so those there are become one sum for each tensor.
+    CORTADO_ASSIGN_OR_RETURN(Plan plan, plan_from_json(current().what));
+    const LevelRange all{0, static_cast<int>(plan.topology.levels.size()) - 1};
+    for (PlanBucket& bucket : plan.buckets) {
+      bucket.codec = "none";
+      bucket.option.operations = {{.kind = OpKind::kAllReduce, .levels = all}};
+    }
+    CORTADO_RETURN_IF_ERROR(inner_->switch_plan(plan));
+  }
+  CORTADO_ASSIGN_OR_RETURN(const EngineState state, inner_->save_state());
+  std::map<std::string_view, std::uint32_t> by_name;
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) by_name[tensors_[t].name] = t;
+  for (const TensorState& tensor : state.tensors) {
+    const std::uint32_t t = by_name.at(tensor.name);
+    if (!tensor.residual.empty()) carry(t, tensor.residual, 1.0f);
+    // Plans divide by the number of ranks before they encode.
+    for (const PlaceState& place : tensor.places) {
+      carry(t, place.values, static_cast<float>(communicator_->world_size()));
+    }
+  }
+  return {};
+}
+
+void AutoEngineImpl::carry(std::uint32_t tensor, std::span<const float> values, float factor) {
+  if (values.empty() || std::all_of(values.begin(), values.end(), [](float value) { return value == 0; })) return;
+  Carried& carried = carried_[tensor];
+  if (carried.values.empty()) carried.values = AlignedBuffer<float>(values.size());
+  const float left = static_cast<float>(carried.pieces_left) / kPieces;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    carried.values.data()[i] = carried.values.data()[i] * left + values[i] * factor;
+  }
+  carried.pieces_left = kPieces;
+}
+
+// ---- what callers ask -----------------------------------------------------------------------------------------------
+
+void AutoEngineImpl::set_trace(TraceRecorder* trace) {
+  trace_ = trace;
+  inner_->set_trace(trace);
+}
+
+std::string AutoEngineImpl::summary() const {
+  const std::string doing = !decision_.decided ? "measuring, " : "";
+  return "auto(quality=" + std::string(quality_name(options_.quality)) + "): " + doing + current().label;
+}
+
+EngineReport AutoEngineImpl::report() const {
+  EngineReport report = inner_->report();
+  report.spec = summary();
+  report.steps = steps_;
+  report.non_finite_steps += non_finite_steps_;
+  if (report.last_non_finite.empty()) report.last_non_finite = last_non_finite_;
+  for (int stage = 0; stage < kStageCount; ++stage) report.stage_ns[stage] += stage_ns_[stage];
+  if (measured_steps_ > 0) report.fallbacks.push_back({"", "auto: measuring", measured_steps_});
+  return report;
+}
+
+std::string AutoEngineImpl::describe() const {
+  std::string allowed;
+  for (const AutoSetting& setting : auto_settings()) {
+    if (setting.quality <= options_.quality) allowed += ", " + setting.spec;
+  }
+  return "cortado: auto(quality=" + std::string(quality_name(options_.quality)) + ") over " + communicator_->name() +
+         ", world size " + std::to_string(communicator_->world_size()) + ": " +
+         (communicator_->world_size() == 1
+              ? decision_.reason
+              : "dense for the first " + std::to_string(kUncountedSteps + kFewestSteps) + " to " +
+                    std::to_string(kUncountedSteps + kMostSteps) + " steps, then about " +
+                    format("%g", options_.measure_s) + " s for links and codecs, then at most " +
+                    std::to_string(kMostTried) + " settings for some steps each; may use none" + allowed);
+}
+
+Status AutoEngineImpl::check_replicas(std::span<const ReplicaTensor> tensors) {
+  return inner_->check_replicas(tensors);
+}
+
+std::vector<std::string> AutoEngineImpl::take_news() { return std::exchange(news_, {}); }
+
+// ---- state ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::string_view kMeasuring = "auto, measuring";
+constexpr std::string_view kDecided = "auto: ";
+// Places of a tensor's state: what is still to be added to its gradients, with the number of pieces for `begin`; and
+// the residual of a setting on trial.
+constexpr const char* kOwed = "auto";
+constexpr const char* kOnTrial = "auto_trial";
+
+}  // namespace
+
+Result<EngineState> AutoEngineImpl::save_state() {
+  if (!failure_.ok()) return failure_;
+  CORTADO_ASSIGN_OR_RETURN(EngineState state, inner_->save_state());
+  state.spec = decision_.decided ? std::string(kDecided) + current().what : std::string(kMeasuring);
+  if (!decision_.decided) {
+    // A trial is not resumed; what it owes is paid with the rest. (What a plan on trial owes is lost.)
+    for (TensorState& tensor : state.tensors) {
+      tensor = {.name = tensor.name,
+                .residual = {},
+                .basis = {},
+                .velocity = {},
+                .places = {{kOnTrial, 0, std::move(tensor.residual)}}};
+      if (tensor.places[0].values.empty()) tensor.places.clear();
+    }
+  }
+  for (const auto& [t, carried] : carried_) {
+    const std::string& name = tensors_[t].name;
+    auto tensor = std::find_if(state.tensors.begin(), state.tensors.end(),
+                               [&name](const TensorState& s) { return s.name == name; });
+    if (tensor == state.tensors.end()) {
+      state.tensors.push_back({.name = name, .residual = {}, .basis = {}, .velocity = {}});
+      tensor = state.tensors.end() - 1;
+    }
+    tensor->places.push_back(
+        {kOwed, carried.pieces_left, std::vector<float>(carried.values.begin(), carried.values.end())});
+  }
+  return state;
+}
+
+// Takes what is owed out of a state.
+Status AutoEngineImpl::take_owed(EngineState* state) {
+  carried_.clear();
+  for (TensorState& tensor : state->tensors) {
+    const auto found =
+        std::find_if(tensors_.begin(), tensors_.end(), [&](const EngineTensor& t) { return t.name == tensor.name; });
+    const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
+    for (const char* name : {kOwed, kOnTrial}) {
+      for (const PlaceState& place : tensor.places) {
+        if (place.name != name) continue;
+        if (found == tensors_.end() || place.begin < 0 || place.begin > kPieces ||
+            static_cast<std::int64_t>(place.values.size()) != found->rows * found->cols) {
+          return make_error(StatusCode::kMismatch, "load_state: what \"%s\" is still owed is of another model",
+                            tensor.name.c_str());
+        }
+        carry(t, place.values, 1.0f);
+        const auto carried = carried_.find(t);
+        if (name == kOwed && carried != carried_.end()) carried->second.pieces_left = static_cast<int>(place.begin);
+      }
+      std::erase_if(tensor.places, [&](const PlaceState& place) { return place.name == name; });
+    }
+  }
+  std::erase_if(state->tensors, [](const TensorState& tensor) {
+    return tensor.residual.empty() && tensor.basis.empty() && tensor.velocity.empty() && tensor.places.empty();
+  });
+  return {};
+}
+
+Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
+  if (!failure_.ok()) return failure_;
+  const bool is_decided = saved.spec.starts_with(kDecided);
+  if (!is_decided && saved.spec != kMeasuring) {
+    return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of auto",
+                      saved.spec.c_str());
+  }
+  if (saved.world_size != communicator_->world_size()) {
+    return "the state was saved by " + std::to_string(saved.world_size) + " ranks and is loaded by " +
+           std::to_string(communicator_->world_size()) +
+           ": auto measures again, and residuals start at zero (what they held is lost once)";
+  }
+  EngineState state = saved;
+  const std::string what = is_decided ? saved.spec.substr(kDecided.size()) : "none";
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner(what));
+  CORTADO_RETURN_IF_ERROR(take_owed(&state));
+  std::string warning;
+  if (is_decided) {
+    state.spec = made->options().results_spec();
+    CORTADO_ASSIGN_OR_RETURN(warning, made->load_state(state));
+  }
+  inner_ = std::move(made);
+  uncounted_ = kUncountedSteps;
+  times_ns_.clear();
+  if (!is_decided) {
+    decision_.candidates.resize(1);
+    current_ = 0;
+    begin_measuring();
+    return warning;
+  }
+  const bool is_dense = what == "none";
+  const std::string label = what.starts_with('{') ? inner_->options().codec : what;
+  decision_ = {.decided = true, .step = steps_, .chosen = is_dense ? 0 : 1, .candidates = {}, .reason = {}};
+  decision_.candidates = {{.label = "dense", .what = "none"}};
+  if (!is_dense) decision_.candidates.push_back({.label = label, .what = what});
+  decision_.reason = (is_dense ? std::string("dense") : label) + ", as in the checkpoint";
+  current_ = decision_.chosen;
+  phase_ = Phase::kRun;
+  expected_ns_ = -1;
+  block_steps_ = kWatchFewest;
+  checks_ = drifted_ = lossy_ = 0;
+  return warning;
+}
+
+}  // namespace cortado

@@ -1,0 +1,133 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The flow. An engine runs inside; between steps it may be exchanged for another one.
+//
+//   kMeasure  dense steps, the first ones not counted; then links and codecs are measured and candidates come from the
+//             planner (candidates.h)
+//   kTry      each candidate for some steps, as the contest says (contest.h)
+//   kRun      the winner. Every `interval` steps all ranks gather how long steps took and what is lost, and go back to
+//             kMeasure if the time has drifted, or to dense if too much is lost
+//
+// What an engine still owed when it was left (its residual) is added to the gradients of the next kPieces steps.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective/agreement.h"
+#include "core/aligned_buffer.h"
+#include "cortado/auto.h"
+#include "session/contest.h"
+
+namespace cortado {
+
+class AutoEngineImpl final : public AutoEngine {
+ public:
+  static constexpr int kUncountedSteps = 3;  // no start time; DDP lays out its buckets anew; caches
+  static constexpr int kPieces = 8;
+
+  AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOptions& options, Communicator* communicator,
+                 const Clock* clock);
+  Status start();
+
+  Status begin_step(const StepContext& context) override;
+  Status submit(std::span<const Gradient> gradients) override;
+  Status submit_bucket(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) override;
+  Status submit_buffer(void* data, std::int64_t elems, DType dtype) override;
+  Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
+  void abandon(const std::string& why) override;
+
+  const EngineOptions& options() const override { return inner_->options(); }
+  const std::vector<EngineTensor>& tensors() const override { return tensors_; }
+  EngineReport report() const override;
+  void set_trace(TraceRecorder* trace) override;
+  Trace trace() const override { return inner_->trace(); }
+  std::string describe() const override;
+  Status check_replicas(std::span<const ReplicaTensor> tensors) override;
+  Result<EngineState> save_state() override;
+  Result<std::string> load_state(const EngineState& state) override;
+
+  const AutoDecision& decision() const override { return decision_; }
+  std::vector<std::string> take_news() override;
+  std::string summary() const override;
+
+ private:
+  enum class Phase { kMeasure, kTry, kRun };
+  struct Carried {  // in gradients' unscaled units
+    AlignedBuffer<float> values;
+    int pieces_left = 0;
+  };
+
+  std::chrono::nanoseconds timeout() const;
+  const AutoCandidate& current() const { return decision_.candidates[static_cast<std::size_t>(current_)]; }
+  bool sums_buffers() const { return inner_->options().method == EngineOptions::Method::kNone; }
+  Status fail(const Status& status);
+
+  // -- a step
+  Status note_gradients(std::span<const Gradient> gradients);
+  void add_carried(const Gradient& gradient);
+  void count_delivered();
+  Status after_step();
+
+  // -- between steps
+  void begin_measuring();
+  Status end_block();
+  Status begin_trials();
+  Status next_trial();
+  Status decide();
+  Status check_progress();
+  Status switch_to(int candidate, bool keep_residual = true);
+  Result<std::unique_ptr<Engine>> make_inner(const std::string& what);
+  Status harvest();
+  void carry(std::uint32_t tensor, std::span<const float> values, float factor);
+  Status take_owed(EngineState* state);
+  Result<std::vector<std::int64_t>> agree_on_times();
+  void say(const std::string& text) { news_.push_back("cortado: " + text); }
+
+  std::vector<EngineTensor> tensors_;
+  AutoOptions options_;
+  Communicator* communicator_;
+  const Clock* clock_;
+  TraceRecorder* trace_ = nullptr;
+  std::optional<Cluster> cluster_;  // given
+  std::unique_ptr<Engine> inner_;
+  int current_ = 0;  // of the candidates
+
+  Status failure_;
+  AutoDecision decision_;
+  std::vector<std::string> news_;
+  std::vector<std::string> refused_;  // settings that lost too much
+
+  Phase phase_ = Phase::kMeasure;
+  std::vector<std::int64_t> dense_ns_;
+  std::optional<Contest> contest_;
+  int uncounted_ = kUncountedSteps;      // steps still to pass before times count
+  std::int64_t block_steps_ = 0;         // steps whose times are wanted before the next exchange with the other ranks
+  std::vector<std::int64_t> times_ns_;   // of this block
+  std::int64_t expected_ns_ = -1;        // kRun: of a step
+  int drifted_ = 0, lossy_ = 0;          // comparisons in a row
+  int checks_ = 0, checks_to_pass_ = 0;  // since the decision, and how many before it may be taken anew
+
+  // -- the step in hand
+  bool in_step_ = false;
+  StepContext context_;
+  std::int64_t step_start_ns_ = -1;     // end of the step before
+  std::int64_t own_ns_ = 0;             // spent in this engine since
+  std::vector<std::int64_t> ready_ns_;  // by tensor: sums over the measured steps
+  std::int64_t ready_steps_ = 0;
+  double gradient_squares_ = 0;
+  std::map<std::uint32_t, Carried> carried_;
+  std::vector<Gradient> carrying_;  // gradients of this step that were added to
+
+  std::int64_t steps_ = 0;
+  std::int64_t measured_steps_ = 0;
+  // Of the engines before the one inside.
+  std::int64_t non_finite_steps_ = 0;
+  std::string last_non_finite_;
+  std::int64_t stage_ns_[kStageCount] = {};
+};
+
+}  // namespace cortado

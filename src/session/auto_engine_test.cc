@@ -1,0 +1,420 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "session/auto_engine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+
+#include "collective/rank_threads.h"
+#include "cortado/calibrate.h"
+
+namespace cortado {
+namespace {
+
+// Time as the test wants it; one a rank.
+class HandClock final : public Clock {
+ public:
+  explicit HandClock(bool runs = false) : runs_(runs) {}
+  std::int64_t now_ns() const override { return now_ + (runs_ ? steady_clock()->now_ns() : 0); }
+  void advance(std::int64_t ns) { now_ += ns; }
+
+ private:
+  bool runs_;  // by itself too
+  std::int64_t now_ = 1'000'000;
+};
+
+std::vector<EngineTensor> model() {
+  return {{.name = "embedding", .rows = 40, .cols = 24},
+          {.name = "first.weight", .rows = 48, .cols = 33},
+          {.name = "first.bias", .rows = 1, .cols = 48, .dimensions = 1},
+          {.name = "last.weight", .rows = 17, .cols = 64}};
+}
+
+float made_up(int rank, std::int64_t step, std::size_t tensor, std::size_t i) {
+  const double x =
+      0.37 * static_cast<double>(i) + 1.3 * rank + 0.71 * static_cast<double>(step) + 2.1 * static_cast<double>(tensor);
+  return static_cast<float>(std::sin(x) + 0.3 * std::cos(3.1 * x));
+}
+
+constexpr std::int64_t kMs = 1'000'000;
+
+// Runs steps of auto on some ranks; how long a step takes depends on what runs inside.
+struct Training {
+  AutoOptions options = AutoOptions::parse("auto(measure_s=0)").value();
+  int ranks = 2;
+  std::int64_t steps = 60;
+  std::function<std::int64_t(const std::string& what, std::int64_t step, int rank)> step_ns;
+  std::function<void(AutoEngine& engine, std::int64_t step)> after_step = nullptr;
+  bool in_buckets = true;
+  bool clock_runs = false;
+  std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps
+  float gradient_scale = 1;
+
+  std::vector<Status> statuses;
+  std::vector<AutoDecision> decisions;
+  std::vector<std::vector<std::string>> news;
+  std::vector<EngineReport> reports;
+  // Sum over all steps of what was delivered, and of the mean gradients; of rank 0's tensor 1.
+  std::vector<double> delivered, expected;
+
+  void go();
+};
+
+// What runs inside, as far as the test can see it: "none", or the setting.
+std::string inside(const AutoEngine& engine) {
+  const std::string summary = engine.summary();
+  const std::string label = summary.substr(summary.rfind(": ") + 2);
+  const std::string measuring = "measuring, ";
+  return label.starts_with(measuring) ? label.substr(measuring.size()) : label;
+}
+
+void Training::go() {
+  decisions.resize(static_cast<std::size_t>(ranks));
+  news.resize(static_cast<std::size_t>(ranks));
+  reports.resize(static_cast<std::size_t>(ranks));
+  const std::vector<EngineTensor> tensors = model();
+  const auto elems = [&](std::size_t t) { return static_cast<std::size_t>(tensors[t].rows * tensors[t].cols); };
+  delivered.assign(elems(1), 0);
+  expected.assign(elems(1), 0);
+  statuses = run_ranks(ranks, [&](Communicator& communicator) -> Status {
+    const auto rank = static_cast<std::size_t>(communicator.rank());
+    HandClock clock(clock_runs);
+    AutoOptions own = options;
+    own.takes_buffers = in_buckets;
+    Result<std::unique_ptr<AutoEngine>> made = AutoEngine::create(tensors, own, &communicator, &clock);
+    if (!made.ok()) return made.status();
+    AutoEngine& engine = *made.value();
+    for (std::int64_t step = 0; step < steps; ++step) {
+      std::vector<float> buffer;
+      for (std::size_t t = 0; t < tensors.size(); ++t) {
+        for (std::size_t i = 0; i < elems(t); ++i) {
+          buffer.push_back(gradient_scale * made_up(static_cast<int>(rank), step, t, i));
+        }
+      }
+      std::vector<Gradient> gradients;
+      float* at = buffer.data();
+      for (std::size_t t = 0; t < tensors.size(); ++t) {
+        gradients.push_back({static_cast<std::uint32_t>(t), at});
+        at += elems(t);
+      }
+      if (poison && rank == 1 && poison(inside(engine), step)) buffer[elems(0)] = INFINITY;
+      clock.advance(step_ns(inside(engine), step, static_cast<int>(rank)));
+      if (const Status s = engine.begin_step({.gradient_scale = gradient_scale}); !s.ok()) return s;
+      const Status submitted = in_buckets
+                                   ? engine.submit_bucket(gradients, buffer.data(),
+                                                          static_cast<std::int64_t>(buffer.size()), DType::kFloat32)
+                                   : engine.submit(gradients);
+      if (!submitted.ok()) return submitted;
+      if (const Result<StepOutcome> outcome = engine.finish_step(); !outcome.ok()) return outcome.status();
+      for (std::size_t i = 0; rank == 0 && i < delivered.size(); ++i) {
+        delivered[i] += static_cast<float*>(gradients[1].data)[i] / gradient_scale;
+        for (int r = 0; r < ranks; ++r) expected[i] += made_up(r, step, 1, i) / static_cast<double>(ranks);
+      }
+      for (const std::string& line : engine.take_news()) news[rank].push_back(line);
+      if (after_step) after_step(engine, step);
+    }
+    decisions[rank] = engine.decision();
+    reports[rank] = engine.report();
+    return {};
+  });
+}
+
+void expect_ok(const Training& run) {
+  for (const Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+std::string chosen(const AutoDecision& decision) {
+  return decision.candidates[static_cast<std::size_t>(decision.chosen)].label;
+}
+
+bool says(const std::vector<std::string>& news, const std::string& text) {
+  return std::any_of(news.begin(), news.end(),
+                     [&](const std::string& line) { return line.find(text) != std::string::npos; });
+}
+
+TEST(AutoEngine, TakesTheFastestSettingOnAllRanks) {
+  Training run;
+  run.ranks = 3;
+  run.step_ns = [](const std::string& what, std::int64_t, int rank) {
+    // The ranks see different times; what counts is the slowest.
+    const std::int64_t own = rank == 1 ? 30 * kMs : 0;
+    return (what == "cast(fp16)" ? 300 : what == "cast(bf16)" ? 400 : what == "dense" ? 900 : 700) * kMs + own;
+  };
+  run.go();
+  expect_ok(run);
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    EXPECT_TRUE(run.decisions[rank].decided);
+    EXPECT_EQ(chosen(run.decisions[rank]), "cast(fp16)");
+    EXPECT_EQ(run.decisions[rank].candidates[0].measured_ns, 930 * kMs);
+    EXPECT_EQ(run.decisions[rank].candidates[2].measured_ns, 330 * kMs);
+    EXPECT_EQ(run.news[rank], run.news[0]);
+  }
+  EXPECT_TRUE(says(run.news[0], "cast(fp16): 330 ms a step; dense 930 ms (2.82x)"));
+  EXPECT_EQ(run.reports[0].spec, "auto(quality=balanced): cast(fp16)");
+}
+
+TEST(AutoEngine, DeclinesWithTheReasonWhereNothingIsGained) {
+  Training run;
+  run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 490) * kMs; };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(run.decisions[0].decided);
+  EXPECT_EQ(chosen(run.decisions[0]), "dense");
+  EXPECT_TRUE(says(run.news[0], "compression does not pay here; the fastest setting allowed"));
+  EXPECT_TRUE(says(run.news[0], "(1.02x)"));
+}
+
+TEST(AutoEngine, QualitySaysWhatMayBeUsed) {
+  for (const auto& [quality, most] : {std::pair(Quality::kSafe, std::string("cast(bf16)")),
+                                      std::pair(Quality::kBalanced, std::string("compso(bound=4e-3)")),
+                                      std::pair(Quality::kAggressive, std::string("topk(density=0.01)"))}) {
+    Training run;
+    run.options.quality = quality;
+    run.steps = 120;
+    run.step_ns = [](const std::string& what, std::int64_t, int) {
+      return (what == "dense"                ? 900
+              : what == "topk(density=0.01)" ? 100
+              : what == "compso(bound=4e-3)" ? 300
+              : what == "cast(bf16)"         ? 500
+                                             : 700) *
+             kMs;
+    };
+    run.go();
+    expect_ok(run);
+    EXPECT_EQ(chosen(run.decisions[0]), most) << quality_name(quality);
+  }
+}
+
+// What settings on trial owe is paid in the steps after them.
+TEST(AutoEngine, NothingIsLostByTrials) {
+  for (const bool in_buckets : {true, false}) {
+    for (const float scale : {1.0f, 64.0f}) {
+      Training run;
+      run.options.quality = Quality::kAggressive;
+      run.in_buckets = in_buckets;
+      run.gradient_scale = scale;
+      run.steps = 120;
+      run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 800) * kMs; };
+      run.go();
+      expect_ok(run);
+      ASSERT_EQ(chosen(run.decisions[0]), "dense");
+      ASSERT_GT(run.decisions[0].candidates.size(), 5u);
+      double squares = 0, difference = 0;
+      for (std::size_t i = 0; i < run.expected.size(); ++i) {
+        squares += run.expected[i] * run.expected[i];
+        difference += (run.delivered[i] - run.expected[i]) * (run.delivered[i] - run.expected[i]);
+      }
+      EXPECT_LT(std::sqrt(difference / squares), 0.02) << "in buckets " << in_buckets << ", scale " << scale;
+    }
+  }
+}
+
+TEST(AutoEngine, MeasuresAgainWhenTheLinkChanges) {
+  Training run;
+  run.options.quality = Quality::kSafe;
+  run.steps = 330;
+  run.step_ns = [](const std::string& what, std::int64_t step, int) {
+    if (step < 80) return (what == "dense" ? 500 : 495) * kMs;     // fast link: nothing is gained
+    if (step < 170) return (what == "dense" ? 2000 : 1000) * kMs;  // slow
+    return (what == "dense" ? 400 : 450) * kMs;                    // and fast again
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(says(run.news[0], "expected 500 ms; dense, and measuring again"));
+  EXPECT_TRUE(says(run.news[0], "(2.00x)"));
+  EXPECT_EQ(chosen(run.decisions[0]), "dense");  // fell back when the gain was gone
+  EXPECT_EQ(run.news[0], run.news[1]);
+}
+
+TEST(AutoEngine, ASlowSpellChangesNothing) {
+  Training run;
+  run.options.quality = Quality::kSafe;
+  run.steps = 200;
+  run.step_ns = [](const std::string& what, std::int64_t step, int) {
+    const std::int64_t slow = step >= 60 && step < 72 ? 4 : 1;
+    return slow * (what == "dense" ? 900 : 400) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_FALSE(says(run.news[0], "measuring again"));
+}
+
+TEST(AutoEngine, StepsBackFromASettingThatLosesTooMuch) {
+  Training run;
+  run.options.quality = Quality::kAggressive;
+  run.options.max_relative_error = 0.5;  // topk loses more than that of noise
+  run.steps = 400;
+  run.step_ns = [](const std::string& what, std::int64_t, int) {
+    return (what == "dense" ? 900 : what == "topk(density=0.01)" ? 100 : what == "cast(bf16)" ? 500 : 700) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(says(run.news[0], "topk(density=0.01) loses too much: relative L2 error 0.9"));
+  EXPECT_TRUE(says(run.news[0], "(limit 0.5)"));
+  EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");  // topk is not used again
+}
+
+// The residual's norm is in gradients: top-k of noise, some steps after its start, owes several of them.
+TEST(AutoEngine, TellsTheResidualInGradients) {
+  for (const float scale : {1.0f, 1024.0f}) {
+    Training run;
+    run.options.quality = Quality::kAggressive;
+    run.options.max_relative_error = 1;
+    run.gradient_scale = scale;
+    run.steps = 300;
+    run.step_ns = [](const std::string& what, std::int64_t, int) {
+      return (what == "topk(density=0.01)" ? 100 : 900) * kMs;
+    };
+    run.go();
+    expect_ok(run);
+    ASSERT_EQ(chosen(run.decisions[0]), "topk(density=0.01)");
+    EXPECT_GT(run.decisions[0].residual, 1.0);
+    EXPECT_LT(run.decisions[0].residual, 100.0);
+    EXPECT_GT(run.decisions[0].relative_error, 0.5);
+  }
+}
+
+TEST(AutoEngine, PredictsAndPlans) {
+  Training run;
+  run.options.measure_s = 0.5;
+  run.clock_runs = true;
+  run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 900 : 400) * kMs; };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(run.decisions[0].decided);
+  EXPECT_GE(run.decisions[0].candidates[0].predicted_ns, 0);
+}
+
+// What engines inside have counted is not lost with them.
+TEST(AutoEngine, CountsNonFiniteStepsOfAllSettings) {
+  Training run;
+  run.options.quality = Quality::kAggressive;
+  run.steps = 100;
+  std::int64_t compressed_steps = 0;
+  run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 800) * kMs; };
+  run.poison = [](const std::string& what, std::int64_t) { return what == "acp(rank=4)"; };
+  run.go();
+  expect_ok(run);
+  for (const AutoCandidate& candidate : run.decisions[0].candidates) {
+    if (candidate.label == "acp(rank=4)") compressed_steps = candidate.steps;
+  }
+  EXPECT_EQ(run.reports[0].non_finite_steps, compressed_steps + 1);  // one goes before those that count
+  EXPECT_NE(run.reports[0].last_non_finite.find("of acp(rank=4)"), std::string::npos) << run.reports[0].last_non_finite;
+}
+
+TEST(AutoEngine, OneRankHasNothingToDecide) {
+  Training run;
+  run.ranks = 1;
+  run.step_ns = [](const std::string&, std::int64_t, int) { return kMs; };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(run.decisions[0].decided);
+  EXPECT_EQ(run.decisions[0].reason, "one rank: there is nothing to exchange");
+}
+
+TEST(AutoEngine, RanksMustAskForTheSame) {
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    AutoOptions options;
+    options.quality = communicator.rank() == 0 ? Quality::kSafe : Quality::kBalanced;
+    return AutoEngine::create(model(), options, &communicator).status();
+  });
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("auto(quality=balanced)"), std::string::npos) << status.message();
+  }
+}
+
+TEST(AutoEngine, AClusterFileOfAnotherMachineIsRefused) {
+  const std::string path = testing::TempDir() + "auto_engine_test_cluster.json";
+  Cluster cluster;
+  const auto calibrated = run_ranks(2, [&](Communicator& communicator) -> Status {
+    Result<Cluster> measured =
+        calibrate(&communicator, {.codecs = {"cast(bf16)"}, .budget_s = 0.2, .max_bytes = 65536, .max_elems = 4096});
+    if (communicator.rank() == 0 && measured.ok()) cluster = measured.value();
+    return measured.status();
+  });
+  for (const Status& status : calibrated) ASSERT_TRUE(status.ok()) << status.to_string();
+  const auto create = [&] {
+    return run_ranks(2, [&](Communicator& communicator) -> Status {
+      AutoOptions options = AutoOptions::parse("auto(cluster=" + path + ")").value();
+      return AutoEngine::create(model(), options, &communicator).status();
+    });
+  };
+  ASSERT_TRUE(save_cluster(cluster, path).ok());
+  for (const Status& status : create()) EXPECT_TRUE(status.ok()) << status.to_string();
+  cluster.communicator = "mpi";
+  ASSERT_TRUE(save_cluster(cluster, path).ok());
+  for (const Status& status : create()) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("$.host.communicator: expected \"local\", as here, got \"mpi\""), std::string::npos)
+        << status.message();
+  }
+  std::remove(path.c_str());
+  for (const Status& status : create()) EXPECT_NE(status.message().find(path), std::string::npos) << status.message();
+}
+
+TEST(AutoEngine, ResumesFromACheckpoint) {
+  std::vector<EngineState> states(2);
+  const auto fast_topk = [](const std::string& what, std::int64_t, int) {
+    return (what == "topk(density=0.01)" ? 100 : 900) * kMs;
+  };
+  Training run;
+  run.options.quality = Quality::kAggressive;
+  run.steps = 100;
+  run.step_ns = fast_topk;
+  run.after_step = [&](AutoEngine& engine, std::int64_t step) {
+    if (step != 99) return;
+    const EngineState state = engine.save_state().value();
+    states[static_cast<std::size_t>(state.rank)] = state;
+  };
+  run.go();
+  expect_ok(run);
+  ASSERT_EQ(states[0].spec, "auto: topk(density=0.01)");
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    HandClock clock;
+    Result<std::unique_ptr<AutoEngine>> made = AutoEngine::create(model(), run.options, &communicator, &clock);
+    if (!made.ok()) return made.status();
+    const EngineState& saved = states[static_cast<std::size_t>(communicator.rank())];
+    const Result<std::string> loaded = made.value()->load_state(saved);
+    if (!loaded.ok()) return loaded.status();
+    EXPECT_EQ(loaded.value(), "");
+    EXPECT_EQ(made.value()->summary(), "auto(quality=aggressive): topk(density=0.01)");
+    const EngineState again = made.value()->save_state().value();
+    EXPECT_EQ(again.tensors.size(), saved.tensors.size());
+    for (std::size_t t = 0; t < std::min(again.tensors.size(), saved.tensors.size()); ++t) {
+      EXPECT_EQ(again.tensors[t].residual, saved.tensors[t].residual);
+    }
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(AutoOptions, ReadsAndWrites) {
+  const AutoOptions options = AutoOptions::parse("auto(aggressive, cluster=a/b.json, drift=0.5)").value();
+  EXPECT_EQ(options.quality, Quality::kAggressive);
+  EXPECT_EQ(options.cluster, "a/b.json");
+  EXPECT_EQ(options.to_spec(), "auto(quality=aggressive, cluster=a/b.json, drift=0.5)");
+  EXPECT_EQ(AutoOptions::parse(options.to_spec()).value().to_spec(), options.to_spec());
+  EXPECT_EQ(AutoOptions::parse("auto").value().to_spec(), "auto(quality=balanced)");
+  const Status wrong = AutoOptions::parse("auto(quality=best)").status();
+  EXPECT_EQ(wrong.message(), "auto(quality=best): quality must be safe, balanced or aggressive, got \"best\"");
+  EXPECT_FALSE(AutoOptions::parse("auto | quant").ok());
+  EXPECT_TRUE(is_auto_spec("auto"));
+  EXPECT_TRUE(is_auto_spec(" auto(quality=safe)"));
+  EXPECT_FALSE(is_auto_spec("autos"));
+  EXPECT_FALSE(is_auto_spec("acp(rank=4)"));
+}
+
+TEST(AutoSettings, CanBeMade) {
+  for (const AutoSetting& setting : auto_settings()) {
+    EXPECT_TRUE(EngineOptions::parse(setting.spec).ok()) << setting.spec;
+    EXPECT_FALSE(setting.evidence.empty()) << setting.spec;
+  }
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,303 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "session/candidates.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+
+#include "core/check.h"
+#include "cortado/calibrate.h"
+#include "cortado/job.h"
+#include "cortado/planner.h"
+#include "engine/trained_codec.h"
+#include "session/settings.h"
+
+namespace cortado {
+
+namespace {
+
+constexpr double kHopeless = 1.1;                               // times dense, as predicted
+constexpr std::int64_t kMessageBytes = std::int64_t{25} << 20;  // of dense gradients, what engines fuse
+constexpr int kCompressedMessages = 4;  // of what is left of a compressed model; engines weigh latency, about so many
+
+// ---- the same on all ranks -----------------------------------------------------------------------------------------
+
+// The text that rank 0 has.
+Result<std::string> from_rank_0(const std::string& own, Communicator* communicator, std::chrono::nanoseconds timeout) {
+  const std::uint64_t own_bytes = own.size();
+  std::vector<std::uint64_t> bytes(static_cast<std::size_t>(communicator->world_size()));
+  CORTADO_RETURN_IF_ERROR(communicator->all_gather(std::as_bytes(std::span(&own_bytes, 1)),
+                                                   std::as_writable_bytes(std::span(bytes)), timeout));
+  std::string text = communicator->rank() == 0 ? own : std::string(bytes[0], '\0');
+  if (text.empty()) return text;
+  CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator->start({.kind = CollectiveKind::kBroadcast,
+                                                                   .dtype = DType::kUint8,
+                                                                   .root = 0,
+                                                                   .sent = text.data(),
+                                                                   .received = text.data(),
+                                                                   .elems = static_cast<std::int64_t>(text.size())}));
+  CORTADO_RETURN_IF_ERROR(communicator->wait(work, timeout));
+  return text;
+}
+
+std::chrono::nanoseconds timeout_of(const AutoOptions& options) {
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
+}
+
+// ---- settings as the planner sees them -----------------------------------------------------------------------------
+
+std::vector<AutoSetting> allowed_settings(const AutoOptions& options, const std::vector<std::string>& refused) {
+  std::vector<AutoSetting> allowed;
+  for (const AutoSetting& setting : auto_settings()) {
+    const bool is_refused = std::find(refused.begin(), refused.end(), setting.spec) != refused.end();
+    if (setting.quality <= options.quality && !is_refused) allowed.push_back(setting);
+  }
+  return allowed;
+}
+
+Job make_job(const std::vector<EngineTensor>& tensors, const MeasuredSteps& steps) {
+  Job job;
+  job.name = "training";
+  job.description = "measured by auto";
+  job.device = OpDevice::kCpu;
+  // From the end of one step to the end of the next: optimizer, forward and backward pass are one stretch.
+  job.forward_ns = 0;
+  job.optimizer_ns = 0;
+  std::vector<std::size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return steps.ready_ns[a] < steps.ready_ns[b]; });
+  for (const std::size_t t : order) {
+    JobTensor& tensor = job.tensors.emplace_back();
+    tensor.name = tensors[t].name;
+    tensor.shape = {tensors[t].rows, tensors[t].cols};
+    if (tensors[t].dimensions < 2) tensor.shape = {tensors[t].cols};
+    tensor.dtype = tensors[t].dtype;
+    tensor.ready_ns = std::max<std::int64_t>(0, steps.ready_ns[t]);
+  }
+  return job;
+}
+
+// About what an engine of the setting does, as a plan.
+Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& codec, const CodecTraits& traits,
+                     bool takes_buffers) {
+  Plan plan;
+  plan.topology = cluster.topology();
+  const LevelRange all{0, static_cast<int>(cluster.levels.size()) - 1};
+  const Operation dense{.kind = OpKind::kAllReduce, .levels = all};
+  const Operation encoded{
+      .kind = traits.linear ? OpKind::kAllReduce : OpKind::kAllGather, .levels = all, .encoded = true};
+  const auto is_compressed = [&](const JobTensor& tensor) {
+    if (codec == "none") return false;
+    return codec.starts_with("cast") || (tensor.shape.size() > 1 && tensor.elems() >= (traits.low_rank ? 1 : 256));
+  };
+  std::int64_t total = 0;
+  for (const JobTensor& tensor : job.tensors) total += tensor.size_bytes();
+  const bool fuses_as_dense = codec == "none" || codec.starts_with("cast");
+  const std::int64_t cap = fuses_as_dense ? kMessageBytes : std::max<std::int64_t>(1, total / kCompressedMessages);
+  // What is compressed and what is not travel in messages of their own.
+  PlanBucket open[2];
+  std::int64_t open_bytes[2] = {};
+  const auto close = [&](int kind) {
+    if (!open[kind].tensors.empty()) plan.buckets.push_back(std::move(open[kind]));
+    open[kind] = {};
+    open_bytes[kind] = 0;
+  };
+  std::int64_t ready_ns = -1;
+  for (const JobTensor& tensor : job.tensors) {
+    const int kind = is_compressed(tensor) ? 1 : 0;
+    // Buffers are summed as they are handed over: what was ready at the same time was one.
+    const bool is_handed_over = codec == "none" && takes_buffers;
+    const bool is_full = is_handed_over ? tensor.ready_ns != ready_ns : open_bytes[kind] + tensor.size_bytes() > cap;
+    if (open_bytes[kind] > 0 && is_full) close(kind);
+    ready_ns = tensor.ready_ns;
+    PlanBucket& bucket = open[kind];
+    bucket.tensors.push_back(tensor.name);
+    open_bytes[kind] += tensor.size_bytes();
+    if (kind == 0) {
+      bucket.option.operations = {dense};
+    } else {
+      bucket.codec = codec;
+      bucket.option.operations = {{.kind = OpKind::kEncode}, encoded, {.kind = OpKind::kDecode}};
+    }
+  }
+  close(1);
+  close(0);
+  return plan;
+}
+
+// The planner knows no more than the most that a payload can have. Where payloads vary, `cluster` with the gathers of
+// what they have of values as in a gradient: curves whose sizes are as much larger.
+Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& codec) {
+  constexpr std::int64_t kSide = 256;
+  EngineOptions options;
+  options.codec = codec;
+  CORTADO_ASSIGN_OR_RETURN(const TrainedCodec trained, make_trained_codec(options));
+  CORTADO_ASSIGN_OR_RETURN(const double expected, expected_payload_bytes(trained, kSide, kSide, DType::kFloat32));
+  const double most = static_cast<double>(trained.codec->max_payload_bytes(kSide, kSide, DType::kFloat32));
+  Cluster scaled = cluster;
+  const auto scale = [&](CollectiveCurves& curves) {
+    const auto gather = curves.find(OpKind::kAllGather);
+    if (gather == curves.end()) return;
+    for (std::int64_t& size : gather->second.sizes) {
+      size = static_cast<std::int64_t>(static_cast<double>(size) * std::max(1.0, most / std::max(1.0, expected)));
+    }
+  };
+  for (ClusterLevel& level : scaled.levels) scale(level.collectives);
+  for (ClusterRange& range : scaled.ranges) scale(range.collectives);
+  return scaled;
+}
+
+Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster, bool takes_buffers) {
+  CodecTraits traits;
+  Cluster scaled = cluster;
+  if (codec != "none") {
+    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> made, make_codec(codec));
+    traits = made->row().traits;
+    if (!traits.fixed_size) {
+      CORTADO_ASSIGN_OR_RETURN(scaled, with_expected_sizes(cluster, codec));
+    }
+  }
+  const Plan plan = plan_of_setting(job, scaled, codec, traits, takes_buffers);
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, scaled));
+  return timeline.step_ns;
+}
+
+// The planner's own plan, if it encodes anything.
+Result<std::optional<AutoCandidate>> best_plan(const Job& job, const Cluster& cluster,
+                                               const std::vector<std::string>& codecs) {
+  PlannerConstraints constraints;
+  constraints.allowed_codecs = codecs;
+  constraints.max_lossy_passes = 1;  // as the settings
+  CORTADO_ASSIGN_OR_RETURN(const Plan plan, make_plan(job, cluster, constraints));
+  const bool encodes = std::any_of(plan.buckets.begin(), plan.buckets.end(),
+                                   [](const PlanBucket& bucket) { return bucket.option.encodes() > 0; });
+  if (!encodes) return std::optional<AutoCandidate>();
+  char label[96];
+  std::snprintf(label, sizeof(label), "plan(hash=%016llx, buckets=%zu)",
+                static_cast<unsigned long long>(plan_hash(plan)), plan.buckets.size());
+  return std::optional(
+      AutoCandidate{.label = label, .what = plan_to_json(plan), .predicted_ns = plan.predicted_step_ns});
+}
+
+// On rank 0: predictions for `candidates`, and the planner's plan.
+Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions& options, bool may_plan,
+                       Candidates* candidates) {
+  std::vector<std::string> codecs;
+  for (AutoCandidate& candidate : candidates->list) {
+    std::string codec = "none";
+    if (candidate.what != "none") {
+      CORTADO_ASSIGN_OR_RETURN(codec, codec_of_setting(candidate.what));
+      codecs.push_back(codec);
+    }
+    const Result<std::int64_t> predicted_ns = predict(codec, job, cluster, options.takes_buffers);
+    if (!predicted_ns.ok() && candidate.what == "none") return predicted_ns.status();
+    // A codec that the file has no times of is tried all the same.
+    if (predicted_ns.ok()) candidate.predicted_ns = predicted_ns.value();
+  }
+  // Of plans there is evidence for casts only: settings leave vectors alone, plans need not. Low rank has warm starts
+  // that plans do not keep.
+  std::erase_if(codecs, [&](const std::string& codec) {
+    const bool is_low_rank = codec.starts_with("acp") || codec.starts_with("power");
+    return is_low_rank || (options.quality != Quality::kAggressive && !codec.starts_with("cast"));
+  });
+  if (!may_plan || codecs.empty()) return {};
+  CORTADO_ASSIGN_OR_RETURN(std::optional<AutoCandidate> planned, best_plan(job, cluster, codecs));
+  if (planned.has_value()) candidates->list.push_back(*std::move(planned));
+  return {};
+}
+
+// The levels that the launcher tells of; one where it tells nothing, or what makes no sense.
+Result<Topology> topology_of(const AutoOptions& options, Communicator* communicator) {
+  const Result<std::optional<LauncherPlace>> place = launcher_place();
+  return agree_on_topology(communicator, place.ok() ? place.value() : std::nullopt, timeout_of(options));
+}
+
+Result<Cluster> measure_cluster(const AutoOptions& options, Communicator* communicator, const Clock* clock) {
+  CORTADO_ASSIGN_OR_RETURN(const Topology topology, topology_of(options, communicator));
+  CalibrateOptions calibration{
+      .name = "as measured by auto",
+      .codecs = auto_codecs(options.quality),
+      .collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll},
+      .budget_s = options.measure_s,
+      .topology = topology,
+      .transport_version = options.transport_version,
+      .timeout_s = options.timeout_s,
+      .progress = nullptr};
+  CORTADO_ASSIGN_OR_RETURN(Cluster cluster, calibrate(communicator, calibration, clock));
+  // Collectives with a root are not worth the time to measure them, and formulas for them promise too much.
+  const auto forbid_rooted = [](CollectiveCurves& curves) {
+    for (const OpKind kind : {OpKind::kReduce, OpKind::kBroadcast, OpKind::kGather}) {
+      curves[kind] = {.sizes = {1}, .times_ns = {kMaxNs / 1024}};
+    }
+  };
+  for (ClusterLevel& level : cluster.levels) forbid_rooted(level.collectives);
+  for (ClusterRange& range : cluster.ranges) forbid_rooted(range.collectives);
+  return cluster;
+}
+
+// Best first, dense where it is; without those that can't win.
+void keep_promising(Candidates* candidates) {
+  std::vector<AutoCandidate>& list = candidates->list;
+  const std::int64_t dense_ns = list[0].predicted_ns;
+  std::erase_if(list, [&](const AutoCandidate& candidate) {
+    return static_cast<double>(candidate.predicted_ns) > kHopeless * static_cast<double>(dense_ns);
+  });
+  std::stable_sort(list.begin() + 1, list.end(),
+                   [](const AutoCandidate& a, const AutoCandidate& b) { return a.predicted_ns < b.predicted_ns; });
+  if (list.size() > kMostTried + 1) list.resize(kMostTried + 1);
+}
+
+}  // namespace
+
+Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, Communicator* communicator) {
+  if (options.cluster.empty()) return std::optional<Cluster>();
+  CORTADO_ASSIGN_OR_RETURN(const Topology topology, topology_of(options, communicator));
+  CORTADO_ASSIGN_OR_RETURN(const ClusterIdentity identity,
+                           cluster_identity(communicator, options.transport_version, timeout_of(options)));
+  // One letter, then the file or the error.
+  std::string text;
+  if (communicator->rank() == 0) {
+    const Result<Cluster> loaded = load_cluster(options.cluster);
+    const Status fits = loaded.ok() ? check_cluster_is_of(loaded.value(), identity, topology) : loaded.status();
+    text = fits.ok() ? "+" + cluster_to_json(loaded.value()) : "-" + fits.message();
+  }
+  CORTADO_ASSIGN_OR_RETURN(text, from_rank_0(text, communicator, timeout_of(options)));
+  if (text.front() == '-') {
+    return make_error(StatusCode::kMismatch, "cluster=%s: %s", options.cluster.c_str(), text.c_str() + 1);
+  }
+  CORTADO_ASSIGN_OR_RETURN(Cluster cluster, cluster_from_json(std::string_view(text).substr(1)));
+  return std::optional<Cluster>(std::move(cluster));
+}
+
+Result<Candidates> find_candidates(const std::vector<EngineTensor>& tensors, const MeasuredSteps& steps,
+                                   const AutoOptions& options, const std::optional<Cluster>& given,
+                                   const std::vector<std::string>& refused, Communicator* communicator,
+                                   const Clock* clock) {
+  const std::vector<AutoSetting> settings = allowed_settings(options, refused);
+  Candidates candidates;
+  candidates.list = {{.label = "dense", .what = "none"}};
+  for (const AutoSetting& setting : settings) candidates.list.push_back({.label = setting.spec, .what = setting.spec});
+  std::optional<Cluster> cluster = given;
+  if (!cluster.has_value() && options.measure_s > 0) {
+    CORTADO_ASSIGN_OR_RETURN(cluster, measure_cluster(options, communicator, clock));
+  }
+  if (cluster.has_value() && communicator->rank() == 0) {
+    // Engines encode in the thread of the backward pass, which stands still meanwhile.
+    cluster->cpu_codec_slows_backward = 1;
+    const bool may_plan = std::find(refused.begin(), refused.end(), "plan") == refused.end();
+    const Job job = make_job(tensors, steps);
+    Status predicted = job.check();
+    if (predicted.ok()) predicted = add_predictions(job, *cluster, options, may_plan, &candidates);
+    if (predicted.ok()) {
+      keep_promising(&candidates);
+    } else {
+      candidates.notes.push_back("auto tries without predictions: " + predicted.message());
+    }
+  }
+  CORTADO_ASSIGN_OR_RETURN(const std::string text,
+                           from_rank_0(candidates_to_json(candidates), communicator, timeout_of(options)));
+  return candidates_from_json(text);
+}
+
+}  // namespace cortado

@@ -1,0 +1,89 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "session/contest.h"
+
+#include <algorithm>
+
+namespace cortado {
+
+namespace {
+
+bool is_within(std::int64_t time_ns, std::int64_t best_ns, double factor) {
+  return static_cast<double>(time_ns) <= factor * static_cast<double>(best_ns);
+}
+
+}  // namespace
+
+Contest::Contest(int contestants, std::span<const std::int64_t> dense_ns) : times_(index(contestants)) {
+  times_[0].assign(dense_ns.begin(), dense_ns.end());
+  for (int c = contestants - 1; c > 0; --c) order_.push_back(c);
+  advance();
+}
+
+void Contest::note(std::span<const std::int64_t> step_ns) {
+  std::vector<std::int64_t>& times = times_[index(next())];
+  times.insert(times.end(), step_ns.begin(), step_ns.end());
+  order_.pop_back();
+  advance();
+}
+
+void Contest::drop() {
+  times_[index(next())].clear();
+  order_.pop_back();
+  advance();
+}
+
+std::int64_t Contest::median_ns(int contestant) const {
+  std::vector<std::int64_t> times = times_[index(contestant)];
+  if (times.empty()) return -1;
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>((times.size() - 1) / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+std::int64_t Contest::best_ns() const {
+  std::int64_t best = -1;
+  for (int c = 0; c < static_cast<int>(times_.size()); ++c) {
+    const std::int64_t time = median_ns(c);
+    if (time >= 0 && (best < 0 || time < best)) best = time;
+  }
+  return best;
+}
+
+int Contest::best_other() const {
+  int best = 0;
+  for (int c = 1; c < static_cast<int>(times_.size()); ++c) {
+    if (times_[index(c)].empty()) continue;
+    if (best == 0 || median_ns(c) < median_ns(best)) best = c;
+  }
+  return best;
+}
+
+int Contest::winner(double min_gain) const {
+  const int best = best_other();
+  if (best == 0) return 0;
+  return is_within(median_ns(best), median_ns(0), 1 - min_gain) ? best : 0;
+}
+
+void Contest::advance() {
+  if (!order_.empty()) return;
+  const bool others_tried = best_other() != 0;
+  if (round_ == 1 && others_tried && !dense_considered_) {
+    dense_considered_ = true;
+    if (is_within(median_ns(0), best_ns(), kMayWin)) {
+      order_ = {0};
+      return;
+    }
+  }
+  if (!others_tried || round_ == kRounds) return;
+  ++round_;
+  std::vector<int> close;
+  for (int c = 0; c < static_cast<int>(times_.size()); ++c) {
+    if (!times_[index(c)].empty() && is_within(median_ns(c), best_ns(), kClose)) close.push_back(c);
+  }
+  if (close.size() < 2) return;
+  // The order is worked off from the back: in even rounds the last contestant is first.
+  if (round_ % 2 != 0) std::reverse(close.begin(), close.end());
+  order_ = std::move(close);
+}
+
+}  // namespace cortado

@@ -1,0 +1,55 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Contest: which setting is tried next, and which has won. Pure, so that all ranks, who share the times, go the same
+// way.
+//
+// Rounds. In the first, everybody is tried once, dense last and only if it may still win (its first steps have been
+// measured before). In each further round those close to the best are tried again, in the opposite order, so that a
+// slow spell of the machine hits none of them alone. It ends when nobody is close, or after kRounds.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace cortado {
+
+class Contest {
+ public:
+  static constexpr int kRounds = 3;
+  static constexpr double kMayWin = 1.3;  // dense, in the first round: its time over the best one's
+  static constexpr double kClose = 1.1;   // further rounds
+
+  // `contestants` with dense, which is 0; `dense_ns` are times of steps it has made.
+  Contest(int contestants, std::span<const std::int64_t> dense_ns);
+
+  // Who is tried next; -1: nobody, it is over.
+  int next() const { return order_.empty() ? -1 : order_.back(); }
+
+  // Times of steps of next().
+  void note(std::span<const std::int64_t> step_ns);
+
+  // next() could not be made; it takes no further part.
+  void drop();
+
+  std::int64_t median_ns(int contestant) const;  // -1: not tried
+  std::int64_t steps(int contestant) const { return static_cast<std::int64_t>(times_[index(contestant)].size()); }
+
+  // The fastest of all but dense; 0 if none was tried.
+  int best_other() const;
+
+  // best_other(), if it saves at least `min_gain` of dense's time; else 0.
+  int winner(double min_gain) const;
+
+ private:
+  static std::size_t index(int contestant) { return static_cast<std::size_t>(contestant); }
+  std::int64_t best_ns() const;
+  void advance();
+
+  std::vector<std::vector<std::int64_t>> times_;
+  std::vector<int> order_;  // of what is left of this round, last first
+  int round_ = 1;
+  bool dense_considered_ = false;
+};
+
+}  // namespace cortado

@@ -1,0 +1,68 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "session/contest.h"
+
+#include <gtest/gtest.h>
+
+namespace cortado {
+namespace {
+
+using Times = std::vector<std::int64_t>;
+
+// Gives everybody the same time whenever it is tried, and returns who was tried in which order.
+std::vector<int> run(Contest& contest, const std::vector<std::int64_t>& time_of) {
+  std::vector<int> tried;
+  while (contest.next() >= 0) {
+    tried.push_back(contest.next());
+    const std::int64_t time = time_of[static_cast<std::size_t>(contest.next())];
+    contest.note(Times{time, time, time});
+  }
+  return tried;
+}
+
+TEST(Contest, SlowDenseIsNotTriedAgain) {
+  Contest contest(3, Times{1000, 1000});
+  EXPECT_EQ(run(contest, {1000, 500, 400}), (std::vector<int>{1, 2}));
+  EXPECT_EQ(contest.winner(0.03), 2);
+  EXPECT_EQ(contest.steps(0), 2);
+}
+
+TEST(Contest, CloseOnesAreTriedAgainInOppositeOrder) {
+  Contest contest(3, Times{1000});
+  EXPECT_EQ(run(contest, {1000, 960, 940}), (std::vector<int>{1, 2, 0, 2, 1, 0, 0, 1, 2}));
+  EXPECT_EQ(contest.winner(0.03), 2);
+  EXPECT_EQ(contest.winner(0.07), 0);  // asks for more than there is
+  EXPECT_EQ(contest.best_other(), 2);
+}
+
+TEST(Contest, ALaterRoundCanChangeTheWinner) {
+  Contest contest(3, Times{1000, 1000});
+  contest.note(Times{500});
+  contest.note(Times{520});
+  ASSERT_EQ(contest.next(), 2);
+  contest.note(Times{400, 400});
+  ASSERT_EQ(contest.next(), 1);
+  contest.note(Times{500, 500});
+  EXPECT_EQ(contest.winner(0.03), 2);
+}
+
+TEST(Contest, NobodyToTry) {
+  Contest contest(1, Times{1000});
+  EXPECT_EQ(contest.next(), -1);
+  EXPECT_EQ(contest.winner(0.03), 0);
+  EXPECT_EQ(contest.median_ns(0), 1000);
+}
+
+TEST(Contest, WhoCanNotBeMadeIsOut) {
+  Contest contest(3, Times{1000});
+  contest.drop();
+  EXPECT_EQ(run(contest, {1000, 1, 500}), (std::vector<int>{2}));
+  EXPECT_EQ(contest.median_ns(1), -1);
+  EXPECT_EQ(contest.winner(0.03), 2);
+  Contest all_out(2, Times{1000});
+  all_out.drop();
+  EXPECT_EQ(all_out.next(), -1);
+  EXPECT_EQ(all_out.winner(0), 0);
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,55 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// What auto may use. A lossy setting is `balanced` if docs/results/accuracy.md has it within noise of dense training,
+// or better, on both of its tasks: the validation loss after equal steps, three seeds. To extend: measure
+// (benchmarks/training/accuracy.py), commit the table, change the row here.
+#include "session/settings.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "cortado/auto.h"
+
+namespace cortado {
+
+const std::vector<AutoSetting>& auto_settings() {
+  static const std::vector<AutoSetting> settings = {
+      {"cast(bf16)", Quality::kSafe, "a cast"},
+      {"cast(fp16)", Quality::kSafe, "a cast"},
+      {"compso(bound=4e-3)", Quality::kBalanced,
+       "docs/results/accuracy.md: GPT -0.020 (better), convolutional net -0.014 (better)"},
+      {"quant(bits=4, round=dead_zone)", Quality::kAggressive,
+       "docs/results/accuracy.md: convolutional net -0.009 (better); GPT not measured"},
+      {"topk(density=0.01)", Quality::kAggressive,
+       "docs/results/accuracy.md: convolutional net -0.008 (better); GPT not measured"},
+      {"sign(scale=mean_abs)", Quality::kAggressive, "docs/results/accuracy.md: convolutional net +0.414 (worse)"},
+      {"acp(rank=16, wire=bf16)", Quality::kAggressive, "docs/results/quality.md: GPT +0.039 (worse)"},
+      {"acp(rank=4)", Quality::kAggressive,
+       "docs/results/accuracy.md: convolutional net +0.020 (within noise); GPT not measured"},
+      {"power(rank=4)", Quality::kAggressive, "docs/results/quality.md: GPT +0.071 (worse), PyTorch's hook"},
+  };
+  return settings;
+}
+
+Result<std::string> codec_of_setting(std::string_view spec) {
+  using Method = EngineOptions::Method;
+  CORTADO_ASSIGN_OR_RETURN(const EngineOptions options, EngineOptions::parse(spec));
+  if (options.method == Method::kNone) return std::string("none");
+  if (options.method == Method::kCodec) return options.codec;
+  if (options.method == Method::kCast) return "cast(" + std::string(dtype_name(options.wire)) + ")";
+  const int rank = options.wire == DType::kFloat32 ? options.rank : std::max(1, options.rank / 2);
+  return (options.method == Method::kAcp ? "acp(rank=" : "power(rank=") + std::to_string(rank) + ")";
+}
+
+std::vector<std::string> auto_codecs(Quality quality) {
+  std::vector<std::string> codecs;
+  for (const AutoSetting& setting : auto_settings()) {
+    const std::string codec = codec_of_setting(setting.spec).value();
+    if (setting.quality <= quality && std::find(codecs.begin(), codecs.end(), codec) == codecs.end()) {
+      codecs.push_back(codec);
+    }
+  }
+  return codecs;
+}
+
+}  // namespace cortado

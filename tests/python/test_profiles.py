@@ -1,0 +1,193 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""cortado.calibrate and cortado.profile: what they measure is a job and a cluster that the planner takes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cortado
+import pytest
+import torch
+from nets import loss_of, make_batch, make_net, make_optimizer, train
+from ranks import RanksFailed
+from torch.nn.functional import cross_entropy
+
+CODECS = ["cast(bf16)", "topk(density=0.1)"]
+
+
+def calibrated(me, path=None, plan=None):
+    calls = []
+    cluster = cortado.calibrate(codecs=CODECS, budget_s=0.5, progress=lambda done, following: calls.append(done))
+    if path is not None and me.rank == 0:
+        cluster.save(path)
+    me.gather(None)  # the file is there
+    if plan is not None:
+        model = me.attach(make_net(), plan)
+        train(me, model, 170)
+        return model.cortado.decision()
+    return cluster.to_json(), calls
+
+
+def test_all_ranks_get_the_same_cluster(pools):
+    answers = pools(3).run(calibrated)
+    assert len({text for text, _ in answers}) == 1
+    content = json.loads(answers[0][0])
+    assert content["format"] == "cortado.cluster/1"
+    assert [level["ranks"] for level in content["levels"]] == [3]
+    assert set(content["levels"][0]["collectives"]) == {
+        *("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "reduce", "broadcast", "gather")
+    }
+    assert {entry["codec"] for entry in content["codecs"]} == set(CODECS)
+    assert content["host"]["communicator"] == f"callback(gloo), torch {torch.__version__}"
+    assert content["host"]["fingerprint"].startswith("3 ranks on ")
+    all_reduce = content["levels"][0]["collectives"]["all_reduce"]
+    assert len(all_reduce["spread_ns"]) == len(all_reduce["time_ns"])
+    assert answers[0][1][-1] == 1
+    assert sorted(answers[0][1]) == answers[0][1]
+
+
+def test_auto_takes_the_file(pools, tmp_path):
+    path = str(tmp_path / "cluster.json")
+    decisions = pools(2).run(calibrated, path=path, plan=f"auto(cluster={path})")
+    assert decisions[0]["decided"]
+    assert decisions[0]["candidates"][0]["predicted_ns"] > 0
+
+
+def attach_with(me, path):
+    me.attach(make_net(), f"auto(cluster={path})")
+
+
+def test_a_file_from_elsewhere_is_refused_on_all_ranks(pools, tmp_path):
+    path = tmp_path / "cluster.json"
+    pools(2).run(calibrated, path=str(path))
+    content = json.loads(path.read_text())
+    for field, other in (("communicator", "mpi, Open MPI v4.1.4"), ("fingerprint", "2 ranks on Z80, 1 cores")):
+        changed = json.loads(json.dumps(content))
+        changed["host"][field] = other
+        path.write_text(json.dumps(changed))
+        with pytest.raises(RanksFailed) as raised:
+            pools(2).run(attach_with, path=str(path))
+        text = str(raised.value)
+        assert text.count(f'{path}: $.host.{field}: expected "') >= 2
+        assert f'got "{other}"' in text
+
+
+def test_under_torchrun(tmp_path):
+    path = tmp_path / "cluster.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "cortado.calibrate", "-o", str(path), "--budget", "0.5", "--codec", "cast(bf16)"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    cluster = cortado.Cluster.load(path).to_dict()
+    assert [(level["name"], level["ranks"]) for level in cluster["levels"]] == [("all", 2)]
+    assert "2 ranks" in done.stdout
+
+
+def test_the_program_needs_mpi_or_says_so(tmp_path):
+    program = Path(sys.executable).parent / "cortado"
+    done = subprocess.run(
+        [program, "calibrate", "-o", str(tmp_path / "c.json"), "--budget", "0.3", "--codec", "cast(bf16)"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if done.returncode == 0:
+        assert (tmp_path / "c.json").exists()
+    else:
+        assert "built without MPI" in done.stderr
+        assert "torchrun" in done.stderr
+
+
+# ---- jobs
+
+
+def test_a_job_has_the_tensors_in_the_order_of_the_backward_pass():
+    net = make_net()
+    job = cortado.profile(net, make_batch(0, 0)[:1], loss=lambda out: cross_entropy(out, make_batch(0, 0)[1]), steps=2)
+    content = job.to_dict()
+    names = [tensor["name"] for tensor in content["tensors"]]
+    assert sorted(names) == sorted(name for name, _ in net.named_parameters())
+    assert names.index("4.weight") < names.index("0.weight")
+    assert content["device"] == "cpu"
+    assert content["forward_ns"] > 0
+    ready = [tensor["ready_ns"] for tensor in content["tensors"]]
+    assert ready == sorted(ready)
+    assert ready[-1] <= content["backward_ns"]
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_errors_are_those_of_the_real_gradients():
+    net = make_net()
+    job = cortado.profile(net, lambda: loss_of(net, make_batch(0, 0)), codecs=CODECS, steps=1)
+    loss_of(net, make_batch(0, 0)).backward()
+    weight = {tensor["name"]: tensor for tensor in job.to_dict()["tensors"]}["0.weight"]
+    gradient = dict(net.named_parameters())["0.weight"].grad
+    rounded = gradient.bfloat16().float()
+    expected = ((rounded - gradient).norm() / gradient.norm()).item()
+    assert weight["errors"]["cast(bf16)"] == pytest.approx(expected, rel=1e-3)
+    assert 0.1 < weight["errors"]["topk(density=0.1)"] < 1
+    assert weight["rms"] == pytest.approx(gradient.square().mean().sqrt().item(), rel=1e-5)
+
+
+def test_the_optimizer_is_timed_when_it_is_given():
+    net = make_net()
+    step = lambda: loss_of(net, make_batch(0, 0))  # noqa: E731
+    assert cortado.profile(net, step, codecs=[], steps=1).to_dict()["optimizer_ns"] is None
+    timed = cortado.profile(net, step, codecs=[], steps=1, optimizer=make_optimizer(net))
+    assert timed.to_dict()["optimizer_ns"] > 0
+
+
+def profile_ddp(me):
+    model = me.wrap(make_net())
+    job = cortado.profile(model, lambda: loss_of(model, make_batch(me.rank, 0)), codecs=CODECS, steps=1)
+    train(me, model, 3)  # and goes on as before
+    return len(job.to_dict()["tensors"])
+
+
+def test_a_model_under_ddp(pools):
+    assert pools(2).run(profile_ddp) == [len(list(make_net().parameters()))] * 2
+
+
+def test_job_and_cluster_make_a_plan(pools, tmp_path):
+    net = make_net()
+    job, cluster, plan = tmp_path / "job.json", tmp_path / "cluster.json", tmp_path / "plan.json"
+    cortado.profile(net, lambda: loss_of(net, make_batch(0, 0)), codecs=CODECS, steps=1).save(job)
+    pools(2).run(calibrated, path=str(cluster))
+    program = Path(sys.executable).parent / "cortado"
+    done = subprocess.run(
+        [program, "plan", job, cluster, "-o", plan], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert pools(2).run(run_plan, path=str(plan)) == [True, True]
+
+
+def run_plan(me, path):
+    train(me, me.attach(make_net(), path), 3)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((torch.nn.ReLU(), ()), "no parameter that is trained"),
+        (("net", ()), "needs a module, got str"),
+        ((make_net(), torch.zeros(4, 24)), "needs a scalar loss to run backward from, got (4, 8): say loss="),
+    ],
+)
+def test_bad_input(arguments, text):
+    with pytest.raises(cortado.SpecError) as raised:
+        cortado.profile(*arguments)
+    assert text in str(raised.value)
+
+
+def test_files_that_are_wrong_say_where(tmp_path):
+    path = tmp_path / "job.json"
+    tensor = {"name": "w", "shape": [2], "dtype": "float32", "ready_ns": -1}
+    path.write_text(json.dumps({"format": "cortado.job/1", "name": "x", "tensors": [tensor]}))
+    with pytest.raises(cortado.CortadoError) as raised:
+        cortado.Job.load(path)
+    assert str(raised.value).startswith(f"{path}: $.tensors[0].ready_ns: expected ")
