@@ -31,6 +31,15 @@ int run(int cases) {
                         {"2 levels, CPU", 2, 2, cpu, false},        {"2 levels, CPU and GPU", 1, 2, both, false},
                         {"1 level, GPU", 5, 1, gpu, true}};
   std::printf(
+      "# Plans against the best of all plans\n\n`build/release/benchmarks/planner_exhaustive %d > "
+      "docs/results/planner_exhaustive.md` "
+      "(benchmarks/planner/planner_exhaustive.cc). Random jobs and clusters, small enough to simulate every fusion "
+      "with every option of the "
+      "whole tree. *Gap*: of the plan over the best. *Bound above the best*: lower bounds that would be wrong. *All "
+      "tried*: the "
+      "search itself tried everything within its budget.\n\n",
+      cases);
+  std::printf(
       "| tree | tensors | cases | median gap | 99th percentile | worst | above 1 %% | bound above the best | all tried "
       "| longest search |\n|---|---|---|---|---|---|---|---|---|---|\n");
   int failures = 0;

@@ -65,7 +65,7 @@ STUDIES = {
         [LIMIT, S_SGD]
         + [
             f"{codec} via {collective}"
-            for codec in ("cast(bf16)", "randk(density=0.01)", "sign(scale=none, vote=majority)", "acp(rank=4)")
+            for codec in ("cast(bf16)", "randk(density=0.01)", "quant(abs_bound=1e-4, bits=8)", "acp(rank=4)")
             for collective in ("all_reduce", "all_gather")
         ],
     ),

@@ -38,6 +38,7 @@ def exchange_s(tensor: torch.nn.Parameter, reducer: cortado.Reducer, gradient: t
     tensor.grad = None
     with reducer.no_sync():
         (tensor * gradient).sum().backward()
+    dist.barrier()
     start = time.perf_counter()
     reducer.wait()
     return time.perf_counter() - start

@@ -81,9 +81,6 @@ struct Cluster {
 
   // As Job::check().
   Status check() const;
-  // Refuses times of another machine or of another communicator, with the place in the file (kMismatch). What either
-  // side does not know (empty) is not compared.
-  Status check_origin(std::string_view here_fingerprint, std::string_view here_communicator) const;
 };
 
 // As those of a job.

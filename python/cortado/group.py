@@ -138,6 +138,8 @@ class TorchGroup:
         return _Started(self._group.broadcast([self._tensor(data, call.elems, call.dtype)], options))
 
     def _reduce(self, call):
+        if self.world_size == 2:
+            return self._reduce_of_two(call)
         own = self._tensor(call.sent, call.elems, call.dtype)
         if self.rank != call.root:
             own = own.clone()  # the transport adds in it
@@ -146,6 +148,19 @@ class TorchGroup:
         options = self._options(dist.ReduceOptions())
         options.rootRank = call.root
         return _Started(self._group.reduce([own], options), own)
+
+    def _reduce_of_two(self, call):
+        """Gloo's own way sends half as much again."""
+        is_root = self.rank == call.root
+        own = self._tensor(call.sent, call.elems, call.dtype)
+        to_root = [call.elems if rank == call.root else 0 for rank in range(2)]
+        if not is_root:
+            return self._exchange(torch.empty(0, dtype=call.dtype), own, [0, 0], to_root)
+        parts = torch.empty(2 * call.elems, dtype=call.dtype)
+        result = self._tensor(call.received, call.elems, call.dtype)
+        started = self._exchange(parts, own, [call.elems] * 2, to_root)
+        started.finish = lambda: _sum_in_rank_order(parts.view(2, -1), result)
+        return started
 
     def _all_gather(self, call):
         if call.counts is None:

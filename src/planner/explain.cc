@@ -62,8 +62,8 @@ Result<std::vector<Placed>> place(Problem& problem, const Plan& plan, const Job&
 
 class Explainer {
  public:
-  Explainer(Problem& problem, const Plan& plan, const Cluster& cluster, std::vector<Placed> placed)
-      : problem_(problem), plan_(plan), cluster_(cluster), placed_(std::move(placed)), local_(&problem) {
+  Explainer(Problem& problem, const Cluster& cluster, std::vector<Placed> placed)
+      : problem_(problem), cluster_(cluster), placed_(std::move(placed)), local_(&problem) {
     step_ns_ = local_.score(placed_).step_ns;
   }
 
@@ -127,7 +127,6 @@ class Explainer {
   }
 
   Problem& problem_;
-  const Plan& plan_;
   const Cluster& cluster_;
   std::vector<Placed> placed_;
   LocalSearch local_;
@@ -152,7 +151,7 @@ Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster
   explanation.totals.push_back(
       {"lower bound",
        lower_bound(problem->for_bounds(), quick_bound(problem->for_bounds()), timeline.step_ns).step_ns});
-  Explainer explainer(*problem, plan, cluster, std::move(placed));
+  Explainer explainer(*problem, cluster, std::move(placed));
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) explanation.buckets.push_back(explainer.explain(b));
   return explanation;
 }

@@ -119,14 +119,4 @@ Status Cluster::check() const {
   return check_range("$.contention.cpu_codec_threads", cpu_codec_threads, 1, 1 << 20, "threads");
 }
 
-Status Cluster::check_origin(std::string_view here_fingerprint, std::string_view here_communicator) const {
-  const auto check_same = [](const char* place, std::string_view here, const std::string& there) -> Status {
-    if (here.empty() || there.empty() || here == there) return {};
-    return {StatusCode::kMismatch, std::string(place) + ": expected \"" + std::string(here) + "\", as here, got \"" +
-                                       there + "\": measure again"};
-  };
-  CORTADO_RETURN_IF_ERROR(check_same("$.host.fingerprint", here_fingerprint, fingerprint));
-  return check_same("$.host.communicator", here_communicator, communicator);
-}
-
 }  // namespace cortado

@@ -421,6 +421,10 @@ Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
   } else {
     carried_.clear();
   }
+  const EngineReport report = inner_->report();
+  non_finite_steps_ += report.non_finite_steps;
+  if (!report.last_non_finite.empty()) last_non_finite_ = report.last_non_finite + " of " + current().label;
+  for (int stage = 0; stage < kStageCount; ++stage) stage_ns_[stage] += report.stage_ns[stage];
   inner_ = std::move(made);
   current_ = candidate;
   return {};
@@ -481,6 +485,9 @@ EngineReport AutoEngineImpl::report() const {
   EngineReport report = inner_->report();
   report.spec = summary();
   report.steps = steps_;
+  report.non_finite_steps += non_finite_steps_;
+  if (report.last_non_finite.empty()) report.last_non_finite = last_non_finite_;
+  for (int stage = 0; stage < kStageCount; ++stage) report.stage_ns[stage] += stage_ns_[stage];
   if (measured_steps_ > 0) report.fallbacks.push_back({"", "auto: measuring", measured_steps_});
   return report;
 }
@@ -535,10 +542,11 @@ Result<EngineState> AutoEngineImpl::save_state() {
     }
   }
   for (const auto& [t, carried] : carried_) {
+    const std::string& name = tensors_[t].name;
     auto tensor = std::find_if(state.tensors.begin(), state.tensors.end(),
-                               [&](const TensorState& s) { return s.name == tensors_[t].name; });
+                               [&name](const TensorState& s) { return s.name == name; });
     if (tensor == state.tensors.end()) {
-      state.tensors.push_back({.name = tensors_[t].name, .residual = {}, .basis = {}, .velocity = {}});
+      state.tensors.push_back({.name = name, .residual = {}, .basis = {}, .velocity = {}});
       tensor = state.tensors.end() - 1;
     }
     tensor->places.push_back(

@@ -124,6 +124,10 @@ class AutoEngineImpl final : public AutoEngine {
 
   std::int64_t steps_ = 0;
   std::int64_t measured_steps_ = 0;
+  // Of the engines before the one inside.
+  std::int64_t non_finite_steps_ = 0;
+  std::string last_non_finite_;
+  std::int64_t stage_ns_[kStageCount] = {};
 };
 
 }  // namespace cortado

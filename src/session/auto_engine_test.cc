@@ -51,6 +51,7 @@ struct Training {
   std::function<void(AutoEngine& engine, std::int64_t step)> after_step = nullptr;
   bool in_buckets = true;
   bool clock_runs = false;
+  std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps
   float gradient_scale = 1;
 
   std::vector<Status> statuses;
@@ -100,6 +101,7 @@ void Training::go() {
         gradients.push_back({static_cast<std::uint32_t>(t), at});
         at += elems(t);
       }
+      if (poison && rank == 1 && poison(inside(engine), step)) buffer[elems(0)] = INFINITY;
       clock.advance(step_ns(inside(engine), step, static_cast<int>(rank)));
       if (const Status s = engine.begin_step({.gradient_scale = gradient_scale}); !s.ok()) return s;
       const Status submitted = in_buckets
@@ -285,6 +287,23 @@ TEST(AutoEngine, PredictsAndPlans) {
   expect_ok(run);
   EXPECT_TRUE(run.decisions[0].decided);
   EXPECT_GE(run.decisions[0].candidates[0].predicted_ns, 0);
+}
+
+// What engines inside have counted is not lost with them.
+TEST(AutoEngine, CountsNonFiniteStepsOfAllSettings) {
+  Training run;
+  run.options.quality = Quality::kAggressive;
+  run.steps = 100;
+  std::int64_t compressed_steps = 0;
+  run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 800) * kMs; };
+  run.poison = [](const std::string& what, std::int64_t) { return what == "acp(rank=4)"; };
+  run.go();
+  expect_ok(run);
+  for (const AutoCandidate& candidate : run.decisions[0].candidates) {
+    if (candidate.label == "acp(rank=4)") compressed_steps = candidate.steps;
+  }
+  EXPECT_EQ(run.reports[0].non_finite_steps, compressed_steps + 1);  // one goes before those that count
+  EXPECT_NE(run.reports[0].last_non_finite.find("of acp(rank=4)"), std::string::npos) << run.reports[0].last_non_finite;
 }
 
 TEST(AutoEngine, OneRankHasNothingToDecide) {

@@ -79,15 +79,17 @@ Job make_job(const std::vector<EngineTensor>& tensors, const MeasuredSteps& step
 }
 
 // About what an engine of the setting does, as a plan.
-Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& codec, bool is_linear, bool low_rank) {
+Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& codec, const CodecTraits& traits,
+                     bool takes_buffers) {
   Plan plan;
   plan.topology = cluster.topology();
   const LevelRange all{0, static_cast<int>(cluster.levels.size()) - 1};
   const Operation dense{.kind = OpKind::kAllReduce, .levels = all};
-  const Operation encoded{.kind = is_linear ? OpKind::kAllReduce : OpKind::kAllGather, .levels = all, .encoded = true};
+  const Operation encoded{
+      .kind = traits.linear ? OpKind::kAllReduce : OpKind::kAllGather, .levels = all, .encoded = true};
   const auto is_compressed = [&](const JobTensor& tensor) {
     if (codec == "none") return false;
-    return codec.starts_with("cast") || (tensor.shape.size() > 1 && tensor.elems() >= (low_rank ? 1 : 256));
+    return codec.starts_with("cast") || (tensor.shape.size() > 1 && tensor.elems() >= (traits.low_rank ? 1 : 256));
   };
   std::int64_t total = 0;
   for (const JobTensor& tensor : job.tensors) total += tensor.size_bytes();
@@ -101,9 +103,14 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
     open[kind] = {};
     open_bytes[kind] = 0;
   };
+  std::int64_t ready_ns = -1;
   for (const JobTensor& tensor : job.tensors) {
     const int kind = is_compressed(tensor) ? 1 : 0;
-    if (open_bytes[kind] > 0 && open_bytes[kind] + tensor.size_bytes() > cap) close(kind);
+    // Buffers are summed as they are handed over: what was ready at the same time was one.
+    const bool is_handed_over = codec == "none" && takes_buffers;
+    const bool is_full = is_handed_over ? tensor.ready_ns != ready_ns : open_bytes[kind] + tensor.size_bytes() > cap;
+    if (open_bytes[kind] > 0 && is_full) close(kind);
+    ready_ns = tensor.ready_ns;
     PlanBucket& bucket = open[kind];
     bucket.tensors.push_back(tensor.name);
     open_bytes[kind] += tensor.size_bytes();
@@ -141,7 +148,7 @@ Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& c
   return scaled;
 }
 
-Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster) {
+Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster, bool takes_buffers) {
   CodecTraits traits;
   Cluster scaled = cluster;
   if (codec != "none") {
@@ -151,7 +158,7 @@ Result<std::int64_t> predict(const std::string& codec, const Job& job, const Clu
       CORTADO_ASSIGN_OR_RETURN(scaled, with_expected_sizes(cluster, codec));
     }
   }
-  const Plan plan = plan_of_setting(job, scaled, codec, traits.linear, traits.low_rank);
+  const Plan plan = plan_of_setting(job, scaled, codec, traits, takes_buffers);
   CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, scaled));
   return timeline.step_ns;
 }
@@ -174,7 +181,8 @@ Result<std::optional<AutoCandidate>> best_plan(const Job& job, const Cluster& cl
 }
 
 // On rank 0: predictions for `candidates`, and the planner's plan.
-Status add_predictions(const Job& job, const Cluster& cluster, Quality quality, bool may_plan, Candidates* candidates) {
+Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions& options, bool may_plan,
+                       Candidates* candidates) {
   std::vector<std::string> codecs;
   for (AutoCandidate& candidate : candidates->list) {
     std::string codec = "none";
@@ -182,7 +190,7 @@ Status add_predictions(const Job& job, const Cluster& cluster, Quality quality, 
       CORTADO_ASSIGN_OR_RETURN(codec, codec_of_setting(candidate.what));
       codecs.push_back(codec);
     }
-    const Result<std::int64_t> predicted_ns = predict(codec, job, cluster);
+    const Result<std::int64_t> predicted_ns = predict(codec, job, cluster, options.takes_buffers);
     if (!predicted_ns.ok() && candidate.what == "none") return predicted_ns.status();
     // A codec that the file has no times of is tried all the same.
     if (predicted_ns.ok()) candidate.predicted_ns = predicted_ns.value();
@@ -191,7 +199,7 @@ Status add_predictions(const Job& job, const Cluster& cluster, Quality quality, 
   // that plans do not keep.
   std::erase_if(codecs, [&](const std::string& codec) {
     const bool is_low_rank = codec.starts_with("acp") || codec.starts_with("power");
-    return is_low_rank || (quality != Quality::kAggressive && !codec.starts_with("cast"));
+    return is_low_rank || (options.quality != Quality::kAggressive && !codec.starts_with("cast"));
   });
   if (!may_plan || codecs.empty()) return {};
   CORTADO_ASSIGN_OR_RETURN(std::optional<AutoCandidate> planned, best_plan(job, cluster, codecs));
@@ -280,7 +288,7 @@ Result<Candidates> find_candidates(const std::vector<EngineTensor>& tensors, con
     const bool may_plan = std::find(refused.begin(), refused.end(), "plan") == refused.end();
     const Job job = make_job(tensors, steps);
     Status predicted = job.check();
-    if (predicted.ok()) predicted = add_predictions(job, *cluster, options.quality, may_plan, &candidates);
+    if (predicted.ok()) predicted = add_predictions(job, *cluster, options, may_plan, &candidates);
     if (predicted.ok()) {
       keep_promising(&candidates);
     } else {

@@ -41,7 +41,8 @@ void write_out(const CollectiveCost& cost, LevelRange range, CollectiveCurves* c
 
 std::optional<Cluster> relax_curves(const Cluster& cluster) {
   Cluster relaxed = cluster;
-  bool changed = relax(&relaxed.host_to_device) | relax(&relaxed.device_to_host);
+  bool changed = relax(&relaxed.host_to_device);
+  changed |= relax(&relaxed.device_to_host);
   for (ClusterLevel& level : relaxed.levels) changed |= relax(&level.collectives);
   for (ClusterRange& range : relaxed.ranges) changed |= relax(&range.collectives);
   for (CodecTimes& times : relaxed.codecs) changed |= relax(&times.curve);

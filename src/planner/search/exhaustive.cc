@@ -121,9 +121,12 @@ class BranchAndBound {
 
 }  // namespace
 
-bool try_everything(Problem& problem, LocalSearch* local, std::int64_t max_ways, std::int64_t until_steps) {
+bool can_try_everything(const Problem& problem, std::int64_t max_ways) {
   const std::int64_t n = problem.tensors();
-  if (n > max_ways || problem.options_considered() * n * (n + 1) / 2 > max_ways) return false;
+  return n <= max_ways && problem.options_considered() * n * (n + 1) / 2 <= max_ways;
+}
+
+bool try_everything(Problem& problem, LocalSearch* local, std::int64_t until_steps) {
   return BranchAndBound(problem, local, until_steps).run();
 }
 

@@ -26,7 +26,7 @@ class LocalSearch {
   bool offer(const std::vector<Placed>& plan);
   // Until nothing helps, `steps_done()` reaches `until_steps`, or the plan takes no longer than the floor.
   void improve(std::int64_t until_steps);
-  // No plan can be faster: once one is as fast, there is nothing to improve.
+  // Once a plan is as fast, there is nothing to improve.
   void set_floor(std::int64_t step_ns) { floor_ns_ = step_ns; }
   bool is_at_floor() const { return best_.step_ns <= floor_ns_; }
   // Merges buckets, and encodes less, where that costs no time.

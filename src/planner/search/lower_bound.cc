@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <random>
 #include <vector>
 
 namespace cortado {
@@ -192,11 +193,22 @@ class Bounds {
       take_best(first_weights(tensor), &ascents.back());
       if (ascents.back().bound >= wanted * kCloseEnough) return;
     }
+    // The loads alone cost little to ask for, a tensor's own way more: its bucket may have any size.
+    climb(&ascents.front(), 16, wanted);
     Ascent& best = *std::max_element(ascents.begin(), ascents.end(),
                                      [](const Ascent& a, const Ascent& b) { return a.bound < b.bound; });
-    for (double step = 0.5; step > 0.05;) {
-      if (!take_best(near(best.at, step, best.tensor >= 0), &best)) step /= 2;
-      if (best.bound >= wanted * kCloseEnough) return;
+    if (best.tensor >= 0) climb(&best, 8, wanted);
+  }
+
+  // One weight at a time, and many at once by turns: the bound has edges on which no single weight leads upwards.
+  void climb(Ascent* ascent, int rounds, double wanted) {
+    const bool with_own = ascent->tensor >= 0;
+    double step = 0.5;
+    for (int round = 0; round < rounds && ascent->bound < wanted * kCloseEnough; ++round) {
+      const bool one = round % 2 == 0;
+      const bool helped =
+          take_best(one ? near(ascent->at, step, with_own) : scattered(ascent->at, step, with_own), ascent);
+      if (!helped && !one) step *= 0.8;
     }
   }
 
@@ -221,6 +233,22 @@ class Bounds {
       if ((set & 4) != 0)
         weights.resource[problem_.levels() > 1 ? static_cast<int>(kLink) : static_cast<int>(kCpuCodec)] = 1;
       if ((set & 8) != 0) (tensor < 0 ? weights.resource[kGpuCodec] : weights.own) = 1;
+    }
+    return tried;
+  }
+
+  // All weights more or less, by factors of up to 1 + 2 * step.
+  Tried scattered(const Weights& at, double step, bool with_own) {
+    Tried tried;
+    tried.fill(at);
+    const auto scatter = [&](double* weight) {
+      const double x = 2 * step * (static_cast<double>(random_() >> 11) * 0x1p-52 - 1);
+      *weight = std::max(*weight, 0.01) * (x > 0 ? 1 + x : 1 / (1 - x));
+    };
+    for (Weights& weights : tried) {
+      scatter(&weights.compute);
+      if (with_own) scatter(&weights.own);
+      for (int r = 0; r < kLink + problem_.levels(); ++r) scatter(&weights.resource[r]);
     }
     return tried;
   }
@@ -263,6 +291,7 @@ class Bounds {
   std::int64_t tail_ns_;
   std::vector<int> starts_;  // the tensors from which on loads are worth adding up
   LowerBound best_;
+  std::mt19937_64 random_{1};
 };
 
 }  // namespace

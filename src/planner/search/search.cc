@@ -41,7 +41,7 @@ const Way* cheapest_way(Problem& problem, int first, int last, const Prices& pri
 }
 
 // So many ways can be listed in some milliseconds: every option for every bucket.
-constexpr std::int64_t kMaxWays = 40000;
+constexpr std::int64_t kMaxWays = 20000;
 
 // Trying everything, where there is little, may take so many times what a search may.
 constexpr std::int64_t kBudgetOfEverything = 16;
@@ -51,19 +51,22 @@ class Search {
   explicit Search(Problem& problem) : problem_(problem), local_(&problem) {
     caps_ = fusion_caps(problem);
     budget_ = problem.constraints().search_steps;
-    if (budget_ == 0) budget_ = 120000 + 200 * static_cast<std::int64_t>(problem.tensors());
+    if (budget_ == 0) budget_ = 80000 + 200 * static_cast<std::int64_t>(problem.tensors());
   }
 
   SearchResult run() {
     start_dense();
     result_.bound = quick_bound(problem_.for_bounds());
-    local_.set_floor(result_.bound.step_ns);
+    // Nearer to the bound nobody would notice, but where everything can be tried.
+    const std::int64_t slack_ns = can_try_everything(problem_, kMaxWays) ? 0 : result_.bound.step_ns / 10000;
+    local_.set_floor(result_.bound.step_ns + slack_ns);
     if (!local_.is_at_floor()) {
       start_by_prices();
       improve_starts();
-      result_.is_exact =
-          try_everything(problem_, &local_, kMaxWays, local_.steps_done() + budget_ * kBudgetOfEverything);
-      if (problem_.options_considered() * static_cast<std::int64_t>(local_.plan().size()) <= kMaxWays) {
+      if (can_try_everything(problem_, kMaxWays)) {
+        result_.is_exact = try_everything(problem_, &local_, local_.steps_done() + budget_ * kBudgetOfEverything);
+      }
+      if (problem_.options_considered() * problem_.tensors() <= kMaxWays) {
         try_every_option(problem_, &local_, local_.steps_done() + budget_ / 2);
         local_.improve(local_.steps_done() + budget_ / 4);
       }
@@ -84,6 +87,7 @@ class Search {
       if (found < score) score = found, best = std::move(plan);
     }
     result_.dense_ns = score.step_ns;
+    starts_.push_back({score, best});  // where Espresso's Algorithm 1 begins, too
     local_.start(std::move(best));
   }
 
@@ -114,9 +118,12 @@ class Search {
     }
   }
 
-  // Each of the best starts a little, the best of what comes of them to the end.
+  // Each of the best starts and the dense one a little, the best of what comes of them to the end.
   void improve_starts() {
+    const Start dense = starts_.front();
     std::stable_sort(starts_.begin(), starts_.end(), [](const Start& a, const Start& b) { return a.first < b.first; });
+    const bool among_best = dense.first <= starts_[std::min(starts_.size(), kStarts) - 1].first;
+    if (!among_best) starts_[kStarts - 1] = dense;
     Score best = local_.best();
     std::vector<Placed> plan = local_.plan();
     for (std::size_t i = 0; i < std::min(starts_.size(), kStarts); ++i) {
