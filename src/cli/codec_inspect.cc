@@ -25,7 +25,13 @@ std::string hex_of(std::span<const std::byte> bytes) {
   return bytes.size() > kShown ? text + " .." : text;
 }
 
-void print_section(const PayloadSection& section, std::span<const std::byte> file, bool as_json) {
+int name_width(const std::vector<PayloadSection>& sections) {
+  std::size_t width = 0;
+  for (const PayloadSection& section : sections) width = std::max(width, section.name.size());
+  return static_cast<int>(width);
+}
+
+void print_section(const PayloadSection& section, std::span<const std::byte> file, int width, bool as_json) {
   const std::string hex = hex_of(file.subspan(section.offset, section.bytes));
   const auto offset = static_cast<unsigned long long>(section.offset);
   const auto bytes = static_cast<unsigned long long>(section.bytes);
@@ -33,7 +39,7 @@ void print_section(const PayloadSection& section, std::span<const std::byte> fil
     std::printf("{\"offset\": %llu, \"bytes\": %llu, \"name\": %s, \"meaning\": %s, \"first_bytes\": %s}\n", offset,
                 bytes, json_text(section.name).c_str(), json_text(section.meaning).c_str(), json_text(hex).c_str());
   } else {
-    std::printf("%10llu %10llu  %-26s  %-22s  %s\n", offset, bytes, hex.c_str(), section.name.c_str(),
+    std::printf("%10llu %10llu  %-26s  %-*s  %s\n", offset, bytes, hex.c_str(), width, section.name.c_str(),
                 section.meaning.c_str());
   }
 }
@@ -46,10 +52,11 @@ int inspect_file(const std::string& path, bool as_json) {
   const std::span<const std::byte> file = input.value()->bytes();
   std::vector<PayloadSection> sections;
   const Status status = explain_codec_file(file, &sections);
+  const int width = name_width(sections);
   if (!as_json && !sections.empty()) {
-    std::printf("%10s %10s  %-26s  %-22s  %s\n", "offset", "bytes", "first bytes", "name", "meaning");
+    std::printf("%10s %10s  %-26s  %-*s  %s\n", "offset", "bytes", "first bytes", width, "name", "meaning");
   }
-  for (const PayloadSection& section : sections) print_section(section, file, as_json);
+  for (const PayloadSection& section : sections) print_section(section, file, width, as_json);
   if (status.ok()) return kDone;
   std::fflush(stdout);
   const std::string whole = sections.empty() ? "Nothing of it can be read."
