@@ -8,8 +8,8 @@
 //   kRun      the winner. Every `interval` steps all ranks gather how long steps took and what is lost, and go back to
 //             kMeasure if the time has drifted, or to dense if too much is lost
 //
-// What an engine still owed when it was left (its residual) is added to the gradient of the next step, or, if it has run
-// for long, to those of the next kPieces.
+// What an engine still owed when it was left (its residual) is added to the gradient of the next step, or, if it has
+// run for long, to those of the next kPieces.
 #pragma once
 
 #include <map>
