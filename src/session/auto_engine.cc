@@ -20,8 +20,9 @@ namespace {
 // Everything dense, fused, for callers that do not hand over buffers.
 constexpr const char* kFusedDense = "acp(rank=1, dense=[*], start_step=0, use_error_feedback=false)";
 
-constexpr std::int64_t kBlockNs = 1'000'000'000;  // about what a block of steps takes, between these numbers of steps:
-constexpr std::int64_t kFewestSteps = 2, kMostSteps = 8;
+constexpr std::int64_t kBlockNs = 1'500'000'000;  // about what a block of steps takes, between these numbers of steps:
+constexpr std::int64_t kFewestSteps = 3, kMostSteps = 8;
+constexpr int kUncountedOnTrial = 2;               // in the first one what the setting before owes is paid
 constexpr std::int64_t kWatchNs = 10'000'000'000;  // between comparisons, within these numbers of steps:
 constexpr std::int64_t kWatchFewest = 16, kWatchMost = 500;
 constexpr int kInARow = 2;       // comparisons that must agree before something changes
@@ -170,7 +171,7 @@ void AutoEngineImpl::add_carried(const Gradient& gradient) {
   const std::size_t bytes = static_cast<std::size_t>(elems) * dtype_bytes(tensor.dtype);
   // A parameter that was not used: what arrives for it is dropped.
   if (context_.holds_zero_gradients && all_bits_zero(gradient.data, static_cast<std::int64_t>(bytes))) return;
-  const float factor = static_cast<float>(context_.gradient_scale / kPieces);
+  const float factor = static_cast<float>(context_.gradient_scale / found->second.pieces);
   float buffer[kChunkElems], sums[kChunkElems];
   for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
     const float* values = load_floats(gradient.data, tensor.dtype, at, count, buffer);
@@ -412,12 +413,14 @@ Status AutoEngineImpl::check_progress() {
 // ---- from engine to engine ------------------------------------------------------------------------------------------
 
 Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
-  uncounted_ = 1;
+  // What is owed after some steps on trial is no more than these; after a long time it may be much.
+  const int pieces = phase_ == Phase::kRun ? kPieces : 1;
+  uncounted_ = std::max(kUncountedOnTrial, pieces);
   if (candidate == current_) return {};
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made,
                            make_inner(decision_.candidates[static_cast<std::size_t>(candidate)].what));
   if (keep_residual) {
-    CORTADO_RETURN_IF_ERROR(harvest());
+    CORTADO_RETURN_IF_ERROR(harvest(pieces));
   } else {
     carried_.clear();
   }
@@ -431,7 +434,7 @@ Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
 }
 
 // What the engine inside still owes.
-Status AutoEngineImpl::harvest() {
+Status AutoEngineImpl::harvest(int pieces) {
   if (current_ == 0) return {};
   const bool is_plan = inner_->options().method == EngineOptions::Method::kPlan;
   if (is_plan) {
@@ -449,24 +452,24 @@ Status AutoEngineImpl::harvest() {
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) by_name[tensors_[t].name] = t;
   for (const TensorState& tensor : state.tensors) {
     const std::uint32_t t = by_name.at(tensor.name);
-    if (!tensor.residual.empty()) carry(t, tensor.residual, 1.0f);
+    if (!tensor.residual.empty()) carry(t, tensor.residual, 1.0f, pieces);
     // Plans divide by the number of ranks before they encode.
     for (const PlaceState& place : tensor.places) {
-      carry(t, place.values, static_cast<float>(communicator_->world_size()));
+      carry(t, place.values, static_cast<float>(communicator_->world_size()), pieces);
     }
   }
   return {};
 }
 
-void AutoEngineImpl::carry(std::uint32_t tensor, std::span<const float> values, float factor) {
+void AutoEngineImpl::carry(std::uint32_t tensor, std::span<const float> values, float factor, int pieces) {
   if (values.empty() || std::all_of(values.begin(), values.end(), [](float value) { return value == 0; })) return;
   Carried& carried = carried_[tensor];
   if (carried.values.empty()) carried.values = AlignedBuffer<float>(values.size());
-  const float left = static_cast<float>(carried.pieces_left) / kPieces;
+  const float left = static_cast<float>(carried.pieces_left) / static_cast<float>(carried.pieces);
   for (std::size_t i = 0; i < values.size(); ++i) {
     carried.values.data()[i] = carried.values.data()[i] * left + values[i] * factor;
   }
-  carried.pieces_left = kPieces;
+  carried.pieces = carried.pieces_left = pieces;
 }
 
 // ---- what callers ask -----------------------------------------------------------------------------------------------
@@ -549,8 +552,8 @@ Result<EngineState> AutoEngineImpl::save_state() {
       state.tensors.push_back({.name = name, .residual = {}, .basis = {}, .velocity = {}});
       tensor = state.tensors.end() - 1;
     }
-    tensor->places.push_back(
-        {kOwed, carried.pieces_left, std::vector<float>(carried.values.begin(), carried.values.end())});
+    tensor->places.push_back({kOwed, carried.pieces == 1 ? 0 : carried.pieces_left,
+                              std::vector<float>(carried.values.begin(), carried.values.end())});
   }
   return state;
 }
@@ -570,9 +573,10 @@ Status AutoEngineImpl::take_owed(EngineState* state) {
           return make_error(StatusCode::kMismatch, "load_state: what \"%s\" is still owed is of another model",
                             tensor.name.c_str());
         }
-        carry(t, place.values, 1.0f);
+        const bool in_pieces = name == kOwed && place.begin > 0;
+        carry(t, place.values, 1.0f, in_pieces ? kPieces : 1);
         const auto carried = carried_.find(t);
-        if (name == kOwed && carried != carried_.end()) carried->second.pieces_left = static_cast<int>(place.begin);
+        if (in_pieces && carried != carried_.end()) carried->second.pieces_left = static_cast<int>(place.begin);
       }
       std::erase_if(tensor.places, [&](const PlaceState& place) { return place.name == name; });
     }

@@ -8,7 +8,8 @@
 //   kRun      the winner. Every `interval` steps all ranks gather how long steps took and what is lost, and go back to
 //             kMeasure if the time has drifted, or to dense if too much is lost
 //
-// What an engine still owed when it was left (its residual) is added to the gradients of the next kPieces steps.
+// What an engine still owed when it was left (its residual) is added to the gradient of the next step, or, if it has
+// run for long, to those of the next kPieces.
 #pragma once
 
 #include <map>
@@ -58,7 +59,7 @@ class AutoEngineImpl final : public AutoEngine {
   enum class Phase { kMeasure, kTry, kRun };
   struct Carried {  // in gradients' unscaled units
     AlignedBuffer<float> values;
-    int pieces_left = 0;
+    int pieces = 1, pieces_left = 0;
   };
 
   std::chrono::nanoseconds timeout() const;
@@ -81,8 +82,8 @@ class AutoEngineImpl final : public AutoEngine {
   Status check_progress();
   Status switch_to(int candidate, bool keep_residual = true);
   Result<std::unique_ptr<Engine>> make_inner(const std::string& what);
-  Status harvest();
-  void carry(std::uint32_t tensor, std::span<const float> values, float factor);
+  Status harvest(int pieces);
+  void carry(std::uint32_t tensor, std::span<const float> values, float factor, int pieces);
   Status take_owed(EngineState* state);
   Result<std::vector<std::int64_t>> agree_on_times();
   void say(const std::string& text) { news_.push_back("cortado: " + text); }
