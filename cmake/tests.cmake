@@ -19,7 +19,7 @@ endif()
 # Tests that loop long themselves, and are worth optimising where the others are not.
 set_source_files_properties(src/codec/cast/cast_kernels_test.cc src/codec/lowrank/lowrank_kernels_test.cc
                             src/codec/randk/randk_test.cc src/codec/rans/rans_test.cc src/codec/topk/topk_test.cc
-                            PROPERTIES COMPILE_OPTIONS -O1)
+                            PROPERTIES COMPILE_OPTIONS -O1 SKIP_PRECOMPILE_HEADERS ON)
 
 function(cortado_add_test_program name)
   add_executable(${name} ${ARGN})
@@ -32,6 +32,13 @@ function(cortado_add_test_program name)
   endif()
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE cortado hwy::hwy nlohmann_json::nlohmann_json GTest::gtest GTest::gtest_main)
+  get_property(first GLOBAL PROPERTY CORTADO_FIRST_TEST_PROGRAM)
+  if(NOT first)
+    set_property(GLOBAL PROPERTY CORTADO_FIRST_TEST_PROGRAM ${name})
+    cortado_precompile_headers(${name} <gtest/gtest.h>)
+  elseif(CORTADO_SANITIZE)
+    target_precompile_headers(${name} REUSE_FROM ${first})
+  endif()
   if(CORTADO_SANITIZE)
     # Few processes a program: starting a sanitized one costs more than most tests.
     set(shards 3)
