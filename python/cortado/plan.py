@@ -1,53 +1,23 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """Plans: which tensors travel together and how (docs/plan_format.md)."""
 
-import json
-import os
-
 from . import _core
-from .errors import CortadoError, SpecError
+from .checked_file import CheckedFile
 
 FORMAT = "cortado.plan/1"
 
 
-class Plan:
+class Plan(CheckedFile):
     """A checked plan, from its content as a dict (or JSON text), or Plan.load() of a file.
 
-        plan = cortado.Plan.load("plan.json")
-        state = cortado.attach(ddp, plan)            # or attach(ddp, "plan.json")
-        content = plan.to_dict()                     # change it ...
-        state.switch_plan(cortado.Plan(content))     # ... and go on with it, on every rank before the same step
-
-    What is wrong is a SpecError with the place in the file, what was found and what was expected. Fields that cortado
-    does not know are kept.
+    plan = cortado.Plan.load("plan.json")
+    state = cortado.attach(ddp, plan)            # or attach(ddp, "plan.json")
+    content = plan.to_dict()                     # change it ...
+    state.switch_plan(cortado.Plan(content))     # ... and go on with it, on every rank before the same step
     """
 
-    def __init__(self, content):
-        text = content if isinstance(content, str) else json.dumps(content)
-        self._json = _core.canonical_plan(text)
-
-    @classmethod
-    def load(cls, path):
-        path = os.fspath(path)
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f'can\'t read the plan "{path}": {error}') from error
-        try:
-            return cls(text)
-        except CortadoError as error:
-            raise type(error)(f"{path}: {error}", error.code) from error
-
-    def save(self, path):
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self._json)
-
-    def to_dict(self):
-        return json.loads(self._json)
-
-    def to_json(self):
-        return self._json
+    _kind = "plan"
+    _canonical = staticmethod(_core.canonical_plan)
 
     @property
     def hash(self):

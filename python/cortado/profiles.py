@@ -1,59 +1,18 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """Profiles: what one training step of a model is made of, and what links and codecs take (docs/planner.md)."""
 
-import json
-import os
-
 from . import _core
-from .errors import CortadoError, SpecError
+from .checked_file import CheckedFile
 
 
-class _Profile:
-    """A checked file, from its content as a dict (or JSON text), or load() of a path.
-
-    What is wrong is a SpecError with the place in the file, what was expected and what was found. Fields that cortado
-    does not know are kept.
-    """
-
-    _kind = ""  # for messages
-    _canonical = None  # of _core: checks a text and returns it as cortado writes it
-
-    def __init__(self, content):
-        text = content if isinstance(content, str) else json.dumps(content)
-        self._json = type(self)._canonical(text)
-
-    @classmethod
-    def load(cls, path):
-        path = os.fspath(path)
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f'can\'t read the {cls._kind} "{path}": {error}') from error
-        try:
-            return cls(text)
-        except CortadoError as error:
-            raise type(error)(f"{path}: {error}", error.code) from error
-
-    def save(self, path):
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self._json)
-
-    def to_dict(self):
-        return json.loads(self._json)
-
-    def to_json(self):
-        return self._json
-
-
-class Job(_Profile):
+class Job(CheckedFile):
     """``cortado.job/1``: a model's gradients in the order in which they are ready, and the times of its passes."""
 
     _kind = "job"
     _canonical = staticmethod(_core.canonical_job)
 
 
-class Cluster(_Profile):
+class Cluster(CheckedFile):
     """``cortado.cluster/1``: what collectives and codecs take on some machines."""
 
     _kind = "cluster"

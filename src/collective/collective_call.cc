@@ -87,6 +87,29 @@ Status check_call(const CollectiveCall& call, int rank, int world_size) {
   return Status();
 }
 
+CollectiveKind collective_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::kAllReduce:
+      return CollectiveKind::kAllReduce;
+    case OpKind::kReduceScatter:
+      return CollectiveKind::kReduceScatter;
+    case OpKind::kAllGather:
+      return CollectiveKind::kAllGather;
+    case OpKind::kAllToAll:
+      return CollectiveKind::kAllToAll;
+    case OpKind::kReduce:
+      return CollectiveKind::kReduce;
+    case OpKind::kBroadcast:
+      return CollectiveKind::kBroadcast;
+    case OpKind::kGather:
+      return CollectiveKind::kGather;
+    case OpKind::kEncode:
+    case OpKind::kDecode:
+      break;
+  }
+  CORTADO_CHECK(false, "%s is no collective", std::string(op_kind_name(kind)).c_str());
+}
+
 bool is_rooted(CollectiveKind kind) {
   return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce || kind == CollectiveKind::kGather;
 }

@@ -10,12 +10,16 @@
 #include <string>
 
 #include "cortado/communicator.h"
+#include "cortado/option.h"
 #include "cortado/status.h"
 
 namespace cortado {
 
 // kInvalidArgument with what is wrong, in the words of the caller; ok otherwise. Does not allocate when ok.
 Status check_call(const CollectiveCall& call, int rank, int world_size);
+
+// The collective that an operation of an option is; not for encode and decode.
+CollectiveKind collective_of(OpKind kind);
 
 // True for the kinds that have a root.
 bool is_rooted(CollectiveKind kind);

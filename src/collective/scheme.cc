@@ -6,30 +6,12 @@
 #include <cstring>
 #include <utility>
 
+#include "collective/collective_call.h"
 #include "core/check.h"
 
 namespace cortado {
 
 namespace {
-
-CollectiveKind collective_of(OpKind kind) {
-  switch (kind) {
-    case OpKind::kReduceScatter:
-      return CollectiveKind::kReduceScatter;
-    case OpKind::kAllGather:
-      return CollectiveKind::kAllGather;
-    case OpKind::kAllToAll:
-      return CollectiveKind::kAllToAll;
-    case OpKind::kReduce:
-      return CollectiveKind::kReduce;
-    case OpKind::kBroadcast:
-      return CollectiveKind::kBroadcast;
-    case OpKind::kGather:
-      return CollectiveKind::kGather;
-    default:
-      return CollectiveKind::kAllReduce;
-  }
-}
 
 bool is_sum(OpKind kind) {
   return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;

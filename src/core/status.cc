@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "core/format.h"
+
 namespace cortado {
 
 std::string_view status_code_name(StatusCode code) {
@@ -53,14 +55,10 @@ Status Status::with_context(std::string_view context) const {
 }
 
 Status make_error(StatusCode code, const char* format, ...) {
-  va_list arguments, again;
+  std::va_list arguments;
   va_start(arguments, format);
-  va_copy(again, arguments);
-  const int length = std::vsnprintf(nullptr, 0, format, arguments);
+  std::string message = format_arguments(format, arguments);
   va_end(arguments);
-  std::string message(length > 0 ? static_cast<std::size_t>(length) : 0, '\0');
-  std::vsnprintf(message.data(), message.size() + 1, format, again);
-  va_end(again);
   return Status(code, std::move(message));
 }
 

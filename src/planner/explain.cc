@@ -1,10 +1,9 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cstdarg>
-#include <cstdio>
 #include <map>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "cortado/planner.h"
 #include "planner/search/local_search.h"
 #include "planner/search/search.h"
@@ -14,16 +13,7 @@ namespace cortado {
 
 namespace {
 
-[[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...) {
-  char buffer[400];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(buffer, sizeof(buffer), format, arguments);
-  va_end(arguments);
-  return buffer;
-}
-
-std::string milliseconds(std::int64_t ns) { return text("%.3f", static_cast<double>(ns) * 1e-6); }
+std::string milliseconds(std::int64_t ns) { return format_text("%.3f", static_cast<double>(ns) * 1e-6); }
 
 // The same cluster, on which codecs and copies cost nothing: no compression can be better than that.
 Cluster with_free_codecs(const Cluster& cluster) {
@@ -157,22 +147,22 @@ Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster
 }
 
 std::string explanation_to_text(const Explanation& explanation, const Plan& plan) {
-  std::string result = text("step %s ms", milliseconds(explanation.step_ns).c_str());
+  std::string result = format_text("step %s ms", milliseconds(explanation.step_ns).c_str());
   result += "; against it:\n";
   for (const auto& [name, step_ns] : explanation.totals) {
-    result +=
-        step_ns < 0
-            ? text("  %-22s not possible here\n", name.c_str())
-            : text("  %-22s %12s ms  %6.3fx\n", name.c_str(), milliseconds(step_ns).c_str(),
-                   static_cast<double>(step_ns) / static_cast<double>(std::max<std::int64_t>(explanation.step_ns, 1)));
+    result += step_ns < 0 ? format_text("  %-22s not possible here\n", name.c_str())
+                          : format_text("  %-22s %12s ms  %6.3fx\n", name.c_str(), milliseconds(step_ns).c_str(),
+                                        static_cast<double>(step_ns) /
+                                            static_cast<double>(std::max<std::int64_t>(explanation.step_ns, 1)));
   }
   for (const std::string& note : plan.notes) result += "note: " + note + "\n";
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
     const PlanBucket& bucket = plan.buckets[b];
     const ExplainedBucket& explained = explanation.buckets[b];
-    result += text("\nbucket %zu, %zu tensors, alone %s ms", b, bucket.tensors.size(),
-                   milliseconds(explained.own_ns).c_str());
-    if (explained.gain_ns != 0) result += text(", %s ms gained over dense", milliseconds(explained.gain_ns).c_str());
+    result += format_text("\nbucket %zu, %zu tensors, alone %s ms", b, bucket.tensors.size(),
+                          milliseconds(explained.own_ns).c_str());
+    if (explained.gain_ns != 0)
+      result += format_text(", %s ms gained over dense", milliseconds(explained.gain_ns).c_str());
     result +=
         ": " + (bucket.option.encodes() > 0 ? bucket.codec + " " : "") + bucket.option.to_string(plan.topology) + "\n";
     for (const std::string& tensor : bucket.tensors) result += "  " + tensor + "\n";

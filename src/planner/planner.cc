@@ -4,10 +4,9 @@
 #include "cortado/planner.h"
 
 #include <algorithm>
-#include <cstdarg>
-#include <cstdio>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "planner/search/search.h"
 #include "planner/search/strategies.h"
 
@@ -17,15 +16,6 @@ namespace {
 
 // A gap above this is explained.
 constexpr double kGapToExplain = 0.03;
-
-[[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...) {
-  char buffer[400];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(buffer, sizeof(buffer), format, arguments);
-  va_end(arguments);
-  return buffer;
-}
 
 double milliseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
 
@@ -42,7 +32,7 @@ std::string utilisation(const Problem& problem, const Cluster& cluster, const Se
     const int servers = r == kCpuCodec ? cluster.cpu_codec_workers : 1;
     const double share = static_cast<double>(loads[r]) / static_cast<double>(found.score.step_ns * servers);
     result += (result.empty() ? "" : ", ") + (r < kLink ? std::string(names[r]) : cluster.levels[r - kLink].name) +
-              text(" %.0f %%", share * 100);
+              format_text(" %.0f %%", share * 100);
   }
   return result.empty() ? "nothing" : result;
 }
@@ -54,8 +44,8 @@ void add_notes(const Problem& problem, const Cluster& cluster, const SearchResul
   if (!encodes) plan->notes.push_back("nothing is encoded: no allowed codec makes the step shorter");
   const double gap = static_cast<double>(found.score.step_ns - found.bound.step_ns) /
                      static_cast<double>(std::max<std::int64_t>(found.bound.step_ns, 1));
-  std::string bound = text("lower bound %.3f ms from %s; gap %.2f %%", milliseconds(found.bound.step_ns),
-                           found.bound.reason, gap * 100);
+  std::string bound = format_text("lower bound %.3f ms from %s; gap %.2f %%", milliseconds(found.bound.step_ns),
+                                  found.bound.reason, gap * 100);
   if (found.is_exact) bound += ", but every plan of the candidates was tried: none is faster";
   if (gap > kGapToExplain) {
     bound +=
@@ -108,9 +98,9 @@ Result<Plan> make_plan(const Job& job, const Cluster& cluster, const PlannerCons
   }
   Plan plan = plan_of(*problem, job, cluster, found);
   add_notes(*problem, cluster, found, &plan);
-  plan.notes.push_back(text("%lld options of the tree, %zu candidates, %lld operations simulated",
-                            static_cast<long long>(problem->options_considered()), problem->candidates().size(),
-                            static_cast<long long>(found.steps_done)));
+  plan.notes.push_back(format_text("%lld options of the tree, %zu candidates, %lld operations simulated",
+                                   static_cast<long long>(problem->options_considered()), problem->candidates().size(),
+                                   static_cast<long long>(found.steps_done)));
   return plan;
 }
 

@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "collective/collective_call.h"
 #include "core/aligned_buffer.h"
 #include "core/check.h"
 #include "core/linalg.h"
@@ -71,25 +72,6 @@ void note_spread(const std::string& pointer, const Curve& curve, UnknownFields* 
   (*unknown)[pointer + "/runs"] = list_text(curve.runs);
 }
 
-CollectiveKind kind_of(OpKind kind) {
-  switch (kind) {
-    case OpKind::kReduceScatter:
-      return CollectiveKind::kReduceScatter;
-    case OpKind::kAllGather:
-      return CollectiveKind::kAllGather;
-    case OpKind::kAllToAll:
-      return CollectiveKind::kAllToAll;
-    case OpKind::kReduce:
-      return CollectiveKind::kReduce;
-    case OpKind::kBroadcast:
-      return CollectiveKind::kBroadcast;
-    case OpKind::kGather:
-      return CollectiveKind::kGather;
-    default:
-      return CollectiveKind::kAllReduce;
-  }
-}
-
 // A call whose size, as cluster.h counts it, is about `bytes`, and that size.
 struct SizedCall {
   CollectiveCall call;
@@ -99,7 +81,7 @@ struct SizedCall {
 SizedCall make_call(OpKind kind, std::int64_t bytes, int ranks, void* sent, void* received) {
   const auto item = static_cast<std::int64_t>(sizeof(float));
   const bool in_blocks = kind != OpKind::kAllReduce && kind != OpKind::kReduce && kind != OpKind::kBroadcast;
-  CollectiveCall call{.kind = kind_of(kind), .dtype = DType::kFloat32, .sent = sent, .received = received};
+  CollectiveCall call{.kind = collective_of(kind), .dtype = DType::kFloat32, .sent = sent, .received = received};
   call.elems = in_blocks ? std::max<std::int64_t>(1, bytes / (item * ranks)) : bytes / item;
   if (!in_blocks) call.received = sent;  // in place
   return {call, call.elems * item * (in_blocks ? ranks : 1)};

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "codec/cast/float_chunks.h"
 #include "core/check.h"
 #include "core/finite.h"
+#include "core/format.h"
 #include "session/candidates.h"
 
 namespace cortado {
@@ -29,15 +29,7 @@ constexpr int kInARow = 2;       // comparisons that must agree before something
 constexpr int kMostToPass = 64;  // comparisons
 
 std::string milliseconds(std::int64_t time_ns) {
-  char text[32];
-  std::snprintf(text, sizeof(text), time_ns < 100'000'000 ? "%.1f ms" : "%.0f ms", static_cast<double>(time_ns) * 1e-6);
-  return text;
-}
-
-std::string format(const char* form, double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), form, value);
-  return text;
+  return format_text("%.*f ms", time_ns < 100'000'000 ? 1 : 0, static_cast<double>(time_ns) * 1e-6);
 }
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
@@ -322,7 +314,7 @@ Status AutoEngineImpl::decide() {
   const int best = contest_->best_other(), winner = contest_->winner(options_.min_gain);
   const AutoCandidate& dense = candidates[0];
   const auto gain = [&](const AutoCandidate& of) {
-    return format("%.2fx", as_double(dense.measured_ns) / as_double(of.measured_ns));
+    return format_text("%.2fx", as_double(dense.measured_ns) / as_double(of.measured_ns));
   };
   const auto predicted = [](const AutoCandidate& of) {
     return of.predicted_ns < 0 ? std::string() : ", predicted " + milliseconds(of.predicted_ns);
@@ -336,7 +328,7 @@ Status AutoEngineImpl::decide() {
     decision_.reason = "dense, " + milliseconds(dense.measured_ns) + " a step" + predicted(dense) +
                        ": compression does not pay here; the fastest setting allowed, " + other.label + ", takes " +
                        milliseconds(other.measured_ns) + predicted(other) + " (" + gain(other) + "), and less than " +
-                       format("%g %%", options_.min_gain * 100) + " is no reason to lose anything";
+                       format_text("%g %%", options_.min_gain * 100) + " is no reason to lose anything";
   } else {
     decision_.reason = "dense, " + milliseconds(dense.measured_ns) + " a step" + predicted(dense) +
                        ": no setting allowed is predicted to be faster";
@@ -394,8 +386,9 @@ Status AutoEngineImpl::check_progress() {
   drifted_ = has_drifted ? drifted_ + 1 : 0;
   if (lossy_ >= kInARow && current_ != 0) {
     say("auto, step " + std::to_string(steps_) + ": " + current().label + " loses too much: relative L2 error " +
-        format("%.3f", most.relative_error) + " (limit " + format("%g", options_.max_relative_error) + "), residual " +
-        format("%.1f", most.residual) + " gradients (limit " + format("%g", options_.max_residual) +
+        format_text("%.3f", most.relative_error) + " (limit " + format_text("%g", options_.max_relative_error) +
+        "), residual " + format_text("%.1f", most.residual) + " gradients (limit " +
+        format_text("%g", options_.max_residual) +
         "); its residual is dropped, and it is not used again. Dense, and measuring again");
     refused_.push_back(current().what.starts_with('{') ? "plan" : current().what);
     CORTADO_RETURN_IF_ERROR(switch_to(0, /*keep_residual=*/false));
@@ -506,7 +499,7 @@ std::string AutoEngineImpl::describe() const {
               ? decision_.reason
               : "dense for the first " + std::to_string(kUncountedSteps + kFewestSteps) + " to " +
                     std::to_string(kUncountedSteps + kMostSteps) + " steps, then about " +
-                    format("%g", options_.measure_s) + " s for links and codecs, then at most " +
+                    format_text("%g", options_.measure_s) + " s for links and codecs, then at most " +
                     std::to_string(kMostTried) + " settings for some steps each; may use none" + allowed);
 }
 

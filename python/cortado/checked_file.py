@@ -1,0 +1,45 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""What plans and profiles have in common: JSON that C++ reads, checks and writes."""
+
+import json
+import os
+
+from .errors import CortadoError, SpecError
+
+
+class CheckedFile:
+    """A checked file, from its content as a dict (or JSON text), or load() of a path.
+
+    What is wrong is a SpecError with the place in the file, what was expected and what was found. Fields that cortado
+    does not know are kept.
+    """
+
+    _kind = ""  # for messages
+    _canonical = None  # of _core: checks a text and returns it as cortado writes it
+
+    def __init__(self, content):
+        text = content if isinstance(content, str) else json.dumps(content)
+        self._json = type(self)._canonical(text)
+
+    @classmethod
+    def load(cls, path):
+        path = os.fspath(path)
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f'can\'t read the {cls._kind} "{path}": {error}') from error
+        try:
+            return cls(text)
+        except CortadoError as error:
+            raise type(error)(f"{path}: {error}", error.code) from error
+
+    def save(self, path):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self._json)
+
+    def to_dict(self):
+        return json.loads(self._json)
+
+    def to_json(self):
+        return self._json

@@ -1,0 +1,26 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "core/format.h"
+
+#include <cstdio>
+
+namespace cortado {
+
+std::string format_text(const char* format, ...) {
+  std::va_list arguments;
+  va_start(arguments, format);
+  std::string text = format_arguments(format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+std::string format_arguments(const char* format, std::va_list arguments) {
+  std::va_list again;
+  va_copy(again, arguments);
+  const int length = std::vsnprintf(nullptr, 0, format, arguments);
+  std::string text(length > 0 ? static_cast<std::size_t>(length) : 0, '\0');
+  std::vsnprintf(text.data(), text.size() + 1, format, again);
+  va_end(again);
+  return text;
+}
+
+}  // namespace cortado
