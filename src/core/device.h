@@ -24,6 +24,8 @@
 //   butterfly(x, width, op)         x[t] = op(x[t], x[t ^ apart]) for apart = width / 2 ... 1; width at most 32
 //   ballot(x)                       x[t] = a bit for each thread of the warp whose x was not 0
 //   exclusive_sum(x)                x[t] = sum of the x before; returns the sum of all
+//   uniform(v)                      the value of a variable in Shared, for code between phases: no thread goes on to
+//                                   change it before all have read it
 //   add(p, v), raise(p, v), set_bits(p, v)    atomic +=, max, |=
 //
 // Between phases, code of the body runs in every thread (once, emulated), must do the same in all, and writes nothing
