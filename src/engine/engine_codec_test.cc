@@ -101,15 +101,19 @@ TEST_P(AnyCodec, DeliversWhatThePlainImplementationDoes) {
       training.options.bucket_cap_mib = keeps ? EngineOptions::kAutoBucketCap : 0;
       const History run = train(training);
       expect_replicas_agree(run);
+      std::vector<std::vector<Gradients>> gradients(static_cast<std::size_t>(training.steps));  // by step and rank
+      for (std::int64_t step = 0; step < training.steps; ++step) {
+        for (int rank = 0; rank < world_size; ++rank) {
+          gradients[static_cast<std::size_t>(step)].push_back(made_up_gradients(training.tensors, rank, step));
+        }
+      }
       for (std::size_t t = 0; t < training.tensors.size(); ++t) {
         if (training.tensors[t].dimensions < 2 || training.tensors[t].rows == 0) continue;
         Reference reference(training, t);
         for (std::int64_t step = 0; step < training.steps; ++step) {
-          std::vector<std::vector<float>> gradients;
-          for (int rank = 0; rank < world_size; ++rank) {
-            gradients.push_back(made_up_gradients(training.tensors, rank, step)[t]);
-          }
-          EXPECT_EQ(run.delivered[0][static_cast<std::size_t>(step)][t], reference.step(gradients))
+          std::vector<std::vector<float>> of_tensor;
+          for (const Gradients& of_rank : gradients[static_cast<std::size_t>(step)]) of_tensor.push_back(of_rank[t]);
+          EXPECT_EQ(run.delivered[0][static_cast<std::size_t>(step)][t], reference.step(of_tensor))
               << training.tensors[t].name << " step " << step;
         }
       }
