@@ -32,10 +32,12 @@ constexpr double kLargestShare = 2;  // of a point's share of the budget, for on
 constexpr std::size_t kFewestSizes = 2;
 constexpr std::int64_t kProductSide = 192;
 
+// Two sizes or more, the last one `largest`. They lie a factor of two apart at least: two that are close would tell
+// nothing of the slope.
 std::vector<std::int64_t> sizes_up_to(std::int64_t smallest, std::int64_t largest) {
   std::vector<std::int64_t> sizes;
-  for (std::int64_t size = smallest; size < largest; size *= kFactor) sizes.push_back(size);
-  sizes.push_back(std::max(largest, smallest * kFactor));
+  for (std::int64_t size = std::min(smallest, largest / 2); size <= largest / 2; size *= kFactor) sizes.push_back(size);
+  sizes.push_back(largest);
   return sizes;
 }
 
@@ -386,13 +388,13 @@ Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& op
     return make_error(StatusCode::kInvalidArgument, "calibrate: budget_s must be above 0 and at most 1e6, got %g",
                       options.budget_s);
   }
-  const std::int64_t most = std::int64_t{1} << 34;
-  if (options.max_bytes < kSmallestBytes || options.max_bytes > most || options.max_elems < kSmallestElems ||
-      options.max_elems > most) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "calibrate: max_bytes and max_elems must be from 1024 to 2^34, got %lld and %lld",
-                      static_cast<long long>(options.max_bytes), static_cast<long long>(options.max_elems));
-  }
+  const auto check_largest = [](const char* name, std::int64_t value, std::int64_t least) -> Status {
+    if (value >= least && value <= std::int64_t{1} << 34) return {};
+    return make_error(StatusCode::kInvalidArgument, "calibrate: %s must be from %lld to 2^34, got %lld", name,
+                      static_cast<long long>(least), static_cast<long long>(value));
+  };
+  CORTADO_RETURN_IF_ERROR(check_largest("max_bytes", options.max_bytes, kSmallestBytes));
+  CORTADO_RETURN_IF_ERROR(check_largest("max_elems", options.max_elems, kSmallestElems));
   return Calibrator(communicator, options, clock).run();
 }
 

@@ -87,6 +87,26 @@ TEST(Calibrate, StaysWithinItsBudget) {
   EXPECT_LT(steady_clock()->now_ns() - start_ns, 10'000'000'000);  // a busy machine may take its time
 }
 
+// The dev preset's AddressSanitizer watches the buffers, which are as large as the largest size.
+TEST(Calibrate, NoSizeIsBeyondTheLargest) {
+  for (const auto& [max_bytes, max_elems] :
+       {std::pair(4096, 1024), std::pair(5000, 1500), std::pair(16384, 5000), std::pair(65535, 16383)}) {
+    CalibrateOptions options = quick();
+    options.max_bytes = max_bytes;
+    options.max_elems = max_elems;
+    const Cluster cluster = calibrate_ranks(2, options)[0];
+    for (const auto& [kind, curve] : cluster.levels[0].collectives) {
+      EXPECT_EQ(curve.sizes.size(), 2u) << op_kind_name(kind);
+      EXPECT_LE(curve.sizes.back(), max_bytes) << op_kind_name(kind);
+      EXPECT_GE(curve.sizes.back(), max_bytes - 8) << op_kind_name(kind);
+    }
+    for (const CodecTimes& times : cluster.codecs) {
+      EXPECT_EQ(times.curve.sizes.size(), 2u) << times.codec;
+      EXPECT_LE(times.curve.sizes.back(), max_elems) << times.codec;
+    }
+  }
+}
+
 TEST(Calibrate, TellsHowFarItIs) {
   CalibrateOptions options = quick();
   double last = 0;
@@ -108,6 +128,14 @@ TEST(Calibrate, RefusesWhatCanNotBe) {
     options.budget_s = 0;
     EXPECT_EQ(calibrate(&communicator, options).status().message(),
               "calibrate: budget_s must be above 0 and at most 1e6, got 0");
+    options = quick();
+    options.max_bytes = 4095;
+    EXPECT_EQ(calibrate(&communicator, options).status().message(),
+              "calibrate: max_bytes must be from 4096 to 2^34, got 4095");
+    options = quick();
+    options.max_elems = 1023;
+    EXPECT_EQ(calibrate(&communicator, options).status().message(),
+              "calibrate: max_elems must be from 1024 to 2^34, got 1023");
     options = quick();
     options.codecs = {"nonsense"};
     EXPECT_NE(calibrate(&communicator, options).status().message().find("nonsense"), std::string::npos);
