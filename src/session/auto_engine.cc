@@ -11,7 +11,6 @@
 #include "core/check.h"
 #include "core/finite.h"
 #include "core/format.h"
-#include "session/candidates.h"
 
 namespace cortado {
 
@@ -57,9 +56,10 @@ AutoEngineImpl::AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOpti
   decision_.candidates = {{.label = "dense", .what = "none"}};
 }
 
-Status AutoEngineImpl::start() {
+Status AutoEngineImpl::start(const Result<std::optional<LauncherPlace>>& place) {
   CORTADO_RETURN_IF_ERROR(check_agreement(communicator_, options_.to_spec(), {}, timeout()));
-  CORTADO_ASSIGN_OR_RETURN(cluster_, given_cluster(options_, communicator_));
+  CORTADO_ASSIGN_OR_RETURN(placement_, find_placement(place, communicator_, timeout()));
+  CORTADO_ASSIGN_OR_RETURN(cluster_, given_cluster(options_, placement_.topology, communicator_));
   CORTADO_ASSIGN_OR_RETURN(inner_, make_inner(decision_.candidates[0].what));
   if (communicator_->world_size() == 1) {
     decision_.decided = true;
@@ -281,8 +281,8 @@ Status AutoEngineImpl::end_block() {
 Status AutoEngineImpl::begin_trials() {
   MeasuredSteps steps{.ready_ns = ready_ns_, .dense_ns = median_of(dense_ns_)};
   for (std::int64_t& ready : steps.ready_ns) ready /= ready_steps_;
-  CORTADO_ASSIGN_OR_RETURN(Candidates found,
-                           find_candidates(tensors_, steps, options_, cluster_, refused_, communicator_, clock_));
+  const CandidateRequest request{tensors_, options_, placement_.topology, cluster_, refused_};
+  CORTADO_ASSIGN_OR_RETURN(Candidates found, find_candidates(request, steps, communicator_, clock_));
   for (const std::string& note : found.notes) say(note);
   decision_.candidates = std::move(found.list);
   current_ = 0;
@@ -500,7 +500,8 @@ std::string AutoEngineImpl::describe() const {
               : "dense for the first " + std::to_string(kUncountedSteps + kFewestSteps) + " to " +
                     std::to_string(kUncountedSteps + kMostSteps) + " steps, then about " +
                     format_text("%g", options_.measure_s) + " s for links and codecs, then at most " +
-                    std::to_string(kMostTried) + " settings for some steps each; may use none" + allowed);
+                    std::to_string(kMostTried) + " settings for some steps each; may use none" + allowed +
+                    (placement_.note.empty() ? "" : "; all links count as one level (" + placement_.note + ")"));
 }
 
 Status AutoEngineImpl::check_replicas(std::span<const ReplicaTensor> tensors) {

@@ -21,6 +21,7 @@
 #include "collective/agreement.h"
 #include "core/aligned_buffer.h"
 #include "cortado/auto.h"
+#include "session/candidates.h"
 #include "session/contest.h"
 
 namespace cortado {
@@ -32,7 +33,7 @@ class AutoEngineImpl final : public AutoEngine {
 
   AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOptions& options, Communicator* communicator,
                  const Clock* clock);
-  Status start();
+  Status start(const Result<std::optional<LauncherPlace>>& place = launcher_place());
 
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
@@ -93,6 +94,7 @@ class AutoEngineImpl final : public AutoEngine {
   Communicator* communicator_;
   const Clock* clock_;
   TraceRecorder* trace_ = nullptr;
+  Placement placement_;
   std::optional<Cluster> cluster_;  // given
   std::unique_ptr<Engine> inner_;
   int current_ = 0;  // of the candidates

@@ -53,11 +53,13 @@ struct Training {
   bool clock_runs = false;
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps
   float gradient_scale = 1;
+  std::vector<LauncherPlace> places = {};  // by rank; none: the launcher tells nothing
 
   std::vector<Status> statuses;
   std::vector<AutoDecision> decisions;
   std::vector<std::vector<std::string>> news;
   std::vector<EngineReport> reports;
+  std::vector<std::string> descriptions;  // at the start
   // Sum over all steps of what was delivered, and of the mean gradients; of rank 0's tensor 1.
   std::vector<double> delivered, expected;
 
@@ -76,6 +78,7 @@ void Training::go() {
   decisions.resize(static_cast<std::size_t>(ranks));
   news.resize(static_cast<std::size_t>(ranks));
   reports.resize(static_cast<std::size_t>(ranks));
+  descriptions.resize(static_cast<std::size_t>(ranks));
   const std::vector<EngineTensor> tensors = model();
   const auto elems = [&](std::size_t t) { return static_cast<std::size_t>(tensors[t].rows * tensors[t].cols); };
   delivered.assign(elems(1), 0);
@@ -85,9 +88,11 @@ void Training::go() {
     HandClock clock(clock_runs);
     AutoOptions own = options;
     own.takes_buffers = in_buckets;
-    Result<std::unique_ptr<AutoEngine>> made = AutoEngine::create(tensors, own, &communicator, &clock);
-    if (!made.ok()) return made.status();
-    AutoEngine& engine = *made.value();
+    AutoEngineImpl made(tensors, own, &communicator, &clock);
+    const std::optional<LauncherPlace> place = places.empty() ? std::nullopt : std::optional(places[rank]);
+    if (const Status s = made.start(place); !s.ok()) return s;
+    AutoEngine& engine = made;
+    descriptions[rank] = engine.describe();
     for (std::int64_t step = 0; step < steps; ++step) {
       std::vector<float> buffer;
       for (std::size_t t = 0; t < tensors.size(); ++t) {
@@ -287,6 +292,32 @@ TEST(AutoEngine, PredictsAndPlans) {
   expect_ok(run);
   EXPECT_TRUE(run.decisions[0].decided);
   EXPECT_GE(run.decisions[0].candidates[0].predicted_ns, 0);
+}
+
+// Ranks that the launcher has not placed machine by machine, and groups of some ranks only: training goes on.
+TEST(AutoEngine, AnyPlacementOfRanksTrains) {
+  struct Case {
+    std::vector<LauncherPlace> places;
+    std::string note;
+  };
+  for (const Case& of : {Case{{{0, 2}, {1, 2}, {0, 1}}, "rank 0 shares its machine with 2 ranks in all, rank 2 with 1"},
+                         Case{{{1, 4}, {3, 4}}, "rank 0 is number 1 of 4 on its machine, expected 0"},
+                         Case{{{0, 4}, {1, 4}}, "2 ranks can't be divided among machines of 4 each"}}) {
+    Training run;
+    run.ranks = static_cast<int>(of.places.size());
+    run.places = of.places;
+    run.options.measure_s = 0.2;
+    run.clock_runs = true;
+    run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 900 : 400) * kMs; };
+    run.go();
+    expect_ok(run);
+    EXPECT_TRUE(run.decisions[0].decided);
+    EXPECT_GE(run.decisions[0].candidates[0].predicted_ns, 0);
+    for (const std::string& text : run.descriptions) {
+      EXPECT_NE(text.find("all links count as one level"), std::string::npos) << text;
+      EXPECT_NE(text.find(of.note), std::string::npos) << text;
+    }
+  }
 }
 
 // What engines inside have counted is not lost with them.

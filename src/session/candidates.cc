@@ -207,14 +207,8 @@ Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions
   return {};
 }
 
-// The levels that the launcher tells of; one where it tells nothing, or what makes no sense.
-Result<Topology> topology_of(const AutoOptions& options, Communicator* communicator) {
-  const Result<std::optional<LauncherPlace>> place = launcher_place();
-  return agree_on_topology(communicator, place.ok() ? place.value() : std::nullopt, timeout_of(options));
-}
-
-Result<Cluster> measure_cluster(const AutoOptions& options, Communicator* communicator, const Clock* clock) {
-  CORTADO_ASSIGN_OR_RETURN(const Topology topology, topology_of(options, communicator));
+Result<Cluster> measure_cluster(const AutoOptions& options, const Topology& topology, Communicator* communicator,
+                                const Clock* clock) {
   CalibrateOptions calibration{
       .name = "as measured by auto",
       .codecs = auto_codecs(options.quality),
@@ -250,9 +244,20 @@ void keep_promising(Candidates* candidates) {
 
 }  // namespace
 
-Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, Communicator* communicator) {
+Result<Placement> find_placement(const Result<std::optional<LauncherPlace>>& place, Communicator* communicator,
+                                 std::chrono::nanoseconds timeout) {
+  const Result<Topology> agreed = agree_on_topology(communicator, place.ok() ? place.value() : std::nullopt, timeout);
+  if (agreed.ok()) return Placement{agreed.value(), place.ok() ? "" : place.status().message()};
+  // What ranks disagree on, and numbers that can't be: the same error on all of them.
+  const StatusCode code = agreed.status().code();
+  if (code != StatusCode::kMismatch && code != StatusCode::kInvalidArgument) return agreed.status();
+  CORTADO_ASSIGN_OR_RETURN(Topology flat, Topology::two_levels(communicator->world_size(), 1));
+  return Placement{std::move(flat), agreed.status().message()};
+}
+
+Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, const Topology& topology,
+                                             Communicator* communicator) {
   if (options.cluster.empty()) return std::optional<Cluster>();
-  CORTADO_ASSIGN_OR_RETURN(const Topology topology, topology_of(options, communicator));
   CORTADO_ASSIGN_OR_RETURN(const ClusterIdentity identity,
                            cluster_identity(communicator, options.transport_version, timeout_of(options)));
   // One letter, then the file or the error.
@@ -270,23 +275,22 @@ Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, Communi
   return std::optional<Cluster>(std::move(cluster));
 }
 
-Result<Candidates> find_candidates(const std::vector<EngineTensor>& tensors, const MeasuredSteps& steps,
-                                   const AutoOptions& options, const std::optional<Cluster>& given,
-                                   const std::vector<std::string>& refused, Communicator* communicator,
-                                   const Clock* clock) {
-  const std::vector<AutoSetting> settings = allowed_settings(options, refused);
+Result<Candidates> find_candidates(const CandidateRequest& request, const MeasuredSteps& steps,
+                                   Communicator* communicator, const Clock* clock) {
+  const AutoOptions& options = request.options;
+  const std::vector<AutoSetting> settings = allowed_settings(options, request.refused);
   Candidates candidates;
   candidates.list = {{.label = "dense", .what = "none"}};
   for (const AutoSetting& setting : settings) candidates.list.push_back({.label = setting.spec, .what = setting.spec});
-  std::optional<Cluster> cluster = given;
+  std::optional<Cluster> cluster = request.cluster;
   if (!cluster.has_value() && options.measure_s > 0) {
-    CORTADO_ASSIGN_OR_RETURN(cluster, measure_cluster(options, communicator, clock));
+    CORTADO_ASSIGN_OR_RETURN(cluster, measure_cluster(options, request.topology, communicator, clock));
   }
   if (cluster.has_value() && communicator->rank() == 0) {
     // Engines encode in the thread of the backward pass, which stands still meanwhile.
     cluster->cpu_codec_slows_backward = 1;
-    const bool may_plan = std::find(refused.begin(), refused.end(), "plan") == refused.end();
-    const Job job = make_job(tensors, steps);
+    const bool may_plan = std::find(request.refused.begin(), request.refused.end(), "plan") == request.refused.end();
+    const Job job = make_job(request.tensors, steps);
     Status predicted = job.check();
     if (predicted.ok()) predicted = add_predictions(job, *cluster, options, may_plan, &candidates);
     if (predicted.ok()) {
