@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <utility>
 
 #include "core/check.h"
 #include "cortado/calibrate.h"
@@ -191,9 +192,14 @@ Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions
       codecs.push_back(codec);
     }
     const Result<std::int64_t> predicted_ns = predict(codec, job, cluster, options.takes_buffers);
-    if (!predicted_ns.ok() && candidate.what == "none") return predicted_ns.status();
-    // A codec that the file has no times of is tried all the same.
-    if (predicted_ns.ok()) candidate.predicted_ns = predicted_ns.value();
+    if (predicted_ns.ok()) {
+      candidate.predicted_ns = predicted_ns.value();
+    } else if (candidate.what == "none") {
+      return predicted_ns.status();
+    } else {  // a cluster file may have no times of this codec
+      candidates->notes.push_back("auto has no prediction of " + candidate.label + ", which is tried only after the " +
+                                  "others: " + predicted_ns.status().message());
+    }
   }
   // Of plans there is evidence for casts only: settings leave vectors alone, plans need not. Low rank has warm starts
   // that plans do not keep.
@@ -202,8 +208,12 @@ Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions
     return is_low_rank || (options.quality != Quality::kAggressive && !codec.starts_with("cast"));
   });
   if (!may_plan || codecs.empty()) return {};
-  CORTADO_ASSIGN_OR_RETURN(std::optional<AutoCandidate> planned, best_plan(job, cluster, codecs));
-  if (planned.has_value()) candidates->list.push_back(*std::move(planned));
+  Result<std::optional<AutoCandidate>> planned = best_plan(job, cluster, codecs);
+  if (!planned.ok()) {
+    candidates->notes.push_back("auto has no plan to try: " + planned.status().message());
+  } else if (planned.value().has_value()) {
+    candidates->list.push_back(*std::move(planned).value());
+  }
   return {};
 }
 
@@ -230,15 +240,16 @@ Result<Cluster> measure_cluster(const AutoOptions& options, const Topology& topo
   return cluster;
 }
 
-// Best first, dense where it is; without those that can't win.
+// Best first, dense where it is, those without a prediction last; without those that can't win.
 void keep_promising(Candidates* candidates) {
   std::vector<AutoCandidate>& list = candidates->list;
   const std::int64_t dense_ns = list[0].predicted_ns;
   std::erase_if(list, [&](const AutoCandidate& candidate) {
     return static_cast<double>(candidate.predicted_ns) > kHopeless * static_cast<double>(dense_ns);
   });
+  const auto key = [](const AutoCandidate& of) { return std::pair(of.predicted_ns < 0, of.predicted_ns); };
   std::stable_sort(list.begin() + 1, list.end(),
-                   [](const AutoCandidate& a, const AutoCandidate& b) { return a.predicted_ns < b.predicted_ns; });
+                   [&](const AutoCandidate& a, const AutoCandidate& b) { return key(a) < key(b); });
   if (list.size() > kMostTried + 1) list.resize(kMostTried + 1);
 }
 
