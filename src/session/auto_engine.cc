@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/finite.h"
 #include "core/format.h"
+#include "core/hash.h"
 
 namespace cortado {
 
@@ -413,7 +414,7 @@ Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made,
                            make_inner(decision_.candidates[static_cast<std::size_t>(candidate)].what));
   if (keep_residual) {
-    CORTADO_RETURN_IF_ERROR(harvest(pieces));
+    CORTADO_RETURN_IF_ERROR(harvest(inner_.get(), current().what, pieces));
   } else {
     carried_.clear();
   }
@@ -426,21 +427,20 @@ Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
   return {};
 }
 
-// What the engine inside still owes.
-Status AutoEngineImpl::harvest(int pieces) {
-  if (current_ == 0) return {};
-  const bool is_plan = inner_->options().method == EngineOptions::Method::kPlan;
-  if (is_plan) {
+// What an engine of `what` still owes. It can't be used afterwards.
+Status AutoEngineImpl::harvest(Engine* from, const std::string& what, int pieces) {
+  if (what == "none") return {};
+  if (what.starts_with('{')) {
     // A plan that encodes nothing has no residuals, so those there are become one sum for each tensor.
-    CORTADO_ASSIGN_OR_RETURN(Plan plan, plan_from_json(current().what));
+    CORTADO_ASSIGN_OR_RETURN(Plan plan, plan_from_json(what));
     const LevelRange all{0, static_cast<int>(plan.topology.levels.size()) - 1};
     for (PlanBucket& bucket : plan.buckets) {
       bucket.codec = "none";
       bucket.option.operations = {{.kind = OpKind::kAllReduce, .levels = all}};
     }
-    CORTADO_RETURN_IF_ERROR(inner_->switch_plan(plan));
+    CORTADO_RETURN_IF_ERROR(from->switch_plan(plan));
   }
-  CORTADO_ASSIGN_OR_RETURN(const EngineState state, inner_->save_state());
+  CORTADO_ASSIGN_OR_RETURN(const EngineState state, from->save_state());
   std::map<std::string_view, std::uint32_t> by_name;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) by_name[tensors_[t].name] = t;
   for (const TensorState& tensor : state.tensors) {
@@ -514,30 +514,49 @@ std::vector<std::string> AutoEngineImpl::take_news() { return std::exchange(news
 
 namespace {
 
-constexpr std::string_view kMeasuring = "auto, measuring";
-constexpr std::string_view kDecided = "auto: ";
-// Places of a tensor's state: what is still to be added to its gradients, with the number of pieces for `begin`; and
-// the residual of a setting on trial.
+// A place of a tensor's state: what is still to be added to its gradients, with the number of pieces for `begin`; 0:
+// all of it in the next step.
 constexpr const char* kOwed = "auto";
-constexpr const char* kOnTrial = "auto_trial";
+
+// What stands for the specification in a state: "auto: cast(bf16)", "auto, measuring, not topk(density=0.01): none".
+// Behind "measuring" is what was on trial.
+struct SavedDecision {
+  bool decided = false;
+  std::vector<std::string> refused;
+  std::string what;
+
+  std::string text() const {
+    std::string text = decided ? "auto" : "auto, measuring";
+    for (const std::string& setting : refused) text += ", not " + setting;
+    return text + ": " + what;
+  }
+
+  static std::optional<SavedDecision> parse(std::string_view text) {
+    const std::string_view start = "auto", measuring = ", measuring", refusing = ", not ";
+    const std::size_t colon = text.find(": ");
+    if (colon == std::string_view::npos || !text.starts_with(start)) return std::nullopt;
+    SavedDecision saved;
+    saved.what = text.substr(colon + 2);
+    std::string_view rest = text.substr(start.size(), colon - start.size());
+    saved.decided = !rest.starts_with(measuring);
+    if (!saved.decided) rest.remove_prefix(measuring.size());
+    while (!rest.empty()) {
+      if (!rest.starts_with(refusing)) return std::nullopt;
+      rest.remove_prefix(refusing.size());
+      const std::string_view setting = rest.substr(0, rest.find(refusing));
+      saved.refused.emplace_back(setting);
+      rest.remove_prefix(setting.size());
+    }
+    return saved;
+  }
+};
 
 }  // namespace
 
 Result<EngineState> AutoEngineImpl::save_state() {
   if (!failure_.ok()) return failure_;
   CORTADO_ASSIGN_OR_RETURN(EngineState state, inner_->save_state());
-  state.spec = decision_.decided ? std::string(kDecided) + current().what : std::string(kMeasuring);
-  if (!decision_.decided) {
-    // A trial is not resumed; what it owes is paid with the rest. (What a plan on trial owes is lost.)
-    for (TensorState& tensor : state.tensors) {
-      tensor = {.name = tensor.name,
-                .residual = {},
-                .basis = {},
-                .velocity = {},
-                .places = {{kOnTrial, 0, std::move(tensor.residual)}}};
-      if (tensor.places[0].values.empty()) tensor.places.clear();
-    }
-  }
+  state.spec = SavedDecision{.decided = decision_.decided, .refused = refused_, .what = current().what}.text();
   for (const auto& [t, carried] : carried_) {
     const std::string& name = tensors_[t].name;
     auto tensor = std::find_if(state.tensors.begin(), state.tensors.end(),
@@ -552,71 +571,109 @@ Result<EngineState> AutoEngineImpl::save_state() {
   return state;
 }
 
-// Takes what is owed out of a state.
-Status AutoEngineImpl::take_owed(EngineState* state) {
-  carried_.clear();
-  for (TensorState& tensor : state->tensors) {
+Status AutoEngineImpl::check_state(const EngineState& state) const {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "load_state: a step is under way");
+  if (!SavedDecision::parse(state.spec).has_value()) {
+    return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of auto",
+                      state.spec.c_str());
+  }
+  for (const TensorState& tensor : state.tensors) {
     const auto found =
         std::find_if(tensors_.begin(), tensors_.end(), [&](const EngineTensor& t) { return t.name == tensor.name; });
-    const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
-    for (const char* name : {kOwed, kOnTrial}) {
-      for (const PlaceState& place : tensor.places) {
-        if (place.name != name) continue;
-        if (found == tensors_.end() || place.begin < 0 || place.begin > kPieces ||
-            static_cast<std::int64_t>(place.values.size()) != found->rows * found->cols) {
-          return make_error(StatusCode::kMismatch, "load_state: what \"%s\" is still owed is of another model",
-                            tensor.name.c_str());
-        }
-        const bool in_pieces = name == kOwed && place.begin > 0;
-        carry(t, place.values, 1.0f, in_pieces ? kPieces : 1);
-        const auto carried = carried_.find(t);
-        if (in_pieces && carried != carried_.end()) carried->second.pieces_left = static_cast<int>(place.begin);
+    for (const PlaceState& place : tensor.places) {
+      if (place.name != kOwed) continue;
+      if (found == tensors_.end() || place.begin < 0 || place.begin > kPieces ||
+          static_cast<std::int64_t>(place.values.size()) != found->rows * found->cols) {
+        return make_error(StatusCode::kMismatch, "load_state: what \"%s\" is still owed is of another model",
+                          tensor.name.c_str());
       }
-      std::erase_if(tensor.places, [&](const PlaceState& place) { return place.name == name; });
     }
   }
-  std::erase_if(state->tensors, [](const TensorState& tensor) {
-    return tensor.residual.empty() && tensor.basis.empty() && tensor.velocity.empty() && tensor.places.empty();
-  });
+  return {};
+}
+
+// What a checked state says is still owed.
+void AutoEngineImpl::take_owed(const EngineState& state) {
+  carried_.clear();
+  for (const TensorState& tensor : state.tensors) {
+    for (const PlaceState& place : tensor.places) {
+      if (place.name != kOwed) continue;
+      const auto found =
+          std::find_if(tensors_.begin(), tensors_.end(), [&](const EngineTensor& t) { return t.name == tensor.name; });
+      const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
+      carry(t, place.values, 1.0f, place.begin > 0 ? kPieces : 1);
+      const auto carried = carried_.find(t);
+      if (place.begin > 0 && carried != carried_.end()) carried->second.pieces_left = static_cast<int>(place.begin);
+    }
+  }
+}
+
+// Dense, and measuring, as after start().
+Status AutoEngineImpl::start_again() {
+  CORTADO_ASSIGN_OR_RETURN(inner_, make_inner("none"));
+  current_ = 0;
+  uncounted_ = kUncountedSteps;
+  decision_.candidates.resize(1);
+  if (communicator_->world_size() > 1) begin_measuring();
   return {};
 }
 
 Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
-  if (!failure_.ok()) return failure_;
-  const bool is_decided = saved.spec.starts_with(kDecided);
-  if (!is_decided && saved.spec != kMeasuring) {
-    return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of auto",
-                      saved.spec.c_str());
-  }
+  const Status checked = check_state(saved);
+  // All ranks take part even if one of them refuses, so that none waits for it.
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the outcome of load_state (error code; 0 is success)",
+                                            static_cast<std::uint64_t>(checked.code()), timeout())
+                              .with_context(checked.ok() ? "load_state" : checked.message()));
+  CORTADO_RETURN_IF_ERROR(checked);
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the state to load (hash of ranks and decision)",
+                                            fnv1a_64(saved.spec) + static_cast<std::uint64_t>(saved.world_size),
+                                            timeout()));
+  const SavedDecision decision = *SavedDecision::parse(saved.spec);
   if (saved.world_size != communicator_->world_size()) {
+    CORTADO_RETURN_IF_ERROR(start_again());
+    carried_.clear();
+    refused_ = decision.refused;
     return "the state was saved by " + std::to_string(saved.world_size) + " ranks and is loaded by " +
            std::to_string(communicator_->world_size()) +
            ": auto measures again, and residuals start at zero (what they held is lost once)";
   }
   EngineState state = saved;
-  const std::string what = is_decided ? saved.spec.substr(kDecided.size()) : "none";
-  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner(what));
-  CORTADO_RETURN_IF_ERROR(take_owed(&state));
-  std::string warning;
-  if (is_decided) {
-    state.spec = made->options().results_spec();
-    CORTADO_ASSIGN_OR_RETURN(warning, made->load_state(state));
+  for (TensorState& tensor : state.tensors) {
+    std::erase_if(tensor.places, [](const PlaceState& place) { return place.name == kOwed; });
+  }
+  std::erase_if(state.tensors, [](const TensorState& tensor) {
+    return tensor.residual.empty() && tensor.basis.empty() && tensor.velocity.empty() && tensor.places.empty();
+  });
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner(decision.what));
+  state.spec = made->options().results_spec();
+  CORTADO_ASSIGN_OR_RETURN(std::string warning, made->load_state(state));
+
+  take_owed(saved);
+  refused_ = decision.refused;
+  const std::string label = decision.what.starts_with('{') ? made->options().codec
+                            : decision.what == "none"      ? "dense"
+                                                           : decision.what;
+  const bool is_allowed = may_run(decision.what, options_, refused_);
+  if (!decision.decided || !is_allowed) {
+    // What was on trial, or may not run here, is not resumed; what it owes is paid.
+    Status status = harvest(made.get(), decision.what, decision.decided ? kPieces : 1);
+    if (status.ok()) status = start_again();
+    if (!status.ok()) return fail(status);
+    if (!decision.decided) return warning;
+    return "the state was saved with " + label +
+           ", which is not allowed at quality=" + std::string(quality_name(options_.quality)) + ": auto measures again";
   }
   inner_ = std::move(made);
   uncounted_ = kUncountedSteps;
   times_ns_.clear();
-  if (!is_decided) {
-    decision_.candidates.resize(1);
-    current_ = 0;
-    begin_measuring();
-    return warning;
-  }
-  const bool is_dense = what == "none";
-  const std::string label = what.starts_with('{') ? inner_->options().codec : what;
-  decision_ = {.decided = true, .step = steps_, .chosen = is_dense ? 0 : 1, .candidates = {}, .reason = {}};
+  decision_ = {.decided = true, .step = steps_, .chosen = 0, .candidates = {}, .reason = {}};
   decision_.candidates = {{.label = "dense", .what = "none"}};
-  if (!is_dense) decision_.candidates.push_back({.label = label, .what = what});
-  decision_.reason = (is_dense ? std::string("dense") : label) + ", as in the checkpoint";
+  if (decision.what != "none") {
+    decision_.candidates.push_back({.label = label, .what = decision.what});
+    decision_.chosen = 1;
+  }
+  decision_.reason = label + ", as in the checkpoint";
   current_ = decision_.chosen;
   phase_ = Phase::kRun;
   expected_ns_ = -1;

@@ -76,6 +76,7 @@ class AutoEngineImpl final : public AutoEngine {
 
   // -- between steps
   void begin_measuring();
+  Status start_again();
   Status end_block();
   Status begin_trials();
   Status next_trial();
@@ -83,9 +84,10 @@ class AutoEngineImpl final : public AutoEngine {
   Status check_progress();
   Status switch_to(int candidate, bool keep_residual = true);
   Result<std::unique_ptr<Engine>> make_inner(const std::string& what);
-  Status harvest(int pieces);
+  Status harvest(Engine* from, const std::string& what, int pieces);
   void carry(std::uint32_t tensor, std::span<const float> values, float factor, int pieces);
-  Status take_owed(EngineState* state);
+  Status check_state(const EngineState& state) const;
+  void take_owed(const EngineState& state);
   Result<std::vector<std::int64_t>> agree_on_times();
   void say(const std::string& text) { news_.push_back("cortado: " + text); }
 

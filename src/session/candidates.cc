@@ -56,6 +56,20 @@ std::vector<AutoSetting> allowed_settings(const AutoOptions& options, const std:
   return allowed;
 }
 
+// What a plan may encode with. Of plans there is evidence for casts only: settings leave vectors alone, plans need not.
+// Low rank has warm starts that plans do not keep.
+std::vector<std::string> codecs_for_plans(const AutoOptions& options, const std::vector<std::string>& refused) {
+  std::vector<std::string> codecs;
+  if (std::find(refused.begin(), refused.end(), "plan") != refused.end()) return codecs;
+  for (const AutoSetting& setting : allowed_settings(options, refused)) {
+    const std::string codec = codec_of_setting(setting.spec).value();
+    const bool is_low_rank = codec.starts_with("acp") || codec.starts_with("power");
+    const bool is_allowed = options.quality == Quality::kAggressive || codec.starts_with("cast");
+    if (is_allowed && !is_low_rank) codecs.push_back(codec);
+  }
+  return codecs;
+}
+
 Job make_job(const std::vector<EngineTensor>& tensors, const MeasuredSteps& steps) {
   Job job;
   job.name = "training";
@@ -181,15 +195,13 @@ Result<std::optional<AutoCandidate>> best_plan(const Job& job, const Cluster& cl
       AutoCandidate{.label = label, .what = plan_to_json(plan), .predicted_ns = plan.predicted_step_ns});
 }
 
-// On rank 0: predictions for `candidates`, and the planner's plan.
-Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions& options, bool may_plan,
-                       Candidates* candidates) {
-  std::vector<std::string> codecs;
+// On rank 0: predictions for `candidates`, and the planner's plan with `codecs`, if there are any.
+Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions& options,
+                       const std::vector<std::string>& codecs, Candidates* candidates) {
   for (AutoCandidate& candidate : candidates->list) {
     std::string codec = "none";
     if (candidate.what != "none") {
       CORTADO_ASSIGN_OR_RETURN(codec, codec_of_setting(candidate.what));
-      codecs.push_back(codec);
     }
     const Result<std::int64_t> predicted_ns = predict(codec, job, cluster, options.takes_buffers);
     if (predicted_ns.ok()) {
@@ -201,13 +213,7 @@ Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions
                                   "others: " + predicted_ns.status().message());
     }
   }
-  // Of plans there is evidence for casts only: settings leave vectors alone, plans need not. Low rank has warm starts
-  // that plans do not keep.
-  std::erase_if(codecs, [&](const std::string& codec) {
-    const bool is_low_rank = codec.starts_with("acp") || codec.starts_with("power");
-    return is_low_rank || (options.quality != Quality::kAggressive && !codec.starts_with("cast"));
-  });
-  if (!may_plan || codecs.empty()) return {};
+  if (codecs.empty()) return {};
   Result<std::optional<AutoCandidate>> planned = best_plan(job, cluster, codecs);
   if (!planned.ok()) {
     candidates->notes.push_back("auto has no plan to try: " + planned.status().message());
@@ -286,6 +292,21 @@ Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, const T
   return std::optional<Cluster>(std::move(cluster));
 }
 
+bool may_run(const std::string& what, const AutoOptions& options, const std::vector<std::string>& refused) {
+  if (what == "none") return true;
+  if (!what.starts_with('{')) {
+    const std::vector<AutoSetting> allowed = allowed_settings(options, refused);
+    return std::any_of(allowed.begin(), allowed.end(),
+                       [&](const AutoSetting& setting) { return setting.spec == what; });
+  }
+  const Result<Plan> plan = plan_from_json(what);
+  const std::vector<std::string> codecs = codecs_for_plans(options, refused);
+  return plan.ok() &&
+         std::all_of(plan.value().buckets.begin(), plan.value().buckets.end(), [&](const PlanBucket& bucket) {
+           return bucket.option.encodes() == 0 || std::find(codecs.begin(), codecs.end(), bucket.codec) != codecs.end();
+         });
+}
+
 Result<Candidates> find_candidates(const CandidateRequest& request, const MeasuredSteps& steps,
                                    Communicator* communicator, const Clock* clock) {
   const AutoOptions& options = request.options;
@@ -300,10 +321,10 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
   if (cluster.has_value() && communicator->rank() == 0) {
     // Engines encode in the thread of the backward pass, which stands still meanwhile.
     cluster->cpu_codec_slows_backward = 1;
-    const bool may_plan = std::find(request.refused.begin(), request.refused.end(), "plan") == request.refused.end();
     const Job job = make_job(request.tensors, steps);
     Status predicted = job.check();
-    if (predicted.ok()) predicted = add_predictions(job, *cluster, options, may_plan, &candidates);
+    if (predicted.ok())
+      predicted = add_predictions(job, *cluster, options, codecs_for_plans(options, request.refused), &candidates);
     if (predicted.ok()) {
       keep_promising(&candidates);
     } else {

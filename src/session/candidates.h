@@ -52,6 +52,9 @@ struct CandidateRequest {
   const std::vector<std::string>& refused;  // settings that lost too much; "plan"
 };
 
+// Whether a candidate's `what` may run at the options' quality: it may come from a checkpoint of another one.
+bool may_run(const std::string& what, const AutoOptions& options, const std::vector<std::string>& refused);
+
 // Settings of the options' quality that are not refused, predicted by rank 0, the same on every rank; those that are
 // predicted to be slower than dense by more than a tenth are left out, and of the others all but the best kMostTried.
 // Every rank calls it at the same point. Measuring takes about options.measure_s; with 0 nothing is predicted, and all
