@@ -489,19 +489,33 @@ EngineReport AutoEngineImpl::report() const {
 }
 
 std::string AutoEngineImpl::describe() const {
-  std::string allowed;
+  const std::string start = "cortado: auto(quality=" + std::string(quality_name(options_.quality)) + ") over " +
+                            communicator_->name() + ", world size " + std::to_string(communicator_->world_size()) +
+                            ": ";
+  if (decision_.decided) return start + decision_.reason;
+  std::string settings;
+  int count = 0;
   for (const AutoSetting& setting : auto_settings()) {
-    if (setting.quality <= options_.quality) allowed += ", " + setting.spec;
+    if (setting.quality > options_.quality) continue;
+    settings += ", " + setting.spec;
+    ++count;
   }
-  return "cortado: auto(quality=" + std::string(quality_name(options_.quality)) + ") over " + communicator_->name() +
-         ", world size " + std::to_string(communicator_->world_size()) + ": " +
-         (communicator_->world_size() == 1
-              ? decision_.reason
-              : "dense for the first " + std::to_string(kUncountedSteps + kFewestSteps) + " to " +
-                    std::to_string(kUncountedSteps + kMostSteps) + " steps, then about " +
-                    format_text("%g", options_.measure_s) + " s for links and codecs, then at most " +
-                    std::to_string(kMostTried) + " settings for some steps each; may use none" + allowed +
-                    (placement_.note.empty() ? "" : "; all links count as one level (" + placement_.note + ")"));
+  std::string text = start + "dense for the first " + std::to_string(kUncountedSteps + kFewestSteps) + " to " +
+                     std::to_string(kUncountedSteps + kMostSteps) + " steps, then ";
+  const bool predicts = cluster_.has_value() || options_.measure_s > 0;
+  if (predicts && !cluster_.has_value()) {
+    text += "about " + format_text("%g", options_.measure_s) + " s for links and codecs, then ";
+  }
+  const int most = std::min(kMostTried, count + 1);  // and a plan
+  if (predicts) {
+    text += "at most " + std::to_string(most) + " settings for some steps each";
+    if (count > most) text += " (all " + std::to_string(count) + " where nothing can be predicted)";
+  } else {
+    text += "each of " + std::to_string(count) + " settings for some steps";
+  }
+  text += "; may use none" + settings + (predicts ? ", a plan" : "");
+  if (!placement_.note.empty()) text += "; all links count as one level (" + placement_.note + ")";
+  return text;
 }
 
 Status AutoEngineImpl::check_replicas(std::span<const ReplicaTensor> tensors) {

@@ -11,8 +11,10 @@
 #include <functional>
 
 #include "collective/rank_threads.h"
+#include "core/check.h"
 #include "core/checksum.h"
 #include "cortado/calibrate.h"
+#include "session/cluster_testing.h"
 
 namespace cortado {
 namespace {
@@ -422,6 +424,46 @@ TEST(AutoEngine, AClusterFileOfAnotherMachineIsRefused) {
   }
   std::remove(path.c_str());
   for (const Status& status : create()) EXPECT_NE(status.message().find(path), std::string::npos) << status.message();
+}
+
+TEST(AutoEngine, SaysAtTheStartWhatItWillDo) {
+  const std::string path = testing::TempDir() + "auto_engine_test_described.json";
+  Cluster cluster = two_machines(10, {});
+  const auto describe = [&](const std::string& spec) {
+    Training run;
+    run.options = AutoOptions::parse(spec).value();
+    run.ranks = 4;
+    run.steps = 0;
+    run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+    run.go();
+    expect_ok(run);
+    return run.descriptions[0];
+  };
+  const std::string dense = ", world size 4: dense for the first 6 to 11 steps, then ";
+  const std::string safe = "; may use none, cast(bf16), cast(fp16)";
+  EXPECT_EQ(describe("auto(safe)"), "cortado: auto(quality=safe) over local" + dense +
+                                        "about 5 s for links and codecs, then at most 3 settings for some steps each" +
+                                        safe + ", a plan");
+  EXPECT_EQ(describe("auto(safe, measure_s=0)"),
+            "cortado: auto(quality=safe) over local" + dense + "each of 2 settings for some steps" + safe);
+  EXPECT_NE(describe("auto(aggressive, measure_s=0)").find("then each of 9 settings for some steps; may"),
+            std::string::npos);
+  EXPECT_NE(describe("auto(aggressive, measure_s=2)")
+                .find("then about 2 s for links and codecs, then at most 5 settings for some steps each (all 9 where "
+                      "nothing can be predicted); may"),
+            std::string::npos);
+  run_ranks(4, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const ClusterIdentity identity,
+                             cluster_identity(&communicator, "", std::chrono::seconds(60)));
+    if (communicator.rank() != 0) return {};
+    cluster.fingerprint = identity.fingerprint;
+    cluster.communicator = identity.communicator;
+    return save_cluster(cluster, path);
+  });
+  EXPECT_EQ(
+      describe("auto(safe, cluster=" + path + ")"),
+      "cortado: auto(quality=safe) over local" + dense + "at most 3 settings for some steps each" + safe + ", a plan");
+  std::remove(path.c_str());
 }
 
 TEST(AutoEngine, ResumesFromACheckpoint) {
