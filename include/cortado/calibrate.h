@@ -24,6 +24,7 @@ struct CalibrateOptions {
   std::vector<std::string> codecs = {};  // specifications
   std::vector<OpKind> collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll,
                                      OpKind::kReduce,    OpKind::kBroadcast,     OpKind::kGather};
+  bool contention = true;  // of codecs in a thread of their own
   // Seconds for everything. What is left of it is divided among the points that are left; sizes of which one run would
   // take more than twice their share are left out (curves go on beyond their last point), but of everything two sizes
   // are measured, thrice each, however long that takes.
@@ -44,7 +45,9 @@ struct CalibrateOptions {
 //                 what their whole link takes
 //   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
 //                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written
-//   contention    by how much a matrix product slows down while another thread of the rank encodes
+//   contention    by how much a matrix product slows down while another thread of the rank encodes with the first
+//   codec;
+//                 0 where it is not measured
 //
 // Beside "time_ns" stand "spread_ns" (from the first to the ninth decile, the largest of any rank) and "runs". Times
 // are made to rise with size. Takes memory for the largest collective twice, and for the largest tensor thrice.

@@ -110,6 +110,7 @@ class Calibrator {
   Result<CollectiveCurves> measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
                                                UnknownFields* unknown);
   Status measure_codec(const std::string& spec, std::vector<CodecTimes>* times);
+  bool measures_contention() const { return options_.contention && !options_.codecs.empty(); }
   Status measure_contention(Cluster* cluster);
 
   Communicator* communicator_;
@@ -143,7 +144,7 @@ void Calibrator::count_points(const Topology& topology) {
   const std::size_t of_collectives =
       ranges * options_.collectives.size() * sizes_up_to(kSmallestBytes, options_.max_bytes).size();
   const std::size_t of_codecs = 2 * options_.codecs.size() * sizes_up_to(kSmallestElems, options_.max_elems).size();
-  points_ = static_cast<double>(of_collectives + of_codecs + 2);
+  points_ = static_cast<double>(of_collectives + of_codecs + (measures_contention() ? 2 : 0));
   share_ns_ = options_.budget_s * 1e9 / points_;
 }
 
@@ -305,8 +306,7 @@ Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes
 
 // By how much a product of matrices slows down while the first codec encodes in another thread.
 Status Calibrator::measure_contention(Cluster* cluster) {
-  points_done_ += options_.codecs.empty() ? 2 : 0;
-  if (options_.codecs.empty()) return {};
+  if (!measures_contention()) return {};
   CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(options_.codecs.front()));
   CodecWork work(*codec, std::min<std::int64_t>(options_.max_elems, 1 << 18));
   const auto side = static_cast<std::size_t>(kProductSide);

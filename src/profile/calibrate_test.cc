@@ -157,6 +157,21 @@ TEST(Calibrate, TellsHowFarItIs) {
   EXPECT_GT(calls, 10);
 }
 
+TEST(Calibrate, MeasuresContentionIfAskedTo) {
+  for (const bool asked : {true, false}) {
+    CalibrateOptions options = quick();
+    options.collectives = {OpKind::kAllReduce};
+    options.contention = asked;
+    bool measured = false;
+    options.progress = [&](double, const std::string& next) {
+      measured = measured || next.starts_with("matrix product");
+    };
+    const Cluster cluster = calibrate_ranks(1, options)[0];
+    EXPECT_EQ(measured, asked);
+    EXPECT_TRUE(asked || cluster.cpu_codec_slows_backward == 0);
+  }
+}
+
 TEST(Calibrate, RefusesWhatCanNotBe) {
   const std::vector<Status> statuses = run_ranks(1, [&](Communicator& communicator) -> Status {
     CalibrateOptions options = quick();

@@ -229,6 +229,7 @@ Result<Cluster> measure_cluster(const AutoOptions& options, const Topology& topo
       .name = "as measured by auto",
       .codecs = auto_codecs(options.quality),
       .collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll},
+      .contention = false,
       .budget_s = options.measure_s,
       .topology = topology,
       .transport_version = options.transport_version,
@@ -319,7 +320,8 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
     CORTADO_ASSIGN_OR_RETURN(cluster, measure_cluster(options, request.topology, communicator, clock));
   }
   if (cluster.has_value() && communicator->rank() == 0) {
-    // Engines encode in the thread of the backward pass, which stands still meanwhile.
+    // Engines encode in the thread of the backward pass, which stands still meanwhile. What a cluster file says is of
+    // codecs in another thread.
     cluster->cpu_codec_slows_backward = 1;
     const Job job = make_job(request.tensors, steps);
     Status predicted = job.check();
