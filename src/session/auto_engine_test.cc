@@ -321,6 +321,63 @@ TEST(AutoEngine, TellsTheResidualInGradients) {
   }
 }
 
+// Saves `cluster` as a file of this machine and of as many ranks as it has.
+std::string save_as_of_here(Cluster cluster, const std::string& name) {
+  const std::string path = testing::TempDir() + name;
+  const auto statuses = run_ranks(cluster.topology().world_size(), [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const ClusterIdentity identity,
+                             cluster_identity(&communicator, "", std::chrono::seconds(60)));
+    if (communicator.rank() != 0) return {};
+    cluster.fingerprint = identity.fingerprint;
+    cluster.communicator = identity.communicator;
+    return save_cluster(cluster, path);
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  return path;
+}
+
+// Two machines of two ranks with a slow link between them, on which the planner's plan is predicted to be fastest, and
+// is, until everything changes after step 100.
+Training with_a_plan() {
+  const Cluster cluster = two_machines(20'000, auto_codecs(Quality::kAggressive));
+  Training run;
+  run.options.quality = Quality::kAggressive;
+  run.options.cluster = save_as_of_here(cluster, "auto_engine_test_two_machines.json");
+  run.options.max_relative_error = 1;
+  run.ranks = 4;
+  run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+  run.steps = 200;
+  run.step_ns = [](const std::string& what, std::int64_t step, int) {
+    const bool is_plan = what.starts_with("plan(");
+    if (step < 100) return (is_plan ? 300 : what == "dense" ? 900 : 700) * kMs;
+    return (what == "dense" ? 1500 : 2000) * kMs;
+  };
+  return run;
+}
+
+TEST(AutoEngine, RunsThePlannersPlan) {
+  Training run = with_a_plan();
+  run.save_after = 99;
+  run.go();
+  expect_ok(run);
+  const std::string plan = run.insides[99];
+  ASSERT_TRUE(plan.starts_with("plan(")) << plan;
+  EXPECT_GE(std::count(run.insides.begin(), run.insides.begin() + 100, plan), 50);
+  EXPECT_TRUE(says(run.news[0], plan + ": 300 ms a step, predicted "));
+  // It has lossy codecs, on the link between machines, and owes something.
+  const Plan made = plan_from_json(run.saved[0].spec.substr(std::string("auto: ").size())).value();
+  EXPECT_TRUE(std::any_of(made.buckets.begin(), made.buckets.end(), [](const PlanBucket& bucket) {
+    return bucket.option.encodes() > 0 && !bucket.codec.starts_with("cast");
+  })) << run.saved[0].spec;
+  EXPECT_TRUE(std::any_of(run.saved.begin(), run.saved.end(), [](const EngineState& state) {
+    return std::any_of(state.tensors.begin(), state.tensors.end(),
+                       [](const TensorState& of) { return !of.places.empty(); });
+  }));
+  // What it owed was paid after it was left.
+  EXPECT_EQ(chosen(run.decisions[0]), "dense");
+  EXPECT_LT(gradients_lost({&run}), 0.02);
+}
+
 TEST(AutoEngine, PredictsAndPlans) {
   Training run;
   run.options.measure_s = 0.5;
@@ -427,8 +484,6 @@ TEST(AutoEngine, AClusterFileOfAnotherMachineIsRefused) {
 }
 
 TEST(AutoEngine, SaysAtTheStartWhatItWillDo) {
-  const std::string path = testing::TempDir() + "auto_engine_test_described.json";
-  Cluster cluster = two_machines(10, {});
   const auto describe = [&](const std::string& spec) {
     Training run;
     run.options = AutoOptions::parse(spec).value();
@@ -452,14 +507,7 @@ TEST(AutoEngine, SaysAtTheStartWhatItWillDo) {
                 .find("then about 2 s for links and codecs, then at most 5 settings for some steps each (all 9 where "
                       "nothing can be predicted); may"),
             std::string::npos);
-  run_ranks(4, [&](Communicator& communicator) -> Status {
-    CORTADO_ASSIGN_OR_RETURN(const ClusterIdentity identity,
-                             cluster_identity(&communicator, "", std::chrono::seconds(60)));
-    if (communicator.rank() != 0) return {};
-    cluster.fingerprint = identity.fingerprint;
-    cluster.communicator = identity.communicator;
-    return save_cluster(cluster, path);
-  });
+  const std::string path = save_as_of_here(two_machines(10, {}), "auto_engine_test_described.json");
   EXPECT_EQ(
       describe("auto(safe, cluster=" + path + ")"),
       "cortado: auto(quality=safe) over local" + dense + "at most 3 settings for some steps each" + safe + ", a plan");
@@ -559,6 +607,21 @@ TEST(AutoEngine, NothingIsLostByACheckpointWhileDebtsArePaid) {
     within_debts += owes;
   }
   EXPECT_EQ(within_debts, 7);  // all pieces but the first
+}
+
+// Nor by one while a plan is on trial, or has been running.
+TEST(AutoEngine, NothingIsLostByACheckpointOfAPlan) {
+  Training whole = with_a_plan();
+  whole.go();
+  expect_ok(whole);
+  const auto first_of_plan = std::find(whole.insides.begin(), whole.insides.end(), whole.insides[99]);
+  for (const std::int64_t at : {first_of_plan - whole.insides.begin() + 2, std::ptrdiff_t{70}}) {
+    const auto [before, after] = with_checkpoint(whole, at);
+    EXPECT_NE(before.saved[0].spec.find("{"), std::string::npos) << before.saved[0].spec;
+    EXPECT_EQ(after.insides[0], at < 50 ? "dense" : whole.insides[99]);
+    EXPECT_EQ(chosen(after.decisions[0]), "dense");
+    EXPECT_LT(gradients_lost({&before, &after}), 0.02) << "saved after step " << at;
+  }
 }
 
 // A state of topk(density=0.01), which only `aggressive` allows.
