@@ -41,7 +41,7 @@ Gaps gaps(int cases, int tensors, int levels, const std::vector<OpDevice>& devic
   return gaps;
 }
 
-// benchmarks/planner/exhaustive.cc does the same for thousands.
+// benchmarks/planner/planner_exhaustive.cc does the same for thousands.
 TEST(Search, IsWithinOnePercentOfExhaustiveSearch) {
   for (auto [cases, tensors, levels] : {std::tuple(60, 4, 1), std::tuple(60, 2, 2)}) {
     Gaps found = gaps(cases, tensors, levels, {OpDevice::kGpu});
