@@ -1,5 +1,6 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "cortado/calibrate.h"
+#include "core/seconds.h"
 
 #include <algorithm>
 #include <array>
@@ -10,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "collective/agreement.h"
 #include "collective/collective_call.h"
 #include "core/aligned_buffer.h"
 #include "core/check.h"
@@ -92,16 +94,15 @@ SizedCall make_call(OpKind kind, std::int64_t bytes, int ranks, void* sent, void
 class Calibrator {
  public:
   Calibrator(Communicator* communicator, const CalibrateOptions& options, const Clock* clock)
-      : communicator_(communicator),
-        options_(options),
-        clock_(clock),
-        timeout_(static_cast<std::int64_t>(options.timeout_s * 1e9)) {}
+      : communicator_(communicator), options_(options), clock_(clock), timeout_(from_seconds(options.timeout_s)) {}
 
   Result<Cluster> run();
 
  private:
   Status barrier();
-  Result<std::vector<std::int64_t>> longest(std::span<const std::int64_t> own);
+  Result<std::vector<std::int64_t>> longest(std::span<const std::int64_t> own) {
+    return largest_of_ranks(communicator_, own, timeout_);
+  }
   void count_points(const Topology& topology);
   template <typename Act>
   Result<Point> measure(const std::string& what, Act&& act, int calls = 1);
@@ -126,16 +127,6 @@ Status Calibrator::barrier() {
   const std::byte own{};
   std::vector<std::byte> all(static_cast<std::size_t>(communicator_->world_size()));
   return communicator_->all_gather({&own, 1}, all, timeout_);
-}
-
-// Of each number the largest of any rank.
-Result<std::vector<std::int64_t>> Calibrator::longest(std::span<const std::int64_t> own) {
-  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(communicator_->world_size()));
-  CORTADO_RETURN_IF_ERROR(
-      communicator_->all_gather(std::as_bytes(own), std::as_writable_bytes(std::span(all)), timeout_));
-  std::vector<std::int64_t> most(own.begin(), own.end());
-  for (std::size_t i = 0; i < all.size(); ++i) most[i % own.size()] = std::max(most[i % own.size()], all[i]);
-  return most;
 }
 
 void Calibrator::count_points(const Topology& topology) {

@@ -12,6 +12,7 @@
 #include "core/finite.h"
 #include "core/format.h"
 #include "core/hash.h"
+#include "core/seconds.h"
 
 namespace cortado {
 
@@ -33,12 +34,6 @@ std::string milliseconds(std::int64_t time_ns) {
 }
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
-
-std::int64_t median_of(std::vector<std::int64_t> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 }  // namespace
 
@@ -72,9 +67,7 @@ Status AutoEngineImpl::start(const Result<std::optional<LauncherPlace>>& place) 
   return {};
 }
 
-std::chrono::nanoseconds AutoEngineImpl::timeout() const {
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(options_.timeout_s * 1e9));
-}
+std::chrono::nanoseconds AutoEngineImpl::timeout() const { return from_seconds(options_.timeout_s); }
 
 Result<std::unique_ptr<Engine>> AutoEngineImpl::make_inner(const std::string& what) {
   EngineOptions options;
@@ -254,20 +247,10 @@ void AutoEngineImpl::begin_measuring() {
   ready_steps_ = 0;
 }
 
-// Of each step of the block the longest time of any rank; the same on all ranks.
-Result<std::vector<std::int64_t>> AutoEngineImpl::agree_on_times() {
-  const std::size_t count = times_ns_.size(), ranks = static_cast<std::size_t>(communicator_->world_size());
-  std::vector<std::int64_t> all(count * ranks);
-  CORTADO_RETURN_IF_ERROR(communicator_->all_gather(std::as_bytes(std::span(times_ns_)),
-                                                    std::as_writable_bytes(std::span(all)), timeout()));
-  std::vector<std::int64_t> longest(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
-  for (std::size_t i = count; i < all.size(); ++i) longest[i % count] = std::max(longest[i % count], all[i]);
-  times_ns_.clear();
-  return longest;
-}
-
 Status AutoEngineImpl::end_block() {
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> times, agree_on_times());
+  const std::span<const std::int64_t> own(times_ns_);
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> times, largest_of_ranks(communicator_, own, timeout()));
+  times_ns_.clear();
   if (phase_ == Phase::kTry) {
     contest_->note(times);
     return next_trial();
@@ -356,46 +339,38 @@ Status AutoEngineImpl::decide() {
 // ---- between steps: watch -------------------------------------------------------------------------------------------
 
 Status AutoEngineImpl::check_progress() {
-  struct Seen {
-    std::int64_t step_ns;
-    double relative_error, residual;
-  };
   const EngineReport report = inner_->report();
   const double gradient = std::sqrt(gradient_squares_) / context_.gradient_scale;
-  const Seen own{median_of(times_ns_), report.relative_l2_error, gradient > 0 ? report.residual_l2 / gradient : 0};
+  const double own[] = {as_double(median_of(times_ns_)), report.relative_l2_error,
+                        gradient > 0 ? report.residual_l2 / gradient : 0};
   times_ns_.clear();
-  std::vector<Seen> all(static_cast<std::size_t>(communicator_->world_size()));
-  CORTADO_RETURN_IF_ERROR(
-      communicator_->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)), timeout()));
-  Seen most = all[0];
-  for (const Seen& seen : all) {
-    most.step_ns = std::max(most.step_ns, seen.step_ns);
-    most.relative_error = std::max(most.relative_error, seen.relative_error);
-    most.residual = std::max(most.residual, seen.residual);
-  }
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<double> most,
+                           largest_of_ranks(communicator_, std::span<const double>(own), timeout()));
+  const auto step_ns = static_cast<std::int64_t>(most[0]);
+  const double relative_error = most[1], residual = most[2];
   ++checks_;
-  if (expected_ns_ < 0) expected_ns_ = most.step_ns;  // after a checkpoint
-  decision_.drift = as_double(most.step_ns) / as_double(expected_ns_) - 1;
-  decision_.relative_error = most.relative_error;
-  decision_.residual = most.residual;
+  if (expected_ns_ < 0) expected_ns_ = step_ns;  // after a checkpoint
+  decision_.drift = as_double(step_ns) / as_double(expected_ns_) - 1;
+  decision_.relative_error = relative_error;
+  decision_.residual = residual;
 
-  const bool is_lossy = most.relative_error > options_.max_relative_error || most.residual > options_.max_residual;
+  const bool is_lossy = relative_error > options_.max_relative_error || residual > options_.max_residual;
   lossy_ = is_lossy ? lossy_ + 1 : 0;
   const double beyond = 1 + options_.drift;
-  const bool has_drifted = as_double(most.step_ns) > beyond * as_double(expected_ns_) ||
-                           as_double(expected_ns_) > beyond * as_double(most.step_ns);
+  const bool has_drifted =
+      as_double(step_ns) > beyond * as_double(expected_ns_) || as_double(expected_ns_) > beyond * as_double(step_ns);
   drifted_ = has_drifted ? drifted_ + 1 : 0;
   if (lossy_ >= kInARow && current_ != 0) {
     say("auto, step " + std::to_string(steps_) + ": " + current().label + " loses too much: relative L2 error " +
-        format_text("%.3f", most.relative_error) + " (limit " + format_text("%g", options_.max_relative_error) +
-        "), residual " + format_text("%.1f", most.residual) + " gradients (limit " +
+        format_text("%.3f", relative_error) + " (limit " + format_text("%g", options_.max_relative_error) +
+        "), residual " + format_text("%.1f", residual) + " gradients (limit " +
         format_text("%g", options_.max_residual) +
         "); its residual is dropped, and it is not used again. Dense, and measuring again");
     refused_.push_back(current().what.starts_with('{') ? "plan" : current().what);
     CORTADO_RETURN_IF_ERROR(switch_to(0, /*keep_residual=*/false));
     begin_measuring();
   } else if (drifted_ >= kInARow && checks_ > checks_to_pass_) {
-    say("auto, step " + std::to_string(steps_) + ": a step takes " + milliseconds(most.step_ns) + ", expected " +
+    say("auto, step " + std::to_string(steps_) + ": a step takes " + milliseconds(step_ns) + ", expected " +
         milliseconds(expected_ns_) + "; dense, and measuring again");
     checks_to_pass_ = std::clamp(2 * checks_to_pass_, 4, kMostToPass);  // never one decision after the other
     CORTADO_RETURN_IF_ERROR(switch_to(0));

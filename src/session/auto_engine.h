@@ -88,7 +88,6 @@ class AutoEngineImpl final : public AutoEngine {
   void carry(std::uint32_t tensor, std::span<const float> values, float factor, int pieces);
   Status check_state(const EngineState& state) const;
   void take_owed(const EngineState& state);
-  Result<std::vector<std::int64_t>> agree_on_times();
   void say(const std::string& text) { news_.push_back("cortado: " + text); }
 
   std::vector<EngineTensor> tensors_;

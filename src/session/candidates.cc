@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/seconds.h"
 #include "cortado/calibrate.h"
 #include "cortado/job.h"
 #include "cortado/planner.h"
@@ -41,9 +42,7 @@ Result<std::string> from_rank_0(const std::string& own, Communicator* communicat
   return text;
 }
 
-std::chrono::nanoseconds timeout_of(const AutoOptions& options) {
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
-}
+std::chrono::nanoseconds timeout_of(const AutoOptions& options) { return from_seconds(options.timeout_s); }
 
 // ---- settings as the planner sees them -----------------------------------------------------------------------------
 
