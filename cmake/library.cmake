@@ -8,11 +8,13 @@ if(CORTADO_SOURCES)
   list(FILTER sources INCLUDE REGEX "^${PROJECT_SOURCE_DIR}/src/(${wanted})(/|$)")
 endif()
 
-# Files that are read and written once a run: most of their compile time is optimising nlohmann-json.
+# Files are read and written once a run: most of their compile time is optimising nlohmann-json.
+set(json_sources ${sources})
+list(FILTER json_sources INCLUDE REGEX "_json\\.cc$")
 if(CORTADO_SANITIZE)
-  set(json_sources ${sources})
-  list(FILTER json_sources INCLUDE REGEX "_json\\.cc$")
   set_source_files_properties(${json_sources} PROPERTIES COMPILE_OPTIONS -O0 SKIP_PRECOMPILE_HEADERS ON)
+else()
+  set_source_files_properties(${json_sources} PROPERTIES COMPILE_OPTIONS -O1)
 endif()
 
 add_library(cortado STATIC ${sources})
