@@ -195,12 +195,12 @@ class PyEngine {
     checked_without_gil([&] { return engine_->submit(map.gradients); });
   }
 
-  // The bucket fills the buffer.
+  // For auto: the bucket fills the buffer.
   void submit_bucket(BucketMap& map, std::uintptr_t data, std::int64_t elems, int dtype) {
     place(map, data);
     checked_without_gil([&] {
-      return engine_->submit_bucket(map.gradients, reinterpret_cast<void*>(data), elems,
-                                    static_cast<cortado::DType>(dtype));
+      return auto_->submit_bucket(map.gradients, reinterpret_cast<void*>(data), elems,
+                                  static_cast<cortado::DType>(dtype));
     });
   }
 

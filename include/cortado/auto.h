@@ -89,6 +89,10 @@ class AutoEngine : public Engine {
   static Result<std::unique_ptr<AutoEngine>> create(std::vector<EngineTensor> tensors, const AutoOptions& options,
                                                     Communicator* communicator, const Clock* clock = steady_clock());
 
+  // As submit(), for gradients that lie in one buffer of the caller's and fill it: while auto runs dense the buffer is
+  // summed as it is.
+  virtual Status submit_bucket(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) = 0;
+
   virtual const AutoDecision& decision() const = 0;
 
   // What there is to say since the last call, a line each; the same on all ranks.

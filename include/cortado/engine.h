@@ -210,12 +210,6 @@ class Engine {
   // finish_step() returns it is in use by the communicator; to give up earlier, abandon() or destroy the engine first.
   virtual Status submit_buffer(void* data, std::int64_t elems, DType dtype) = 0;
 
-  // As submit(), for gradients that lie in one buffer of the caller's and fill it, by callers who make these calls with
-  // the same tensors in the same order on all ranks, as DDP does with its buckets. kNone sums the buffer as it is.
-  // kCast sends every bucket as a message of its own from the step after on, unless bucket_cap_mib is given: then none
-  // waits for a part that comes with the next bucket. All other methods fuse by their own rules.
-  virtual Status submit_bucket(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype);
-
   virtual Result<StepOutcome> finish_step(const LocalGradient& local_gradient = {}) = 0;
 
   // Gives up the step in hand after an error of the caller's; the engine can't be used afterwards.

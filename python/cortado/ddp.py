@@ -125,9 +125,11 @@ class DdpState(Attachment):
         if self._engine.sends_buffers:
             if buffer.numel():
                 self._engine.submit_buffer(buffer.data_ptr(), buffer.numel(), DTYPE_CODES[buffer.dtype])
-        else:
+        elif self._engine.is_auto:
             dtype = DTYPE_CODES[buffer.dtype]
             self._engine.submit_bucket(self._map(bucket, buffer), buffer.data_ptr(), buffer.numel(), dtype)
+        else:
+            self._engine.submit(self._map(bucket, buffer), buffer.data_ptr())
         future = torch.futures.Future()
         self._pending.append((future, buffer))
         if bucket.is_last():

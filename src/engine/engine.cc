@@ -73,10 +73,6 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   return std::unique_ptr<Engine>(std::move(engine));
 }
 
-Status Engine::submit_bucket(std::span<const Gradient> gradients, void*, std::int64_t, DType) {
-  return submit(gradients);
-}
-
 Status Engine::switch_plan(const Plan&) {
   return make_error(StatusCode::kFailedPrecondition, "switch_plan: this engine executes \"%s\", not a plan",
                     options().to_spec().c_str());
@@ -97,8 +93,6 @@ EngineImpl::EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& o
       codec_tensors_(tensors_.size()),
       steps_(tensors_.size()) {
   buffers_.reserve(tensors_.size() + 1);
-  bucket_tensors_.reserve(tensors_.size());
-  bucket_ends_.reserve(tensors_.size());
   if (passes_through() || options_.method == Method::kNone) return;
   make_tensors();
   make_rounds();

@@ -39,7 +39,6 @@ class EngineImpl final : public Engine {
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
   Status submit_buffer(void* data, std::int64_t elems, DType dtype) override;
-  Status submit_bucket(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) override;
   Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
   void abandon(const std::string& why) override;
 
@@ -128,7 +127,6 @@ class EngineImpl final : public Engine {
   Status roll_back(Round& last, const LocalGradient& local_gradient);
   Status finish_rounds(const LocalGradient& local_gradient);
   Status finish_buffers();
-  void follow_buckets();
   Status fail(const Status& status);
 
   // -- state and report
@@ -168,12 +166,10 @@ class EngineImpl final : public Engine {
   StepContext context_;
   std::vector<TensorStep> steps_;
   std::vector<BufferRun> buffers_;
-  std::vector<std::uint32_t> bucket_tensors_;  // of this step, as they came in submit_bucket() ...
-  std::vector<std::size_t> bucket_ends_;       // ... and how many there were at the end of each bucket
-  std::vector<Gradient> deferred_;             // with overlap=off: what finish_step() encodes
-  bool finite_ = true;                         // of the step in hand
-  std::int64_t step_ = 0;                      // finite steps finished
-  std::int64_t phase_step_ = 0;                // finite compressed steps finished
+  std::vector<Gradient> deferred_;  // with overlap=off: what finish_step() encodes
+  bool finite_ = true;              // of the step in hand
+  std::int64_t step_ = 0;           // finite steps finished
+  std::int64_t phase_step_ = 0;     // finite compressed steps finished
 
   ReplicaHistory replicas_;
 

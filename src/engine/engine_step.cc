@@ -70,8 +70,6 @@ Status EngineImpl::begin_step(const StepContext& context) {
   finite_ = true;
   std::fill(steps_.begin(), steps_.end(), TensorStep{});
   buffers_.clear();
-  bucket_tensors_.clear();
-  bucket_ends_.clear();
   deferred_.clear();
   if (passes_through() || options_.method == Method::kNone) return {};
   if (!in_warm_up() && warm_up_ != nullptr) {
@@ -423,47 +421,6 @@ Status EngineImpl::submit_buffer(void* data, std::int64_t elems, DType dtype) {
   return options_.overlap ? start_buffer(buffers_.size() - 1) : Status();
 }
 
-Status EngineImpl::submit_bucket(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) {
-  if (options_.method == Method::kNone) return submit_buffer(data, elems, dtype);
-  CORTADO_RETURN_IF_ERROR(submit(gradients));
-  const bool has_own_rule = options_.bucket_cap_mib != EngineOptions::kAutoBucketCap;
-  if (options_.method != Method::kCast || has_own_rule || passes_through()) return {};
-  for (const Gradient& gradient : gradients) {
-    if (first_->find_slot(gradient.tensor) != nullptr) bucket_tensors_.push_back(gradient.tensor);
-  }
-  if (bucket_tensors_.size() > (bucket_ends_.empty() ? 0 : bucket_ends_.back())) {
-    bucket_ends_.push_back(bucket_tensors_.size());
-  }
-  return {};
-}
-
-// Every bucket of this step becomes a message of the next one, if all tensors came in buckets. (DDP lays out its own
-// anew after its first step.)
-void EngineImpl::follow_buckets() {
-  const std::vector<Message>& messages = first_->layout().messages;
-  std::size_t slots = 0;
-  bool are_equal = messages.size() == bucket_ends_.size();
-  for (std::size_t m = 0; m < messages.size(); ++m) {
-    for (const Slot& slot : messages[m].slots) {
-      are_equal = are_equal && slots < bucket_tensors_.size() && bucket_tensors_[slots] == slot.tensor;
-      ++slots;
-    }
-    are_equal = are_equal && bucket_ends_[m] == slots;
-  }
-  if (are_equal || slots != bucket_tensors_.size()) return;
-  Layout followed;
-  std::size_t next = 0;
-  for (const std::size_t end : bucket_ends_) {
-    Message& message = followed.messages.emplace_back();
-    for (; next < end; ++next) {
-      const std::int64_t elems = first_->find_slot(bucket_tensors_[next])->elems;
-      message.slots.push_back({bucket_tensors_[next], SlotKind::kDense, message.elems, elems});
-      message.elems += elems;
-    }
-  }
-  first_->replace_layouts({std::move(followed)});
-}
-
 Status EngineImpl::start_buffer(std::size_t buffer) {
   BufferRun& run = buffers_[buffer];
   Interval interval{.start_ns = clock_->now_ns()};
@@ -541,7 +498,6 @@ Status EngineImpl::finish_rounds(const LocalGradient& local_gradient) {
   if (!may_decode_early()) CORTADO_RETURN_IF_ERROR(decode_held(last));
   if (finite_) CORTADO_RETURN_IF_ERROR(commit(last));
   last.adapt_capacities();
-  follow_buckets();
   return {};
 }
 

@@ -15,7 +15,6 @@
 #include <thread>
 
 #include "collective/rank_threads.h"
-#include "core/check.h"
 #include "core/counting_new.h"
 #include "core/sanitized.h"
 #include "engine/engine_testing.h"
@@ -405,46 +404,6 @@ TEST(Engine, BufferMethodSumsScaledValues) {
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_TRUE(statuses[rank].ok()) << statuses[rank].to_string();
     EXPECT_EQ(results[rank], 1 * third + 2 * third + 3 * third);
-  }
-}
-
-// As DDP's buckets: the first one small, the others together. A part of a message that came with the next bucket would
-// keep the first one back.
-TEST(Engine, CastSendsEveryBucketWhenItIsThere) {
-  const std::vector<EngineTensor> tensors = small_model();
-  const auto last = static_cast<std::uint32_t>(tensors.size() - 1);
-  for (const char* spec : {"cast(bf16)", "cast(bf16, bucket_cap_mib=25)"}) {
-    const bool follows = std::string_view(spec) == "cast(bf16)";
-    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
-      RecordingCommunicator recording(&communicator);
-      CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
-                               Engine::create(tensors, EngineOptions::parse(spec).value(), &recording));
-      for (std::int64_t step = 0; step < 4; ++step) {
-        // From step 2 on the buckets are others, as when DDP has laid them out anew.
-        const std::uint32_t first_of_small = step < 2 ? last - 1 : last;
-        Gradients gradients = made_up_gradients(tensors, communicator.rank(), step);
-        std::vector<Gradient> small, large;
-        for (std::uint32_t t = 0; t <= last; ++t) {
-          (t >= first_of_small ? small : large).push_back({t, gradients[t].data()});
-        }
-        recording.clear();
-        CORTADO_RETURN_IF_ERROR(engine->begin_step({}));
-        CORTADO_RETURN_IF_ERROR(engine->submit_bucket(small, nullptr, 0, DType::kFloat32));
-        const bool is_known = follows && step % 2 == 1;
-        EXPECT_EQ(recording.log().size(), is_known ? 1u : 0u) << spec << ", step " << step;
-        CORTADO_RETURN_IF_ERROR(engine->submit_bucket(large, nullptr, 0, DType::kFloat32));
-        CORTADO_RETURN_IF_ERROR(engine->finish_step().status());
-        EXPECT_EQ(recording.log().size(), follows && step > 0 ? 2u : 1u) << spec << ", step " << step;
-        for (std::uint32_t t = 0; t <= last; ++t) {
-          for (std::size_t i = 0; i < gradients[t].size(); ++i) {
-            const float mean = (made_up_value(0, step, t, i) + made_up_value(1, step, t, i)) / 2;
-            EXPECT_NEAR(gradients[t][i], mean, 0.02 * std::abs(mean) + 0.01);
-          }
-        }
-      }
-      return {};
-    });
-    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << spec << ": " << status.to_string();
   }
 }
 

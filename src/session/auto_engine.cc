@@ -176,9 +176,10 @@ Status AutoEngineImpl::submit(std::span<const Gradient> gradients) {
 }
 
 Status AutoEngineImpl::submit_bucket(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) {
+  if (!sums_buffers()) return submit(gradients);
   const std::int64_t start_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
-  CORTADO_RETURN_IF_ERROR(inner_->submit_bucket(gradients, data, elems, dtype));
+  CORTADO_RETURN_IF_ERROR(inner_->submit_buffer(data, elems, dtype));
   own_ns_ += clock_->now_ns() - start_ns;
   return {};
 }
