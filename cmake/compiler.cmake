@@ -54,15 +54,14 @@ function(cortado_target target)
   endif()
 endfunction()
 
-# The headers that take most of a compiler's time, read once in the sanitized builds, which compile everything anew. The
-# other builds do without, so that each file still has to include what it uses. Not for files with flags of their own.
+# The headers that take most of a compiler's time, read once for all tests, and for the library in the sanitized builds,
+# which compile everything anew. The library's other builds do without, so that each of its files has to include what it
+# uses. Not for files with flags of their own.
 set(CORTADO_PRECOMPILED_HEADERS
     <algorithm> <array> <cmath> <cstdint> <cstring> <functional> <map> <memory> <optional> <span> <string> <vector>)
 function(cortado_precompile_headers target)
-  if(CORTADO_SANITIZE)
-    target_precompile_headers(${target} PRIVATE ${CORTADO_PRECOMPILED_HEADERS} ${ARGN})
-    if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-      target_compile_options(${target} PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
-    endif()
+  target_precompile_headers(${target} PRIVATE ${CORTADO_PRECOMPILED_HEADERS} ${ARGN})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    target_compile_options(${target} PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
   endif()
 endfunction()

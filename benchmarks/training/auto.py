@@ -166,8 +166,10 @@ def write_report(records: list[dict], path: Path) -> Path:
             continue
         slower = [record for record in mine if statistics.median(round_ratios(record)) > 1.03]
         errors = prediction_errors(mine)
+        started = sorted(record["started"] for record in mine)
+        commits = sorted({record["commit"] for record in mine})
         lines = [
-            f"- runs: {mine[0]['started']} to {mine[-1]['started']}, commit {mine[-1]['commit']}",
+            f"- runs: {started[0]} to {started[-1]}, commit {', '.join(commits)}",
             "- " + ", ".join(f"{key} {value}" for key, value in mine[-1]["machine"].items()),
             f"- links: {mine[-1]['links'].replace(mine[-1]['rate'], 'shaped')}; one thread a worker, pinned",
             f"- {mine[-1]['timed']} timed steps a block after {mine[-1]['discard']} untimed (2 after 1 where one takes"

@@ -24,12 +24,13 @@ struct CalibrateOptions {
   std::vector<std::string> codecs = {};  // specifications
   std::vector<OpKind> collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll,
                                      OpKind::kReduce,    OpKind::kBroadcast,     OpKind::kGather};
+  bool contention = true;  // of codecs in a thread of their own
   // Seconds for everything. What is left of it is divided among the points that are left; sizes of which one run would
   // take more than twice their share are left out (curves go on beyond their last point), but of everything two sizes
   // are measured, thrice each, however long that takes.
   double budget_s = 60;
-  std::int64_t max_bytes = std::int64_t{32} << 20;  // largest collective
-  std::int64_t max_elems = std::int64_t{4} << 20;   // largest tensor of a codec
+  std::int64_t max_bytes = std::int64_t{32} << 20;  // largest collective; from 4096 to 2^34
+  std::int64_t max_elems = std::int64_t{4} << 20;   // largest tensor of a codec; from 1024 to 2^34
   std::optional<Topology> topology = {};            // not given: what the launcher has told (agree_on_topology)
   std::string transport_version = {};               // of what is behind the communicator: "torch 2.13.0"
   double timeout_s = 300;                           // of a collective
@@ -44,7 +45,9 @@ struct CalibrateOptions {
 //                 what their whole link takes
 //   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
 //                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written
-//   contention    by how much a matrix product slows down while another thread of the rank encodes
+//   contention    by how much a matrix product slows down while another thread of the rank encodes with the first
+//   codec;
+//                 0 where it is not measured
 //
 // Beside "time_ns" stand "spread_ns" (from the first to the ninth decile, the largest of any rank) and "runs". Times
 // are made to rise with size. Takes memory for the largest collective twice, and for the largest tensor thrice.

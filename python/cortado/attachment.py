@@ -140,11 +140,13 @@ class Attachment:
     def load_state_dict(self, state):
         """Continues where state_dict() was taken. Call it on every rank, each with its own rank's state.
 
-        With another world size residuals start at zero and a warning says so; everything else is kept.
+        With another world size residuals start at zero and a warning says so; everything else is kept. Auto measures
+        again there, and where the state's setting is not allowed at the quality asked for here.
         """
         with on_all_ranks(self._group, "could not load its state"):
             arrays = _arrays_of(state)
         warning = self._engine.load_state(arrays)
+        self.spec = self._engine.spec
         if warning and self._group.rank == 0:
             print(f"cortado: {warning}", file=sys.stderr, flush=True)
 

@@ -81,6 +81,21 @@ Status check_same_number(Communicator* communicator, std::string_view what, std:
   return {};
 }
 
+template <typename Number>
+Result<std::vector<Number>> largest_of_ranks(Communicator* communicator, std::span<const Number> own,
+                                             std::chrono::nanoseconds timeout) {
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<Number> all,
+                           gather(communicator, "numbers", own.data(), own.size(), timeout));
+  std::vector<Number> largest(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(own.size()));
+  for (std::size_t i = own.size(); i < all.size(); ++i) {
+    largest[i % own.size()] = std::max(largest[i % own.size()], all[i]);
+  }
+  return largest;
+}
+template Result<std::vector<std::int64_t>> largest_of_ranks(Communicator*, std::span<const std::int64_t>,
+                                                            std::chrono::nanoseconds);
+template Result<std::vector<double>> largest_of_ranks(Communicator*, std::span<const double>, std::chrono::nanoseconds);
+
 namespace {
 
 // "rank 1, 3": those whose checksum is not the one that most have (of equally many, the lowest rank's).

@@ -23,6 +23,12 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
 Status check_same_number(Communicator* communicator, std::string_view what, std::uint64_t number,
                          std::chrono::nanoseconds timeout);
 
+// Of each number the largest of any rank, the same on all of them. Every rank calls it with as many numbers:
+// std::int64_t or double.
+template <typename Number>
+Result<std::vector<Number>> largest_of_ranks(Communicator* communicator, std::span<const Number> own,
+                                             std::chrono::nanoseconds timeout);
+
 // Compares checksums of the tensors over all ranks; every rank must call it, and gets the same text: which tensor of
 // which ranks differs. Empty if none does.
 struct ReplicaDifference {

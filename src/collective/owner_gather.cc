@@ -4,6 +4,7 @@
 // step has room for about what each rank sent in the step before (its capacity); what did not fit, the rest, follows in
 // a second one. Everybody knows all capacities, because they come from the headers of the step before.
 #include "cortado/owner_gather.h"
+#include "core/seconds.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -332,7 +333,7 @@ class OwnerGatherImpl final : public OwnerGather {
         const WorkId work,
         communicator_->start(
             {.kind = CollectiveKind::kAllGather, .sent = sent, .received = received->data(), .counts = counts}));
-    return communicator_->wait(work, std::chrono::nanoseconds(static_cast<std::int64_t>(options_.timeout_s * 1e9)));
+    return communicator_->wait(work, from_seconds(options_.timeout_s));
   }
 
   Status check_headers(const Header& own_header) const {
@@ -439,8 +440,7 @@ Result<std::unique_ptr<OwnerGather>> OwnerGather::create(std::vector<OwnedTensor
   for (const OwnedTensor& tensor : tensors) descriptions.push_back(describe(tensor));
   // First what ranks must share, so that an error of a rank's own is the same on all.
   CORTADO_RETURN_IF_ERROR(
-      check_agreement(communicator, settings_text(options), descriptions,
-                      std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9))));
+      check_agreement(communicator, settings_text(options), descriptions, from_seconds(options.timeout_s)));
   CORTADO_RETURN_IF_ERROR(check_tensors(tensors, communicator->world_size()));
   CORTADO_ASSIGN_OR_RETURN(TensorListCodec codec, TensorListCodec::create(options.codec, options.aggregate));
   CORTADO_ASSIGN_OR_RETURN(TensorListCodec exact, TensorListCodec::create("none"));

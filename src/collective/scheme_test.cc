@@ -8,13 +8,14 @@
 
 #include "collective/scheme_testing.h"
 #include "core/counting_new.h"
+#include "core/sanitized.h"
 #include "cortado/planner.h"
 
 namespace cortado {
 namespace {
 
 // Sanitized builds, being slow, take one option in so many; the release build takes them all.
-constexpr std::size_t kStride = kCountsAllocations ? 1 : 13;
+constexpr std::size_t kStride = kSanitized ? 37 : 1;
 
 const Topology kTwoByTwo = {{{"intra", 2}, {"inter", 2}}};
 const Topology kTwoByThree = {{{"intra", 2}, {"inter", 3}}};

@@ -14,17 +14,11 @@
 #include <cstdlib>
 #include <new>
 
-#if defined(__has_feature)
-#define CORTADO_SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define CORTADO_SANITIZED 1
-#else
-#define CORTADO_SANITIZED 0
-#endif
+#include "core/sanitized.h"
 
 namespace cortado {
 
-inline constexpr bool kCountsAllocations = !CORTADO_SANITIZED;
+inline constexpr bool kCountsAllocations = !kSanitized;
 inline std::atomic<std::int64_t> counted_allocations{0};
 
 // Allocations of all threads since the program began.

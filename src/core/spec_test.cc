@@ -56,8 +56,8 @@ TEST(ParseSpec, ErrorsNamePositionAndWhatWasExpected) {
 
 TEST(ParseSpec, HostileTextEndsSoon) {
   EXPECT_FALSE(parse_spec(std::string(1 << 20, '(')).ok());
-  EXPECT_FALSE(parse_spec("a(" + std::string(1 << 20, '[')).ok());
-  const Status status = parse_spec(std::string(1 << 20, 'a') + "(").status();
+  EXPECT_FALSE(parse_spec(std::string("a(").append(1 << 20, '[')).ok());
+  const Status status = parse_spec(std::string(1 << 20, 'a').append("(")).status();
   EXPECT_LT(status.message().size(), 250u);
 }
 

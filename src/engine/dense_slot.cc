@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "engine/dense_slot.h"
 
-#include <cstddef>
+#include <cmath>
 
 #include "codec/cast/float_chunks.h"
 #include "core/finite.h"
@@ -18,48 +18,29 @@ void convert(const void* source, DType from, float scale, std::int64_t elems, vo
   });
 }
 
-struct Squares {
-  float of_values = 0;
-  float of_differences = 0;
-};
-
-// 16 sums side by side, so that compilers vectorise without reordering.
-Squares sum_squares(const float* values, const float* sent, float unscale, std::int64_t count) {
-  constexpr int kLanes = 16;
-  float of_values[kLanes] = {};
-  float of_differences[kLanes] = {};
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float difference = values[i] - sent[i] * unscale;
-    of_values[i % kLanes] += values[i] * values[i];
-    of_differences[i % kLanes] += difference * difference;
-  }
-  Squares squares;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    squares.of_values += of_values[lane];
-    squares.of_differences += of_differences[lane];
-  }
-  return squares;
-}
-
 }  // namespace
 
 DenseSlotResult write_dense_slot(const void* gradient, DType dtype, std::int64_t elems, int world_size, void* slot,
                                  DType wire) {
-  const bool narrow = wire != DType::kFloat32;
-  const float scale = narrow ? 1.0f / static_cast<float>(world_size) : 1.0f;
+  const float scale = wire != DType::kFloat32 ? 1.0f / static_cast<float>(world_size) : 1.0f;
+  const auto unscale = static_cast<float>(world_size);
   DenseSlotResult result;
   float buffer[kChunkElems];
-  float sent_buffer[kChunkElems];
   for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
     const float* values = load_floats(gradient, dtype, at, count, buffer);
-    store_floats(values, scale, count, slot, wire, at);
-    const auto* written = static_cast<const std::byte*>(slot) + at * static_cast<std::int64_t>(dtype_bytes(wire));
-    result.finite = all_finite(written, count, wire) && result.finite;
-    if (!narrow) return;
-    const float* sent = load_floats(slot, wire, at, count, sent_buffer);
-    const Squares squares = sum_squares(values, sent, static_cast<float>(world_size), count);
+    if (wire == DType::kFloat32) {
+      store_floats(values, scale, count, slot, wire, at);
+      result.finite = all_finite(static_cast<const float*>(slot) + at, count, wire) && result.finite;
+      return;
+    }
+    auto* written = static_cast<std::uint16_t*>(slot) + at;
+    const CastSquares squares = wire == DType::kFloat16 ? measured_cast_fp16(values, scale, unscale, count, written)
+                                                        : measured_cast_bf16(values, scale, unscale, count, written);
     result.sum_squares += squares.of_values;
     result.error_squares += squares.of_differences;
+    // Squares may overflow where values do not.
+    const bool may_be_infinite = !std::isfinite(squares.of_values) || !std::isfinite(squares.of_differences);
+    if (may_be_infinite) result.finite = all_finite(written, count, wire) && result.finite;
   });
   return result;
 }

@@ -1,5 +1,6 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "cortado/engine.h"
+#include "core/seconds.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -45,7 +46,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   if (options.phase == EngineOptions::Phase::kGlobal) options.sides = EngineOptions::Sides::kAlternate;
   if (options.method == Method::kCodec) options.wire = DType::kFloat32;
   // Ranks first agree on what they were asked for, so that an error of one's own model comes second and on all of them.
-  const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
+  const auto timeout = from_seconds(options.timeout_s);
   CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
   TrainedCodec codec;
   if (options.method == Method::kCodec) {
@@ -64,7 +65,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   options.codec = plan_summary(plan);
   options.random_seed = given.random_seed;
   options.timeout_s = given.timeout_s;
-  const auto timeout = std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
+  const auto timeout = from_seconds(options.timeout_s);
   CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
   CORTADO_RETURN_IF_ERROR(check_tensors(tensors));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<PlanEngine> engine,
@@ -232,8 +233,6 @@ void EngineImpl::allocate_feedback() {
   }
 }
 
-std::chrono::nanoseconds EngineImpl::timeout() const {
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(options_.timeout_s * 1e9));
-}
+std::chrono::nanoseconds EngineImpl::timeout() const { return from_seconds(options_.timeout_s); }
 
 }  // namespace cortado

@@ -11,6 +11,7 @@
 
 #include "core/float16.h"
 #include "core/hash.h"
+#include "core/sanitized.h"
 #include "engine/engine_testing.h"
 #include "engine/trained_codec.h"
 
@@ -95,21 +96,26 @@ class AnyCodec : public testing::TestWithParam<const char*> {};
 
 TEST_P(AnyCodec, DeliversWhatThePlainImplementationDoes) {
   for (const int world_size : {2, 3, 5}) {
+    if (kSanitized && world_size != 3) continue;
     for (const bool keeps : {false, true}) {
       Training training{.options = coded(GetParam()), .world_size = world_size, .steps = 5};
       training.context.keeps_local_gradients = keeps;
       training.options.bucket_cap_mib = keeps ? EngineOptions::kAutoBucketCap : 0;
       const History run = train(training);
       expect_replicas_agree(run);
+      std::vector<std::vector<Gradients>> gradients(static_cast<std::size_t>(training.steps));  // by step and rank
+      for (std::int64_t step = 0; step < training.steps; ++step) {
+        for (int rank = 0; rank < world_size; ++rank) {
+          gradients[static_cast<std::size_t>(step)].push_back(made_up_gradients(training.tensors, rank, step));
+        }
+      }
       for (std::size_t t = 0; t < training.tensors.size(); ++t) {
         if (training.tensors[t].dimensions < 2 || training.tensors[t].rows == 0) continue;
         Reference reference(training, t);
         for (std::int64_t step = 0; step < training.steps; ++step) {
-          std::vector<std::vector<float>> gradients;
-          for (int rank = 0; rank < world_size; ++rank) {
-            gradients.push_back(made_up_gradients(training.tensors, rank, step)[t]);
-          }
-          EXPECT_EQ(run.delivered[0][static_cast<std::size_t>(step)][t], reference.step(gradients))
+          std::vector<std::vector<float>> of_tensor;
+          for (const Gradients& of_rank : gradients[static_cast<std::size_t>(step)]) of_tensor.push_back(of_rank[t]);
+          EXPECT_EQ(run.delivered[0][static_cast<std::size_t>(step)][t], reference.step(of_tensor))
               << training.tensors[t].name << " step " << step;
         }
       }

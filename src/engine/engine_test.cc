@@ -16,6 +16,7 @@
 
 #include "collective/rank_threads.h"
 #include "core/counting_new.h"
+#include "core/sanitized.h"
 #include "engine/engine_testing.h"
 
 namespace cortado {
@@ -106,6 +107,7 @@ TEST_P(EveryMethod, UndoesANonFiniteStepWithEveryKindOfRollback) {
   const Training training{.options = options, .world_size = world_size};
   for (const float value : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 3e38f}) {
     for (const bool keeps : {false, true}) {
+      if (kSanitized && keeps == (value > 0)) continue;  // half of it
       expect_bad_step_leaves_no_trace(training, {value, keeps, EngineOptions::Rollback::kRounded});
       expect_bad_step_leaves_no_trace(training, {value, keeps, EngineOptions::Rollback::kExact});
     }

@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/finite.h"
+#include "core/seconds.h"
 
 namespace cortado {
 
@@ -114,9 +115,7 @@ void PlanEngine::make_lanes(Schedule* schedule) const {
   }
 }
 
-std::chrono::nanoseconds PlanEngine::timeout() const {
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(options_.timeout_s * 1e9));
-}
+std::chrono::nanoseconds PlanEngine::timeout() const { return from_seconds(options_.timeout_s); }
 
 // ---- bookkeeping ---------------------------------------------------------------------------------------------------
 

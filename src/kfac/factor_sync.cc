@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/seconds.h"
 #include "kfac/triangle.h"
 
 namespace cortado {
@@ -101,7 +102,7 @@ void FactorSync::finish_means() {
 
 Status FactorSync::wait(Result<WorkId> work) const {
   if (!work.ok()) return work.status();
-  return communicator_->wait(work.value(), std::chrono::nanoseconds(static_cast<std::int64_t>(timeout_s_ * 1e9)));
+  return communicator_->wait(work.value(), from_seconds(timeout_s_));
 }
 
 Status FactorSync::reduce_plain() {

@@ -1,5 +1,6 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "cortado/kfac.h"
+#include "core/seconds.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -227,8 +228,7 @@ Result<std::unique_ptr<Kfac>> Kfac::create(std::vector<KfacLayer> layers, const 
   std::vector<std::string> descriptions;
   for (const KfacLayer& layer : layers) descriptions.push_back(layer_text(layer));
   CORTADO_RETURN_IF_ERROR(
-      check_agreement(communicator, settings_text(options), descriptions,
-                      std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9))));
+      check_agreement(communicator, settings_text(options), descriptions, from_seconds(options.timeout_s)));
   CORTADO_RETURN_IF_ERROR(check_options(options, layers));
   CORTADO_ASSIGN_OR_RETURN(const KfacGrid grid, grid_of(options, communicator->world_size()));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<GridGroup> column, GridGroup::create(communicator, grid, true));

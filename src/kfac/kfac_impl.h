@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/seconds.h"
 #include "cortado/kfac.h"
 #include "kfac/factor.h"
 #include "kfac/factor_sync.h"
@@ -85,9 +86,7 @@ class KfacImpl final : public Kfac {
 
  private:
   int rank() const { return world_->rank(); }
-  std::chrono::nanoseconds timeout() const {
-    return std::chrono::nanoseconds(static_cast<std::int64_t>(options_.timeout_s * 1e9));
-  }
+  std::chrono::nanoseconds timeout() const { return from_seconds(options_.timeout_s); }
   bool is_worker(std::size_t layer) const { return placements_[layer].column == grid_.column_of(rank()); }
   bool is_eigen() const { return options_.inverse == KfacInverse::kEigen; }
   std::vector<FactorSlot> slots() const;

@@ -1,5 +1,6 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "cortado/calibrate.h"
+#include "core/seconds.h"
 
 #include <algorithm>
 #include <array>
@@ -10,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "collective/agreement.h"
 #include "collective/collective_call.h"
 #include "core/aligned_buffer.h"
 #include "core/check.h"
@@ -32,10 +34,12 @@ constexpr double kLargestShare = 2;  // of a point's share of the budget, for on
 constexpr std::size_t kFewestSizes = 2;
 constexpr std::int64_t kProductSide = 192;
 
+// Two sizes or more, the last one `largest`. They lie a factor of two apart at least: two that are close would tell
+// nothing of the slope.
 std::vector<std::int64_t> sizes_up_to(std::int64_t smallest, std::int64_t largest) {
   std::vector<std::int64_t> sizes;
-  for (std::int64_t size = smallest; size < largest; size *= kFactor) sizes.push_back(size);
-  sizes.push_back(std::max(largest, smallest * kFactor));
+  for (std::int64_t size = std::min(smallest, largest / 2); size <= largest / 2; size *= kFactor) sizes.push_back(size);
+  sizes.push_back(largest);
   return sizes;
 }
 
@@ -90,16 +94,15 @@ SizedCall make_call(OpKind kind, std::int64_t bytes, int ranks, void* sent, void
 class Calibrator {
  public:
   Calibrator(Communicator* communicator, const CalibrateOptions& options, const Clock* clock)
-      : communicator_(communicator),
-        options_(options),
-        clock_(clock),
-        timeout_(static_cast<std::int64_t>(options.timeout_s * 1e9)) {}
+      : communicator_(communicator), options_(options), clock_(clock), timeout_(from_seconds(options.timeout_s)) {}
 
   Result<Cluster> run();
 
  private:
   Status barrier();
-  Result<std::vector<std::int64_t>> longest(std::span<const std::int64_t> own);
+  Result<std::vector<std::int64_t>> longest(std::span<const std::int64_t> own) {
+    return largest_of_ranks(communicator_, own, timeout_);
+  }
   void count_points(const Topology& topology);
   template <typename Act>
   Result<Point> measure(const std::string& what, Act&& act, int calls = 1);
@@ -108,6 +111,7 @@ class Calibrator {
   Result<CollectiveCurves> measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
                                                UnknownFields* unknown);
   Status measure_codec(const std::string& spec, std::vector<CodecTimes>* times);
+  bool measures_contention() const { return options_.contention && !options_.codecs.empty(); }
   Status measure_contention(Cluster* cluster);
 
   Communicator* communicator_;
@@ -125,23 +129,13 @@ Status Calibrator::barrier() {
   return communicator_->all_gather({&own, 1}, all, timeout_);
 }
 
-// Of each number the largest of any rank.
-Result<std::vector<std::int64_t>> Calibrator::longest(std::span<const std::int64_t> own) {
-  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(communicator_->world_size()));
-  CORTADO_RETURN_IF_ERROR(
-      communicator_->all_gather(std::as_bytes(own), std::as_writable_bytes(std::span(all)), timeout_));
-  std::vector<std::int64_t> most(own.begin(), own.end());
-  for (std::size_t i = 0; i < all.size(); ++i) most[i % own.size()] = std::max(most[i % own.size()], all[i]);
-  return most;
-}
-
 void Calibrator::count_points(const Topology& topology) {
   const std::size_t levels = topology.levels.size();
   const std::size_t ranges = levels + (levels > 1 ? 1 : 0);
   const std::size_t of_collectives =
       ranges * options_.collectives.size() * sizes_up_to(kSmallestBytes, options_.max_bytes).size();
   const std::size_t of_codecs = 2 * options_.codecs.size() * sizes_up_to(kSmallestElems, options_.max_elems).size();
-  points_ = static_cast<double>(of_collectives + of_codecs + 2);
+  points_ = static_cast<double>(of_collectives + of_codecs + (measures_contention() ? 2 : 0));
   share_ns_ = options_.budget_s * 1e9 / points_;
 }
 
@@ -303,8 +297,7 @@ Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes
 
 // By how much a product of matrices slows down while the first codec encodes in another thread.
 Status Calibrator::measure_contention(Cluster* cluster) {
-  points_done_ += options_.codecs.empty() ? 2 : 0;
-  if (options_.codecs.empty()) return {};
+  if (!measures_contention()) return {};
   CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(options_.codecs.front()));
   CodecWork work(*codec, std::min<std::int64_t>(options_.max_elems, 1 << 18));
   const auto side = static_cast<std::size_t>(kProductSide);
@@ -386,13 +379,13 @@ Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& op
     return make_error(StatusCode::kInvalidArgument, "calibrate: budget_s must be above 0 and at most 1e6, got %g",
                       options.budget_s);
   }
-  const std::int64_t most = std::int64_t{1} << 34;
-  if (options.max_bytes < kSmallestBytes || options.max_bytes > most || options.max_elems < kSmallestElems ||
-      options.max_elems > most) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "calibrate: max_bytes and max_elems must be from 1024 to 2^34, got %lld and %lld",
-                      static_cast<long long>(options.max_bytes), static_cast<long long>(options.max_elems));
-  }
+  const auto check_largest = [](const char* name, std::int64_t value, std::int64_t least) -> Status {
+    if (value >= least && value <= std::int64_t{1} << 34) return {};
+    return make_error(StatusCode::kInvalidArgument, "calibrate: %s must be from %lld to 2^34, got %lld", name,
+                      static_cast<long long>(least), static_cast<long long>(value));
+  };
+  CORTADO_RETURN_IF_ERROR(check_largest("max_bytes", options.max_bytes, kSmallestBytes));
+  CORTADO_RETURN_IF_ERROR(check_largest("max_elems", options.max_elems, kSmallestElems));
   return Calibrator(communicator, options, clock).run();
 }
 

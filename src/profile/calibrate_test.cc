@@ -78,13 +78,68 @@ TEST(Calibrate, TakesMediansAndSaysHowManyRuns) {
   EXPECT_EQ(runs.substr(0, 3), "[15");
 }
 
+// One rank whose collectives take a known time on a clock that nothing else moves.
+class SlowLink final : public Communicator, public Clock {
+ public:
+  explicit SlowLink(std::int64_t ns_per_byte) : ns_per_byte_(ns_per_byte) {}
+
+  std::int64_t now_ns() const override { return now_ns_; }
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  std::string name() const override { return "slow"; }
+  Result<WorkId> start(const CollectiveCall& call) override {
+    now_ns_ += 10'000 + call.elems * static_cast<std::int64_t>(dtype_bytes(call.dtype)) * ns_per_byte_;
+    return inner_->start(call);
+  }
+  Result<bool> test(WorkId work) override { return inner_->test(work); }
+  Status wait(WorkId work, std::chrono::nanoseconds timeout) override { return inner_->wait(work, timeout); }
+  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
+                    std::chrono::nanoseconds timeout) override {
+    return inner_->all_gather(sent, received, timeout);
+  }
+
+ private:
+  LocalGroup group_{1};
+  Communicator* inner_ = group_.communicator(0);
+  std::int64_t ns_per_byte_;
+  std::int64_t now_ns_ = 0;
+};
+
 TEST(Calibrate, StaysWithinItsBudget) {
-  CalibrateOptions options = quick();
-  options.max_bytes = 1 << 24;
-  options.budget_s = 1;
-  const std::int64_t start_ns = steady_clock()->now_ns();
-  calibrate_ranks(2, options);
-  EXPECT_LT(steady_clock()->now_ns() - start_ns, 10'000'000'000);  // a busy machine may take its time
+  const auto calibrated = [](std::int64_t ns_per_byte, double budget_s) {
+    CalibrateOptions options = quick();
+    options.codecs = {};
+    options.max_bytes = 1 << 24;
+    options.budget_s = budget_s;
+    SlowLink link(ns_per_byte);
+    const Cluster cluster = calibrate(&link, options, &link).value();
+    EXPECT_LE(link.now_ns(), budget_s * 1e9) << ns_per_byte << " ns a byte";
+    EXPECT_GE(link.now_ns(), 0.5 * budget_s * 1e9) << ns_per_byte << " ns a byte";
+    return cluster.levels[0].collectives.at(OpKind::kAllReduce).sizes.size();
+  };
+  EXPECT_EQ(calibrated(1, 1), 4u);
+  EXPECT_EQ(calibrated(100, 1), 2u);  // a run of the third size would take a tenth of all
+  EXPECT_EQ(calibrated(100, 20), 3u);
+}
+
+// The dev preset's AddressSanitizer watches the buffers, which are as large as the largest size.
+TEST(Calibrate, NoSizeIsBeyondTheLargest) {
+  for (const auto& [max_bytes, max_elems] :
+       {std::pair(4096, 1024), std::pair(5000, 1500), std::pair(16384, 5000), std::pair(65535, 16383)}) {
+    CalibrateOptions options = quick();
+    options.max_bytes = max_bytes;
+    options.max_elems = max_elems;
+    const Cluster cluster = calibrate_ranks(2, options)[0];
+    for (const auto& [kind, curve] : cluster.levels[0].collectives) {
+      EXPECT_EQ(curve.sizes.size(), 2u) << op_kind_name(kind);
+      EXPECT_LE(curve.sizes.back(), max_bytes) << op_kind_name(kind);
+      EXPECT_GE(curve.sizes.back(), max_bytes - 8) << op_kind_name(kind);
+    }
+    for (const CodecTimes& times : cluster.codecs) {
+      EXPECT_EQ(times.curve.sizes.size(), 2u) << times.codec;
+      EXPECT_LE(times.curve.sizes.back(), max_elems) << times.codec;
+    }
+  }
 }
 
 TEST(Calibrate, TellsHowFarItIs) {
@@ -102,12 +157,35 @@ TEST(Calibrate, TellsHowFarItIs) {
   EXPECT_GT(calls, 10);
 }
 
+TEST(Calibrate, MeasuresContentionIfAskedTo) {
+  for (const bool asked : {true, false}) {
+    CalibrateOptions options = quick();
+    options.collectives = {OpKind::kAllReduce};
+    options.contention = asked;
+    bool measured = false;
+    options.progress = [&](double, const std::string& next) {
+      measured = measured || next.starts_with("matrix product");
+    };
+    const Cluster cluster = calibrate_ranks(1, options)[0];
+    EXPECT_EQ(measured, asked);
+    EXPECT_TRUE(asked || cluster.cpu_codec_slows_backward == 0);
+  }
+}
+
 TEST(Calibrate, RefusesWhatCanNotBe) {
   const std::vector<Status> statuses = run_ranks(1, [&](Communicator& communicator) -> Status {
     CalibrateOptions options = quick();
     options.budget_s = 0;
     EXPECT_EQ(calibrate(&communicator, options).status().message(),
               "calibrate: budget_s must be above 0 and at most 1e6, got 0");
+    options = quick();
+    options.max_bytes = 4095;
+    EXPECT_EQ(calibrate(&communicator, options).status().message(),
+              "calibrate: max_bytes must be from 4096 to 2^34, got 4095");
+    options = quick();
+    options.max_elems = 1023;
+    EXPECT_EQ(calibrate(&communicator, options).status().message(),
+              "calibrate: max_elems must be from 1024 to 2^34, got 1023");
     options = quick();
     options.codecs = {"nonsense"};
     EXPECT_NE(calibrate(&communicator, options).status().message().find("nonsense"), std::string::npos);

@@ -11,7 +11,8 @@
 #include "core/check.h"
 #include "core/finite.h"
 #include "core/format.h"
-#include "session/candidates.h"
+#include "core/hash.h"
+#include "core/seconds.h"
 
 namespace cortado {
 
@@ -34,12 +35,6 @@ std::string milliseconds(std::int64_t time_ns) {
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
 
-std::int64_t median_of(std::vector<std::int64_t> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 }  // namespace
 
 // ---- set-up --------------------------------------------------------------------------------------------------------
@@ -57,9 +52,10 @@ AutoEngineImpl::AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOpti
   decision_.candidates = {{.label = "dense", .what = "none"}};
 }
 
-Status AutoEngineImpl::start() {
+Status AutoEngineImpl::start(const Result<std::optional<LauncherPlace>>& place) {
   CORTADO_RETURN_IF_ERROR(check_agreement(communicator_, options_.to_spec(), {}, timeout()));
-  CORTADO_ASSIGN_OR_RETURN(cluster_, given_cluster(options_, communicator_));
+  CORTADO_ASSIGN_OR_RETURN(placement_, find_placement(place, communicator_, timeout()));
+  CORTADO_ASSIGN_OR_RETURN(cluster_, given_cluster(options_, placement_.topology, communicator_));
   CORTADO_ASSIGN_OR_RETURN(inner_, make_inner(decision_.candidates[0].what));
   if (communicator_->world_size() == 1) {
     decision_.decided = true;
@@ -71,9 +67,7 @@ Status AutoEngineImpl::start() {
   return {};
 }
 
-std::chrono::nanoseconds AutoEngineImpl::timeout() const {
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(options_.timeout_s * 1e9));
-}
+std::chrono::nanoseconds AutoEngineImpl::timeout() const { return from_seconds(options_.timeout_s); }
 
 Result<std::unique_ptr<Engine>> AutoEngineImpl::make_inner(const std::string& what) {
   EngineOptions options;
@@ -253,20 +247,10 @@ void AutoEngineImpl::begin_measuring() {
   ready_steps_ = 0;
 }
 
-// Of each step of the block the longest time of any rank; the same on all ranks.
-Result<std::vector<std::int64_t>> AutoEngineImpl::agree_on_times() {
-  const std::size_t count = times_ns_.size(), ranks = static_cast<std::size_t>(communicator_->world_size());
-  std::vector<std::int64_t> all(count * ranks);
-  CORTADO_RETURN_IF_ERROR(communicator_->all_gather(std::as_bytes(std::span(times_ns_)),
-                                                    std::as_writable_bytes(std::span(all)), timeout()));
-  std::vector<std::int64_t> longest(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
-  for (std::size_t i = count; i < all.size(); ++i) longest[i % count] = std::max(longest[i % count], all[i]);
-  times_ns_.clear();
-  return longest;
-}
-
 Status AutoEngineImpl::end_block() {
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> times, agree_on_times());
+  const std::span<const std::int64_t> own(times_ns_);
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> times, largest_of_ranks(communicator_, own, timeout()));
+  times_ns_.clear();
   if (phase_ == Phase::kTry) {
     contest_->note(times);
     return next_trial();
@@ -281,8 +265,8 @@ Status AutoEngineImpl::end_block() {
 Status AutoEngineImpl::begin_trials() {
   MeasuredSteps steps{.ready_ns = ready_ns_, .dense_ns = median_of(dense_ns_)};
   for (std::int64_t& ready : steps.ready_ns) ready /= ready_steps_;
-  CORTADO_ASSIGN_OR_RETURN(Candidates found,
-                           find_candidates(tensors_, steps, options_, cluster_, refused_, communicator_, clock_));
+  const CandidateRequest request{tensors_, options_, placement_.topology, cluster_, refused_};
+  CORTADO_ASSIGN_OR_RETURN(Candidates found, find_candidates(request, steps, communicator_, clock_));
   for (const std::string& note : found.notes) say(note);
   decision_.candidates = std::move(found.list);
   current_ = 0;
@@ -355,46 +339,38 @@ Status AutoEngineImpl::decide() {
 // ---- between steps: watch -------------------------------------------------------------------------------------------
 
 Status AutoEngineImpl::check_progress() {
-  struct Seen {
-    std::int64_t step_ns;
-    double relative_error, residual;
-  };
   const EngineReport report = inner_->report();
   const double gradient = std::sqrt(gradient_squares_) / context_.gradient_scale;
-  const Seen own{median_of(times_ns_), report.relative_l2_error, gradient > 0 ? report.residual_l2 / gradient : 0};
+  const double own[] = {as_double(median_of(times_ns_)), report.relative_l2_error,
+                        gradient > 0 ? report.residual_l2 / gradient : 0};
   times_ns_.clear();
-  std::vector<Seen> all(static_cast<std::size_t>(communicator_->world_size()));
-  CORTADO_RETURN_IF_ERROR(
-      communicator_->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)), timeout()));
-  Seen most = all[0];
-  for (const Seen& seen : all) {
-    most.step_ns = std::max(most.step_ns, seen.step_ns);
-    most.relative_error = std::max(most.relative_error, seen.relative_error);
-    most.residual = std::max(most.residual, seen.residual);
-  }
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<double> most,
+                           largest_of_ranks(communicator_, std::span<const double>(own), timeout()));
+  const auto step_ns = static_cast<std::int64_t>(most[0]);
+  const double relative_error = most[1], residual = most[2];
   ++checks_;
-  if (expected_ns_ < 0) expected_ns_ = most.step_ns;  // after a checkpoint
-  decision_.drift = as_double(most.step_ns) / as_double(expected_ns_) - 1;
-  decision_.relative_error = most.relative_error;
-  decision_.residual = most.residual;
+  if (expected_ns_ < 0) expected_ns_ = step_ns;  // after a checkpoint
+  decision_.drift = as_double(step_ns) / as_double(expected_ns_) - 1;
+  decision_.relative_error = relative_error;
+  decision_.residual = residual;
 
-  const bool is_lossy = most.relative_error > options_.max_relative_error || most.residual > options_.max_residual;
+  const bool is_lossy = relative_error > options_.max_relative_error || residual > options_.max_residual;
   lossy_ = is_lossy ? lossy_ + 1 : 0;
   const double beyond = 1 + options_.drift;
-  const bool has_drifted = as_double(most.step_ns) > beyond * as_double(expected_ns_) ||
-                           as_double(expected_ns_) > beyond * as_double(most.step_ns);
+  const bool has_drifted =
+      as_double(step_ns) > beyond * as_double(expected_ns_) || as_double(expected_ns_) > beyond * as_double(step_ns);
   drifted_ = has_drifted ? drifted_ + 1 : 0;
   if (lossy_ >= kInARow && current_ != 0) {
     say("auto, step " + std::to_string(steps_) + ": " + current().label + " loses too much: relative L2 error " +
-        format_text("%.3f", most.relative_error) + " (limit " + format_text("%g", options_.max_relative_error) +
-        "), residual " + format_text("%.1f", most.residual) + " gradients (limit " +
+        format_text("%.3f", relative_error) + " (limit " + format_text("%g", options_.max_relative_error) +
+        "), residual " + format_text("%.1f", residual) + " gradients (limit " +
         format_text("%g", options_.max_residual) +
         "); its residual is dropped, and it is not used again. Dense, and measuring again");
     refused_.push_back(current().what.starts_with('{') ? "plan" : current().what);
     CORTADO_RETURN_IF_ERROR(switch_to(0, /*keep_residual=*/false));
     begin_measuring();
   } else if (drifted_ >= kInARow && checks_ > checks_to_pass_) {
-    say("auto, step " + std::to_string(steps_) + ": a step takes " + milliseconds(most.step_ns) + ", expected " +
+    say("auto, step " + std::to_string(steps_) + ": a step takes " + milliseconds(step_ns) + ", expected " +
         milliseconds(expected_ns_) + "; dense, and measuring again");
     checks_to_pass_ = std::clamp(2 * checks_to_pass_, 4, kMostToPass);  // never one decision after the other
     CORTADO_RETURN_IF_ERROR(switch_to(0));
@@ -413,7 +389,7 @@ Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made,
                            make_inner(decision_.candidates[static_cast<std::size_t>(candidate)].what));
   if (keep_residual) {
-    CORTADO_RETURN_IF_ERROR(harvest(pieces));
+    CORTADO_RETURN_IF_ERROR(harvest(inner_.get(), current().what, pieces));
   } else {
     carried_.clear();
   }
@@ -426,21 +402,20 @@ Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
   return {};
 }
 
-// What the engine inside still owes.
-Status AutoEngineImpl::harvest(int pieces) {
-  if (current_ == 0) return {};
-  const bool is_plan = inner_->options().method == EngineOptions::Method::kPlan;
-  if (is_plan) {
+// What an engine of `what` still owes. It can't be used afterwards.
+Status AutoEngineImpl::harvest(Engine* from, const std::string& what, int pieces) {
+  if (what == "none") return {};
+  if (what.starts_with('{')) {
     // A plan that encodes nothing has no residuals, so those there are become one sum for each tensor.
-    CORTADO_ASSIGN_OR_RETURN(Plan plan, plan_from_json(current().what));
+    CORTADO_ASSIGN_OR_RETURN(Plan plan, plan_from_json(what));
     const LevelRange all{0, static_cast<int>(plan.topology.levels.size()) - 1};
     for (PlanBucket& bucket : plan.buckets) {
       bucket.codec = "none";
       bucket.option.operations = {{.kind = OpKind::kAllReduce, .levels = all}};
     }
-    CORTADO_RETURN_IF_ERROR(inner_->switch_plan(plan));
+    CORTADO_RETURN_IF_ERROR(from->switch_plan(plan));
   }
-  CORTADO_ASSIGN_OR_RETURN(const EngineState state, inner_->save_state());
+  CORTADO_ASSIGN_OR_RETURN(const EngineState state, from->save_state());
   std::map<std::string_view, std::uint32_t> by_name;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) by_name[tensors_[t].name] = t;
   for (const TensorState& tensor : state.tensors) {
@@ -489,18 +464,33 @@ EngineReport AutoEngineImpl::report() const {
 }
 
 std::string AutoEngineImpl::describe() const {
-  std::string allowed;
+  const std::string start = "cortado: auto(quality=" + std::string(quality_name(options_.quality)) + ") over " +
+                            communicator_->name() + ", world size " + std::to_string(communicator_->world_size()) +
+                            ": ";
+  if (decision_.decided) return start + decision_.reason;
+  std::string settings;
+  int count = 0;
   for (const AutoSetting& setting : auto_settings()) {
-    if (setting.quality <= options_.quality) allowed += ", " + setting.spec;
+    if (setting.quality > options_.quality) continue;
+    settings += ", " + setting.spec;
+    ++count;
   }
-  return "cortado: auto(quality=" + std::string(quality_name(options_.quality)) + ") over " + communicator_->name() +
-         ", world size " + std::to_string(communicator_->world_size()) + ": " +
-         (communicator_->world_size() == 1
-              ? decision_.reason
-              : "dense for the first " + std::to_string(kUncountedSteps + kFewestSteps) + " to " +
-                    std::to_string(kUncountedSteps + kMostSteps) + " steps, then about " +
-                    format_text("%g", options_.measure_s) + " s for links and codecs, then at most " +
-                    std::to_string(kMostTried) + " settings for some steps each; may use none" + allowed);
+  std::string text = start + "dense for the first " + std::to_string(kUncountedSteps + kFewestSteps) + " to " +
+                     std::to_string(kUncountedSteps + kMostSteps) + " steps, then ";
+  const bool predicts = cluster_.has_value() || options_.measure_s > 0;
+  if (predicts && !cluster_.has_value()) {
+    text += "about " + format_text("%g", options_.measure_s) + " s for links and codecs, then ";
+  }
+  const int most = std::min(kMostTried, count + 1);  // and a plan
+  if (predicts) {
+    text += "at most " + std::to_string(most) + " settings for some steps each";
+    if (count > most) text += " (all " + std::to_string(count) + " where nothing can be predicted)";
+  } else {
+    text += "each of " + std::to_string(count) + " settings for some steps";
+  }
+  text += "; may use none" + settings + (predicts ? ", a plan" : "");
+  if (!placement_.note.empty()) text += "; all links count as one level (" + placement_.note + ")";
+  return text;
 }
 
 Status AutoEngineImpl::check_replicas(std::span<const ReplicaTensor> tensors) {
@@ -513,30 +503,49 @@ std::vector<std::string> AutoEngineImpl::take_news() { return std::exchange(news
 
 namespace {
 
-constexpr std::string_view kMeasuring = "auto, measuring";
-constexpr std::string_view kDecided = "auto: ";
-// Places of a tensor's state: what is still to be added to its gradients, with the number of pieces for `begin`; and
-// the residual of a setting on trial.
+// A place of a tensor's state: what is still to be added to its gradients, with the number of pieces for `begin`; 0:
+// all of it in the next step.
 constexpr const char* kOwed = "auto";
-constexpr const char* kOnTrial = "auto_trial";
+
+// What stands for the specification in a state: "auto: cast(bf16)", "auto, measuring, not topk(density=0.01): none".
+// Behind "measuring" is what was on trial.
+struct SavedDecision {
+  bool decided = false;
+  std::vector<std::string> refused;
+  std::string what;
+
+  std::string text() const {
+    std::string text = decided ? "auto" : "auto, measuring";
+    for (const std::string& setting : refused) text += ", not " + setting;
+    return text + ": " + what;
+  }
+
+  static std::optional<SavedDecision> parse(std::string_view text) {
+    const std::string_view start = "auto", measuring = ", measuring", refusing = ", not ";
+    const std::size_t colon = text.find(": ");
+    if (colon == std::string_view::npos || !text.starts_with(start)) return std::nullopt;
+    SavedDecision saved;
+    saved.what = text.substr(colon + 2);
+    std::string_view rest = text.substr(start.size(), colon - start.size());
+    saved.decided = !rest.starts_with(measuring);
+    if (!saved.decided) rest.remove_prefix(measuring.size());
+    while (!rest.empty()) {
+      if (!rest.starts_with(refusing)) return std::nullopt;
+      rest.remove_prefix(refusing.size());
+      const std::string_view setting = rest.substr(0, rest.find(refusing));
+      saved.refused.emplace_back(setting);
+      rest.remove_prefix(setting.size());
+    }
+    return saved;
+  }
+};
 
 }  // namespace
 
 Result<EngineState> AutoEngineImpl::save_state() {
   if (!failure_.ok()) return failure_;
   CORTADO_ASSIGN_OR_RETURN(EngineState state, inner_->save_state());
-  state.spec = decision_.decided ? std::string(kDecided) + current().what : std::string(kMeasuring);
-  if (!decision_.decided) {
-    // A trial is not resumed; what it owes is paid with the rest. (What a plan on trial owes is lost.)
-    for (TensorState& tensor : state.tensors) {
-      tensor = {.name = tensor.name,
-                .residual = {},
-                .basis = {},
-                .velocity = {},
-                .places = {{kOnTrial, 0, std::move(tensor.residual)}}};
-      if (tensor.places[0].values.empty()) tensor.places.clear();
-    }
-  }
+  state.spec = SavedDecision{.decided = decision_.decided, .refused = refused_, .what = current().what}.text();
   for (const auto& [t, carried] : carried_) {
     const std::string& name = tensors_[t].name;
     auto tensor = std::find_if(state.tensors.begin(), state.tensors.end(),
@@ -551,71 +560,109 @@ Result<EngineState> AutoEngineImpl::save_state() {
   return state;
 }
 
-// Takes what is owed out of a state.
-Status AutoEngineImpl::take_owed(EngineState* state) {
-  carried_.clear();
-  for (TensorState& tensor : state->tensors) {
+Status AutoEngineImpl::check_state(const EngineState& state) const {
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "load_state: a step is under way");
+  if (!SavedDecision::parse(state.spec).has_value()) {
+    return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of auto",
+                      state.spec.c_str());
+  }
+  for (const TensorState& tensor : state.tensors) {
     const auto found =
         std::find_if(tensors_.begin(), tensors_.end(), [&](const EngineTensor& t) { return t.name == tensor.name; });
-    const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
-    for (const char* name : {kOwed, kOnTrial}) {
-      for (const PlaceState& place : tensor.places) {
-        if (place.name != name) continue;
-        if (found == tensors_.end() || place.begin < 0 || place.begin > kPieces ||
-            static_cast<std::int64_t>(place.values.size()) != found->rows * found->cols) {
-          return make_error(StatusCode::kMismatch, "load_state: what \"%s\" is still owed is of another model",
-                            tensor.name.c_str());
-        }
-        const bool in_pieces = name == kOwed && place.begin > 0;
-        carry(t, place.values, 1.0f, in_pieces ? kPieces : 1);
-        const auto carried = carried_.find(t);
-        if (in_pieces && carried != carried_.end()) carried->second.pieces_left = static_cast<int>(place.begin);
+    for (const PlaceState& place : tensor.places) {
+      if (place.name != kOwed) continue;
+      if (found == tensors_.end() || place.begin < 0 || place.begin > kPieces ||
+          static_cast<std::int64_t>(place.values.size()) != found->rows * found->cols) {
+        return make_error(StatusCode::kMismatch, "load_state: what \"%s\" is still owed is of another model",
+                          tensor.name.c_str());
       }
-      std::erase_if(tensor.places, [&](const PlaceState& place) { return place.name == name; });
     }
   }
-  std::erase_if(state->tensors, [](const TensorState& tensor) {
-    return tensor.residual.empty() && tensor.basis.empty() && tensor.velocity.empty() && tensor.places.empty();
-  });
+  return {};
+}
+
+// What a checked state says is still owed.
+void AutoEngineImpl::take_owed(const EngineState& state) {
+  carried_.clear();
+  for (const TensorState& tensor : state.tensors) {
+    for (const PlaceState& place : tensor.places) {
+      if (place.name != kOwed) continue;
+      const auto found =
+          std::find_if(tensors_.begin(), tensors_.end(), [&](const EngineTensor& t) { return t.name == tensor.name; });
+      const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
+      carry(t, place.values, 1.0f, place.begin > 0 ? kPieces : 1);
+      const auto carried = carried_.find(t);
+      if (place.begin > 0 && carried != carried_.end()) carried->second.pieces_left = static_cast<int>(place.begin);
+    }
+  }
+}
+
+// Dense, and measuring, as after start().
+Status AutoEngineImpl::start_again() {
+  CORTADO_ASSIGN_OR_RETURN(inner_, make_inner("none"));
+  current_ = 0;
+  uncounted_ = kUncountedSteps;
+  decision_.candidates.resize(1);
+  if (communicator_->world_size() > 1) begin_measuring();
   return {};
 }
 
 Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
-  if (!failure_.ok()) return failure_;
-  const bool is_decided = saved.spec.starts_with(kDecided);
-  if (!is_decided && saved.spec != kMeasuring) {
-    return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of auto",
-                      saved.spec.c_str());
-  }
+  const Status checked = check_state(saved);
+  // All ranks take part even if one of them refuses, so that none waits for it.
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the outcome of load_state (error code; 0 is success)",
+                                            static_cast<std::uint64_t>(checked.code()), timeout())
+                              .with_context(checked.ok() ? "load_state" : checked.message()));
+  CORTADO_RETURN_IF_ERROR(checked);
+  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the state to load (hash of ranks and decision)",
+                                            fnv1a_64(saved.spec) + static_cast<std::uint64_t>(saved.world_size),
+                                            timeout()));
+  const SavedDecision decision = *SavedDecision::parse(saved.spec);
   if (saved.world_size != communicator_->world_size()) {
+    CORTADO_RETURN_IF_ERROR(start_again());
+    carried_.clear();
+    refused_ = decision.refused;
     return "the state was saved by " + std::to_string(saved.world_size) + " ranks and is loaded by " +
            std::to_string(communicator_->world_size()) +
            ": auto measures again, and residuals start at zero (what they held is lost once)";
   }
   EngineState state = saved;
-  const std::string what = is_decided ? saved.spec.substr(kDecided.size()) : "none";
-  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner(what));
-  CORTADO_RETURN_IF_ERROR(take_owed(&state));
-  std::string warning;
-  if (is_decided) {
-    state.spec = made->options().results_spec();
-    CORTADO_ASSIGN_OR_RETURN(warning, made->load_state(state));
+  for (TensorState& tensor : state.tensors) {
+    std::erase_if(tensor.places, [](const PlaceState& place) { return place.name == kOwed; });
+  }
+  std::erase_if(state.tensors, [](const TensorState& tensor) {
+    return tensor.residual.empty() && tensor.basis.empty() && tensor.velocity.empty() && tensor.places.empty();
+  });
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner(decision.what));
+  state.spec = made->options().results_spec();
+  CORTADO_ASSIGN_OR_RETURN(std::string warning, made->load_state(state));
+
+  take_owed(saved);
+  refused_ = decision.refused;
+  const std::string label = decision.what.starts_with('{') ? made->options().codec
+                            : decision.what == "none"      ? "dense"
+                                                           : decision.what;
+  const bool is_allowed = may_run(decision.what, options_, refused_);
+  if (!decision.decided || !is_allowed) {
+    // What was on trial, or may not run here, is not resumed; what it owes is paid.
+    Status status = harvest(made.get(), decision.what, decision.decided ? kPieces : 1);
+    if (status.ok()) status = start_again();
+    if (!status.ok()) return fail(status);
+    if (!decision.decided) return warning;
+    return "the state was saved with " + label +
+           ", which is not allowed at quality=" + std::string(quality_name(options_.quality)) + ": auto measures again";
   }
   inner_ = std::move(made);
   uncounted_ = kUncountedSteps;
   times_ns_.clear();
-  if (!is_decided) {
-    decision_.candidates.resize(1);
-    current_ = 0;
-    begin_measuring();
-    return warning;
-  }
-  const bool is_dense = what == "none";
-  const std::string label = what.starts_with('{') ? inner_->options().codec : what;
-  decision_ = {.decided = true, .step = steps_, .chosen = is_dense ? 0 : 1, .candidates = {}, .reason = {}};
+  decision_ = {.decided = true, .step = steps_, .chosen = 0, .candidates = {}, .reason = {}};
   decision_.candidates = {{.label = "dense", .what = "none"}};
-  if (!is_dense) decision_.candidates.push_back({.label = label, .what = what});
-  decision_.reason = (is_dense ? std::string("dense") : label) + ", as in the checkpoint";
+  if (decision.what != "none") {
+    decision_.candidates.push_back({.label = label, .what = decision.what});
+    decision_.chosen = 1;
+  }
+  decision_.reason = label + ", as in the checkpoint";
   current_ = decision_.chosen;
   phase_ = Phase::kRun;
   expected_ns_ = -1;

@@ -21,6 +21,7 @@
 #include "collective/agreement.h"
 #include "core/aligned_buffer.h"
 #include "cortado/auto.h"
+#include "session/candidates.h"
 #include "session/contest.h"
 
 namespace cortado {
@@ -32,7 +33,7 @@ class AutoEngineImpl final : public AutoEngine {
 
   AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOptions& options, Communicator* communicator,
                  const Clock* clock);
-  Status start();
+  Status start(const Result<std::optional<LauncherPlace>>& place = launcher_place());
 
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
@@ -75,6 +76,7 @@ class AutoEngineImpl final : public AutoEngine {
 
   // -- between steps
   void begin_measuring();
+  Status start_again();
   Status end_block();
   Status begin_trials();
   Status next_trial();
@@ -82,10 +84,10 @@ class AutoEngineImpl final : public AutoEngine {
   Status check_progress();
   Status switch_to(int candidate, bool keep_residual = true);
   Result<std::unique_ptr<Engine>> make_inner(const std::string& what);
-  Status harvest(int pieces);
+  Status harvest(Engine* from, const std::string& what, int pieces);
   void carry(std::uint32_t tensor, std::span<const float> values, float factor, int pieces);
-  Status take_owed(EngineState* state);
-  Result<std::vector<std::int64_t>> agree_on_times();
+  Status check_state(const EngineState& state) const;
+  void take_owed(const EngineState& state);
   void say(const std::string& text) { news_.push_back("cortado: " + text); }
 
   std::vector<EngineTensor> tensors_;
@@ -93,6 +95,7 @@ class AutoEngineImpl final : public AutoEngine {
   Communicator* communicator_;
   const Clock* clock_;
   TraceRecorder* trace_ = nullptr;
+  Placement placement_;
   std::optional<Cluster> cluster_;  // given
   std::unique_ptr<Engine> inner_;
   int current_ = 0;  // of the candidates

@@ -4,13 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <functional>
 
 #include "collective/rank_threads.h"
+#include "core/check.h"
+#include "core/checksum.h"
 #include "cortado/calibrate.h"
+#include "session/cluster_testing.h"
 
 namespace cortado {
 namespace {
@@ -53,13 +57,23 @@ struct Training {
   bool clock_runs = false;
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps
   float gradient_scale = 1;
+  std::vector<LauncherPlace> places = {};  // by rank; none: the launcher tells nothing
+  std::int64_t first_step = 0;             // gradients are those of this step and the following
+  std::vector<EngineState> load = {};      // by rank
+  std::int64_t load_before = 0;            // step, counted from the first
+  std::int64_t save_after = -1;            // step
 
   std::vector<Status> statuses;
   std::vector<AutoDecision> decisions;
   std::vector<std::vector<std::string>> news;
   std::vector<EngineReport> reports;
+  std::vector<std::string> descriptions, loaded;  // at the start; what load_state() said
+  std::vector<std::string> insides;               // on rank 0, by step: what runs it
+  std::vector<EngineState> saved;
+  std::vector<std::vector<std::uint64_t>> checksums;  // by rank and step: of all that was delivered
   // Sum over all steps of what was delivered, and of the mean gradients; of rank 0's tensor 1.
   std::vector<double> delivered, expected;
+  double gradient_squares = 0;  // of the mean gradients, added up over all steps
 
   void go();
 };
@@ -76,19 +90,32 @@ void Training::go() {
   decisions.resize(static_cast<std::size_t>(ranks));
   news.resize(static_cast<std::size_t>(ranks));
   reports.resize(static_cast<std::size_t>(ranks));
+  descriptions.resize(static_cast<std::size_t>(ranks));
+  loaded.resize(static_cast<std::size_t>(ranks));
+  saved.resize(static_cast<std::size_t>(ranks));
+  checksums.assign(static_cast<std::size_t>(ranks), {});
   const std::vector<EngineTensor> tensors = model();
   const auto elems = [&](std::size_t t) { return static_cast<std::size_t>(tensors[t].rows * tensors[t].cols); };
   delivered.assign(elems(1), 0);
   expected.assign(elems(1), 0);
+  gradient_squares = 0;
+  insides.clear();
   statuses = run_ranks(ranks, [&](Communicator& communicator) -> Status {
     const auto rank = static_cast<std::size_t>(communicator.rank());
     HandClock clock(clock_runs);
     AutoOptions own = options;
     own.takes_buffers = in_buckets;
-    Result<std::unique_ptr<AutoEngine>> made = AutoEngine::create(tensors, own, &communicator, &clock);
-    if (!made.ok()) return made.status();
-    AutoEngine& engine = *made.value();
-    for (std::int64_t step = 0; step < steps; ++step) {
+    AutoEngineImpl made(tensors, own, &communicator, &clock);
+    const std::optional<LauncherPlace> place = places.empty() ? std::nullopt : std::optional(places[rank]);
+    if (const Status s = made.start(place); !s.ok()) return s;
+    AutoEngine& engine = made;
+    descriptions[rank] = engine.describe();
+    for (std::int64_t step = first_step; step < first_step + steps; ++step) {
+      if (!load.empty() && step == first_step + load_before) {
+        Result<std::string> said = engine.load_state(load[rank % load.size()]);
+        if (!said.ok()) return said.status();
+        loaded[rank] = said.value();
+      }
       std::vector<float> buffer;
       for (std::size_t t = 0; t < tensors.size(); ++t) {
         for (std::size_t i = 0; i < elems(t); ++i) {
@@ -102,6 +129,7 @@ void Training::go() {
         at += elems(t);
       }
       if (poison && rank == 1 && poison(inside(engine), step)) buffer[elems(0)] = INFINITY;
+      if (rank == 0) insides.push_back(inside(engine));
       clock.advance(step_ns(inside(engine), step, static_cast<int>(rank)));
       if (const Status s = engine.begin_step({.gradient_scale = gradient_scale}); !s.ok()) return s;
       const Status submitted = in_buckets
@@ -112,8 +140,13 @@ void Training::go() {
       if (const Result<StepOutcome> outcome = engine.finish_step(); !outcome.ok()) return outcome.status();
       for (std::size_t i = 0; rank == 0 && i < delivered.size(); ++i) {
         delivered[i] += static_cast<float*>(gradients[1].data)[i] / gradient_scale;
-        for (int r = 0; r < ranks; ++r) expected[i] += made_up(r, step, 1, i) / static_cast<double>(ranks);
+        double mean = 0;
+        for (int r = 0; r < ranks; ++r) mean += made_up(r, step, 1, i) / static_cast<double>(ranks);
+        expected[i] += mean;
+        gradient_squares += mean * mean;
       }
+      checksums[rank].push_back(checksum_64(std::as_bytes(std::span(buffer))));
+      if (step == save_after) saved[rank] = engine.save_state().value();
       for (const std::string& line : engine.take_news()) news[rank].push_back(line);
       if (after_step) after_step(engine, step);
     }
@@ -125,6 +158,21 @@ void Training::go() {
 
 void expect_ok(const Training& run) {
   for (const Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  for (const auto& of_rank : run.checksums) EXPECT_EQ(of_rank, run.checksums[0]) << "replicas differ";
+}
+
+// Of runs one after the other: the norm of what was not delivered, in gradients of one step.
+double gradients_lost(std::initializer_list<const Training*> runs) {
+  double gradient_squares = 0, squares = 0;
+  std::size_t steps = 0;
+  std::vector<double> lost((*runs.begin())->expected.size());
+  for (const Training* run : runs) {
+    for (std::size_t i = 0; i < lost.size(); ++i) lost[i] += run->expected[i] - run->delivered[i];
+    gradient_squares += run->gradient_squares;
+    steps += run->checksums[0].size();
+  }
+  for (const double value : lost) squares += value * value;
+  return std::sqrt(squares / (gradient_squares / static_cast<double>(steps)));
 }
 
 std::string chosen(const AutoDecision& decision) {
@@ -203,12 +251,7 @@ TEST(AutoEngine, NothingIsLostByTrials) {
       expect_ok(run);
       ASSERT_EQ(chosen(run.decisions[0]), "dense");
       ASSERT_GT(run.decisions[0].candidates.size(), 5u);
-      double squares = 0, difference = 0;
-      for (std::size_t i = 0; i < run.expected.size(); ++i) {
-        squares += run.expected[i] * run.expected[i];
-        difference += (run.delivered[i] - run.expected[i]) * (run.delivered[i] - run.expected[i]);
-      }
-      EXPECT_LT(std::sqrt(difference / squares), 0.02) << "in buckets " << in_buckets << ", scale " << scale;
+      EXPECT_LT(gradients_lost({&run}), 0.02) << "in buckets " << in_buckets << ", scale " << scale;
     }
   }
 }
@@ -278,6 +321,63 @@ TEST(AutoEngine, TellsTheResidualInGradients) {
   }
 }
 
+// Saves `cluster` as a file of this machine and of as many ranks as it has.
+std::string save_as_of_here(Cluster cluster, const std::string& name) {
+  const std::string path = testing::TempDir() + name;
+  const auto statuses = run_ranks(cluster.topology().world_size(), [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const ClusterIdentity identity,
+                             cluster_identity(&communicator, "", std::chrono::seconds(60)));
+    if (communicator.rank() != 0) return {};
+    cluster.fingerprint = identity.fingerprint;
+    cluster.communicator = identity.communicator;
+    return save_cluster(cluster, path);
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  return path;
+}
+
+// Two machines of two ranks with a slow link between them, on which the planner's plan is predicted to be fastest, and
+// is, until everything changes after step 100.
+Training with_a_plan() {
+  const Cluster cluster = two_machines(20'000, auto_codecs(Quality::kAggressive));
+  Training run;
+  run.options.quality = Quality::kAggressive;
+  run.options.cluster = save_as_of_here(cluster, "auto_engine_test_two_machines.json");
+  run.options.max_relative_error = 1;
+  run.ranks = 4;
+  run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+  run.steps = 200;
+  run.step_ns = [](const std::string& what, std::int64_t step, int) {
+    const bool is_plan = what.starts_with("plan(");
+    if (step < 100) return (is_plan ? 300 : what == "dense" ? 900 : 700) * kMs;
+    return (what == "dense" ? 1500 : 2000) * kMs;
+  };
+  return run;
+}
+
+TEST(AutoEngine, RunsThePlannersPlan) {
+  Training run = with_a_plan();
+  run.save_after = 99;
+  run.go();
+  expect_ok(run);
+  const std::string plan = run.insides[99];
+  ASSERT_TRUE(plan.starts_with("plan(")) << plan;
+  EXPECT_GE(std::count(run.insides.begin(), run.insides.begin() + 100, plan), 50);
+  EXPECT_TRUE(says(run.news[0], plan + ": 300 ms a step, predicted "));
+  // It has lossy codecs, on the link between machines, and owes something.
+  const Plan made = plan_from_json(run.saved[0].spec.substr(std::string("auto: ").size())).value();
+  EXPECT_TRUE(std::any_of(made.buckets.begin(), made.buckets.end(), [](const PlanBucket& bucket) {
+    return bucket.option.encodes() > 0 && !bucket.codec.starts_with("cast");
+  })) << run.saved[0].spec;
+  EXPECT_TRUE(std::any_of(run.saved.begin(), run.saved.end(), [](const EngineState& state) {
+    return std::any_of(state.tensors.begin(), state.tensors.end(),
+                       [](const TensorState& of) { return !of.places.empty(); });
+  }));
+  // What it owed was paid after it was left.
+  EXPECT_EQ(chosen(run.decisions[0]), "dense");
+  EXPECT_LT(gradients_lost({&run}), 0.02);
+}
+
 TEST(AutoEngine, PredictsAndPlans) {
   Training run;
   run.options.measure_s = 0.5;
@@ -287,6 +387,32 @@ TEST(AutoEngine, PredictsAndPlans) {
   expect_ok(run);
   EXPECT_TRUE(run.decisions[0].decided);
   EXPECT_GE(run.decisions[0].candidates[0].predicted_ns, 0);
+}
+
+// Ranks that the launcher has not placed machine by machine, and groups of some ranks only: training goes on.
+TEST(AutoEngine, AnyPlacementOfRanksTrains) {
+  struct Case {
+    std::vector<LauncherPlace> places;
+    std::string note;
+  };
+  for (const Case& of : {Case{{{0, 2}, {1, 2}, {0, 1}}, "rank 0 shares its machine with 2 ranks in all, rank 2 with 1"},
+                         Case{{{1, 4}, {3, 4}}, "rank 0 is number 1 of 4 on its machine, expected 0"},
+                         Case{{{0, 4}, {1, 4}}, "2 ranks can't be divided among machines of 4 each"}}) {
+    Training run;
+    run.ranks = static_cast<int>(of.places.size());
+    run.places = of.places;
+    run.options.measure_s = 0.2;
+    run.clock_runs = true;
+    run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 900 : 400) * kMs; };
+    run.go();
+    expect_ok(run);
+    EXPECT_TRUE(run.decisions[0].decided);
+    EXPECT_GE(run.decisions[0].candidates[0].predicted_ns, 0);
+    for (const std::string& text : run.descriptions) {
+      EXPECT_NE(text.find("all links count as one level"), std::string::npos) << text;
+      EXPECT_NE(text.find(of.note), std::string::npos) << text;
+    }
+  }
 }
 
 // What engines inside have counted is not lost with them.
@@ -357,6 +483,37 @@ TEST(AutoEngine, AClusterFileOfAnotherMachineIsRefused) {
   for (const Status& status : create()) EXPECT_NE(status.message().find(path), std::string::npos) << status.message();
 }
 
+TEST(AutoEngine, SaysAtTheStartWhatItWillDo) {
+  const auto describe = [&](const std::string& spec) {
+    Training run;
+    run.options = AutoOptions::parse(spec).value();
+    run.ranks = 4;
+    run.steps = 0;
+    run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+    run.go();
+    expect_ok(run);
+    return run.descriptions[0];
+  };
+  const std::string dense = ", world size 4: dense for the first 6 to 11 steps, then ";
+  const std::string safe = "; may use none, cast(bf16), cast(fp16)";
+  EXPECT_EQ(describe("auto(safe)"), "cortado: auto(quality=safe) over local" + dense +
+                                        "about 5 s for links and codecs, then at most 3 settings for some steps each" +
+                                        safe + ", a plan");
+  EXPECT_EQ(describe("auto(safe, measure_s=0)"),
+            "cortado: auto(quality=safe) over local" + dense + "each of 2 settings for some steps" + safe);
+  EXPECT_NE(describe("auto(aggressive, measure_s=0)").find("then each of 9 settings for some steps; may"),
+            std::string::npos);
+  EXPECT_NE(describe("auto(aggressive, measure_s=2)")
+                .find("then about 2 s for links and codecs, then at most 5 settings for some steps each (all 9 where "
+                      "nothing can be predicted); may"),
+            std::string::npos);
+  const std::string path = save_as_of_here(two_machines(10, {}), "auto_engine_test_described.json");
+  EXPECT_EQ(
+      describe("auto(safe, cluster=" + path + ")"),
+      "cortado: auto(quality=safe) over local" + dense + "at most 3 settings for some steps each" + safe + ", a plan");
+  std::remove(path.c_str());
+}
+
 TEST(AutoEngine, ResumesFromACheckpoint) {
   std::vector<EngineState> states(2);
   const auto fast_topk = [](const std::string& what, std::int64_t, int) {
@@ -391,6 +548,188 @@ TEST(AutoEngine, ResumesFromACheckpoint) {
     return {};
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+// The run again, in two parts with a checkpoint between them.
+std::pair<Training, Training> with_checkpoint(const Training& whole, std::int64_t after_step) {
+  Training before = whole;
+  before.steps = after_step + 1;
+  before.save_after = after_step;
+  before.go();
+  expect_ok(before);
+  Training after = whole;
+  after.first_step = after_step + 1;
+  after.load = before.saved;
+  after.go();
+  expect_ok(after);
+  return {std::move(before), std::move(after)};
+}
+
+// A state may be taken after any step: of a setting on trial too.
+TEST(AutoEngine, NothingIsLostByACheckpointDuringTrials) {
+  Training whole;
+  whole.options.quality = Quality::kAggressive;
+  whole.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 800) * kMs; };
+  whole.go();
+  expect_ok(whole);
+  ASSERT_TRUE(whole.decisions[0].decided);
+  for (std::int64_t at = 5; at <= whole.decisions[0].step; at += 3) {
+    const auto [before, after] = with_checkpoint(whole, at);
+    EXPECT_EQ(chosen(after.decisions[0]), "dense");
+    EXPECT_LT(gradients_lost({&before, &after}), 0.02) << "saved after step " << at << ": " << before.saved[0].spec;
+  }
+}
+
+// Nor while what a setting owed is being paid, in pieces.
+TEST(AutoEngine, NothingIsLostByACheckpointWhileDebtsArePaid) {
+  Training whole;
+  whole.options.quality = Quality::kAggressive;
+  whole.options.max_relative_error = 1;
+  whole.steps = 180;
+  whole.step_ns = [](const std::string& what, std::int64_t step, int) {
+    if (step < 80) return (what == "topk(density=0.01)" ? 600 : 900) * kMs;
+    return (what == "dense" ? 1800 : 2700) * kMs;  // drifts: dense, measured again, and faster now
+  };
+  whole.go();
+  expect_ok(whole);
+  std::int64_t leaves_topk = 80;  // the last step of it
+  while (whole.insides[static_cast<std::size_t>(leaves_topk + 1)] == "topk(density=0.01)") ++leaves_topk;
+  ASSERT_EQ(whole.insides[80], "topk(density=0.01)");
+  int within_debts = 0;
+  for (std::int64_t at = leaves_topk; at < leaves_topk + 10; ++at) {
+    const auto [before, after] = with_checkpoint(whole, at);
+    EXPECT_EQ(chosen(after.decisions[0]), "dense");
+    EXPECT_LT(gradients_lost({&before, &after}), 0.02) << "saved after step " << at << ": " << before.saved[0].spec;
+    bool owes = false;
+    for (const TensorState& tensor : before.saved[0].tensors) {
+      for (const PlaceState& place : tensor.places) owes |= place.name == "auto" && place.begin < 8;
+    }
+    within_debts += owes;
+  }
+  EXPECT_EQ(within_debts, 7);  // all pieces but the first
+}
+
+// Nor by one while a plan is on trial, or has been running.
+TEST(AutoEngine, NothingIsLostByACheckpointOfAPlan) {
+  Training whole = with_a_plan();
+  whole.go();
+  expect_ok(whole);
+  const auto first_of_plan = std::find(whole.insides.begin(), whole.insides.end(), whole.insides[99]);
+  for (const std::int64_t at : {first_of_plan - whole.insides.begin() + 2, std::ptrdiff_t{70}}) {
+    const auto [before, after] = with_checkpoint(whole, at);
+    EXPECT_NE(before.saved[0].spec.find("{"), std::string::npos) << before.saved[0].spec;
+    EXPECT_EQ(after.insides[0], at < 50 ? "dense" : whole.insides[99]);
+    EXPECT_EQ(chosen(after.decisions[0]), "dense");
+    EXPECT_LT(gradients_lost({&before, &after}), 0.02) << "saved after step " << at;
+  }
+}
+
+// A state of topk(density=0.01), which only `aggressive` allows.
+Training running_topk() {
+  Training run;
+  run.options.quality = Quality::kAggressive;
+  run.options.max_relative_error = 1;
+  run.steps = 100;
+  run.step_ns = [](const std::string& what, std::int64_t, int) {
+    return (what == "topk(density=0.01)" ? 100 : what == "dense" ? 800 : 900) * kMs;
+  };
+  run.save_after = 99;
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(run.saved[0].spec, "auto: topk(density=0.01)");
+  return run;
+}
+
+TEST(AutoEngine, AStateOfAnotherQualityDoesNotRun) {
+  const Training before = running_topk();
+  Training after = before;
+  after.options.quality = Quality::kSafe;
+  after.first_step = 100;
+  after.load = before.saved;
+  std::atomic<int> steps_of_topk = 0;
+  after.step_ns = [&](const std::string& what, std::int64_t, int) {
+    steps_of_topk += what == "topk(density=0.01)";
+    return (what == "dense" ? 500 : 800) * kMs;
+  };
+  after.go();
+  expect_ok(after);
+  EXPECT_EQ(after.loaded[0],
+            "the state was saved with topk(density=0.01), which is not allowed at quality=safe: auto measures again");
+  EXPECT_EQ(steps_of_topk, 0);
+  EXPECT_TRUE(after.decisions[0].decided);
+  EXPECT_EQ(after.decisions[0].candidates.size(), 3u);
+  EXPECT_LT(gradients_lost({&before, &after}), 0.02);  // what topk owed is paid
+}
+
+TEST(AutoEngine, AStateOfAnotherNumberOfRanksIsMeasuredAgain) {
+  const Training before = running_topk();
+  Training after = before;
+  after.ranks = 3;
+  after.load = before.saved;
+  after.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "cast(bf16)" ? 300 : 600) * kMs; };
+  // Into a fresh engine, and into one that has decided already.
+  for (const std::int64_t load_at : {0, 90}) {
+    after.load_before = load_at;
+    after.steps = load_at + 90;
+    after.go();
+    expect_ok(after);
+    EXPECT_NE(after.loaded[0].find("saved by 2 ranks and is loaded by 3: auto measures again"), std::string::npos);
+    EXPECT_EQ(after.insides[static_cast<std::size_t>(load_at)], "dense");
+    EXPECT_TRUE(after.decisions[0].decided);
+    EXPECT_GT(after.decisions[0].step, load_at);
+    EXPECT_EQ(chosen(after.decisions[0]), "cast(bf16)");
+  }
+}
+
+// What was given up is not taken up again after a checkpoint.
+TEST(AutoEngine, ACheckpointKeepsWhatWasGivenUp) {
+  Training before;
+  before.options.quality = Quality::kAggressive;
+  before.options.max_relative_error = 0.5;
+  before.steps = 340;
+  before.save_after = 339;
+  before.step_ns = [](const std::string& what, std::int64_t, int) {
+    return (what == "dense" ? 900 : what == "topk(density=0.01)" ? 100 : what == "cast(bf16)" ? 500 : 700) * kMs;
+  };
+  before.go();
+  expect_ok(before);
+  ASSERT_EQ(before.saved[0].spec, "auto, not topk(density=0.01): cast(bf16)");
+  Training after = before;
+  after.first_step = 340;
+  after.steps = 200;
+  after.load = before.saved;
+  after.save_after = 539;
+  std::atomic<int> steps_of_topk = 0;
+  after.step_ns = [&](const std::string& what, std::int64_t step, int rank) {
+    steps_of_topk += what == "topk(density=0.01)";
+    return (step < 380 ? 1 : 2) * before.step_ns(what, step, rank);  // drifts: measured again
+  };
+  after.go();
+  expect_ok(after);
+  EXPECT_TRUE(says(after.news[0], "measuring again"));
+  EXPECT_EQ(after.saved[0].spec, "auto, not topk(density=0.01): cast(bf16)");
+  EXPECT_EQ(steps_of_topk, 0);
+}
+
+TEST(AutoEngine, RefusesStatesThatAreNotItsOwn) {
+  Training run;
+  run.step_ns = [](const std::string&, std::int64_t, int) { return kMs; };
+  const auto refused = [&](EngineState state, const std::string& text) {
+    state.world_size = 2;
+    run.load = {state, state};
+    run.go();
+    for (const Status& status : run.statuses) {
+      EXPECT_EQ(status.code(), StatusCode::kMismatch);
+      EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+    }
+  };
+  for (const char* spec : {"", "none", "auto", "auto topk: none", "automatic: none", "auto, measured: none"}) {
+    refused({.spec = spec, .layout = {}, .tensors = {}}, "this engine of auto");
+  }
+  EngineState other{.spec = "auto, measuring: none", .layout = {}, .tensors = {}};
+  other.tensors.push_back(
+      {.name = "unknown", .residual = {}, .basis = {}, .velocity = {}, .places = {{"auto", 0, {1, 2}}}});
+  refused(other, "what \"unknown\" is still owed is of another model");
 }
 
 TEST(AutoOptions, ReadsAndWrites) {

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <utility>
 
 #include "core/check.h"
+#include "core/seconds.h"
 #include "cortado/calibrate.h"
 #include "cortado/job.h"
 #include "cortado/planner.h"
@@ -40,9 +42,7 @@ Result<std::string> from_rank_0(const std::string& own, Communicator* communicat
   return text;
 }
 
-std::chrono::nanoseconds timeout_of(const AutoOptions& options) {
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(options.timeout_s * 1e9));
-}
+std::chrono::nanoseconds timeout_of(const AutoOptions& options) { return from_seconds(options.timeout_s); }
 
 // ---- settings as the planner sees them -----------------------------------------------------------------------------
 
@@ -53,6 +53,20 @@ std::vector<AutoSetting> allowed_settings(const AutoOptions& options, const std:
     if (setting.quality <= options.quality && !is_refused) allowed.push_back(setting);
   }
   return allowed;
+}
+
+// What a plan may encode with. Of plans there is evidence for casts only: settings leave vectors alone, plans need not.
+// Low rank has warm starts that plans do not keep.
+std::vector<std::string> codecs_for_plans(const AutoOptions& options, const std::vector<std::string>& refused) {
+  std::vector<std::string> codecs;
+  if (std::find(refused.begin(), refused.end(), "plan") != refused.end()) return codecs;
+  for (const AutoSetting& setting : allowed_settings(options, refused)) {
+    const std::string codec = codec_of_setting(setting.spec).value();
+    const bool is_low_rank = codec.starts_with("acp") || codec.starts_with("power");
+    const bool is_allowed = options.quality == Quality::kAggressive || codec.starts_with("cast");
+    if (is_allowed && !is_low_rank) codecs.push_back(codec);
+  }
+  return codecs;
 }
 
 Job make_job(const std::vector<EngineTensor>& tensors, const MeasuredSteps& steps) {
@@ -180,45 +194,41 @@ Result<std::optional<AutoCandidate>> best_plan(const Job& job, const Cluster& cl
       AutoCandidate{.label = label, .what = plan_to_json(plan), .predicted_ns = plan.predicted_step_ns});
 }
 
-// On rank 0: predictions for `candidates`, and the planner's plan.
-Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions& options, bool may_plan,
-                       Candidates* candidates) {
-  std::vector<std::string> codecs;
+// On rank 0: predictions for `candidates`, and the planner's plan with `codecs`, if there are any.
+Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions& options,
+                       const std::vector<std::string>& codecs, Candidates* candidates) {
   for (AutoCandidate& candidate : candidates->list) {
     std::string codec = "none";
     if (candidate.what != "none") {
       CORTADO_ASSIGN_OR_RETURN(codec, codec_of_setting(candidate.what));
-      codecs.push_back(codec);
     }
     const Result<std::int64_t> predicted_ns = predict(codec, job, cluster, options.takes_buffers);
-    if (!predicted_ns.ok() && candidate.what == "none") return predicted_ns.status();
-    // A codec that the file has no times of is tried all the same.
-    if (predicted_ns.ok()) candidate.predicted_ns = predicted_ns.value();
+    if (predicted_ns.ok()) {
+      candidate.predicted_ns = predicted_ns.value();
+    } else if (candidate.what == "none") {
+      return predicted_ns.status();
+    } else {  // a cluster file may have no times of this codec
+      candidates->notes.push_back("auto has no prediction of " + candidate.label + ", which is tried only after the " +
+                                  "others: " + predicted_ns.status().message());
+    }
   }
-  // Of plans there is evidence for casts only: settings leave vectors alone, plans need not. Low rank has warm starts
-  // that plans do not keep.
-  std::erase_if(codecs, [&](const std::string& codec) {
-    const bool is_low_rank = codec.starts_with("acp") || codec.starts_with("power");
-    return is_low_rank || (options.quality != Quality::kAggressive && !codec.starts_with("cast"));
-  });
-  if (!may_plan || codecs.empty()) return {};
-  CORTADO_ASSIGN_OR_RETURN(std::optional<AutoCandidate> planned, best_plan(job, cluster, codecs));
-  if (planned.has_value()) candidates->list.push_back(*std::move(planned));
+  if (codecs.empty()) return {};
+  Result<std::optional<AutoCandidate>> planned = best_plan(job, cluster, codecs);
+  if (!planned.ok()) {
+    candidates->notes.push_back("auto has no plan to try: " + planned.status().message());
+  } else if (planned.value().has_value()) {
+    candidates->list.push_back(*std::move(planned).value());
+  }
   return {};
 }
 
-// The levels that the launcher tells of; one where it tells nothing, or what makes no sense.
-Result<Topology> topology_of(const AutoOptions& options, Communicator* communicator) {
-  const Result<std::optional<LauncherPlace>> place = launcher_place();
-  return agree_on_topology(communicator, place.ok() ? place.value() : std::nullopt, timeout_of(options));
-}
-
-Result<Cluster> measure_cluster(const AutoOptions& options, Communicator* communicator, const Clock* clock) {
-  CORTADO_ASSIGN_OR_RETURN(const Topology topology, topology_of(options, communicator));
+Result<Cluster> measure_cluster(const AutoOptions& options, const Topology& topology, Communicator* communicator,
+                                const Clock* clock) {
   CalibrateOptions calibration{
       .name = "as measured by auto",
       .codecs = auto_codecs(options.quality),
       .collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll},
+      .contention = false,
       .budget_s = options.measure_s,
       .topology = topology,
       .transport_version = options.transport_version,
@@ -236,23 +246,35 @@ Result<Cluster> measure_cluster(const AutoOptions& options, Communicator* commun
   return cluster;
 }
 
-// Best first, dense where it is; without those that can't win.
+// Best first, dense where it is, those without a prediction last; without those that can't win.
 void keep_promising(Candidates* candidates) {
   std::vector<AutoCandidate>& list = candidates->list;
   const std::int64_t dense_ns = list[0].predicted_ns;
   std::erase_if(list, [&](const AutoCandidate& candidate) {
     return static_cast<double>(candidate.predicted_ns) > kHopeless * static_cast<double>(dense_ns);
   });
+  const auto key = [](const AutoCandidate& of) { return std::pair(of.predicted_ns < 0, of.predicted_ns); };
   std::stable_sort(list.begin() + 1, list.end(),
-                   [](const AutoCandidate& a, const AutoCandidate& b) { return a.predicted_ns < b.predicted_ns; });
+                   [&](const AutoCandidate& a, const AutoCandidate& b) { return key(a) < key(b); });
   if (list.size() > kMostTried + 1) list.resize(kMostTried + 1);
 }
 
 }  // namespace
 
-Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, Communicator* communicator) {
+Result<Placement> find_placement(const Result<std::optional<LauncherPlace>>& place, Communicator* communicator,
+                                 std::chrono::nanoseconds timeout) {
+  const Result<Topology> agreed = agree_on_topology(communicator, place.ok() ? place.value() : std::nullopt, timeout);
+  if (agreed.ok()) return Placement{agreed.value(), place.ok() ? "" : place.status().message()};
+  // What ranks disagree on, and numbers that can't be: the same error on all of them.
+  const StatusCode code = agreed.status().code();
+  if (code != StatusCode::kMismatch && code != StatusCode::kInvalidArgument) return agreed.status();
+  CORTADO_ASSIGN_OR_RETURN(Topology flat, Topology::two_levels(communicator->world_size(), 1));
+  return Placement{std::move(flat), agreed.status().message()};
+}
+
+Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, const Topology& topology,
+                                             Communicator* communicator) {
   if (options.cluster.empty()) return std::optional<Cluster>();
-  CORTADO_ASSIGN_OR_RETURN(const Topology topology, topology_of(options, communicator));
   CORTADO_ASSIGN_OR_RETURN(const ClusterIdentity identity,
                            cluster_identity(communicator, options.transport_version, timeout_of(options)));
   // One letter, then the file or the error.
@@ -270,25 +292,40 @@ Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, Communi
   return std::optional<Cluster>(std::move(cluster));
 }
 
-Result<Candidates> find_candidates(const std::vector<EngineTensor>& tensors, const MeasuredSteps& steps,
-                                   const AutoOptions& options, const std::optional<Cluster>& given,
-                                   const std::vector<std::string>& refused, Communicator* communicator,
-                                   const Clock* clock) {
-  const std::vector<AutoSetting> settings = allowed_settings(options, refused);
+bool may_run(const std::string& what, const AutoOptions& options, const std::vector<std::string>& refused) {
+  if (what == "none") return true;
+  if (!what.starts_with('{')) {
+    const std::vector<AutoSetting> allowed = allowed_settings(options, refused);
+    return std::any_of(allowed.begin(), allowed.end(),
+                       [&](const AutoSetting& setting) { return setting.spec == what; });
+  }
+  const Result<Plan> plan = plan_from_json(what);
+  const std::vector<std::string> codecs = codecs_for_plans(options, refused);
+  return plan.ok() &&
+         std::all_of(plan.value().buckets.begin(), plan.value().buckets.end(), [&](const PlanBucket& bucket) {
+           return bucket.option.encodes() == 0 || std::find(codecs.begin(), codecs.end(), bucket.codec) != codecs.end();
+         });
+}
+
+Result<Candidates> find_candidates(const CandidateRequest& request, const MeasuredSteps& steps,
+                                   Communicator* communicator, const Clock* clock) {
+  const AutoOptions& options = request.options;
+  const std::vector<AutoSetting> settings = allowed_settings(options, request.refused);
   Candidates candidates;
   candidates.list = {{.label = "dense", .what = "none"}};
   for (const AutoSetting& setting : settings) candidates.list.push_back({.label = setting.spec, .what = setting.spec});
-  std::optional<Cluster> cluster = given;
+  std::optional<Cluster> cluster = request.cluster;
   if (!cluster.has_value() && options.measure_s > 0) {
-    CORTADO_ASSIGN_OR_RETURN(cluster, measure_cluster(options, communicator, clock));
+    CORTADO_ASSIGN_OR_RETURN(cluster, measure_cluster(options, request.topology, communicator, clock));
   }
   if (cluster.has_value() && communicator->rank() == 0) {
-    // Engines encode in the thread of the backward pass, which stands still meanwhile.
+    // Engines encode in the thread of the backward pass, which stands still meanwhile. What a cluster file says is of
+    // codecs in another thread.
     cluster->cpu_codec_slows_backward = 1;
-    const bool may_plan = std::find(refused.begin(), refused.end(), "plan") == refused.end();
-    const Job job = make_job(tensors, steps);
+    const Job job = make_job(request.tensors, steps);
     Status predicted = job.check();
-    if (predicted.ok()) predicted = add_predictions(job, *cluster, options, may_plan, &candidates);
+    if (predicted.ok())
+      predicted = add_predictions(job, *cluster, options, codecs_for_plans(options, request.refused), &candidates);
     if (predicted.ok()) {
       keep_promising(&candidates);
     } else {

@@ -3,6 +3,7 @@
 // Candidates: what auto tries, best prediction first.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "cortado/auto.h"
 #include "cortado/cluster.h"
+#include "cortado/topology.h"
 
 namespace cortado {
 
@@ -24,19 +26,42 @@ struct Candidates {
   std::vector<std::string> notes;   // what there is to say about it, the same on all ranks
 };
 
+// How the ranks sit on machines, for all that is measured and planned.
+struct Placement {
+  Topology topology;
+  std::string note;  // why it is one level in spite of what the launcher has told; or empty
+};
+
+// From what the launcher has told this rank (launcher_place()). Where that makes no sense for these ranks together, as
+// with a group of some ranks only, or machines with different numbers of them, one level of all: no reason to end a
+// training. Every rank calls it.
+Result<Placement> find_placement(const Result<std::optional<LauncherPlace>>& place, Communicator* communicator,
+                                 std::chrono::nanoseconds timeout);
+
 // The cluster file that the options name, read and checked by rank 0; nothing if they name none. Every rank calls it,
 // and gets the same file or the same error.
-Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, Communicator* communicator);
+Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, const Topology& topology,
+                                             Communicator* communicator);
 
-// Settings of `options.quality` that are not `refused`, predicted by rank 0, the same on every rank; those that are
+// What candidates are found for.
+struct CandidateRequest {
+  const std::vector<EngineTensor>& tensors;
+  const AutoOptions& options;
+  const Topology& topology;
+  const std::optional<Cluster>& cluster;    // given; without one links and codecs are measured
+  const std::vector<std::string>& refused;  // settings that lost too much; "plan"
+};
+
+// Whether a candidate's `what` may run at the options' quality: it may come from a checkpoint of another one.
+bool may_run(const std::string& what, const AutoOptions& options, const std::vector<std::string>& refused);
+
+// Settings of the options' quality that are not refused, predicted by rank 0, the same on every rank; those that are
 // predicted to be slower than dense by more than a tenth are left out, and of the others all but the best kMostTried.
-// Every rank calls it at the same point. Without a cluster file links and codecs are measured, for about
-// options.measure_s; with 0 nothing is predicted, and all settings are candidates.
+// Every rank calls it at the same point. Measuring takes about options.measure_s; with 0 nothing is predicted, and all
+// settings are candidates.
 constexpr int kMostTried = 5;
-Result<Candidates> find_candidates(const std::vector<EngineTensor>& tensors, const MeasuredSteps& steps,
-                                   const AutoOptions& options, const std::optional<Cluster>& given,
-                                   const std::vector<std::string>& refused, Communicator* communicator,
-                                   const Clock* clock);
+Result<Candidates> find_candidates(const CandidateRequest& request, const MeasuredSteps& steps,
+                                   Communicator* communicator, const Clock* clock);
 
 // Texts for the way from rank 0 to the others.
 std::string candidates_to_json(const Candidates& candidates);

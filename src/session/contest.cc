@@ -13,6 +13,12 @@ bool is_within(std::int64_t time_ns, std::int64_t best_ns, double factor) {
 
 }  // namespace
 
+std::int64_t median_of(std::vector<std::int64_t> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 Contest::Contest(int contestants, std::span<const std::int64_t> dense_ns) : times_(index(contestants)) {
   times_[0].assign(dense_ns.begin(), dense_ns.end());
   for (int c = contestants - 1; c > 0; --c) order_.push_back(c);
@@ -33,11 +39,8 @@ void Contest::drop() {
 }
 
 std::int64_t Contest::median_ns(int contestant) const {
-  std::vector<std::int64_t> times = times_[index(contestant)];
-  if (times.empty()) return -1;
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>((times.size() - 1) / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
+  const std::vector<std::int64_t>& times = times_[index(contestant)];
+  return times.empty() ? -1 : median_of(times);
 }
 
 std::int64_t Contest::best_ns() const {

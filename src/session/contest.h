@@ -14,6 +14,9 @@
 
 namespace cortado {
 
+// Of two in the middle the smaller one; `values` may not be empty.
+std::int64_t median_of(std::vector<std::int64_t> values);
+
 class Contest {
  public:
   static constexpr int kRounds = 3;

@@ -81,6 +81,55 @@ void widen_format(const std::uint16_t* input, std::int64_t elems, float* output,
   streams ? widen_all<true, Elements>(input, elems, output) : widen_all<false, Elements>(input, elems, output);
 }
 
+constexpr std::size_t kSums = 16;
+
+template <class Format>
+struct MeasuredCast {
+  float scale, unscale;
+
+  // 16 elements. The sums lie in memory because the number of lanes is known only at run time on some targets.
+  HWY_INLINE void sixteen(const float* input, std::uint16_t* output, float* HWY_RESTRICT of_values,
+                          float* HWY_RESTRICT of_differences) const {
+    const F32 df;
+    const std::size_t lanes = hn::Lanes(df);
+    for (std::size_t i = 0; i < kSums; i += lanes) {
+      const auto value = hn::LoadU(df, input + i);
+      const auto narrow = Format::narrow(df, hn::Mul(value, hn::Set(df, scale)));
+      hn::StoreU(narrow, U16(), output + i);
+      const auto difference = hn::Sub(value, hn::Mul(Format::widen(df, narrow), hn::Set(df, unscale)));
+      hn::StoreU(hn::Add(hn::LoadU(df, of_values + i), hn::Mul(value, value)), df, of_values + i);
+      hn::StoreU(hn::Add(hn::LoadU(df, of_differences + i), hn::Mul(difference, difference)), df, of_differences + i);
+    }
+  }
+
+  HWY_INLINE CastSquares all(const float* input, std::int64_t elems, std::uint16_t* output) const {
+    float of_values[kSums] = {}, of_differences[kSums] = {};
+    constexpr auto kStep = static_cast<std::int64_t>(kSums);
+    std::int64_t i = 0;
+    for (; i + kStep <= elems; i += kStep) sixteen(input + i, output + i, of_values, of_differences);
+    if (i < elems) {
+      float rest[kSums] = {};
+      std::uint16_t narrowed[kSums];
+      std::memcpy(rest, input + i, static_cast<std::size_t>(elems - i) * sizeof(float));
+      sixteen(rest, narrowed, of_values, of_differences);
+      std::memcpy(output + i, narrowed, static_cast<std::size_t>(elems - i) * sizeof(std::uint16_t));
+    }
+    CastSquares squares;
+    for (std::size_t k = 0; k < kSums; ++k) {
+      squares.of_values += of_values[k];
+      squares.of_differences += of_differences[k];
+    }
+    return squares;
+  }
+};
+
+CastSquares MeasuredBf16(const float* input, float scale, float unscale, std::int64_t elems, std::uint16_t* output) {
+  return MeasuredCast<Bf16>{scale, unscale}.all(input, elems, output);
+}
+CastSquares MeasuredFp16(const float* input, float scale, float unscale, std::int64_t elems, std::uint16_t* output) {
+  return MeasuredCast<Fp16>{scale, unscale}.all(input, elems, output);
+}
+
 void Fp32ToBf16(const float* input, std::int64_t elems, std::uint16_t* output, bool streams) {
   narrow_format<Bf16>(input, elems, output, streams);
 }
@@ -111,6 +160,8 @@ HWY_EXPORT(Fp32ToBf16);
 HWY_EXPORT(Fp32ToFp16);
 HWY_EXPORT(ScaledToBf16);
 HWY_EXPORT(ScaledToFp16);
+HWY_EXPORT(MeasuredBf16);
+HWY_EXPORT(MeasuredFp16);
 HWY_EXPORT(Bf16ToFp32);
 HWY_EXPORT(Fp16ToFp32);
 
@@ -125,6 +176,14 @@ void scale_and_cast_bf16(const float* input, float scale, std::int64_t elems, st
 }
 void scale_and_cast_fp16(const float* input, float scale, std::int64_t elems, std::uint16_t* output) {
   HWY_DYNAMIC_DISPATCH(ScaledToFp16)(input, scale, elems, output);
+}
+CastSquares measured_cast_bf16(const float* input, float scale, float unscale, std::int64_t elems,
+                               std::uint16_t* output) {
+  return HWY_DYNAMIC_DISPATCH(MeasuredBf16)(input, scale, unscale, elems, output);
+}
+CastSquares measured_cast_fp16(const float* input, float scale, float unscale, std::int64_t elems,
+                               std::uint16_t* output) {
+  return HWY_DYNAMIC_DISPATCH(MeasuredFp16)(input, scale, unscale, elems, output);
 }
 void bf16_to_fp32(const std::uint16_t* input, std::int64_t elems, float* output, bool streams) {
   HWY_DYNAMIC_DISPATCH(Bf16ToFp32)(input, elems, output, streams && is_stream_aligned(output));

@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 #include "core/aligned_buffer.h"
@@ -103,6 +106,54 @@ TEST(CastKernels, ScalingRoundsTheProductToFloat32First) {
       for (std::size_t i = 0; i < values.size(); ++i) {
         ASSERT_EQ(output[i], format.narrow_one(values[i] * scale))
             << std::hex << std::bit_cast<std::uint32_t>(values[i]) << " * " << scale;
+      }
+    }
+  });
+}
+
+// 16 sums side by side.
+CastSquares squares_of(const std::vector<float>& values, const std::uint16_t* sent, WidenOne widen, float unscale) {
+  float of_values[16] = {}, of_differences[16] = {};
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const float difference = values[i] - widen(sent[i]) * unscale;
+    of_values[i % 16] += values[i] * values[i];
+    of_differences[i % 16] += difference * difference;
+  }
+  CastSquares sums;
+  for (std::size_t k = 0; k < 16; ++k) sums.of_values += of_values[k], sums.of_differences += of_differences[k];
+  return sums;
+}
+
+TEST(CastKernels, MeasuringChangesNoByteAndAddsInOneOrder) {
+  on_every_target([&](const Format& format) {
+    const auto measured = std::string_view(format.name) == "bf16" ? measured_cast_bf16 : measured_cast_fp16;
+    for (const std::int64_t elems : {0, 1, 15, 16, 17, 48, 100, 1000, 1024}) {
+      const auto count = static_cast<std::size_t>(elems);
+      std::vector<float> values(count);
+      philox_fill_normal(5, 0, 0, values.data(), elems);
+      std::vector<std::uint16_t> expected(count + 1, 0xa5a5), output(count + 1, 0xa5a5);
+      format.scaled(values.data(), 0.25f, elems, expected.data());
+      const CastSquares squares = measured(values.data(), 0.25f, 4, elems, output.data());
+      EXPECT_EQ(output, expected) << elems;
+      const CastSquares reference = squares_of(values, expected.data(), format.widen_one, 4);
+      EXPECT_EQ(squares.of_values, reference.of_values) << elems;
+      EXPECT_EQ(squares.of_differences, reference.of_differences) << elems;
+      EXPECT_TRUE(elems == 0 || squares.of_differences > 0);
+    }
+  });
+}
+
+TEST(CastKernels, MeasuringShowsWhatIsNotFinite) {
+  on_every_target([&](const Format& format) {
+    const auto measured = std::string_view(format.name) == "bf16" ? measured_cast_bf16 : measured_cast_fp16;
+    const float largest = format.widen_one(static_cast<std::uint16_t>(format.narrow_one(INFINITY) - 1));
+    for (const float bad : {INFINITY, -INFINITY, std::nanf(""), largest * 1.01f}) {
+      for (const std::size_t at : {0u, 7u, 31u, 36u}) {
+        std::vector<float> values(37, 0.5f);
+        values[at] = bad;
+        std::vector<std::uint16_t> output(37);
+        const CastSquares squares = measured(values.data(), 1, 1, 37, output.data());
+        EXPECT_FALSE(std::isfinite(squares.of_values) && std::isfinite(squares.of_differences)) << bad << " at " << at;
       }
     }
   });

@@ -57,8 +57,7 @@ class Search {
   SearchResult run() {
     start_dense();
     result_.bound = quick_bound(problem_.for_bounds());
-    // Nearer to the bound nobody would notice, but where everything can be tried.
-    const std::int64_t slack_ns = can_try_everything(problem_, kMaxWays) ? 0 : result_.bound.step_ns / 10000;
+    const std::int64_t slack_ns = can_try_everything(problem_, kMaxWays) ? 0 : result_.bound.step_ns / kSlackOfBound;
     local_.set_floor(result_.bound.step_ns + slack_ns);
     if (!local_.is_at_floor()) {
       start_by_prices();

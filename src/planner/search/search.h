@@ -18,6 +18,10 @@ struct SearchResult {
   std::int64_t steps_done = 0;  // simulated operations
 };
 
+// Nearer to the lower bound than this share of it the search stops, unless there is so little that all can be tried: so
+// much may another plan be better.
+constexpr std::int64_t kSlackOfBound = 10000;  // one part in
+
 SearchResult search(Problem& problem);
 
 }  // namespace cortado

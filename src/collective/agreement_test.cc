@@ -1,0 +1,29 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "collective/agreement.h"
+
+#include <gtest/gtest.h>
+
+#include "collective/rank_threads.h"
+#include "core/check.h"
+
+namespace cortado {
+namespace {
+
+TEST(LargestOfRanks, IsOfEachNumberTheSameOnAllRanks) {
+  const std::vector<Status> statuses = run_ranks(3, [](Communicator& communicator) -> Status {
+    const int rank = communicator.rank();
+    const std::vector<std::int64_t> counts = {rank, -rank, rank == 1 ? 7 : 3};
+    CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most,
+                             largest_of_ranks(&communicator, std::span(counts), std::chrono::seconds(60)));
+    EXPECT_EQ(most, (std::vector<std::int64_t>{2, 0, 7}));
+    const std::vector<double> shares = {rank / 4.0};
+    CORTADO_ASSIGN_OR_RETURN(const std::vector<double> largest,
+                             largest_of_ranks(&communicator, std::span(shares), std::chrono::seconds(60)));
+    EXPECT_EQ(largest, std::vector<double>{0.5});
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,89 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "session/candidates.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "collective/rank_threads.h"
+#include "session/cluster_testing.h"
+
+namespace cortado {
+namespace {
+
+const std::vector<EngineTensor> kTensors = {{.name = "first.weight", .rows = 400, .cols = 300},
+                                            {.name = "last.weight", .rows = 300, .cols = 500}};
+
+Candidates find(Quality quality, const std::optional<Cluster>& cluster) {
+  const AutoOptions options{.quality = quality, .cluster = {}, .measure_s = 0, .transport_version = {}};
+  const MeasuredSteps steps{.ready_ns = {200'000'000, 100'000'000}, .dense_ns = 500'000'000};
+  const Topology topology = Topology::two_levels(4, 2).value();
+  std::vector<Candidates> found(4);
+  const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+    const CandidateRequest request{kTensors, options, topology, cluster, {}};
+    Result<Candidates> own = find_candidates(request, steps, &communicator, steady_clock());
+    if (own.ok()) found[static_cast<std::size_t>(communicator.rank())] = std::move(own).value();
+    return own.status();
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  for (const Candidates& candidates : found) EXPECT_EQ(candidates_to_json(candidates), candidates_to_json(found[0]));
+  return found[0];
+}
+
+std::vector<std::string> labels(const Candidates& candidates) {
+  std::vector<std::string> labels;
+  for (const AutoCandidate& candidate : candidates.list) {
+    labels.push_back(candidate.label.starts_with("plan(") ? "plan" : candidate.label);
+  }
+  return labels;
+}
+
+bool has(const std::vector<std::string>& labels, const std::string& label) {
+  return std::find(labels.begin(), labels.end(), label) != labels.end();
+}
+
+TEST(Candidates, AreThoseWithTheBestPredictions) {
+  const Candidates found = find(Quality::kAggressive, two_machines(500, auto_codecs(Quality::kAggressive)));
+  EXPECT_TRUE(found.notes.empty()) << found.notes[0];
+  ASSERT_EQ(found.list.size(), static_cast<std::size_t>(kMostTried) + 1);
+  EXPECT_EQ(found.list[0].label, "dense");
+  for (std::size_t c = 1; c < found.list.size(); ++c) {
+    EXPECT_GE(found.list[c].predicted_ns, 0);
+    EXPECT_LT(found.list[c].predicted_ns, found.list[0].predicted_ns);
+    EXPECT_TRUE(c == 1 || found.list[c].predicted_ns >= found.list[c - 1].predicted_ns);
+  }
+  EXPECT_TRUE(has(labels(found), "topk(density=0.01)"));
+  EXPECT_FALSE(has(labels(found), "cast(bf16)"));  // not among the best five
+}
+
+// A cluster file may lack some codecs. What can't be predicted comes after what can, and users are told.
+TEST(Candidates, ThoseWithoutPredictionComeLast) {
+  std::vector<std::string> known = auto_codecs(Quality::kAggressive);
+  std::erase_if(known,
+                [](const std::string& codec) { return codec.starts_with("cast") || codec.starts_with("compso"); });
+  const Candidates found = find(Quality::kAggressive, two_machines(500, known));
+  ASSERT_EQ(found.list.size(), static_cast<std::size_t>(kMostTried) + 1);
+  for (const AutoCandidate& candidate : found.list) EXPECT_GE(candidate.predicted_ns, 0) << candidate.label;
+  EXPECT_TRUE(has(labels(found), "topk(density=0.01)"));
+  ASSERT_EQ(found.notes.size(), 3u);
+  EXPECT_NE(found.notes[0].find("no prediction of cast(bf16)"), std::string::npos) << found.notes[0];
+  EXPECT_NE(found.notes[0].find("has times of"), std::string::npos) << found.notes[0];
+
+  // Where there is room they are tried all the same.
+  const Candidates safe = find(Quality::kSafe, two_machines(500, {"cast(fp16)"}));
+  ASSERT_GE(safe.list.size(), 3u);
+  EXPECT_EQ(safe.list.back().label, "cast(bf16)");
+  EXPECT_EQ(safe.list.back().predicted_ns, -1);
+}
+
+TEST(Candidates, WithoutAClusterAllAre) {
+  for (const auto& [quality, count] :
+       {std::pair(Quality::kSafe, 3), std::pair(Quality::kBalanced, 4), std::pair(Quality::kAggressive, 10)}) {
+    const Candidates found = find(quality, std::nullopt);
+    EXPECT_EQ(found.list.size(), static_cast<std::size_t>(count));
+    for (const AutoCandidate& candidate : found.list) EXPECT_EQ(candidate.predicted_ns, -1);
+  }
+}
+
+}  // namespace
+}  // namespace cortado
