@@ -1,8 +1,8 @@
-# The library. mpi_* and nccl_* need libraries that not every machine has and are left out of it.
+# The library. mpi_*, nccl_* and cuda_* need libraries that not every machine has and are left out of it.
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cc")
 list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
 list(FILTER sources EXCLUDE REGEX "/src/cli/")
-list(FILTER sources EXCLUDE REGEX "/(mpi|nccl)_[^/]*$")
+list(FILTER sources EXCLUDE REGEX "/(mpi|nccl|cuda)_[^/]*$")
 if(CORTADO_SOURCES)
   list(JOIN CORTADO_SOURCES "|" wanted)
   list(FILTER sources INCLUDE REGEX "^${PROJECT_SOURCE_DIR}/src/(${wanted})(/|$)")

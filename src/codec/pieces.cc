@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "codec/cast/cast_kernels.h"
 
@@ -61,11 +60,6 @@ void store_piece(const float* values, TensorView output, std::int64_t first, std
   } else {
     fp32_to_bf16(values, elems, element<std::uint16_t>(data, first, output.dtype), streams);
   }
-}
-
-float largest_finite(DType dtype) {
-  if (dtype == DType::kFloat16) return 65504.0f;
-  return dtype == DType::kBFloat16 ? 0x1.fep127f : std::numeric_limits<float>::max();
 }
 
 }  // namespace cortado

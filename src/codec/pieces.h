@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "cortado/tensor_view.h"
 
@@ -24,6 +25,9 @@ float* piece_target(TensorView output, std::int64_t first, std::int64_t elems, f
 void store_piece(const float* values, TensorView output, std::int64_t first, std::int64_t elems, bool streams = false);
 
 // The largest finite value; of fp32, fp16 and bf16.
-float largest_finite(DType dtype);
+constexpr float largest_finite(DType dtype) {
+  if (dtype == DType::kFloat16) return 65504.0f;
+  return dtype == DType::kBFloat16 ? 0x1.fep127f : std::numeric_limits<float>::max();
+}
 
 }  // namespace cortado

@@ -130,16 +130,4 @@ auto with_dtype(DType dtype, const F& f) {
   return f.template operator()<DType::kFloat32>();
 }
 
-// The blocks of random numbers of one tensor in one step, as philox_block() numbers them.
-struct PhiloxStream {
-  PhiloxKey key;
-  std::uint64_t step;
-
-  PhiloxBlock block(std::uint64_t number) const {
-    return philox4x32_10({static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32),
-                          static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32)},
-                         key);
-  }
-};
-
 }  // namespace cortado

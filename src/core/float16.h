@@ -11,20 +11,22 @@
 #include <bit>
 #include <cstdint>
 
+#include "core/device.h"
+
 namespace cortado {
 
-inline std::uint16_t float_to_bf16(float value) {
+CORTADO_HD inline std::uint16_t float_to_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x0040u);
   const std::uint32_t odd = (bits >> 16) & 1u;
   return static_cast<std::uint16_t>((bits + 0x7fffu + odd) >> 16);
 }
 
-inline float bf16_to_float(std::uint16_t value) {
+CORTADO_HD inline float bf16_to_float(std::uint16_t value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16);
 }
 
-inline std::uint16_t float_to_fp16(float value) {
+CORTADO_HD inline std::uint16_t float_to_fp16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
   const std::uint32_t magnitude = bits & 0x7fffffffu;
@@ -49,7 +51,7 @@ inline std::uint16_t float_to_fp16(float value) {
   return static_cast<std::uint16_t>(sign | result);
 }
 
-inline float fp16_to_float(std::uint16_t value) {
+CORTADO_HD inline float fp16_to_float(std::uint16_t value) {
   const std::uint32_t sign = (value & 0x8000u) << 16;
   const std::uint32_t exponent = value >> 10 & 0x1fu;
   const std::uint32_t mantissa = value & 0x3ffu;

@@ -6,13 +6,11 @@
 
 #include <cstdint>
 
+#include "codec/compso/compso_grid.h"
 #include "codec/quant/quant_kernels.h"
 #include "codec/rans/rans_kernels.h"
 
 namespace cortado {
-
-// Codes of level 0: of one byte, and of two, whose high byte is 128 as well.
-constexpr std::int32_t kCompsoZeroCode = 128, kCompsoWideZeroCode = 128 * 257;
 
 struct CompsoRange {
   float low = 0, high = 0;          // the smallest and the largest value

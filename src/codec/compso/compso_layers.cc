@@ -26,13 +26,7 @@ constexpr std::int64_t kRandomAlignElems = 256;  // quant_kernels.h: pieces begi
 constexpr std::uint64_t kWidthBytes = 8;
 constexpr int kSectionsShift = 8;  // bytes a code, and above them how many sections more than one
 constexpr std::uint64_t kLengthBytes = 8;
-
-// Beyond these, 1 / step or what is decoded could be denormal.
-constexpr float kSmallestStep = 0x1p-116f, kLargestStep = 0x1p126f;
-constexpr float kFarthestLevel = 0x1p21f;
-constexpr double kFinestStep = 0x1p-21;  // over the largest magnitude
-constexpr double kMostLevels = 65000;    // that the range may have with a target error
-constexpr std::int32_t kLevelLimit = 1 << 22;
+constexpr double kMostLevels = 65000;  // that the range may have with a target error
 
 // ---- shapes --------------------------------------------------------------------------------------------------------
 
@@ -149,59 +143,6 @@ void store(T value, std::byte* to, std::int64_t i = 0) {
   std::memcpy(to + static_cast<std::size_t>(i) * sizeof(T), &value, sizeof(T));
 }
 
-// ---- where the levels of a block lie -------------------------------------------------------------------------------
-
-struct Range {
-  float low = 0, high = 0;
-  bool is_finite = true;
-
-  double width() const { return static_cast<double>(high) - static_cast<double>(low); }
-  float largest() const { return std::max(std::fabs(low), std::fabs(high)); }
-};
-
-// The step nearest to `wanted` that is allowed for such values; 0 if they are all 0.
-float allowed_step(double wanted, const Range& range) {
-  if (range.largest() == 0) return 0;
-  const double step = std::max(wanted, static_cast<double>(range.largest()) * kFinestStep);
-  return static_cast<float>(std::clamp<double>(step, kSmallestStep, kLargestStep));
-}
-
-// How far beyond its level a value may be decoded, in steps.
-float overhang_of(Rounding rounding, const DeadZone& dead_zone) {
-  if (rounding == Rounding::kDither) return 0.5f;
-  return rounding == Rounding::kDeadZone ? std::max(0.0f, dead_zone.outwards) : 0;
-}
-
-BlockGrid grid_of(float step, const DeadZone& dead_zone, const CompsoSettings& settings, const Range& range,
-                  DType dtype) {
-  if (step == 0) return {.step = 0, .inverse = 0, .threshold = -1, .reach = 0};
-  const double threshold = settings.filter * range.width();
-  return {.step = step,
-          .inverse = 1 / step,
-          .threshold = static_cast<float>(std::min<double>(threshold, std::numeric_limits<float>::max())),
-          // Nothing finite is decoded as Inf.
-          .reach = std::min(kFarthestLevel,
-                            std::floor(largest_finite(dtype) / step - overhang_of(settings.rounding, dead_zone)))};
-}
-
-struct LevelRange {
-  std::int32_t first = 0, last = 0;
-};
-
-// The smallest and the largest level that rounding can give.
-LevelRange levels_of(const BlockGrid& grid, const CompsoSettings& settings, const Range& range) {
-  LevelRange levels = {static_cast<std::int32_t>(std::floor(std::max(range.low * grid.inverse, -grid.reach))),
-                       static_cast<std::int32_t>(std::ceil(std::min(range.high * grid.inverse, grid.reach)))};
-  if (settings.filter > 0 && range.low <= grid.threshold) levels.first = std::min(levels.first, 0);
-  if (settings.filter > 0 && -range.high <= grid.threshold) levels.last = std::max(levels.last, 0);
-  return levels;
-}
-
-// Whether levels of a block may spread further than a byte tells apart.
-bool may_be_wide(const CompsoSettings& settings) {
-  return settings.error > 0 || (1 + settings.filter) / settings.bound + 4 > 256;
-}
-
 // ---- encode --------------------------------------------------------------------------------------------------------
 
 class LayersEncoder {
@@ -233,13 +174,13 @@ class LayersEncoder {
   void plan_blocks(std::byte* payload) {
     const HeaderBytes header(settings_, totals_);
     for_blocks(settings_, layers_, [&](const InputBlock& block) {
-      const Range range = range_of(block);
+      const CompsoBlockRange range = range_of(block);
       BlockPlan& plan = workspace_.plans[block.number] = {};
-      LevelRange levels;
+      CompsoLevels levels;
       if (range.is_finite) {
         const float step = choose_step(block, range, &plan.dead_zone);
-        plan.grid = grid_of(step, plan.dead_zone, settings_, range, block.layer.dtype);
-        levels = levels_of(plan.grid, settings_, range);
+        plan.grid = compso_grid(step, plan.dead_zone, settings_, range, block.layer.dtype);
+        levels = compso_levels(plan.grid, settings_, range);
       } else {
         plan.grid = {.step = std::numeric_limits<float>::quiet_NaN()};
       }
@@ -250,8 +191,8 @@ class LayersEncoder {
     });
   }
 
-  static Range range_of(const InputBlock& block) {
-    Range all;
+  static CompsoBlockRange range_of(const InputBlock& block) {
+    CompsoBlockRange all;
     alignas(64) float buffer[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
       const CompsoRange piece = measure_range(load_piece(block.layer, block.first + at, count, buffer), count,
@@ -263,9 +204,9 @@ class LayersEncoder {
     return all;
   }
 
-  float choose_step(const InputBlock& block, const Range& range, DeadZone* dead_zone) const {
+  float choose_step(const InputBlock& block, const CompsoBlockRange& range, DeadZone* dead_zone) const {
     if (settings_.error == 0) {
-      return allowed_step(range.width() > 0 ? settings_.bound * range.width() : range.largest(), range);
+      return compso_step_of_bound(settings_, range);
     }
     const auto* data = static_cast<const std::byte*>(block.layer.data);
     const auto offset = static_cast<std::size_t>(block.first) * dtype_bytes(block.layer.dtype);
@@ -278,7 +219,7 @@ class LayersEncoder {
     } else {
       step = find_step(settings_.rounding, settings_.error, values);
     }
-    return allowed_step(std::max(step, range.width() / kMostLevels), range);
+    return compso_step(std::max(step, range.width() / kMostLevels), range);
   }
 
   // One pass over the values: codes are counted while they are made, and coded when a section is full.
@@ -288,12 +229,10 @@ class LayersEncoder {
     levels.dead_zone = workspace_.plans[block.number].dead_zone;
     std::uint8_t* low = workspace_.low + block.first_code;
     std::uint8_t* high = workspace_.high + block.first_code;
-    if (std::isnan(grid.step)) {
+    const bool is_nan = std::isnan(grid.step);
+    if (is_nan) {
       std::fill(low, low + block.elems, std::uint8_t{kCompsoZeroCode});
       if (is_wide_) std::fill(high, high + block.elems, std::uint8_t{kCompsoZeroCode});
-      count_zeros(block.elems, low_codes);
-      if (settings_.is_coded) low_codes->advance(block.elems);
-      return;
     }
     const CompsoCounts counts = {settings_.is_coded ? low_codes->counts() : nullptr,
                                  settings_.is_coded && is_wide_ ? &high_counts_ : nullptr};
@@ -301,11 +240,13 @@ class LayersEncoder {
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
       const BlockPiece piece = {
           .log2_block_elems = 62, .blocks = &grid, .first = block.first_random + at, .elems = whole_rows(count)};
-      compso_quantise(levels, piece, random_, load_piece(block.layer, block.first + at, count, buffer),
-                      block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0,
-                      {low + at, is_wide_ ? high + at : nullptr}, counts);
+      if (!is_nan) {
+        compso_quantise(levels, piece, random_, load_piece(block.layer, block.first + at, count, buffer),
+                        block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0,
+                        {low + at, is_wide_ ? high + at : nullptr}, counts);
+      }
       // The kernel counted whole rows.
-      count_zeros(count - whole_rows(count), low_codes);
+      count_zeros(is_nan ? count : count - whole_rows(count), low_codes);
       if (settings_.is_coded) low_codes->advance(count);
     });
     if (settings_.is_coded && block.first + block.elems == block.layer.elems()) low_codes->end_layer();
@@ -344,11 +285,6 @@ class LayersEncoder {
 
 // ---- decode --------------------------------------------------------------------------------------------------------
 
-bool is_step(float step) {
-  const auto bits = std::bit_cast<std::uint32_t>(step);
-  return bits == 0 || bits == 0x7fc00000u || (step >= kSmallestStep && step <= kLargestStep);
-}
-
 class LayersDecoder {
  public:
   LayersDecoder(const CompsoSettings& settings, std::span<const TensorView> layers, std::byte* scratch)
@@ -380,9 +316,9 @@ class LayersDecoder {
     const auto word = load<std::uint64_t>(payload.data());
     const std::uint64_t code_bytes = settings_.is_coded ? word & 0xff : word;
     sections_ = 1 + (settings_.is_coded ? word >> kSectionsShift : 0);
-    if (code_bytes != 1 && !(code_bytes == 2 && may_be_wide(settings_))) {
+    if (code_bytes != 1 && !(code_bytes == 2 && compso_may_be_wide(settings_))) {
       return make_error(StatusCode::kCorruptData, "the payload begins with %llu bytes a code, expected %s",
-                        static_cast<unsigned long long>(code_bytes), may_be_wide(settings_) ? "1 or 2" : "1");
+                        static_cast<unsigned long long>(code_bytes), compso_may_be_wide(settings_) ? "1 or 2" : "1");
     }
     is_wide_ = code_bytes == 2;
     if (settings_.rounding == Rounding::kDither) random_ = load<RandomKey>(payload.data() + kWidthBytes);
@@ -392,7 +328,7 @@ class LayersDecoder {
     for (std::int64_t i = 0; i < totals_.blocks; ++i) {
       const auto step = load<float>(steps_, i);
       const auto first_level = load<std::int32_t>(first_levels_, i);
-      if (!is_step(step) || first_level <= -kLevelLimit || first_level >= kLevelLimit) {
+      if (!is_compso_step(step) || first_level <= -kCompsoLevelLimit || first_level >= kCompsoLevelLimit) {
         return make_error(StatusCode::kCorruptData, "block %lld has the step %g and the smallest level %d",
                           static_cast<long long>(i), static_cast<double>(step), first_level);
       }
@@ -510,7 +446,7 @@ std::uint64_t max_compso_bytes(const CompsoSettings& settings, std::span<const s
   if (totals.elems == 0) return 0;
   if (settings.is_lossless()) return plain_bytes(totals.elems, dtype) + max_rans_bytes(totals.elems);
   const std::uint64_t bytes = HeaderBytes(settings, totals).all;
-  const std::uint64_t planes = may_be_wide(settings) ? 2 : 1;
+  const std::uint64_t planes = compso_may_be_wide(settings) ? 2 : 1;
   if (!settings.is_coded) return bytes + planes * static_cast<std::uint64_t>(totals.elems);
   return bytes + kLengthBytes + planes * max_rans_bytes(totals.elems) + max_extra_section_bytes(totals.elems);
 }

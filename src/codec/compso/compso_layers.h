@@ -8,25 +8,10 @@
 #include <cstdint>
 #include <span>
 
-#include "codec/quant/quant_kernels.h"
+#include "codec/compso/compso_grid.h"
 #include "cortado/codec.h"
 
 namespace cortado {
-
-constexpr std::int64_t kCompsoBlockUnit = kMaxPieceElems;
-
-struct CompsoSettings {
-  double bound = 4e-3;  // step of a block over its range; 0: lossless
-  double filter = 0;    // magnitudes up to this share of the range become 0
-  Rounding rounding = Rounding::kStochastic;
-  bool is_coded = true;
-  double error = 0;              // if not 0: the relative L2 error of a block, in place of the bound; no filter then
-  std::int64_t block_elems = 0;  // a multiple of kCompsoBlockUnit; 0: a layer is one block
-  std::int64_t chunk_codes = 65536;
-
-  bool is_lossless() const { return bound == 0 && error == 0; }
-  bool finds_dead_zone() const { return error > 0 && rounding == Rounding::kDeadZone; }
-};
 
 // Upper bounds for layers of these numbers of elements, at most kMaxRansCodes together; pure.
 std::uint64_t max_compso_bytes(const CompsoSettings& settings, std::span<const std::int64_t> layer_elems, DType dtype);

@@ -2,9 +2,9 @@
 #include "codec/compso/compso_sections.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
+#include "codec/compso/compso_entropy.h"
 #include "codec/rans/rans_stream.h"
 #include "core/check.h"
 
@@ -12,41 +12,26 @@ namespace cortado {
 
 namespace {
 
-// A unit ends at the first piece from kUnitCodes on; at the end of a layer it may be as small as kLeastUnitCodes.
-constexpr std::int64_t kUnitCodes = 65536;
-constexpr std::int64_t kLeastUnitCodes = 32768;
-
-// log2(x), x >= 1, to 1e-9; by IEEE operations alone, so that every machine cuts sections at the same places, and
-// without a branch, as counts are hard to predict.
-double log2_of(double x) {
-  constexpr std::uint64_t kBitsOfSqrtHalf = 0x3fe6a09e667f3bcd;
-  constexpr double kTwoOverLn2 = 2.8853900817779268;
-  const auto bits = std::bit_cast<std::uint64_t>(x);
-  const std::uint64_t exponent = (bits - kBitsOfSqrtHalf) >> 52;
-  const auto m = std::bit_cast<double>(bits - (exponent << 52));  // from sqrt(1/2) to sqrt(2)
-  const double z = (m - 1) / (m + 1), zz = z * z;                 // log m = 2 (z + z^3 / 3 + ...)
-  const double series = 1 + zz * (1.0 / 3 + zz * (1.0 / 5 + zz * (1.0 / 7 + zz * (1.0 / 9))));
-  return static_cast<double>(static_cast<std::int64_t>(exponent)) + kTwoOverLn2 * z * series;
-}
-
-// Order-0 entropy of codes that occur as often as that in both together.
+// Order-0 entropy of codes that occur as often as that in both together. Terms are added in a tree.
 double entropy_bits(const std::uint64_t (&a)[256], const std::uint64_t (&b)[256]) {
-  double all = 0, sum = 0;
+  std::uint64_t all = 0;
+  double terms[256];
   for (std::size_t symbol = 0; symbol < 256; ++symbol) {
-    const auto count = static_cast<double>(a[symbol] + b[symbol]);
+    const std::uint64_t count = a[symbol] + b[symbol];
     all += count;
-    sum += count * log2_of(std::max(count, 1.0));
+    terms[symbol] = bits_of_count(count);
   }
-  return all * log2_of(std::max(all, 1.0)) - sum;
+  for (std::size_t apart = 128; apart > 0; apart /= 2) {
+    for (std::size_t i = 0; i < apart; ++i) terms[i] += terms[i + apart];
+  }
+  return bits_of_count(all) - terms[0];
 }
 
-// What another section takes: its head, table, directory and coder states.
 double section_cost_bits(const std::uint64_t (&counts)[256]) {
-  constexpr double kHeadBytes = 160, kBytesASymbol = 1.5;
   std::size_t first = 0, last = 255;
   while (first < last && counts[first] == 0) ++first;
   while (first < last && counts[last] == 0) --last;
-  return 8 * (kHeadBytes + kBytesASymbol * static_cast<double>(last - first + 1));
+  return cortado::section_cost_bits(first, last);
 }
 
 constexpr std::uint64_t kNone[256] = {};

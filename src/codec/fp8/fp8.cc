@@ -2,25 +2,14 @@
 #include "codec/fp8/fp8.h"
 
 #include <algorithm>
-#include <bit>
-#include <limits>
 
+#include "codec/fp8/fp8_grid.h"
 #include "codec/fp8/fp8_kernels.h"
 #include "codec/quant/block_codec.h"
 
 namespace cortado {
 
 namespace {
-
-// Scales are exponents in a byte, biased as float32's; 255 is NaN, as in OCP's microscaling formats.
-constexpr int kScaleBias = 127;
-constexpr std::uint8_t kNanScale = 255;
-// From here on neither scaled nor decoded values meet float32's denormals.
-constexpr int kSmallestExponent = -108;
-
-float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<std::uint32_t>(127 + exponent) << 23); }
-
-int exponent_of(float value) { return static_cast<int>(std::bit_cast<std::uint32_t>(value) >> 23 & 0xffu) - 127; }
 
 // See block_codec.h.
 class Fp8Scheme {
@@ -44,27 +33,14 @@ class Fp8Scheme {
   float tensor_step(ConstTensorView) const { return 0; }
 
   BlockGrid grid(const BlockStats& stats, std::int64_t, float, float largest_value) const {
-    if (stats.max_magnitude >= kInfinityBits) return of_scale(kNanScale);
-    const float max = std::bit_cast<float>(stats.max_magnitude);
-    int exponent = exponent_of(max) - exponent_of(format_.largest);
-    if (mantissa_of(max) > mantissa_of(format_.largest)) ++exponent;
-    BlockGrid grid = of_scale(static_cast<std::uint8_t>(std::max(exponent, kSmallestExponent) + kScaleBias));
-    // Rounding up must not take the largest values of the dtype to Inf.
-    const float reach = truncated(largest_value);
-    if (max > reach) grid.reach = reach;
-    return grid;
+    return fp8_grid(format_, stats.max_magnitude, largest_value);
   }
 
-  void put(const BlockGrid& grid, std::byte* side) const {
-    *side = static_cast<std::byte>(std::bit_cast<std::uint32_t>(grid.step) >> 23 & 0xffu);
-  }
+  void put(const BlockGrid& grid, std::byte* side) const { *side = static_cast<std::byte>(fp8_scale(grid)); }
   const char* take(const std::byte* side, float largest_value, BlockGrid* grid) const {
     const auto scale = static_cast<std::uint8_t>(*side);
-    const int most = exponent_of(largest_value) - exponent_of(format_.largest) + 1 + kScaleBias;
-    if (scale != kNanScale && (scale < kSmallestExponent + kScaleBias || scale > most)) {
-      return "a scale is beyond those of finite values";
-    }
-    *grid = of_scale(scale);
+    if (!is_fp8_scale(format_, scale, largest_value)) return "a scale is beyond those of finite values";
+    *grid = fp8_grid_of(scale);
     return nullptr;
   }
 
@@ -84,21 +60,6 @@ class Fp8Scheme {
   }
 
  private:
-  static std::uint32_t mantissa_of(float value) { return std::bit_cast<std::uint32_t>(value) & 0x007fffffu; }
-
-  // The value without the mantissa bits that the format lacks.
-  float truncated(float value) const {
-    const std::uint32_t dropped = (1u << (23 - format_.mantissa_bits)) - 1;
-    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & ~dropped);
-  }
-
-  static BlockGrid of_scale(std::uint8_t scale) {
-    BlockGrid grid;
-    grid.step = scale == kNanScale ? std::numeric_limits<float>::quiet_NaN() : power_of_two(scale - kScaleBias);
-    grid.inverse = scale == kNanScale ? 0.0f : power_of_two(kScaleBias - scale);
-    return grid;
-  }
-
   std::string spec_;
   Fp8Format format_;
   std::int64_t block_elems_;
@@ -109,10 +70,12 @@ Result<std::unique_ptr<Codec>> make_fp8(const ParameterValues& values) {
   const std::string& format = values.word("format");
   const std::string spec = "fp8(" + format + ", block=" + block_text(block_elems) + ")";
   return std::unique_ptr<Codec>(
-      std::make_unique<BlockCodec<Fp8Scheme>>(Fp8Scheme(spec, format == "e5m2" ? kE5M2 : kE4M3, block_elems)));
+      std::make_unique<BlockCodec<Fp8Scheme>>(Fp8Scheme(spec, fp8_format_named(format), block_elems)));
 }
 
 }  // namespace
+
+Fp8Format fp8_format_named(const std::string& word) { return word == "e5m2" ? kE5M2 : kE4M3; }
 
 const CodecRow& fp8_row() {
   static const CodecRow row = {

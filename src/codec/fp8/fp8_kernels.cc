@@ -3,6 +3,7 @@
 
 #include <bit>
 
+#include "codec/fp8/fp8_grid.h"
 #include "codec/pieces.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,10 +24,6 @@ using VF32 = hn::Vec<F32>;
 using VU32 = hn::Vec<U32>;
 
 constexpr std::int64_t kPartElems = hn::MaxLanes(F32());
-
-constexpr float power_of_two(int exponent) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(127 + exponent) << 23);
-}
 
 template <int kMantissaBits, int kBias>
 struct Fp8 {

@@ -32,11 +32,11 @@ class QuantScheme {
   bool carries_key() const { return settings_.rounding == Rounding::kDither; }
 
   float shared_step() const {
-    const bool is_shared = settings_.rule == QuantSettings::StepRule::kAbsBound && !carries_key() && settings_.bits > 1;
+    const bool is_shared = settings_.rule == QuantRule::StepRule::kAbsBound && !carries_key() && settings_.bits > 1;
     return is_shared ? std::max(settings_.step, kSmallestStep) : 0;
   }
   float tensor_step(ConstTensorView input) const {
-    if (settings_.rule != QuantSettings::StepRule::kError) return 0;
+    if (settings_.rule != QuantRule::StepRule::kError) return 0;
     return find_step(settings_.rounding, settings_.error, input);
   }
   BlockGrid grid(const BlockStats& stats, std::int64_t elems, float tensor_step, float largest_value) const {

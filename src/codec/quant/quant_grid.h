@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// From the statistics of a block to its grid; spec.md has the formulas. Inline, since it is called for every block.
+// From the statistics of a block to its grid; spec.md has the formulas. Inline, since it is called for every block, on
+// devices as well.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +9,12 @@
 #include <cmath>
 #include <limits>
 
-#include "codec/quant/quant_kernels.h"
-#include "codec/quant/quant_settings.h"
+#include "codec/quant/quant_rule.h"
 
 namespace cortado {
 
 // Keeps x / step, and what is decoded from it, out of the denormal range.
+// In device code constants have no address: std::max() is given copies.
 constexpr float kSmallestStep = 0x1p-116f;
 // The step of a block in which something is not finite.
 constexpr std::uint32_t kNanStepBits = 0x7fc00000u;
@@ -32,7 +33,7 @@ constexpr float reach_of(Rounding rounding, float largest_level) {
   return largest_level;
 }
 
-inline float scale_of(BlockScale scale, const BlockStats& stats, std::int64_t elems) {
+CORTADO_HD inline float scale_of(BlockScale scale, const BlockStats& stats, std::int64_t elems) {
   constexpr double kMost = std::numeric_limits<float>::max();
   switch (scale) {
     case BlockScale::kMax:
@@ -48,25 +49,23 @@ inline float scale_of(BlockScale scale, const BlockStats& stats, std::int64_t el
 }
 
 // `tensor_step`: what kError found. `largest_value`: the largest finite one of the tensor's dtype.
-inline BlockGrid block_grid(const QuantSettings& s, const BlockStats& stats, std::int64_t elems, float tensor_step,
-                            float largest_value) {
+CORTADO_HD inline BlockGrid block_grid(const QuantRule& s, const BlockStats& stats, std::int64_t elems,
+                                       float tensor_step, float largest_value) {
   BlockGrid grid;
-  if (stats.max_magnitude >= kInfinityBits || std::isnan(tensor_step)) {
+  if (stats.max_magnitude >= kInfinityBits || tensor_step != tensor_step) {
     grid.step = std::bit_cast<float>(kNanStepBits);
     return grid;
   }
   if (stats.max_magnitude == 0) return grid;
   const float scale = scale_of(s.scale, stats, elems);
-  if (s.rule == QuantSettings::StepRule::kBits) {
+  if (s.rule == QuantRule::StepRule::kBits) {
     grid.step = scale * s.step;
   } else {
-    const bool is_relative = s.rule == QuantSettings::StepRule::kBound;
-    const float wanted = is_relative                                 ? scale * s.step
-                         : s.rule == QuantSettings::StepRule::kError ? tensor_step
-                                                                     : s.step;
+    const bool is_relative = s.rule == QuantRule::StepRule::kBound;
+    const float wanted = is_relative ? scale * s.step : s.rule == QuantRule::StepRule::kError ? tensor_step : s.step;
     grid.step = std::max(wanted, std::bit_cast<float>(stats.max_magnitude) / reach_of(s.rounding, s.largest_level()));
   }
-  grid.step = std::min(std::max(grid.step, kSmallestStep), largest_value);
+  grid.step = std::min(std::max(grid.step, +kSmallestStep), largest_value);
   grid.inverse = 1 / grid.step;
   if (s.filter >= 0) grid.threshold = s.filter * scale;
   // The last level, and the half step that dither may add, must not lead beyond the dtype.
@@ -77,7 +76,7 @@ inline BlockGrid block_grid(const QuantSettings& s, const BlockStats& stats, std
 }
 
 // One that block_grid() can have made.
-inline bool is_legal_step(float step, float largest_value) {
+CORTADO_HD inline bool is_legal_step(float step, float largest_value) {
   const auto bits = std::bit_cast<std::uint32_t>(step);
   return (step >= kSmallestStep && step <= largest_value) || bits == 0 || bits == kNanStepBits;
 }

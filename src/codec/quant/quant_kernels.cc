@@ -311,13 +311,6 @@ void measure_blocks(BlockScale scale, const float* values, std::int64_t elems, s
   HWY_DYNAMIC_DISPATCH(MeasureBlocks)(scale, values, elems, block_elems, stats);
 }
 
-BlockStats joined(const BlockStats& left, const BlockStats& right) {
-  return {.max_magnitude = std::max(left.max_magnitude, right.max_magnitude),
-          .low = std::min(left.low, right.low),
-          .high = std::max(left.high, right.high),
-          .squares = left.squares + right.squares};
-}
-
 void quantise_values(const Levels& levels, const BlockPiece& piece, const RandomKey& random, const float* values,
                      std::int64_t prefetch_elems, std::uint8_t* codes) {
   HWY_DYNAMIC_DISPATCH(QuantiseValues)(levels, piece, random, values, prefetch_elems, codes);

@@ -9,6 +9,7 @@
 // lies `prefetch_elems` ahead of what is read now.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -39,7 +40,12 @@ void measure_blocks(BlockScale scale, const float* values, std::int64_t elems, s
                     BlockStats* stats);
 
 // Of two neighbouring parts of one block, the left one first.
-BlockStats joined(const BlockStats& left, const BlockStats& right);
+CORTADO_HD inline BlockStats joined(const BlockStats& left, const BlockStats& right) {
+  return {.max_magnitude = std::max(left.max_magnitude, right.max_magnitude),
+          .low = std::min(left.low, right.low),
+          .high = std::max(left.high, right.high),
+          .squares = left.squares + right.squares};
+}
 
 // Where the grid of one block lies.
 struct BlockGrid {

@@ -10,6 +10,7 @@
 #include "codec/conformance_cases.h"
 #include "codec/quant/quant_reference.h"
 #include "codec/quant/quant_search.h"
+#include "codec/quant/quant_settings.h"
 #include "codec/stage.h"
 #include "core/aligned_buffer.h"
 #include "core/float16.h"
@@ -69,7 +70,7 @@ Payload expected_payload(const QuantSettings& s, const std::vector<float>& value
   Payload p;
   p.random = {philox_key(kContext.seed, kContext.tensor), kContext.step};
   float tensor_step = 0;
-  if (s.rule == QuantSettings::StepRule::kError) {
+  if (s.rule == QuantRule::StepRule::kError) {
     const auto elems = static_cast<std::int64_t>(values.size());
     tensor_step = find_step(s.rounding, s.error, {values.data(), DType::kFloat32, 1, elems});
   }

@@ -62,7 +62,7 @@ inline BlockStats stats_of(std::span<const float> values) {
   return stats;
 }
 
-inline std::vector<BlockGrid> grids_of(const QuantSettings& s, std::span<const float> values, float tensor_step,
+inline std::vector<BlockGrid> grids_of(const QuantRule& s, std::span<const float> values, float tensor_step,
                                        float largest_value) {
   std::vector<BlockGrid> grids;
   const auto block_elems = static_cast<std::size_t>(s.block_elems);
@@ -74,7 +74,7 @@ inline std::vector<BlockGrid> grids_of(const QuantSettings& s, std::span<const f
   return grids;
 }
 
-inline std::uint8_t code_of(const QuantSettings& s, const BlockGrid& grid, float value, float u) {
+inline std::uint8_t code_of(const QuantRule& s, const BlockGrid& grid, float value, float u) {
   const float largest = s.largest_level(), shift = s.bits == 1 ? 0.5f : 0.0f;
   if (std::isnan(grid.step)) value = 0;
   value = std::clamp(value, -grid.reach, grid.reach);
@@ -87,7 +87,7 @@ inline std::uint8_t code_of(const QuantSettings& s, const BlockGrid& grid, float
   return static_cast<std::uint8_t>(std::nearbyintf(q) + largest + shift);
 }
 
-inline float value_of(const QuantSettings& s, float step, std::uint8_t code, float u) {
+inline float value_of(const QuantRule& s, float step, std::uint8_t code, float u) {
   float level = static_cast<float>(code) - s.largest_level();
   if (s.rounding == Rounding::kDeadZone && level != 0) level += std::copysign(0.05f, level);
   if (s.rounding == Rounding::kDither) level -= u;
@@ -116,7 +116,7 @@ inline Bytes packed(std::span<const std::uint8_t> codes, int bits) {
   return bytes;
 }
 
-inline std::vector<std::uint8_t> codes_of(const QuantSettings& s, std::span<const float> values,
+inline std::vector<std::uint8_t> codes_of(const QuantRule& s, std::span<const float> values,
                                           std::span<const BlockGrid> grids, const RandomKey& random) {
   std::vector<std::uint8_t> codes;
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(values.size()); ++i) {
@@ -126,7 +126,7 @@ inline std::vector<std::uint8_t> codes_of(const QuantSettings& s, std::span<cons
   return codes;
 }
 
-inline std::vector<float> values_of(const QuantSettings& s, std::span<const std::uint8_t> codes,
+inline std::vector<float> values_of(const QuantRule& s, std::span<const std::uint8_t> codes,
                                     std::span<const BlockGrid> grids, const RandomKey& random) {
   std::vector<float> values;
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(codes.size()); ++i) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "codec/randk/randk_runs.h"
 #include "codec/sparse.h"
 
 namespace cortado {
@@ -33,7 +34,7 @@ struct RandkPattern {
     const bool keeps_all = kept() == elems;
     const PhiloxBlock turn = keeps_all ? PhiloxBlock{} : stream.block(0);
     // Positions go from `distance` to distance + elems, those from `elems` on count from 0 again.
-    const std::int64_t distance = scaled(std::uint64_t{turn[1]} << 32 | turn[0], elems, 64);
+    const std::int64_t distance = randk_scaled(std::uint64_t{turn[1]} << 32 | turn[0], elems, 64);
     std::int64_t reached = distance;
     const auto reach = [&](std::int64_t end) {
       while (reached < end) {
@@ -52,7 +53,7 @@ struct RandkPattern {
       fraction += rest;
       const std::int64_t end = begin + stratum_elems + (fraction >= runs ? 1 : 0);
       if (fraction >= runs) fraction -= runs;
-      const std::int64_t turned = distance + begin + scaled(numbers[word], end - begin - run_elems + 1, 32);
+      const std::int64_t turned = distance + begin + randk_scaled(numbers[word], end - begin - run_elems + 1, 32);
       reach(turned + run_elems);
       const std::int64_t position = turned < elems ? turned : turned - elems;
       const std::int64_t count = std::min(run_elems, elems - position);
@@ -65,12 +66,6 @@ struct RandkPattern {
 
  private:
   static constexpr std::int64_t kTileElems = 4096;  // stays in the first-level cache
-
-  // floor(number * range / 2^bits)
-  static std::int64_t scaled(std::uint64_t number, std::int64_t range, int bits) {
-    __extension__ using Wide = unsigned __int128;
-    return static_cast<std::int64_t>(Wide{number} * static_cast<std::uint64_t>(range) >> bits);
-  }
 };
 
 }  // namespace cortado

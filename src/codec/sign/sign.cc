@@ -32,25 +32,6 @@ struct Layout {
   std::uint64_t payload_bytes() const { return scale_bytes + bit_bytes; }
 };
 
-// What sums of magnitudes give: nothing below zero, and one NaN only.
-bool is_mean(float value, float sign) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  constexpr std::uint32_t kZero = 0, kNaN = 0x7fc00000u;
-  return bits == kZero || value * sign > 0 || (bits == kNaN && sign > 0);
-}
-
-bool is_scale(SignLevels levels, SignScale scale) {
-  switch (scale) {
-    case SignScale::kMeanAbs:
-      return is_mean(levels.positive, 1);
-    case SignScale::kTwoMeans:
-      return is_mean(levels.positive, 1) && is_mean(levels.negative, -1);
-    case SignScale::kNone:
-      return levels.positive == 1 || std::bit_cast<std::uint32_t>(levels.positive) == 0x7fc00000u;
-  }
-  return false;
-}
-
 // "+-++...": the first signs.
 std::string first_signs(std::span<const std::byte> bits, std::int64_t elems) {
   constexpr std::int64_t kShown = 16;
@@ -161,7 +142,7 @@ class SignCodec final : public Codec {
   Status check_scales(const std::byte* scales, std::int64_t elems) const {
     for (std::int64_t block = 0; block < sign_blocks(elems, settings_.block_elems); ++block) {
       const SignLevels levels = read_sign_levels(scales, block, settings_.scale);
-      if (is_scale(levels, settings_.scale)) continue;
+      if (is_sign_scale(levels, settings_.scale)) continue;
       constexpr const char* kExpected[] = {"at least 0", "at least 0 and at most 0", "1"};
       return make_error(StatusCode::kCorruptData, "%s: decode: block %lld has levels %g and %g, expected %s or NaN",
                         spec().c_str(), static_cast<long long>(block), static_cast<double>(levels.positive),
@@ -182,11 +163,8 @@ class SignCodec final : public Codec {
 };
 
 Result<std::unique_ptr<Codec>> make_sign(const ParameterValues& values) {
-  const std::string& scale = values.word("scale");
   const bool in_blocks = values.text("block") != "tensor";
-  const Settings settings = {.scale = scale == "mean_abs"    ? SignScale::kMeanAbs
-                                      : scale == "two_means" ? SignScale::kTwoMeans
-                                                             : SignScale::kNone,
+  const Settings settings = {.scale = sign_scale_named(values.word("scale")),
                              .block_elems = in_blocks ? values.integer("block") : kWholeTensor,
                              .majority = values.word("vote") == "majority"};
   if (in_blocks && settings.block_elems % kBlockMultiple != 0) {
@@ -205,6 +183,11 @@ Result<std::unique_ptr<Codec>> make_sign(const ParameterValues& values) {
 }
 
 }  // namespace
+
+SignScale sign_scale_named(const std::string& word) {
+  if (word == "none") return SignScale::kNone;
+  return word == "two_means" ? SignScale::kTwoMeans : SignScale::kMeanAbs;
+}
 
 const CodecRow& sign_row() {
   static const CodecRow row = {

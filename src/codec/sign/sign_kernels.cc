@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 
 #include "core/float16.h"
@@ -135,28 +133,51 @@ HWY_INLINE BlockSums encode_block(const std::byte* input, DType dtype, std::int6
   return add_and_pack<Fp16Elements, kTwoMeans>(input, begin, end, bits);
 }
 
-// Any NaN becomes the one of the specification: which one an addition gives depends on the target.
-inline float mean_of(double sum, std::int64_t count) {
-  const auto mean = static_cast<float>(sum / static_cast<double>(count));
-  return std::isnan(mean) ? std::numeric_limits<float>::quiet_NaN() : mean;
+// Of a block: sums of its parts, part p in sum p mod kSignSums, then in a tree. One part is its own sum.
+class PartSums {
+ public:
+  void add(std::int64_t part, double sum) {
+    if (part == 0) sums_[0] = 0;
+    if (part == 1) std::fill(sums_ + 1, sums_ + kSignSums, 0.0);  // most blocks have one part
+    sums_[part % kSignSums] += sum;
+    parts_ = part + 1;
+  }
+  double sum() {
+    for (std::int64_t half = parts_ == 1 ? 0 : kSignSums / 2; half > 0; half /= 2) {
+      for (std::int64_t i = 0; i < half; ++i) sums_[i] += sums_[i + half];
+    }
+    return sums_[0];
+  }
+
+ private:
+  double sums_[kSignSums];
+  std::int64_t parts_ = 0;
+};
+
+template <bool kTwoMeans>
+void put_block(const std::byte* input, DType dtype, std::int64_t begin, std::int64_t count, SignScale scale,
+               std::byte* to, std::byte* bits) {
+  PartSums positive, negative;
+  std::int64_t negatives = 0;
+  for (std::int64_t first = 0; first < count; first += kSignPartElems) {
+    const std::int64_t end = std::min(first + kSignPartElems, count), part = first / kSignPartElems;
+    BlockSums sums = encode_block<kTwoMeans>(input, dtype, begin + first, begin + end, bits);
+    positive.add(part, sum_of(sums.positive));
+    if constexpr (kTwoMeans) negative.add(part, sum_of(sums.negative));
+    negatives += sums.negatives;
+  }
+  float means[2] = {sign_mean(positive.sum(), count - negatives), 0};
+  if constexpr (kTwoMeans) means[1] = sign_mean(negative.sum(), negatives);
+  if (scale == SignScale::kNone) means[0] = sign_of_mean(means[0]);
+  std::memcpy(to, means, static_cast<std::size_t>(sign_scale_bytes(scale)));
 }
 
 void Encode(const std::byte* input, DType dtype, std::int64_t elems, std::int64_t block_elems, SignScale scale,
             std::byte* scales, std::byte* bits) {
   for (std::int64_t begin = 0; begin < elems;) {
     const std::int64_t count = std::min(block_elems, elems - begin);
-    if (scale == SignScale::kTwoMeans) {
-      BlockSums sums = encode_block<true>(input, dtype, begin, begin + count, bits);
-      const std::int64_t positives = count - sums.negatives;
-      const float means[2] = {mean_of(sum_of(sums.positive), std::max<std::int64_t>(positives, 1)),
-                              mean_of(sum_of(sums.negative), std::max<std::int64_t>(sums.negatives, 1))};
-      std::memcpy(scales, means, sizeof(means));
-    } else {
-      BlockSums sums = encode_block<false>(input, dtype, begin, begin + count, bits);
-      float mean = mean_of(sum_of(sums.positive), count);
-      if (scale == SignScale::kNone) mean = std::isfinite(mean) ? 1.0f : std::numeric_limits<float>::quiet_NaN();
-      std::memcpy(scales, &mean, sizeof(mean));
-    }
+    scale == SignScale::kTwoMeans ? put_block<true>(input, dtype, begin, count, scale, scales, bits)
+                                  : put_block<false>(input, dtype, begin, count, scale, scales, bits);
     scales += sign_scale_bytes(scale);
     begin += count;
   }
@@ -247,13 +268,6 @@ void sign_decode(const std::byte* scales, const std::byte* bits, SignScale scale
                  void* output, DType dtype, std::int64_t elems) {
   HWY_DYNAMIC_DISPATCH(Decode)
   (scales, bits, scale, block_elems, static_cast<std::byte*>(output), dtype, elems);
-}
-
-SignLevels read_sign_levels(const std::byte* scales, std::int64_t block, SignScale scale) {
-  float read[2];
-  const std::int64_t bytes = sign_scale_bytes(scale);
-  std::memcpy(read, scales + block * bytes, static_cast<std::size_t>(bytes));
-  return {read[0], scale == SignScale::kTwoMeans ? read[1] : -read[0]};
 }
 
 }  // namespace cortado

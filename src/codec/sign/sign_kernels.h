@@ -9,22 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/sign/sign_levels.h"
 #include "cortado/tensor_view.h"
 
 namespace cortado {
-
-enum class SignScale { kMeanAbs, kTwoMeans, kNone };
-
-// What a block decodes to: where the bit is 0, and where it is 1.
-struct SignLevels {
-  float positive;
-  float negative;
-};
-
-constexpr std::int64_t sign_scale_bytes(SignScale scale) { return scale == SignScale::kTwoMeans ? 8 : 4; }
-constexpr std::int64_t sign_blocks(std::int64_t elems, std::int64_t block_elems) {
-  return elems / block_elems + (elems % block_elems != 0);
-}
 
 // The two sections of a payload: sign_blocks() scales of sign_scale_bytes() each, and one bit a value.
 void sign_encode(const void* input, DType dtype, std::int64_t elems, std::int64_t block_elems, SignScale scale,
@@ -32,8 +20,5 @@ void sign_encode(const void* input, DType dtype, std::int64_t elems, std::int64_
 
 void sign_decode(const std::byte* scales, const std::byte* bits, SignScale scale, std::int64_t block_elems,
                  void* output, DType dtype, std::int64_t elems);
-
-// The levels of one block, from its scale in a payload.
-SignLevels read_sign_levels(const std::byte* scales, std::int64_t block, SignScale scale);
 
 }  // namespace cortado

@@ -24,20 +24,29 @@ inline void append(Bytes& bytes, float value) {
   bytes.insert(bytes.end(), raw.begin(), raw.end());
 }
 
+// In place: half of the sums are added to the other half, until one is left.
+inline double tree_sum(std::span<double> sums) {
+  for (std::size_t half = sums.size() / 2; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
+}
+
 // The mean of those of `values` for which `chosen` is true; 0 if there are none.
 template <typename Chosen>
 float mean_magnitude(std::span<const float> values, const Chosen& chosen) {
-  double lanes[16] = {};
+  double parts[256] = {};
   double count = 0;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (!chosen(values[i])) continue;
-    lanes[i % 16] += std::fabs(static_cast<double>(values[i]));
-    count += 1;
+  for (std::size_t first = 0; first < values.size(); first += 1024) {
+    double lanes[16] = {};
+    for (std::size_t i = first; i < std::min(first + 1024, values.size()); ++i) {
+      if (!chosen(values[i])) continue;
+      lanes[i % 16] += std::fabs(static_cast<double>(values[i]));
+      count += 1;
+    }
+    parts[first / 1024 % 256] += tree_sum(lanes);
   }
-  for (const int half : {8, 4, 2, 1}) {
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  const auto mean = static_cast<float>(lanes[0] / std::max(count, 1.0));
+  const auto mean = static_cast<float>(tree_sum(parts) / std::max(count, 1.0));
   return std::isnan(mean) ? std::bit_cast<float>(0x7fc00000u) : mean;
 }
 

@@ -9,20 +9,7 @@ namespace cortado {
 
 namespace {
 
-constexpr int kMostRiceBits = 24;
-
-std::uint64_t bytes_of_bits(std::int64_t bits) { return static_cast<std::uint64_t>(bits + 7) / 8; }
-
 std::uint64_t bitmap_bytes(std::int64_t elems) { return bytes_of_bits(elems); }
-
-// Bits of the longest section: the upper parts of the gaps, which sum up to at most elems - kept, cannot have more.
-std::int64_t most_delta_bits(std::int64_t elems, std::int64_t kept, int bits) {
-  return kept * (bits + 1) + ((elems - kept) >> bits);
-}
-
-std::uint64_t max_unary_bytes(std::int64_t elems, std::int64_t kept, int bits) {
-  return bytes_of_bits(kept + ((elems - kept) >> bits));
-}
 
 std::uint64_t unary_bytes(std::span<const std::int64_t> positions, int bits) {
   std::int64_t sum = static_cast<std::int64_t>(positions.size());
@@ -137,12 +124,6 @@ Status check_delta(std::span<const std::byte> section, std::int64_t elems, std::
 }
 
 }  // namespace
-
-int rice_bits(std::int64_t elems, std::int64_t kept) {
-  int bits = 0;
-  while (bits < kMostRiceBits && most_delta_bits(elems, kept, bits + 1) < most_delta_bits(elems, kept, bits)) ++bits;
-  return bits;
-}
 
 std::uint64_t max_index_bytes(IndexKind kind, std::int64_t elems, std::int64_t max_kept) {
   if (elems == 0) return 0;

@@ -10,17 +10,10 @@
 #include <cstring>
 #include <span>
 
+#include "codec/topk/topk_rice.h"
 #include "cortado/status.h"
 
 namespace cortado {
-
-enum class IndexKind : std::uint8_t { kSmaller = 0, kDelta = 1, kBitmap = 2 };  // sections are one of the latter two
-
-constexpr std::uint64_t kIndexHeaderBytes = 9;
-
-// The bits of a gap that are written as they are; the rest is written in unary. What makes the longest possible
-// section of `kept` positions among `elems` shortest.
-int rice_bits(std::int64_t elems, std::int64_t kept);
 
 // Largest size of a section of 1 <= kept <= max_kept positions.
 std::uint64_t max_index_bytes(IndexKind kind, std::int64_t elems, std::int64_t max_kept);

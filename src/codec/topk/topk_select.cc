@@ -13,13 +13,12 @@ namespace cortado {
 namespace {
 
 constexpr std::int64_t kPieceElems = 4096;      // stays in the first-level cache
-constexpr std::int64_t kUnsampledElems = 1024;  // up to here no sample is taken
 constexpr std::int64_t kSearchElems = 1 << 21;  // up to here some twenty reads of the cache beat three histograms
 constexpr std::int64_t kSampledRank = 512;      // wanted of the k-th value among the sample; its error is 1 / sqrt(512)
 constexpr std::int64_t kLeastEvery = 32;        // a value in 32 at most is sampled,
 constexpr std::int64_t kSampleElems = 65536;    // and about this many at most
 // PERF: neighbours are in one cache line; single values cost 60 ns each, out of cache, runs of 8 cost 7 ns a value.
-constexpr std::int64_t kSampleRun = 8;
+static_assert(kSampleRun == 8);
 
 // What is kept: all above `magnitude` and the first `ties` of it.
 struct Cut {
@@ -29,16 +28,6 @@ struct Cut {
 
 MagnitudeBound magnitude_of(float value) {
   return static_cast<MagnitudeBound>(std::bit_cast<std::uint32_t>(value) & 0x7fffffffu);
-}
-
-// One value in so many is sampled.
-std::int64_t every_of(std::int64_t elems, std::int64_t least) {
-  return std::max({kLeastEvery, least / kSampledRank, elems / kSampleElems});
-}
-
-// More than that many candidates are not worth collecting.
-std::int64_t most_candidates(std::int64_t elems, std::int64_t least) {
-  return std::min(elems, 2 * least + 2 * kPieceElems);
 }
 
 // f(values, count, position of the first) for pieces in order, until it returns false.
@@ -127,12 +116,12 @@ void collect_cut(ConstTensorView unit, Cut cut, std::int64_t first, KeptList& li
 struct Sample {
   float* values;
   std::int64_t count;
-  double expected_rank;  // of the unit's k-th value
+  SampleRanks ranks;
 };
 
 Sample take_sample(ConstTensorView unit, std::int64_t first, std::int64_t least, const PhiloxStream& stream,
                    float* values) {
-  const std::int64_t every = every_of(unit.elems(), least);
+  const std::int64_t every = sample_every(unit.elems(), least);
   const std::int64_t stride = every * kSampleRun;
   const std::int64_t runs = unit.elems() / stride;
   with_dtype(unit.dtype, [&]<DType kDType>() {
@@ -146,7 +135,7 @@ Sample take_sample(ConstTensorView unit, std::int64_t first, std::int64_t least,
       }
     }
   });
-  return {values, runs * kSampleRun, static_cast<double>(least) / static_cast<double>(every)};
+  return {values, runs * kSampleRun, sample_ranks(every, least)};
 }
 
 // So that the sample has `rank` values above it, or more where values are equal; -1 where it has not so many.
@@ -173,6 +162,21 @@ Cut cut_of_piece(ConstTensorView unit, std::int64_t k) {
 
 }  // namespace
 
+std::int64_t sample_every(std::int64_t elems, std::int64_t least) {
+  return std::max({kLeastEvery, least / kSampledRank, elems / kSampleElems});
+}
+
+SampleRanks sample_ranks(std::int64_t every, std::int64_t least) {
+  const double expected = static_cast<double>(least) / static_cast<double>(every);
+  // Three standard deviations to the safe side: too many candidates cost less than a second pass.
+  const double first = expected + 3 * std::sqrt(expected) + 1;
+  return {first, first * 1.5, first * 0.67};
+}
+
+std::int64_t most_candidates(std::int64_t elems, std::int64_t least) {
+  return std::min(elems, 2 * least + 2 * kPieceElems);
+}
+
 std::int64_t count_above(ConstTensorView input, MagnitudeBound above) {
   std::int64_t sum = 0;
   for_each_piece(input, [&](const float* values, std::int64_t count, std::int64_t) {
@@ -198,9 +202,7 @@ void select_largest(ConstTensorView input, std::int64_t first, std::int64_t elem
 
   const std::int64_t begin = list.count;
   const Sample sample = take_sample(unit, first, keep.least, stream, list.sample);
-  // Three standard deviations to the safe side: too many candidates cost less than a second pass.
-  double rank = sample.expected_rank + 3 * std::sqrt(sample.expected_rank) + 1;
-  MagnitudeBound bound = bound_of(sample, rank);
+  MagnitudeBound bound = bound_of(sample, sample.ranks.first);
   for (int attempt = 0;; ++attempt) {
     const bool fits = collect(unit, bound, first, most_candidates(elems, keep.least), list);
     const std::int64_t count = list.count - begin;
@@ -211,8 +213,7 @@ void select_largest(ConstTensorView input, std::int64_t first, std::int64_t elem
     }
     list.count = begin;
     if (attempt == 1) break;
-    rank *= fits ? 1.5 : 0.67;
-    const MagnitudeBound other = bound_of(sample, rank);
+    const MagnitudeBound other = bound_of(sample, fits ? sample.ranks.wider : sample.ranks.narrower);
     if (other == bound) break;  // so many equal values that no bound between them is right
     bound = other;
   }

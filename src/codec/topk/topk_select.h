@@ -30,6 +30,18 @@ struct KeptList {
   std::int64_t count = 0;
 };
 
+// The sample of a unit of more than kUnsampledElems: one value in `every`, in runs of kSampleRun.
+constexpr std::int64_t kUnsampledElems = 1024;
+constexpr std::int64_t kSampleRun = 8;
+std::int64_t sample_every(std::int64_t elems, std::int64_t least);
+// Of how many of them the threshold is to be the bound, at first, and when too few or too many are above it.
+struct SampleRanks {
+  double first, wider, narrower;
+};
+SampleRanks sample_ranks(std::int64_t every, std::int64_t least);
+// More than that many candidates are not worth collecting.
+std::int64_t most_candidates(std::int64_t elems, std::int64_t least);
+
 // Elements that `values` and `positions` must have room for behind `count`, and `sample`, to select from a unit
 // of `elems` or fewer.
 std::int64_t select_list_elems(std::int64_t elems, std::int64_t least);

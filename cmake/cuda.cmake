@@ -1,0 +1,64 @@
+# cortado_cuda: the device variants of the codecs, where nvcc is found. Apart from the library, which stays free of CUDA.
+#
+#   src/**/*.cu, src/**/cuda_*.cc   library `cortado_cuda`
+#   src/**/cuda_*_test.cc           program `cortado_cuda_test`, which skips where there is no device
+#   benchmarks/**/cuda_*.cc         one benchmark a file
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(STATUS "CUDA: nvcc not found, cortado_cuda is left out and no .cu file is compiled")
+  return()
+endif()
+
+# Two real architectures and, for later ones, the code they are made from. nvcc's flags take no generator expressions.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O3 -DNDEBUG")
+set(CMAKE_CUDA_FLAGS_DEBUG "-O3")
+if(CORTADO_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+message(STATUS "CUDA ${CMAKE_CUDA_COMPILER_VERSION}: building cortado_cuda for ${CMAKE_CUDA_ARCHITECTURES}")
+
+# What every target with .cu files needs.
+function(cortado_cuda_target target)
+  target_compile_options(
+    ${target}
+    PRIVATE
+      # Multiply and add stay two roundings, as on the CPU. Division, square root and denormals are IEEE's by default.
+      $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>
+      # std::bit_cast, std::min and std::array in kernels.
+      $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
+      # Bodies that both sides share call __device__ functions of a CudaBlock from a template that could be a host's.
+      $<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=20011,20012,20014>
+      $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-ffp-contract=off>)
+  if(CORTADO_WERROR)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+  endif()
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}")
+endfunction()
+
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cu")
+file(GLOB_RECURSE cuda_host_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*/cuda_*.cc")
+list(FILTER cuda_host_sources EXCLUDE REGEX "_test\\.cc$")
+# Plain C++, which sees CUDA's headers only: the options of all other sources.
+add_library(cortado_cuda_host OBJECT ${cuda_host_sources})
+cortado_target(cortado_cuda_host)
+set_target_properties(cortado_cuda_host PROPERTIES POSITION_INDEPENDENT_CODE ON)
+target_include_directories(cortado_cuda_host PRIVATE "${PROJECT_SOURCE_DIR}/src")
+target_link_libraries(cortado_cuda_host PRIVATE cortado CUDA::cudart_static)
+
+add_library(cortado_cuda STATIC ${cuda_sources} $<TARGET_OBJECTS:cortado_cuda_host>)
+add_library(cortado::cortado_cuda ALIAS cortado_cuda)
+cortado_cuda_target(cortado_cuda)
+# PERF: reading headers, three times a file, is most of nvcc's time; two files of all kernels take a third of it.
+list(LENGTH cuda_sources count)
+math(EXPR half "(${count} + 1) / 2")
+set_target_properties(cortado_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${half})
+target_link_libraries(cortado_cuda PUBLIC cortado PRIVATE CUDA::cudart_static)

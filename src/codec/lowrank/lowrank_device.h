@@ -1,0 +1,639 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Low rank on a device, batched over tensors: the one-pass projections of lowrank_kernels.h, orthogonalisation and
+// reconstruction. Projections keep the bound of spec.md and give the same bytes in every run, as partial sums are added
+// in order; the other two give the bytes of the CPU.
+//
+// A pass reads the gradient and the residual once: a thread has a column of a tile, and a block walks over four tiles
+// along the side that is summed, so that partial sums are few.
+#pragma once
+
+#include <bit>
+#include <cmath>
+
+#include "codec/device_workspace.h"
+#include "codec/lowrank/orthogonalise.h"
+
+namespace cortado {
+
+constexpr int kLowRankThreads = 256;
+constexpr std::int64_t kLowRankTileRows = 16, kLowRankTileCols = kLowRankThreads;
+constexpr std::int64_t kLowRankWalk = 4;  // tiles of a block
+constexpr int kLowRankChunk = 4;          // ranks at once
+
+// One tensor of a batch; float matrices are row-major. Row factors are rows x rank, column factors rank x cols.
+struct LowRankEntry {
+  std::int64_t rows, cols;
+  int rank;
+  DType dtype;           // of gradient and output
+  const void* gradient;  // nullptr: zeros
+  float gradient_scale;
+  const float* residual_in;  // as ResidualPass; nullptr: zeros
+  float* residual_out;       // may be residual_in; nullptr: not kept
+  const float* sent_row;     // subtracted from residual_in
+  const float* sent_col;
+  int sent_rank;
+  float* row;           // row factor: made by projecting rows, or the basis that columns are projected on
+  float* col;           // column factor, likewise
+  float* spare;         // rank x rows, for orthogonalising the row factor
+  float* partial_rows;  // low_rank_partials() floats
+  float* partial_cols;
+  std::uint32_t* fault;  // set where a gradient was not finite
+  void* output;          // of reconstruction
+};
+
+CORTADO_HD constexpr std::int64_t low_rank_tiles(std::int64_t elems, std::int64_t tile) {
+  return (elems + tile - 1) / tile;
+}
+// Stretches that are summed apart: of columns for the row factor, of rows for the column factor.
+CORTADO_HD constexpr std::int64_t row_factor_parts(std::int64_t cols) {
+  return low_rank_tiles(cols, kLowRankTileCols * kLowRankWalk);
+}
+CORTADO_HD constexpr std::int64_t col_factor_parts(std::int64_t rows) {
+  return low_rank_tiles(rows, kLowRankTileRows * kLowRankWalk);
+}
+constexpr std::int64_t row_partial_elems(std::int64_t rows, std::int64_t cols, std::int64_t rank) {
+  return row_factor_parts(cols) * rows * rank;
+}
+constexpr std::int64_t col_partial_elems(std::int64_t rows, std::int64_t cols, std::int64_t rank) {
+  return col_factor_parts(rows) * cols * rank;
+}
+
+// ---- projections ---------------------------------------------------------------------------------------------------
+
+// A of one column of a tile.
+struct LowRankColumn {
+  float rows[kLowRankTileRows];
+};
+
+// Loops over rows and ranks have constant bounds here, so that what they index stays in registers.
+
+// What both passes do: A = gradient * scale + (residual - sent), kept where it is asked for.
+template <class Block>
+CORTADO_HD void load_column(const LowRankEntry& entry, std::int64_t row, std::int64_t col, LowRankColumn* column,
+                            Block& block) {
+  const float scale = entry.gradient_scale, magnitude = fabsf(scale);
+  const float limit = 1e38f / (magnitude > 1 ? magnitude : 1.0f);
+  const std::int64_t rows = entry.rows - row < kLowRankTileRows ? entry.rows - row : kLowRankTileRows;
+  float kept[kLowRankTileRows];
+  for (int i = 0; i < kLowRankTileRows; ++i) {
+    const std::int64_t at = (row + i) * entry.cols + col;
+    kept[i] = i < rows && entry.residual_in != nullptr ? entry.residual_in[at] : 0.0f;
+    column->rows[i] = kept[i];
+  }
+  for (int k = 0; k < entry.sent_rank; ++k) {
+    const float factor = entry.sent_col[k * entry.cols + col];
+    for (int i = 0; i < kLowRankTileRows; ++i) {
+      if (i < rows) {
+        column->rows[i] = fmaf(-entry.sent_row[(row + i) * entry.sent_rank + k], factor, column->rows[i]);
+      }
+    }
+  }
+  if (entry.gradient != nullptr) {
+    bool is_finite = true;
+    for (int i = 0; i < kLowRankTileRows; ++i) {
+      const float g = i < rows ? load_value(entry.gradient, entry.dtype, (row + i) * entry.cols + col) : 0.0f;
+      const bool ok = fabsf(g) < limit;
+      is_finite = is_finite && ok;
+      column->rows[i] = ok ? fmaf(g, scale, column->rows[i]) : kept[i];
+    }
+    if (!is_finite) block.set_bits(entry.fault, 1u);
+  }
+  if (entry.residual_out == nullptr) return;
+  for (int i = 0; i < kLowRankTileRows; ++i) {
+    if (i < rows) entry.residual_out[(row + i) * entry.cols + col] = column->rows[i];
+  }
+}
+
+// The row factor, A * transpose(entry.col), in parts: a block takes 16 rows and four tiles of columns.
+struct LowRankProjectRows {
+  static constexpr int kThreads = kLowRankThreads;
+  static constexpr int kWarps = kThreads / kWarpThreads, kRowsAWarp = kLowRankTileRows / kWarps;
+
+  const LowRankEntry* entries;
+  Tiling tiling;  // of row tiles x parts
+
+  struct Shared {
+    float tile[kLowRankTileRows][kLowRankTileCols];
+  };
+  struct Sums {
+    float values[kRowsAWarp][kLowRankChunk];
+  };
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared& shared) const {
+    const Tile tile = tiling.tile(block.number());
+    const LowRankEntry& entry = entries[tile.tensor];
+    const std::int64_t parts = row_factor_parts(entry.cols), part = tile.number % parts;
+    const std::int64_t row = tile.number / parts * kLowRankTileRows;
+    const std::int64_t begin = part * kLowRankTileCols * kLowRankWalk;
+    for (std::int64_t first = begin; first < begin + kLowRankTileCols * kLowRankWalk && first < entry.cols;
+         first += kLowRankTileCols) {
+      block.each([&](int t) {
+        LowRankColumn column = {};
+        if (first + t < entry.cols) load_column(entry, row, first + t, &column, block);
+        for (int i = 0; i < kLowRankTileRows; ++i) shared.tile[i][t] = column.rows[i];
+      });
+      for (int k0 = 0; k0 < entry.rank; k0 += kLowRankChunk) {
+        add_chunk(block, shared, entry, row, first, part, k0, first == begin);
+      }
+      block.each([](int) {});  // before the tile is written again
+    }
+  }
+
+ private:
+  template <class Block>
+  CORTADO_HD void add_chunk(Block& block, Shared& shared, const LowRankEntry& entry, std::int64_t row,
+                            std::int64_t first, std::int64_t part, int k0, bool is_first) const {
+    typename Block::template PerThread<Sums> sums;
+    const int count = entry.rank - k0 < kLowRankChunk ? entry.rank - k0 : kLowRankChunk;
+    block.each_in_warp([&](int t) {
+      Sums sum = {};
+      for (int j = t % kWarpThreads; j < kLowRankTileCols && first + j < entry.cols; j += kWarpThreads) {
+        for (int k = 0; k < kLowRankChunk; ++k) {
+          const float basis = k < count ? entry.col[(k0 + k) * entry.cols + first + j] : 0.0f;
+          for (int i = 0; i < kRowsAWarp; ++i) {
+            sum.values[i][k] = fmaf(shared.tile[t / kWarpThreads * kRowsAWarp + i][j], basis, sum.values[i][k]);
+          }
+        }
+      }
+      sums[t] = sum;
+    });
+    block.butterfly(sums, kWarpThreads, [](const Sums& a, const Sums& b) {
+      Sums sum;
+      for (int i = 0; i < kRowsAWarp; ++i)
+        for (int k = 0; k < kLowRankChunk; ++k) sum.values[i][k] = a.values[i][k] + b.values[i][k];
+      return sum;
+    });
+    block.each_in_warp([&](int t) {
+      if (t % kWarpThreads != 0) return;
+      for (int i = 0; i < kRowsAWarp; ++i) {
+        const std::int64_t at_row = row + t / kWarpThreads * kRowsAWarp + i;
+        if (at_row >= entry.rows) return;
+        float* const to = entry.partial_rows + (part * entry.rows + at_row) * entry.rank + k0;
+        for (int k = 0; k < kLowRankChunk; ++k) {
+          if (k < count) to[k] = is_first ? sums[t].values[i][k] : to[k] + sums[t].values[i][k];
+        }
+      }
+    });
+  }
+};
+
+// The column factor, transpose(entry.row) * A, in parts: a block takes 256 columns and four tiles of rows.
+struct LowRankProjectCols {
+  static constexpr int kThreads = kLowRankThreads;
+
+  const LowRankEntry* entries;
+  Tiling tiling;  // of column tiles x parts
+
+  struct Shared {};
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared&) const {
+    const Tile tile = tiling.tile(block.number());
+    const LowRankEntry& entry = entries[tile.tensor];
+    const std::int64_t parts = col_factor_parts(entry.rows), part = tile.number % parts;
+    const std::int64_t begin = part * kLowRankTileRows * kLowRankWalk;
+    block.each([&](int t) {
+      const std::int64_t col = tile.number / parts * kLowRankTileCols + t;
+      if (col >= entry.cols) return;
+      for (std::int64_t row = begin; row < begin + kLowRankTileRows * kLowRankWalk && row < entry.rows;
+           row += kLowRankTileRows) {
+        LowRankColumn column = {};
+        load_column(entry, row, col, &column, block);
+        const int rows = entry.rows - row < kLowRankTileRows ? static_cast<int>(entry.rows - row) : kLowRankTileRows;
+        for (int k0 = 0; k0 < entry.rank; k0 += kLowRankChunk) {
+          const int count = entry.rank - k0 < kLowRankChunk ? entry.rank - k0 : kLowRankChunk;
+          float sums[kLowRankChunk] = {};
+          for (int i = 0; i < kLowRankTileRows; ++i) {
+            if (i >= rows) break;
+            const float* const basis = entry.row + (row + i) * entry.rank + k0;
+            for (int k = 0; k < kLowRankChunk; ++k) {
+              if (k < count) sums[k] = fmaf(basis[k], column.rows[i], sums[k]);
+            }
+          }
+          for (int k = 0; k < kLowRankChunk; ++k) {
+            if (k >= count) break;
+            float* const to = entry.partial_cols + (part * entry.rank + k0 + k) * entry.cols + col;
+            *to = row == begin ? sums[k] : *to + sums[k];
+          }
+        }
+      }
+    });
+  }
+};
+
+// The parts of a factor, added in order; the first value tells of what was not finite.
+struct LowRankAddParts {
+  static constexpr int kThreads = 256;
+  static constexpr std::int64_t kTileElems = 1024;
+
+  const LowRankEntry* entries;
+  Tiling tiling;  // of factor elements
+  bool rows;      // the row factor
+
+  struct Shared {};
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared&) const {
+    const Tile tile = tiling.tile(block.number());
+    const LowRankEntry& entry = entries[tile.tensor];
+    const std::int64_t parts = rows ? row_factor_parts(entry.cols) : col_factor_parts(entry.rows);
+    const std::int64_t elems = entry.rank * (rows ? entry.rows : entry.cols);
+    const float* const partial = rows ? entry.partial_rows : entry.partial_cols;
+    float* const factor = rows ? entry.row : entry.col;
+    block.each([&](int t) {
+      for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) {
+        float sum = 0;
+        for (std::int64_t part = 0; part < parts; ++part) sum += partial[part * elems + i];
+        factor[i] = i == 0 && *entry.fault != 0 ? std::bit_cast<float>(0x7fc00000u) : sum;
+      }
+    });
+  }
+};
+
+// ---- orthogonalisation ---------------------------------------------------------------------------------------------
+
+enum class LowRankSide : std::uint8_t { kRows, kCols };
+
+// orthogonalise(), a block each tensor: of the column factor as it lies, of the row factor through `spare`.
+struct LowRankOrthogonalise {
+  static constexpr int kThreads = 256, kLanes = 16;
+  static constexpr std::int64_t kPieceElems = 4096;
+
+  const LowRankEntry* entries;
+  const BasisKey* keys;
+  const std::uint64_t* step;  // in place of that of the keys, or nullptr
+  LowRankSide side;
+  bool is_random;  // random_basis(): begins with normal numbers
+
+  struct Shared {
+    float products[kPieceElems];
+    float lanes[kLanes];
+    std::uint32_t magnitude;
+  };
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared& shared) const {
+    const LowRankEntry& entry = entries[block.number()];
+    BasisKey key = keys[block.number()];
+    if (step != nullptr) key.step = *step;
+    const bool is_row = side == LowRankSide::kRows;
+    const std::int64_t length = is_row ? entry.rows : entry.cols;
+    float* const vectors = is_row ? entry.spare : entry.col;
+    if (is_row) {
+      block.each([&](int t) {
+        for (std::int64_t i = t; i < length * entry.rank; i += kThreads) {
+          vectors[i % entry.rank * length + i / entry.rank] = entry.row[i];
+        }
+      });
+    }
+    for (int k = 0; k < entry.rank; ++k) {
+      float* const v = vectors + k * length;
+      if (is_random) fill_random(block, v, length, key, k, 0);
+      bool is_done = k < length && orthonormalise_one(block, shared, vectors, length, k);
+      for (int attempt = 0; attempt < 4 && !is_done && k < length; ++attempt) {
+        fill_random(block, v, length, key, k, attempt);
+        is_done = orthonormalise_one(block, shared, vectors, length, k);
+      }
+      if (is_done) continue;
+      block.each([&](int t) {
+        for (std::int64_t i = t; i < length; i += kThreads) v[i] = 0;
+      });
+    }
+    if (is_row) {
+      block.each([&](int t) {
+        for (std::int64_t i = t; i < length * entry.rank; i += kThreads) {
+          entry.row[i] = vectors[i % entry.rank * length + i / entry.rank];
+        }
+      });
+    }
+  }
+
+ private:
+  template <class Block>
+  CORTADO_HD static void fill_random(Block& block, float* v, std::int64_t length, const BasisKey& key, int k,
+                                     int attempt) {
+    const std::uint64_t tensor = key.tensor + 0x9E3779B97F4A7C15ull * (static_cast<std::uint64_t>(k) * 8 +
+                                                                       static_cast<std::uint64_t>(attempt) + 1);
+    const PhiloxStream stream = {philox_key(key.seed, tensor), key.step};
+    block.each([&](int t) {
+      for (std::int64_t i = 2 * t; i < length; i += 2 * kThreads) {
+        const PhiloxBlock random = stream.block(static_cast<std::uint64_t>(i / 2));
+        v[i] = normal_from(random[0], random[1]);
+        if (i + 1 < length) v[i + 1] = normal_from(random[2], random[3]);
+      }
+    });
+  }
+
+  // Products are rounded in parallel and added in the order of the specification, 16 threads a lane each.
+  template <class Block>
+  CORTADO_HD static float dot(Block& block, Shared& shared, const float* a, const float* b, std::int64_t length) {
+    block.each([&](int t) {
+      if (t < kLanes) shared.lanes[t] = 0;
+    });
+    for (std::int64_t first = 0; first < length; first += kPieceElems) {
+      const std::int64_t elems = length - first < kPieceElems ? length - first : kPieceElems;
+      block.each([&](int t) {
+        for (std::int64_t i = t; i < elems; i += kThreads) shared.products[i] = a[first + i] * b[first + i];
+      });
+      block.each([&](int t) {
+        if (t >= kLanes) return;
+        float sum = shared.lanes[t];
+        for (std::int64_t i = t; i < elems; i += kLanes) sum += shared.products[i];
+        shared.lanes[t] = sum;
+      });
+    }
+    for (int width = kLanes / 2; width >= 1; width /= 2) {
+      block.each([&](int t) {
+        if (t < width) shared.lanes[t] += shared.lanes[t + width];
+      });
+    }
+    return block.uniform(shared.lanes[0]);
+  }
+
+  template <class Block>
+  CORTADO_HD static void scale(Block& block, float* v, float factor, std::int64_t length) {
+    block.each([&](int t) {
+      for (std::int64_t i = t; i < length; i += kThreads) v[i] *= factor;
+    });
+  }
+
+  CORTADO_HD static float power_of_two(int exponent) {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(127 + exponent) << 23);
+  }
+
+  // The largest magnitude to [1, 2); false if the vector is zero or not finite.
+  template <class Block>
+  CORTADO_HD static bool bring_to_unit_range(Block& block, Shared& shared, float* v, std::int64_t length) {
+    block.each([&](int t) {
+      if (t == 0) shared.magnitude = 0;
+    });
+    block.each([&](int t) {
+      std::uint32_t most = 0;
+      for (std::int64_t i = t; i < length; i += kThreads) {
+        const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(v[i]) & 0x7fffffffu;
+        most = magnitude > most ? magnitude : most;
+      }
+      block.raise(&shared.magnitude, most);
+    });
+    const std::uint32_t largest = block.uniform(shared.magnitude);
+    if (largest == 0 || largest >= 0x7f800000u) return false;
+    const int exponent = largest >= 1u << 23 ? static_cast<int>(largest >> 23) - 127
+                                             : -149 + 31 - std::countl_zero(largest);  // of a denormal
+    scale(block, v, power_of_two(-exponent / 2), length);
+    scale(block, v, power_of_two(-exponent + exponent / 2), length);
+    return true;
+  }
+
+  template <class Block>
+  CORTADO_HD static bool orthonormalise_one(Block& block, Shared& shared, float* vectors, std::int64_t length, int k) {
+    constexpr float kDependent = 1e-5f;
+    float* const v = vectors + k * length;
+    if (!bring_to_unit_range(block, shared, v, length)) return false;
+    const float before = sqrtf(dot(block, shared, v, v, length));
+    for (int pass = 0; pass < 2; ++pass) {
+      for (int j = 0; j < k; ++j) {
+        const float* const q = vectors + j * length;
+        const float overlap = dot(block, shared, q, v, length);
+        block.each([&](int t) {
+          for (std::int64_t i = t; i < length; i += kThreads) v[i] -= overlap * q[i];
+        });
+      }
+    }
+    const float after = sqrtf(dot(block, shared, v, v, length));
+    if (!(after > kDependent * before)) return false;
+    scale(block, v, 1.0f / after, length);
+    return true;
+  }
+};
+
+// ---- reconstruction ------------------------------------------------------------------------------------------------
+
+// output = scale * row * col, as reconstruct(): products of scaled rows, added in the order of k.
+struct LowRankReconstruct {
+  static constexpr int kThreads = kLowRankThreads;
+
+  const LowRankEntry* entries;
+  Tiling tiling;                // of row tiles x column tiles
+  const std::uint32_t* faults;  // tensors with one are left alone
+  float scale;
+
+  struct Shared {};
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared&) const {
+    const Tile tile = tiling.tile(block.number());
+    const LowRankEntry& entry = entries[tile.tensor];
+    const std::int64_t col_tiles = low_rank_tiles(entry.cols, kLowRankTileCols);
+    const std::int64_t row = tile.number / col_tiles * kLowRankTileRows;
+    const int rows = entry.rows - row < kLowRankTileRows ? static_cast<int>(entry.rows - row) : kLowRankTileRows;
+    if (faults != nullptr && faults[tile.tensor] != 0) return;
+    block.each([&](int t) {
+      const std::int64_t col = tile.number % col_tiles * kLowRankTileCols + t;
+      if (col >= entry.cols) return;
+      float sums[kLowRankTileRows];
+      for (int k = 0; k < entry.rank; ++k) {
+        const float factor = entry.col[k * entry.cols + col];
+        for (int i = 0; i < kLowRankTileRows; ++i) {
+          if (i >= rows) break;
+          const float product = entry.row[(row + i) * entry.rank + k] * scale * factor;
+          sums[i] = k == 0 ? product : sums[i] + product;
+        }
+      }
+      for (int i = 0; i < kLowRankTileRows; ++i) {
+        if (i >= rows) break;
+        store_value(entry.rank == 0 ? 0.0f : sums[i], entry.output, entry.dtype, (row + i) * entry.cols + col);
+      }
+    });
+  }
+};
+
+// ---- launches ------------------------------------------------------------------------------------------------------
+
+// The tilings of a batch of entries, for whoever has them in device memory: codecs and the engine.
+struct LowRankLaunches {
+  template <class Device>
+  void project_rows(Device& device, const DeviceWorkspace& w, const LowRankEntry* entries) const {
+    device.launch(row_tiles.tiles, LowRankProjectRows{entries, w.tiling(row_tiles)});
+    device.launch(row_factors.tiles, LowRankAddParts{entries, w.tiling(row_factors), true});
+  }
+  template <class Device>
+  void project_cols(Device& device, const DeviceWorkspace& w, const LowRankEntry* entries) const {
+    device.launch(col_tiles.tiles, LowRankProjectCols{entries, w.tiling(col_tiles)});
+    device.launch(col_factors.tiles, LowRankAddParts{entries, w.tiling(col_factors), false});
+  }
+  template <class Device>
+  void orthogonalise(Device& device, const LowRankEntry* entries, const BasisKey* keys, const std::uint64_t* step,
+                     LowRankSide side, bool is_random) const {
+    device.launch(entries_count, LowRankOrthogonalise{entries, keys, step, side, is_random});
+  }
+  template <class Device>
+  void reconstruct(Device& device, const DeviceWorkspace& w, const LowRankEntry* entries, const std::uint32_t* faults,
+                   float scale) const {
+    device.launch(tiles.tiles, LowRankReconstruct{entries, w.tiling(tiles), faults, scale});
+  }
+
+  std::int64_t entries_count = 0;
+  TilingSlots row_tiles, col_tiles, row_factors, col_factors, tiles;
+};
+
+// The launches of training, for entries that were uploaded: LowRankBatch (lowrank_batch.h).
+struct LowRankSteps {
+  template <class Device>
+  void project(Device& device, const DeviceWorkspace& w, LowRankSide side) const {
+    device.fill(w.tensors.faults, 0, static_cast<std::uint64_t>(w.tensor_count) * sizeof(std::uint32_t));
+    side == LowRankSide::kRows ? launches.project_rows(device, w, w.at(entries))
+                               : launches.project_cols(device, w, w.at(entries));
+  }
+  template <class Device>
+  void orthogonalise(Device& device, const DeviceWorkspace& w, LowRankSide side) const {
+    launches.orthogonalise(device, w.at(entries), w.at(keys), w.tensors.step, side, false);
+  }
+  template <class Device>
+  void random_basis(Device& device, const DeviceWorkspace& w) const {
+    launches.orthogonalise(device, w.at(entries), w.at(keys), w.tensors.step, LowRankSide::kCols, true);
+  }
+  template <class Device>
+  void reconstruct(Device& device, const DeviceWorkspace& w, float scale) const {
+    launches.reconstruct(device, w, w.at(entries), nullptr, scale);
+  }
+
+  LowRankLaunches launches;
+  Slot<LowRankEntry> entries;
+  Slot<BasisKey> keys;
+};
+
+// ---- the codecs `acp` and `power` ----------------------------------------------------------------------------------
+
+// Entries and keys from tensors, payloads and scratch memory; a payload's header is written, or read and checked.
+struct LowRankBegin {
+  static constexpr int kThreads = 32;
+
+  TensorTable tensors;
+  bool is_power, encodes;
+  std::int64_t wanted_rank;
+  const std::int64_t* float_bases;  // of a tensor's floats in `floats`
+  float* floats;
+  LowRankEntry* entries;
+  BasisKey* keys;
+  std::uint32_t* not_finite;
+
+  struct Shared {};
+
+  CORTADO_HD static std::int64_t rank_of(std::int64_t wanted, const TensorEntry& tensor) {
+    const std::int64_t least = tensor.rows < tensor.cols ? tensor.rows : tensor.cols;
+    return wanted < least ? wanted : least;
+  }
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared&) const {
+    const TensorEntry& tensor = tensors.entries[block.number()];
+    block.each([&](int t) {
+      if (t > 0) return;
+      const std::int64_t rank = rank_of(wanted_rank, tensor);
+      LowRankEntry entry = {};
+      entry.rows = tensor.rows, entry.cols = tensor.cols, entry.rank = static_cast<int>(rank);
+      entry.dtype = tensor.dtype;
+      entry.gradient = tensor.data;
+      entry.gradient_scale = 1;
+      entry.row = floats + float_bases[block.number()];
+      entry.spare = entry.row + rank * tensor.rows;
+      entry.col = entry.spare + rank * tensor.rows;
+      entry.partial_rows = entry.col + rank * tensor.cols;
+      entry.partial_cols = entry.partial_rows + row_partial_elems(tensor.rows, tensor.cols, rank);
+      entry.fault = not_finite + block.number();
+      entry.output = tensor.data;
+      entries[block.number()] = entry;
+      *entry.fault = 0;
+      BasisKey& key = keys[block.number()];
+      key = {.seed = tensor.seed, .step = *tensors.step, .tensor = tensor.number};
+      if (rank == 0) return;
+      if (encodes) {
+        store_bytes(static_cast<std::uint64_t>(rank), tensor.payload);
+        if (!is_power) store_bytes(key, tensor.payload + 8);
+      } else {
+        if (load_bytes<std::uint64_t>(tensor.payload) != static_cast<std::uint64_t>(rank)) {
+          block.set_bits(&tensors.faults[block.number()], kCorruptPayload);
+        }
+        if (!is_power) key = load_bytes<BasisKey>(tensor.payload + 8);
+      }
+    });
+  }
+};
+
+// Factors to or from the payload, which need not be aligned.
+struct LowRankCopyFactors {
+  static constexpr int kThreads = 256;
+  static constexpr std::int64_t kTileElems = 4096;
+
+  TensorTable tensors;
+  Tiling tiling;  // of the factors' elements in the payload
+  const LowRankEntry* entries;
+  bool is_power, encodes;
+
+  struct Shared {};
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared&) const {
+    const Tile tile = tiling.tile(block.number());
+    const LowRankEntry& entry = entries[tile.tensor];
+    std::byte* const payload = tensors.entries[tile.tensor].payload + (is_power ? 8 : 32);
+    const std::int64_t row_elems = entry.rows * entry.rank;
+    block.each([&](int t) {
+      for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) {
+        float* const value = i < row_elems ? entry.row + i : entry.col + (i - row_elems);
+        std::byte* const bytes = payload + 4 * i;
+        if (encodes) {
+          store_bytes(*value, bytes);
+        } else {
+          *value = load_bytes<float>(bytes);
+        }
+      }
+    });
+  }
+};
+
+struct LowRankPlan {
+  static constexpr bool kTakesCodes = false;
+  static Result<LowRankPlan> make(const ParameterValues& values, DeviceLayout& layout);
+
+  template <class Device>
+  void encode(Device& device, const DeviceWorkspace& w) const {
+    const LowRankEntry* const entries = begin(device, w, true);
+    const BasisKey* const keys = w.at(this->keys);
+    launches.orthogonalise(device, entries, keys, nullptr, LowRankSide::kCols, true);
+    launches.project_rows(device, w, entries);
+    if (is_power) {
+      launches.orthogonalise(device, entries, keys, nullptr, LowRankSide::kRows, false);
+      launches.project_cols(device, w, entries);
+    }
+    device.launch(copied.tiles, LowRankCopyFactors{w.tensors, w.tiling(copied), entries, is_power, true});
+  }
+  template <class Device>
+  void decode(Device& device, const DeviceWorkspace& w) const {
+    const LowRankEntry* const entries = begin(device, w, false);
+    if (!is_power) launches.orthogonalise(device, entries, w.at(keys), nullptr, LowRankSide::kCols, true);
+    device.launch(copied.tiles, LowRankCopyFactors{w.tensors, w.tiling(copied), entries, is_power, false});
+    launches.reconstruct(device, w, entries, w.tensors.faults, 1.0f);
+  }
+
+  template <class Device>
+  const LowRankEntry* begin(Device& device, const DeviceWorkspace& w, bool encodes) const {
+    device.launch(w.tensor_count, LowRankBegin{w.tensors, is_power, encodes, rank, w.at(float_bases), w.at(floats),
+                                               w.at(entries), w.at(keys), w.at(not_finite)});
+    return w.at(entries);
+  }
+
+  bool is_power = false;
+  std::int64_t rank = 0;
+  LowRankLaunches launches;
+  TilingSlots copied;
+  Slot<std::int64_t> float_bases;
+  Slot<float> floats;
+  Slot<LowRankEntry> entries;
+  Slot<BasisKey> keys;
+  Slot<std::uint32_t> not_finite;
+};
+
+}  // namespace cortado

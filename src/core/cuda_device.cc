@@ -1,0 +1,40 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "core/cuda_device.h"
+
+#include <cuda_runtime_api.h>
+
+#include "core/check.h"
+
+namespace cortado {
+
+void CudaDevice::fill(void* to, int byte, std::uint64_t bytes) {
+  if (bytes > 0) note(cudaMemsetAsync(to, byte, bytes, stream_));
+}
+
+void CudaDevice::upload(void* to, const void* from, std::uint64_t bytes) {
+  if (bytes > 0) note(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_));
+}
+
+void CudaDevice::note(int cuda_error) {
+  if (first_error_ == 0) first_error_ = cuda_error;
+}
+
+void CudaDevice::note_last_launch() { note(cudaGetLastError()); }
+
+void CudaDevice::note_too_many_blocks() { note(cudaErrorInvalidConfiguration); }
+
+Status CudaDevice::status() const {
+  const auto error = static_cast<cudaError_t>(first_error_);
+  if (error == cudaSuccess) return {};
+  const bool is_unsupported = error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
+                              error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion;
+  return make_error(is_unsupported ? StatusCode::kUnsupported : StatusCode::kInternal, "CUDA: %s (%s)",
+                    cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+int cuda_device_count() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+}  // namespace cortado
