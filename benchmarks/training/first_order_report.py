@@ -2,6 +2,7 @@
 """Makes docs/results/first_order.md and its pictures from the raw records of `first_order.py`."""
 
 import statistics
+import textwrap
 from pathlib import Path
 
 from methods import NO_COMMUNICATION
@@ -31,6 +32,9 @@ def write_report(questions: dict[str, str], records: dict[str, dict], accuracy: 
     if accuracy:
         parts.append("## Accuracy at rank 4")
         parts += [accuracy_section(*key, group).replace("## ", "### ", 1) for key, group in by_task(accuracy).items()]
+    missing = [f"`{name}`" for name in questions if name not in records] + ([] if accuracy else ["`accuracy`"])
+    if missing:
+        parts.append(f"Not measured yet: the studies {', '.join(missing)}.")
     path = out / "first_order.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(parts) + "\n")
@@ -117,6 +121,7 @@ def draw(record: dict, path: Path) -> Path:
 
     methods = [method for method in record["results"] if method != NO_COMMUNICATION]
     parts = [parts_ms(record, method) for method in methods]
+    labels = ["\n".join(textwrap.wrap(method, 40, break_on_hyphens=False)) for method in methods]
     figure, axes = pyplot.subplots(figsize=(8, 0.8 + 0.42 * len(methods)), layout="constrained")
     left = [0.0] * len(methods)
     for label, colour, values in (
@@ -124,7 +129,7 @@ def draw(record: dict, path: Path) -> Path:
         ("compression", "#dd8452", [compression or 0 for _, compression, _ in parts]),
         ("exposed", "#c9c9c9", [exposed for _, _, exposed in parts]),
     ):
-        axes.barh(methods, values, left=left, label=label, color=colour)
+        axes.barh(labels, values, left=left, label=label, color=colour)
         left = [a + b for a, b in zip(left, values, strict=True)]
     # One slow method must not make the others unreadable.
     limit = 4 * statistics.median(left)
@@ -142,7 +147,7 @@ def draw(record: dict, path: Path) -> Path:
                 )
     axes.invert_yaxis()
     axes.set_xlabel(f"ms a step, {record['model']}, {record['rate']}, {record['workers']} workers")
-    axes.legend(loc="best", fontsize="small")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=3, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
