@@ -68,7 +68,8 @@ struct EngineOptions {
   std::uint64_t random_seed = 0;
   double bucket_cap_mib = kAutoBucketCap;       // dense MiB a message may stand for, scaled to its compressed size;
                                                 // 0: no fusion, one message a tensor
-  static constexpr double kAutoBucketCap = -1;  // 25 with phase=global, as published; else by latency
+  static constexpr double kAutoBucketCap = -1;  // 25 with phase=global, as published; cast: as DDP's buckets; else by
+                                                // latency
 
   // ---- changes only speed and failure handling ----
   int threads = 1;          // threads that encode and decode, the caller's included

@@ -91,6 +91,8 @@ std::int64_t budget_bytes(const FusionBudget& budget, std::int64_t sent_bytes, s
   switch (budget.kind) {
     case FusionBudget::Kind::kNone:
       return 0;
+    case FusionBudget::Kind::kBuckets:
+      return budget.cap_bytes;
     case FusionBudget::Kind::kScaled:
       if (model_bytes == 0) return 0;
       return static_cast<std::int64_t>(static_cast<double>(budget.cap_bytes) * static_cast<double>(sent_bytes) /
@@ -120,6 +122,7 @@ Layout make_layout(const std::vector<LayoutTensor>& tensors, const std::vector<s
   }
   const std::int64_t cap = budget_bytes(budget, sent_bytes, model_elems * elem_bytes);
 
+  const bool are_buckets = budget.kind == FusionBudget::Kind::kBuckets;
   // Of each collective the last message takes further tensors.
   Layout layout;
   std::vector<std::size_t> completed_at;  // position in `order`, by message
@@ -131,13 +134,16 @@ Layout make_layout(const std::vector<LayoutTensor>& tensors, const std::vector<s
     if (elems == 0) continue;
     const Collective collective = collective_of(kinds[t]);
     std::size_t& last = open[static_cast<int>(collective)];
-    if (last == kNone || bytes_of(collective, layout.messages[last].elems + elems) > cap) {
+    if (last == kNone || (!are_buckets && bytes_of(collective, layout.messages[last].elems + elems) > cap)) {
       last = layout.messages.size();
       layout.messages.emplace_back();
       completed_at.emplace_back();
     }
     append(&layout.messages[last], t, kinds[t], elems);
     completed_at[last] = position;
+    const std::int64_t full_bytes = last == 0 ? std::min(kFirstBucketBytes, cap) : cap;
+    const auto dense_bytes = layout.messages[last].elems * static_cast<std::int64_t>(sizeof(float));
+    if (are_buckets && dense_bytes >= full_bytes) last = kNone;
   }
   std::vector<std::size_t> by_completion(layout.messages.size());
   std::iota(by_completion.begin(), by_completion.end(), std::size_t{0});

@@ -59,11 +59,15 @@ struct Layout {
   std::int64_t largest_message_elems() const;
 };
 
+constexpr std::int64_t kFirstBucketBytes = std::int64_t{1} << 20;
+
 // How much may be fused into one message.
 struct FusionBudget {
   enum class Kind {
     kNone,     // one message a tensor
     kScaled,   // cap_bytes of dense gradient, scaled by (bytes sent / bytes of the model): ACP-SGD, section 5.3
+    kBuckets,  // as DDP's buckets: the tensor that brings a message to cap_bytes of float32 gradients is its last one;
+               // the first message is full at kFirstBucketBytes
     kLatency,  // the size that balances the latency of more messages against the exposed tail of larger ones
   };
   Kind kind = Kind::kLatency;
@@ -80,8 +84,8 @@ std::vector<SlotKind> choose_sides(const std::vector<LayoutTensor>& tensors, boo
 
 // One layout: tensors in the order of `order`, kinds[t] saying what tensor t sends; tensors of 0 elements get no slot.
 // A tensor for which skip[t] is true is left out (dense tensors in the second round of Power-SGD); empty: none.
-// A tensor above the budget gets a message of its own. Messages are in the order in which they become complete if
-// tensors become ready in `order`.
+// A tensor above the budget gets a message of its own (but of kBuckets). Messages are in the order in which they become
+// complete if tensors become ready in `order`.
 Layout make_layout(const std::vector<LayoutTensor>& tensors, const std::vector<std::uint32_t>& order,
                    const std::vector<SlotKind>& kinds, const std::vector<bool>& skip, const FusionBudget& budget,
                    std::int64_t elem_bytes);

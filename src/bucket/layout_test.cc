@@ -318,6 +318,25 @@ TEST(Messages, OversizeTensorIsAlone) {
   EXPECT_EQ(tensors_of(dense_layout({1, 1, 11, 1, 1}, ten_elems)), "4 3 | 2 | 1 0");
 }
 
+// An MLP of 7 layers of 4 MiB and a small one in front, the last one to be ready: as DDP's buckets, whose first one
+// leaves early. Whatever the wire: 25 MiB are those of float32 gradients.
+TEST(Messages, BucketsEndWithTheTensorThatFillsThem) {
+  constexpr std::int64_t kLayer = 1 << 20;
+  const FusionBudget buckets{FusionBudget::Kind::kBuckets, std::int64_t{25} << 20};
+  const std::vector<std::int64_t> mlp = {kLayer / 2, kLayer, kLayer, kLayer, kLayer, kLayer, kLayer, kLayer, 1000};
+  EXPECT_EQ(tensors_of(dense_layout(mlp, buckets)), "8 7 | 6 5 4 3 2 1 0");
+  std::vector<LayoutTensor> tensors;
+  for (const std::int64_t elems : mlp) tensors.push_back({1, elems, 0});
+  const std::vector<std::uint32_t> order = {8, 7, 6, 5, 4, 3, 2, 1, 0};
+  const Layout narrow = make_layout(tensors, order, std::vector<SlotKind>(9, SlotKind::kDense), {}, buckets, 2);
+  EXPECT_EQ(tensors_of(narrow), "8 7 | 6 5 4 3 2 1 0");
+
+  EXPECT_EQ(tensors_of(dense_layout({kLayer, kLayer, 30 * kLayer, kLayer, 1, kLayer, 1, 1}, buckets)),
+            "7 6 5 | 4 3 2 | 1 0");
+  const FusionBudget four_bytes{FusionBudget::Kind::kBuckets, 4};
+  EXPECT_EQ(tensors_of(dense_layout({1, 0, 5, 1}, four_bytes)), "3 | 2 | 0");
+}
+
 TEST(Messages, LeaveOutEmptyAndSkippedTensors) {
   EXPECT_EQ(tensors_of(dense_layout({0, 3, 0, 4}, scaled_mib(1))), "3 1");
   EXPECT_EQ(tensors_of(dense_layout({0, 0}, scaled_mib(1))), "");

@@ -20,7 +20,9 @@ using Method = EngineOptions::Method;
 namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kScaled, std::int64_t{25} << 20};
+// As DDP hands gradients over: none of a message waits for what comes with the next of its buckets.
+constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kBuckets, std::int64_t{25} << 20};
+constexpr FusionBudget kPublishedBudget{FusionBudget::Kind::kScaled, std::int64_t{25} << 20};
 
 std::string describe_tensor(const EngineTensor& tensor) {
   char text[80];
@@ -150,8 +152,10 @@ FusionBudget EngineImpl::budget() const {
   if (options_.bucket_cap_mib >= 0) {
     budget.kind = options_.bucket_cap_mib == 0 ? FusionBudget::Kind::kNone : FusionBudget::Kind::kScaled;
     budget.cap_bytes = static_cast<std::int64_t>(options_.bucket_cap_mib * kMiB);
-  } else if (options_.phase == EngineOptions::Phase::kGlobal || options_.method == Method::kCast) {
+  } else if (options_.method == Method::kCast) {
     budget = kDenseBudget;
+  } else if (options_.phase == EngineOptions::Phase::kGlobal) {
+    budget = kPublishedBudget;
   }
   return budget;
 }

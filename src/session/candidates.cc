@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "bucket/layout.h"
 #include "core/check.h"
 #include "core/seconds.h"
 #include "cortado/calibrate.h"
@@ -19,7 +20,7 @@ namespace cortado {
 namespace {
 
 constexpr double kHopeless = 1.1;                               // times dense, as predicted
-constexpr std::int64_t kMessageBytes = std::int64_t{25} << 20;  // of dense gradients, what engines fuse
+constexpr std::int64_t kMessageBytes = std::int64_t{25} << 20;  // of dense gradients, what casts fuse (kBuckets)
 constexpr int kCompressedMessages = 4;  // of what is left of a compressed model; engines weigh latency, about so many
 
 // ---- the same on all ranks -----------------------------------------------------------------------------------------
@@ -107,8 +108,8 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
   };
   std::int64_t total = 0;
   for (const JobTensor& tensor : job.tensors) total += tensor.size_bytes();
-  const bool fuses_as_dense = codec == "none" || codec.starts_with("cast");
-  const std::int64_t cap = fuses_as_dense ? kMessageBytes : std::max<std::int64_t>(1, total / kCompressedMessages);
+  const bool are_buckets = codec == "none" || codec.starts_with("cast");
+  const std::int64_t cap = std::max<std::int64_t>(1, total / kCompressedMessages);
   // What is compressed and what is not travel in messages of their own.
   PlanBucket open[2];
   std::int64_t open_bytes[2] = {};
@@ -122,7 +123,8 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
     const int kind = is_compressed(tensor) ? 1 : 0;
     // Buffers are summed as they are handed over: what was ready at the same time was one.
     const bool is_handed_over = codec == "none" && takes_buffers;
-    const bool is_full = is_handed_over ? tensor.ready_ns != ready_ns : open_bytes[kind] + tensor.size_bytes() > cap;
+    const bool is_full =
+        is_handed_over ? tensor.ready_ns != ready_ns : !are_buckets && open_bytes[kind] + tensor.size_bytes() > cap;
     if (open_bytes[kind] > 0 && is_full) close(kind);
     ready_ns = tensor.ready_ns;
     PlanBucket& bucket = open[kind];
@@ -134,6 +136,8 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
       bucket.codec = codec;
       bucket.option.operations = {{.kind = OpKind::kEncode}, encoded, {.kind = OpKind::kDecode}};
     }
+    const std::int64_t full_bytes = plan.buckets.empty() ? kFirstBucketBytes : kMessageBytes;
+    if (are_buckets && !is_handed_over && open_bytes[kind] >= full_bytes) close(kind);
   }
   close(1);
   close(0);

@@ -11,12 +11,12 @@
 namespace cortado {
 namespace {
 
-const std::vector<EngineTensor> kTensors = {{.name = "first.weight", .rows = 400, .cols = 300},
-                                            {.name = "last.weight", .rows = 300, .cols = 500}};
+const std::vector<EngineTensor> kTensors = {{.name = "first.weight", .rows = 400, .cols = 900},
+                                            {.name = "last.weight", .rows = 300, .cols = 1500}};
 
-Candidates find(Quality quality, const std::optional<Cluster>& cluster) {
+Candidates find(Quality quality, const std::optional<Cluster>& cluster, std::int64_t last_ready_ns = 100'000'000) {
   const AutoOptions options{.quality = quality, .cluster = {}, .measure_s = 0, .transport_version = {}};
-  const MeasuredSteps steps{.ready_ns = {200'000'000, 100'000'000}, .dense_ns = 500'000'000};
+  const MeasuredSteps steps{.ready_ns = {200'000'000, last_ready_ns}, .dense_ns = 500'000'000};
   const Topology topology = Topology::two_levels(4, 2).value();
   std::vector<Candidates> found(4);
   const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
@@ -74,6 +74,19 @@ TEST(Candidates, ThoseWithoutPredictionComeLast) {
   ASSERT_GE(safe.list.size(), 3u);
   EXPECT_EQ(safe.list.back().label, "cast(bf16)");
   EXPECT_EQ(safe.list.back().predicted_ns, -1);
+}
+
+// A cast sends the first MiB when it is there, as the engine does.
+TEST(Candidates, WhatIsReadyEarlyIsPredictedToLeaveEarly) {
+  const auto predicted = [](std::int64_t last_ready_ns) {
+    const Candidates found = find(Quality::kSafe, two_machines(10, {"cast(bf16)"}), last_ready_ns);
+    for (const AutoCandidate& candidate : found.list) {
+      if (candidate.label == "cast(bf16)") return candidate.predicted_ns;
+    }
+    return std::int64_t{-1};
+  };
+  EXPECT_GT(predicted(200'000'000), predicted(100'000'000));
+  EXPECT_GT(predicted(100'000'000), 200'000'000);
 }
 
 TEST(Candidates, WithoutAClusterAllAre) {
