@@ -456,7 +456,7 @@ struct BlockDecode {
       block.each([&](int t) {
         unpack_tail(tile.elems, bits, t, shared.packed);
         const std::int64_t used_bits = tail * bits % 8;
-        if (t == 0 && used_bits != 0 && shared.packed.bytes[bytes - 1] >> used_bits != std::byte{0}) {
+        if (t == 0 && used_bits != 0 && (shared.packed.bytes[bytes - 1] >> used_bits) != std::byte{0}) {
           block.set_bits(&tensors.faults[tile.tensor], kCorruptPayload);
         }
       });

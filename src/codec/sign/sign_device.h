@@ -216,7 +216,7 @@ struct SignDecode {
         const std::int64_t at = tile.first + i;
         const bool is_negative = (bits[at / 8] >> (at % 8) & std::byte{1}) != std::byte{0};
         store_value(is_negative ? levels.negative : levels.positive, tensor.data, tensor.dtype, at);
-        if (at + 1 == tensor.elems && at % 8 != 7 && bits[at / 8] >> (at % 8 + 1) != std::byte{0}) {
+        if (at + 1 == tensor.elems && at % 8 != 7 && (bits[at / 8] >> (at % 8 + 1)) != std::byte{0}) {
           block.set_bits(&tensors.faults[tile.tensor], kCorruptPayload);
         }
       }

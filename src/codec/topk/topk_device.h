@@ -711,7 +711,7 @@ struct TopkRead {
       state.stream_bytes = body;
       const bool has_rest = entry.elems % 8 != 0;
       if (body != static_cast<std::int64_t>(bytes_of_bits(entry.elems))) return false;
-      return !has_rest || entry.payload[state.index_bytes - 1] >> (entry.elems % 8) == std::byte{0};
+      return !has_rest || (entry.payload[state.index_bytes - 1] >> (entry.elems % 8)) == std::byte{0};
     }
     state.rice = rice_bits(entry.elems, state.kept);
     const std::int64_t low_bits = state.kept * state.rice;
@@ -723,7 +723,8 @@ struct TopkRead {
       return false;
     }
     if (entry.payload[state.index_bytes - 1] == std::byte{0}) return false;
-    return low_bits % 8 == 0 || entry.payload[kTopkHeaderBytes + state.low_bytes - 1] >> (low_bits % 8) == std::byte{0};
+    return low_bits % 8 == 0 ||
+           (entry.payload[kTopkHeaderBytes + state.low_bytes - 1] >> (low_bits % 8)) == std::byte{0};
   }
 };
 
