@@ -91,7 +91,7 @@ TEST(Candidates, WhatIsReadyEarlyIsPredictedToLeaveEarly) {
 
 TEST(Candidates, WithoutAClusterAllAre) {
   for (const auto& [quality, count] :
-       {std::pair(Quality::kSafe, 3), std::pair(Quality::kBalanced, 4), std::pair(Quality::kAggressive, 10)}) {
+       {std::pair(Quality::kSafe, 3), std::pair(Quality::kBalanced, 5), std::pair(Quality::kAggressive, 10)}) {
     const Candidates found = find(quality, std::nullopt);
     EXPECT_EQ(found.list.size(), static_cast<std::size_t>(count));
     for (const AutoCandidate& candidate : found.list) EXPECT_EQ(candidate.predicted_ns, -1);

@@ -18,14 +18,14 @@ const std::vector<AutoSetting>& auto_settings() {
       {"cast(fp16)", Quality::kSafe, "a cast"},
       {"compso(bound=4e-3)", Quality::kBalanced,
        "docs/results/accuracy.md: GPT -0.020 (better), convolutional net -0.014 (better)"},
-      {"quant(bits=4, round=dead_zone)", Quality::kAggressive,
-       "docs/results/accuracy.md: convolutional net -0.009 (better); GPT not measured"},
+      {"quant(bits=4, round=dead_zone)", Quality::kBalanced,
+       "docs/results/accuracy.md: GPT -0.011 (better), convolutional net -0.009 (better)"},
       {"topk(density=0.01)", Quality::kAggressive,
-       "docs/results/accuracy.md: convolutional net -0.008 (better); GPT not measured"},
+       "docs/results/accuracy.md: GPT +0.342 (worse), convolutional net -0.008 (better)"},
       {"sign(scale=mean_abs)", Quality::kAggressive, "docs/results/accuracy.md: convolutional net +0.414 (worse)"},
       {"acp(rank=16, wire=bf16)", Quality::kAggressive, "docs/results/quality.md: GPT +0.039 (worse)"},
       {"acp(rank=4)", Quality::kAggressive,
-       "docs/results/accuracy.md: convolutional net +0.020 (within noise); GPT not measured"},
+       "docs/results/accuracy.md: GPT +0.180 (worse), convolutional net +0.020 (within noise)"},
       {"power(rank=4)", Quality::kAggressive, "docs/results/quality.md: GPT +0.071 (worse), PyTorch's hook"},
   };
   return settings;
