@@ -17,7 +17,8 @@ if(CORTADO_SANITIZE MATCHES "thread")
 endif()
 
 # Tests that loop long themselves, and are worth optimising where the others are not.
-set_source_files_properties(src/codec/cast/cast_kernels_test.cc src/codec/lowrank/lowrank_kernels_test.cc
+set_source_files_properties(src/codec/cast/cast_kernels_test.cc src/codec/device_conformance_test.cc
+                            src/codec/lowrank/lowrank_device_test.cc src/codec/lowrank/lowrank_kernels_test.cc
                             src/codec/randk/randk_test.cc src/codec/rans/rans_test.cc src/codec/topk/topk_test.cc
                             PROPERTIES COMPILE_OPTIONS -O1 SKIP_PRECOMPILE_HEADERS ON)
 
