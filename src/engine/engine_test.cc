@@ -394,7 +394,7 @@ TEST(Engine, BufferMethodSumsScaledValues) {
     if (!engine.ok()) return engine.status();
     std::vector<float> buffer(100, static_cast<float>(communicator.rank() + 1));
     for (const Status& status :
-         {engine.value()->begin_step({}), engine.value()->submit_buffer(buffer.data(), 100, DType::kFloat32)})
+         {engine.value()->begin_step({}), engine.value()->submit_buffer({}, buffer.data(), 100, DType::kFloat32)})
       if (!status.ok()) return status;
     const Result<StepOutcome> outcome = engine.value()->finish_step();
     results[communicator.rank()] = buffer[99];
@@ -419,7 +419,7 @@ TEST(Engine, WithoutOverlapNothingIsSentBeforeTheBackwardPassHasEnded) {
       for (std::size_t t = 0; t < gradients.size(); ++t) {
         const auto elems = static_cast<std::int64_t>(gradients[t].size());
         const Status status = std::string_view(spec).starts_with("none")
-                                  ? engine.value()->submit_buffer(gradients[t].data(), elems, DType::kFloat32)
+                                  ? engine.value()->submit_buffer({}, gradients[t].data(), elems, DType::kFloat32)
                                   : engine.value()->submit({{{static_cast<std::uint32_t>(t), gradients[t].data()}}});
         if (!status.ok()) return status;
       }
@@ -614,7 +614,8 @@ TEST(EngineErrors, MisuseIsNamed) {
     EXPECT_TRUE(engine->submit(once).ok());
     EXPECT_NE(engine->submit(once).message().find("submitted twice"), std::string::npos);
     const Status unfinished = engine->finish_step().status();
-    EXPECT_NE(unfinished.message().find("was not submitted"), std::string::npos) << unfinished.message();
+    EXPECT_NE(unfinished.message().find("has not submitted the gradient of "), std::string::npos)
+        << unfinished.message();
     EXPECT_EQ(engine->begin_step({}).message(), unfinished.message()) << "the first fatal error stays";
     return {};
   });
@@ -652,14 +653,16 @@ TEST(EngineErrors, AnEngineDestroyedWithinAStepTakesItsBuffersBack) {
   for (std::thread& maker : makers) maker.join();
   auto left = std::make_unique<std::vector<float>>(100, 1.0f);
   ASSERT_TRUE(engines[1]->begin_step({}).ok());
-  ASSERT_TRUE(engines[1]->submit_buffer(left->data(), 100, DType::kFloat32).ok());
+  ASSERT_TRUE(engines[1]->submit_buffer({}, left->data(), 100, DType::kFloat32).ok());
   engines[1].reset();
   left.reset();
   std::vector<float> mine(100, 1.0f);
   ASSERT_TRUE(engines[0]->begin_step({}).ok());
-  const Status status = engines[0]->submit_buffer(mine.data(), 100, DType::kFloat32);
+  const Status status = engines[0]->submit_buffer({{{1, mine.data()}}}, mine.data(), 100, DType::kFloat32);
   EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.to_string();
   EXPECT_NE(status.message().find("rank 1 has left the group"), std::string::npos) << status.message();
+  EXPECT_TRUE(status.message().starts_with("step 0: buffer 0 (\"" + small_model()[1].name + "\"): communicate: "))
+      << status.message();
   EXPECT_EQ(mine[0], 0.5f) << "scaled, but nothing was added";
 }
 
