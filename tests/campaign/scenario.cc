@@ -108,7 +108,7 @@ EngineOptions make_options(Dice& dice) {
 }
 
 const std::vector<Option>& all_options() {
-  static const std::vector<Option> options = generate_options({});
+  static const std::vector<Option> options = generate_options({}).value();
   return options;
 }
 

@@ -197,7 +197,7 @@ void compare_all(const OptionSpace& space, int codec, std::size_t expected_count
   const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kGpu, {}, &notes).value();
   const CostModel model(cluster, OpDevice::kGpu);
   SecondOpinion opinion(cluster, codecs[codec]);
-  const std::vector<Option> options = generate_options(space);
+  const std::vector<Option> options = generate_options(space).value();
   EXPECT_EQ(options.size(), expected_count);
   for (const Option& option : options) {
     OptionChain chain;
@@ -216,12 +216,12 @@ TEST(OptionCost, TheWholeTree) {
 }
 
 TEST(OptionCost, SummedPayloads) {
-  compare_all({.sum_payloads = true}, 0, generate_options({.sum_payloads = true}).size());
+  compare_all({.sum_payloads = true}, 0, generate_options({.sum_payloads = true}).value().size());
 }
 
 TEST(OptionCost, ThreeLevels) {
   const OptionSpace space = {.levels = 3, .devices = {OpDevice::kGpu}, .rooted = false};
-  compare_all(space, 1, generate_options(space).size());
+  compare_all(space, 1, generate_options(space).value().size());
 }
 
 // One tensor by hand: 2 x 4 ranks, 4096 elements, cast.
