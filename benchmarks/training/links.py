@@ -154,7 +154,14 @@ class Links:
 
     def cut(self, rank: int) -> None:
         """Takes the cable out: nothing reaches the rank any more, and nothing tells it so."""
-        _ip("-n", self._bridge_of(rank), "link", "set", f"port{rank}", "down")
+        self._set_cable(rank, "down")
+
+    def mend(self, rank: int) -> None:
+        """Puts the cable back."""
+        self._set_cable(rank, "up")
+
+    def _set_cable(self, rank: int, state: str) -> None:
+        _ip("-n", self._bridge_of(rank), "link", "set", f"port{rank}", state)
 
     def __enter__(self) -> "Links":
         if not self.namespaced:
