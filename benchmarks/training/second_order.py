@@ -123,7 +123,7 @@ def parse_options():
     parser.add_argument("--compute-method", default="eigen", choices=["eigen", "inverse"])
     parser.add_argument("--factor-update-steps", type=int, default=2)
     parser.add_argument("--inv-update-steps", type=int, default=10)
-    parser.add_argument("--damping", type=float, default=0.003)
+    parser.add_argument("--damping", type=float, default=0.03)
     parser.add_argument("--skip-layers", nargs="*", default=[])
     parser.add_argument("--gradients", default="", help="codec with which Cortado averages gradients in all methods")
     parser.add_argument("--untimed", dest="timed", action="store_false", help="losses only: the machine is not idle")
