@@ -20,7 +20,7 @@ from trainer import emit, mean_over_ranks, start_worker
 FINAL_STEPS = 10  # the final training loss is the mean of these
 EXCHANGED_STEPS = 8  # whose preconditioned gradients are exchanged in turn
 LEARNING_RATES = {"sgd": 0.05, "adam": 1e-3, KFAC: 0.03}
-LEARNING_RATES_OF_TASK = {"autoencoder": {"sgd": 0.003, "adam": 1e-3, KFAC: 0.02}}
+LEARNING_RATES_OF_TASK = {"autoencoder": {"sgd": 0.01, "adam": 3e-3, KFAC: 0.02}}
 
 
 class BroadcastGroup(TorchGroup):
