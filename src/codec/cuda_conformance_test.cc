@@ -50,6 +50,15 @@ TEST_P(CudaBatch, GivesTheBytesOfTheCodec) {
   check.run_damaged(damage_of(GetParam()));
 }
 
+// An error of the application before is neither ours nor taken from it.
+TEST(CudaDevice, LeavesOtherErrorsAlone) {
+  CudaMemory memory;
+  BatchCheck check(memory, device_cases()[0]);
+  ASSERT_EQ(cudaSetDevice(-1), cudaErrorInvalidDevice);
+  ASSERT_NO_FATAL_FAILURE(check.run());
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+}
+
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaBatch, testing::ValuesIn(device_cases()),
                          [](const auto& info) { return name_of_case(info.param, info.index); });
 
