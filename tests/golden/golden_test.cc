@@ -8,10 +8,13 @@
 // 64 hash of the decoded tensor, and what decoding says of the payload once it is damaged (a bit flipped, cut, a byte
 // appended or replaced).
 //
+// sign_sums.json is one more, too large to be held as bytes: how its values are made, the scale and the payload's hash.
+//
 // When a format changes on purpose (and its version with it): CORTADO_UPDATE_GOLDEN=1 cortado_golden_test
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -258,6 +261,26 @@ TEST(Golden, EncodersAndDecodersDoAsTheyDid) {
       EXPECT_EQ(decode(codec, *input, damage(payload, how)), expected) << how;
     }
   }
+}
+
+// A mean between two float32, of more parts than a block has sums: added up in another order they give another last
+// bit. tests/oracle/ adds them up as spec.md says. Value i is value skip + i of philox_fill_normal(seed, 0, 0) times
+// 2^(i mod 32), but for those that are set.
+TEST(Golden, SignAddsUpInTheOrderOfItsSpecification) {
+  std::ifstream file("tests/golden/sign_sums.json");
+  const Json golden = Json::parse(file);
+  const std::int64_t elems = golden["elems"], skip = golden["skip"];
+  std::vector<float> values(static_cast<std::size_t>(skip + elems));
+  philox_fill_normal(golden["seed"], 0, 0, values.data(), skip + elems);
+  values.erase(values.begin(), values.begin() + skip);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::ldexp(values[i], static_cast<int>(i % 32));
+  const Bytes set = from_hex(golden["set"]);
+  std::memcpy(values.data() + golden["set_at"].get<std::size_t>(), set.data(), set.size());
+  Input input{"sums", DType::kFloat32, 1, elems, Bytes(values.size() * sizeof(float))};
+  std::memcpy(input.data.data(), values.data(), input.data.size());
+  const Bytes payload = encode(*make_codec(std::string(golden["codec"])).value(), input).value();
+  EXPECT_EQ(to_hex(Bytes(payload.begin(), payload.begin() + sizeof(float))), golden["scale"]);
+  EXPECT_EQ(hash_of(payload), golden["payload_hash"]);
 }
 
 }  // namespace
