@@ -1,7 +1,7 @@
 # The front door. Each target is a short script in tools/, to be run by hand as well.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all bench wheel format lint clean
+.PHONY: help setup demo test test-all nightly bench wheel format lint clean
 
 # Tools that setup put into .venv (ruff; CMake where the system's is too old) win.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -25,6 +25,12 @@ test: ## every test: release, ASan + UBSan, TSan, 5 s of each fuzzer, pytest
 test-all: ## test, and clang, longer fuzzing, the long fault campaign, slow tests, benchmarks as a smoke test, the wheel
 	@tools/setup --tests
 	@tools/ci/test --all
+
+nightly: ## test-all, then 10,000 faults that no night had before, and 10 minutes of each fuzzer
+	@tools/setup --tests
+	@tools/ci/test --all
+	@tools/ci/faults 10000 "$$(date +%Y%m%d)00000"
+	@tools/ci/fuzz 600
 
 bench: ## run the C++ benchmarks (FILTER=regex chooses)
 	@tools/setup --tests

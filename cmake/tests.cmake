@@ -120,6 +120,18 @@ if(CORTADO_BUILD_TRANSPORTS AND NOT CORTADO_SANITIZE)
   endforeach()
 endif()
 
+# The NCCL communicator, one rank a device. Skips as the program below.
+if(TARGET cortado_nccl AND NOT CORTADO_SANITIZE)
+  add_executable(cortado_nccl_test src/collective/nccl_communicator_test.cc)
+  cortado_target(cortado_nccl_test)
+  target_compile_options(cortado_nccl_test PRIVATE -O1)
+  target_include_directories(cortado_nccl_test PRIVATE "${PROJECT_SOURCE_DIR}/src")
+  target_include_directories(cortado_nccl_test SYSTEM PRIVATE "${NCCL_INCLUDE_DIR}")
+  target_link_libraries(cortado_nccl_test PRIVATE cortado_nccl "${NCCL_LIBRARY}" CUDA::cudart GTest::gtest)
+  add_test(NAME Nccl.Communicator COMMAND cortado_nccl_test --gtest_brief=1 WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+  set_tests_properties(Nccl.Communicator PROPERTIES TIMEOUT 300 SKIP_REGULAR_EXPRESSION "no CUDA device")
+endif()
+
 # The device variants of codecs. The program skips everything where there is no device, and the test says so.
 if(TARGET cortado_cuda)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*/cuda_*_test.cc")

@@ -42,13 +42,17 @@ endfunction()
 
 # ---- NCCL
 
-find_path(NCCL_INCLUDE_DIR nccl.h)
-find_library(NCCL_LIBRARY nccl)
+# Installed, in NCCL_ROOT (of CMake or the environment), or in the checkout's .venv: the Python packages nvidia-nccl-cu12
+# and -cu13 are such a folder, nvidia/nccl, with the library under its full name only.
+file(GLOB nccl_of_python LIST_DIRECTORIES true "${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/nccl")
+find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${NCCL_ROOT} ENV NCCL_ROOT PATHS ${nccl_of_python} PATH_SUFFIXES include)
+find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT} ENV NCCL_ROOT PATHS ${nccl_of_python}
+             PATH_SUFFIXES lib)
 find_package(CUDAToolkit QUIET)
 if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY AND CUDAToolkit_FOUND)
-  message(STATUS "NCCL: building cortado_nccl")
+  message(STATUS "NCCL in ${NCCL_INCLUDE_DIR}: building cortado_nccl")
   cortado_add_transport(nccl "${NCCL_LIBRARY}" CUDA::cudart)
-  target_include_directories(cortado_nccl PRIVATE "${NCCL_INCLUDE_DIR}")
+  target_include_directories(cortado_nccl SYSTEM PRIVATE "${NCCL_INCLUDE_DIR}")
 else()
-  message(STATUS "NCCL: nccl.h, libnccl or the CUDA toolkit not found, cortado_nccl is left out")
+  message(STATUS "NCCL: nccl.h, libnccl or the CUDA toolkit not found (NCCL_ROOT says where), cortado_nccl is left out")
 endif()

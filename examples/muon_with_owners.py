@@ -7,41 +7,18 @@ Gradients are averaged as always (DDP). An update has full rank and near-normal 
 uniform quantisation with entropy coding is right. Compressed after the orthogonalisation, errors are not amplified.
 """
 
-import cortado
 import torch
 import torch.distributed as dist
+from optimizer_with_owners import WithOwners
 from torch import nn
 
 
-class MuonWithOwners:
+class MuonWithOwners(WithOwners):
     """Muon over the matrices `parameters`; the options are those of torch.optim.Muon."""
 
     def __init__(self, parameters, codec="quant(error=0.05, coder=rans)", **options):
-        self.parameters = list(parameters)
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        # Longest work first, to the rank with the least.
-        load, self.owners = [0] * world_size, [0] * len(self.parameters)
-        for i in sorted(range(len(self.parameters)), key=lambda i: -self.parameters[i].numel()):
-            self.owners[i] = load.index(min(load))
-            load[self.owners[i]] += self.parameters[i].numel()
-        own = [p for p, owner in zip(self.parameters, self.owners, strict=True) if owner == rank]
-        self.muon = torch.optim.Muon(own or [nn.Parameter(torch.zeros(1, 1))], **options)
-        self.updates = [torch.zeros_like(p) for p in self.parameters]
-        self.gather = cortado.CompressedAllGather(self.updates, self.owners, codec, error_feedback=True)
-
-    def zero_grad(self):
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    @torch.no_grad()
-    def step(self):
-        before = [p.clone() for p in self.parameters]
-        self.muon.step()
-        for update, parameter, old in zip(self.updates, self.parameters, before, strict=True):
-            torch.sub(parameter, old, out=update)
-        self.gather(self.updates)  # the owner takes the decoded update too, so that all replicas stay equal
-        for update, parameter, old in zip(self.updates, self.parameters, before, strict=True):
-            torch.add(old, update, out=parameter)
+        super().__init__(parameters, lambda own: torch.optim.Muon(own, **options), codec, cost=torch.numel)
+        self.muon = self.inner
 
 
 def main():

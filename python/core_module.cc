@@ -195,18 +195,12 @@ class PyEngine {
     checked_without_gil([&] { return engine_->submit(map.gradients); });
   }
 
-  // For auto: the bucket fills the buffer.
-  void submit_bucket(BucketMap& map, std::uintptr_t data, std::int64_t elems, int dtype) {
+  // For codec none and auto: the bucket fills the buffer.
+  void submit_buffer(BucketMap& map, std::uintptr_t data, std::int64_t elems, int dtype) {
     place(map, data);
     checked_without_gil([&] {
-      return auto_->submit_bucket(map.gradients, reinterpret_cast<void*>(data), elems,
-                                  static_cast<cortado::DType>(dtype));
-    });
-  }
-
-  void submit_buffer(std::uintptr_t data, std::int64_t elems, int dtype) {
-    checked_without_gil([&] {
-      return engine_->submit_buffer(reinterpret_cast<void*>(data), elems, static_cast<cortado::DType>(dtype));
+      return engine_->submit_buffer(map.gradients, reinterpret_cast<void*>(data), elems,
+                                    static_cast<cortado::DType>(dtype));
     });
   }
 
@@ -558,8 +552,7 @@ NB_MODULE(_core, m) {
       .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
            "holds_zero_gradients"_a = false)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)
-      .def("submit_buffer", &PyEngine::submit_buffer, "data"_a, "elems"_a, "dtype"_a)
-      .def("submit_bucket", &PyEngine::submit_bucket, "map"_a, "data"_a, "elems"_a, "dtype"_a)
+      .def("submit_buffer", &PyEngine::submit_buffer, "map"_a, "data"_a, "elems"_a, "dtype"_a)
       .def("finish_step", &PyEngine::finish_step, "local_gradient"_a = nb::none())
       .def("abandon", &PyEngine::abandon, "why"_a)
       .def("describe", &PyEngine::describe)

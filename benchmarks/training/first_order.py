@@ -38,6 +38,8 @@ EVALUATED = [
     "acp(rank=4)",
 ]
 SWEPT = [LIMIT, S_SGD, "power(rank=4)", "acp(rank=4)"]
+# Those that are gathered receive more with each worker, those that are summed do not.
+WITH_GATHERED = [*SWEPT, "sign(vote=majority)", "topk(density=0.001)"]
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,9 @@ STUDIES = {
     "batch-1": Study("What does a smaller batch change?", model="gpt-1"),
     "batch-4": Study("What does a larger batch change?", model="gpt-4"),
     "batch-8": Study("And an even larger one?", model="gpt-8"),
-    "workers-2": Study("What does the number of workers change? 2", workers=2),
-    "workers-3": Study("3", workers=3),
-    "workers-5": Study("5", workers=5),
+    "workers-2": Study("What does the number of workers change? 2", WITH_GATHERED, workers=2),
+    "workers-3": Study("3", WITH_GATHERED, workers=3),
+    "workers-5": Study("5", WITH_GATHERED, workers=5),
 }
 
 ACCURACY = "accuracy"

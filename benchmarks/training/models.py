@@ -23,7 +23,7 @@ VALIDATION_IMAGES = 360
 
 @dataclass(frozen=True)
 class Task:
-    """What to train. `batches(seed)` yields (inputs, targets); the loss is the cross-entropy."""
+    """What to train. `batches(seed)` yields (inputs, targets)."""
 
     build: Callable[[], nn.Module]
     batches: Callable[[int], Iterator[tuple[torch.Tensor, torch.Tensor]]]
@@ -31,6 +31,9 @@ class Task:
     describe: str
     # Mean loss on held-out data, which the ranks share out; the same on all of them.
     validation_loss: Callable[[nn.Module], float] | None = None
+    # Share of held-out data that is classified rightly, as above.
+    validation_accuracy: Callable[[nn.Module], float] | None = None
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = train_lm.cross_entropy
 
 
 def gpt(windows: int = train_lm.BATCH) -> Task:
@@ -108,17 +111,93 @@ def resnet_digits() -> Task:
     return _digits_task(build, "ResNet-like net (3 blocks), 0.31 M parameters")
 
 
+def narrow_mlp() -> Task:
+    """Twenty-four 96 x 96 layers between digits and their labels. What K-FAC computes for a layer grows with the cube
+    of its width, what it sends with the square: narrow layers leave the larger share of a step to the exchange."""
+
+    def build() -> nn.Module:
+        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, 96), nn.ReLU()]
+        for _ in range(24):
+            layers.append(NarrowBlock(96))
+        return nn.Sequential(*layers, nn.Linear(96, 10))
+
+    return _digits_task(build, "residual MLP 64-24x96-10, 0.23 M parameters")
+
+
+class NarrowBlock(nn.Module):
+    """x + relu(linear(x)) / 4: the depth does not hinder training."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + functional.relu(self.linear(x)) / 4
+
+
+def autoencoder() -> Task:
+    """The deep autoencoder on which K-FAC was introduced (Martens and Grosse 2015), for digits of 64 points: logistic
+    units, a code of 30 linear ones, cross-entropy of the points, summed over an image."""
+    widths = (64, 512, 256, 128, 30, 128, 256, 512, 64)
+
+    def build() -> nn.Module:
+        layers: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in zip(widths, widths[1:], strict=False):
+            layers.append(nn.Linear(inputs, outputs))
+            if outputs not in (min(widths), widths[-1]):  # the code is linear; the loss takes logits
+                layers.append(nn.Sigmoid())
+        model = nn.Sequential(*layers)
+        for module in model:
+            if isinstance(module, nn.Linear):  # as wide a range as keeps logistic units of this depth from saturating
+                nn.init.xavier_uniform_(module.weight, gain=4.0)
+                nn.init.zeros_(module.bias)
+        return model
+
+    images, _ = train_digits.read_digits()
+    held_out, rest = _split(images)
+
+    def loss(logits: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+        return functional.binary_cross_entropy_with_logits(logits, points, reduction="sum") / len(logits)
+
+    def batches(seed: int):
+        return ((chosen, chosen.flatten(1)) for chosen, _ in _image_batches(images[rest], rest)(seed))
+
+    return Task(
+        build=build,
+        batches=batches,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.003, momentum=0.9),
+        describe=f"autoencoder {'-'.join(map(str, widths))}, 0.40 M parameters, 16 digits a worker",
+        validation_loss=lambda module: _mean_over(
+            held_out, lambda mine: loss(module(images[mine]), images[mine].flatten(1))
+        ),
+        loss=loss,
+    )
+
+
+def _split(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices of held-out images and of the others."""
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return order[:VALIDATION_IMAGES], order[VALIDATION_IMAGES:]
+
+
+@torch.no_grad()
+def _mean_over(held_out: torch.Tensor, mean_of: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """The mean over images of what `mean_of` says of the share of each rank."""
+    mine = held_out[dist.get_rank() :: dist.get_world_size()]
+    total = (mean_of(mine) * len(mine)).reshape(1)
+    dist.all_reduce(total)
+    return total.item() / len(held_out)
+
+
 def _digits_task(build: Callable[[], nn.Module], net: str) -> Task:
     images, labels = train_digits.read_digits()
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    held_out, rest = order[:VALIDATION_IMAGES], order[VALIDATION_IMAGES:]
+    held_out, rest = _split(images)
 
-    @torch.no_grad()
     def validation_loss(module: nn.Module) -> float:
-        mine = held_out[dist.get_rank() :: dist.get_world_size()]
-        loss = functional.cross_entropy(module(images[mine]), labels[mine], reduction="sum").reshape(1)
-        dist.all_reduce(loss)
-        return loss.item() / len(held_out)
+        return _mean_over(held_out, lambda mine: functional.cross_entropy(module(images[mine]), labels[mine]))
+
+    def validation_accuracy(module: nn.Module) -> float:
+        return _mean_over(held_out, lambda mine: (module(images[mine]).argmax(1) == labels[mine]).float().mean())
 
     return Task(
         build=build,
@@ -126,6 +205,7 @@ def _digits_task(build: Callable[[], nn.Module], net: str) -> Task:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
         describe=f"{net}, 16 digits a worker, SGD 0.05 momentum 0.9",
         validation_loss=validation_loss,
+        validation_accuracy=validation_accuracy,
     )
 
 
@@ -175,6 +255,8 @@ TASKS = {
     "digits": digits,
     "vgg-digits": vgg_digits,
     "resnet-digits": resnet_digits,
+    "narrow-mlp": narrow_mlp,
+    "autoencoder": autoencoder,
     "mlp": mlp,
     "vgg": vgg,
 }

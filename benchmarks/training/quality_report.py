@@ -31,7 +31,8 @@ beside it (share, L2, of gradient plus residual that a step held back). Against:
 validation loss (negative is better) and verdict. Equal time: the steps a method makes while PowerSGD makes
 its own, by the step times of speed.md at the rate named below.
 A method is *within noise* when its mean is worse by at most {NOISE_STDS:g} pooled standard deviations AND
-by at most {100 * SHARE_OF_FALL:g} % of the fall of the baseline's loss over the run."""
+by at most {100 * SHARE_OF_FALL:g} % of the fall of the baseline's loss over the run; *better* when it is better by more
+than {NOISE_STDS:g} pooled standard deviations; otherwise *worse*."""
 
 
 def verdict(mine: list[dict], baseline: list[dict], field: str = "validation_loss") -> tuple[float, str]:
@@ -41,7 +42,7 @@ def verdict(mine: list[dict], baseline: list[dict], field: str = "validation_los
     pooled = ((statistics.variance(own) + statistics.variance(other)) / 2) ** 0.5
     initial = statistics.mean(_values(baseline, "initial_validation_loss"))
     fall = initial - statistics.mean(other)
-    if worse_by <= 0:
+    if worse_by < -NOISE_STDS * pooled:
         return worse_by, "better"
     within = worse_by <= NOISE_STDS * pooled and worse_by <= SHARE_OF_FALL * fall
     return worse_by, "within noise" if within else "worse"
@@ -92,7 +93,9 @@ def _at_equal_time(runs: list[dict], baseline: list[dict] | None) -> list[str]:
     if not timed:
         return ["-"] * 3
     loss = _mean_and_std(_values(timed, "equal_time_validation_loss"))
-    return [str(timed[0]["equal_time_steps"]), loss, _against(timed, baseline, "equal_time_validation_loss")]
+    # At equal time PowerSGD makes all its steps, so against itself there is nothing to compare.
+    against = "-" if runs is baseline else _against(timed, baseline, "equal_time_validation_loss")
+    return [str(timed[0]["equal_time_steps"]), loss, against]
 
 
 def _against(runs: list[dict], baseline: list[dict] | None, field: str = "validation_loss") -> str:

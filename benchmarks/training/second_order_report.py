@@ -1,6 +1,8 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""Makes docs/results/second_order.md and its picture from the raw records of `second_order.py`."""
+"""Makes docs/results/second_order.md and its pictures from the raw records of `second_order.py`."""
 
+import itertools
+import re
 import statistics
 from pathlib import Path
 
@@ -8,113 +10,248 @@ from tables import markdown_table, times
 
 LEGEND = """\
 K-FAC: cortado.KFAC; it averages gradients itself, those of preconditioned layers only to the rank that owns the layer,
-and gathers what the owners computed in one message a rank. The strategy stands in the heading, the same in all rows.
-Losses: mean and standard deviation over the seeds; a seed fixes weights and batches for all methods. Training: mean of
-the last 10 steps; validation: on held-out data. Ratio: bytes of preconditioned gradients of all owners, dense over
-payload, reached at the error beside it (relative L2 of what an owner sends, feedback included; mean over steps and
-owners). Against: mean difference of the validation loss to uncompressed K-FAC (negative is better), and how many pooled
-standard deviations that is. Stages: ms a step, rank 0."""
+and gathers what the owners computed in one message a rank (`kfac + broadcasts`: a broadcast a layer). The strategy
+stands in the heading, the same in all rows. Losses: mean and standard deviation over the seeds; a seed fixes weights
+and batches for all methods. Training: mean of the last 10 steps; validation: on held-out data. Against kfac: mean
+difference of the validation loss to uncompressed K-FAC (negative is better), and how many pooled standard deviations
+that is. ms a step: mean over steps and seeds, those with new factors and inverses included; - where only losses were
+recorded, beside other work.
+
+Bytes: kB of all ranks together in the last message of each kind, and dense over payload, at the error beside it
+(relative L2 of what a rank sends, feedback included; mean over messages and ranks). Gradients are the preconditioned
+ones; reduced gradients are averaged by K-FAC itself. Stages: ms a step, mean over ranks; the exchange (encode, gather,
+decode of preconditioned gradients) on the rank that waits least for the others, and its share of the step."""
 EXCHANGE_LEGEND = """\
-Encode, all-gather and decode of the preconditioned gradients of one step, nothing else: the slowest rank's time, median
-of repetitions. Broadcasts: one for each tensor, all started at once, as kfac-pytorch sends them."""
-KEY = ("task_name", "task", "strategy", "workers", "steps", "factor_update_steps", "inv_update_steps", "damping")
-STAGES = ("factors", "reduce_factors", "inverses", "precondition", "reduce_gradients", "encode", "gather", "decode")
+Encode, all-gather and decode of preconditioned gradients, nothing else: the slowest rank's time, median of repetitions
+over the tensors of eight successive steps in turn. Broadcasts: one for each tensor, all started at once, as
+kfac-pytorch sends them. `none` is our own aggregated all-gather, which the others are compared with."""
+SETTINGS = (
+    "strategy",
+    "grad_worker_fraction",
+    "compute_method",
+    "workers",
+    "steps",
+    "factor_update_steps",
+    "inv_update_steps",
+    "damping",
+    "skip_layers",
+    "gradients",
+    "timed",
+)
+KINDS = ("gradients", "factors", "inverses", "reduced_gradients")
+
+
+def training_key(record: dict) -> tuple:
+    """What tells training runs apart, besides method and seed."""
+    values = [record[name] for name in ("task_name", "rate", *SETTINGS)]
+    return tuple(" ".join(value) if isinstance(value, list) else value for value in values)
 
 
 def write_report(records: list[dict], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "second_order.md"
-    parts = ["# Second order: K-FAC and its exchange", LEGEND]
-    for key, runs in sorted(_training_groups(records).items()):
-        parts += _training_section(key, runs, folder)
+    parts = ["# Second order: K-FAC and its exchange"]
+    reading = folder / "second_order_reading.md"
+    if reading.exists():
+        parts.append(reading.read_text().strip())
+    parts.append(LEGEND)
+    pictures: set[Path] = set()
+    for group in _training_groups(records):
+        parts += _training_section(group, folder, pictures)
     exchanges = [record for record in records if record["kind"] == "exchange"]
     if exchanges:
         parts += ["## The exchange alone", EXCHANGE_LEGEND, *_exchange_sections(exchanges)]
-    path.write_text("\n\n".join(parts) + "\n")
+    path.write_text("\n\n".join(part for part in parts if part) + "\n")
     return path
 
 
-def _training_groups(records: list[dict]) -> dict:
-    """{(task, ...): {method: {seed: record}}}; a later record replaces an equal earlier one."""
+# ---- training ----------------------------------------------------------------------------------------------------
+
+
+def _training_groups(records: list[dict]) -> list[dict]:
+    """[{method: [record of each seed]}], by settings; a later record replaces an equal earlier one."""
     groups: dict = {}
     for record in records:
         if record["kind"] == "training":
-            names = (
-                "task_name",
-                "task",
-                "strategy",
-                "workers",
-                "steps",
-                "factor_update_steps",
-                "inv_update_steps",
-                "damping",
-            )
-            group = groups.setdefault(tuple(record[name] for name in names), {})
+            group = groups.setdefault(training_key(record), {})
             group.setdefault(record["method"], {})[record["seed"]] = record
-    return groups
+    return [
+        {method: list(by_seed.values()) for method, by_seed in groups[key].items()}
+        for key in sorted(groups, key=lambda key: tuple(map(str, key)))
+    ]
 
 
-def _training_section(key: tuple, group: dict, folder: Path) -> list[str]:
-    name, task, strategy, workers, steps, factor_steps, inv_steps, damping = key
-    methods = {method: list(by_seed.values()) for method, by_seed in group.items()}
-    sample = next(iter(methods.values()))[0]
+def _training_section(group: dict, folder: Path, pictures: set[Path]) -> list[str]:
+    sample = next(iter(group.values()))[0]
     machine = ", ".join(f"{k} {v}" for k, v in sample["machine"].items())
-    heading = f"## {task.split(',')[0]}; {strategy}, {steps} steps, {workers} workers"
+    heading = f"## {sample['task_name']}, {sample['strategy']}, {sample['rate']}: {sample['steps']} steps"
+    heading += f", {sample['workers']} workers" + ("" if sample["timed"] else ", losses only")
+    settings = [
+        f"factors every {sample['factor_update_steps']} steps, inverses every {sample['inv_update_steps']}",
+        f"{sample['compute_method']}, damping {sample['damping']:g}",
+    ]
+    if sample["strategy"] == "hybrid-opt":
+        settings.append(f"grad_worker_fraction {sample['grad_worker_fraction']:g}")
+    if sample["skip_layers"]:
+        settings.append(f"without {' '.join(sample['skip_layers'])}")
+    if sample["gradients"]:
+        settings.append(f"gradients averaged as `{sample['gradients']}` in all rows")
     head = (
-        f"{task}; factors every {factor_steps} steps, inverses every {inv_steps}, damping {damping:g}. "
-        f"{sample['started']}, commit {sample['commit']}; {machine}; links: {sample['links']}"
+        f"{sample['task']}; {', '.join(settings)}. {sample['started']}, commit {sample['commit']}; {machine}; "
+        f"links: {sample['links']}"
     )
-    header = ["method", "training loss", "validation loss", "against kfac", "ratio", "error", "kB of gradients a step"]
-    rows = [_training_row(method, runs, methods.get("kfac")) for method, runs in methods.items()]
-    stage_rows = [_stage_row(method, runs) for method, runs in methods.items() if "kfac" in runs[0]]
-    picture = _draw(name, methods, folder)
+    baseline = group.get("kfac")
+    header = ["method", "training loss", "validation loss", "accuracy", "against kfac", "ms a step", "faster than kfac"]
+    with_kfac = {method: runs for method, runs in group.items() if "kfac" in runs[0]}
+    picture = _draw(sample, group, folder, pictures)
     return [
         heading,
         head,
-        markdown_table(header, rows),
-        markdown_table(["ms a step", *STAGES], stage_rows) if stage_rows else "",
-        f"![training loss by step]({picture})" if picture else "",
+        markdown_table(header, [_training_row(method, runs, baseline) for method, runs in group.items()]),
+        _bytes_table(with_kfac),
+        _stage_table(with_kfac) if sample["timed"] else "",
+        f"![training loss]({picture.relative_to(folder)})" if picture else "",
     ]
+
+
+def _mean(values) -> float:
+    return statistics.mean(list(values))
+
+
+def _mean_step_ms(runs: list[dict]) -> float | None:
+    return _mean(_mean(run["step_ms"]) for run in runs) if runs[0]["timed"] else None
 
 
 def _training_row(method: str, runs: list[dict], baseline: list[dict] | None) -> list[str]:
     unequal = "" if all(run["replicas_equal"] for run in runs) else " **replicas differ**"
-    ratio = error = kilobytes = "-"
-    if "kfac" in runs[0]:
-        payload, dense = (statistics.mean(run["kfac"]["bytes"]["gradients"][i] for run in runs) for i in (0, 1))
-        ratio, kilobytes = f"{dense / payload:.1f}", f"{payload / 1e3:.1f}"
-        error = f"{statistics.mean(run['kfac']['relative_error'] for run in runs):.3f}"
+    step_ms = _mean_step_ms(runs)
+    kfac_ms = _mean_step_ms(baseline) if baseline else None
+    accuracy = "-"
+    if "validation_accuracy" in runs[0]:
+        accuracy = f"{100 * _mean(run['validation_accuracy'] for run in runs):.1f} %"
+    seeds = f", {len(runs)} seeds" if len(runs) > 1 else ", one seed"
     return [
-        f"`{method}`, {len(runs)} seeds{unequal}",
+        f"`{method}`{seeds}{unequal}",
         _mean_and_std([run["training_loss"] for run in runs]),
-        _mean_and_std([run["validation_loss"] for run in runs]),
+        _mean_and_std([run["validation_loss"] for run in runs if "validation_loss" in run]),
+        accuracy,
         _against(runs, baseline),
-        ratio,
-        error,
-        kilobytes,
+        "-" if step_ms is None else f"{step_ms:.1f}",
+        times(kfac_ms / step_ms) if kfac_ms and step_ms else "-",
     ]
 
 
-def _stage_row(method: str, runs: list[dict]) -> list[str]:
-    return [f"`{method}`", *(f"{statistics.mean(r['kfac']['stage_ms'][stage] for r in runs):.2f}" for stage in STAGES)]
+def _bytes_table(methods: dict) -> str:
+    """A column for each kind of message that somebody sent."""
+    kinds = [k for k in KINDS if any(run["kfac"]["bytes"][k][1] for runs in methods.values() for run in runs)]
+    if not kinds:
+        return ""
+    rows = []
+    for method, runs in methods.items():
+        cells = [f"`{method}`"]
+        for kind in kinds:
+            payload, dense = (_mean(run["kfac"]["bytes"][kind][i] for run in runs) for i in (0, 1))
+            error = _mean(run["kfac"]["error"][kind] for run in runs)
+            cells += [f"{payload / 1e3:.1f}", f"{dense / payload:.1f} at {error:.3f}"] if payload else ["-", "-"]
+        rows.append(cells)
+    header = ["bytes"]
+    for kind in kinds:
+        header += [f"{kind.replace('_', ' ')}, kB", "ratio at error"]
+    return markdown_table(header, rows)
+
+
+def _stage_table(methods: dict) -> str:
+    if not methods:
+        return ""
+    stages = list(next(iter(methods.values()))[0]["kfac"]["stage_ms"])
+    rows = []
+    for method, runs in methods.items():
+        exchange_ms = _mean(run["kfac"]["exchange_ms"] for run in runs)
+        by_stage = [_mean(run["kfac"]["stage_ms"][stage] for run in runs) for stage in stages]
+        share = 100 * exchange_ms / _mean_step_ms(runs)
+        rows.append([f"`{method}`", *(f"{ms:.2f}" for ms in by_stage), f"{exchange_ms:.2f}", f"{share:.0f} %"])
+    return markdown_table(["ms a step", *(s.replace("_", " ") for s in stages), "exchange", "share"], rows)
 
 
 def _against(runs: list[dict], baseline: list[dict] | None) -> str:
-    if baseline is None or baseline is runs or len(runs) < 2 or len(baseline) < 2:
+    if baseline is None or baseline is runs or "validation_loss" not in runs[0]:
         return "-"
     own, other = ([run["validation_loss"] for run in side] for side in (runs, baseline))
-    worse_by = statistics.mean(own) - statistics.mean(other)
+    worse_by = _mean(own) - _mean(other)
+    if len(own) < 2 or len(other) < 2:
+        return f"{worse_by:+.4f}"
     pooled = ((statistics.variance(own) + statistics.variance(other)) / 2) ** 0.5
     return f"{worse_by:+.4f} ({worse_by / pooled:+.1f} std)" if pooled else f"{worse_by:+.4f}"
+
+
+def _mean_and_std(values: list[float]) -> str:
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{_mean(values):.4f}{spread}"
+
+
+def _draw(sample: dict, group: dict, folder: Path, pictures: set[Path]) -> Path | None:
+    """Smoothed training loss by step and, where steps were timed, by wall time; mean over seeds. None without
+    matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = 2 if sample["timed"] else 1
+    figure, axes = pyplot.subplots(1, panels, figsize=(5.5 * panels, 4.5), sharey=True, squeeze=False)
+    colours = pyplot.get_cmap("tab20").colors
+    for colour, (method, runs) in zip(itertools.cycle(colours), group.items(), strict=False):
+        curve = _smooth([_mean(values) for values in zip(*(run["losses"] for run in runs), strict=True)])
+        style = {"label": method, "linewidth": 1.2, "color": colour}
+        axes[0][0].plot(range(1, len(curve) + 1), curve, **style)
+        if sample["timed"]:
+            step_ms = [_mean(values) for values in zip(*(run["step_ms"] for run in runs), strict=True)]
+            axes[0][1].plot([ms / 1e3 for ms in itertools.accumulate(step_ms)], curve, **style)
+    axes[0][0].set(xlabel="step", ylabel="training loss (smoothed)", yscale="log")
+    if sample["timed"]:
+        axes[0][1].set(xlabel=f"seconds, {sample['rate']}", xscale="log")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="center left", bbox_to_anchor=(0.92, 0.5))
+    picture = _picture_path(sample, folder, pictures)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=100, bbox_inches="tight")
+    pyplot.close(figure)
+    return picture
+
+
+def _smooth(values: list[float]) -> list[float]:
+    level, smooth = values[0], []
+    for value in values:
+        level = 0.9 * level + 0.1 * value
+        smooth.append(level)
+    return smooth
+
+
+def _picture_path(sample: dict, folder: Path, pictures: set[Path]) -> Path:
+    """One file a group: a number tells apart what differs in other settings than the name says."""
+    parts = [sample["task_name"], sample["strategy"], sample["rate"], sample["gradients"]]
+    stem = re.sub(r"[^a-z0-9-]+", "_", "_".join(part for part in parts if part).lower()).strip("_")
+    for number in itertools.count(1):
+        path = folder / "second_order" / (f"{stem}.png" if number == 1 else f"{stem}_{number}.png")
+        if path not in pictures:
+            pictures.add(path)
+            return path
+    raise AssertionError("unreachable")
+
+
+# ---- the exchange alone ------------------------------------------------------------------------------------------
 
 
 def _exchange_sections(records: list[dict]) -> list[str]:
     groups: dict = {}
     for record in records:
-        key = (record["task_name"], record["strategy"], record["workers"])
+        key = (record["task_name"], record["strategy"], record["workers"], " ".join(record["skip_layers"]))
         groups.setdefault(key, {}).setdefault(record["rate"], {})[record["codec"]] = record
     parts = []
-    for (task, strategy, workers), rates in groups.items():
+    for (task, strategy, workers, without), rates in groups.items():
         sample = next(iter(next(iter(rates.values())).values()))
         machine = ", ".join(f"{k} {v}" for k, v in sample["machine"].items())
         shares = ", ".join(f"{share / 1e3:.0f}" for share in sample["shares"])
@@ -123,11 +260,14 @@ def _exchange_sections(records: list[dict]) -> list[str]:
             header += [f"ms at {rate}", "faster than none"]
         codecs = list(dict.fromkeys(codec for by_codec in rates.values() for codec in by_codec))
         rows = [_exchange_row(codec, rates) for codec in codecs]
+        stages = [[f"`{codec}`", *_exchange_stages(codec, rates)] for codec in codecs if codec in _with_stages(rates)]
         parts += [
             f"### {task}, {strategy}, {workers} workers",
-            f"Dense {sample['dense_bytes'] / 1e3:.0f} kB; kB a rank: {shares}. {sample['started']}, "
-            f"commit {sample['commit']}; {machine}",
+            f"{sample['task']}{f', without {without}' if without else ''}: {sample['tensors']} tensors, dense "
+            f"{sample['dense_bytes'] / 1e3:.0f} kB; kB a rank: {shares}. {sample['started']}, commit "
+            f"{sample['commit']}; {machine}",
             markdown_table(header, rows),
+            markdown_table(["encode / gather / decode, ms, rank 0", *rates], stages),
         ]
     return parts
 
@@ -144,32 +284,13 @@ def _exchange_row(codec: str, rates: dict) -> list[str]:
     return cells
 
 
-def _mean_and_std(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.4f}{spread}"
+def _with_stages(rates: dict) -> set[str]:
+    return {codec for by_codec in rates.values() for codec, record in by_codec.items() if "stage_ms" in record}
 
 
-def _draw(name: str, methods: dict, folder: Path) -> str | None:
-    """Smoothed training loss by step, mean over seeds; None without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for method, runs in methods.items():
-        mean = [statistics.mean(values) for values in zip(*(run["losses"] for run in runs), strict=True)]
-        smooth, level = [], mean[0]
-        for value in mean:
-            level = 0.9 * level + 0.1 * value
-            smooth.append(level)
-        axes.plot(range(1, len(smooth) + 1), smooth, label=method, linewidth=1)
-    axes.set(xlabel="step", ylabel="training loss (smoothed)", yscale="log")
-    axes.legend(fontsize=7)
-    picture = f"second_order_{name}.svg"
-    matplotlib.rcParams["svg.hashsalt"] = "cortado"
-    figure.savefig(folder / picture, metadata={"Date": None}, bbox_inches="tight")
-    pyplot.close(figure)
-    return picture
+def _exchange_stages(codec: str, rates: dict) -> list[str]:
+    cells = []
+    for by_codec in rates.values():
+        stage_ms = by_codec.get(codec, {}).get("stage_ms")
+        cells.append(" / ".join(f"{ms:.2f}" for ms in stage_ms.values()) if stage_ms else "-")
+    return cells

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from methods import NO_COMMUNICATION, wrap
-from models import Task, train_lm
+from models import Task
 
 GLOO_TIMEOUT_S = 240
 
@@ -54,6 +54,7 @@ class Trainer:
     def __init__(self, task: Task, method: str, seed: int = 0):
         torch.manual_seed(seed)
         self.wrapped = wrap(task.build(), method)
+        self.loss = task.loss
         self.optimizer = task.optimizer(self.wrapped.ddp.parameters())
         self.batches = task.batches(1000 * seed + dist.get_rank())
         self.steps_done = 0
@@ -64,7 +65,7 @@ class Trainer:
         start = time.perf_counter()
         self.optimizer.zero_grad()
         with self.wrapped.step_context():
-            loss = train_lm.cross_entropy(self.wrapped.ddp(inputs), targets)
+            loss = self.loss(self.wrapped.ddp(inputs), targets)
             loss.backward()
         self.optimizer.step()
         value = loss.item()

@@ -53,7 +53,7 @@ struct AutoOptions {
 
   std::string transport_version;  // of what is behind the communicator, as for calibrate(): "torch 2.13.0"
 
-  // False: gradients come tensor by tensor (submit()), not in buffers that may be summed as a whole (submit_bucket()).
+  // False: gradients come tensor by tensor (submit()), not in buffers that may be summed as a whole (submit_buffer()).
   bool takes_buffers = true;
 
   // "auto" or "auto(quality=safe, cluster=cluster.json)". Errors name the parameter, the value and what was expected.
@@ -88,10 +88,6 @@ class AutoEngine : public Engine {
   // Every rank calls it, with equal options. `communicator` and `clock` must outlive the engine.
   static Result<std::unique_ptr<AutoEngine>> create(std::vector<EngineTensor> tensors, const AutoOptions& options,
                                                     Communicator* communicator, const Clock* clock = steady_clock());
-
-  // As submit(), for gradients that lie in one buffer of the caller's and fill it: while auto runs dense the buffer is
-  // summed as it is.
-  virtual Status submit_bucket(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) = 0;
 
   virtual const AutoDecision& decision() const = 0;
 

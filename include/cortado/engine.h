@@ -207,9 +207,11 @@ class Engine {
   virtual Status begin_step(const StepContext& context) = 0;
   virtual Status submit(std::span<const Gradient> gradients) = 0;
 
-  // Method kNone only: sums a whole buffer of the caller in place, scaled by 1 / world_size before the sum. Until
+  // Method kNone, and auto: `gradients` lie in one buffer of the caller's and fill it. The buffer is summed in place as
+  // a whole, scaled by 1 / world_size before the sum (auto: while it runs dense; later as by submit()). Until
   // finish_step() returns it is in use by the communicator; to give up earlier, abandon() or destroy the engine first.
-  virtual Status submit_buffer(void* data, std::int64_t elems, DType dtype) = 0;
+  // Of kNone errors name the gradients, which are used for nothing else.
+  virtual Status submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) = 0;
 
   virtual Result<StepOutcome> finish_step(const LocalGradient& local_gradient = {}) = 0;
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,7 +20,7 @@
 
 namespace cortado {
 
-// ---- options: the decision tree of Espresso (EuroSys 2023, section 4.2) for any number of levels -------------------
+// ---- options: the decision tree of Espresso (EuroSys 2023, section 4.2) for several levels ------------------------
 
 struct OptionSpace {
   int levels = 2;
@@ -28,9 +29,16 @@ struct OptionSpace {
   bool sum_payloads = false;  // beyond the tree: all_reduce, reduce_scatter and reduce of payloads (linear codecs)
 };
 
+// Of an option space, and of the clusters that are planned for.
+constexpr int kMaxLevels = 4;
+
 // Distinct, each one passes Option::check(), the plain ones first. With two levels, both devices and rooted
-// collectives 4341; with one device 174, and 54 without rooted ones.
-std::vector<Option> generate_options(const OptionSpace& space);
+// collectives 4341; with one device 174, and 54 without rooted ones. Three levels have 294,993, four levels millions:
+// visit_options() keeps none of them, count_options() walks none. All three refuse less than one level and more than
+// kMaxLevels with kInvalidArgument.
+Result<std::vector<Option>> generate_options(const OptionSpace& space);
+Status visit_options(const OptionSpace& space, const std::function<void(const Option& option)>& visit);
+Result<std::int64_t> count_options(const OptionSpace& space);
 
 // ---- plans ---------------------------------------------------------------------------------------------------------
 

@@ -122,12 +122,9 @@ class DdpState(Attachment):
         buffer = bucket.buffer()
         if not self._step_begun:
             self._begin(bucket, buffer)
-        if self._engine.sends_buffers:
-            if buffer.numel():
-                self._engine.submit_buffer(buffer.data_ptr(), buffer.numel(), DTYPE_CODES[buffer.dtype])
-        elif self._engine.is_auto:
+        if self._engine.sends_buffers or self._engine.is_auto:
             dtype = DTYPE_CODES[buffer.dtype]
-            self._engine.submit_bucket(self._map(bucket, buffer), buffer.data_ptr(), buffer.numel(), dtype)
+            self._engine.submit_buffer(self._map(bucket, buffer), buffer.data_ptr(), buffer.numel(), dtype)
         else:
             self._engine.submit(self._map(bucket, buffer), buffer.data_ptr())
         future = torch.futures.Future()

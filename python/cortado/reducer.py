@@ -66,7 +66,7 @@ class Reducer(Attachment):
         # Shape, dtype and order in memory as the engine knows them; of no memory.
         self._templates = [torch.empty_like(parameter, device="meta") for parameter in self._parameters]
         self._carrier = (_Buckets if self._engine.sends_buffers else _InPlace)(self._engine, self._templates)
-        self._used = _UsedTensors(self._group, len(self._parameters))
+        self._used = _UsedTensors(self._group, self._names)
         self._given = [None] * len(self._parameters)  # gradients handed over in this step, and their versions
         self._step_begun = False
         self._accumulated = False  # gradients came under no_sync()
@@ -163,7 +163,8 @@ class Reducer(Attachment):
         self._carrier.flush()
         self._finish_step()
         self._carrier.deliver()
-        used = self._used.gather([given is not None for given in self._given], self._engine.timeout_s)
+        is_used = [given is not None for given in self._given]
+        used = self._used.gather(is_used, self._steps_begun - 1, self._engine.timeout_s)
         for index, mean in missing:
             if used[index]:
                 self._parameters[index].grad = mean
@@ -243,13 +244,14 @@ class _Buckets:
         for members in _split_into_buckets(templates):
             buffer = torch.empty(sum(templates[i].numel() for i in members), dtype=templates[members[0]].dtype)
             views = buffer.split([templates[i].numel() for i in members])
+            offsets = [view.data_ptr() - buffer.data_ptr() for view in views]
             for index, view in zip(members, views, strict=True):
                 self._place[index] = (len(self._buffers), view.view(templates[index].shape))
-            self._buffers.append((buffer, len(members)))
+            self._buffers.append((buffer, _core.BucketMap(list(members), offsets), len(members)))
         self._begin()
 
     def _begin(self):
-        self._missing = [count for _, count in self._buffers]
+        self._missing = [count for _, _, count in self._buffers]
         self._next = 0
         self._gradients = []
 
@@ -259,9 +261,8 @@ class _Buckets:
         self._gradients.append((gradient, view))
         self._missing[number] -= 1
         while self._next < len(self._buffers) and self._missing[self._next] == 0:
-            buffer, _ = self._buffers[self._next]
-            if buffer.numel():
-                self._engine.submit_buffer(buffer.data_ptr(), buffer.numel(), DTYPE_CODES[buffer.dtype])
+            buffer, members, _ = self._buffers[self._next]
+            self._engine.submit_buffer(members, buffer.data_ptr(), buffer.numel(), DTYPE_CODES[buffer.dtype])
             self._next += 1
 
     def flush(self):
@@ -292,19 +293,21 @@ class _UsedTensors:
     """Which tensors some rank has a gradient for. One byte a tensor, gathered once the engine's messages have ended:
     where among them it would come otherwise is not the same on all ranks."""
 
-    def __init__(self, group, count):
+    def __init__(self, group, names):
         self._group = group
-        self._own = torch.empty(count, dtype=torch.uint8)
-        self._all = torch.empty(group.world_size, count, dtype=torch.uint8)
+        self._own = torch.empty(len(names), dtype=torch.uint8)
+        self._all = torch.empty(group.world_size, len(names), dtype=torch.uint8)
+        self._what = f'"{names[0]}"' + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
-    def gather(self, is_used, timeout_s):
+    def gather(self, is_used, step, timeout_s):
         self._own.copy_(torch.tensor(is_used, dtype=torch.uint8))
         count, sent, received = self._own.numel(), self._own.data_ptr(), self._all.data_ptr()
         try:
             self._group.start("used tensors", "all_gather", BYTE_CODE, sent, received, count, 0, None, None)
             self._group.wait("used tensors", timeout_s)
         except (RuntimeError, TimeoutError) as error:
-            raise PeerError(str(error), "peer failed") from error
+            what = f"step {step}: communicate: whether some rank has used {self._what}"
+            raise PeerError(f"{what}: {error}", "peer failed") from error
         return self._all.any(0).tolist()
 
 

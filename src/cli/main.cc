@@ -11,6 +11,7 @@
 #include "cli/option_list.h"
 #include "cli/plan_commands.h"
 #include "cli/trace_command.h"
+#include "cortado/planner.h"
 #include "cortado/version.h"
 
 namespace cortado::cli {
@@ -84,11 +85,7 @@ constexpr const char* kBenchFooter =
 
 constexpr const char* kOptionsFooter =
     "Examples:\n"
-    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
-    "                                           what links and codecs take here\n"
     "  cortado options --count                           4341: two levels, both devices, all routines\n"
-    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
-    "                                           what links and codecs take here\n"
     "  cortado options --count --device gpu --no-rooted  54\n"
     "  cortado options --levels 1 --allow \"topk(density=0.01)\"\n"
     "  cortado options --levels 3 --device cpu --json    one JSON object a line; \"option\" is as plans have it\n"
@@ -249,7 +246,7 @@ int run(int argc, char** argv) {
   CLI::App* options = app.add_subcommand("options", "list the ways in which a tensor can travel");
   OptionListOptions listed;
   options->add_option("--levels", listed.levels, "of the topology; 2 if not given")
-      ->check(CLI::Range(1, 3))
+      ->check(CLI::Range(1, kMaxLevels))
       ->type_name("N");
   options
       ->add_option("--allow", listed.codecs,

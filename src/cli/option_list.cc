@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "cli/option_list.h"
 
+#include <cstdint>
 #include <cstdio>
 
 #include "cli/codec_commands.h"
@@ -48,30 +49,34 @@ int list_options(const OptionListOptions& options) {
   OptionSpace space = {.levels = options.levels, .rooted = options.rooted};
   if (!options.device.empty()) space.devices = {options.device == "cpu" ? OpDevice::kCpu : OpDevice::kGpu};
 
-  std::size_t count = 0;
-  const auto take = [&](const Option& option, const std::string& codec) {
-    ++count;
-    if (!options.only_count) print(option, codec, topology, options.as_json);
+  std::int64_t count = 0;
+  const auto take = [&](const std::string& codec, bool takes_plain) -> Status {
+    if (!options.only_count) {
+      return visit_options(space, [&](const Option& option) {
+        if (option.encodes() > 0) print(option, codec, topology, options.as_json);
+        if (option.encodes() == 0 && takes_plain) print(option, "", topology, options.as_json);
+      });
+    }
+    OptionSpace plain = space;
+    plain.devices.clear();
+    const Result<std::int64_t> all = count_options(space), without_encodes = count_options(plain);
+    if (!all.ok()) return all.status();
+    count += all.value() - (takes_plain ? 0 : without_encodes.value());
+    return {};
   };
   if (options.codecs.empty()) {
-    for (const Option& option : generate_options(space)) take(option, "");
+    if (const Status status = take("", true); !status.ok()) return report_error("", status);
   }
-  bool plain_ones_taken = false;
+  bool takes_plain = true;
   for (const std::string& spec : options.codecs) {
     const Result<std::unique_ptr<Codec>> codec = make_codec(spec);
     if (!codec.ok()) return report_error("", codec.status());
     space.sum_payloads = codec.value()->sum_form(1, 1, DType::kFloat32).has_value();
-    for (const Option& option : generate_options(space)) {
-      if (option.encodes() > 0) {
-        take(option, codec.value()->spec());
-      } else if (!plain_ones_taken) {
-        take(option, "");
-      }
-    }
-    plain_ones_taken = true;
+    if (const Status status = take(codec.value()->spec(), takes_plain); !status.ok()) return report_error("", status);
+    takes_plain = false;
   }
   if (!options.only_count) return kDone;
-  options.as_json ? std::printf("{\"count\": %zu}\n", count) : std::printf("%zu\n", count);
+  std::printf(options.as_json ? "{\"count\": %lld}\n" : "%lld\n", static_cast<long long>(count));
   return kDone;
 }
 

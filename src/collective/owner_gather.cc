@@ -19,6 +19,7 @@
 #include "core/checked_math.h"
 #include "core/finite.h"
 #include "core/float16.h"
+#include "core/format.h"
 #include "core/hash.h"
 #include "core/seconds.h"
 
@@ -152,7 +153,7 @@ class OwnerGatherImpl final : public OwnerGather {
       if (!notes.empty()) notes[0] = own_note;
       return {};
     }
-    const Status status = exchange(step, own_note, notes);
+    const Status status = exchange(step, own_note, notes).with_context("step " + std::to_string(step));
     if (!status.ok()) {
       failure_ = status;
       communicator_->abandon(status.to_string());
@@ -224,6 +225,12 @@ class OwnerGatherImpl final : public OwnerGather {
     return {};
   }
 
+  std::string name_all() const { return name_tensors(tensors_.empty() ? "" : tensors_[0].name, tensors_.size()); }
+  std::string name_share(const Share& share) const {
+    const std::vector<std::size_t>& first = share.lossy.empty() ? share.exact : share.lossy;
+    return name_tensors(first.empty() ? "" : tensors_[first[0]].name, share.lossy.size() + share.exact.size());
+  }
+
   // What depends on the codec.
   void measure_codec() {
     codec_hash_ = fnv1a_64(codec_.codec().spec());
@@ -248,7 +255,7 @@ class OwnerGatherImpl final : public OwnerGather {
     const std::int64_t begin_ns = clock_->now_ns();
     CORTADO_ASSIGN_OR_RETURN(const Header header, encode_own(step, own_note));
     const std::int64_t encoded_ns = clock_->now_ns();
-    CORTADO_RETURN_IF_ERROR(gather(header));
+    if (const Status status = gather(header); !status.ok()) return status.with_context("gather of " + name_all());
     const std::int64_t gathered_ns = clock_->now_ns();
     CORTADO_RETURN_IF_ERROR(check_headers(header));
     CORTADO_RETURN_IF_ERROR(decode_all());
@@ -385,7 +392,7 @@ class OwnerGatherImpl final : public OwnerGather {
         status = exact_.decode(payload.subspan(header.lossy_bytes), shares_[r].exact_views, scratch_);
       }
     }
-    return status.with_context("message of rank " + std::to_string(r));
+    return status.with_context("decode of what rank " + std::to_string(r) + " sent of " + name_share(shares_[r]));
   }
 
   // Error and residuals of what this rank has sent.

@@ -272,6 +272,21 @@ TEST(OwnerGather, RanksThatDiffer) {
   }
 }
 
+TEST(OwnerGather, WhatIsLostOnTheWayNamesStepTensorsAndRank) {
+  const std::vector<Status> statuses = run_ranks(kRanks, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const auto gather, OwnerGather::create(some_tensors(), {}, &communicator));
+    if (communicator.rank() == 1) return make_error(StatusCode::kInternal, "out of luck");
+    Values values = fill(gather->tensors(), communicator.rank(), 0);
+    return gather->run(4, addresses(&values));
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const std::string& text = statuses[static_cast<std::size_t>(rank)].message();
+    if (rank == 1) continue;
+    EXPECT_TRUE(text.starts_with("step 4: gather of \"a\" and 4 more: ")) << text;
+    EXPECT_NE(text.find("rank 1 has left the group: internal error: out of luck"), std::string::npos) << text;
+  }
+}
+
 TEST(OwnerGather, WrongArguments) {
   LocalGroup group(1);
   const auto refused = [&](std::vector<OwnedTensor> tensors) {

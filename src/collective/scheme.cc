@@ -8,6 +8,7 @@
 
 #include "collective/collective_call.h"
 #include "core/check.h"
+#include "core/format.h"
 
 namespace cortado {
 
@@ -157,10 +158,8 @@ std::string SchemeRun::name_of_step() const {
       is_collective(op.kind) ? setup_.levels->topology().range_name(op.levels) : std::string(op_device_name(op.device));
   std::string name = "operation " + std::to_string(next_) + " (" + std::string(op_kind_name(op.kind)) + "@" + place;
   if (is_collective(op.kind) && sizes_first_) name += ", sizes";
-  name += ")";
-  if (!setup_.tensors.empty()) name += " of \"" + setup_.tensors.front().name + "\"";
-  if (setup_.tensors.size() > 1) name += " and " + std::to_string(setup_.tensors.size() - 1) + " more";
-  return name;
+  const std::string_view first = setup_.tensors.empty() ? std::string_view() : setup_.tensors.front().name;
+  return name + ") of " + name_tensors(first, setup_.tensors.size());
 }
 
 Status SchemeRun::fail(const Status& status) {

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <limits>
+#include <map>
 
 #include "collective/scheme_testing.h"
 #include "core/counting_new.h"
@@ -47,7 +48,7 @@ void expect_exact_sums(const Topology& topology, const OptionSpace& space, const
                        const std::vector<SchemeTensor>& tensors, std::size_t every = 1) {
   SchemeRanks ranks(topology);
   const std::unique_ptr<Codec> codec = make_codec(spec).value();
-  const std::vector<Option> options = generate_options(space);
+  const std::vector<Option> options = generate_options(space).value();
   for (std::size_t i = 0; i < options.size(); i += every * kStride) {
     expect_exact_sum(ranks, options[i], codec.get(), tensors);
     if (testing::Test::HasFatalFailure()) return;
@@ -156,7 +157,7 @@ TEST(Scheme, DeviceCopiesAreCounted) {
 TEST(Scheme, AllocatesNothingInSteadyState) {
   if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer owns operator new";
   SchemeRanks ranks(kTwoByThree);
-  const std::vector<Option> options = generate_options({});
+  const std::vector<Option> options = generate_options({}).value();
   for (const char* spec : {"none", "float_rans"}) {
     const std::unique_ptr<Codec> codec = make_codec(spec).value();
     for (std::size_t i = 0; i < options.size(); i += 97) {
@@ -220,7 +221,7 @@ void expect_same_bytes_everywhere(SchemeRuns& runs) {
 }
 
 // Nothing gets lost: in every step, what was delivered so far and what all residuals hold is the sum of what went in,
-// to the rounding of `unit` a value. And no step is further off than all encodes together may be.
+// to the rounding of `unit` a value.
 void expect_telescoping(SchemeRanks& ranks, const Option& option, const Codec* codec, double unit,
                         bool averages = false) {
   SCOPED_TRACE(codec->spec() + ": " + option.to_string(ranks.topology()));
@@ -243,7 +244,7 @@ void expect_telescoping(SchemeRanks& ranks, const Option& option, const Codec* c
 
 void expect_telescoping(const std::string& spec, const OptionSpace& space, double unit, std::size_t every) {
   const std::unique_ptr<Codec> codec = make_codec(spec).value();
-  const std::vector<Option> options = generate_options(space);
+  const std::vector<Option> options = generate_options(space).value();
   for (const Topology& topology : {kTwoByTwo, kTwoByThree}) {
     SchemeRanks ranks(topology);
     for (std::size_t i = 0; i < options.size(); i += every * kStride) {
@@ -284,7 +285,7 @@ TEST(SchemeFeedback, NothingIsLostOfMeans) {
   for (const char* spec : {"topk(density=0.3)", "randk(density=0.4)"}) {
     const std::unique_ptr<Codec> codec = make_codec(spec).value();
     const OptionSpace space = {.devices = {OpDevice::kCpu}, .sum_payloads = codec->row().traits.linear};
-    for (const Option& option : generate_options(space)) {
+    for (const auto options = generate_options(space).value(); const Option& option : options) {
       if (option.encodes() > 0) expect_telescoping(ranks, option, codec.get(), kFloat, /*averages=*/true);
       if (testing::Test::HasFatalFailure()) return;
     }
@@ -293,7 +294,7 @@ TEST(SchemeFeedback, NothingIsLostOfMeans) {
 
 TEST(SchemeFeedback, NothingIsLostOverThreeLevels) {
   SchemeRanks ranks({{{"socket", 2}, {"machine", 2}, {"rack", 3}}});
-  const std::vector<Option> options = generate_options({.levels = 3, .devices = {OpDevice::kCpu}});
+  const std::vector<Option> options = generate_options({.levels = 3, .devices = {OpDevice::kCpu}}).value();
   const std::unique_ptr<Codec> codec = make_codec("topk(density=0.3)").value();
   for (std::size_t i = 0; i < options.size(); i += 211) expect_telescoping(ranks, options[i], codec.get(), kFloat);
 }
@@ -302,7 +303,7 @@ TEST(SchemeFeedback, NothingIsLostOverThreeLevels) {
 TEST(SchemeFeedback, AStepThatIsNotCommittedHasNotBeen) {
   SchemeRanks ranks(kTwoByThree);
   const std::unique_ptr<Codec> codec = make_codec("topk(density=0.3)").value();
-  const std::vector<Option> options = generate_options({.devices = {OpDevice::kCpu}});
+  const std::vector<Option> options = generate_options({.devices = {OpDevice::kCpu}}).value();
   for (const std::size_t i : {std::size_t{20}, std::size_t{100}, options.size() - 1}) {
     SchemeRuns runs(ranks, {.option = options[i], .codec = codec.get(), .tensors = kTensors, .has_feedback = true});
     ASSERT_TRUE(runs.step(0, normal_like_message).ok());
@@ -336,26 +337,38 @@ TEST(SchemeFeedback, PlacesSayWhereSomethingIsLost) {
   EXPECT_EQ(places(3), "intra:0+64/1 inter:32+32/1 intra again:32+32/2 ");  // not the root between machines
 }
 
-// Each encode of 8 bits is off by at most half a step of the largest value of its block.
-TEST(Scheme, NoOptionIsFurtherOffThanItsEncodesMayBe) {
+// Each encode of 8 bits is off by at most half a step of the largest value of its block. And options that differ in
+// nothing but devices give the same bits: 174 results for 4341 options.
+TEST(Scheme, NoOptionIsFurtherOffThanItsEncodesMayBeOnWhicheverDevice) {
   const std::unique_ptr<Codec> codec = make_codec("quant(bits=8)").value();
-  SchemeRanks ranks(kTwoByThree);
-  for (const Option& option : generate_options({.devices = {OpDevice::kCpu}})) {
-    SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = kTensors});
-    ASSERT_TRUE(runs.step(0, normal_like_message).ok());
+  const std::vector<Option> options = generate_options({}).value();
+  for (const Topology& topology : {kTwoByTwo, kTwoByThree}) {
+    SchemeRanks ranks(topology);
     const auto exact = exact_sum(kTensors, ranks.size(), 0, normal_like_message);
-    const Message sums = runs.sums(0);
     const double largest = 9.0 * ranks.size();  // of any sum; and of the values of all that encode side by side
-    const double bound = option.encodes() * largest / 254 * 1.02 + 1e-4;
-    double worst = 0;
-    for (std::size_t t = 0; t < sums.size(); ++t) {
-      for (std::size_t i = 0; i < sums[t].size(); ++i) {
-        worst = std::max(worst, std::fabs(static_cast<double>(sums[t][i]) - exact[t][i]));
+    std::map<std::string, Message> results;     // by the option with every device the CPU
+    for (std::size_t i = 0; i < options.size(); i += kStride) {
+      const Option& option = options[i];
+      SCOPED_TRACE(option.to_string(topology));
+      SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = kTensors});
+      ASSERT_TRUE(runs.step(0, normal_like_message).ok());
+      const Message sums = runs.sums(0);
+      double worst = 0;
+      for (std::size_t t = 0; t < sums.size(); ++t) {
+        for (std::size_t e = 0; e < sums[t].size(); ++e) {
+          worst = std::max(worst, std::fabs(static_cast<double>(sums[t][e]) - exact[t][e]));
+        }
       }
+      ASSERT_LE(worst, option.encodes() * largest / 254 * 1.02 + 1e-4);
+      if (option.encodes() > 0) {
+        ASSERT_GT(worst, 0.0);
+      }
+      Option on_cpu = option;
+      for (Operation& op : on_cpu.operations) op.device = OpDevice::kCpu;
+      ASSERT_EQ(results.try_emplace(on_cpu.to_string(topology), sums).first->second, sums);
     }
-    ASSERT_LE(worst, bound) << option.to_string(kTwoByThree);
-    if (option.encodes() > 0) {
-      ASSERT_GT(worst, 0.0) << option.to_string(kTwoByThree);
+    if (kStride == 1) {
+      EXPECT_EQ(results.size(), 174u);
     }
   }
 }
@@ -365,7 +378,7 @@ TEST(Scheme, MeansHaveTheSameScaleAtEveryPlace) {
   SchemeRanks ranks(kTwoByThree);
   const auto for_means = [&](const std::string& spec, const OptionSpace& space, const auto& check) {
     const std::unique_ptr<Codec> codec = make_codec(spec).value();
-    for (const Option& option : generate_options(space)) {
+    for (const auto options = generate_options(space).value(); const Option& option : options) {
       if (option.encodes() == 0) continue;
       SCOPED_TRACE(spec + ": " + option.to_string(kTwoByThree));
       SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = kTensors, .averages = true});
@@ -408,7 +421,8 @@ TEST(Scheme, MajorityVoteTakesTheSignThatMostHave) {
   SchemeRanks ranks({{{"all", 3}}});
   const std::unique_ptr<Codec> codec = make_codec("sign(scale=none, vote=majority)").value();
   const std::vector<SchemeTensor> tensors = {{"w", 3, 11}};
-  for (const Option& option : generate_options({.levels = 1, .devices = {OpDevice::kCpu}})) {
+  for (const auto options = generate_options({.levels = 1, .devices = {OpDevice::kCpu}}).value();
+       const Option& option : options) {
     if (option.operations.front().kind != OpKind::kEncode) continue;
     SCOPED_TRACE(option.to_string(ranks.topology()));
     SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = tensors});

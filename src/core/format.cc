@@ -23,4 +23,11 @@ std::string format_arguments(const char* format, std::va_list arguments) {
   return text;
 }
 
+std::string name_tensors(std::string_view first, std::size_t count) {
+  if (count == 0) return "no tensor";
+  std::string name = "\"" + std::string(first) + "\"";
+  if (count > 1) name += " and " + std::to_string(count - 1) + " more";
+  return name;
+}
+
 }  // namespace cortado

@@ -2,12 +2,17 @@
 #pragma once
 
 #include <cstdarg>
+#include <cstddef>
 #include <string>
+#include <string_view>
 
 namespace cortado {
 
 // What printf would print, of any length.
 [[gnu::format(printf, 1, 2)]] std::string format_text(const char* format, ...);
 std::string format_arguments(const char* format, std::va_list arguments);
+
+// What errors call a message of `count` tensors: `"a.weight" and 2 more`; of none: `no tensor`.
+std::string name_tensors(std::string_view first, std::size_t count);
 
 }  // namespace cortado

@@ -38,7 +38,7 @@ class EngineImpl final : public Engine {
 
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
-  Status submit_buffer(void* data, std::int64_t elems, DType dtype) override;
+  Status submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) override;
   Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
   void abandon(const std::string& why) override;
 
@@ -72,6 +72,8 @@ class EngineImpl final : public Engine {
     void* data;
     std::int64_t elems;
     DType dtype;
+    std::uint32_t first_tensor;  // of those whose gradients are in it
+    std::size_t tensors;         // how many; 0: the caller did not say
     std::int64_t bytes() const { return elems * static_cast<std::int64_t>(dtype_bytes(dtype)); }
     WorkId work = 0;
     std::int64_t start_ns = 0;
@@ -103,6 +105,7 @@ class EngineImpl final : public Engine {
   Status check_submission(std::span<const Gradient> gradients);
   Status encode_and_start(std::span<const Gradient> gradients);
   Status start_buffer(std::size_t buffer);
+  std::string name_of_buffer(std::size_t buffer) const;
   void encode(std::uint32_t tensor);
   Status encode_payload(std::uint32_t tensor, Round& round);
   Status poll();

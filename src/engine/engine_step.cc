@@ -4,6 +4,8 @@
 
 #include "core/check.h"
 #include "core/finite.h"
+#include "core/format.h"
+#include "engine/abandoned.h"
 #include "engine/dense_slot.h"
 #include "engine/engine_impl.h"
 
@@ -24,8 +26,7 @@ Status EngineImpl::fail(const Status& status) {
 
 void EngineImpl::abandon(const std::string& why) {
   if (!failure_.ok()) return;
-  failure_ =
-      make_error(StatusCode::kFailedPrecondition, "step %" PRId64 " was abandoned: %s", finished_steps_, why.c_str());
+  failure_ = abandoned_step(communicator_->rank(), finished_steps_, tensors_, steps_, in_step_, why);
   communicator_->abandon(why);
 }
 
@@ -410,15 +411,28 @@ Status EngineImpl::roll_back(Round& last, const LocalGradient& local_gradient) {
   return {};
 }
 
-Status EngineImpl::submit_buffer(void* data, std::int64_t elems, DType dtype) {
+Status EngineImpl::submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) {
   if (!failure_.ok()) return failure_;
   if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit_buffer: no step was begun");
   if (options_.method != Method::kNone) {
     return make_error(StatusCode::kFailedPrecondition, "submit_buffer: only codec none sends the caller's own buffers");
   }
+  for (const Gradient& gradient : gradients) {
+    if (gradient.tensor >= tensors_.size()) {
+      return make_error(StatusCode::kInvalidArgument, "submit_buffer: there is no tensor %u, only %zu", gradient.tensor,
+                        tensors_.size());
+    }
+    steps_[gradient.tensor].submitted = true;
+  }
   if (passes_through() || elems == 0) return {};
-  buffers_.push_back({data, elems, dtype});
+  buffers_.push_back({data, elems, dtype, gradients.empty() ? 0 : gradients.front().tensor, gradients.size()});
   return options_.overlap ? start_buffer(buffers_.size() - 1) : Status();
+}
+
+std::string EngineImpl::name_of_buffer(std::size_t buffer) const {
+  const BufferRun& run = buffers_[buffer];
+  const std::string name = "buffer " + std::to_string(buffer);
+  return run.tensors == 0 ? name : name + " (" + name_tensors(tensors_[run.first_tensor].name, run.tensors) + ")";
 }
 
 Status EngineImpl::start_buffer(std::size_t buffer) {
@@ -428,7 +442,7 @@ Status EngineImpl::start_buffer(std::size_t buffer) {
   interval.end_ns = clock_->now_ns();
   record(Stage::kEncode, static_cast<int>(buffer), -1, interval, run.bytes());
   const Result<WorkId> work = communicator_->start_all_reduce(run.data, run.elems, run.dtype);
-  if (!work.ok()) return fail(work.status().with_context("buffer " + std::to_string(buffer) + ": communicate"));
+  if (!work.ok()) return fail(work.status().with_context(name_of_buffer(buffer) + ": communicate"));
   run.work = work.value();
   run.start_ns = interval.end_ns;
   return {};
@@ -439,7 +453,7 @@ Status EngineImpl::finish_buffers() {
   for (std::size_t b = 0; b < buffers_.size(); ++b) {
     Interval interval{.start_ns = clock_->now_ns()};
     if (const Status status = communicator_->wait(buffers_[b].work, timeout()); !status.ok()) {
-      return fail(status.with_context("buffer " + std::to_string(b) + ": communicate"));
+      return fail(status.with_context(name_of_buffer(b) + ": communicate"));
     }
     interval.end_ns = clock_->now_ns();
     record(Stage::kWait, static_cast<int>(b), -1, interval, 0);
@@ -465,7 +479,8 @@ Result<StepOutcome> EngineImpl::finish_step(const LocalGradient& local_gradient)
   } else if (!passes_through()) {
     for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
       if (!steps_[t].submitted && first_round().find_slot(t) != nullptr) {
-        return fail(make_error(StatusCode::kFailedPrecondition, "finish_step: the gradient of \"%s\" was not submitted",
+        return fail(make_error(StatusCode::kFailedPrecondition,
+                               "finish_step: rank %d has not submitted the gradient of \"%s\"", communicator_->rank(),
                                tensors_[t].name.c_str()));
       }
     }

@@ -7,6 +7,7 @@
 #include "codec/cast/float_chunks.h"
 #include "core/check.h"
 #include "core/finite.h"
+#include "core/format.h"
 #include "core/hash.h"
 
 namespace cortado {
@@ -85,9 +86,7 @@ LowRankMessage::~LowRankMessage() {
 
 Status LowRankMessage::fail(const Status& status) {
   state_ = SchemeState::kFailed;
-  std::string name = "communicate: factors of \"" + slots_.front().tensor.name + "\"";
-  if (slots_.size() > 1) name += " and " + std::to_string(slots_.size() - 1) + " more";
-  return status.with_context(name);
+  return status.with_context("communicate: factors of " + name_tensors(slots_.front().tensor.name, slots_.size()));
 }
 
 void LowRankMessage::begin_step(const StepContext& context) { context_ = context; }

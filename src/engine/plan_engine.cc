@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/finite.h"
 #include "core/seconds.h"
+#include "engine/abandoned.h"
 
 namespace cortado {
 
@@ -129,8 +130,7 @@ Status PlanEngine::fail(const Status& status) {
 
 void PlanEngine::abandon(const std::string& why) {
   if (!failure_.ok()) return;
-  failure_ =
-      make_error(StatusCode::kFailedPrecondition, "step %" PRId64 " was abandoned: %s", finished_steps_, why.c_str());
+  failure_ = abandoned_step(communicator_->rank(), finished_steps_, tensors_, steps_, in_step_, why);
   communicator_->abandon(why);
 }
 
@@ -216,8 +216,9 @@ Status PlanEngine::submit(std::span<const Gradient> gradients) {
   return progress();
 }
 
-Status PlanEngine::submit_buffer(void*, std::int64_t, DType) {
-  return make_error(StatusCode::kFailedPrecondition, "submit_buffer: a plan knows tensors by name; use submit");
+Status PlanEngine::submit_buffer(std::span<const Gradient>, void*, std::int64_t, DType) {
+  return make_error(StatusCode::kFailedPrecondition,
+                    "submit_buffer: a plan sends no buffers of the caller's; use submit");
 }
 
 // ---- collectives ---------------------------------------------------------------------------------------------------
@@ -311,7 +312,8 @@ Result<StepOutcome> PlanEngine::finish_step(const LocalGradient&) {
   if (!passes_through()) {
     for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
       if (steps_[t].submitted || gradient_bytes(t) == 0) continue;
-      return fail(make_error(StatusCode::kFailedPrecondition, "finish_step: the gradient of \"%s\" was not submitted",
+      return fail(make_error(StatusCode::kFailedPrecondition,
+                             "finish_step: rank %d has not submitted the gradient of \"%s\"", communicator_->rank(),
                              tensors_[t].name.c_str()));
     }
     while (undelivered_ > 0) {

@@ -41,7 +41,7 @@ class PlanEngine final : public Engine {
 
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
-  Status submit_buffer(void* data, std::int64_t elems, DType dtype) override;
+  Status submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) override;
   Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
   void abandon(const std::string& why) override;
 

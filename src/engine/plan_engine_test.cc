@@ -17,7 +17,7 @@ const Topology kTwoByThree = {{{"intra", 2}, {"inter", 3}}};
 
 // Every bucket has another option of the tree and another codec; buckets of one to three tensors.
 Plan mixed_plan(const Topology& topology, std::size_t seed, const std::vector<std::string>& codecs) {
-  static const std::vector<Option> options = generate_options({});
+  static const std::vector<Option> options = generate_options({}).value();
   std::vector<std::string> names;
   for (const EngineTensor& tensor : small_model()) names.push_back(tensor.name);
   std::rotate(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(seed % names.size()), names.end());

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/checksum.h"
 #include "core/float16.h"
+#include "core/format.h"
 
 namespace cortado {
 
@@ -280,9 +281,7 @@ std::string Round::name_of(int message) const {
   std::string name = (runs_[message].rest_bytes > 0 ? "rest of message " : "message ") + std::to_string(message);
   if (layouts_.names.empty()) return name;
   const std::vector<Slot>& slots = layout().messages[message].slots;
-  name += " (\"" + layouts_.names[slots.front().tensor] + "\"";
-  if (slots.size() > 1) name += " and " + std::to_string(slots.size() - 1) + " more";
-  return name + ")";
+  return name + " (" + name_tensors(layouts_.names[slots.front().tensor], slots.size()) + ")";
 }
 
 Status Round::in_communication(int message, const Status& status) const {
@@ -309,8 +308,9 @@ Status Round::check_headers(int message) const {
       const std::uint64_t bytes = header(message, rank, static_cast<int>(s)) & kBytesMask;
       if (bytes <= static_cast<std::uint64_t>(slots[s].elems)) continue;
       return make_error(StatusCode::kCorruptData,
-                        "%s: communicate: rank %d announces %" PRIu64 " bytes in slot %zu, which has at most %" PRId64,
-                        name_of(message).c_str(), rank, bytes, s, slots[s].elems);
+                        "%s: communicate: rank %d announces %" PRIu64 " bytes of \"%s\", which has at most %" PRId64,
+                        name_of(message).c_str(), rank, bytes,
+                        layouts_.names.empty() ? "" : layouts_.names[slots[s].tensor].c_str(), slots[s].elems);
     }
   }
   return {};

@@ -12,9 +12,6 @@
 
 namespace cortado {
 
-// More levels than anybody has; three already give half a million options.
-constexpr int kMaxLevels = 4;
-
 struct TreePlace {
   enum Phase : std::uint8_t {
     kFirst,       // the levels from `level` on are to be summed; the form may change before
@@ -38,11 +35,8 @@ struct TreeBranch {
   TreePlace to;
 };
 
-// Appends the branches of `from` to `branches`: none where an option is complete (kDone).
+// Appends the branches of `from` to `branches`: none where an option is complete (kDone). Of at most kMaxLevels levels.
 void append_branches(const OptionSpace& space, const TreePlace& from, std::vector<TreeBranch>* branches);
-
-// How many options the space has, without walking it.
-std::int64_t count_options(const OptionSpace& space);
 
 // All places that can be reached, with their branches: a few hundred where there are thousands of options. Place 0 is
 // where every option begins.

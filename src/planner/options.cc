@@ -1,9 +1,9 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <map>
 #include <string>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 
 #include "core/check.h"
 #include "planner/option_tree.h"
@@ -99,15 +99,31 @@ class Branches {
   std::vector<TreeBranch>& branches_;
 };
 
-void collect(const OptionSpace& space, const TreePlace& from, Option* path, std::vector<Option>* options) {
-  if (from.phase == TreePlace::kDone) return options->push_back(*path);
+Status check_levels(const OptionSpace& space) {
+  if (space.levels >= 1 && space.levels <= kMaxLevels) return {};
+  return make_error(StatusCode::kInvalidArgument, "options: expected 1 to %d levels, got %d", kMaxLevels, space.levels);
+}
+
+// Calls visit(option) for all that go on from `path` with `encodes` more of them; returns how many.
+template <typename Visit>
+std::int64_t visit_from(const OptionSpace& space, const TreePlace& from, int encodes, Option* path,
+                        const Visit& visit) {
+  if (from.phase == TreePlace::kDone) {
+    if (encodes > 0) return 0;
+    visit(*path);
+    return 1;
+  }
   std::vector<TreeBranch> branches;
   append_branches(space, from, &branches);
+  std::int64_t visited = 0;
   for (const TreeBranch& branch : branches) {
+    const int left = encodes - (branch.operation.kind == OpKind::kEncode ? 1 : 0);
+    if (left < 0) continue;
     path->operations.push_back(branch.operation);
-    collect(space, branch.to, path, options);
+    visited += visit_from(space, branch.to, left, path, visit);
     path->operations.pop_back();
   }
+  return visited;
 }
 
 // What follows depends on phase, form, level and the number of open steps only.
@@ -132,7 +148,8 @@ void append_branches(const OptionSpace& space, const TreePlace& from, std::vecto
   Branches(space, from, branches).append();
 }
 
-std::int64_t count_options(const OptionSpace& space) {
+Result<std::int64_t> count_options(const OptionSpace& space) {
+  CORTADO_RETURN_IF_ERROR(check_levels(space));
   Counts counts;
   return count_from(space, {}, &counts);
 }
@@ -165,12 +182,16 @@ TreeGraph::TreeGraph(const OptionSpace& space) {
   }
 }
 
-std::vector<Option> generate_options(const OptionSpace& space) {
+Status visit_options(const OptionSpace& space, const std::function<void(const Option&)>& visit) {
+  CORTADO_ASSIGN_OR_RETURN(std::int64_t left, count_options(space));
   Option path;
+  for (int encodes = 0; left > 0; ++encodes) left -= visit_from(space, {}, encodes, &path, visit);
+  return {};
+}
+
+Result<std::vector<Option>> generate_options(const OptionSpace& space) {
   std::vector<Option> options;
-  collect(space, {}, &path, &options);
-  std::stable_sort(options.begin(), options.end(),
-                   [](const Option& a, const Option& b) { return a.encodes() < b.encodes(); });
+  CORTADO_RETURN_IF_ERROR(visit_options(space, [&](const Option& option) { options.push_back(option); }));
   return options;
 }
 

@@ -15,14 +15,14 @@ namespace {
 const std::vector<OpDevice> kGpu = {OpDevice::kGpu};
 
 std::size_t count(OptionSpace space) {
-  const std::size_t generated = generate_options(space).size();
-  EXPECT_EQ(static_cast<std::size_t>(count_options(space)), generated);
+  const std::size_t generated = generate_options(space).value().size();
+  EXPECT_EQ(static_cast<std::size_t>(count_options(space).value()), generated);
   return generated;
 }
 
 std::map<int, int> count_by_encodes(OptionSpace space) {
   std::map<int, int> counts;
-  for (const Option& option : generate_options(space)) ++counts[option.encodes()];
+  for (const auto options = generate_options(space).value(); const Option& option : options) ++counts[option.encodes()];
   return counts;
 }
 
@@ -56,7 +56,7 @@ TEST(GenerateOptions, CountsByNumberOfEncodes) {
 TEST(GenerateOptions, OptionsOfOneDeviceEach) {
   for (const bool rooted : {true, false}) {
     int single = 0;
-    for (const Option& option : generate_options({.rooted = rooted})) {
+    for (const auto options = generate_options({.rooted = rooted}).value(); const Option& option : options) {
       std::set<OpDevice> devices;
       for (const Operation& op : option.operations) {
         if (!is_collective(op.kind)) devices.insert(op.device);
@@ -68,6 +68,28 @@ TEST(GenerateOptions, OptionsOfOneDeviceEach) {
 }
 
 TEST(GenerateOptions, OneLevelHasOnlyFlatOnes) { EXPECT_EQ(count({.levels = 1}), 63u); }
+
+TEST(CountOptions, OfThreeAndFourLevels) {
+  const auto of = [](int levels, bool sum_payloads) {
+    return count_options({.levels = levels, .sum_payloads = sum_payloads}).value();
+  };
+  EXPECT_EQ(of(3, false), 294'993);
+  EXPECT_EQ(of(3, true), 1'843'965);
+  EXPECT_EQ(of(4, false), 20'042'217);
+  EXPECT_EQ(of(4, true), 232'468'629);
+}
+
+TEST(CountOptions, NumbersOfLevelsThatAreRefused) {
+  for (const int levels : {0, -1, kMaxLevels + 1}) {
+    const OptionSpace space = {.levels = levels};
+    const Status statuses[] = {count_options(space).status(), generate_options(space).status(),
+                               visit_options(space, [](const Option&) { FAIL(); })};
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_EQ(status.message(), "options: expected 1 to 4 levels, got " + std::to_string(levels));
+    }
+  }
+}
 
 TEST(CountOptions, AgreesWithWhatIsGenerated) {
   for (const int levels : {1, 2, 3}) {
@@ -86,7 +108,7 @@ TEST(GenerateOptions, AreDistinctCheckedAndParseBack) {
       OptionSpace space = {.levels = levels, .sum_payloads = sum_payloads};
       if (levels == 3) space.devices = kGpu;
       std::set<std::string> texts;
-      for (const Option& option : generate_options(space)) {
+      for (const auto options = generate_options(space).value(); const Option& option : options) {
         const std::string text = option.to_string(topology);
         ASSERT_TRUE(texts.insert(text).second) << text;
         ASSERT_TRUE(option.check(levels, sum_payloads).ok()) << text << option.check(levels, sum_payloads).to_string();

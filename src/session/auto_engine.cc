@@ -99,7 +99,9 @@ Status AutoEngineImpl::fail(const Status& status) {
 
 void AutoEngineImpl::abandon(const std::string& why) {
   inner_->abandon(why);
-  if (failure_.ok()) failure_ = make_error(StatusCode::kFailedPrecondition, "abandoned: %s", why.c_str());
+  if (failure_.ok())
+    failure_ = make_error(StatusCode::kFailedPrecondition, "rank %d abandoned step %" PRId64 ": %s",
+                          communicator_->rank(), steps_, why.c_str());
 }
 
 // ---- a step --------------------------------------------------------------------------------------------------------
@@ -175,18 +177,13 @@ Status AutoEngineImpl::submit(std::span<const Gradient> gradients) {
   return {};
 }
 
-Status AutoEngineImpl::submit_bucket(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) {
+Status AutoEngineImpl::submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) {
   if (!sums_buffers()) return submit(gradients);
   const std::int64_t start_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
-  CORTADO_RETURN_IF_ERROR(inner_->submit_buffer(data, elems, dtype));
+  CORTADO_RETURN_IF_ERROR(inner_->submit_buffer(gradients, data, elems, dtype));
   own_ns_ += clock_->now_ns() - start_ns;
   return {};
-}
-
-Status AutoEngineImpl::submit_buffer(void*, std::int64_t, DType) {
-  return make_error(StatusCode::kFailedPrecondition,
-                    "submit_buffer: auto must know whose gradients they are; use submit_bucket");
 }
 
 Result<StepOutcome> AutoEngineImpl::finish_step(const LocalGradient& local_gradient) {

@@ -133,7 +133,7 @@ void Training::go() {
       clock.advance(step_ns(inside(engine), step, static_cast<int>(rank)));
       if (const Status s = engine.begin_step({.gradient_scale = gradient_scale}); !s.ok()) return s;
       const Status submitted = in_buckets
-                                   ? engine.submit_bucket(gradients, buffer.data(),
+                                   ? engine.submit_buffer(gradients, buffer.data(),
                                                           static_cast<std::int64_t>(buffer.size()), DType::kFloat32)
                                    : engine.submit(gradients);
       if (!submitted.ok()) return submitted;

@@ -108,7 +108,7 @@ EngineOptions make_options(Dice& dice) {
 }
 
 const std::vector<Option>& all_options() {
-  static const std::vector<Option> options = generate_options({});
+  static const std::vector<Option> options = generate_options({}).value();
   return options;
 }
 
@@ -322,7 +322,9 @@ class Rank {
     for (std::size_t t = 0; t < gradients.size(); ++t) {
       if (!before_call(engine)) return give_up();
       const EngineTensor& tensor = scenario_.tensors[t];
-      CORTADO_RETURN_IF_ERROR(engine.submit_buffer(gradients[t].data(), tensor.rows * tensor.cols, tensor.dtype));
+      void* data = gradients[t].data();
+      const Gradient gradient{static_cast<std::uint32_t>(t), data};
+      CORTADO_RETURN_IF_ERROR(engine.submit_buffer({&gradient, 1}, data, tensor.rows * tensor.cols, tensor.dtype));
     }
     return {};
   }
@@ -406,11 +408,14 @@ std::vector<RankOutcome> run_all_ranks(const Run& run) {
         watch.bit = run.scenario->at;
         watch.damages_sums = run.scenario->damages_sums;
       }
+      if (is_victim && is_of_a_collective(run.trouble)) watch.asked = static_cast<std::int64_t>(run.at);
       const std::vector<Fault> faults = is_victim ? faults_of(run) : std::vector<Fault>{};
       WatchedCommunicator communicator(make_faulty_communicator(group.communicator(rank), faults, &clock), &watch);
       outcome.status = Rank(run, &communicator, &clock, &outcome).train();
       if (!outcome.status.ok()) communicator.abandon(outcome.status.message());
       outcome.collectives = watch.starts;
+      outcome.damaged_a_sum =
+          watch.asked_has_no_check && (run.trouble == Trouble::kCorruption || run.trouble == Trouble::kTruncation);
       outcome.ended_ns = clock.now_ns();
       clock.leave();
     });
@@ -435,16 +440,24 @@ bool names_rank(const std::string& text, int rank) {
   return false;
 }
 
-// Errors within a step say which, and what was being done to which tensor or message; others, what did not fit.
-bool names_place(const std::string& text, bool in_step) {
+bool names_tensor(const Scenario& scenario, const std::string& text) {
+  return std::any_of(scenario.tensors.begin(), scenario.tensors.end(),
+                     [&](const EngineTensor& tensor) { return text.find(tensor.name) != std::string::npos; });
+}
+
+// Errors within a step say which, which tensor (of a message its first), and what was being done to it. Others say what
+// did not fit, and of a model which tensor; settings, numbers of tensors and states have none.
+bool names_place(const Scenario& scenario, const std::string& text, bool in_step) {
   const auto has = [&](const char* word) { return text.find(word) != std::string::npos; };
   if (has("load_state") || has("state to load")) return true;
+  if (has("differs in name, shape or dtype")) return names_tensor(scenario, text);
   if (!in_step) {
     return has("comparing settings") || has("comparing models") || has("different settings") || has("different models");
   }
-  if (text.starts_with("submit: ")) return true;  // the caller's own mistake, in the call it was told of
-  return has("step ") && (has(": communicate: ") || has(": operation ") || has("encode of \"") ||
-                          has(": decode of \"") || has("finish_step: ") || has("was abandoned"));
+  const bool names_stage = text.starts_with("submit: ") ||  // the caller's own mistake, in the call it was told of
+                           (has("step ") && (has(": communicate: ") || has(": operation ") || has("encode of \"") ||
+                                             has(": decode of \"") || has("finish_step: ") || has("abandoned step ")));
+  return names_stage && names_tensor(scenario, text);
 }
 
 std::string bits_that_differ(const Scenario& scenario, const RankOutcome& got, const RankOutcome& expected,
@@ -498,19 +511,13 @@ std::string faults_of_error(const Scenario& scenario, const RankOutcome& outcome
   const std::string text = outcome.status.message();
   const std::string place = "rank " + std::to_string(rank) + ": \"" + text + "\"";
   if (rank != scenario.victim && !names_rank(text, scenario.victim)) return place + " does not name the rank";
-  if (!names_place(text, outcome.calls > 0)) return place + " does not name the place";
+  if (!names_place(scenario, text, outcome.calls > 0)) return place + " does not name tensor and stage";
   const bool may_be_late = rank == scenario.victim && scenario.trouble == Trouble::kLongStall;
   const std::int64_t limit_ns = static_cast<std::int64_t>(kTimeout_s) * kSecond_ns + 2 * kSecond_ns;
   if (!may_be_late && outcome.ended_ns > limit_ns) {
     return place + " came after " + std::to_string(outcome.ended_ns / kSecond_ns) + " s";
   }
   return "";
-}
-
-// A contribution to a sum can't be told from another one once it is in the sum.
-bool may_end_alike(const Scenario& scenario) {
-  return scenario.trouble == Trouble::kCorruption ||
-         (scenario.plan.has_value() && scenario.trouble == Trouble::kTruncation);
 }
 
 std::string restart(const Scenario& scenario, const std::vector<RankOutcome>& saved,
@@ -589,6 +596,8 @@ Judgement judge(const Scenario& scenario) {
   run.at = scenario.at % static_cast<std::uint64_t>(std::max<std::int64_t>(1, points));
   const std::vector<RankOutcome> ranks = run_all_ranks(run);
 
+  // A contribution to a sum can't be told from another one once it is in the sum.
+  const bool may_end_alike = ranks[static_cast<std::size_t>(scenario.victim)].damaged_a_sum;
   Judgement judgement;
   bool all_have_saved = true;
   std::string differs;
@@ -611,7 +620,7 @@ Judgement judge(const Scenario& scenario) {
     if (!here.empty()) differs = "rank " + std::to_string(r) + ": another result in " + here;
   }
   if (!differs.empty()) {
-    if (!may_end_alike(scenario)) return wrong(differs);
+    if (!may_end_alike) return wrong(differs);
     // Up to where each came, all have the same.
     for (const RankOutcome& rank : ranks) {
       const bool is_longer = rank.delivered.size() > ranks[0].delivered.size();
@@ -621,7 +630,7 @@ Judgement judge(const Scenario& scenario) {
     judgement.verdict = Verdict::kAlike;
     return judgement;
   }
-  if (judgement.verdict == Verdict::kError && all_have_saved && !may_end_alike(scenario)) {
+  if (judgement.verdict == Verdict::kError && all_have_saved && !may_end_alike) {
     const std::string fault = restart(scenario, ranks, reference);
     if (!fault.empty()) return wrong(fault);
     judgement.restarted = true;

@@ -68,12 +68,13 @@ struct RankOutcome {
   std::int64_t ended_ns = 0;  // virtual
   std::int64_t collectives = 0;
   std::int64_t calls = 0;
+  bool damaged_a_sum = false;  // kCorruption, kTruncation: of the victim
 };
 
 enum class Verdict {
   kCorrect,  // every rank: what a run without trouble delivers, to the bit
   kError,    // every rank: an error that names the victim and the place, in time, or its last step done before
-  kAlike,    // a contribution to a sum was damaged: every rank has the same, and nobody can know better
+  kAlike,    // a contribution to a sum was damaged (adr/0017): every rank has the same, and nobody can know better
   kWrong,    // anything else: a bug
 };
 

@@ -23,6 +23,9 @@ class WatchedCommunicator final : public Communicator {
     std::int64_t damaged = -1;
     std::uint64_t bit = 0;  // modulo those received
     bool damages_sums = false;
+    // Of the collective with this number: whether what the rank contributes is added, or moved, without a check.
+    std::int64_t asked = -1;
+    bool asked_has_no_check = false;
   };
   WatchedCommunicator(std::unique_ptr<Communicator> inner, Watch* watch) : inner_(std::move(inner)), watch_(watch) {}
 
@@ -36,6 +39,7 @@ class WatchedCommunicator final : public Communicator {
     const bool has_check = call.dtype == DType::kUint8 && !is_sum;
     const bool receives = (call.kind != CollectiveKind::kBroadcast || rank() != call.root) &&
                           (call.kind != CollectiveKind::kGather || rank() == call.root);
+    if (watch_->starts == watch_->asked) watch_->asked_has_no_check = !has_check;
     const bool is_damaged = watch_->starts++ == watch_->damaged && receives && (watch_->damages_sums || has_check);
     Result<WorkId> work = inner_->start(call);
     if (is_damaged && work.ok()) {

@@ -24,6 +24,8 @@ def options(*arguments):
         (("--device", "gpu", "--no-rooted"), 54),
         (("--no-rooted",), 1188),
         (("--levels", "1"), 63),
+        (("--levels", "3"), 294_993),
+        (("--levels", "4", "--allow", "none"), 232_468_629),
         (("--allow", "topk(density=0.01)"), 4341),
         (("--allow", "topk(density=0.01)", "--allow", "sign"), 2 * 4341 - 9),
     ],
@@ -55,13 +57,15 @@ def test_json_is_what_plans_have():
 
 
 def test_help_has_examples():
-    assert "cortado options --count" in options("--help").stdout
+    text = options("--help").stdout
+    assert "cortado options --count" in text and "mpirun" not in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--levels", "0"), "--levels"),
+        (("--levels", "5"), "--levels"),
         (("--device", "tpu"), "--device"),
         (("--allow", "nnoe"), 'unknown codec "nnoe"'),
     ],

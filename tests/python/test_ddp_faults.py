@@ -4,6 +4,7 @@
 import faulthandler
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,12 +13,21 @@ import time
 from pathlib import Path
 
 import pytest
+from nets import loss_of, make_batch, make_net, make_optimizer
+from test_plan import TWO, TWO_BY_TWO, make_plan
 
 TIMEOUT_S = 5  # of the plan
 ROLL_CALL_S = 5
 SLACK_S = 5 + 10 * (os.getloadavg()[0] / os.cpu_count() > 1.5)
 HANG_S = 45  # after which a rank prints where it stands and ends
 BROKEN_STEP = 4
+NAMES = [name for name, _ in make_net().named_parameters()]
+GATHERED = make_plan(TWO, ("topk(density=0.2)", "encode@cpu all_gather@all decode@cpu"), ("none", "all_reduce@all"))
+IN_TWO_LEVELS = make_plan(
+    TWO_BY_TWO,
+    ("float_rans", "encode@cpu gather@intra all_gather@inter broadcast@intra decode@cpu"),
+    ("none", "reduce_scatter@intra all_reduce@inter all_gather@intra"),
+)
 
 
 # ---- in a rank -------------------------------------------------------------------------------------------------------
@@ -41,7 +51,6 @@ def main(kind, broken_rank, rank, world_size, port, plan):
     import cortado
     import torch
     import torch.distributed as dist
-    from nets import loss_of, make_batch, make_net, make_optimizer
 
     faulthandler.dump_traceback_later(HANG_S, exit=True)
     torch.set_num_threads(1)
@@ -105,6 +114,13 @@ def end(processes, broken_rank, kind):
     return outputs
 
 
+def check_place(error, step):
+    """The error names step, tensor (of a message the first one) and stage."""
+    assert f"step {step}: " in error, error
+    assert any(f'"{name}"' in error for name in NAMES), error
+    assert re.search(r": communicate: |operation \d+ \(\w+@", error), error
+
+
 @pytest.mark.parametrize(
     "kind, broken_rank, world_size, plan",
     [
@@ -114,10 +130,18 @@ def end(processes, broken_rank, kind):
         ("hangs", 2, 3, "acp(rank=2)"),
         ("raises", 2, 3, "topk(density=0.1, min_elems=0, bucket_cap_mib=0)"),
         ("is killed", 1, 2, "sign(min_elems=0)"),
+        ("is killed", 1, 2, GATHERED),
+        ("raises", 3, 4, IN_TWO_LEVELS),
     ],
 )
-def test_the_others_get_an_error_that_names_the_rank_in_time(kind, broken_rank, world_size, plan):
-    plan = plan.replace(")", f", timeout_s={TIMEOUT_S})").replace("(, ", "(")
+def test_the_others_get_an_error_that_names_rank_tensor_and_stage_in_time(
+    tmp_path, kind, broken_rank, world_size, plan
+):
+    if isinstance(plan, str):
+        plan = plan.replace(")", f", timeout_s={TIMEOUT_S})").replace("(, ", "(")
+    elif plan is IN_TWO_LEVELS:
+        (tmp_path / "plan.json").write_text(json.dumps(plan))
+        plan = str(tmp_path / "plan.json")
     processes = start(kind, broken_rank, world_size, plan)
     outputs = end(processes, broken_rank, kind)
     said = {rank: [json.loads(line) for line in out.splitlines()] for rank, (out, _) in outputs.items()}
@@ -128,6 +152,7 @@ def test_the_others_get_an_error_that_names_the_rank_in_time(kind, broken_rank, 
         (last,) = said[rank]
         assert last["step"] == BROKEN_STEP
         assert f"rank {broken_rank}" in last["error"], last["error"]
+        check_place(last["error"], BROKEN_STEP)
         assert last["at"] - broken_at < TIMEOUT_S + ROLL_CALL_S + SLACK_S
         assert processes[rank].returncode == 1
         assert "PeerError" in outputs[rank][1]
@@ -138,7 +163,6 @@ def raise_in_the_hook(me):
     """An error in cortado's own hook is passed on at once, without waiting for the timeout."""
     import cortado
     import torch
-    from nets import loss_of, make_batch, make_net, make_optimizer
 
     class Scaler:
         scale = 1.0
@@ -179,6 +203,7 @@ def test_an_error_in_the_hook_is_passed_on_at_once():
     for rank in (0, 2):
         kind, text, seconds = values[rank]
         assert kind == "PeerError" and "rank 1: the scale is lost" in text, text
+        check_place(text, 2)
         assert seconds < 5 + SLACK_S
 
 
@@ -188,7 +213,6 @@ def interrupt_while_waiting(me):
 
     import cortado
     import torch
-    from nets import loss_of, make_batch, make_net
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     model = torch.nn.parallel.DistributedDataParallel(make_net())

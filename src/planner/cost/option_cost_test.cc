@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
 #include <string>
 
 namespace cortado {
@@ -197,7 +198,7 @@ void compare_all(const OptionSpace& space, int codec, std::size_t expected_count
   const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kGpu, {}, &notes).value();
   const CostModel model(cluster, OpDevice::kGpu);
   SecondOpinion opinion(cluster, codecs[codec]);
-  const std::vector<Option> options = generate_options(space);
+  const std::vector<Option> options = generate_options(space).value();
   EXPECT_EQ(options.size(), expected_count);
   for (const Option& option : options) {
     OptionChain chain;
@@ -216,12 +217,12 @@ TEST(OptionCost, TheWholeTree) {
 }
 
 TEST(OptionCost, SummedPayloads) {
-  compare_all({.sum_payloads = true}, 0, generate_options({.sum_payloads = true}).size());
+  compare_all({.sum_payloads = true}, 0, generate_options({.sum_payloads = true}).value().size());
 }
 
 TEST(OptionCost, ThreeLevels) {
   const OptionSpace space = {.levels = 3, .devices = {OpDevice::kGpu}, .rooted = false};
-  compare_all(space, 1, generate_options(space).size());
+  compare_all(space, 1, generate_options(space).value().size());
 }
 
 // One tensor by hand: 2 x 4 ranks, 4096 elements, cast.
@@ -303,6 +304,46 @@ TEST(CollectiveCost, LevelsOfOneRankCostNothing) {
   EXPECT_EQ(cost.link_of({1, 1}), -1);
   EXPECT_EQ(cost.time_ns(OpKind::kAllReduce, {1, 1}, 1 << 20, 1), 0);
   EXPECT_EQ(cost.link_of({0, 1}), 0);
+}
+
+// The table of the ACP-SGD notes, section 3: the ring's bandwidth term, 32 ranks, fp32, as it is printed there. Elements
+// are those of section 4: all, of both factors, of vectors.
+struct Printed {
+  const char* model;
+  std::int64_t elems, factor_elems, vector_elems;
+  const char *dense_10, *dense_1, *power_10, *power_1, *acp_10, *acp_1;  // ms at 10 and 1 Gb/s
+};
+const Printed kPrinted[] = {
+    {"ResNet-50, 4", 25'557'032, 110'240 + 219'724, 54'120, "158.5", "1584.5", "2.4", "23.8", "1.4", "13.6"},
+    {"ResNet-152, 4", 60'192'808, 306'848 + 678'476, 152'424, "373.2", "3732.0", "7.1", "70.5", "4.0", "40.0"},
+    {"BERT-Base, 32", 110'111'042, 3'696'648 + 2'755'584, 154'946, "682.7", "6826.9", "41.0", "409.6", "21.0", "209.6"},
+    {"BERT-Large, 32", 336'232'258, 8'136'712 + 7'213'056, 356'162, "2084.6", "20846.4", "97.4", "973.8", "49.8",
+     "497.9"},
+};
+
+// Of an all-reduce, from what an all-gather takes without latency.
+std::string ring_ms(int gbit_per_s, std::int64_t elems) {
+  const std::int64_t ns = 2480 / gbit_per_s;  // (31 / 32) * 320 B * 8 ns/B at 1 Gb/s
+  Cluster cluster;
+  cluster.levels.push_back({"inter", 32, "", {{OpKind::kAllGather, {{320, 320 << 20}, {ns, ns << 20}}}}, {}});
+  const std::int64_t time_ns = CollectiveCost(cluster).time_ns(OpKind::kAllReduce, {0, 0}, 4 * elems, 1);
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f", static_cast<double>(time_ns) / 1e6);
+  return text;
+}
+
+TEST(CollectiveCost, RingTermsAreAsPrinted) {
+  for (const Printed& printed : kPrinted) {
+    SCOPED_TRACE(printed.model);
+    const std::int64_t power = printed.factor_elems + printed.vector_elems;
+    const std::int64_t acp = printed.factor_elems / 2 + printed.vector_elems;
+    EXPECT_EQ(ring_ms(10, printed.elems), printed.dense_10);
+    EXPECT_EQ(ring_ms(1, printed.elems), printed.dense_1);
+    EXPECT_EQ(ring_ms(10, power), printed.power_10);
+    EXPECT_EQ(ring_ms(1, power), printed.power_1);
+    EXPECT_EQ(ring_ms(10, acp), printed.acp_10);
+    EXPECT_EQ(ring_ms(1, acp), printed.acp_1);
+  }
 }
 
 TEST(TensorSums, AddUpTensorByTensor) {

@@ -87,7 +87,8 @@ std::vector<int> options_on(Problem& problem, int codec, OpDevice device) {
   } else {
     space.devices = {device};
   }
-  for (Option& option : generate_options(space)) {
+  std::vector<Option> generated = generate_options(space).value();
+  for (Option& option : generated) {
     const bool is_plain = option.encodes() == 0;
     options.push_back(problem.add_candidate({is_plain ? -1 : codec, std::move(option)}));
   }

@@ -112,9 +112,9 @@ Status Problem::prepare(const Job& job, const Cluster& cluster) {
     bytes_before_.push_back(bytes_before_.back() + tensor.size_bytes());
   }
   job_tensors_ = job.tensors;
-  const std::int64_t plain = count_options({.levels = levels_, .devices = {}});
+  const std::int64_t plain = count_options({.levels = levels_, .devices = {}}).value();
   options_considered_ = plain;
-  for (const CodecCost& codec : codecs_) options_considered_ += count_options(space_of(codec.number)) - plain;
+  for (const CodecCost& codec : codecs_) options_considered_ += count_options(space_of(codec.number)).value() - plain;
   drop_codecs_never_better();
   sums_ = std::make_unique<TensorSums>(codecs_, job_tensors_);
   CORTADO_RETURN_IF_ERROR(prepare_errors(job));

@@ -180,7 +180,7 @@ TEST(Pricing, FindsTheCheapestOfAllOptions) {
     const Costs cheapest = problem->pricer(0).solve(shape, prices);
     std::array<double, kPriceSets> least;
     least.fill(1e30);
-    for (const Option& option : generate_options(problem->space_of(0))) {
+    for (const auto options = generate_options(problem->space_of(0)).value(); const Option& option : options) {
       OptionChain chain;
       ASSERT_TRUE(make_chain(problem->model(), &problem->codecs()[0], shape, option, &chain));
       for (int set = 0; set < kPriceSets; ++set) {
