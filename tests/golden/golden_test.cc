@@ -19,7 +19,6 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "codec/conformance_cases.h"
 #include "core/hash.h"
@@ -32,25 +31,6 @@ using Bytes = std::vector<std::byte>;
 
 constexpr const char* kFile = "tests/golden/payloads.jsonl";
 constexpr std::size_t kLargestPayloadBytes = 3000;
-// Formats that no example shows: all widths of codes, two bytes a code, several chunks, long compositions.
-constexpr const char* kMoreSpecs[] = {
-    "quant(bits=1, round=dither)",
-    "quant(bits=3, round=dither)",
-    "quant(bits=5, round=stochastic)",
-    "quant(bits=6, round=dead_zone)",
-    "quant(bits=7, block=32)",
-    "quant(bits=3, round=dither) | rans",
-    "quant(bits=4) | rans(chunk_codes=4096)",
-    "fp8(e5m2, block=32) | rans",
-    "compso(bound=0.001, round=dither)",
-    "compso(bound=0.001, coder=none)",
-    "compso(error=0.2, round=dead_zone)",
-    "topk(density=0.3) | quant(bits=4) | rans",
-    "topk(density=0.3) | fp8(e5m2) | rans",
-    "topk(density=0.3, select=sampled) | compso(bound=0.02)",
-    "randk(density=0.2, block=7) | sign(scale=two_means)",
-    "randk(density=0.5) | topk(density=0.2) | quant(bits=3)",
-};
 constexpr EncodeContext kContext = {.seed = 11, .step = 12, .tensor = 13};
 
 struct Input {
@@ -175,14 +155,6 @@ Json make_case(const std::string& spec, const Codec& codec, const Input& input, 
           {"damaged", std::move(damaged)}};
 }
 
-// Examples and kMoreSpecs with all their parameters, each once.
-std::set<std::string> full_specs() {
-  std::set<std::string> specs;
-  for (const std::string& example : all_examples()) specs.insert(make_codec(example).value()->spec());
-  for (const char* example : kMoreSpecs) specs.insert(make_codec(example).value()->spec());
-  return specs;
-}
-
 void write_golden_file() {
   std::ofstream file(kFile);
   for (const Input& input : inputs()) {
@@ -194,7 +166,7 @@ void write_golden_file() {
                 .dump()
          << "\n";
   }
-  for (const std::string& spec : full_specs()) {
+  for (const std::string& spec : golden_specs()) {
     const std::unique_ptr<Codec> codec = make_codec(spec).value();
     for (const Input& input : inputs()) {
       const Result<Bytes> payload = encode(*codec, input);
@@ -235,7 +207,7 @@ TEST(Golden, EveryExampleIsInTheFile) {
   for (const Json& line : golden_lines()) {
     if (line.contains("codec")) ++cases[line["codec"]];
   }
-  for (const std::string& spec : full_specs()) {
+  for (const std::string& spec : golden_specs()) {
     EXPECT_GT(cases[spec], 0) << spec << ": CORTADO_UPDATE_GOLDEN=1 adds it";
   }
 }
