@@ -24,8 +24,8 @@ decode of preconditioned gradients) on the rank that waits least for the others,
 EXCHANGE_LEGEND = """\
 Encode, all-gather and decode of preconditioned gradients, nothing else: the slowest rank's time, median of repetitions
 over the tensors of eight successive steps in turn. Broadcasts: one for each tensor, all started at once, as
-kfac-pytorch sends them. `none` is our own aggregated all-gather, which the others are compared with. Second gathers: the
-share of steps in which a payload outgrew the room that the step before had left, so that its rest came after."""
+kfac-pytorch sends them. `none` is our own aggregated all-gather, which the others are compared with. Second gathers:
+the share of steps in which a payload outgrew the room that the step before had left, so that its rest came after."""
 SETTINGS = (
     "strategy",
     "grad_worker_fraction",
