@@ -134,6 +134,10 @@ class PyKfac {
     chosen.gradients.random_seed = nb::cast<std::uint64_t>(options["random_seed"]);
     chosen.factor_compression = nb::cast<std::string>(options["factor_compression"]);
     chosen.timeout_s = nb::cast<double>(options["timeout_s"]);
+    if (options.contains("cluster")) {
+      chosen.cluster = unwrap(cortado::cluster_from_json(nb::cast<std::string>(options["cluster"])));
+      chosen.candidates = nb::cast<std::vector<std::string>>(options["candidates"]);
+    }
     kfac_ = unwrapped_without_gil([&] { return Kfac::create(std::move(list), chosen, communicator_.get()); });
   }
 
@@ -191,6 +195,18 @@ class PyKfac {
     result["time_by_stage_ns"] = stages;
     result["traffic"] = traffic;
     result["fallbacks"] = fallbacks;
+    nb::dict choices;
+    for (const cortado::KfacChoice& choice : report.choices) {
+      nb::dict entry;
+      entry["codec"] = choice.codec;
+      entry["aggregate"] = choice.aggregate;
+      entry["predicted_ns"] = choice.predicted_ns;
+      entry["predicted_uncompressed_ns"] = choice.predicted_uncompressed_ns;
+      entry["measured_ns"] = choice.measured_ns;
+      entry["reason"] = choice.reason;
+      choices[choice.message.c_str()] = entry;
+    }
+    result["auto"] = choices;
     return result;
   }
 

@@ -29,11 +29,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cortado/cluster.h"
 #include "cortado/communicator.h"
 #include "cortado/owner_gather.h"
 #include "cortado/status.h"
@@ -129,6 +131,13 @@ struct KfacOptions {
   OwnerGatherOptions gradients;             // codec, feedback and aggregation of preconditioned gradients
   std::string factor_compression = "none";  // codec of factors, and of eigenvectors or inverses
   double timeout_s = 1800;                  // of each wait for a collective
+
+  // With "auto" as one of the two codecs: before the first message of a kind, and before the 10th, 100th, ... after it,
+  // each rank encodes what it is about to send with every candidate, and rank 0 predicts from these sizes and from its
+  // cluster what the message takes. The shortest wins, if it saves at least min_gain of the uncompressed message.
+  std::vector<std::string> candidates = {"compso(bound=0.004)", "compso(bound=0.004, coder=none)"};
+  std::optional<Cluster> cluster;
+  double min_gain = 0.05;
 };
 
 // May change from step to step; the same on all ranks.
@@ -199,12 +208,23 @@ struct KfacFallback {
   std::int64_t count = 0;
 };
 
+// How "auto" lets one kind of message travel, and why. Times are of one message: encode, collective, decode.
+struct KfacChoice {
+  std::string message;         // "factors", "inverses" or "gradients"
+  std::string codec = "none";  // "none": it declines
+  std::int64_t aggregate = 0;
+  std::int64_t predicted_ns = 0, predicted_uncompressed_ns = 0;
+  std::int64_t measured_ns = 0;  // mean since this codec was taken, the first message left out; 0: there was none
+  std::string reason;            // empty: no message yet
+};
+
 struct KfacReport {
   std::int64_t steps = 0;
   std::int64_t non_finite_steps = 0;
   std::int64_t stage_ns[kKfacStageCount] = {};  // sums over all steps
   KfacTraffic factors, inverses, gradients, reduced_gradients;
   std::vector<KfacFallback> fallbacks;
+  std::vector<KfacChoice> choices;  // of the messages whose codec is chosen
 };
 
 struct KfacMemory {

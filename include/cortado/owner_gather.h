@@ -1,7 +1,9 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// OwnerGather: tensors that one rank each has computed reach all ranks, compressed, in one message a rank. For K-FAC's
-// preconditioned gradients and eigenvectors, and for other optimisers whose matrices have owners (Shampoo, Muon).
+// OwnerGather: tensors that one rank each has computed reach all ranks, compressed, in one message a rank: one
+// all-gather, and a second one where payloads of varying size have outgrown what the step before left room for (at
+// first always). For K-FAC's preconditioned gradients and eigenvectors, and for other optimisers whose matrices have
+// owners (Shampoo, Muon).
 //
 //   auto gather = OwnerGather::create(tensors, {.codec = "compso(bound=4e-3)"}, communicator).value();
 //   each step:  every rank fills the tensors it owns;  gather->run(addresses);  every tensor is the same on every rank
@@ -16,6 +18,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -79,7 +82,8 @@ class OwnerGather {
   virtual ~OwnerGather() = default;
 
   // From the next step on; on all ranks in the same step, else that step ends with kMismatch. Residuals are kept.
-  virtual Status set_codec(std::string_view spec) = 0;
+  // `aggregate` as in the options; not given: as before.
+  virtual Status set_codec(std::string_view spec, std::optional<std::int64_t> aggregate = {}) = 0;
 
   // data[i] is the address of tensor i, dense and row-major: read where this rank is the owner, written everywhere.
   // `step` keys the random numbers and must be the same on all ranks, else kMismatch. `notes` (empty, or one a rank)

@@ -2,6 +2,7 @@
 """K-FAC for torch models: hooks that hand activations and output gradients to the C++ side, and the step."""
 
 import contextlib
+import logging
 import sys
 import time
 
@@ -11,15 +12,18 @@ import torch.distributed as dist
 from . import _core
 from .agreement import on_all_ranks
 from .attachment import holder_of
+from .calibration import calibrate
 from .errors import MismatchError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_layers import find_layers
+from .kfac_options import choose_strategy, one_of, scale_function, warn, without_effect
 from .parameters import fsdp_hint
+from .profiles import Cluster
 from .reporting import KfacReport
 from .spec import spec_from
 
 _STATE_FORMAT = "cortado.kfac/1"
-_STRATEGIES = {"comm-opt": "COMM-OPT", "hybrid-opt": "HYBRID-OPT", "mem-opt": "MEM-OPT", "dp-kfac": "DP-KFAC"}
+_CALIBRATION_S = 10.0
 
 
 class KFAC:
@@ -40,16 +44,25 @@ class KFAC:
     damping*, factor_decay*: of the factors. kl_clip*: bound of the change in KL divergence; None or 0 is off.
     lr*: the learning rate, for kl_clip only; or the optimizer, whose first group's is taken.
     compute_method: "eigen" or "inverse" (by Cholesky decomposition).
-    grad_worker_fraction: share of the ranks that precondition a layer: 1 is COMM-OPT, 1 / world size MEM-OPT.
+    grad_worker_fraction: share of the ranks that precondition a layer: 1 is COMM-OPT; 1 / world size, or 0, MEM-OPT.
     strategy: "comm-opt", "hybrid-opt" (needs grad_worker_fraction), "mem-opt" or "dp-kfac", instead of a fraction.
         Without either COMM-OPT, but MEM-OPT with ``compression``.
     colocate_factors: one rank inverts both factors of a layer. assignment_strategy: "compute" or "memory".
     skip_layers: patterns (re.search) of names or class names of layers to leave alone.
-    grad_scaler: what has scaled the loss (anything with get_scale()); call its unscale_(optimizer) before step().
+    grad_scaler: what has scaled the loss (anything with get_scale(), or a function that gives the scale); call its
+        unscale_(optimizer) before step().
+    loglevel: where to list at the start what is preconditioned: as a record of this level of the logger "cortado.kfac",
+        instead of on stderr.
+    accumulation_steps, allreduce_bucket_cap_mb, compute_eigenvalue_outer_product, symmetry_aware, factor_dtype,
+        inv_dtype, update_factors_in_hook: have no effect, and a warning says why.
 
     pi_correction: splits the damping between the factors of a layer by their mean eigenvalues.
     compression*: codec of preconditioned gradients, a string or dict ("compso(bound=4e-3)", "quant(bits=8)").
     factor_compression: codec of factors, and of eigenvectors or inverses; eigenvalues travel as they are.
+        "auto", for either: of each kind of message the candidate is taken, and the number of layers that share a table,
+        that the performance model predicts to be fastest; or none. report() says which and why.
+    candidates, cluster: for "auto". Codecs; the path or content of a file of cortado.calibrate, by default the links
+        and the candidates are measured at the start, for about ten seconds.
     error_feedback: the owner of a layer adds what encoding it has lost.
     aggregate: layers that share a table of codes in ``compso``; 0: all of a rank.
     reduce_gradients: whether step() averages the gradients; None: unless DDP or a cortado.Reducer does.
@@ -73,11 +86,21 @@ class KFAC:
         assignment_strategy="compute",
         skip_layers=(),
         grad_scaler=None,
+        accumulation_steps=None,
+        allreduce_bucket_cap_mb=None,
+        compute_eigenvalue_outer_product=None,
+        symmetry_aware=None,
+        factor_dtype=None,
+        inv_dtype=None,
+        update_factors_in_hook=None,
+        loglevel=None,
         pi_correction=False,
         compression="none",
         factor_compression="none",
         error_feedback=False,
         aggregate=0,
+        candidates=("compso(bound=4e-3)", "compso(bound=4e-3, coder=none)"),
+        cluster=None,
         reduce_gradients=None,
         process_group=None,
         random_seed=0,
@@ -88,7 +111,6 @@ class KFAC:
         self._model = model.module if is_ddp else model
         self._process_group = model.process_group if is_ddp and process_group is None else process_group
         self._group = self._make_group(self._process_group)
-        self._grad_scaler = grad_scaler
         self._schedules = {
             "factor_update_steps": factor_update_steps,
             "inv_update_steps": inv_update_steps,
@@ -99,28 +121,48 @@ class KFAC:
         }
         self._compression = compression
         with self._on_all_ranks("could not make a KFAC"):
+            self._get_scale = scale_function(grad_scaler)
+            ineffective = without_effect(
+                {
+                    "accumulation_steps": accumulation_steps,
+                    "allreduce_bucket_cap_mb": allreduce_bucket_cap_mb,
+                    "compute_eigenvalue_outer_product": compute_eigenvalue_outer_product,
+                    "symmetry_aware": symmetry_aware,
+                    "factor_dtype": factor_dtype,
+                    "inv_dtype": inv_dtype,
+                    "update_factors_in_hook": update_factors_in_hook,
+                }
+            )
             if fsdp_hint(self._model):
                 raise SpecError(f"{type(self._model).__name__}{fsdp_hint(self._model)}")
             self._spec = _compression_at(compression, 0)
-            self._layers, self.skipped = find_layers(self._model, skip_layers)
+            self._factor_spec = spec_from(factor_compression)
+            self._layers, self.skipped = find_layers(self._model, skip_layers or ())
             if not self._layers:
                 raise SpecError(f"no layer of the model can be preconditioned: {_list_skipped(self.skipped)}")
-            name, workers, self._why = self._choose_strategy(strategy, grad_worker_fraction, self._spec != "none")
+            compresses = callable(compression) or self._spec != "none"
+            name, workers, self._why = choose_strategy(strategy, grad_worker_fraction, self._world_size, compresses)
             options = {
                 "strategy": name,
                 "workers": workers,
-                "is_eigen": _one_of("compute_method", compute_method, ("eigen", "inverse")) == "eigen",
+                "is_eigen": one_of("compute_method", compute_method, ("eigen", "inverse")) == "eigen",
                 "pi_correction": pi_correction,
                 "colocate_factors": colocate_factors,
-                "balance_memory": _one_of("assignment_strategy", assignment_strategy, ("compute", "memory"))
-                == "memory",
+                "balance_memory": one_of("assignment_strategy", assignment_strategy, ("compute", "memory")) == "memory",
                 "compression": self._spec,
                 "use_error_feedback": error_feedback,
                 "aggregate": aggregate,
                 "random_seed": random_seed,
-                "factor_compression": spec_from(factor_compression),
+                "factor_compression": self._factor_spec,
                 "timeout_s": timeout_s,
             }
+            is_auto = "auto" in (self._spec, self._factor_spec) and self._world_size > 1
+            if is_auto:
+                options["candidates"] = [spec_from(codec) for codec in candidates]
+                options["cluster"] = _cluster_text(cluster)
+        if is_auto and options["cluster"] is None:
+            measured = calibrate(self._process_group, codecs=options["candidates"], budget_s=_CALIBRATION_S)
+            options["cluster"] = measured.to_json()
         self._options = options
         self._reduce_gradients = False if is_ddp and reduce_gradients is None else reduce_gradients
         self._core = _core.Kfac([layer.to_core() for layer in self._layers], options, *self._core_group())
@@ -130,12 +172,21 @@ class KFAC:
         self._is_synchronized = False
         self._is_finite = True
         self._step_ns = 0
+        self._open_calls = [0] * len(self._layers)  # forward passes whose backward pass has not come
+        self._further_calls = [0] * len(self._layers)
+        self._has_warned = False
         self._hooks = [
             layer.module.register_forward_hook(self._forward_hook(i), with_kwargs=True)
             for i, layer in enumerate(self._layers)
         ]
-        if verbose and self._rank == 0:
-            print(self.describe(), file=sys.stderr, flush=True)
+        if self._rank == 0:
+            if ineffective:
+                warn(ineffective)
+            if loglevel is not None:
+                logging.getLogger("cortado.kfac").log(loglevel, self.describe())
+            elif verbose:
+                print(self.describe(), file=sys.stderr, flush=True)
+        self._warn_if_pointless()
 
     # ---- set-up
 
@@ -160,27 +211,18 @@ class KFAC:
         group = self._group
         return (None, 0, 1, "") if group is None else (group, group.rank, group.world_size, group.name)
 
-    def _choose_strategy(self, strategy, fraction, compresses):
-        """(name, gradient workers of a layer, why)"""
-        world = self._world_size
-        if strategy is not None and strategy not in _STRATEGIES:
-            raise SpecError(f'strategy must be one of {", ".join(_STRATEGIES)}, got "{strategy}"')
-        if strategy is None and fraction is None:
-            return ("MEM-OPT", 1, "the default with compression") if compresses else ("COMM-OPT", world, "the default")
-        if strategy == "hybrid-opt" and fraction is None:
-            raise SpecError("hybrid-opt needs grad_worker_fraction, such as 0.5")
-        if strategy in ("comm-opt", "mem-opt", "dp-kfac") and fraction is not None:
-            raise SpecError(f"{strategy} says what grad_worker_fraction says; give one of them")
-        if strategy not in (None, "hybrid-opt"):
-            return _STRATEGIES[strategy], world if strategy == "comm-opt" else 1, "asked for"
-        workers = max(1, round(world * fraction)) if 0 < fraction <= 1 else 0
-        if workers == 0 or world % workers or (abs(workers - world * fraction) > 1e-6 and workers > 1):
-            raise SpecError(
-                f"grad_worker_fraction must be above 0, at most 1, and give a divisor of the world size {world}, "
-                f"got {fraction}"
+    def _warn_if_pointless(self):
+        if (
+            self._rank == 0
+            and self._options["strategy"] == "COMM-OPT"
+            and self._spec != "none"
+            and not self._has_warned
+        ):
+            self._has_warned = True
+            warn(
+                f"COMM-OPT sends no preconditioned gradients, so compression={self._spec} has no effect; what travels "
+                "are factors and eigenvectors: factor_compression="
             )
-        name = "COMM-OPT" if workers == world else "MEM-OPT" if workers == 1 else "HYBRID-OPT"
-        return name, workers, f"grad_worker_fraction={fraction:g}"
 
     def describe(self):
         """What is preconditioned, how it is exchanged, and what is left alone and why."""
@@ -190,17 +232,12 @@ class KFAC:
         lines = [
             f"cortado: K-FAC, {options['strategy']} ({self._why}) on {self._world_size} ranks, "
             f"{'eigenvectors' if options['is_eigen'] else 'inverses'}; gradients as {self._spec}{feedback}, "
-            f"factors as {options['factor_compression']}",
+            f"factors as {self._factor_spec}",
             f"  preconditions {len(self._layers)} layers, {parameters} parameters: "
             + ", ".join(str(layer) for layer in self._layers),
         ]
         if self.skipped:
             lines.append(f"  leaves alone {_list_skipped(self.skipped)}")
-        if options["strategy"] == "COMM-OPT" and self._spec != "none":
-            lines.append(
-                "  warning: COMM-OPT sends no preconditioned gradients, so compression has no effect; what travels are "
-                "factors and eigenvectors: factor_compression="
-            )
         return "\n".join(lines)
 
     # ---- hyper-parameters
@@ -227,9 +264,10 @@ class KFAC:
 
         @torch.compiler.disable
         def on_output_gradient(gradient):
+            self._open_calls[index] = max(0, self._open_calls[index] - 1)
             values, count, height, width = layer.output_gradients(gradient)
             if values.numel():
-                scale = float(self._grad_scaler.get_scale()) if self._grad_scaler is not None else 1.0
+                scale = float(self._get_scale()) if self._get_scale is not None else 1.0
                 code = DTYPE_CODES[values.dtype]
                 self._core.add_batch(index, False, values.data_ptr(), code, count, height, width, scale)
 
@@ -242,12 +280,15 @@ class KFAC:
             values, count, height, width = layer.activations(inputs[0] if inputs else named_inputs["input"])
             if values.numel():
                 self._core.add_batch(index, True, values.data_ptr(), DTYPE_CODES[values.dtype], count, height, width)
+            self._further_calls[index] += self._open_calls[index] > 0
+            self._open_calls[index] += 1
             output.register_hook(on_output_gradient)
 
         return on_forward
 
     def reset_batch(self):
         """Forgets the activations and output gradients since the last step."""
+        self._open_calls = [0] * len(self._layers)
         self._core.reset_batch()
 
     # ---- the step
@@ -269,10 +310,11 @@ class KFAC:
         own = {parameter for layer in self._layers for parameter in layer.parameters}
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         others = [p for p in parameters if p not in own]
-        is_finite = all(bool(torch.isfinite(p.grad).all()) for p in own if p.grad is not None)
+        finite = [torch.isfinite(p.grad).all() for p in own if p.grad is not None]
+        non_finite = 1.0 - torch.stack(finite).all().float().reshape(1) if finite else torch.zeros(1)
         # One message: gradients that are not preconditioned, which parameters have one, who has an Inf or NaN.
-        flags = [float(p.grad is not None) for p in parameters] + [0.0 if is_finite else 1.0]
-        flat = torch.cat([_dense_gradient(p).reshape(-1) for p in others] + [torch.tensor(flags)])
+        flags = torch.cat([torch.tensor([float(p.grad is not None) for p in parameters]), non_finite])
+        flat = torch.cat([_dense_gradient(p).reshape(-1) for p in others] + [flags])
         dist.all_reduce(flat, group=self._process_group)
         dense, flags = flat[: -len(flags)] / self._world_size, flat[-len(flags) :].tolist()
         for parameter, ranks in zip(parameters, flags, strict=False):
@@ -284,14 +326,18 @@ class KFAC:
         self._is_finite = not flags[-1]
         if self._is_finite:
             self._with_gradients(self._core.reduce_gradients)
-        else:  # as a sum over ranks would be
+        else:  # as a sum over ranks would be, so that unscale_ sees it on all of them
             for parameter in own:
                 if parameter.grad is not None:
                     parameter.grad.fill_(float("nan"))
 
     @torch.no_grad()
     def step(self):
-        """Preconditions the gradients; False if some rank had Inf or NaN, and then they are left as they are."""
+        """Preconditions the gradients; False, and nothing else has changed, if some rank had Inf or NaN in them.
+
+        Then gradients stay as they are where something else averages them. Where step() does they are zero afterwards,
+        on all ranks alike: an optimizer that steps all the same does no harm.
+        """
         start_ns = time.perf_counter_ns()
         self.synchronize()
         self._is_synchronized = False
@@ -300,6 +346,11 @@ class KFAC:
             is_finite = self._precondition()
         else:
             self._core.reset_batch()
+        if not is_finite and self._reduces():
+            for parameter in self._model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+        self._open_calls = [0] * len(self._layers)
         self._step_ns += time.perf_counter_ns() - start_ns
         return is_finite
 
@@ -308,6 +359,7 @@ class KFAC:
         if spec != self._spec:
             self._core.set_compression(spec)
             self._spec = spec
+            self._warn_if_pointless()
         names = ("factor_decay", "damping", "kl_clip", "lr")
         values = [float(self._value(name) or 0.0) for name in names]  # None: kl_clip is off
         due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]
@@ -318,11 +370,13 @@ class KFAC:
         gradients, copies = [], []
         for layer in self._layers:
             if tuple(layer.module.weight.shape) != layer.shape:
-                raise MismatchError(
+                text = (
                     f"layer {layer.name} had a weight of shape {layer.shape}, now {tuple(layer.module.weight.shape)}: "
-                    "make a new KFAC after layers have changed",
-                    "mismatch",
+                    "make a new KFAC after layers have changed"
                 )
+                if self._group is not None:
+                    self._group.announce(text)  # or ranks whose layers are as they were would wait
+                raise MismatchError(text, "mismatch")
             if layer.module.weight.grad is None:
                 gradients.append((0, 0, 0))
                 continue
@@ -349,33 +403,46 @@ class KFAC:
             strategy=self._options["strategy"],
             world_size=self._world_size,
             compression=self._spec,
-            factor_compression=self._options["factor_compression"],
+            factor_compression=self._factor_spec,
             skipped=dict(self.skipped),
             step_ns=self._step_ns,
         )
+        reason = "called again before its backward pass: each call counts as a batch"
+        values["fallbacks"] += [
+            {"layer": layer.name, "reason": reason, "count": calls}
+            for layer, calls in zip(self._layers, self._further_calls, strict=True)
+            if calls
+        ]
         return KfacReport(values)
 
     def memory_usage(self):
         """Bytes this rank holds, by purpose, and their total."""
         return self._core.memory()
 
-    def state_dict(self, include_inverses=True):
+    def state_dict(self, include_factors=True, *, include_inverses=None):
         """What this rank holds, keyed by layer; every rank saves its own.
 
-        Without inverses it is half as large, and the first step after loading computes them from the factors.
+        Without inverses it is about a third as large, and the first step after loading computes them from the factors.
+        Without factors (and then, unless asked for, without inverses) it holds the step and residuals only: loading it
+        lets factors begin anew.
         """
-        state = self._core.save_state(include_inverses)
-        for layer in state["layers"].values():
-            for key, values in layer.items():
-                layer[key] = torch.from_numpy(values)
+        state = self._core.save_state(include_factors if include_inverses is None else include_inverses)
+        left_out = () if include_factors else ("a_factor", "g_factor")
+        for name, layer in state["layers"].items():
+            tensors = {key: torch.from_numpy(values) for key, values in layer.items() if key not in left_out}
+            state["layers"][name] = tensors
         return state
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state, compute_inverses=True):
         """Continues where state_dict() was taken; call it on every rank.
+
+        compute_inverses=False has no effect, as inverses that the state lacks are computed in the next step, once.
 
         state: this rank's own, or the list of the states of all ranks, which any world size and strategy can load. What
         is in none of them begins anew, and a warning says of how many layers.
         """
+        if not compute_inverses and self._rank == 0:
+            warn("compute_inverses=False has no effect because the next step computes what the state lacks, once")
         states = state if isinstance(state, (list, tuple)) else [state]
         with self._on_all_ranks("could not load its state"):
             arrays = [self._arrays_of(one) for one in states]
@@ -438,13 +505,21 @@ def smooth_schedule(first, factor, stages, total_steps, *, unfiltered_stages=1, 
 
 
 def _compression_at(compression, step):
-    return spec_from(compression(step) if callable(compression) else compression)
+    if not callable(compression):
+        return spec_from(compression)
+    spec = spec_from(compression(step))
+    if spec == "auto":
+        raise SpecError('a function of the step gives codecs; for "auto" say compression="auto"')
+    return spec
 
 
-def _one_of(name, value, known):
-    if value not in known:
-        raise SpecError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-    return value
+def _cluster_text(cluster):
+    """The cluster file that a path, a dict or a Cluster stands for; None for None."""
+    if cluster is None:
+        return None
+    if not isinstance(cluster, Cluster):
+        cluster = Cluster(cluster) if isinstance(cluster, dict) else Cluster.load(cluster)
+    return cluster.to_json()
 
 
 def _list_skipped(skipped):

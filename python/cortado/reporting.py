@@ -68,7 +68,9 @@ class KfacReport:
     Keys of the dict: ``traffic`` by kind of message (factors, inverses, gradients, reduced_gradients: ``messages`` so
     far, and of the last one ``collectives``, ``payload_bytes``, ``dense_bytes``, ``relative_error`` of what this rank
     sent), ``time_by_stage_ns`` and ``step_ns`` (sums over all steps), ``fallbacks``, ``skipped``, ``strategy``,
-    ``compression``, ``factor_compression``, ``world_size``, ``steps``, ``non_finite_steps``.
+    ``compression``, ``factor_compression``, ``world_size``, ``steps``, ``non_finite_steps``, and ``auto``: where the
+    codec is "auto", by kind of message ``codec``, ``aggregate``, ``reason``, ``predicted_ns`` and ``measured_ns`` of a
+    message (0: none yet) and ``predicted_uncompressed_ns``.
     """
 
     def __init__(self, values):
@@ -90,6 +92,9 @@ class KfacReport:
                 f" ratio {ratio:.1f} at relative L2 error {t['relative_error']:.3f}"
                 f" (last of {t['messages']}, this rank)"
             )
+        for kind, choice in v["auto"].items():
+            measured = f"; measured {choice['measured_ns'] / 1e6:.3g} ms" if choice["measured_ns"] else ""
+            lines.append(f"  auto, {kind:<11} {choice['reason'] or 'no message yet'}{measured}")
         stages = [
             f"{name.replace('_', ' ')} {ns / steps / 1e6:.2f}" for name, ns in v["time_by_stage_ns"].items() if ns
         ]

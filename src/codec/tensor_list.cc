@@ -61,6 +61,20 @@ Status TensorListCodec::for_groups(std::span<const View> tensors, const F& f) co
   return {};
 }
 
+std::vector<std::int64_t> TensorListCodec::elems_of_calls(std::span<const std::int64_t> tensor_elems) const {
+  std::vector<TensorView> views;
+  for (const std::int64_t elems : tensor_elems) views.push_back({nullptr, DType::kFloat32, 1, elems});
+  std::vector<std::int64_t> calls;
+  const Status status =
+      for_groups(std::span<const TensorView>(views), [&](std::size_t, std::span<const TensorView> group) -> Status {
+        calls.push_back(0);
+        for (const TensorView& view : group) calls.back() += view.elems();
+        return {};
+      });
+  CORTADO_CHECK(status.ok());
+  return calls;
+}
+
 std::uint64_t TensorListCodec::max_payload_bytes(std::span<const TensorView> tensors) const {
   std::uint64_t bytes = 0;
   const Status status = for_groups(tensors, [&](std::size_t, std::span<const TensorView> group) -> Status {

@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "codec/compso/compso_layers.h"
 #include "cortado/codec.h"
@@ -31,6 +32,10 @@ class TensorListCodec {
 
   const Codec& codec() const { return *codec_; }
   bool is_plain() const { return is_plain_; }  // `none`: the payload's size is known and nothing is lost
+  bool aggregates() const { return compso_ != nullptr; }
+
+  // Values of each encoding (and decoding) of fp32 tensors of so many values.
+  std::vector<std::int64_t> elems_of_calls(std::span<const std::int64_t> tensor_elems) const;
 
   // Upper bounds for tensors of these shapes; data pointers are not looked at.
   std::uint64_t max_payload_bytes(std::span<const TensorView> tensors) const;

@@ -133,9 +133,10 @@ class OwnerGatherImpl final : public OwnerGather {
     forget_sizes();
   }
 
-  Status set_codec(std::string_view spec) override {
+  Status set_codec(std::string_view spec, std::optional<std::int64_t> aggregate) override {
     CORTADO_RETURN_IF_ERROR(failure_);
-    CORTADO_ASSIGN_OR_RETURN(codec_, TensorListCodec::create(spec, options_.aggregate));
+    CORTADO_ASSIGN_OR_RETURN(codec_, TensorListCodec::create(spec, aggregate.value_or(options_.aggregate)));
+    options_.aggregate = aggregate.value_or(options_.aggregate);
     measure_codec();
     return {};
   }
@@ -233,7 +234,7 @@ class OwnerGatherImpl final : public OwnerGather {
 
   // What depends on the codec.
   void measure_codec() {
-    codec_hash_ = fnv1a_64(codec_.codec().spec());
+    codec_hash_ = fnv1a_64(codec_.codec().spec() + "/" + std::to_string(options_.aggregate));
     std::uint64_t scratch_bytes = exact_scratch_bytes_;
     for (Share& share : shares_) {
       share.has_fixed_size = codec_.is_plain() || share.lossy.empty();

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "codec/tensor_list.h"
@@ -35,6 +36,9 @@ class FactorSync {
              double timeout_s, Communicator* communicator);
 
   const std::vector<FactorSlot>& slots() const { return slots_; }
+
+  // From the next reduce() on; on all ranks before the same one.
+  void set_codec(TensorListCodec codec) { codec_ = std::move(codec); }
 
   // Where the triangles of a batch are to be added; nullptr where nobody wants them from this rank.
   float* triangles(std::size_t slot);

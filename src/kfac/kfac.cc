@@ -78,6 +78,29 @@ Result<KfacGrid> grid_of(const KfacOptions& options, int world_size) {
   return KfacGrid{.workers = options.workers, .columns = world_size / options.workers};
 }
 
+constexpr std::string_view kAutoCodec = "auto";
+
+// Before "auto" has decided.
+std::string first_codec(const std::string& spec) { return spec == kAutoCodec ? "none" : spec; }
+
+bool is_auto(const KfacOptions& options) {
+  return options.gradients.codec == kAutoCodec || options.factor_compression == kAutoCodec;
+}
+
+Status check_auto(const KfacOptions& options, int world_size) {
+  if (!is_auto(options) || world_size == 1) return {};
+  const int ranks = options.cluster.has_value() ? options.cluster->topology().world_size() : 0;
+  if (ranks != world_size) {
+    return make_error(StatusCode::kInvalidArgument, "compression \"auto\" needs a cluster of %d ranks, got one of %d",
+                      world_size, ranks);
+  }
+  CORTADO_RETURN_IF_ERROR(options.cluster->check());
+  for (const std::string& candidate : options.candidates) {
+    CORTADO_RETURN_IF_ERROR(TensorListCodec::create(candidate).status());
+  }
+  return {};
+}
+
 Status check_options(const KfacOptions& options, const std::vector<KfacLayer>& layers) {
   if (options.pi_correction && options.inverse == KfacInverse::kCholesky && !options.colocate_factors) {
     return make_error(StatusCode::kInvalidArgument,
@@ -114,17 +137,30 @@ std::string settings_text(const KfacOptions& options) {
   text += options.pi_correction ? ", pi_correction" : "";
   text += options.colocate_factors ? ", colocate_factors" : "";
   text += options.balance_memory ? ", balance_memory" : "";
-  return text + ", factor_compression " + options.factor_compression;
+  text += ", factor_compression " + options.factor_compression;
+  if (!is_auto(options)) return text;
+  for (const std::string& candidate : options.candidates) text += ", candidate " + candidate;
+  const int ranks = options.cluster.has_value() ? options.cluster->topology().world_size() : 0;
+  return text + ", cluster of " + std::to_string(ranks) + " ranks";
 }
 
 Status KfacImpl::prepare() {
   place_layers();
   allocate();
-  CORTADO_ASSIGN_OR_RETURN(TensorListCodec codec, TensorListCodec::create(options_.factor_compression));
+  CORTADO_ASSIGN_OR_RETURN(TensorListCodec codec, TensorListCodec::create(first_codec(options_.factor_compression)));
   sync_ = std::make_unique<FactorSync>(slots(), options_.strategy != KfacStrategy::kDpKfac, std::move(codec),
                                        options_.gradients.random_seed, options_.timeout_s, world_);
   CORTADO_RETURN_IF_ERROR(prepare_inverse_gather());
-  return prepare_gradient_gather();
+  CORTADO_RETURN_IF_ERROR(prepare_gradient_gather());
+  // Where nothing travels, nothing is chosen.
+  const bool chooses = options_.factor_compression == kAutoCodec;
+  auto_factors_.is_on = chooses && options_.strategy != KfacStrategy::kDpKfac && world_->world_size() > 1;
+  auto_inverses_.is_on = chooses && grid_.workers > 1;
+  auto_gradients_.is_on = options_.gradients.codec == kAutoCodec && grid_.columns > 1;
+  auto_factors_.choice.message = "factors";
+  auto_inverses_.choice.message = "inverses";
+  auto_gradients_.choice.message = "gradients";
+  return {};
 }
 
 std::vector<FactorSlot> KfacImpl::slots() const {
@@ -203,7 +239,7 @@ Status KfacImpl::prepare_inverse_gather() {
       gathered_inverses_.push_back(factor.triangles.data());
     }
   }
-  const OwnerGatherOptions options = {.codec = options_.factor_compression,
+  const OwnerGatherOptions options = {.codec = first_codec(options_.factor_compression),
                                       .random_seed = options_.gradients.random_seed + 1,
                                       .timeout_s = options_.timeout_s};
   CORTADO_ASSIGN_OR_RETURN(inverse_gather_, OwnerGather::create(std::move(tensors), options, column_->get(), clock_));
@@ -218,6 +254,7 @@ Status KfacImpl::prepare_gradient_gather() {
         {layer.name, DType::kFloat32, layer.groups * layer.g_dim(), layer.a_dim(), placements_[i].column});
   }
   OwnerGatherOptions options = options_.gradients;
+  options.codec = first_codec(options.codec);
   options.timeout_s = options_.timeout_s;
   CORTADO_ASSIGN_OR_RETURN(gradient_gather_, OwnerGather::create(std::move(tensors), options, row_->get(), clock_));
   return {};
@@ -230,6 +267,7 @@ Result<std::unique_ptr<Kfac>> Kfac::create(std::vector<KfacLayer> layers, const 
   CORTADO_RETURN_IF_ERROR(
       check_agreement(communicator, settings_text(options), descriptions, from_seconds(options.timeout_s)));
   CORTADO_RETURN_IF_ERROR(check_options(options, layers));
+  CORTADO_RETURN_IF_ERROR(check_auto(options, communicator->world_size()));
   CORTADO_ASSIGN_OR_RETURN(const KfacGrid grid, grid_of(options, communicator->world_size()));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<GridGroup> column, GridGroup::create(communicator, grid, true));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<GridGroup> row, GridGroup::create(communicator, grid, false));

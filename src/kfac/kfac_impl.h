@@ -5,6 +5,7 @@
 //   kfac.cc           checks, set-up
 //   kfac_inverses.cc  factors and inverses
 //   kfac_step.cc      gradients
+//   kfac_auto.cc      which codec, where it is "auto"
 //   kfac_state.cc     report, saving and loading
 #pragma once
 
@@ -23,6 +24,7 @@
 #include "kfac/factor_sync.h"
 #include "kfac/grid_group.h"
 #include "kfac/inverse.h"
+#include "kfac/message_choice.h"
 #include "kfac/precondition.h"
 
 namespace cortado {
@@ -33,6 +35,20 @@ struct HeldFactor {
   std::vector<float> inverse;    // matrices: eigenvectors as rows, or inverses; on gradient workers
   std::vector<float> values;     // eigenvalues
   std::vector<float> triangles;  // an inverse as it travels
+};
+
+using TensorList = std::vector<ConstTensorView>;  // of one payload
+
+// One kind of message whose codec may be chosen.
+struct AutoMessage {
+  bool is_on = false;
+  bool is_due = true;  // to be decided before the next one
+  std::int64_t messages = 0, next_decision = 10;
+  std::int64_t codec_messages = 0, codec_ns = 0;  // since the codec was taken
+  KfacChoice choice;
+
+  // What a message took.
+  void record(std::int64_t ns);
 };
 
 // What ranks must share, besides layers and the codec of gradients.
@@ -72,6 +88,7 @@ class KfacImpl final : public Kfac {
     CORTADO_RETURN_IF_ERROR(failure_);
     CORTADO_RETURN_IF_ERROR(gradient_gather_->set_codec(spec));
     options_.gradients.codec = spec;
+    auto_gradients_.is_on = false;
     return {};
   }
 
@@ -105,6 +122,13 @@ class KfacImpl final : public Kfac {
   double precondition(double damping, std::span<const KfacGradient> gradients);
   Result<KfacOutcome> exchange(const KfacHyperparameters& values, double own_product);
   Status sum_gradients();
+
+  std::vector<MessageTrial> trials() const;
+  // True if the codec of the message has changed. own: the payloads this rank is about to send.
+  Result<bool> decide(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own);
+  Status decide_factors();
+  Status decide_inverses();
+  Status decide_gradients();
   Status check_gradients(std::span<const KfacGradient> gradients) const;
   Status load_layer(std::size_t layer, std::span<const KfacState> states, bool* has_inverses);
 
@@ -143,6 +167,8 @@ class KfacImpl final : public Kfac {
   std::vector<float> gradients_, results_;
   std::vector<void*> result_of_layer_;
   std::vector<float> product_scratch_;
+
+  AutoMessage auto_factors_, auto_inverses_, auto_gradients_;
 
   FactorScratch factor_scratch_;
   InverseScratch inverse_scratch_;

@@ -34,7 +34,10 @@ Status KfacImpl::add_batch(std::size_t layer, Side side, const KfacBatch& batch,
 }
 
 Status KfacImpl::update_factors(double decay) {
+  CORTADO_RETURN_IF_ERROR(decide_factors());
+  const std::int64_t begin_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(sync_->reduce(static_cast<std::uint64_t>(step_)));
+  auto_factors_.record(clock_->now_ns() - begin_ns);
   for (std::size_t s = 0; s < factors_.size(); ++s) {
     std::vector<float>& running = factors_[s].running;
     if (running.empty()) continue;
@@ -103,7 +106,10 @@ Status KfacImpl::gather_inverses() {
                        factor.triangles.data() + m * triangle_elems(slot.n));
     }
   }
+  CORTADO_RETURN_IF_ERROR(decide_inverses());
+  const std::int64_t begin_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(inverse_gather_->run(static_cast<std::uint64_t>(step_), gathered_inverses_));
+  auto_inverses_.record(clock_->now_ns() - begin_ns);
   for (const std::size_t s : gathered_slots_) {
     const FactorSlot& slot = sync_->slots()[s];
     for (std::int64_t m = 0; !is_eigen() && m < slot.matrices; ++m) {

@@ -42,6 +42,9 @@ KfacReport KfacImpl::report() const {
   report.inverses = traffic_of(*inverse_gather_);
   report.gradients = traffic_of(*gradient_gather_);
   for (const auto& [key, times] : fallbacks_) report.fallbacks.push_back({key.first, key.second, times});
+  for (const AutoMessage* message : {&auto_factors_, &auto_inverses_, &auto_gradients_}) {
+    if (message->is_on) report.choices.push_back(message->choice);
+  }
   return report;
 }
 

@@ -74,9 +74,12 @@ double KfacImpl::precondition(double damping, std::span<const KfacGradient> grad
 Result<KfacOutcome> KfacImpl::exchange(const KfacHyperparameters& values, double own_product) {
   const bool is_finite = std::isfinite(own_product);
   std::vector<OwnerNote> notes(static_cast<std::size_t>(row_->get()->world_size()));
+  CORTADO_RETURN_IF_ERROR(decide_gradients());
   const OwnerGatherReport before = gradient_gather_->report();
+  const std::int64_t begin_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(gradient_gather_->run(static_cast<std::uint64_t>(step_), result_of_layer_,
                                                 {own_product, is_finite ? 0u : 1u}, notes));
+  auto_gradients_.record(clock_->now_ns() - begin_ns);
   const OwnerGatherReport after = gradient_gather_->report();
   report_.stage_ns[static_cast<int>(KfacStage::kEncode)] += after.encode_ns - before.encode_ns;
   report_.stage_ns[static_cast<int>(KfacStage::kGather)] += after.gather_ns - before.gather_ns;

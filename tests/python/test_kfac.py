@@ -1,6 +1,10 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """KFAC on one rank: the numbers, which layers, options, saving, and what is refused."""
 
+import enum
+import logging
+import warnings
+
 import cortado
 import numpy as np
 import pytest
@@ -132,6 +136,7 @@ def test_micro_batches_are_averaged():
     kfac.step()
     expected.update(expected.means())
     assert distance(gradients_of(model, NAMES), expected.precondition(gradients)) < 2e-4
+    assert kfac.report().to_dict()["fallbacks"] == []  # one after the other is no layer called twice
 
 
 def test_a_scaled_loss_changes_nothing():
@@ -140,7 +145,7 @@ def test_a_scaled_loss_changes_nothing():
             return 1024.0
 
     ends = []
-    for scaler in (None, Scaler()):
+    for scaler in (None, Scaler(), Scaler().get_scale):
         model = Net()
         kfac = cortado.KFAC(model, grad_scaler=scaler, **QUIET)
         for step in range(2):
@@ -151,6 +156,7 @@ def test_a_scaled_loss_changes_nothing():
             kfac.step()
         ends.append(gradients_of(model, NAMES))
     assert distance(ends[0], ends[1]) < 1e-6
+    assert distance(ends[1], ends[2]) == 0
 
 
 def test_an_overflow_leaves_no_trace():
@@ -216,9 +222,82 @@ def test_the_start_says_what_is_preconditioned_and_what_not_and_why(capsys):
     assert kfac.skipped["same"] == "skip_layers"
 
 
-def test_comm_opt_with_compression_warns(capsys):
-    cortado.KFAC(Net(), strategy="comm-opt", compression="quant(bits=8)")
-    assert "warning: COMM-OPT sends no preconditioned gradients" in capsys.readouterr().err
+def test_comm_opt_with_compression_warns():
+    with pytest.warns(UserWarning, match="COMM-OPT sends no preconditioned gradients, so compression=quant"):
+        cortado.KFAC(Net(), strategy="comm-opt", compression="quant(bits=8)", **QUIET)
+
+
+def test_comm_opt_warns_when_a_schedule_comes_to_a_codec():
+    model = Net()
+    later = {"compression": lambda step: "none" if step == 0 else "quant(bits=8)"}
+    assert "MEM-OPT" in cortado.KFAC(model, **later, **QUIET).describe()  # the default knows that a codec may come
+    kfac = cortado.KFAC(model, strategy="comm-opt", **later, **QUIET)
+    backward(model, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kfac.step()
+    backward(model, 1)
+    with pytest.warns(UserWarning, match="compression=quant.bits=8. has no effect"):
+        kfac.step()
+
+
+# ---- options of kfac-pytorch -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "option, reason",
+    [
+        ({"accumulation_steps": 4}, "every micro-batch since the last"),
+        ({"allreduce_bucket_cap_mb": 25.0}, "the factors of all layers are one message"),
+        ({"compute_eigenvalue_outer_product": True}, "damping takes effect at once"),
+        ({"symmetry_aware": False}, "always travel as triangles"),
+        ({"update_factors_in_hook": True}, "sums what hooks have added up"),
+        ({"factor_dtype": torch.bfloat16}, "kept in float32"),
+        ({"inv_dtype": torch.float16}, "kept in float32"),
+    ],
+)
+def test_options_without_effect_are_taken_with_a_warning(option, reason):
+    ends = []
+    for options in ({}, option):
+        model = Net()
+        if options:
+            with pytest.warns(UserWarning, match="has no effect because .*" + reason) as caught:
+                kfac = cortado.KFAC(model, **options, **QUIET)
+            assert len([w for w in caught if "cortado" in str(w.message)]) == 1
+        else:
+            kfac = cortado.KFAC(model, **QUIET)
+        backward(model, 0)
+        kfac.step()
+        ends.append(gradients_of(model, NAMES))
+    assert distance(*ends) == 0
+
+
+def test_options_that_say_what_happens_anyway_are_silent():
+    same = {"accumulation_steps": 1, "symmetry_aware": True, "update_factors_in_hook": False, "skip_layers": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cortado.KFAC(Net(), factor_dtype=torch.float32, inv_dtype=torch.float32, **same, **QUIET)
+
+
+def test_names_and_members_of_enumerations():
+    spellings = enum.Enum("Spellings", ["COMM_OPT", "MEM_OPT", "HYBRID_OPT", "INVERSE", "MEMORY"])
+    for options, text in (
+        ({"compute_method": "EIGEN"}, "eigenvectors"),
+        ({"compute_method": spellings.INVERSE, "assignment_strategy": spellings.MEMORY}, "inverses"),
+        ({"strategy": "MEM_OPT"}, "MEM-OPT (asked for)"),
+        ({"grad_worker_fraction": spellings.COMM_OPT}, "COMM-OPT (asked for)"),
+        ({"grad_worker_fraction": spellings.MEM_OPT}, "MEM-OPT (asked for)"),
+        ({"grad_worker_fraction": spellings.HYBRID_OPT}, "COMM-OPT (grad_worker_fraction=0.5)"),  # of one rank
+        ({"grad_worker_fraction": 0}, "(grad_worker_fraction=0)"),
+    ):
+        assert text in cortado.KFAC(Net(), **options, **QUIET).describe()
+
+
+def test_the_start_as_a_record_of_a_logger(caplog, capsys):
+    with caplog.at_level(logging.DEBUG):
+        cortado.KFAC(Net(), loglevel=logging.DEBUG)
+    assert "preconditions 7 layers" in caplog.text
+    assert capsys.readouterr().err == ""
 
 
 def test_reasons_to_skip():
@@ -276,6 +355,8 @@ def test_a_layer_that_is_called_twice_counts_its_calls_as_batches():
     kfac.step()
     expected.update(expected.means())
     assert distance(gradients_of(model, ["layer"]), expected.precondition(gradients)) < 1e-4
+    reason = "called again before its backward pass: each call counts as a batch"
+    assert kfac.report().to_dict()["fallbacks"] == [{"layer": "layer", "reason": reason, "count": 1}]
 
 
 def test_a_layer_that_is_not_called():
@@ -330,13 +411,19 @@ def test_no_batch_and_empty_batches():
         ({"strategy": "best"}, "strategy must be one of comm-opt"),
         ({"strategy": "hybrid-opt"}, "needs grad_worker_fraction"),
         ({"strategy": "mem-opt", "grad_worker_fraction": 1}, "give one of them"),
-        ({"grad_worker_fraction": 2}, "above 0, at most 1"),
+        ({"grad_worker_fraction": 2}, "from 0 .one rank. to 1"),
+        ({"grad_scaler": 3}, "get_scale.. or be a function"),
+        ({"accumulation_steps": 0}, "accumulation_steps must be at least 1, got 0"),
+        ({"allreduce_bucket_cap_mb": -1}, "allreduce_bucket_cap_mb must be at least 0"),
+        ({"factor_dtype": torch.float64}, "factor_dtype can't be torch.float64"),
+        ({"inv_dtype": torch.int8}, "inv_dtype can't be torch.int8"),
         ({"compute_method": "qr"}, "compute_method must be one of eigen, inverse"),
         ({"assignment_strategy": "luck"}, "assignment_strategy must be one of"),
         ({"compression": "compsoo"}, 'unknown codec "compsoo"'),
         ({"compression": "acp(rank=2)"}, "cannot send what one rank has computed"),
         ({"factor_compression": "power"}, "cannot send what one rank has computed"),
         ({"compression": "compso(bound=2)"}, "bound must be"),
+        ({"compression": lambda step: "auto"}, 'say compression="auto"'),
     ],
 )
 def test_wrong_options_are_refused(options, text):
@@ -409,6 +496,21 @@ def test_states_without_inverses_are_smaller_and_load():
     _, other, _ = make_run()
     other.load_state_dict(small)
     assert other.steps == 3
+
+
+def test_states_without_factors_hold_the_step(capsys):
+    model, kfac, optimizer = make_run()
+    train(model, kfac, optimizer, range(3))
+    state = kfac.state_dict(include_factors=False)
+    assert not any(state["layers"].values())
+    assert set(kfac.state_dict(False, include_inverses=True)["layers"]["same"]) == {
+        *("a_inverse", "g_inverse", "a_eigenvalues", "g_eigenvalues")
+    }
+    _, other, _ = make_run()
+    with pytest.warns(UserWarning, match="compute_inverses=False has no effect because the next step"):
+        other.load_state_dict(state, compute_inverses=False)
+    assert other.steps == 3
+    assert "they begin anew" in capsys.readouterr().err
 
 
 def test_states_that_do_not_fit_are_refused():

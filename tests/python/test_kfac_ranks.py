@@ -1,6 +1,10 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """KFAC on several ranks: strategies, compression, with and without DDP, saving, and ranks that fail."""
 
+import json
+import time
+from pathlib import Path
+
 import cortado
 import pytest
 import torch
@@ -122,6 +126,48 @@ def test_schedules_of_the_bound(pools):
         assert errors[0] > 0 and errors[1] > 0 and errors[2:] == [0, 0]
 
 
+def link(ns_per_byte):
+    """A cluster of two ranks."""
+    curve = {"bytes": [1000, 10**6], "time_ns": [1000 * ns_per_byte, 10**6 * ns_per_byte]}
+    kinds = ("all_gather", "all_to_all", "reduce_scatter")
+    times = {"codec": "compso(bound=4e-3)", "device": "cpu", "elems": [1000, 10**6], "time_ns": [5000, 5 * 10**6]}
+    return {
+        "format": "cortado.cluster/1",
+        "name": "two",
+        "levels": [{"name": "all", "ranks": 2, "collectives": {kind: curve for kind in kinds}}],
+        "codecs": [{**times, "direction": direction} for direction in ("encode", "decode")],
+    }
+
+
+def choose(me, cluster, folder):
+    if cluster is not None and me.rank == 1:  # as a file, here
+        (path := Path(folder) / "cluster.json").write_text(json.dumps(cluster))
+        cluster = path
+    options = {"compression": "auto", "factor_compression": "auto", "cluster": cluster}
+    run = make_run(me, {"candidates": ["compso(bound=4e-3)"], **options}, uses_ddp=False)
+    train(me, run, 4)
+    return run[1].report().to_dict()["auto"], str(run[1].report())
+
+
+def test_auto_compresses_over_a_slow_link_and_declines_over_a_fast_one(pools, tmp_path):
+    for ns_per_byte, codec in ((100, "compso(bound=4e-3)"), (1, "none")):
+        values = pools(2).run(choose, cluster=link(ns_per_byte), folder=str(tmp_path))
+        for choices, text in values:
+            assert set(choices) == {"factors", "gradients"}  # MEM-OPT
+            for kind, choice in choices.items():
+                assert choice["codec"] == codec, choice
+                assert (choice["predicted_ns"] < choice["predicted_uncompressed_ns"]) == (codec != "none")
+                assert choice["measured_ns"] > 0
+                assert choice["reason"] == values[0][0][kind]["reason"] and choice["reason"] in text
+
+
+def test_auto_measures_links_and_codecs_itself(pools, tmp_path):
+    for choices, text in pools(2).run(choose, cluster=None, folder=str(tmp_path)):
+        for choice in choices.values():
+            assert choice["predicted_uncompressed_ns"] > 0 and choice["reason"]
+        assert "auto, gradients" in text and "; measured " in text
+
+
 # ---- loss scaling ----------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +196,26 @@ def train_scaled(me, uses_ddp, overflow_rank):
 def test_an_overflow_on_one_rank_skips_the_step_on_all(pools, uses_ddp):
     for scales in pools(3).run(train_scaled, uses_ddp=uses_ddp, overflow_rank=1):
         assert scales == [256.0, 128.0, 128.0, 128.0]
+
+
+def poison(me, overflow_rank):
+    """Without a GradScaler; the gradients after a step with an Inf, on one rank in one layer."""
+    model, kfac, optimizer = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
+    optimizer.zero_grad()
+    loss_of(model, make_batch(me.rank, 0)).backward()
+    if me.rank == overflow_rank:
+        kfac._layers[0].module.weight.grad.view(-1)[0] = float("inf")
+    before = fingerprint(model)
+    assert not kfac.step()
+    assert all(not p.grad.any() for p in model.parameters())
+    optimizer.step()  # by a user who did not look
+    assert fingerprint(model) == before
+    train(me, (model, kfac, optimizer), [1])
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+def test_gradients_are_zero_after_a_step_that_was_not_finite(pools):
+    pools(3).run(poison, overflow_rank=1)
 
 
 # ---- saving ----------------------------------------------------------------------------------------------------------
@@ -233,6 +299,29 @@ def test_a_rank_that_leaves_out_a_step_is_an_error_elsewhere(pools):
     try:
         values = pools(2).run(leave_out_a_step, timeout_s=60)
         assert sorted(values) == ["error", "left"]
+    finally:
+        pools(2).close()
+
+
+def change_a_shape(me):
+    """Only on rank 1."""
+    run = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
+    train(me, run, 1)
+    model, kfac, _ = run
+    me._models.clear()
+    if me.rank == 1:
+        layer = kfac._layers[0].module
+        layer.weight = torch.nn.Parameter(torch.zeros(3, 3))
+        layer.weight.grad = torch.zeros(3, 3)
+    begin = time.monotonic()
+    with pytest.raises(cortado.MismatchError if me.rank == 1 else cortado.CortadoError, match="had a weight of shape"):
+        kfac._precondition()
+    return time.monotonic() - begin
+
+
+def test_a_weight_that_changes_its_shape_on_one_rank_ends_all(pools):
+    try:
+        assert max(pools(2).run(change_a_shape, timeout_s=60)) < 10  # timeout_s is 20
     finally:
         pools(2).close()
 

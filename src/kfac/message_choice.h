@@ -1,0 +1,46 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Which codec makes a message of K-FAC shortest, and how many tensors should share one table of codes; or that it is
+// shorter as it is. Pure. With p ranks, values V, payloads P, E(r) and D(r) the times to encode and to decode what rank
+// r owns, T the time of a collective on the cluster:
+//
+//   gathered by all     plain T(V)    compressed  max_r E(r) + T(P) + sum_r D(r)
+//   summed by owners    plain T(V)    compressed  max_r [sum of E(o) + D(o) over owners o != r, + (p-1) D(r)] + T(P)
+//
+// (Who sends to owners decodes too, for the error.) Source: the performance model of COMPSO (PPoPP 2025) in our terms.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cortado/cluster.h"
+#include "cortado/status.h"
+
+namespace cortado {
+
+struct MessageShape {
+  bool is_sum = false;
+  std::vector<int> ranks;                        // who takes part
+  std::vector<std::vector<std::int64_t>> elems;  // of the tensors that each of them owns, in order
+};
+
+struct MessageTrial {
+  std::string codec;
+  std::int64_t aggregate = 0;      // as in OwnerGatherOptions
+  std::int64_t payload_bytes = 0;  // of all ranks; of a sum, what the rank sends that sends most
+};
+
+struct MessageChoice {
+  int trial = -1;  // -1: uncompressed
+  std::int64_t predicted_ns = 0, uncompressed_ns = 0;
+  std::string reason;
+};
+
+// Compresses if that saves at least the share `min_gain`; of equal times the first. Codecs of which the cluster has no
+// times are left out. `cluster` has passed check() and has at least two ranks.
+Result<MessageChoice> choose_codec(const MessageShape& shape, std::span<const MessageTrial> trials,
+                                   const Cluster& cluster, double min_gain);
+
+}  // namespace cortado
