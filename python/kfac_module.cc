@@ -134,6 +134,7 @@ class PyKfac {
     chosen.gradients.random_seed = nb::cast<std::uint64_t>(options["random_seed"]);
     chosen.factor_compression = nb::cast<std::string>(options["factor_compression"]);
     chosen.timeout_s = nb::cast<double>(options["timeout_s"]);
+    chosen.threads = nb::cast<int>(options["threads"]);
     if (options.contains("cluster")) {
       chosen.cluster = unwrap(cortado::cluster_from_json(nb::cast<std::string>(options["cluster"])));
       chosen.candidates = nb::cast<std::vector<std::string>>(options["candidates"]);
@@ -163,6 +164,7 @@ class PyKfac {
   }
 
   void set_compression(const std::string& spec) { check(kfac_->set_compression(spec)); }
+  void set_factor_compression(const std::string& spec) { check(kfac_->set_factor_compression(spec)); }
   std::int64_t steps() const { return kfac_->steps(); }
 
   // (column, rank of A, rank of G) of each layer.
@@ -328,6 +330,7 @@ void bind_kfac(nb::module_& m) {
       .def("step", &PyKfac::step, "factor_decay"_a, "damping"_a, "kl_clip"_a, "lr"_a, "update_factors"_a,
            "update_inverses"_a, "gradients"_a)
       .def("set_compression", &PyKfac::set_compression, "spec"_a)
+      .def("set_factor_compression", &PyKfac::set_factor_compression, "spec"_a)
       .def("report", &PyKfac::report)
       .def("memory", &PyKfac::memory)
       .def("save_state", &PyKfac::save_state, "with_inverses"_a = true)

@@ -131,6 +131,7 @@ struct KfacOptions {
   OwnerGatherOptions gradients;             // codec, feedback and aggregation of preconditioned gradients
   std::string factor_compression = "none";  // codec of factors, and of eigenvectors or inverses
   double timeout_s = 1800;                  // of each wait for a collective
+  int threads = 1;                          // that invert factors, the caller's included; results do not depend on it
 
   // With "auto" as one of the two codecs: before the first message of a kind, and before the 10th, 100th, ... after it,
   // each rank encodes what it is about to send with every candidate, and rank 0 predicts from these sizes and from its
@@ -279,8 +280,10 @@ class Kfac {
   // Preconditions. `gradients` has one entry a layer, averaged over ranks (by the caller, or by reduce_gradients()).
   virtual Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) = 0;
 
-  // As OwnerGather::set_codec, of preconditioned gradients.
+  // From the next step on, on all ranks in the same one: the codec of preconditioned gradients; of factors and of
+  // eigenvectors or inverses.
   virtual Status set_compression(std::string_view spec) = 0;
+  virtual Status set_factor_compression(std::string_view spec) = 0;
 
   virtual const std::vector<KfacLayer>& layers() const = 0;
   virtual const std::vector<KfacPlacement>& placements() const = 0;

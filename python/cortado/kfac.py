@@ -58,7 +58,7 @@ class KFAC:
 
     pi_correction: splits the damping between the factors of a layer by their mean eigenvalues.
     compression*: codec of preconditioned gradients, a string or dict ("compso(bound=4e-3)", "quant(bits=8)").
-    factor_compression: codec of factors, and of eigenvectors or inverses; eigenvalues travel as they are.
+    factor_compression*: codec of factors, and of eigenvectors or inverses; eigenvalues travel as they are.
         "auto", for either: of each kind of message the candidate is taken, and the number of layers that share a table,
         that the performance model predicts to be fastest; or none. report() says which and why.
     candidates, cluster: for "auto". Codecs; the path or content of a file of cortado.calibrate, by default the links
@@ -66,6 +66,7 @@ class KFAC:
     error_feedback: the owner of a layer adds what encoding it has lost.
     aggregate: layers that share a table of codes in ``compso``; 0: all of a rank.
     reduce_gradients: whether step() averages the gradients; None: unless DDP or a cortado.Reducer does.
+    threads: that invert factors, each its own; the results do not depend on it.
     process_group, random_seed, timeout_s: of the exchange. verbose: rank 0 prints what is preconditioned, and what not.
     """
 
@@ -105,6 +106,7 @@ class KFAC:
         process_group=None,
         random_seed=0,
         timeout_s=1800.0,
+        threads=1,
         verbose=True,
     ):
         is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
@@ -120,6 +122,7 @@ class KFAC:
             "lr": (lambda step: lr.param_groups[0]["lr"]) if hasattr(lr, "param_groups") else lr,
         }
         self._compression = compression
+        self._factor_compression = factor_compression
         with self._on_all_ranks("could not make a KFAC"):
             self._get_scale = scale_function(grad_scaler)
             ineffective = without_effect(
@@ -136,7 +139,7 @@ class KFAC:
             if fsdp_hint(self._model):
                 raise SpecError(f"{type(self._model).__name__}{fsdp_hint(self._model)}")
             self._spec = _compression_at(compression, 0)
-            self._factor_spec = spec_from(factor_compression)
+            self._factor_spec = _compression_at(factor_compression, 0)
             self._layers, self.skipped = find_layers(self._model, skip_layers or ())
             if not self._layers:
                 raise SpecError(f"no layer of the model can be preconditioned: {_list_skipped(self.skipped)}")
@@ -155,6 +158,7 @@ class KFAC:
                 "random_seed": random_seed,
                 "factor_compression": self._factor_spec,
                 "timeout_s": timeout_s,
+                "threads": threads,
             }
             is_auto = "auto" in (self._spec, self._factor_spec) and self._world_size > 1
             if is_auto:
@@ -360,6 +364,10 @@ class KFAC:
             self._core.set_compression(spec)
             self._spec = spec
             self._warn_if_pointless()
+        factor_spec = _compression_at(self._factor_compression, self.steps)
+        if factor_spec != self._factor_spec:
+            self._core.set_factor_compression(factor_spec)
+            self._factor_spec = factor_spec
         names = ("factor_decay", "damping", "kl_clip", "lr")
         values = [float(self._value(name) or 0.0) for name in names]  # None: kl_clip is off
         due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/hash.h"
 #include "core/seconds.h"
 #include "kfac/triangle.h"
 
@@ -18,6 +19,12 @@ namespace {
 
 // So that factors and gradients never draw the same random numbers.
 constexpr std::uint64_t kSeedOfFactors = 0x6661'6374'6f72'7321ull;
+
+// Of a message that follows.
+struct Announced {
+  std::int64_t bytes;
+  std::uint64_t codec_hash;
+};
 
 }  // namespace
 
@@ -109,6 +116,7 @@ Status FactorSync::reduce_plain() {
   std::vector<std::int64_t> counts;
   for (const Segment& segment : segments_) counts.push_back(segment.elems());
   traffic_.payload_bytes = traffic_.dense_bytes = static_cast<std::int64_t>(batch_.size() * sizeof(float));
+  traffic_.relative_l2_error = 0;
   traffic_.collectives = 1;
   ++traffic_.messages;
   return wait(communicator_->start({.kind = CollectiveKind::kReduceScatter,
@@ -167,11 +175,20 @@ Result<std::vector<std::int64_t>> FactorSync::encode_for_owners(std::uint64_t st
 
 Status FactorSync::reduce_encoded(std::uint64_t step) {
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> sizes, encode_for_owners(step));
-  std::vector<std::int64_t> received_sizes(sizes.size());
+  const std::uint64_t codec_hash = fnv1a_64(codec_.codec().spec());
+  std::vector<Announced> sent(sizes.size()), received(sizes.size());
+  for (std::size_t r = 0; r < sizes.size(); ++r) sent[r] = {sizes[r], codec_hash};
   CORTADO_RETURN_IF_ERROR(wait(communicator_->start({.kind = CollectiveKind::kAllToAll,
-                                                     .sent = sizes.data(),
-                                                     .received = received_sizes.data(),
-                                                     .elems = static_cast<std::int64_t>(sizeof(std::int64_t))})));
+                                                     .sent = sent.data(),
+                                                     .received = received.data(),
+                                                     .elems = static_cast<std::int64_t>(sizeof(Announced))})));
+  std::vector<std::int64_t> received_sizes;
+  for (std::size_t r = 0; r < received.size(); ++r) {
+    received_sizes.push_back(received[r].bytes);
+    if (received[r].codec_hash == codec_hash) continue;
+    return make_error(StatusCode::kMismatch, "rank %zu has encoded its factors with another codec than rank %d (%s)", r,
+                      rank(), codec_.codec().spec().c_str());
+  }
   const Segment& own = segments_[static_cast<std::size_t>(rank())];
   std::vector<TensorView> views;
   for (const std::size_t s : own.slots) views.push_back({nullptr, DType::kFloat32, 1, slots_[s].elems()});

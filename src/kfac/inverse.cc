@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/linalg.h"
 #include "kfac/triangle.h"
@@ -35,7 +36,7 @@ std::int64_t InverseScratch::bytes() const {
   return static_cast<std::int64_t>((matrix.size() + values.size()) * sizeof(float) + lapack.size());
 }
 
-Status compute_eigenvectors(std::int64_t n, const float* triangle, float* vectors, float* values,
+Status compute_eigenvectors(std::int64_t n, const float* triangle, float* vectors, float* values, bool* is_indefinite,
                             InverseScratch* scratch) {
   float* matrix = grown_matrix(n, scratch);
   float* found = grown(&scratch->values, static_cast<std::size_t>(n));
@@ -45,6 +46,8 @@ Status compute_eigenvectors(std::int64_t n, const float* triangle, float* vector
   if (!status.ok()) return status;
   std::copy(matrix, matrix + n * n, vectors);
   for (std::int64_t i = 0; i < n; ++i) values[i] = std::max(found[i], 0.0f);
+  const float rounding = static_cast<float>(n) * std::numeric_limits<float>::epsilon();
+  *is_indefinite = n > 0 && found[0] < -rounding * std::max(found[n - 1], 0.0f);
   return {};
 }
 

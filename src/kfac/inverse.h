@@ -20,8 +20,9 @@ struct InverseScratch {
 };
 
 // Of a finite triangle (kfac/triangle.h): eigenvectors as rows of `vectors` (n x n), eigenvalues in ascending order,
-// those below 0 as 0. After an error both are as they were.
-Status compute_eigenvectors(std::int64_t n, const float* triangle, float* vectors, float* values,
+// those below 0 as 0. `is_indefinite`: one is below 0 by more than rounding makes it, n eps times the largest. After an
+// error the results are as they were.
+Status compute_eigenvectors(std::int64_t n, const float* triangle, float* vectors, float* values, bool* is_indefinite,
                             InverseScratch* scratch);
 
 // The inverse (n x n) of the triangle with `damping` added to its diagonal. If that is not positive definite, ten times

@@ -102,6 +102,9 @@ Status check_auto(const KfacOptions& options, int world_size) {
 }
 
 Status check_options(const KfacOptions& options, const std::vector<KfacLayer>& layers) {
+  if (options.threads < 1 || options.threads > 1024) {
+    return make_error(StatusCode::kInvalidArgument, "threads must be from 1 to 1024, got %d", options.threads);
+  }
   if (options.pi_correction && options.inverse == KfacInverse::kCholesky && !options.colocate_factors) {
     return make_error(StatusCode::kInvalidArgument,
                       "pi_correction with cholesky needs both factors on one rank: colocate_factors");
@@ -142,6 +145,16 @@ std::string settings_text(const KfacOptions& options) {
   for (const std::string& candidate : options.candidates) text += ", candidate " + candidate;
   const int ranks = options.cluster.has_value() ? options.cluster->topology().world_size() : 0;
   return text + ", cluster of " + std::to_string(ranks) + " ranks";
+}
+
+Status KfacImpl::set_factor_compression(std::string_view spec) {
+  CORTADO_RETURN_IF_ERROR(failure_);
+  CORTADO_ASSIGN_OR_RETURN(TensorListCodec codec, TensorListCodec::create(spec));
+  CORTADO_RETURN_IF_ERROR(inverse_gather_->set_codec(spec, 0));
+  sync_->set_codec(std::move(codec));
+  options_.factor_compression = spec;
+  auto_factors_.is_on = auto_inverses_.is_on = false;
+  return {};
 }
 
 Status KfacImpl::prepare() {

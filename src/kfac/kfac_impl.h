@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/seconds.h"
+#include "core/thread_pool.h"
 #include "cortado/kfac.h"
 #include "kfac/factor.h"
 #include "kfac/factor_sync.h"
@@ -35,6 +36,15 @@ struct HeldFactor {
   std::vector<float> inverse;    // matrices: eigenvectors as rows, or inverses; on gradient workers
   std::vector<float> values;     // eigenvalues
   std::vector<float> triangles;  // an inverse as it travels
+};
+
+// A matrix of a factor that is to be inverted, and what came of it.
+struct InverseTask {
+  std::size_t slot = 0;
+  std::int64_t matrix = 0;  // of the groups
+  bool is_indefinite = false;
+  int raised = 0;
+  bool failed = false;
 };
 
 using TensorList = std::vector<ConstTensorView>;  // of one payload
@@ -64,7 +74,9 @@ class KfacImpl final : public Kfac {
         clock_(clock),
         grid_(grid),
         column_(std::move(column)),
-        row_(std::move(row)) {}
+        row_(std::move(row)),
+        pool_(options.threads),
+        inverse_scratch_(static_cast<std::size_t>(pool_.threads())) {}
 
   // The second half of create(): what can fail.
   Status prepare();
@@ -92,6 +104,8 @@ class KfacImpl final : public Kfac {
     return {};
   }
 
+  Status set_factor_compression(std::string_view spec) override;
+
   const std::vector<KfacLayer>& layers() const override { return layers_; }
   const std::vector<KfacPlacement>& placements() const override { return placements_; }
   const KfacGrid& grid() const override { return grid_; }
@@ -116,7 +130,8 @@ class KfacImpl final : public Kfac {
   Status add_batch(std::size_t layer, Side side, const KfacBatch& batch, double scale);
   Status update_factors(double decay);
   Status update_inverses(const KfacHyperparameters& values);
-  void invert(std::size_t slot, double damping);
+  void invert_all(double damping);
+  void invert(InverseTask* task, double damping, InverseScratch* scratch);
   SplitDamping damping_of(std::size_t layer, std::int64_t group, double damping) const;
   Status gather_inverses();
   double precondition(double damping, std::span<const KfacGradient> gradients);
@@ -171,7 +186,8 @@ class KfacImpl final : public Kfac {
   AutoMessage auto_factors_, auto_inverses_, auto_gradients_;
 
   FactorScratch factor_scratch_;
-  InverseScratch inverse_scratch_;
+  ThreadPool pool_;
+  std::vector<InverseScratch> inverse_scratch_;  // of each thread
   std::int64_t step_ = 0;
   bool inverses_are_stale_ = false;
   std::map<std::pair<std::string, std::string>, std::int64_t> fallbacks_;

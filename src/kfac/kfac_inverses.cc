@@ -1,4 +1,6 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "core/check.h"
@@ -64,32 +66,48 @@ SplitDamping KfacImpl::damping_of(std::size_t layer, std::int64_t group, double 
                        mean_diagonal(g, factors_[2 * layer + 1].running.data() + group * triangle_elems(g)));
 }
 
-// Writes the inverses of one factor; what can't be inverted keeps the inverse it had.
-void KfacImpl::invert(std::size_t s, double damping) {
-  const FactorSlot& slot = sync_->slots()[s];
-  HeldFactor& factor = factors_[s];
-  const std::string& name = layers_[slot.layer].name;
-  for (std::int64_t m = 0; m < slot.matrices; ++m) {
-    const float* triangle = factor.running.data() + m * triangle_elems(slot.n);
-    float* inverse = factor.inverse.data() + m * slot.n * slot.n;
-    Status status;
-    if (is_eigen()) {
-      status = compute_eigenvectors(slot.n, triangle, inverse, factor.values.data() + m * slot.n, &inverse_scratch_);
-    } else {
-      const SplitDamping split = damping_of(slot.layer, m, damping);
-      int raised = 0;
-      status = compute_damped_inverse(slot.n, triangle, slot.side == Side::kA ? split.a : split.g, inverse, &raised,
-                                      &inverse_scratch_);
-      if (raised > 0) count(name, "a factor is not positive definite: damping was raised");
-    }
-    if (!status.ok()) count(name, "a factor could not be inverted: the last inverse stays");
+// Matrices of one size next to each other, the largest first, so that threads end together and reuse their scratch.
+void KfacImpl::invert_all(double damping) {
+  std::vector<InverseTask> tasks;
+  for (std::size_t s = 0; s < factors_.size(); ++s) {
+    for (std::int64_t m = 0; !factors_[s].running.empty() && m < sync_->slots()[s].matrices; ++m)
+      tasks.push_back({s, m});
+  }
+  const auto rows = [&](const InverseTask& task) { return sync_->slots()[task.slot].n; };
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [&](const InverseTask& x, const InverseTask& y) { return rows(x) > rows(y); });
+  std::atomic<std::size_t> next{0};
+  pool_.parallel_for(pool_.threads(), [&](std::int64_t thread) {
+    InverseScratch* scratch = &inverse_scratch_[static_cast<std::size_t>(thread)];
+    for (std::size_t t = next++; t < tasks.size(); t = next++) invert(&tasks[t], damping, scratch);
+  });
+  for (const InverseTask& task : tasks) {
+    const std::string& name = layers_[sync_->slots()[task.slot].layer].name;
+    if (task.is_indefinite) count(name, "a factor is indefinite: eigenvalues below 0 count as 0");
+    if (task.raised > 0) count(name, "a factor is not positive definite: damping was raised");
+    if (task.failed) count(name, "a factor could not be inverted: the last inverse stays");
+  }
+}
+
+// What can't be inverted keeps the inverse it had.
+void KfacImpl::invert(InverseTask* task, double damping, InverseScratch* scratch) {
+  const FactorSlot& slot = sync_->slots()[task->slot];
+  HeldFactor& factor = factors_[task->slot];
+  const float* triangle = factor.running.data() + task->matrix * triangle_elems(slot.n);
+  float* inverse = factor.inverse.data() + task->matrix * slot.n * slot.n;
+  if (is_eigen()) {
+    float* values = factor.values.data() + task->matrix * slot.n;
+    task->failed = !compute_eigenvectors(slot.n, triangle, inverse, values, &task->is_indefinite, scratch).ok();
+  } else {
+    const SplitDamping split = damping_of(slot.layer, task->matrix, damping);
+    task->failed = !compute_damped_inverse(slot.n, triangle, slot.side == Side::kA ? split.a : split.g, inverse,
+                                           &task->raised, scratch)
+                        .ok();
   }
 }
 
 Status KfacImpl::update_inverses(const KfacHyperparameters& values) {
-  for (std::size_t s = 0; s < factors_.size(); ++s) {
-    if (!factors_[s].running.empty()) invert(s, values.damping);
-  }
+  invert_all(values.damping);
   lap(KfacStage::kInverses);
   CORTADO_RETURN_IF_ERROR(gather_inverses());
   lap(KfacStage::kGatherInverses);

@@ -130,6 +130,18 @@ TEST(Kfac, MicroBatchesAreAveraged) {
   for (std::size_t i = 0; i < once.size(); ++i) EXPECT_NEAR(once[i], twice[i], 1e-5 * std::fabs(once[i]));
 }
 
+TEST(Kfac, ThreadsChangeNoBit) {
+  for (const KfacInverse inverse : {KfacInverse::kEigen, KfacInverse::kCholesky}) {
+    SmallRun run{.world_size = 2, .options = strategy(KfacStrategy::kMemOpt), .values = {}};
+    run.options.inverse = inverse;
+    const History alone = run_job(run, 3);
+    for (const int threads : {2, 5}) {
+      run.options.threads = threads;
+      EXPECT_TRUE(run_job(run, 3) == alone) << threads;
+    }
+  }
+}
+
 // ---- compressed ----------------------------------------------------------------------------------------------------
 
 TEST(Kfac, LosslessCodecsChangeNoBit) {
@@ -180,6 +192,29 @@ TEST(Kfac, ReplicasAreEqualAtAnyBound) {
         EXPECT_GT(report.factors.relative_l2_error, 0);
       }
     }
+  }
+}
+
+TEST(Kfac, TheCodecOfFactorsMayChange) {
+  const auto statuses_with = [](const char* codec_of_rank_1) {
+    return run_ranks(4, [&](Communicator& communicator) -> Status {
+      SmallRun run{.options = strategy(KfacStrategy::kHybridOpt, 2), .values = {}};
+      run.options.factor_compression = "cast(bf16)";
+      CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+      for (const char* codec : {"cast(bf16)", "none", "quant(bits=8)"}) {
+        const bool differs = communicator.rank() == 1 && kfac->steps() == 2;
+        CORTADO_RETURN_IF_ERROR(kfac->set_factor_compression(differs ? codec_of_rank_1 : codec));
+        CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), kfac->steps()).status());
+        EXPECT_EQ(kfac->report().factors.relative_l2_error == 0, std::string(codec) == "none") << codec;
+      }
+      EXPECT_EQ(kfac->set_factor_compression("quat").code(), StatusCode::kNotFound);
+      return {};
+    });
+  };
+  for (const Status& status : statuses_with("quant(bits=8)")) EXPECT_TRUE(status.ok()) << status.to_string();
+  for (const Status& status : statuses_with("quant(bits=4)")) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+    EXPECT_NE(status.message().find("has encoded its factors with another codec"), std::string::npos);
   }
 }
 
@@ -344,6 +379,8 @@ TEST(Kfac, IndefiniteFactors) {
     if (inverse == KfacInverse::kEigen) {  // -4 counts as 0
       EXPECT_NEAR(job.gradient[0], 1 / 0.1, 1e-3);
       EXPECT_NEAR(job.gradient[1], 2 / 1.1, 1e-3);
+      EXPECT_EQ(fallbacks_of(*job.kfac),
+                std::set<std::string>{"fc: a factor is indefinite: eigenvalues below 0 count as 0"});
     } else {  // damping 0.1 and 1 are too small, 10 is not
       EXPECT_NEAR(job.gradient[0], 1 / 6.0 / 1.1, 1e-3);
       EXPECT_EQ(fallbacks_of(*job.kfac),

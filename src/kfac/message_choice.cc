@@ -35,7 +35,7 @@ class MessageCost {
     if (!shape_.is_sum) return codec_ns(codec, cost) + collective_ns(OpKind::kAllGather, payload);
     // Nothing for oneself is in the payload, but in the size that belongs to a time. Sizes travel first.
     return codec_ns(codec, cost) + collective_ns(OpKind::kAllToAll, payload * ranks_ / (ranks_ - 1)) +
-           collective_ns(OpKind::kAllToAll, 8 * ranks_);
+           collective_ns(OpKind::kAllToAll, 16 * ranks_);
   }
 
  private:

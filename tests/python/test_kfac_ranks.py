@@ -126,6 +126,21 @@ def test_schedules_of_the_bound(pools):
         assert errors[0] > 0 and errors[1] > 0 and errors[2:] == [0, 0]
 
 
+def factor_schedule(me):
+    run = make_run(me, {"factor_compression": lambda step: "quant(bits=8)" if step < 2 else "none", "threads": 2})
+    errors = []
+    for step in range(4):
+        train(me, run, [step])
+        errors.append(run[1].report().to_dict()["traffic"]["factors"]["relative_error"])
+    assert run[1].report().to_dict()["factor_compression"] == "none"
+    return errors
+
+
+def test_schedules_of_the_codec_of_factors(pools):
+    for errors in pools(2).run(factor_schedule):
+        assert errors[0] > 0 and errors[1] > 0 and errors[2:] == [0, 0]
+
+
 def link(ns_per_byte):
     """A cluster of two ranks."""
     curve = {"bytes": [1000, 10**6], "time_ns": [1000 * ns_per_byte, 10**6 * ns_per_byte]}
