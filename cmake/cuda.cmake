@@ -35,9 +35,8 @@ function(cortado_cuda_target target)
       $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>
       # std::bit_cast, std::min and std::array in kernels.
       $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
-      # Bodies that both sides share call __device__ functions of a CudaBlock from a template that could be a host's.
-      $<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=20011,20012,20014>
       $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-ffp-contract=off>)
+  # Among nvcc's warnings: 20011 and 20014, a kernel calls what is there on the host only.
   if(CORTADO_WERROR)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
   endif()

@@ -24,7 +24,8 @@ decode of preconditioned gradients) on the rank that waits least for the others,
 EXCHANGE_LEGEND = """\
 Encode, all-gather and decode of preconditioned gradients, nothing else: the slowest rank's time, median of repetitions
 over the tensors of eight successive steps in turn. Broadcasts: one for each tensor, all started at once, as
-kfac-pytorch sends them. `none` is our own aggregated all-gather, which the others are compared with."""
+kfac-pytorch sends them. `none` is our own aggregated all-gather, which the others are compared with. Second gathers:
+the share of steps in which a payload outgrew the room that the step before had left, so that its rest came after."""
 SETTINGS = (
     "strategy",
     "grad_worker_fraction",
@@ -114,6 +115,11 @@ def _training_section(group: dict, folder: Path, pictures: set[Path]) -> list[st
     ]
 
 
+def _name(method: str) -> str:
+    """As a cell: a bar would end it."""
+    return f"`{method}`".replace("|", "\\|")
+
+
 def _mean(values) -> float:
     return statistics.mean(list(values))
 
@@ -131,7 +137,7 @@ def _training_row(method: str, runs: list[dict], baseline: list[dict] | None) ->
         accuracy = f"{100 * _mean(run['validation_accuracy'] for run in runs):.1f} %"
     seeds = f", {len(runs)} seeds" if len(runs) > 1 else ", one seed"
     return [
-        f"`{method}`{seeds}{unequal}",
+        f"{_name(method)}{seeds}{unequal}",
         _mean_and_std([run["training_loss"] for run in runs]),
         _mean_and_std([run["validation_loss"] for run in runs if "validation_loss" in run]),
         accuracy,
@@ -148,7 +154,7 @@ def _bytes_table(methods: dict) -> str:
         return ""
     rows = []
     for method, runs in methods.items():
-        cells = [f"`{method}`"]
+        cells = [_name(method)]
         for kind in kinds:
             payload, dense = (_mean(run["kfac"]["bytes"][kind][i] for run in runs) for i in (0, 1))
             error = _mean(run["kfac"]["error"][kind] for run in runs)
@@ -169,7 +175,7 @@ def _stage_table(methods: dict) -> str:
         exchange_ms = _mean(run["kfac"]["exchange_ms"] for run in runs)
         by_stage = [_mean(run["kfac"]["stage_ms"][stage] for run in runs) for stage in stages]
         share = 100 * exchange_ms / _mean_step_ms(runs)
-        rows.append([f"`{method}`", *(f"{ms:.2f}" for ms in by_stage), f"{exchange_ms:.2f}", f"{share:.0f} %"])
+        rows.append([_name(method), *(f"{ms:.2f}" for ms in by_stage), f"{exchange_ms:.2f}", f"{share:.0f} %"])
     return markdown_table(["ms a step", *(s.replace("_", " ") for s in stages), "exchange", "share"], rows)
 
 
@@ -204,9 +210,10 @@ def _draw(sample: dict, group: dict, folder: Path, pictures: set[Path]) -> Path 
     panels = 2 if sample["timed"] else 1
     figure, axes = pyplot.subplots(1, panels, figsize=(5.5 * panels, 4.5), sharey=True, squeeze=False)
     colours = pyplot.get_cmap("tab20").colors
-    for colour, (method, runs) in zip(itertools.cycle(colours), group.items(), strict=False):
+    for number, (method, runs) in enumerate(group.items()):
         curve = _smooth([_mean(values) for values in zip(*(run["losses"] for run in runs), strict=True)])
-        style = {"label": method, "linewidth": 1.2, "color": colour}
+        dashes = "-" if number < len(colours) else "--"
+        style = {"label": method, "linewidth": 1.2, "color": colours[number % len(colours)], "linestyle": dashes}
         axes[0][0].plot(range(1, len(curve) + 1), curve, **style)
         if sample["timed"]:
             step_ms = [_mean(values) for values in zip(*(run["step_ms"] for run in runs), strict=True)]
@@ -255,12 +262,12 @@ def _exchange_sections(records: list[dict]) -> list[str]:
         sample = next(iter(next(iter(rates.values())).values()))
         machine = ", ".join(f"{k} {v}" for k, v in sample["machine"].items())
         shares = ", ".join(f"{share / 1e3:.0f}" for share in sample["shares"])
-        header = ["codec", "ratio", "error"]
+        header = ["codec", "ratio", "error", "second gathers"]
         for rate in rates:
             header += [f"ms at {rate}", "faster than none"]
         codecs = list(dict.fromkeys(codec for by_codec in rates.values() for codec in by_codec))
         rows = [_exchange_row(codec, rates) for codec in codecs]
-        stages = [[f"`{codec}`", *_exchange_stages(codec, rates)] for codec in codecs if codec in _with_stages(rates)]
+        stages = [[_name(codec), *_exchange_stages(codec, rates)] for codec in codecs if codec in _with_stages(rates)]
         parts += [
             f"### {task}, {strategy}, {workers} workers",
             f"{sample['task']}{f', without {without}' if without else ''}: {sample['tensors']} tensors, dense "
@@ -274,7 +281,8 @@ def _exchange_sections(records: list[dict]) -> list[str]:
 
 def _exchange_row(codec: str, rates: dict) -> list[str]:
     some = next(by_codec[codec] for by_codec in rates.values() if codec in by_codec)
-    cells = [f"`{codec}`", f"{some['dense_bytes'] / some['payload_bytes']:.1f}", f"{some['error']:.3f}"]
+    cells = [_name(codec), f"{some['dense_bytes'] / some['payload_bytes']:.1f}", f"{some['error']:.3f}"]
+    cells.append(f"{100 * some['extra_gathers']:.0f} %")
     for by_codec in rates.values():
         if codec not in by_codec:
             cells += ["-", "-"]

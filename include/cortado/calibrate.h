@@ -46,8 +46,7 @@ struct CalibrateOptions {
 //   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
 //                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written
 //   contention    by how much a matrix product slows down while another thread of the rank encodes with the first
-//   codec;
-//                 0 where it is not measured
+//                 codec; 0 where it is not measured
 //
 // Beside "time_ns" stand "spread_ns" (from the first to the ninth decile, the largest of any rank) and "runs". Times
 // are made to rise with size. Takes memory for the largest collective twice, and for the largest tensor thrice.

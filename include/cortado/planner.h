@@ -51,7 +51,7 @@ struct PlannerConstraints {
   std::optional<std::int64_t> max_memory_bytes = {};  // on a rank: residuals and the payloads of all buckets
   std::optional<double> max_tensor_error = {};        // of each tensor
   std::optional<double> max_total_error = {};  // of the whole gradient; needs each tensor's rms, or takes all as equal
-  std::int64_t search_steps = 0;               // simulated operations to spend; 0: by the size of the job
+  std::int64_t search_steps = 0;               // what may be spent, in simulated operations; 0: by the size of the job
 };
 
 // The fastest plan that was found. Deterministic; `planner_ns` is left to the caller. Errors name what is wrong in job,

@@ -125,7 +125,8 @@ Layout make_layout(const std::vector<LayoutTensor>& tensors, const std::vector<s
   const bool are_buckets = budget.kind == FusionBudget::Kind::kBuckets;
   // Of each collective the last message takes further tensors.
   Layout layout;
-  std::vector<std::size_t> completed_at;  // position in `order`, by message
+  std::vector<std::size_t> completed_at;     // position in `order`, by message
+  std::vector<std::int64_t> gradient_bytes;  // by message
   constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   std::size_t open[2] = {kNone, kNone};
   for (std::size_t position = 0; position < order.size(); ++position) {
@@ -138,12 +139,13 @@ Layout make_layout(const std::vector<LayoutTensor>& tensors, const std::vector<s
       last = layout.messages.size();
       layout.messages.emplace_back();
       completed_at.emplace_back();
+      gradient_bytes.emplace_back();
     }
     append(&layout.messages[last], t, kinds[t], elems);
     completed_at[last] = position;
     const std::int64_t full_bytes = last == 0 ? std::min(kFirstBucketBytes, cap) : cap;
-    const auto dense_bytes = layout.messages[last].elems * static_cast<std::int64_t>(sizeof(float));
-    if (are_buckets && dense_bytes >= full_bytes) last = kNone;
+    gradient_bytes[last] += elems * tensors[t].gradient_elem_bytes;
+    if (are_buckets && gradient_bytes[last] >= full_bytes) last = kNone;
   }
   std::vector<std::size_t> by_completion(layout.messages.size());
   std::iota(by_completion.begin(), by_completion.end(), std::size_t{0});

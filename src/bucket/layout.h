@@ -33,6 +33,7 @@ struct LayoutTensor {
   std::int64_t cols = 0;
   int rank = 0;                    // columns of a factor
   std::int64_t payload_elems = 0;  // kValues: values; kPayload: bytes at most
+  std::int64_t gradient_elem_bytes = sizeof(float);
 
   std::int64_t elems() const { return rows * cols; }
   std::int64_t slot_elems(SlotKind kind) const;
@@ -66,8 +67,8 @@ struct FusionBudget {
   enum class Kind {
     kNone,     // one message a tensor
     kScaled,   // cap_bytes of dense gradient, scaled by (bytes sent / bytes of the model): ACP-SGD, section 5.3
-    kBuckets,  // as DDP's buckets: the tensor that brings a message to cap_bytes of float32 gradients is its last one;
-               // the first message is full at kFirstBucketBytes
+    kBuckets,  // as DDP's buckets: the tensor that brings a message to cap_bytes of gradients is its last one; the
+               // first message is full at kFirstBucketBytes
     kLatency,  // the size that balances the latency of more messages against the exposed tail of larger ones
   };
   Kind kind = Kind::kLatency;

@@ -319,7 +319,7 @@ TEST(Messages, OversizeTensorIsAlone) {
 }
 
 // An MLP of 7 layers of 4 MiB and a small one in front, the last one to be ready: as DDP's buckets, whose first one
-// leaves early. Whatever the wire: 25 MiB are those of float32 gradients.
+// leaves early. Whatever the wire: 25 MiB are those of gradients, in the dtype that DDP has them in.
 TEST(Messages, BucketsEndWithTheTensorThatFillsThem) {
   constexpr std::int64_t kLayer = 1 << 20;
   const FusionBudget buckets{FusionBudget::Kind::kBuckets, std::int64_t{25} << 20};
@@ -330,6 +330,15 @@ TEST(Messages, BucketsEndWithTheTensorThatFillsThem) {
   const std::vector<std::uint32_t> order = {8, 7, 6, 5, 4, 3, 2, 1, 0};
   const Layout narrow = make_layout(tensors, order, std::vector<SlotKind>(9, SlotKind::kDense), {}, buckets, 2);
   EXPECT_EQ(tensors_of(narrow), "8 7 | 6 5 4 3 2 1 0");
+  for (LayoutTensor& tensor : tensors) {
+    tensor.cols *= 2;
+    tensor.gradient_elem_bytes = 2;
+  }
+  for (const std::int64_t wire_bytes : {2, 4}) {
+    const Layout layout =
+        make_layout(tensors, order, std::vector<SlotKind>(9, SlotKind::kDense), {}, buckets, wire_bytes);
+    EXPECT_EQ(tensors_of(layout), "8 7 | 6 5 4 3 2 1 0") << wire_bytes;
+  }
 
   EXPECT_EQ(tensors_of(dense_layout({kLayer, kLayer, 30 * kLayer, kLayer, 1, kLayer, 1, 1}, buckets)),
             "7 6 5 | 4 3 2 | 1 0");

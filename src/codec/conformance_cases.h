@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -75,7 +76,7 @@ inline std::vector<std::string> example_compositions() {
   return specs;
 }
 
-// What the conformance suite and the frame fuzzer iterate over.
+// What the conformance suite iterates over.
 inline std::vector<std::string> all_examples() {
   std::vector<std::string> examples;
   for (const CodecRow& row : codec_registry()) {
@@ -83,6 +84,33 @@ inline std::vector<std::string> all_examples() {
   }
   for (std::string& spec : example_compositions()) examples.push_back(std::move(spec));
   return examples;
+}
+
+// Formats that no example shows: all widths of codes, two bytes a code, several chunks, long compositions.
+inline constexpr const char* kMoreFormats[] = {
+    "quant(bits=1, round=dither)",
+    "quant(bits=3, round=dither)",
+    "quant(bits=5, round=stochastic)",
+    "quant(bits=6, round=dead_zone)",
+    "quant(bits=7, block=32)",
+    "quant(bits=3, round=dither) | rans",
+    "quant(bits=4) | rans(chunk_codes=4096)",
+    "fp8(e5m2, block=32) | rans",
+    "compso(bound=0.001, round=dither)",
+    "compso(bound=0.001, coder=none)",
+    "compso(error=0.2, round=dead_zone)",
+    "topk(density=0.3) | quant(bits=4) | rans",
+    "topk(density=0.3) | fp8(e5m2) | rans",
+    "topk(density=0.3, select=sampled) | compso(bound=0.02)",
+    "randk(density=0.2, block=7) | sign(scale=two_means)",
+    "randk(density=0.5) | topk(density=0.2) | quant(bits=3)",
+};
+// The examples and kMoreFormats with all their parameters, each once: what the golden payloads and the fuzzers cover.
+inline std::set<std::string> golden_specs() {
+  std::set<std::string> specs;
+  for (const std::string& example : all_examples()) specs.insert(make_codec(example).value()->spec());
+  for (const char* example : kMoreFormats) specs.insert(make_codec(example).value()->spec());
+  return specs;
 }
 
 struct Shape {

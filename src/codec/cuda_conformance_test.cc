@@ -47,7 +47,18 @@ TEST_P(CudaBatch, GivesTheBytesOfTheCodec) {
   CudaMemory memory;
   BatchCheck check(memory, GetParam());
   ASSERT_NO_FATAL_FAILURE(check.run());
-  check.run_damaged(damage_of(GetParam()));
+  for (int round = 0; round < kDamageRounds; ++round) {
+    check.run_damaged([round](std::size_t i, std::vector<std::byte>& payload) { damage(round, i, payload); });
+  }
+}
+
+// An error of the application before is neither ours nor taken from it.
+TEST(CudaDevice, LeavesOtherErrorsAlone) {
+  CudaMemory memory;
+  BatchCheck check(memory, device_cases()[0]);
+  ASSERT_EQ(cudaSetDevice(-1), cudaErrorInvalidDevice);
+  ASSERT_NO_FATAL_FAILURE(check.run());
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaBatch, testing::ValuesIn(device_cases()),

@@ -39,17 +39,19 @@ struct DeviceKeys {
   const std::uint64_t* step = nullptr;
 };
 
+constexpr std::size_t kWorkspaceAlignBytes = 256;  // what device allocators give, and more than any load needs
+
 class DeviceBatch {
  public:
   virtual ~DeviceBatch() = default;
 
   virtual const Codec& codec() const = 0;
 
-  // Device memory, aligned to 256 bytes, that belongs to the batch while it is used.
+  // Device memory, aligned to kWorkspaceAlignBytes, that belongs to the batch while it is used.
   virtual std::uint64_t workspace_bytes() const = 0;
 
   // Before the first step, and whenever a pointer changes. The tensors have the shapes that the batch was made for;
-  // kInvalidArgument otherwise, and for null pointers.
+  // kInvalidArgument otherwise, and for pointers that are null or not aligned.
   virtual Status set_up(std::span<const DeviceTensor> tensors, const DeviceKeys& keys, std::byte* workspace,
                         DeviceStream stream) = 0;
 
@@ -59,8 +61,8 @@ class DeviceBatch {
   // values are unspecified then.
   virtual Status decode(DeviceStream stream) = 0;
 
-  // Device memory, a number a tensor, in the workspace. encode() writes the sizes; who decodes what others have sent
-  // writes theirs. Codecs of a fixed size do not look at them.
+  // Device memory, a number a tensor, in the workspace. encode() writes the sizes, but those of codecs of a fixed size,
+  // which set_up() writes; who decodes what others have sent writes theirs.
   virtual std::uint64_t* payload_bytes() const = 0;
   virtual const std::uint32_t* faults() const = 0;  // 0: nothing was wrong
 };

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <new>
+#include <utility>
 
 #include "codec/device_cases.h"
 #include "codec/device_registry.h"
@@ -14,11 +15,12 @@
 namespace cortado {
 namespace {
 
+// Each block of memory ends where it was asked to, for sanitizers.
 class HostMemory final : public TestMemory {
  public:
   std::byte* allocate(std::uint64_t bytes) override {
-    blocks_.push_back(std::make_unique<Block[]>(bytes / sizeof(Block) + 1));
-    auto* memory = reinterpret_cast<std::byte*>(blocks_.back().get());
+    auto* memory = static_cast<std::byte*>(::operator new(bytes, kAlign));
+    blocks_.emplace_back(memory);
     std::memset(memory, 0xa5, bytes);
     return memory;
   }
@@ -33,10 +35,11 @@ class HostMemory final : public TestMemory {
   }
 
  private:
-  struct alignas(256) Block {
-    std::byte bytes[256];
+  static constexpr std::align_val_t kAlign{kWorkspaceAlignBytes};
+  struct Delete {
+    void operator()(std::byte* memory) const { ::operator delete(memory, kAlign); }
   };
-  std::vector<std::unique_ptr<Block[]>> blocks_;
+  std::vector<std::unique_ptr<std::byte, Delete>> blocks_;
 };
 
 class EmulatedBatch : public testing::TestWithParam<BatchCase> {};
@@ -47,7 +50,9 @@ TEST_P(EmulatedBatch, GivesTheBytesOfTheCodec) {
     HostMemory memory;
     BatchCheck check(memory, GetParam());
     ASSERT_NO_FATAL_FAILURE(check.run());
-    check.run_damaged(damage_of(GetParam()));
+    for (int round = static_cast<int>(order); round < kDamageRounds; round += 2) {
+      check.run_damaged([round](std::size_t i, std::vector<std::byte>& payload) { damage(round, i, payload); });
+    }
   }
   EmulatedDevice::order() = EmulatedOrder::kForwards;
 }
@@ -66,21 +71,55 @@ TEST(DeviceRegistry, SaysWhatHasNoVariant) {
   EXPECT_NE(made.status().message().find("by themselves: cast"), std::string::npos) << made.status().message();
 }
 
+TEST(DeviceRegistry, RefusesTensorsThatNoMemoryHolds) {
+  const std::int64_t side = std::int64_t{1} << 32;
+  for (const auto& [rows, cols] : {std::pair(side, side), std::pair(side, side / 4), std::pair(-side, side)}) {
+    const DeviceTensor tensor = {.rows = rows, .cols = cols};
+    EXPECT_EQ(make_batch<EmulatedDevice>("cast", {&tensor, 1}).status().code(), StatusCode::kUnsupported);
+  }
+}
+
 TEST(DeviceRegistry, RefusesOtherTensorsThanTheBatchWasMadeFor) {
   DeviceTensor tensor = {.rows = 3, .cols = 4};
   std::unique_ptr<DeviceBatch> batch = make_batch<EmulatedDevice>("cast", {&tensor, 1}).value();
   const std::uint64_t step = 0;
-  std::vector<std::byte> workspace(batch->workspace_bytes()), payload(100);
-  alignas(16) float values[12] = {};
-  EXPECT_FALSE(batch->set_up({&tensor, 1}, {.seed = 1, .step = &step}, workspace.data(), nullptr).ok());
+  HostMemory memory;
+  std::byte* workspace = memory.allocate(batch->workspace_bytes() + 16);
+  const auto set_up = [&] { return batch->set_up({&tensor, 1}, {.seed = 1, .step = &step}, workspace, nullptr); };
+  EXPECT_FALSE(set_up().ok());
+  std::byte* values = memory.allocate(13 * sizeof(float));
   tensor.data = values;
-  tensor.payload = payload.data();
-  EXPECT_TRUE(batch->set_up({&tensor, 1}, {.seed = 1, .step = &step}, workspace.data(), nullptr).ok());
+  tensor.payload = memory.allocate(100);
+  EXPECT_TRUE(set_up().ok());
   tensor.rows = 4;
-  EXPECT_FALSE(batch->set_up({&tensor, 1}, {.seed = 1, .step = &step}, workspace.data(), nullptr).ok());
+  EXPECT_FALSE(set_up().ok());
   tensor.rows = 3;
-  tensor.data = reinterpret_cast<std::byte*>(values) + 1;
-  EXPECT_FALSE(batch->set_up({&tensor, 1}, {.seed = 1, .step = &step}, workspace.data(), nullptr).ok());
+  tensor.data = values + 1;
+  EXPECT_FALSE(set_up().ok());
+  tensor.data = values;
+  workspace += 16;
+  EXPECT_NE(set_up().message().find("aligned"), std::string::npos);
+}
+
+// Codecs of a fixed size look at sizes too.
+TEST(DeviceRegistry, RefusesPayloadsOfAnotherSizeThanTheFixedOne) {
+  DeviceTensor tensors[2] = {{.rows = 3, .cols = 4}, {.rows = 5, .cols = 1}};
+  std::unique_ptr<DeviceBatch> batch = make_batch<EmulatedDevice>("cast", tensors).value();
+  HostMemory memory;
+  for (DeviceTensor& tensor : tensors) {
+    tensor.data = memory.allocate(12 * sizeof(float));
+    tensor.payload = memory.allocate(100);
+  }
+  const std::uint64_t step = 0;
+  const Status status =
+      batch->set_up(tensors, {.seed = 1, .step = &step}, memory.allocate(batch->workspace_bytes()), nullptr);
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  ASSERT_TRUE(batch->decode(nullptr).ok());
+  EXPECT_EQ(batch->faults()[0] | batch->faults()[1], 0u);
+  batch->payload_bytes()[1] -= 1;
+  ASSERT_TRUE(batch->decode(nullptr).ok());
+  EXPECT_EQ(batch->faults()[0], 0u);
+  EXPECT_NE(batch->faults()[1], 0u);
 }
 
 }  // namespace

@@ -3,12 +3,6 @@
 
 namespace cortado {
 
-namespace {
-
-constexpr std::uint64_t kAlignBytes = 256;  // what device allocators give, and more than any load needs
-
-}  // namespace
-
 DeviceLayout::DeviceLayout(const Codec& codec, std::span<const DeviceTensor> tensors) : codec_(codec) {
   const bool is_fixed = codec.row().traits.fixed_size;
   std::vector<std::uint64_t> payload_bytes;
@@ -33,7 +27,7 @@ std::vector<std::int64_t> DeviceLayout::elems() const {
 
 std::uint64_t DeviceLayout::grow(std::uint64_t* bytes, std::uint64_t more) {
   const std::uint64_t offset = *bytes;
-  *bytes += (more + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+  *bytes += (more + kWorkspaceAlignBytes - 1) / kWorkspaceAlignBytes * kWorkspaceAlignBytes;
   return offset;
 }
 

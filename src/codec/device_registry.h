@@ -24,6 +24,7 @@
 #include "codec/cast/cast_device.h"
 #include "codec/compso/compso_device.h"
 #include "codec/device_batch.h"
+#include "codec/device_faults.h"
 #include "codec/device_layout.h"
 #include "codec/float_rans/float_rans_device.h"
 #include "codec/fp8/fp8_device.h"
@@ -34,6 +35,7 @@
 #include "codec/sign/sign_device.h"
 #include "codec/topk/topk_device.h"
 #include "core/check.h"
+#include "core/checked_math.h"
 #include "cortado/spec.h"
 
 namespace cortado {
@@ -48,7 +50,8 @@ class BatchOf final : public DeviceBatch {
                                                    std::span<const DeviceTensor> tensors) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const DeviceTensor& tensor = tensors[i];
-      if ((tensor.dtype == DType::kUint8) == Plan::kTakesCodes && tensor.rows >= 0 && tensor.cols >= 0) continue;
+      const bool has_size = checked_size_bytes(tensor.rows, tensor.cols, tensor.dtype).has_value();
+      if ((tensor.dtype == DType::kUint8) == Plan::kTakesCodes && has_size) continue;
       return make_error(StatusCode::kUnsupported, "%s on a device: tensor %zu is %lld x %lld of %s, expected %s",
                         codec->spec().c_str(), i, static_cast<long long>(tensor.rows),
                         static_cast<long long>(tensor.cols), std::string(dtype_name(tensor.dtype)).c_str(),
@@ -80,8 +83,9 @@ class BatchOf final : public DeviceBatch {
   }
   Status decode(DeviceStream stream) override {
     Device device(stream);
-    const auto tensors = static_cast<std::uint64_t>(workspace_.tensor_count);
-    device.fill(workspace_.tensors.faults, 0, tensors * sizeof(std::uint32_t));
+    const std::int64_t tensors = workspace_.tensor_count;
+    device.launch((tensors + BeginFaults::kThreads - 1) / BeginFaults::kThreads,
+                  BeginFaults{workspace_.tensors, tensors, codec_->row().traits.fixed_size});
     plan_.decode(device, workspace_);
     return device.status();
   }
@@ -98,6 +102,7 @@ class BatchOf final : public DeviceBatch {
     };
     if (tensors.size() != made_for.size()) return refused(tensors.size(), "is the last, expected all");
     if (workspace == nullptr || keys.step == nullptr) return refused(0, "has no workspace or no step");
+    if (!is_aligned(workspace, kWorkspaceAlignBytes)) return refused(0, "has a workspace that is not aligned");
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const TensorEntry& entry = made_for[i];
       const DeviceTensor& tensor = tensors[i];

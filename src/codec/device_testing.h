@@ -61,11 +61,11 @@ class BatchCheck {
     Result<std::unique_ptr<DeviceBatch>> made = memory_.make(case_.spec, tensors_);
     ASSERT_TRUE(made.ok()) << made.status().to_string();
     batch_ = std::move(made).value();
-    std::byte* workspace = memory_.allocate(batch_->workspace_bytes());
+    workspace_ = memory_.allocate(batch_->workspace_bytes());
     std::byte* step = memory_.allocate(sizeof(case_.context.step));
     memory_.to_device(step, std::as_bytes(std::span(&case_.context.step, 1)));
-    const DeviceKeys keys = {.seed = case_.context.seed, .step = reinterpret_cast<const std::uint64_t*>(step)};
-    Status status = batch_->set_up(tensors_, keys, workspace, nullptr);
+    keys_ = {.seed = case_.context.seed, .step = reinterpret_cast<const std::uint64_t*>(step)};
+    Status status = batch_->set_up(tensors_, keys_, workspace_, nullptr);
     ASSERT_TRUE(status.ok()) << status.to_string();
     // Twice: nothing of the first run may show in the second.
     for (int run = 0; run < 2; ++run) {
@@ -79,24 +79,33 @@ class BatchCheck {
     for (std::size_t i = 0; i < tensors_.size() && !testing::Test::HasFatalFailure(); ++i) compare_values(i);
   }
 
-  // After run(): with `damage` done to every payload, faults are those of the codec, and nothing else happens.
+  // After run(): with damage(i, payload) done to every payload, faults are those of the codec, and nothing else
+  // happens. Memory ends with the payload, where its size varies, so that sanitizers see what is read beyond.
   template <class Damage>
-  void run_damaged(Damage damage) {
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      std::vector<std::byte>& payload = payloads_[i];
-      damage(payload);
-      memory_.to_device(tensors_[i].payload, payload);
-      const std::uint64_t bytes = payload.size();
+  void run_damaged(const Damage& damage) {
+    std::vector<std::vector<std::byte>> payloads = payloads_;
+    std::vector<DeviceTensor> tensors = tensors_;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      damage(i, payloads[i]);
+      if (!codec_->row().traits.fixed_size) {
+        tensors[i].payload = memory_.allocate(case_.shift_bytes + payloads[i].size()) + case_.shift_bytes;
+      }
+      memory_.to_device(tensors[i].payload, payloads[i]);
+    }
+    Status status = batch_->set_up(tensors, keys_, workspace_, nullptr);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::uint64_t bytes = payloads[i].size();
       memory_.to_device(reinterpret_cast<std::byte*>(batch_->payload_bytes() + i), std::as_bytes(std::span(&bytes, 1)));
     }
-    const Status status = batch_->decode(nullptr);
+    status = batch_->decode(nullptr);
     ASSERT_TRUE(status.ok()) << status.to_string();
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const DeviceTensor& tensor = tensors_[i];
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const DeviceTensor& tensor = tensors[i];
       std::vector<std::byte> scratch(codec_->scratch_bytes(tensor.rows, tensor.cols, tensor.dtype));
       std::vector<std::byte> values = inputs_[i];
       const Status expected =
-          codec_->decode(payloads_[i], {values.data(), tensor.dtype, tensor.rows, tensor.cols}, scratch);
+          codec_->decode(payloads[i], {values.data(), tensor.dtype, tensor.rows, tensor.cols}, scratch);
       EXPECT_EQ(fault_of(i) != 0, !expected.ok()) << name_of(i) << ": " << expected.to_string();
       if (expected.ok()) expect_same(values, tensor.data, name_of(i) + ", damaged, decoded");
     }
@@ -234,6 +243,8 @@ class BatchCheck {
   const BatchCase case_;
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<DeviceBatch> batch_;
+  std::byte* workspace_ = nullptr;
+  DeviceKeys keys_;
   std::vector<std::vector<std::byte>> inputs_, payloads_;
   std::vector<DeviceTensor> tensors_;
 };

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/check.h"
 #include "core/checksum.h"
@@ -81,14 +83,21 @@ Status check_same_number(Communicator* communicator, std::string_view what, std:
   return {};
 }
 
+namespace {
+
+std::int64_t ordered(std::int64_t number) { return number; }
+double ordered(double number) { return std::isnan(number) ? std::numeric_limits<double>::infinity() : number; }
+
+}  // namespace
+
 template <typename Number>
 Result<std::vector<Number>> largest_of_ranks(Communicator* communicator, std::span<const Number> own,
                                              std::chrono::nanoseconds timeout) {
   CORTADO_ASSIGN_OR_RETURN(const std::vector<Number> all,
                            gather(communicator, "numbers", own.data(), own.size(), timeout));
-  std::vector<Number> largest(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(own.size()));
-  for (std::size_t i = own.size(); i < all.size(); ++i) {
-    largest[i % own.size()] = std::max(largest[i % own.size()], all[i]);
+  std::vector<Number> largest(own.size(), std::numeric_limits<Number>::lowest());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    largest[i % own.size()] = std::max(largest[i % own.size()], ordered(all[i]));
   }
   return largest;
 }

@@ -23,8 +23,8 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
 Status check_same_number(Communicator* communicator, std::string_view what, std::uint64_t number,
                          std::chrono::nanoseconds timeout);
 
-// Of each number the largest of any rank, the same on all of them. Every rank calls it with as many numbers:
-// std::int64_t or double.
+// Of each number the largest of any rank, the same on all of them; infinity where a rank has NaN. Every rank calls it
+// with as many numbers: std::int64_t or double.
 template <typename Number>
 Result<std::vector<Number>> largest_of_ranks(Communicator* communicator, std::span<const Number> own,
                                              std::chrono::nanoseconds timeout);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "collective/rank_threads.h"
 #include "core/check.h"
 
@@ -20,6 +22,19 @@ TEST(LargestOfRanks, IsOfEachNumberTheSameOnAllRanks) {
     CORTADO_ASSIGN_OR_RETURN(const std::vector<double> largest,
                              largest_of_ranks(&communicator, std::span(shares), std::chrono::seconds(60)));
     EXPECT_EQ(largest, std::vector<double>{0.5});
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+// NaN is not lost among numbers, whichever rank has it: what is compared with a limit is then above it.
+TEST(LargestOfRanks, NanIsInfinity) {
+  const std::vector<Status> statuses = run_ranks(3, [](Communicator& communicator) -> Status {
+    std::vector<double> own = {1, 2, 3, 4};
+    own[static_cast<std::size_t>(communicator.rank())] = std::nan("");
+    CORTADO_ASSIGN_OR_RETURN(const std::vector<double> largest,
+                             largest_of_ranks(&communicator, std::span<const double>(own), std::chrono::seconds(60)));
+    EXPECT_EQ(largest, (std::vector<double>{INFINITY, INFINITY, INFINITY, 4}));
     return {};
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();

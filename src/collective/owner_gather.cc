@@ -4,7 +4,6 @@
 // step has room for about what each rank sent in the step before (its capacity); what did not fit, the rest, follows in
 // a second one. Everybody knows all capacities, because they come from the headers of the step before.
 #include "cortado/owner_gather.h"
-#include "core/seconds.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -22,6 +21,7 @@
 #include "core/float16.h"
 #include "core/format.h"
 #include "core/hash.h"
+#include "core/seconds.h"
 
 namespace cortado {
 

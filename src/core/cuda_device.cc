@@ -19,8 +19,6 @@ void CudaDevice::note(int cuda_error) {
   if (first_error_ == 0) first_error_ = cuda_error;
 }
 
-void CudaDevice::note_last_launch() { note(cudaGetLastError()); }
-
 void CudaDevice::note_too_many_blocks() { note(cudaErrorInvalidConfiguration); }
 
 Status CudaDevice::status() const {

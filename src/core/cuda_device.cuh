@@ -108,8 +108,8 @@ template <class Kernel>
 __attribute__((noinline)) void CudaDevice::launch(std::int64_t blocks, const Kernel& kernel) {
   if (blocks <= 0) return;
   if (blocks > kMostBlocks) return note_too_many_blocks();
-  run_kernel<Kernel><<<static_cast<unsigned>(blocks), Kernel::kThreads, 0, stream_>>>(kernel);
-  note_last_launch();
+  void* arguments[] = {const_cast<Kernel*>(&kernel)};
+  note(cudaLaunchKernel(run_kernel<Kernel>, static_cast<unsigned>(blocks), Kernel::kThreads, arguments, 0, stream_));
 }
 
 }  // namespace cortado

@@ -29,7 +29,6 @@ class CudaDevice {
 
  private:
   void note(int cuda_error);
-  void note_last_launch();
   void note_too_many_blocks();
 
   DeviceStream stream_;

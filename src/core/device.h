@@ -28,8 +28,8 @@
 //                                   change it before all have read it
 //   add(p, v), raise(p, v), set_bits(p, v)    atomic +=, max, |=
 //
-// Between phases, code of the body runs in every thread (once, emulated), must do the same in all, and writes nothing
-// but variables of its own.
+// Between phases, code of the body runs in every thread (once a warp, emulated), must do the same in all, and writes
+// nothing but variables of its own.
 #pragma once
 
 #include <cstddef>

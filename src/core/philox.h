@@ -51,7 +51,7 @@ struct PhiloxStream {
   }
 };
 
-// That of philox_key(seed, tensor) and `step`.
+// One block of the stream of (seed, tensor) in `step`.
 inline PhiloxBlock philox_block(std::uint64_t seed, std::uint64_t step, std::uint64_t tensor, std::uint64_t block) {
   return PhiloxStream{philox_key(seed, tensor), step}.block(block);
 }

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace cortado {
 namespace {
 
@@ -10,7 +12,10 @@ TEST(Seconds, AreNanoseconds) {
   EXPECT_EQ(from_seconds(0), std::chrono::nanoseconds(0));
   EXPECT_EQ(from_seconds(0.001), std::chrono::milliseconds(1));
   EXPECT_EQ(from_seconds(1800), std::chrono::minutes(30));
-  EXPECT_GT(from_seconds(1e300), std::chrono::hours(24 * 365 * 200));
+  const std::chrono::hours two_centuries(24 * 365 * 200);
+  EXPECT_GT(from_seconds(1e300), two_centuries);
+  EXPECT_LT(from_seconds(-1e300), -two_centuries);
+  EXPECT_GT(from_seconds(std::nan("")), two_centuries);
 }
 
 }  // namespace

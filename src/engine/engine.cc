@@ -1,6 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "cortado/engine.h"
-#include "core/seconds.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -10,6 +9,7 @@
 #include "collective/agreement.h"
 #include "core/check.h"
 #include "core/hash.h"
+#include "core/seconds.h"
 #include "engine/engine_impl.h"
 #include "engine/plan_engine.h"
 
@@ -176,7 +176,11 @@ std::vector<SlotKind> EngineImpl::first_kinds(const std::vector<LayoutTensor>& s
 void EngineImpl::make_rounds() {
   std::vector<LayoutTensor> shapes;
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    shapes.push_back({tensors_[t].rows, tensors_[t].cols, treatments_[t].rank, treatments_[t].payload_elems});
+    shapes.push_back({.rows = tensors_[t].rows,
+                      .cols = tensors_[t].cols,
+                      .rank = treatments_[t].rank,
+                      .payload_elems = treatments_[t].payload_elems,
+                      .gradient_elem_bytes = static_cast<std::int64_t>(dtype_bytes(tensors_[t].dtype))});
   }
   // Gradients become ready about in reverse order of registration (section 5.2), as DDP assumes too.
   std::vector<std::uint32_t> order(tensors_.size());

@@ -96,7 +96,7 @@ class AnyCodec : public testing::TestWithParam<const char*> {};
 
 TEST_P(AnyCodec, DeliversWhatThePlainImplementationDoes) {
   for (const int world_size : {2, 3, 5}) {
-    if (kSanitized && world_size != 3) continue;
+    if (kSanitized && world_size != 3 && GetParam() != std::string_view("topk(density=0.1)")) continue;
     for (const bool keeps : {false, true}) {
       Training training{.options = coded(GetParam()), .world_size = world_size, .steps = 5};
       training.context.keeps_local_gradients = keeps;

@@ -1,6 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "cortado/kfac.h"
-#include "core/seconds.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -11,6 +10,7 @@
 #include "core/check.h"
 #include "core/checked_math.h"
 #include "core/linalg.h"
+#include "core/seconds.h"
 #include "kfac/kfac_impl.h"
 #include "kfac/triangle.h"
 

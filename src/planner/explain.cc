@@ -63,14 +63,14 @@ class Explainer {
     explained.own_ns = chosen.way->chain.own_ns;
     std::map<int, std::pair<std::int64_t, const Way*>> best;  // by codec
     std::int64_t dense_ns = Simulator::kNever;
-    for (const Way& way : problem_.ways(chosen.first, chosen.last)) {
-      if (way.candidate == chosen.way->candidate) continue;
-      placed_[bucket].way = &way;
+    for (const Way* way : problem_.ways(chosen.first, chosen.last)) {
+      if (way->candidate == chosen.way->candidate) continue;
+      placed_[bucket].way = way;
       const std::int64_t step_ns = local_.score(placed_).step_ns;
-      const int codec = problem_.candidates()[way.candidate].codec;
+      const int codec = problem_.candidates()[way->candidate].codec;
       if (codec < 0) dense_ns = std::min(dense_ns, step_ns);
-      const auto [entry, is_new] = best.try_emplace(codec, step_ns, &way);
-      if (!is_new && step_ns < entry->second.first) entry->second = {step_ns, &way};
+      const auto [entry, is_new] = best.try_emplace(codec, step_ns, way);
+      if (!is_new && step_ns < entry->second.first) entry->second = {step_ns, way};
     }
     placed_[bucket] = chosen;
     const bool is_dense = problem_.candidates()[chosen.way->candidate].codec < 0;

@@ -1,6 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "cortado/calibrate.h"
-#include "core/seconds.h"
 
 #include <algorithm>
 #include <array>
@@ -17,6 +16,7 @@
 #include "core/check.h"
 #include "core/linalg.h"
 #include "core/philox.h"
+#include "core/seconds.h"
 #include "cortado/codec.h"
 #include "profile/host.h"
 #include "profile/places.h"

@@ -276,11 +276,14 @@ Status AutoEngineImpl::begin_trials() {
 Status AutoEngineImpl::next_trial() {
   while (contest_->next() >= 0) {
     const int next = contest_->next();
-    const Status status = switch_to(next);
-    if (status.ok()) return {};
+    if (next == current_) return exchange(next, nullptr);
+    const AutoCandidate& candidate = decision_.candidates[static_cast<std::size_t>(next)];
+    Result<std::unique_ptr<Engine>> made = make_inner(candidate.what);
+    if (made.ok()) return exchange(next, std::move(made).value());
     // Models and settings are the same on all ranks, so all of them get here or none.
+    const Status& status = made.status();
     if (next == 0 || status.is_fatal() || status.code() == StatusCode::kMismatch) return status;
-    say(decision_.candidates[static_cast<std::size_t>(next)].label + " is left out: " + status.message());
+    say(candidate.label + " is left out: " + status.message());
     contest_->drop();
   }
   return decide();
@@ -379,24 +382,36 @@ Status AutoEngineImpl::check_progress() {
 // ---- from engine to engine ------------------------------------------------------------------------------------------
 
 Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
+  std::unique_ptr<Engine> made;
+  if (candidate != current_) {
+    CORTADO_ASSIGN_OR_RETURN(made, make_inner(decision_.candidates[static_cast<std::size_t>(candidate)].what));
+  }
+  return exchange(candidate, std::move(made), keep_residual);
+}
+
+// `made` is the candidate's engine; nothing if it runs already.
+Status AutoEngineImpl::exchange(int candidate, std::unique_ptr<Engine> made, bool keep_residual) {
   // What is owed after some steps on trial is no more than these; after a long time it may be much.
   const int pieces = phase_ == Phase::kRun ? kPieces : 1;
   uncounted_ = std::max(kUncountedOnTrial, pieces);
-  if (candidate == current_) return {};
-  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made,
-                           make_inner(decision_.candidates[static_cast<std::size_t>(candidate)].what));
+  if (made == nullptr) return {};
   if (keep_residual) {
     CORTADO_RETURN_IF_ERROR(harvest(inner_.get(), current().what, pieces));
   } else {
     carried_.clear();
   }
+  put_inside(std::move(made), candidate);
+  return {};
+}
+
+// In place of the engine inside, what that has counted is kept.
+void AutoEngineImpl::put_inside(std::unique_ptr<Engine> made, int candidate) {
   const EngineReport report = inner_->report();
   non_finite_steps_ += report.non_finite_steps;
   if (!report.last_non_finite.empty()) last_non_finite_ = report.last_non_finite + " of " + current().label;
   for (int stage = 0; stage < kStageCount; ++stage) stage_ns_[stage] += report.stage_ns[stage];
   inner_ = std::move(made);
   current_ = candidate;
-  return {};
 }
 
 // What an engine of `what` still owes. It can't be used afterwards.
@@ -560,6 +575,12 @@ Result<EngineState> AutoEngineImpl::save_state() {
 Status AutoEngineImpl::check_state(const EngineState& state) const {
   if (!failure_.ok()) return failure_;
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "load_state: a step is under way");
+  if (state.spec == "auto, measuring") {
+    return make_error(StatusCode::kMismatch,
+                      "load_state: the state is of \"auto, measuring\", from before states said what was on trial, "
+                      "expected \"auto, measuring: \" and a setting; leave the state out: auto measures again, and "
+                      "residuals start at zero");
+  }
   if (!SavedDecision::parse(state.spec).has_value()) {
     return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of auto",
                       state.spec.c_str());
@@ -597,8 +618,8 @@ void AutoEngineImpl::take_owed(const EngineState& state) {
 
 // Dense, and measuring, as after start().
 Status AutoEngineImpl::start_again() {
-  CORTADO_ASSIGN_OR_RETURN(inner_, make_inner("none"));
-  current_ = 0;
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner("none"));
+  put_inside(std::move(made), 0);
   uncounted_ = kUncountedSteps;
   decision_.candidates.resize(1);
   if (communicator_->world_size() > 1) begin_measuring();
@@ -650,7 +671,7 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
     return "the state was saved with " + label +
            ", which is not allowed at quality=" + std::string(quality_name(options_.quality)) + ": auto measures again";
   }
-  inner_ = std::move(made);
+  put_inside(std::move(made), 0);
   uncounted_ = kUncountedSteps;
   times_ns_.clear();
   decision_ = {.decided = true, .step = steps_, .chosen = 0, .candidates = {}, .reason = {}};

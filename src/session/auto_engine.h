@@ -82,6 +82,8 @@ class AutoEngineImpl final : public AutoEngine {
   Status decide();
   Status check_progress();
   Status switch_to(int candidate, bool keep_residual = true);
+  Status exchange(int candidate, std::unique_ptr<Engine> made, bool keep_residual = true);
+  void put_inside(std::unique_ptr<Engine> made, int candidate);
   Result<std::unique_ptr<Engine>> make_inner(const std::string& what);
   Status harvest(Engine* from, const std::string& what, int pieces);
   void carry(std::uint32_t tensor, std::span<const float> values, float factor, int pieces);

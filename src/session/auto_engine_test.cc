@@ -661,6 +661,24 @@ TEST(AutoEngine, AStateOfAnotherQualityDoesNotRun) {
   EXPECT_LT(gradients_lost({&before, &after}), 0.02);  // what topk owed is paid
 }
 
+// What the engine inside has counted is not lost with it, whether auto goes on with a state or measures again.
+TEST(AutoEngine, CountsNonFiniteStepsBeforeAStateWasLoaded) {
+  for (const Quality quality : {Quality::kAggressive, Quality::kSafe}) {
+    const Training before = running_topk();
+    Training after = before;
+    after.options.quality = quality;
+    after.first_step = 100;
+    after.load = before.saved;
+    after.load_before = 2;
+    after.in_buckets = false;  // engines that sum buffers do not look for Inf
+    after.poison = [](const std::string&, std::int64_t step) { return step == 101; };
+    after.go();
+    expect_ok(after);
+    EXPECT_EQ(after.reports[0].non_finite_steps, 1);
+    EXPECT_NE(after.reports[0].last_non_finite.find("of dense"), std::string::npos) << after.reports[0].last_non_finite;
+  }
+}
+
 TEST(AutoEngine, AStateOfAnotherNumberOfRanksIsMeasuredAgain) {
   const Training before = running_topk();
   Training after = before;
@@ -726,6 +744,8 @@ TEST(AutoEngine, RefusesStatesThatAreNotItsOwn) {
   for (const char* spec : {"", "none", "auto", "auto topk: none", "automatic: none", "auto, measured: none"}) {
     refused({.spec = spec, .layout = {}, .tensors = {}}, "this engine of auto");
   }
+  // As it was written once.
+  refused({.spec = "auto, measuring", .layout = {}, .tensors = {}}, "leave the state out");
   EngineState other{.spec = "auto, measuring: none", .layout = {}, .tensors = {}};
   other.tensors.push_back(
       {.name = "unknown", .residual = {}, .basis = {}, .velocity = {}, .places = {{"auto", 0, {1, 2}}}});

@@ -20,7 +20,7 @@ namespace cortado {
 namespace {
 
 constexpr double kHopeless = 1.1;                               // times dense, as predicted
-constexpr std::int64_t kMessageBytes = std::int64_t{25} << 20;  // of dense gradients, what casts fuse (kBuckets)
+constexpr std::int64_t kMessageBytes = std::int64_t{25} << 20;  // of gradients, what casts fuse (kBuckets)
 constexpr int kCompressedMessages = 4;  // of what is left of a compressed model; engines weigh latency, about so many
 
 // ---- the same on all ranks -----------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ Job make_job(const std::vector<EngineTensor>& tensors, const MeasuredSteps& step
   return job;
 }
 
-// About what an engine of the setting does, as a plan.
+// About what an engine of the setting sends, as a plan.
 Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& codec, const CodecTraits& traits,
                      bool takes_buffers) {
   Plan plan;
@@ -106,10 +106,17 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
     if (codec == "none") return false;
     return codec.starts_with("cast") || (tensor.shape.size() > 1 && tensor.elems() >= (traits.low_rank ? 1 : 256));
   };
+  // Buffers are summed as they are handed over: what was ready at the same time was one. Casts count gradients as DDP
+  // does; other engines what they send, float32 where it is not compressed.
+  const bool is_handed_over = codec == "none" && takes_buffers;
+  const bool are_buckets = codec.starts_with("cast");
+  const auto bytes_of = [&](const JobTensor& tensor) {
+    return are_buckets ? tensor.size_bytes() : tensor.elems() * static_cast<std::int64_t>(sizeof(float));
+  };
   std::int64_t total = 0;
-  for (const JobTensor& tensor : job.tensors) total += tensor.size_bytes();
-  const bool are_buckets = codec == "none" || codec.starts_with("cast");
-  const std::int64_t cap = std::max<std::int64_t>(1, total / kCompressedMessages);
+  for (const JobTensor& tensor : job.tensors) total += bytes_of(tensor);
+  const std::int64_t cap = codec == "none" ? budget_bytes({.kind = FusionBudget::Kind::kLatency}, total, total)
+                                           : std::max<std::int64_t>(1, total / kCompressedMessages);
   // What is compressed and what is not travel in messages of their own.
   PlanBucket open[2];
   std::int64_t open_bytes[2] = {};
@@ -121,15 +128,13 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
   std::int64_t ready_ns = -1;
   for (const JobTensor& tensor : job.tensors) {
     const int kind = is_compressed(tensor) ? 1 : 0;
-    // Buffers are summed as they are handed over: what was ready at the same time was one.
-    const bool is_handed_over = codec == "none" && takes_buffers;
     const bool is_full =
-        is_handed_over ? tensor.ready_ns != ready_ns : !are_buckets && open_bytes[kind] + tensor.size_bytes() > cap;
+        is_handed_over ? tensor.ready_ns != ready_ns : !are_buckets && open_bytes[kind] + bytes_of(tensor) > cap;
     if (open_bytes[kind] > 0 && is_full) close(kind);
     ready_ns = tensor.ready_ns;
     PlanBucket& bucket = open[kind];
     bucket.tensors.push_back(tensor.name);
-    open_bytes[kind] += tensor.size_bytes();
+    open_bytes[kind] += bytes_of(tensor);
     if (kind == 0) {
       bucket.option.operations = {dense};
     } else {
@@ -137,7 +142,7 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
       bucket.option.operations = {{.kind = OpKind::kEncode}, encoded, {.kind = OpKind::kDecode}};
     }
     const std::int64_t full_bytes = plan.buckets.empty() ? kFirstBucketBytes : kMessageBytes;
-    if (are_buckets && !is_handed_over && open_bytes[kind] >= full_bytes) close(kind);
+    if (are_buckets && open_bytes[kind] >= full_bytes) close(kind);
   }
   close(1);
   close(0);
@@ -177,7 +182,11 @@ Result<std::int64_t> predict(const std::string& codec, const Job& job, const Clu
     }
   }
   const Plan plan = plan_of_setting(job, scaled, codec, traits, takes_buffers);
-  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, scaled));
+  Job sent = job;
+  if (codec != "none" || !takes_buffers) {
+    for (JobTensor& tensor : sent.tensors) tensor.dtype = DType::kFloat32;  // what engines work in
+  }
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, sent, scaled));
   return timeline.step_ns;
 }
 

@@ -89,6 +89,40 @@ TEST(Candidates, WhatIsReadyEarlyIsPredictedToLeaveEarly) {
   EXPECT_GT(predicted(100'000'000), 200'000'000);
 }
 
+// Three layers of 4 MB, as many bytes in 16 bits; what a dense step takes as predicted.
+std::int64_t dense_ns(const Cluster& cluster, DType dtype, bool takes_buffers) {
+  const std::int64_t rows = dtype == DType::kFloat32 ? 1000 : 2000;
+  std::vector<EngineTensor> tensors;
+  for (const char* name : {"first", "second", "third"}) {
+    tensors.push_back({.name = name, .dtype = dtype, .rows = rows, .cols = 1000});
+  }
+  AutoOptions options{.quality = Quality::kSafe, .cluster = {}, .measure_s = 0, .transport_version = {}};
+  options.takes_buffers = takes_buffers;
+  const MeasuredSteps steps{.ready_ns = {300'000'000, 200'000'000, 100'000'000}, .dense_ns = 500'000'000};
+  const Topology topology = Topology::two_levels(4, 2).value();
+  std::int64_t predicted_ns = 0;
+  const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+    const CandidateRequest request{tensors, options, topology, cluster, {}};
+    const Result<Candidates> own = find_candidates(request, steps, &communicator, steady_clock());
+    if (own.ok() && communicator.rank() == 0) predicted_ns = own.value().list[0].predicted_ns;
+    return own.status();
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  return predicted_ns;
+}
+
+// Where auto gets no buffers, its engine makes messages of about a MB: each layer leaves when it is there. Float32
+// travels, whatever gradients are.
+TEST(Candidates, DenseWithoutBuffersIsPredictedAsTheEngineSendsIt) {
+  const Cluster cluster = two_machines(2, {"cast(bf16)"});
+  constexpr std::int64_t kLayerNs = 24'000'000;  // 4 MB over both levels; one leaves every 100 ms
+  const std::int64_t fused_ns = dense_ns(cluster, DType::kFloat32, false);
+  EXPECT_EQ(fused_ns, 300'000'000 + kLayerNs);
+  EXPECT_EQ(fused_ns, dense_ns(cluster, DType::kFloat32, true));  // as buffers that were ready apart
+  EXPECT_GE(dense_ns(cluster, DType::kBFloat16, false), 300'000'000 + 2 * kLayerNs);
+  EXPECT_EQ(dense_ns(cluster, DType::kBFloat16, true), fused_ns);
+}
+
 TEST(Candidates, WithoutAClusterAllAre) {
   for (const auto& [quality, count] :
        {std::pair(Quality::kSafe, 3), std::pair(Quality::kBalanced, 5), std::pair(Quality::kAggressive, 10)}) {

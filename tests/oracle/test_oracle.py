@@ -5,11 +5,15 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from oracle import DECODERS, CorruptData, decode, parse
 from oracle_frame import fnv1a_64
+from oracle_philox import normals
+from oracle_sign import block_sum, encode_mean_abs
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "payloads.jsonl"
+SIGN_SUMS = GOLDEN.parent / "sign_sums.json"
 
 
 def read_golden() -> tuple[dict, dict]:
@@ -65,3 +69,19 @@ def test_payloads_mean_the_same(spec):
         for how, expected in case["damaged"].items():
             got = outcome(spec, damage(payload, how), case["input"])
             assert got == expected.partition(":")[0], f"{case['input']}, {how}: {expected}"
+
+
+def test_sign_adds_up_in_the_order_of_its_specification():
+    golden = json.loads(SIGN_SUMS.read_text())
+    elems, skip, at = golden["elems"], golden["skip"], golden["set_at"]
+    values = np.ldexp(normals(golden["seed"], 0, 0, skip + elems)[skip:], np.arange(elems) % 32).astype("<f4")
+    values[at : at + 3] = np.frombuffer(bytes.fromhex(golden["set"]), "<f4")
+    payload = encode_mean_abs(values)
+    assert payload[:4].hex() == golden["scale"]
+    assert f"{fnv1a_64(payload):016x}" == golden["payload_hash"]
+    # Shorter and longer parts, fewer lanes, fewer and more sums, no parts, and one after the other.
+    magnitudes = np.abs(values.astype(np.float64))
+    others = [{"part": 512}, {"part": 2048}, {"lanes": 8}, {"sums": 128}, {"sums": 1024}, {"part": 2**20, "sums": 1}]
+    for order in [*others, {"part": 1, "lanes": 1, "sums": 1}]:
+        mean = np.float32(block_sum(magnitudes, **order) / elems)
+        assert mean.tobytes().hex() != golden["scale"], order

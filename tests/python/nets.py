@@ -17,10 +17,12 @@ COMPOSED = "topk(density=0.2, min_elems=0) | sign(scale=mean_abs)"
 EXACT = "topk(density=1, min_compression_rate=0, min_elems=0, start_step=0, bucket_cap_mib=0)"
 VARYING = "topk(density=0.2, min_elems=0) | float_rans"
 RANDK = "randk(density=0.2, min_elems=0)"  # values at places that ranks share: summed
+QUANT = "quant(bits=4, round=stochastic, min_elems=0)"
+FP8 = "fp8(e4m3, min_elems=0)"
+COMPSO = "compso(bound=4e-3, min_elems=0)"
+FLOAT_RANS = "float_rans(min_elems=0)"
 ORDINARY = [
-    *(SIGN, TOPK, DGC, VOTE, COMPOSED, VARYING, RANDK),
-    "float_rans(min_elems=0)",
-    "quant(bits=4, round=stochastic, min_elems=0)",
+    *(SIGN, TOPK, DGC, VOTE, COMPOSED, VARYING, RANDK, QUANT, FP8, COMPSO, FLOAT_RANS),
     "topk(density=0.2, min_elems=0) | quant(bits=4) | rans",
 ]
 CODECS = [

@@ -8,9 +8,13 @@ import torch
 import torch.distributed as dist
 from nets import (
     CLASSES,
+    COMPSO,
     EXACT,
     FEATURES,
+    FLOAT_RANS,
+    FP8,
     PUBLISHED,
+    QUANT,
     TOPK,
     distance,
     gradients_of,
@@ -153,6 +157,10 @@ def accumulate(me, plan, view):
         ("power(rank=2)", False),
         (TOPK, True),
         (TOPK, False),
+        (QUANT, True),
+        (FP8, False),
+        (COMPSO, True),
+        (FLOAT_RANS, False),
     ],
 )
 def test_micro_batches_under_no_sync_count_as_one_step(pools, plan, view):
@@ -230,8 +238,9 @@ def test_unused_parameters_end_as_under_ddp_and_the_rest_is_averaged(pools, exac
         assert max(errors) < 1e-5, errors
 
 
-def test_unused_parameters_pass_through_none(pools):
-    for errors in pools(3).run(leave_unused, plan="none", use="each rank its own", graph="found", view=True):
+@pytest.mark.parametrize("plan", ["none", FLOAT_RANS])
+def test_unused_parameters_pass_through_what_loses_nothing(pools, plan):
+    for errors in pools(3).run(leave_unused, plan=plan, use="each rank its own", graph="found", view=True):
         assert max(errors) < 1e-6, errors
 
 
@@ -272,6 +281,8 @@ def leave_unused_under_feedback(me, plan, use, graph, view):
         "acp(rank=2, start_step=1, bucket_cap_mib=0)",
         "topk(density=0.1, min_elems=0, start_step=1, bucket_cap_mib=0)",
         "sign(scale=mean_abs, min_elems=0, start_step=1)",
+        QUANT.replace(")", ", start_step=1)"),
+        COMPSO.replace(")", ", start_step=1)"),
     ],
 )
 def test_what_is_held_back_is_owed_with_unused_parameters_too(pools, plan, use, graph, view):

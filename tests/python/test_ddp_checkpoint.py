@@ -7,7 +7,23 @@ import io
 import cortado
 import pytest
 import torch
-from nets import COMPOSED, DGC, PUBLISHED, RANDK, SIGN, loss_of, make_batch, make_net, make_optimizer, train, unwrapped
+from nets import (
+    COMPOSED,
+    COMPSO,
+    DGC,
+    FLOAT_RANS,
+    FP8,
+    PUBLISHED,
+    QUANT,
+    RANDK,
+    SIGN,
+    loss_of,
+    make_batch,
+    make_net,
+    make_optimizer,
+    train,
+    unwrapped,
+)
 from ranks import fingerprint
 
 SEVERAL_MESSAGES = "bucket_cap_mib=0.003"
@@ -73,7 +89,11 @@ def test_a_new_ddp_continues_bit_for_bit(pools, tmp_path, plan, at):
 
 
 @pytest.mark.parametrize(
-    "plan", [PUBLISHED, f"cast(bf16, {SEVERAL_MESSAGES})", "acp(rank=2, rollback=exact)", DGC, SIGN, COMPOSED, RANDK]
+    "plan",
+    [
+        *(PUBLISHED, f"cast(bf16, {SEVERAL_MESSAGES})", "acp(rank=2, rollback=exact)"),
+        *(DGC, SIGN, COMPOSED, RANDK, QUANT, FP8, COMPSO, FLOAT_RANS),
+    ],
 )
 def test_other_codecs_continue_bit_for_bit_too(pools, tmp_path, plan):
     for ends in pools(3).run(resume, plan=plan, folder=str(tmp_path), at=3):

@@ -6,7 +6,21 @@ import math
 
 import pytest
 import torch
-from nets import DGC, RANDK, SIGN, TOPK, distance, loss_of, make_batch, make_net, make_optimizer
+from nets import (
+    COMPSO,
+    DGC,
+    FLOAT_RANS,
+    FP8,
+    QUANT,
+    RANDK,
+    SIGN,
+    TOPK,
+    distance,
+    loss_of,
+    make_batch,
+    make_net,
+    make_optimizer,
+)
 from ranks import fingerprint
 
 STEPS = 8
@@ -98,7 +112,11 @@ def test_a_poisoned_step_leaves_no_trace(pools, codec, case, view):
 
 @pytest.mark.parametrize("view", [True, False])
 @pytest.mark.parametrize(
-    "codec", ["acp(rank=2)", "acp(rank=2, sides=alternate)", "power(rank=2)", TOPK, DGC, SIGN, f"{TOPK} | sign"]
+    "codec",
+    [
+        *("acp(rank=2)", "acp(rank=2, sides=alternate)", "power(rank=2)"),
+        *(TOPK, DGC, SIGN, f"{TOPK} | sign", QUANT, COMPSO),
+    ],
 )
 def test_exact_rollback_leaves_the_same_bits(pools, codec, view):
     plan = codec.replace(")", f", rollback=exact, {ONE_A_MESSAGE})", 1)
@@ -115,7 +133,9 @@ def overflow_in(me, plan, value):
 
 
 @pytest.mark.parametrize(
-    "codec", ["none", "cast(bf16)", "cast(fp16)", "sign(vote=majority, min_elems=0, start_step=0)"]
+    "codec",
+    ["none", "cast(bf16)", "cast(fp16)", FLOAT_RANS]
+    + [codec.replace(")", ", start_step=0)") for codec in ("sign(vote=majority, min_elems=0)", QUANT, FP8, COMPSO)],
 )
 def test_codecs_without_state_pass_what_is_not_finite_on(pools, codec):
     for value in (math.inf, math.nan):

@@ -8,8 +8,12 @@ import torch.distributed as dist
 from nets import (
     CODECS,
     COMPOSED,
+    COMPSO,
     DGC,
     EXACT,
+    FLOAT_RANS,
+    FP8,
+    QUANT,
     RANDK,
     SIGN,
     TOPK,
@@ -46,7 +50,9 @@ def test_none_gives_the_bits_of_ddp(pools, world_size):
     assert pools(world_size).run(both_views, plan="none") == pools(world_size).run(both_views, plan=None)
 
 
-@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)", "cast(fp16, bucket_cap_mib=0)", SIGN, TOPK, RANDK])
+@pytest.mark.parametrize(
+    "codec", ["acp(rank=2)", "power(rank=2)", "cast(fp16, bucket_cap_mib=0)", SIGN, TOPK, RANDK, QUANT, COMPSO]
+)
 def test_the_same_run_twice_gives_the_same_bits_with_any_number_of_threads(pools, codec):
     expected = pools(2).run(train_anew, plan=codec)
     for plan in (codec, codec.replace(")", ", threads=2)", 1)):
@@ -57,7 +63,7 @@ def learn(me, plan):
     return train(me, me.attach(make_net(), plan), [step % 4 for step in range(60)])
 
 
-@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)", SIGN, TOPK, COMPOSED])
+@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)", SIGN, TOPK, COMPOSED, QUANT, FP8, COMPSO])
 def test_training_gets_as_far_as_without_compression(pools, codec):
     losses, plain = (pools(2).run(learn, plan=plan)[0] for plan in (codec, None))
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
@@ -112,7 +118,7 @@ def train_with_own_random_numbers(me, plan):
     return fingerprint(model.module)
 
 
-@pytest.mark.parametrize("codec", [SIGN, TOPK, COMPOSED, RANDK])
+@pytest.mark.parametrize("codec", [SIGN, TOPK, COMPOSED, RANDK, QUANT, COMPSO])
 def test_ranks_with_different_seeds_have_equal_replicas(pools, codec):
     assert len(set(pools(3).run(train_with_own_random_numbers, plan=codec))) == 1
 
@@ -166,7 +172,11 @@ def train_in(me, plan, dtype):
 
 
 @pytest.mark.parametrize(
-    "codec", ["none", "cast(bf16)", "power(rank=64, min_compression_rate=0)", "acp(rank=2, wire=fp16)", TOPK, EXACT]
+    "codec",
+    [
+        *("none", "cast(bf16)", "power(rank=64, min_compression_rate=0)", "acp(rank=2, wire=fp16)"),
+        *(TOPK, EXACT, QUANT, FP8, COMPSO, FLOAT_RANS),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gradients_are_averaged(pools, codec, dtype):

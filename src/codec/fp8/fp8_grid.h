@@ -8,6 +8,7 @@
 
 #include "codec/fp8/fp8_kernels.h"
 #include "core/device.h"
+#include "core/exponent.h"
 
 namespace cortado {
 
@@ -16,14 +17,6 @@ constexpr int kFp8ScaleBias = 127;
 constexpr std::uint8_t kFp8NanScale = 255;
 // From here on neither scaled nor decoded values meet float32's denormals.
 constexpr int kFp8SmallestExponent = -108;
-
-CORTADO_HD constexpr float power_of_two(int exponent) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(127 + exponent) << 23);
-}
-
-CORTADO_HD constexpr int exponent_of(float value) {
-  return static_cast<int>(std::bit_cast<std::uint32_t>(value) >> 23 & 0xffu) - 127;
-}
 
 CORTADO_HD inline BlockGrid fp8_grid_of(std::uint8_t scale) {
   BlockGrid grid;

@@ -30,7 +30,9 @@ class LowRankBatch {
  public:
   virtual ~LowRankBatch() = default;
 
-  virtual std::uint64_t workspace_bytes() const = 0;  // aligned to 256 bytes
+  virtual std::uint64_t workspace_bytes() const = 0;  // aligned to kWorkspaceAlignBytes
+  // kInvalidArgument for other shapes, ranks or dtypes than the batch was made for, and for pointers that are not
+  // aligned, or null where the tensor has elements: factors (unless the rank is 0), `sent` of a rank, the output.
   virtual Status set_up(std::span<const LowRankTensor> tensors, const DeviceKeys& keys, std::byte* workspace,
                         DeviceStream stream) = 0;
 

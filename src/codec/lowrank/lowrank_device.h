@@ -13,6 +13,7 @@
 
 #include "codec/device_workspace.h"
 #include "codec/lowrank/orthogonalise.h"
+#include "core/exponent.h"
 
 namespace cortado {
 
@@ -292,7 +293,7 @@ struct LowRankOrthogonalise {
       float* const v = vectors + k * length;
       if (is_random) fill_random(block, v, length, key, k, 0);
       bool is_done = k < length && orthonormalise_one(block, shared, vectors, length, k);
-      for (int attempt = 0; attempt < 4 && !is_done && k < length; ++attempt) {
+      for (int attempt = 0; attempt < kReplacementTries && !is_done && k < length; ++attempt) {
         fill_random(block, v, length, key, k, attempt);
         is_done = orthonormalise_one(block, shared, vectors, length, k);
       }
@@ -314,9 +315,7 @@ struct LowRankOrthogonalise {
   template <class Block>
   CORTADO_HD static void fill_random(Block& block, float* v, std::int64_t length, const BasisKey& key, int k,
                                      int attempt) {
-    const std::uint64_t tensor = key.tensor + 0x9E3779B97F4A7C15ull * (static_cast<std::uint64_t>(k) * 8 +
-                                                                       static_cast<std::uint64_t>(attempt) + 1);
-    const PhiloxStream stream = {philox_key(key.seed, tensor), key.step};
+    const PhiloxStream stream = {philox_key(key.seed, random_vector(key, k, attempt)), key.step};
     block.each([&](int t) {
       for (std::int64_t i = 2 * t; i < length; i += 2 * kThreads) {
         const PhiloxBlock random = stream.block(static_cast<std::uint64_t>(i / 2));
@@ -359,10 +358,6 @@ struct LowRankOrthogonalise {
     });
   }
 
-  CORTADO_HD static float power_of_two(int exponent) {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(127 + exponent) << 23);
-  }
-
   // The largest magnitude to [1, 2); false if the vector is zero or not finite.
   template <class Block>
   CORTADO_HD static bool bring_to_unit_range(Block& block, Shared& shared, float* v, std::int64_t length) {
@@ -388,7 +383,6 @@ struct LowRankOrthogonalise {
 
   template <class Block>
   CORTADO_HD static bool orthonormalise_one(Block& block, Shared& shared, float* vectors, std::int64_t length, int k) {
-    constexpr float kDependent = 1e-5f;
     float* const v = vectors + k * length;
     if (!bring_to_unit_range(block, shared, v, length)) return false;
     const float before = sqrtf(dot(block, shared, v, v, length));

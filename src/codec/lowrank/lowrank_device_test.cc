@@ -68,14 +68,22 @@ class LowRankOnDevice : public testing::TestWithParam<DType> {
     }
   }
 
-  void set_up() {
+  std::vector<LowRankTensor> tensors() {
     std::vector<LowRankTensor> tensors;
     for (std::size_t i = 0; i < matrices_.size(); ++i) tensors.push_back(matrices_[i].tensor(i));
-    batch_ = LowRankBatchOf<EmulatedDevice>::make(tensors).value();
+    return tensors;
+  }
+
+  void set_up() {
+    batch_ = LowRankBatchOf<EmulatedDevice>::make(tensors()).value();
     workspace_.resize(batch_->workspace_bytes() / sizeof(Aligned));
-    const Status status = batch_->set_up(tensors, {.seed = kSeed, .step = &step_},
-                                         reinterpret_cast<std::byte*>(workspace_.data()), nullptr);
+    const Status status = set_up_with(tensors());
     ASSERT_TRUE(status.ok()) << status.to_string();
+  }
+
+  Status set_up_with(std::vector<LowRankTensor> tensors) {
+    return batch_->set_up(tensors, {.seed = kSeed, .step = &step_}, reinterpret_cast<std::byte*>(workspace_.data()),
+                          nullptr);
   }
 
   static BasisKey key(std::size_t i) { return {.seed = kSeed, .step = kStep, .tensor = i}; }
@@ -172,6 +180,47 @@ TEST_P(LowRankOnDevice, RandomBasesGiveTheBytesOfTheCpu) {
     random_basis(m.col.data(), m.shape.cols, m.shape.rank, key(i));
     EXPECT_TRUE(reference::same_bytes(matrices_[i].col, m.col)) << i;
   }
+}
+
+// Of hostile shapes and ranks too: before anything is sized by them.
+TEST_P(LowRankOnDevice, RefusesWhatIsNoTensor) {
+  const auto refused = [](LowRankTensor tensor, std::int64_t rows, std::int64_t cols, int rank) {
+    tensor.pass.rows = rows, tensor.pass.cols = cols, tensor.rank = rank;
+    return LowRankBatchOf<EmulatedDevice>::make({&tensor, 1}).status().code() == StatusCode::kInvalidArgument;
+  };
+  const LowRankTensor tensor = matrices_[1].tensor(0);
+  const std::int64_t huge = std::int64_t{1} << 40;
+  EXPECT_TRUE(refused(tensor, 16, 256, -1));
+  EXPECT_TRUE(refused(tensor, 16, 256, 17));
+  EXPECT_TRUE(refused(tensor, -16, 256, 0));
+  EXPECT_TRUE(refused(tensor, huge, huge, 1));
+  EXPECT_TRUE(refused(tensor, huge, huge / (1 << 20), 1 << 20));
+  LowRankTensor codes = tensor;
+  codes.pass.gradient_dtype = DType::kUint8;
+  EXPECT_TRUE(refused(codes, 16, 256, 4));
+}
+
+TEST_P(LowRankOnDevice, RefusesOtherTensorsThanTheBatchWasMadeFor) {
+  set_up();
+  const auto refused = [&](auto change) {
+    std::vector<LowRankTensor> changed = tensors();
+    change(changed[1]);
+    return set_up_with(changed).code() == StatusCode::kInvalidArgument;
+  };
+  EXPECT_FALSE(refused([](LowRankTensor& tensor) { tensor.pass.residual_in = nullptr; }));
+  EXPECT_TRUE(refused([](LowRankTensor& tensor) { tensor.row = nullptr; }));
+  EXPECT_TRUE(refused([](LowRankTensor& tensor) { tensor.col = nullptr; }));
+  EXPECT_TRUE(refused([](LowRankTensor& tensor) { tensor.output = nullptr; }));
+  EXPECT_TRUE(refused([](LowRankTensor& tensor) { tensor.pass.sent.row = nullptr; }));
+  EXPECT_TRUE(refused([](LowRankTensor& tensor) { tensor.rank = 3; }));
+  EXPECT_TRUE(refused([](LowRankTensor& tensor) { tensor.pass.gradient_dtype = DType::kFloat16; }));
+  EXPECT_TRUE(refused([](LowRankTensor& tensor) {
+    tensor.row = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(tensor.row) + 1);
+  }));
+  EXPECT_FALSE(batch_
+                   ->set_up(tensors(), {.seed = kSeed, .step = &step_},
+                            reinterpret_cast<std::byte*>(workspace_.data()) + 16, nullptr)
+                   .ok());
 }
 
 }  // namespace

@@ -92,15 +92,10 @@ HWY_EXPORT(LargestMagnitude);
 
 namespace {
 
-constexpr float kDependent = 1e-5f;
-constexpr int kReplacementTries = 4;
-
 float dot(const float* a, const float* b, std::int64_t length) { return HWY_DYNAMIC_DISPATCH(Dot)(a, b, length); }
 
 void fill_random(float* vector, std::int64_t length, const BasisKey& key, int k, int attempt) {
-  // One stream a vector: the tensor's own key, shifted by the vector's index and the attempt.
-  const std::uint64_t tensor = key.tensor + 0x9E3779B97F4A7C15ull * (static_cast<std::uint64_t>(k) * 8 + attempt + 1);
-  philox_fill_normal(key.seed, key.step, tensor, vector, length);
+  philox_fill_normal(key.seed, key.step, random_vector(key, k, attempt), vector, length);
 }
 
 // Brings the largest magnitude to [1, 2) by a power of two, which is exact, so that squares neither underflow nor

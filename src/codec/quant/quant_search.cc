@@ -47,16 +47,18 @@ class Sample {
   bool is_finite_ = true;
 };
 
-// The largest step found that keeps the error, from a guess on: bracketed by powers of two, then halved.
+// The largest step found that keeps the error, from a guess on: bracketed by powers of two, then halved. Neither 0 nor
+// infinity, which no factor of 2 moves, even if the guess is.
 // `error_at(step)` is the relative L2 error.
 template <typename ErrorAt>
 float bisect(const ErrorAt& error_at, double error, float guess) {
   const auto keeps = [&](float step) { return error_at(step) <= error; };
   // The error tends to 1 as the step grows, and is below one step a value.
-  float kept = guess, lost = guess;
-  if (keeps(guess)) {
+  float kept = std::clamp(guess, std::numeric_limits<float>::min(), std::numeric_limits<float>::max()), lost = kept;
+  if (keeps(kept)) {
     do lost *= 2;
-    while (keeps(lost) && std::isfinite(lost));
+    while (std::isfinite(lost) && keeps(lost));
+    if (!std::isfinite(lost)) return std::numeric_limits<float>::max();
     kept = lost / 2;
   } else {
     do kept /= 2;

@@ -432,6 +432,20 @@ TEST(Quant, ErrorsAreMet) {
   }
 }
 
+// The first guess at a step would be beyond float32, or 0, and the search must end all the same. Where a step is nearly
+// the largest number, all values may be clipped to 0.
+TEST(Quant, ErrorsOfTheLargestAndTheSmallestValuesEnd) {
+  for (const float scale : {kMost, 0x1p100f, 0x1p-100f}) {
+    std::vector<float> values = normal_values(2000);
+    for (float& x : values) x = std::clamp(x, -1.0f, 1.0f) * scale;
+    for (const char* spec : {"quant(error=0.9)", "quant(error=0.9, round=dead_zone)", "quant(error=0.5)"}) {
+      EXPECT_LE(relative_l2(values, through(spec, values)), scale == kMost ? 1 : 0.9001) << spec << ", " << scale;
+    }
+  }
+  const std::vector<float> smallest(2000, std::numeric_limits<float>::denorm_min());
+  EXPECT_EQ(max_magnitude(through("quant(error=0.001)", smallest)), 0);
+}
+
 // What no bits can reach gives the best that they can.
 TEST(Quant, AnErrorBeyondTheCodesGivesWhatTheyCan) {
   const std::vector<float> values = normal_values(65536);

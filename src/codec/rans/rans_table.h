@@ -58,7 +58,7 @@ struct RansDecodeTable {
 void make_rans_decode_table(const RansFrequencies& frequencies, RansDecodeTable* table);
 
 // Where the entry of a slot is.
-inline std::uint32_t rans_entry_index(std::uint32_t slot, std::uint32_t last_coarse_slot) {
+constexpr std::uint32_t rans_entry_index(std::uint32_t slot, std::uint32_t last_coarse_slot) {
   return slot <= last_coarse_slot ? slot / kRansCoarse : last_coarse_slot / kRansCoarse + (slot - last_coarse_slot);
 }
 

@@ -205,8 +205,8 @@ struct SignDecode {
     const std::int64_t block_elems = blocks.elems_of_block(tensor.elems);
     const std::int64_t first_block = tile.first / block_elems;
     const std::int64_t before = tile.first % block_elems;  // values of that block in other tiles
-    const auto short_block = static_cast<std::uint32_t>(block_elems < kMostShort ? block_elems : kMostShort);
     const bool is_one = before + tile.elems <= block_elems;
+    const auto short_block = static_cast<std::uint32_t>(block_elems);  // at most 2^24, unless there is one block only
     const std::byte* const bits = tensor.payload + blocks.scale_bytes(tensor.elems);
     block.each([&](int t) {
       for (std::int64_t i = t; i < tile.elems; i += kThreads) {
@@ -222,9 +222,6 @@ struct SignDecode {
       }
     });
   }
-
- private:
-  static constexpr std::int64_t kMostShort = std::int64_t{1} << 30;
 };
 
 struct SignPlan {

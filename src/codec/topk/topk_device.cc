@@ -19,7 +19,6 @@ std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + u
 // Of the unary part: the number of lower bits is such that the upper parts of all gaps take at most about twice as many
 // bits as there are positions, or the largest there is.
 std::int64_t most_unary_bytes(std::int64_t elems, std::int64_t kept) {
-  constexpr int kMostRiceBits = 24;
   return static_cast<std::int64_t>(bytes_of_bits(kept + std::max(2 * kept + 2, (elems >> kMostRiceBits) + 1)));
 }
 

@@ -15,6 +15,9 @@ constexpr std::uint64_t kIndexHeaderBytes = 9;
 
 CORTADO_HD constexpr std::uint64_t bytes_of_bits(std::int64_t bits) { return static_cast<std::uint64_t>(bits + 7) / 8; }
 
+// The most lower bits of a gap that are written as they are.
+constexpr int kMostRiceBits = 24;
+
 // Bits of the longest section: the upper parts of the gaps, which sum up to at most elems - kept, cannot have more.
 CORTADO_HD constexpr std::int64_t most_delta_bits(std::int64_t elems, std::int64_t kept, int bits) {
   return kept * (bits + 1) + ((elems - kept) >> bits);
@@ -27,7 +30,6 @@ CORTADO_HD constexpr std::uint64_t max_unary_bytes(std::int64_t elems, std::int6
 // The bits of a gap that are written as they are; the rest is written in unary. What makes the longest possible
 // section of `kept` positions among `elems` shortest.
 CORTADO_HD constexpr int rice_bits(std::int64_t elems, std::int64_t kept) {
-  constexpr int kMostRiceBits = 24;
   int bits = 0;
   while (bits < kMostRiceBits && most_delta_bits(elems, kept, bits + 1) < most_delta_bits(elems, kept, bits)) ++bits;
   return bits;

@@ -306,8 +306,8 @@ TEST(CollectiveCost, LevelsOfOneRankCostNothing) {
   EXPECT_EQ(cost.link_of({0, 1}), 0);
 }
 
-// The table of the ACP-SGD notes, section 3: the ring's bandwidth term, 32 ranks, fp32, as it is printed there. Elements
-// are those of section 4: all, of both factors, of vectors.
+// The table of the ACP-SGD notes, section 3: the ring's bandwidth term, 32 ranks, fp32, as it is printed there.
+// Elements are those of section 4: all, of both factors, of vectors.
 struct Printed {
   const char* model;
   std::int64_t elems, factor_elems, vector_elems;

@@ -95,37 +95,46 @@ std::vector<int> options_on(Problem& problem, int codec, OpDevice device) {
   return options;
 }
 
-void choose_greedily(Problem& problem, const std::vector<int>& options, std::vector<Placed>* plan) {
+WaysOf ways_of_options(Problem& problem, std::vector<int> options) {
+  return [&problem, options = std::move(options)](int first, int last) {
+    std::vector<const Way*> ways;
+    for (const int option : options) {
+      if (const Way* way = problem.way_of(first, last, option); way != nullptr) ways.push_back(way);
+    }
+    return ways;
+  };
+}
+
+void choose_greedily(Problem& problem, const WaysOf& ways_of, Simulator* simulator, std::int64_t until_steps,
+                     std::vector<Placed>* plan) {
   std::vector<std::size_t> order(plan->size());
   std::iota(order.rbegin(), order.rend(), 0);
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     return problem.elems((*plan)[a].first, (*plan)[a].last) > problem.elems((*plan)[b].first, (*plan)[b].last);
   });
-  Simulator simulator(problem.simulated(), problem.levels());
-  std::vector<bool> removed = travels_before_gap(problem, &simulator, *plan);
+  std::vector<bool> removed = travels_before_gap(problem, simulator, *plan);
   std::vector<SimulatedBucket> buckets = simulated(problem, *plan);
-  std::int64_t best_ns = simulator.run_keeping(buckets);
+  std::int64_t best_ns = simulator->run_keeping(buckets);
   for (const std::size_t k : order) {
+    if (simulator->steps_done() >= until_steps) return;
     if (removed[k]) continue;
     const Way* best = (*plan)[k].way;
-    for (const int option : options) {
-      const Way* way = problem.way_of((*plan)[k].first, (*plan)[k].last, option);
-      if (way == nullptr) continue;
+    for (const Way* way : ways_of((*plan)[k].first, (*plan)[k].last)) {
       buckets[k].steps = way->chain.steps;
       Loads change = way->chain.loads;
       for (int r = 0; r < kMaxResources; ++r) change[r] -= (*plan)[k].way->chain.loads[r];
-      const std::int64_t step_ns = simulator.rerun(buckets, k, change, best_ns);
+      const std::int64_t step_ns = simulator->rerun(buckets, k, change, best_ns);
       if (step_ns < best_ns) best_ns = step_ns, best = way;
     }
     const bool changed = best != (*plan)[k].way;
     (*plan)[k].way = best;
     buckets[k].steps = best->chain.steps;
     if (!changed) continue;
-    const std::vector<bool> before = travels_before_gap(problem, &simulator, *plan);
+    const std::vector<bool> before = travels_before_gap(problem, simulator, *plan);
     for (std::size_t b = 0; b < plan->size(); ++b) {
       if (before[b] && !encodes(problem, (*plan)[b])) removed[b] = true;
     }
-    simulator.run_keeping(buckets);
+    simulator->run_keeping(buckets);
   }
 }
 

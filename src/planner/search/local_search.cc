@@ -67,22 +67,22 @@ void LocalSearch::adopt() {
   best_.step_ns = simulator_.run_keeping(buckets_);
 }
 
-void LocalSearch::improve(std::int64_t until_steps) {
-  for (bool helped = true; helped && !is_done(until_steps);) {
-    helped = move_ways(until_steps);
-    helped |= move_boundaries(until_steps);
-    if (!helped) helped = move_groups(until_steps);
-    if (!helped) helped = swap_ways(until_steps);
+void LocalSearch::improve(std::int64_t until) {
+  for (bool helped = true; helped && !is_done(until);) {
+    helped = move_ways(until);
+    helped |= move_boundaries(until);
+    if (!helped) helped = move_groups(until);
+    if (!helped) helped = swap_ways(until);
   }
 }
 
-void LocalSearch::tidy(std::int64_t until_steps) {
+void LocalSearch::tidy(std::int64_t until) {
   for (std::size_t k = 0; k < plan_.size(); ++k) {
-    while (steps_done() < until_steps && try_merge(k)) {
+    while (spent() < until && try_merge(k)) {
     }
-    for (const Way& way : problem_.ways(plan_[k].first, plan_[k].last)) {
-      if (steps_done() >= until_steps || way.lossy_elems >= plan_[k].way->lossy_elems) break;
-      if (try_way(k, &way)) break;
+    for (const Way* way : problem_.ways(plan_[k].first, plan_[k].last)) {
+      if (spent() >= until || way->lossy_elems >= plan_[k].way->lossy_elems) break;
+      if (try_way(k, way)) break;
     }
   }
 }
@@ -94,12 +94,21 @@ bool LocalSearch::try_replace(std::size_t at, std::size_t count, std::span<const
   for (std::size_t k = at; k < at + count; ++k) add(*plan_[k].way, -1, &score, &sums, &change);
   for (const Placed& placed : with) add(*placed.way, 1, &score, &sums, &change);
   if (!is_allowed(sums)) return false;
-  scratch_.assign(buckets_.begin(), buckets_.begin() + static_cast<std::ptrdiff_t>(at));
-  for (const Placed& placed : with) scratch_.push_back(simulated_bucket(problem_, placed));
-  scratch_.insert(scratch_.end(), buckets_.begin() + static_cast<std::ptrdiff_t>(at + count), buckets_.end());
   // What is ready earlier than before needs a state from before that.
   const std::size_t from = with.front().last < plan_[at].last && at > 0 ? at - 1 : at;
-  score.step_ns = simulator_.rerun(scratch_, from, change, best_.step_ns);
+  if (count == with.size()) {
+    const auto exchange = [&](std::size_t i) { std::swap(buckets_[at + i], scratch_[i]); };
+    scratch_.clear();
+    for (const Placed& placed : with) scratch_.push_back(simulated_bucket(problem_, placed));
+    for (std::size_t i = 0; i < count; ++i) exchange(i);
+    score.step_ns = simulator_.rerun(buckets_, from, change, best_.step_ns);
+    for (std::size_t i = 0; i < count; ++i) exchange(i);
+  } else {
+    scratch_.assign(buckets_.begin(), buckets_.begin() + static_cast<std::ptrdiff_t>(at));
+    for (const Placed& placed : with) scratch_.push_back(simulated_bucket(problem_, placed));
+    scratch_.insert(scratch_.end(), buckets_.begin() + static_cast<std::ptrdiff_t>(at + count), buckets_.end());
+    score.step_ns = simulator_.rerun(scratch_, from, change, best_.step_ns);
+  }
   if (!(score < best_)) return false;
   scratch_plan_.assign(with.begin(), with.end());  // `with` may lie in plan_
   plan_.erase(plan_.begin() + static_cast<std::ptrdiff_t>(at), plan_.begin() + static_cast<std::ptrdiff_t>(at + count));
@@ -125,13 +134,12 @@ std::vector<std::size_t> LocalSearch::by_size() const {
   return order;
 }
 
-bool LocalSearch::move_ways(std::int64_t until_steps) {
+bool LocalSearch::move_ways(std::int64_t until) {
   bool helped = false;
   for (const std::size_t k : by_size()) {
-    for (const Way& way : problem_.ways(plan_[k].first, plan_[k].last)) {
-      if (is_done(until_steps)) return helped;
-      if (way.candidate == plan_[k].way->candidate) continue;
-      helped |= try_way(k, &way);
+    for (const Way* way : problem_.ways(plan_[k].first, plan_[k].last)) {
+      if (is_done(until)) return helped;
+      if (way != plan_[k].way) helped |= try_way(k, way);
     }
   }
   return helped;
@@ -170,12 +178,12 @@ bool LocalSearch::try_split(std::size_t at) {
   for (const int end : ends) {
     const Way* left_same = problem_.way_of(whole.first, end, whole.way->candidate);
     const Way* right_same = problem_.way_of(end + 1, whole.last, whole.way->candidate);
-    for (const Way& left : problem_.ways(whole.first, end)) {
-      const Placed parts[] = {{whole.first, end, &left}, {end + 1, whole.last, right_same}};
+    for (const Way* left : problem_.ways(whole.first, end)) {
+      const Placed parts[] = {{whole.first, end, left}, {end + 1, whole.last, right_same}};
       if (right_same != nullptr && try_replace(at, 1, parts)) return true;
     }
-    for (const Way& right : problem_.ways(end + 1, whole.last)) {
-      const Placed parts[] = {{whole.first, end, left_same}, {end + 1, whole.last, &right}};
+    for (const Way* right : problem_.ways(end + 1, whole.last)) {
+      const Placed parts[] = {{whole.first, end, left_same}, {end + 1, whole.last, right}};
       if (left_same != nullptr && try_replace(at, 1, parts)) return true;
     }
   }
@@ -201,9 +209,9 @@ bool LocalSearch::try_shift(std::size_t at) {
   return helped;
 }
 
-bool LocalSearch::move_boundaries(std::int64_t until_steps) {
+bool LocalSearch::move_boundaries(std::int64_t until) {
   bool helped = false;
-  for (std::size_t k = 0; k < plan_.size() && !is_done(until_steps); ++k) {
+  for (std::size_t k = 0; k < plan_.size() && !is_done(until); ++k) {
     while (try_merge(k)) helped = true;
     helped |= try_shift(k);
     helped |= try_split(k);
@@ -212,7 +220,7 @@ bool LocalSearch::move_boundaries(std::int64_t until_steps) {
 }
 
 // All buckets of one way, or those of them from one on or up to one, go another.
-bool LocalSearch::move_groups(std::int64_t until_steps) {
+bool LocalSearch::move_groups(std::int64_t until) {
   std::vector<int> in_use;
   for (const Placed& placed : plan_) {
     if (std::find(in_use.begin(), in_use.end(), placed.way->candidate) == in_use.end())
@@ -222,7 +230,7 @@ bool LocalSearch::move_groups(std::int64_t until_steps) {
   for (const int from : in_use) {
     for (int to = 0; to < total; ++to) {
       if (to == from) continue;
-      if (is_done(until_steps)) return false;
+      if (is_done(until)) return false;
       std::vector<Placed> moved = plan_;
       bool differs = false;
       for (Placed& placed : moved) {
@@ -236,11 +244,11 @@ bool LocalSearch::move_groups(std::int64_t until_steps) {
   return false;
 }
 
-bool LocalSearch::swap_ways(std::int64_t until_steps) {
+bool LocalSearch::swap_ways(std::int64_t until) {
   for (std::size_t a = 0; a < plan_.size(); ++a) {
     for (std::size_t b = a + 1; b < plan_.size(); ++b) {
       if (plan_[a].way->candidate == plan_[b].way->candidate) continue;
-      if (is_done(until_steps)) return false;
+      if (is_done(until)) return false;
       const Way* to_a = problem_.way_of(plan_[a].first, plan_[a].last, plan_[b].way->candidate);
       const Way* to_b = problem_.way_of(plan_[b].first, plan_[b].last, plan_[a].way->candidate);
       if (to_a == nullptr || to_b == nullptr) continue;

@@ -37,7 +37,6 @@ class Bounds {
       if (dtype_bytes(problem.shape(tensor, tensor).dtype) < dtype_bytes(dtype_))
         dtype_ = problem.shape(tensor, tensor).dtype;
     }
-    tail_ns_ = job_.overlap_forward ? 0 : job_.optimizer_ns + job_.forward_ns;
     for (int tensor = 0; tensor <= last_; ++tensor) {
       while (starts_.size() > 1 && is_below(starts_.back(), starts_[starts_.size() - 2], tensor)) starts_.pop_back();
       starts_.push_back(tensor);
@@ -46,7 +45,7 @@ class Bounds {
 
   LowerBound quick() {
     take(job_.backward_ns + job_.optimizer_ns + job_.forward_ns, "computation alone");
-    take(single_tensors() + tail_ns_, "the time of one tensor after it is ready");
+    take(single_tensors(), "the time of one tensor after it is ready");
     return best_;
   }
 
@@ -61,6 +60,16 @@ class Bounds {
  private:
   void take(std::int64_t step_ns, const char* reason) {
     if (step_ns > best_.step_ns) best_ = {step_ns, reason};
+  }
+
+  // What follows the last arrival of the buckets from a tensor on. Where the forward pass overlaps, it needs the
+  // tensors in the opposite order: its part from this one on, as the later ones are needed before. (Of the optimizer,
+  // which is spread over it, nothing is counted.)
+  std::int64_t tail_ns(int tensor) const {
+    if (!job_.overlap_forward) return job_.optimizer_ns + job_.forward_ns;
+    return static_cast<std::int64_t>(static_cast<double>(job_.forward_ns) * (1 - kRounding) *
+                                     static_cast<double>(problem_.ready_ns(tensor)) /
+                                     static_cast<double>(std::max<std::int64_t>(job_.backward_ns, 1)));
   }
 
   // Whether (ready time, elements from then on) of `middle` lies under the line from `before` to `after`: then it is no
@@ -96,7 +105,7 @@ class Bounds {
       if (elems <= largest) continue;
       largest = elems;
       const double own_ns = least_costs(elems, prices)[0] * (1 - kRounding);
-      bound = std::max(bound, problem_.ready_ns(tensor) + static_cast<std::int64_t>(own_ns));
+      bound = std::max(bound, problem_.ready_ns(tensor) + static_cast<std::int64_t>(own_ns) + tail_ns(tensor));
     }
     return bound;
   }
@@ -160,7 +169,8 @@ class Bounds {
 
   double start_of(const Weights& weights, int first, std::int64_t tensor_ready_ns) const {
     return (1 - weights.compute - weights.own) * static_cast<double>(problem_.ready_ns(first)) +
-           weights.compute * static_cast<double>(job_.backward_ns) + weights.own * static_cast<double>(tensor_ready_ns);
+           weights.compute * static_cast<double>(job_.backward_ns) +
+           weights.own * static_cast<double>(tensor_ready_ns) + static_cast<double>(tail_ns(first));
   }
 
   // The tensors whose own way may matter: none, the last one and the two largest.
@@ -185,7 +195,7 @@ class Bounds {
 
   // At first each mixture of computation, links and the tensor's own way; from the best of them small steps.
   void search_weights(std::int64_t good_enough_ns) {
-    const double wanted = static_cast<double>(good_enough_ns - tail_ns_);
+    const double wanted = static_cast<double>(good_enough_ns);
     std::vector<Ascent> ascents;
     for (const int tensor : notable_tensors()) {
       if (tensor >= 0 && problem_.elems(tensor, tensor) == 0) continue;
@@ -219,7 +229,7 @@ class Bounds {
     if (*highest <= ascent->bound * (1 + 1e-4)) return false;
     ascent->bound = *highest;
     ascent->at = tried[static_cast<std::size_t>(highest - bounds.begin())];
-    take(static_cast<std::int64_t>(*highest) + tail_ns_,
+    take(static_cast<std::int64_t>(*highest),
          ascent->tensor < 0 ? "loads of the resources" : "loads of the resources and one tensor's own way");
     return true;
   }
@@ -288,7 +298,6 @@ class Bounds {
   double slowdown_;
   int last_, outer_;
   DType dtype_ = DType::kFloat32;
-  std::int64_t tail_ns_;
   std::vector<int> starts_;  // the tensors from which on loads are worth adding up
   LowerBound best_;
   std::mt19937_64 random_{1};

@@ -17,6 +17,9 @@
 //       weights is a proof.
 //       One tensor's own way can take part with a weight of its own: its ready time and the time of all its steps.
 //
+// After the arrival come optimizer and forward pass; where the forward pass overlaps, the part of it that needs the
+// tensor of (b), the first one of (c), or comes after.
+//
 // (b) and (c) rest on times that do not fall with size, which cluster files have, and (c) on times per element that do
 // not rise, which curves of a launch time and a bandwidth have; Problem::for_bounds() sees to that.
 #pragma once

@@ -112,6 +112,7 @@ Status Problem::prepare(const Job& job, const Cluster& cluster) {
     bytes_before_.push_back(bytes_before_.back() + tensor.size_bytes());
   }
   job_tensors_ = job.tensors;
+  buckets_.resize(job.tensors.size());
   const std::int64_t plain = count_options({.levels = levels_, .devices = {}}).value();
   options_considered_ = plain;
   for (const CodecCost& codec : codecs_) options_considered_ += count_options(space_of(codec.number)).value() - plain;
@@ -295,7 +296,8 @@ BucketShape Problem::typical_shape(int codec, std::int64_t elems, DType dtype, b
   return shape;
 }
 
-bool Problem::make_way(int first, int last, int candidate, Way* way) const {
+bool Problem::make_way(int first, int last, int candidate, Way* way) {
+  ++ways_made_;
   const Candidate& c = candidates_[candidate];
   const CodecCost* codec = c.codec < 0 ? nullptr : &codecs_[c.codec];
   way->candidate = candidate;
@@ -332,22 +334,57 @@ const std::vector<int>& Problem::candidates_around(std::int64_t elems, DType dty
   return entry->second;
 }
 
-const std::vector<Way>& Problem::ways(int first, int last) {
-  std::unique_ptr<std::vector<Way>>& entry =
-      ways_[static_cast<std::uint64_t>(first) << 32 | static_cast<unsigned>(last)];
-  if (entry != nullptr) return *entry;
-  entry = std::make_unique<std::vector<Way>>();
+Problem::WaysOfBucket& Problem::bucket(int first, int last) {
+  const auto length = static_cast<std::size_t>(last - first);
+  std::vector<std::unique_ptr<WaysOfBucket>>& of_first = buckets_[static_cast<std::size_t>(first)];
+  if (of_first.size() <= length) of_first.resize(length + 1);
+  if (of_first[length] == nullptr) of_first[length] = std::make_unique<WaysOfBucket>();
+  return *of_first[length];
+}
+
+// nullptr: not made yet.
+const Way* Problem::known_way(const WaysOfBucket& bucket, int candidate) const {
+  return static_cast<std::size_t>(candidate) < bucket.made.size() ? bucket.made[candidate] : nullptr;
+}
+
+const Way* Problem::remember(const Way& way, WaysOfBucket* bucket) {
+  ways_.push_back(way);
+  if (bucket->made.size() <= static_cast<std::size_t>(way.candidate)) bucket->made.resize(candidates_.size());
+  return bucket->made[way.candidate] = &ways_.back();
+}
+
+// Of the candidates that are encoded, or of those that are not, the ways that none of `list` and no other one beats.
+void Problem::add_unbeaten(int first, int last, bool encoded, std::vector<const Way*>* list) {
+  WaysOfBucket& of = bucket(first, last);
   for (const int number : candidates_around(elems(first, last), dtypes_[first])) {
-    Way& way = scratch_;  // most are not kept
-    if (!make_way(first, last, number, &way)) continue;
-    if (std::any_of(entry->begin(), entry->end(), [&](const Way& other) { return beats(other, way); })) continue;
-    std::erase_if(*entry, [&](const Way& other) { return beats(way, other); });
-    entry->push_back(way);
+    if ((candidates_[number].codec >= 0) != encoded) continue;
+    const Way* way = known_way(of, number);
+    if (way == &impossible_) continue;
+    if (way == nullptr) {
+      if (!make_way(first, last, number, &scratch_)) continue;
+      way = &scratch_;  // most are not kept
+    }
+    if (std::any_of(list->begin(), list->end(), [&](const Way* other) { return beats(*other, *way); })) continue;
+    std::erase_if(*list, [&](const Way* other) { return beats(*way, *other); });
+    list->push_back(way == &scratch_ ? remember(scratch_, &of) : way);
   }
-  std::stable_sort(entry->begin(), entry->end(), [](const Way& a, const Way& b) {
-    return std::pair(a.lossy_elems, a.is_encoded) < std::pair(b.lossy_elems, b.is_encoded);
+}
+
+const std::vector<const Way*>& Problem::plain_ways(int first, int last) {
+  std::vector<const Way*>& plain = bucket(first, last).plain;
+  if (plain.empty()) add_unbeaten(first, last, false, &plain);
+  return plain;
+}
+
+const std::vector<const Way*>& Problem::ways(int first, int last) {
+  std::vector<const Way*>& all = bucket(first, last).all;
+  if (!all.empty()) return all;
+  all = plain_ways(first, last);
+  add_unbeaten(first, last, true, &all);
+  std::stable_sort(all.begin(), all.end(), [](const Way* a, const Way* b) {
+    return std::pair(a->lossy_elems, a->is_encoded) < std::pair(b->lossy_elems, b->is_encoded);
   });
-  return *entry;
+  return all;
 }
 
 bool Problem::beats(const Way& a, const Way& b) const {
@@ -361,15 +398,14 @@ bool Problem::beats(const Way& a, const Way& b) const {
 }
 
 const Way* Problem::way_of(int first, int last, int candidate) {
-  for (const Way& way : ways(first, last)) {
-    if (way.candidate == candidate) return &way;
+  WaysOfBucket& of = bucket(first, last);
+  const Way* way = known_way(of, candidate);
+  if (way == nullptr) {
+    if (of.made.size() <= static_cast<std::size_t>(candidate)) of.made.resize(candidates_.size());
+    way = make_way(first, last, candidate, &scratch_) ? remember(scratch_, &of) : &impossible_;
+    of.made[candidate] = way;
   }
-  const auto [entry, is_new] = extra_ways_.try_emplace({first, last, candidate});
-  if (is_new) {
-    auto way = std::make_unique<Way>();
-    if (make_way(first, last, candidate, way.get())) entry->second = std::move(way);
-  }
-  return entry->second.get();
+  return way == &impossible_ ? nullptr : way;
 }
 
 }  // namespace cortado

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <array>
-#include <map>
+#include <deque>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -64,12 +64,14 @@ class Problem {
 
   // Ways worth considering: those that no other one beats on every resource. What is not encoded is beaten by its like
   // only: there is at least one, and those come first.
-  const std::vector<Way>& ways(int first, int last);
+  const std::vector<const Way*>& ways(int first, int last);
+  // Those of them that are not encoded, which are found much sooner.
+  const std::vector<const Way*>& plain_ways(int first, int last);
 
   // Whether a takes no more of anything than b, and is not encoded where b is not.
   bool beats(const Way& a, const Way& b) const;
 
-  // The way of a candidate that need not be among them; nullptr if it can't be done or is not allowed.
+  // The way of a candidate that need not be among them, always the same; nullptr if it can't be done or is not allowed.
   const Way* way_of(int first, int last, int candidate);
   int add_candidate(const Candidate& candidate);
 
@@ -86,6 +88,9 @@ class Problem {
   // with curves that are nowhere above (lower_bound.h says why).
   Problem& for_bounds() { return relaxed_ != nullptr ? *relaxed_ : *this; }
 
+  // Made since construction: part of what a search has cost, in a unit that is the same on every machine.
+  std::int64_t ways_made() const { return ways_made_; }
+
   std::int64_t options_considered() const { return options_considered_; }
   std::vector<std::string>& notes() { return notes_; }
 
@@ -98,7 +103,12 @@ class Problem {
   void prepare_low_rank_shares();
   const std::vector<int>& candidates_at(int size_class, DType dtype);
   const std::vector<int>& candidates_around(std::int64_t elems, DType dtype);
-  bool make_way(int first, int last, int candidate, Way* way) const;
+  struct WaysOfBucket;
+  WaysOfBucket& bucket(int first, int last);
+  const Way* known_way(const WaysOfBucket& bucket, int candidate) const;
+  const Way* remember(const Way& way, WaysOfBucket* bucket);
+  void add_unbeaten(int first, int last, bool encoded, std::vector<const Way*>* list);
+  bool make_way(int first, int last, int candidate, Way* way);
   bool within_limits(int first, int last, Way* way) const;
 
   PlannerConstraints constraints_;
@@ -122,8 +132,16 @@ class Problem {
   std::unordered_map<std::string, int> candidate_numbers_;           // by codec and operations
   std::unordered_map<int, std::vector<int>> by_size_, around_size_;  // class and dtype -> candidates
   Way scratch_;
-  std::unordered_map<std::uint64_t, std::unique_ptr<std::vector<Way>>> ways_;  // by first and last
-  std::map<std::array<int, 3>, std::unique_ptr<Way>> extra_ways_;  // by first, last and candidate; nullptr: none
+  // PERF: searches ask for tens of thousands of ways; each is found by three indices, and most buckets are asked for
+  // few.
+  struct WaysOfBucket {
+    std::vector<const Way*> plain, all;  // worth considering; empty: not asked for yet
+    std::vector<const Way*> made;        // by candidate; nullptr: not asked for yet
+  };
+  std::vector<std::vector<std::unique_ptr<WaysOfBucket>>> buckets_;  // [first][last - first]
+  std::deque<Way> ways_;
+  std::int64_t ways_made_ = 0;
+  const Way impossible_ = {};  // stands for a candidate that can't be done
   std::int64_t options_considered_ = 0;
   std::vector<std::string> notes_;
   std::unique_ptr<Cluster> relaxed_cluster_;

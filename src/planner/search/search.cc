@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "planner/search/espresso.h"
 #include "planner/search/exhaustive.h"
 #include "planner/search/local_search.h"
 #include "planner/search/strategies.h"
@@ -29,13 +30,13 @@ Prices prices_of(int scarce, int levels) {
   return prices;
 }
 
-const Way* cheapest_way(Problem& problem, int first, int last, const Prices& prices) {
+const Way* cheapest_of(const std::vector<const Way*>& ways, const Prices& prices) {
   const Way* cheapest = nullptr;
   double least = std::numeric_limits<double>::infinity();
-  for (const Way& way : problem.ways(first, last)) {
+  for (const Way* way : ways) {
     double cost = 0;
-    for (int r = 0; r < kMaxResources; ++r) cost += prices[r] * static_cast<double>(way.chain.loads[r]);
-    if (cost < least) least = cost, cheapest = &way;
+    for (int r = 0; r < kMaxResources; ++r) cost += prices[r] * static_cast<double>(way->chain.loads[r]);
+    if (cost < least) least = cost, cheapest = way;
   }
   return cheapest;
 }
@@ -48,53 +49,66 @@ constexpr std::int64_t kBudgetOfEverything = 16;
 
 class Search {
  public:
-  explicit Search(Problem& problem) : problem_(problem), local_(&problem) {
+  explicit Search(Problem& problem)
+      : problem_(problem), local_(&problem), greedy_(problem.simulated(), problem.levels()) {
     caps_ = fusion_caps(problem);
     budget_ = problem.constraints().search_steps;
-    if (budget_ == 0) budget_ = 80000 + 200 * static_cast<std::int64_t>(problem.tensors());
+    if (budget_ == 0) budget_ = default_search_steps(problem.tensors());
   }
 
   SearchResult run() {
     start_dense();
     result_.bound = quick_bound(problem_.for_bounds());
-    const std::int64_t slack_ns = can_try_everything(problem_, kMaxWays) ? 0 : result_.bound.step_ns / kSlackOfBound;
-    local_.set_floor(result_.bound.step_ns + slack_ns);
+    local_.set_floor(result_.bound.step_ns);
     if (!local_.is_at_floor()) {
-      start_by_prices();
-      improve_starts();
-      if (can_try_everything(problem_, kMaxWays)) {
+      const std::int64_t near_ns = result_.bound.step_ns + result_.bound.step_ns / kSlackOfBound;
+      const bool tries_all = can_try_everything(problem_, kMaxWays);
+      if (result_.dense_ns > near_ns || tries_all) start_by_prices();
+      keep_best_starts();
+      start_by_espresso();
+      const Score best = std::min_element(starts_.begin(), starts_.end(), is_better)->first;
+      improve_starts(best.step_ns > near_ns || tries_all ? budget_ : budget_ / kNearBound);
+      if (tries_all) {
         result_.is_exact = try_everything(problem_, &local_, local_.steps_done() + budget_ * kBudgetOfEverything);
       }
       if (problem_.options_considered() * problem_.tensors() <= kMaxWays) {
         try_every_option(problem_, &local_, local_.steps_done() + budget_ / 2);
-        local_.improve(local_.steps_done() + budget_ / 4);
+        local_.improve(local_.spent() + budget_ / 4);
       }
     }
-    local_.tidy(local_.steps_done() + budget_ / 4);
+    local_.tidy(local_.spent() + budget_ / 4);
     finish();
     return std::move(result_);
   }
 
  private:
+  using Start = std::pair<Score, std::vector<Placed>>;
+  static bool is_better(const Start& a, const Start& b) { return a.first < b.first; }
+
+  std::vector<Placed> dense_plan(std::int64_t cap) {
+    return fuse_up_to(problem_, cap, [&](int first, int last) { return fastest_dense_way(problem_, first, last); });
+  }
+
   void start_dense() {
-    std::vector<Placed> best;
-    Score score;
+    Start best;
     for (const std::int64_t cap : caps_) {
-      std::vector<Placed> plan =
-          fuse_up_to(problem_, cap, [&](int first, int last) { return fastest_dense_way(problem_, first, last); });
-      const Score found = local_.score(plan);
-      if (found < score) score = found, best = std::move(plan);
+      std::vector<Placed> plan = dense_plan(cap);
+      const Score score = local_.score(plan);
+      if (plan.size() <= kFewBuckets) fusions_.push_back({score, cap});
+      if (score < best.first) best = {score, std::move(plan)};
     }
-    result_.dense_ns = score.step_ns;
-    starts_.push_back({score, best});  // where Espresso's Algorithm 1 begins, too
-    local_.start(std::move(best));
+    result_.dense_ns = best.first.step_ns;
+    local_.start(best.second);
+    starts_.push_back(std::move(best));
   }
 
   void start_by_prices() {
-    // Each choice with few buckets; then the two best of them with many.
+    fusions_.clear();
+    // Each choice with few buckets; then the two best of them with many, of the candidates that were best.
     std::array<Score, 16> best_of;
     for (const std::int64_t cap : caps_) {
       const auto buckets = fuse_up_to(problem_, cap, [](int, int) { return nullptr; }).size();
+      const std::vector<int> in_use = candidates_in_use();
       Start best_at_cap;
       std::array<int, 16> order;
       for (int i = 0; i < 16; ++i) order[i] = i;
@@ -105,34 +119,82 @@ class Search {
       }
       for (int i = 0; i < tried; ++i) {
         const Prices prices = prices_of(order[i], problem_.levels());
-        const std::vector<Placed> plan =
-            fuse_up_to(problem_, cap, [&](int first, int last) { return cheapest_way(problem_, first, last, prices); });
+        const std::vector<Placed> plan = fuse_up_to(problem_, cap, [&](int first, int last) {
+          return cheapest_of(buckets > kFewBuckets ? ways_of(first, last, in_use) : problem_.ways(first, last), prices);
+        });
         const Score score = local_.score(plan);
         best_of[order[i]] = std::min(best_of[order[i]], score);
         if (score < best_at_cap.first) best_at_cap = {score, plan};
       }
       if (best_at_cap.second.empty()) continue;  // all of them break a limit
+      if (buckets <= kFewBuckets) fusions_.push_back({best_at_cap.first, cap});
       starts_.push_back(std::move(best_at_cap));
       if (starts_.back().first.step_ns <= result_.bound.step_ns) break;
     }
   }
 
-  // Each of the best starts and the dense one a little, the best of what comes of them to the end.
-  void improve_starts() {
+  // Of the best start so far.
+  std::vector<int> candidates_in_use() const {
+    std::vector<int> used;
+    for (const Placed& placed : std::min_element(starts_.begin(), starts_.end(), is_better)->second) {
+      const int candidate = placed.way->candidate;
+      if (std::find(used.begin(), used.end(), candidate) == used.end()) used.push_back(candidate);
+    }
+    return used;
+  }
+
+  std::vector<const Way*> ways_of(int first, int last, const std::vector<int>& candidates) {
+    std::vector<const Way*> ways = problem_.plain_ways(first, last);
+    for (const int candidate : candidates) {
+      const Way* way = problem_.way_of(first, last, candidate);
+      if (way != nullptr && way->is_encoded) ways.push_back(way);
+    }
+    return ways;
+  }
+
+  // Espresso's algorithms, with the ways worth considering, where few buckets made a good start: the best of what comes
+  // of them is one more start.
+  void start_by_espresso() {
+    std::stable_sort(fusions_.begin(), fusions_.end());
+    if (fusions_.size() > kGreedyFusions) fusions_.resize(kGreedyFusions);
+    const bool has_both = problem_.model().home == OpDevice::kGpu &&
+                          std::any_of(problem_.codecs().begin(), problem_.codecs().end(), [](const CodecCost& codec) {
+                            return codec.runs_on(OpDevice::kGpu) && codec.runs_on(OpDevice::kCpu);
+                          });
+    Start best;
+    for (const auto& [found, cap] : fusions_) {
+      std::vector<Placed> plan = dense_plan(cap);
+      choose_greedily(
+          problem_, [&](int first, int last) { return problem_.ways(first, last); }, &greedy_,
+          greedy_.steps_done() + budget_ / 32, &plan);
+      if (has_both) offload_to_cpu(problem_, kGreedyCombinations, &plan);
+      const Score score = local_.score(plan);
+      if (score < best.first) best = {score, std::move(plan)};
+    }
+    if (!best.second.empty()) starts_.push_back(std::move(best));
+  }
+
+  // The best, and the dense one.
+  void keep_best_starts() {
     const Start dense = starts_.front();
-    std::stable_sort(starts_.begin(), starts_.end(), [](const Start& a, const Start& b) { return a.first < b.first; });
-    const bool among_best = dense.first <= starts_[std::min(starts_.size(), kStarts) - 1].first;
-    if (!among_best) starts_[kStarts - 1] = dense;
-    Score best = local_.best();
-    std::vector<Placed> plan = local_.plan();
-    for (std::size_t i = 0; i < std::min(starts_.size(), kStarts); ++i) {
-      local_.start(starts_[i].second);
-      local_.improve(local_.steps_done() + budget_ / static_cast<std::int64_t>(2 * kStarts));
-      if (local_.best() < best) best = local_.best(), plan = local_.plan();
+    std::stable_sort(starts_.begin(), starts_.end(), is_better);
+    if (starts_.size() <= kStarts) return;
+    const bool among_best = dense.first <= starts_[kStarts - 1].first;
+    starts_.resize(kStarts);
+    if (!among_best) starts_.back() = dense;
+  }
+
+  // Each start a little, the best of what comes of them to the end.
+  void improve_starts(std::int64_t budget) {
+    Start best = {local_.best(), local_.plan()};
+    for (const Start& start : starts_) {
+      local_.start(start.second);
+      local_.improve(local_.spent() + budget / static_cast<std::int64_t>(2 * kStarts));
+      if (local_.best() < best.first) best = {local_.best(), local_.plan()};
       if (local_.is_at_floor()) break;
     }
-    local_.start(std::move(plan));
-    local_.improve(local_.steps_done() + budget_ / 2);
+    local_.start(std::move(best.second));
+    local_.improve(local_.spent() + budget / 2);
   }
 
   void finish() {
@@ -142,15 +204,19 @@ class Search {
                                      [](const Placed& placed) { return placed.way->is_encoded; });
     if (!encodes) result_.dense_ns = result_.score.step_ns;
     result_.bound = lower_bound(problem_.for_bounds(), result_.bound, result_.score.step_ns);
-    result_.steps_done = local_.steps_done();
+    result_.steps_done = local_.steps_done() + greedy_.steps_done();
   }
 
-  using Start = std::pair<Score, std::vector<Placed>>;
   static constexpr std::size_t kStarts = 4;
+  static constexpr std::size_t kGreedyFusions = 2;
+  static constexpr std::int64_t kGreedyCombinations = 16;
+  static constexpr std::int64_t kNearBound = 8;  // so much less is spent where there is hardly anything to gain
 
   Problem& problem_;
   LocalSearch local_;
+  Simulator greedy_;  // of Algorithm 1
   std::vector<Start> starts_;
+  std::vector<std::pair<Score, std::int64_t>> fusions_;  // into few buckets: the best that was made of it; its cap
   std::vector<std::int64_t> caps_;
   std::int64_t budget_;
   SearchResult result_;

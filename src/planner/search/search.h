@@ -1,7 +1,8 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// The search for the fastest plan: starts from many simple plans and from Espresso's two algorithms, improves the best
-// by local search, and where there are few tensors tries everything. Ends early at a plan that reaches the lower bound.
+// The search for the fastest plan: starts from many simple plans and from what Espresso's two algorithms make of the
+// ways worth considering, improves the best by local search, and where there are few tensors tries everything. Ends
+// early at a plan that reaches the lower bound.
 #pragma once
 
 #include "planner/search/lower_bound.h"
@@ -18,8 +19,10 @@ struct SearchResult {
   std::int64_t steps_done = 0;  // simulated operations
 };
 
-// Nearer to the lower bound than this share of it the search stops, unless there is so little that all can be tried: so
-// much may another plan be better.
+// What a search may spend where constraints do not say.
+constexpr std::int64_t default_search_steps(int tensors) { return 140000 + 200 * static_cast<std::int64_t>(tensors); }
+
+// Nearer to the lower bound than this share of it the search spends little on the rest.
 constexpr std::int64_t kSlackOfBound = 10000;  // one part in
 
 SearchResult search(Problem& problem);

@@ -112,10 +112,11 @@ class Strategies {
       for (const OpDevice device : devices) {
         if (!problem_.codecs()[codec].runs_on(device)) continue;
         if (device == OpDevice::kGpu && problem_.model().home == OpDevice::kCpu) continue;
-        const std::vector<int> options = options_on(problem_, codec, device);
+        const WaysOf ways_of = ways_of_options(problem_, options_on(problem_, codec, device));
         for (const std::int64_t cap : fusion_caps(problem_)) {
           std::vector<Placed> plan = fuse_up_to(problem_, cap, with_dense());
-          choose_greedily(problem_, options, &plan);
+          Simulator simulator(problem_.simulated(), problem_.levels());
+          choose_greedily(problem_, ways_of, &simulator, Simulator::kNever, &plan);
           if (offload) offload_to_cpu(problem_, kMaxCombinations, &plan);
           keep(std::move(plan));
         }
@@ -180,10 +181,7 @@ std::vector<std::int64_t> fusion_caps(const Problem& problem) {
 
 const Way* fastest_dense_way(Problem& problem, int first, int last) {
   const Way* fastest = nullptr;
-  for (const Way& way : problem.ways(first, last)) {
-    if (problem.candidates()[way.candidate].codec >= 0) continue;
-    if (fastest == nullptr || way.chain.own_ns < fastest->chain.own_ns) fastest = &way;
-  }
+  for (const Way* way : problem.plain_ways(first, last)) fastest = faster(fastest, way);
   return fastest;
 }
 

@@ -42,6 +42,7 @@ Simulator::Simulator(const SimulatedJob& job, int levels) : job_(job) {
     }
   }
   servers_.resize(next);
+  heads_.resize(next, kNone);
 }
 
 std::int64_t Simulator::run(std::span<const SimulatedBucket> buckets, std::int64_t limit,
@@ -80,6 +81,7 @@ std::int64_t Simulator::rerun(std::span<const SimulatedBucket> buckets, std::siz
     servers_[s].queue.assign(begin, begin + from.counts[s]);
     servers_[s].head = 0;
     servers_[s].free_ns = from.free_ns[s];
+    heads_[s] = servers_[s].queue.empty() ? kNone : servers_[s].queue.front();
     taken += static_cast<std::size_t>(from.counts[s]);
   }
   arrivals_.assign(buckets.size(), -1);
@@ -101,6 +103,7 @@ void Simulator::reset(std::span<const SimulatedBucket> buckets) {
     server.head = 0;
     server.free_ns = 0;
   }
+  std::fill(heads_.begin(), heads_.end(), kNone);
   arrivals_.assign(buckets.size(), -1);
   place_gates(buckets);
   plan_next(buckets);
@@ -183,26 +186,29 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
   const std::int64_t last_arrival = limit - tail_ns;
   for (;;) {
     // The earliest of all results and the next milestone; at equal times results first, of lower buckets first.
-    Server* next = nullptr;
-    std::int64_t time_ns = kNever;
-    std::int32_t bucket = 0;
-    for (Server& server : servers_) {
-      if (server.head == server.queue.size()) continue;
-      const Waiting& head = server.queue[server.head];
-      if (head.time_ns < time_ns || (head.time_ns == time_ns && head.bucket < bucket)) {
-        time_ns = head.time_ns;
-        bucket = head.bucket;
-        next = &server;
+    std::size_t next = 0;
+    Waiting ready = heads_[0];
+    for (std::size_t s = 1; s < heads_.size(); ++s) {
+      const Waiting& head = heads_[s];
+      if (head.time_ns < ready.time_ns || (head.time_ns == ready.time_ns && head.bucket < ready.bucket)) {
+        ready = head;
+        next = s;
       }
     }
-    if (next == nullptr || state_.compute.next_ns < time_ns) {
+    if (ready.time_ns == kNever || state_.compute.next_ns < ready.time_ns) {
       if (state_.compute.next_ns == kNever) break;
       if (state_.compute.next_ns + total_work_ns_ - milestone_work(buckets) > last_arrival) return kNever;
       reach_milestone(buckets);
       continue;
     }
-    const Waiting ready = next->queue[next->head++];
-    if (next->head == next->queue.size()) next->queue.clear(), next->head = 0;
+    Server& server = servers_[next];
+    if (++server.head == server.queue.size()) {
+      server.queue.clear();
+      server.head = 0;
+      heads_[next] = kNone;
+    } else {
+      heads_[next] = server.queue[server.head];
+    }
     if (!take_step(buckets, ready, last_arrival)) return kNever;
   }
   return std::max(state_.compute.time_ns, state_.arrived_ns) + tail_ns;
@@ -254,7 +260,9 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, const Waitin
   Server& server = servers_[s];
   const std::int64_t start_ns = std::max(ready.time_ns, server.free_ns);
   server.free_ns = start_ns + step.time_ns;
-  server.queue.push_back({server.free_ns, ready.bucket, ready.step + 1});
+  const Waiting result = {server.free_ns, ready.bucket, ready.step + 1};
+  if (server.queue.empty()) heads_[s] = result;
+  server.queue.push_back(result);
   if (step.resource <= kCpuCodec) {
     const std::int64_t slowdown = step.resource == kGpuCodec ? job_.gpu_slowdown_ppm : job_.cpu_slowdown_ppm;
     std::int64_t& until_ns = state_.compute.codec_until_ns[step.resource];

@@ -81,7 +81,8 @@ class Simulator {
     std::int32_t bucket;
     std::int32_t step;
   };
-  // Results of one server that have not been passed on yet, in order of time.
+  static constexpr Waiting kNone = {kNever, 0, 0};
+  // Results of one server that have not been passed on yet, in order of time. The first of them is in heads_.
   struct Server {
     std::vector<Waiting> queue;
     std::size_t head = 0;
@@ -124,6 +125,7 @@ class Simulator {
   SimulatedJob job_;
   std::array<std::int16_t, kMaxResources + 1> servers_of_;  // first server of a resource; and one past the last
   std::vector<Server> servers_;
+  std::vector<Waiting> heads_;  // of each server; at kNever: none
   State state_;
   std::vector<std::int64_t> arrivals_;  // by bucket; -1: not yet
   std::vector<std::int64_t> gates_;     // work before the parts of the forward pass that need the last bucket, ...
