@@ -121,6 +121,20 @@ inline constexpr DType kAllDTypes[] = {DType::kFloat32, DType::kFloat16, DType::
 inline constexpr Shape kEmptyShapes[] = {{0, 0}, {0, 5}, {5, 0}};
 inline constexpr Shape kShapes[] = {{1, 1}, {1, 7}, {7, 1}, {1, 1000}, {129, 3}, {3, 131}, {17, 33}, {64, 64}};
 
+// The nearest in `dtype`; a signalling NaN stays one in bf16, and uint8 takes some bits.
+inline std::vector<std::byte> bytes_of(const std::vector<float>& values, DType dtype) {
+  std::vector<std::byte> bytes(values.size() * dtype_bytes(dtype));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(values[i]);
+    std::uint32_t element = bits;
+    if (dtype == DType::kFloat16) element = float_to_fp16(values[i]);
+    if (dtype == DType::kBFloat16) element = bits >> 16;
+    if (dtype == DType::kUint8) element = bits >> 13;
+    std::memcpy(bytes.data() + i * dtype_bytes(dtype), &element, dtype_bytes(dtype));
+  }
+  return bytes;
+}
+
 // elems values of about N(0, 1), in `dtype`; with `special`, every kind of unusual value is among them (as far as
 // there is room).
 inline std::vector<std::byte> make_values(DType dtype, std::int64_t elems, bool special, std::uint64_t seed = 1) {
@@ -132,16 +146,7 @@ inline std::vector<std::byte> make_values(DType dtype, std::int64_t elems, bool 
                                           0xffa54321u, 0x7f7fffffu, 0x00000001u, 0x33800000u};
     for (std::size_t i = 0; i < values.size(); i += 2) values[i] = std::bit_cast<float>(kSpecial[i / 2 % 9]);
   }
-  std::vector<std::byte> bytes(values.size() * dtype_bytes(dtype));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(values[i]);
-    std::uint32_t element = bits;
-    if (dtype == DType::kFloat16) element = float_to_fp16(values[i]);
-    if (dtype == DType::kBFloat16) element = bits >> 16;  // keeps signalling NaN
-    if (dtype == DType::kUint8) element = bits >> 13;
-    std::memcpy(bytes.data() + i * dtype_bytes(dtype), &element, dtype_bytes(dtype));
-  }
-  return bytes;
+  return bytes_of(values, dtype);
 }
 
 // Memory of a size between guards, beginning `shift` bytes after an address that is a multiple of 16.

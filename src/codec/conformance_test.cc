@@ -79,6 +79,9 @@ class Conformance : public testing::TestWithParam<std::string> {
     }
   }
 
+  // -0 and NaN have signs, too.
+  bool sends_signs_only() const { return codec_->spec().find("scale=none") != std::string::npos; }
+
   std::vector<std::byte> scratch_for(Shape shape, DType dtype) const {
     return std::vector<std::byte>(codec_->scratch_bytes(shape.rows, shape.cols, dtype));
   }
@@ -147,6 +150,51 @@ TEST_P(Conformance, RoundTripKeepsWhatTheTraitsPromise) {
     ASSERT_TRUE(status.ok()) << status.to_string();
     if (row_.traits.lossless) {
       EXPECT_EQ(output, input);
+    }
+  });
+}
+
+// Tensors without a range: zeros of both signs, a constant, a denormal.
+TEST_P(Conformance, ConstantsStayFiniteAndZerosZero) {
+  for_each_case([&](Shape shape, DType dtype) {
+    const std::int64_t elems = shape.rows * shape.cols;
+    for (const std::uint32_t bits : {0u, 0x80000000u, std::bit_cast<std::uint32_t>(0.75f), 0x00000123u}) {
+      const std::vector<std::byte> input =
+          bytes_of(std::vector<float>(static_cast<std::size_t>(elems), std::bit_cast<float>(bits)), dtype);
+      std::vector<std::byte> output;
+      const Status status = decode(encode(input, shape, dtype), shape, dtype, &output);
+      ASSERT_TRUE(status.ok()) << status.to_string();
+      if (row_.traits.lossless) {
+        EXPECT_EQ(output, input);
+      }
+      for (const float value : floats_of(output, dtype)) {
+        ASSERT_TRUE(std::isfinite(value)) << std::hex << bits;
+        if (bits << 1 == 0 && !sends_signs_only()) {
+          ASSERT_EQ(value, 0) << std::hex << bits;
+        }
+      }
+    }
+  });
+}
+
+// Inf and NaN, wherever they stand, leave a tensor that is not finite, also where a codec would not send their place.
+TEST_P(Conformance, NonFiniteValuesAreNotLost) {
+  for_each_case([&](Shape shape, DType dtype) {
+    if (dtype == DType::kUint8) return;
+    const std::int64_t elems = shape.rows * shape.cols;
+    for (const std::uint32_t bits : {0x7f800000u, 0xff800000u, 0x7fc00000u}) {
+      for (const std::int64_t at : {std::int64_t{0}, elems / 2, elems - 1}) {
+        std::vector<std::byte> input = make_values(dtype, elems, false);
+        const std::vector<std::byte> bad = bytes_of({std::bit_cast<float>(bits)}, dtype);
+        std::copy(bad.begin(), bad.end(), input.begin() + at * static_cast<std::int64_t>(bad.size()));
+        std::vector<std::byte> output;
+        const Status status = decode(encode(input, shape, dtype), shape, dtype, &output);
+        ASSERT_TRUE(status.ok()) << status.to_string();
+        const std::vector<float> values = floats_of(output, dtype);
+        const bool finite = std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
+        EXPECT_FALSE(finite) << std::hex << bits << " at " << at;
+        if (HasFailure()) return;
+      }
     }
   });
 }
