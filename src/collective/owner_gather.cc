@@ -1,8 +1,8 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // A rank's message is a header, the payload of its lossy tensors and that of its exact ones. The first all-gather of a
-// step has room for about what each rank sent in the step before (its capacity); what did not fit, the rest, follows in
-// a second one. Everybody knows all capacities, because they come from the headers of the step before.
+// step has room for about what each rank sent in the steps before (its capacity); what did not fit, the rest, follows
+// in a second one. Everybody knows all capacities, because they come from the headers of the steps before.
 #include "cortado/owner_gather.h"
 
 #include <algorithm>
@@ -40,9 +40,11 @@ struct Header {
 
 constexpr std::int64_t kHeaderBytes = sizeof(Header);
 
-// Payloads of one codec differ little from step to step.
-constexpr std::int64_t capacity_for(std::int64_t payload_bytes) {
-  return kHeaderBytes + payload_bytes + payload_bytes / 32 + 64;
+// Room for a payload that is a little larger. The largest of the last steps keeps most of its room, as entropy-coded
+// sizes go up and down and a second gather costs more than the bytes of padding.
+constexpr std::int64_t capacity_after(std::int64_t payload_bytes, std::int64_t before) {
+  const std::int64_t needed = kHeaderBytes + payload_bytes + payload_bytes / 32 + 64;
+  return std::max(needed, before - (before - needed + 7) / 8);
 }
 
 float load(const void* data, DType dtype, std::int64_t i) {
@@ -138,6 +140,7 @@ class OwnerGatherImpl final : public OwnerGather {
     CORTADO_ASSIGN_OR_RETURN(codec_, TensorListCodec::create(spec, aggregate.value_or(options_.aggregate)));
     options_.aggregate = aggregate.value_or(options_.aggregate);
     measure_codec();
+    codec_is_new_ = true;
     return {};
   }
 
@@ -379,8 +382,10 @@ class OwnerGatherImpl final : public OwnerGather {
     }
     for (std::size_t r = 0; r < shares_.size(); ++r) {
       const auto bytes = static_cast<std::int64_t>(headers_[r].payload_bytes());
-      capacities_[r] = shares_[r].has_fixed_size ? kHeaderBytes + bytes : capacity_for(bytes);
+      const std::int64_t before = codec_is_new_ ? 0 : capacities_[r];  // of another codec it says nothing
+      capacities_[r] = shares_[r].has_fixed_size ? kHeaderBytes + bytes : capacity_after(bytes, before);
     }
+    codec_is_new_ = false;
     return {};
   }
 
@@ -434,6 +439,7 @@ class OwnerGatherImpl final : public OwnerGather {
 
   std::vector<std::byte> sent_, received_, rest_, joined_, scratch_;
   std::vector<std::int64_t> capacities_, rests_;
+  bool codec_is_new_ = false;
   std::vector<Header> headers_;
   OwnerGatherReport report_;
   Status failure_;

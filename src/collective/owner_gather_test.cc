@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -246,6 +248,35 @@ TEST(OwnerGather, CodecsThatChangeFromStepToStep) {
     EXPECT_TRUE(status.ok()) << status.to_string();
   }
   EXPECT_EQ(collectives, (std::vector<std::int64_t>{2, 1, 2, 1, 2, 1}));
+}
+
+// Payloads of one codec that go up and down: the room of the largest is kept for some steps, and given up in the end.
+TEST(OwnerGather, PayloadsThatChangeFromStepToStep) {
+  constexpr std::uint64_t kSteps = 80;
+  std::vector<std::int64_t> collectives, bytes;
+  for (const Status& status : run_ranks(kRanks, [&](Communicator& communicator) -> Status {
+         RecordingCommunicator recording(&communicator);
+         CORTADO_ASSIGN_OR_RETURN(const auto gather,
+                                  OwnerGather::create(some_tensors(), {.codec = "float_rans"}, &recording));
+         for (std::uint64_t step = 0; step < kSteps; ++step) {
+           Values values = fill(gather->tensors(), communicator.rank(), step);
+           if (step % 3 == 1 || step >= 30) {
+             for (auto& tensor : values) std::fill(tensor.begin(), tensor.end(), std::byte{0});
+           }
+           CORTADO_RETURN_IF_ERROR(gather->run(step, addresses(&values)));
+           if (communicator.rank() != 0) continue;
+           collectives.push_back(gather->report().collectives);
+           const std::vector<std::int64_t> counts = recording.log().back().counts;
+           bytes.push_back(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+         }
+         return {};
+       })) {
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+  EXPECT_EQ(collectives[0], 2);
+  EXPECT_LE(std::count(collectives.begin(), collectives.end(), 2), 2);
+  EXPECT_LT(bytes.back(), bytes[20]);
+  EXPECT_EQ(bytes.back(), bytes[kSteps - 5]);  // nothing is left of it
 }
 
 TEST(OwnerGather, RanksThatDiffer) {
