@@ -116,8 +116,8 @@ class EmulatedWarps {
 
   std::vector<std::unique_ptr<Warp>> warps_;
   ucontext_t own_ = {};
-  const void* own_stack_ = nullptr;
-  std::size_t own_stack_bytes_ = 0;
+  [[maybe_unused]] const void* own_stack_ = nullptr;  // AddressSanitizer wants to know
+  [[maybe_unused]] std::size_t own_stack_bytes_ = 0;
   int current_ = 0;
   void (*call_)(const void*, int) = nullptr;
   const void* body_ = nullptr;
