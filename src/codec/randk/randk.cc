@@ -158,13 +158,17 @@ class RandkCodec final : public Codec, public Sparsifier {
     const auto look_at = [&](std::int64_t position, std::int64_t count) {
       not_finite += count_above(elements_of(input, position, count), kLargestFinite);
     };
-    with_dtype(input.dtype, [&]<DType kDType>() {
+    // Unscaled values are copied by themselves: a compiler may make one product with 1 of both, which changes NaN.
+    const auto copy = [&]<DType kDType, bool kScales>() {
       kept.walk(stream, look_at, [&](std::int64_t position, std::int64_t count) {
         for (std::int64_t i = position; i < position + count; ++i) {
           const float value = read_element<kDType>(input.data, i);
-          write_element<DType::kFloat32>(values, next++, options_.is_unbiased ? value * factor : value);
+          write_element<DType::kFloat32>(values, next++, kScales ? value * factor : value);
         }
       });
+    };
+    with_dtype(input.dtype, [&]<DType kDType>() {
+      options_.is_unbiased ? copy.template operator()<kDType, true>() : copy.template operator()<kDType, false>();
     });
     if (not_finite > 0) write_element<DType::kFloat32>(values, 0, std::numeric_limits<float>::quiet_NaN());
   }
