@@ -102,6 +102,8 @@ ACCURACY_METHODS = [
     S_SGD,
     "power(rank=4)",
     "acp(rank=4)",
+    "acp(rank=8)",  # the bytes of power(rank=4)
+    PUBLISHED,
     "acp(rank=4, use_error_feedback=false)",
     "acp(rank=4, warm_start=false)",
 ]

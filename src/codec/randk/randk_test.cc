@@ -11,6 +11,7 @@
 
 #include "codec/randk/randk_pattern.h"
 #include "codec/stage.h"
+#include "core/sanitized.h"
 
 namespace cortado {
 namespace {
@@ -169,7 +170,7 @@ TEST(Randk, ContractsByTheDensityInTheMean) {
   const Floats values = normal(2000);
   double squares = 0, lost = 0;
   for (const float x : values) squares += static_cast<double>(x) * x;
-  constexpr int kSteps = 2000;
+  constexpr int kSteps = kSanitized ? 500 : 2000;
   for (const char* spec : {"randk(density=0.1)", "randk(density=0.1, block=20)"}) {
     const std::unique_ptr<Codec> codec = make_codec(spec).value();
     lost = 0;
@@ -184,7 +185,7 @@ TEST(Randk, ContractsByTheDensityInTheMean) {
 // The mean over steps of every element, and of all together, is the input: 5 standard deviations.
 TEST(Randk, UnbiasedIsUnbiased) {
   const Floats values = normal(30);
-  constexpr int kSteps = 40000;
+  constexpr int kSteps = kSanitized ? 2000 : 40000;
   for (const char* spec : {"randk(density=0.4, scale=unbiased)", "randk(density=0.4, block=4, scale=unbiased)"}) {
     const std::unique_ptr<Codec> codec = make_codec(spec).value();
     std::vector<double> sums(values.size());
