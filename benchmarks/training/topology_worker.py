@@ -1,5 +1,5 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""The worker of `topology.py`: one process a rank, which exchanges one tensor under one plan after the other."""
+"""The worker of `topology.py`: one process a rank, which exchanges tensors under one plan after the other."""
 
 import os
 import time
@@ -34,10 +34,11 @@ def count(case: int) -> tuple[int, int]:
     return counted
 
 
-def exchange_s(tensor: torch.nn.Parameter, reducer: cortado.Reducer, gradient: torch.Tensor) -> float:
-    tensor.grad = None
+def exchange_s(tensors: list[torch.nn.Parameter], reducer: cortado.Reducer, gradient: torch.Tensor) -> float:
+    for tensor in tensors:
+        tensor.grad = None
     with reducer.no_sync():
-        (tensor * gradient).sum().backward()
+        sum((tensor * gradient).sum() for tensor in tensors).backward()
     dist.barrier()
     start = time.perf_counter()
     reducer.wait()
@@ -47,13 +48,15 @@ def exchange_s(tensor: torch.nn.Parameter, reducer: cortado.Reducer, gradient: t
 def main() -> None:
     config = start_worker()
     torch.manual_seed(dist.get_rank())
-    gradient = torch.randn(config["elems"])
+    messages = config["messages"]
+    gradient = torch.randn(config["elems"] // messages)
     for number, case in enumerate(config["cases"]):
-        tensor = torch.nn.Parameter(torch.zeros(config["elems"]))
-        reducer = cortado.Reducer([("tensor", tensor)], case["plan"], verbose=False)
-        exchange_s(tensor, reducer, gradient)
+        tensors = [torch.nn.Parameter(torch.zeros_like(gradient)) for _ in range(messages)]
+        named = [(f"tensor{i}", tensor) for i, tensor in enumerate(tensors)]
+        reducer = cortado.Reducer(named, case["plan"], verbose=False)
+        exchange_s(tensors, reducer, gradient)
         before = count(number)
-        seconds = [exchange_s(tensor, reducer, gradient) for _ in range(config["steps"])]
+        seconds = [exchange_s(tensors, reducer, gradient) for _ in range(config["steps"])]
         after = count(number)
         slowest = torch.tensor(seconds, dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
