@@ -9,7 +9,7 @@ uniform quantisation with entropy coding is right. Compressed after the orthogon
 
 import torch
 import torch.distributed as dist
-from optimizer_with_owners import WithOwners
+from optimizer_with_owners import WithOwners, train
 from torch import nn
 
 
@@ -25,19 +25,7 @@ def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Tanh(), nn.Linear(256, 64, bias=False))
-    model = nn.parallel.DistributedDataParallel(net)
-    optimizer = MuonWithOwners(model.parameters(), lr=0.02)
-    generator = torch.Generator().manual_seed(1 + dist.get_rank())
-    for step in range(20):
-        inputs = torch.randn(32, 64, generator=generator)
-        loss = nn.functional.mse_loss(model(inputs), inputs.flip(1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if dist.get_rank() == 0 and step % 5 == 4:
-            report = optimizer.gather.report()
-            ratio = report["all_dense_bytes"] / report["all_payload_bytes"]
-            print(f"step {step + 1}: loss {loss:.4f}, ratio {ratio:.1f} at error {report['relative_error']:.3f}")
+    train(net, lambda parameters: MuonWithOwners(parameters, lr=0.02), steps=20)
     dist.destroy_process_group()
 
 

@@ -63,6 +63,23 @@ class WithOwners:
             torch.add(old, update, out=parameter)
 
 
+def train(net, make, steps=40):
+    """A regression under DDP with the optimizer that make(parameters) gives; rank 0 prints loss, ratio and error."""
+    model = nn.parallel.DistributedDataParallel(net)
+    optimizer = make(model.parameters())
+    generator = torch.Generator().manual_seed(1 + dist.get_rank())
+    for step in range(steps):
+        inputs = torch.randn(32, 64, generator=generator)
+        loss = nn.functional.mse_loss(model(inputs), inputs.flip(1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if dist.get_rank() == 0 and (step + 1) % (steps // 4) == 0:
+            report = optimizer.gather.report()
+            ratio = report["all_dense_bytes"] / report["all_payload_bytes"]
+            print(f"step {step + 1}: loss {loss:.4f}, ratio {ratio:.1f} at error {report['relative_error']:.3f}")
+
+
 def main():
     import pytorch_optimizer
 
@@ -73,21 +90,11 @@ def main():
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
-    model = nn.parallel.DistributedDataParallel(net)
-    make = getattr(pytorch_optimizer, arguments.optimizer)
-    optimizer = WithOwners(model.parameters(), lambda own: make(own, lr=arguments.lr), arguments.codec)
-    generator = torch.Generator().manual_seed(1 + dist.get_rank())
-    for step in range(40):
-        inputs = torch.randn(32, 64, generator=generator)
-        loss = nn.functional.mse_loss(model(inputs), inputs.flip(1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if dist.get_rank() == 0 and step % 10 == 9:
-            report = optimizer.gather.report()
-            ratio = report["all_dense_bytes"] / report["all_payload_bytes"]
-            print(f"step {step + 1}: loss {loss:.4f}, ratio {ratio:.1f} at error {report['relative_error']:.3f}")
+    optimizer = getattr(pytorch_optimizer, arguments.optimizer)
+    train(
+        nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)),
+        lambda parameters: WithOwners(parameters, lambda own: optimizer(own, lr=arguments.lr), arguments.codec),
+    )
     dist.destroy_process_group()
 
 

@@ -10,7 +10,7 @@ view of each layer's place, not the part as one tensor: no range is shared by la
 import cortado
 import torch
 import torch.distributed as dist
-from optimizer_with_owners import cubes, share_out
+from optimizer_with_owners import cubes, share_out, train
 from torch import nn
 
 
@@ -66,19 +66,8 @@ def inverse_fourth_root(matrix, epsilon):
 def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 64)))
-    optimizer = FlatBufferShampoo(model.parameters(), lr=1.0)
-    generator = torch.Generator().manual_seed(1 + dist.get_rank())
-    for step in range(40):
-        inputs = torch.randn(32, 64, generator=generator)
-        loss = nn.functional.mse_loss(model(inputs), inputs.flip(1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if dist.get_rank() == 0 and step % 10 == 9:
-            report = optimizer.gather.report()
-            ratio = report["all_dense_bytes"] / report["all_payload_bytes"]
-            print(f"step {step + 1}: loss {loss:.4f}, ratio {ratio:.1f} at error {report['relative_error']:.3f}")
+    net = nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 64))
+    train(net, lambda parameters: FlatBufferShampoo(parameters, lr=1.0))
     dist.destroy_process_group()
 
 
