@@ -18,11 +18,11 @@ demo: ## train a small GPT over a slow link with every method; one table, one pi
 	@tools/setup
 	@.venv/bin/python benchmarks/training/demo.py
 
-test: ## every test: release, ASan + UBSan, TSan, 5 s of each fuzzer, pytest
+test: ## release, ASan + UBSan of what handles raw memory, TSan, 5 s of each fuzzer, pytest
 	@tools/setup --tests
 	@tools/ci/test
 
-test-all: ## test, and clang, longer fuzzing, the long fault campaign, slow tests, benchmarks as a smoke test, the wheel
+test-all: ## test, ASan + UBSan of all folders, clang, longer fuzzing, the long fault campaign, slow tests, benchmarks as a smoke test, the wheel
 	@tools/setup --tests
 	@tools/ci/test --all
 
