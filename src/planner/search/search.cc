@@ -199,9 +199,8 @@ class Search {
     }
     std::stable_sort(improved.begin(), improved.end(), is_better);
     improved.resize(std::min(improved.size(), kFinalists));
-    const std::int64_t further = budget / 2 / static_cast<std::int64_t>(kFinalists + 1);
-    for (Start& start : improved) start = improve(start, further);
-    improve(*std::min_element(improved.begin(), improved.end(), is_better), further);
+    for (Start& start : improved) start = improve(start, budget / 4 / static_cast<std::int64_t>(kFinalists));
+    improve(*std::min_element(improved.begin(), improved.end(), is_better), budget / 4);
   }
 
   void finish() {
