@@ -29,10 +29,10 @@ th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(-
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 th button { font: inherit; font-weight: 600; border: 0; background: none; padding: 0; cursor: pointer; color: inherit; }
 th[aria-sort=ascending] button::after { content: " \25B2"; } th[aria-sort=descending] button::after { content: " \25BC"; }
-td { overflow-wrap: anywhere; } td code { font-size: 12px; } td.name { min-width: 9rem; }
+td { overflow-wrap: anywhere; } td code { font-size: 12px; } td.name { min-width: 9rem; } td.what { white-space: nowrap; } td.codec { min-width: 8.5rem; }
 tr.chosen { font-weight: 600; }
 #tip { position: fixed; z-index: 9; max-width: min(26rem, 92vw); padding: .4rem .6rem; border-radius: 4px; background: #1d2733; color: #fff; font-size: 12px; white-space: pre-line; pointer-events: none; display: none; }
-@media (max-width: 40rem) { body { padding: .6rem; } .wide { display: none; } th, td { padding: .25rem .3rem; } .numbers { gap: .5rem 1.2rem; } }
+@media (max-width: 40rem) { body { padding: .6rem; } .wide { display: none; } td.codec { min-width: 5rem; } th, td { padding: .25rem .3rem; } .numbers { gap: .5rem 1.2rem; } }
 @media print { body { max-width: none; padding: 0; font-size: 11px; } #tip { display: none !important; } .scroll { overflow: visible; } table { font-size: 10px; } td code { font-size: 9px; } h2 { break-after: avoid; } tr { break-inside: avoid; } }
 </style>
 </head>
@@ -122,7 +122,7 @@ for (const timeline of data.timelines) {
 for (const [what, predicted, measured] of data.compared) {
   document.getElementById("compared").hidden = false;
   const row = add(document.querySelector("#compared tbody"), "tr");
-  add(row, "td", what);
+  add(row, "td", what, {class: "what"});
   add(row, "td", ms(predicted), {class: "n"});
   add(row, "td", ms(measured), {class: "n"});
   const share = Math.round(100 * (predicted / measured - 1));
@@ -138,7 +138,7 @@ for (const [name, ns] of data.totals) {
 }
 
 // [heading, field, is a number, class, how to show]
-const columns = [["tensor", "name", false, "name"], ["elements", "elems", true, "wide"], ["ready, ms", "ready_ns", true, "wide", ms], ["bucket", "bucket", true, ""], ["codec", "codec", false, ""], ["option", "option", false, "wide"], ["gain, ms", "gain_ns", true, "", ms], ["runner-up", "runner_up", false, "wide"], ["step longer by, ms", "runner_up_ns", true, "wide", (ns) => ns === null ? "\u2013" : ms(Math.max(ns, 0))]];
+const columns = [["tensor", "name", false, "name"], ["elements", "elems", true, "wide"], ["ready, ms", "ready_ns", true, "wide", ms], ["bucket", "bucket", true, ""], ["codec", "codec", false, "codec"], ["option", "option", false, "wide"], ["gain, ms", "gain_ns", true, "", ms], ["runner-up", "runner_up", false, "wide"], ["step longer by, ms", "runner_up_ns", true, "wide", (ns) => ns === null ? "\u2013" : ms(Math.max(ns, 0))]];
 const head = document.querySelector("#tensors thead tr"), body = document.querySelector("#tensors tbody");
 const fillTensors = () => {
   body.replaceChildren();
