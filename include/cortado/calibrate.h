@@ -28,7 +28,7 @@ struct CalibrateOptions {
   // Seconds for everything. What is left of it is divided among the points that are left; sizes of which one run would
   // take more than twice their share are left out (curves go on beyond their last point), but of everything two sizes
   // are measured, thrice each, however long that takes.
-  double budget_s = 60;
+  double budget_s = 50;
   std::int64_t max_bytes = std::int64_t{32} << 20;  // largest collective; from 4096 to 2^34
   std::int64_t max_elems = std::int64_t{4} << 20;   // largest tensor of a codec; from 1024 to 2^34
   std::optional<Topology> topology = {};            // not given: what the launcher has told (agree_on_topology)

@@ -19,7 +19,7 @@ from .profiles import Cluster
 _BAR = 30
 
 
-def calibrate(group=None, *, codecs=None, budget_s=60.0, name="calibrated", known=None, note=None, progress=None):
+def calibrate(group=None, *, codecs=None, budget_s=50.0, name="calibrated", known=None, note=None, progress=None):
     """Measures the links and codecs of ``group`` (default: the whole world); returns a Cluster, equal on all ranks.
 
     Call it on every rank, with nothing else running.
@@ -62,7 +62,7 @@ def main(arguments=None):
         "--backend", default="nccl" if torch.cuda.is_available() else "gloo", help="default: %(default)s"
     )
     parser.add_argument("--codec", action="append", metavar="SPEC", help="measure this one, again for more")
-    parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="default: %(default)s")
+    parser.add_argument("--budget", type=float, default=50.0, metavar="SECONDS", help="default: %(default)s")
     parser.add_argument("--name", default="calibrated", help="of the cluster, for reports")
     parser.add_argument(
         "--again", action="store_true", help="measure everything, also what the file holds if it is there already"

@@ -18,7 +18,7 @@ struct CalibrateCommand {
   std::string cluster_path;
   std::string name = "calibrated";
   std::vector<std::string> codecs;  // none: those that auto knows
-  double budget_s = 60;
+  double budget_s = 50;
   bool again = false;  // measures what the file at `cluster_path` already has, too
 };
 

@@ -188,7 +188,7 @@ void add_calibrate_command(CLI::App* calibrate, CalibrateCommand* command) {
       ->type_name("SPEC")
       ->allow_extra_args(false);
   calibrate->add_flag("--again", command->again, "measures everything, also what the file holds if it is there");
-  calibrate->add_option("--budget", command->budget_s, "about how long it may take; 60 if not given")
+  calibrate->add_option("--budget", command->budget_s, "about how long it may take; 50 if not given")
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS");
   calibrate->add_option("--name", command->name, "of the cluster, for reports")->type_name("NAME");
