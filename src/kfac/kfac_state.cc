@@ -85,14 +85,17 @@ KfacState KfacImpl::save_state(bool with_inverses) const {
   return state;
 }
 
-// Of each list that this rank holds of a layer, the first that is not empty in a state.
+// Of each list that this rank holds of a layer, the first that is not empty in a state. Inverses of the other kind, of
+// which only one has eigenvalues, are as if they were not there.
 Status KfacImpl::find_layer(std::size_t i, std::span<const KfacState> states, Loading* loading) {
   const std::string& name = layers_[i].name;
-  const auto find = [&](std::vector<float> KfacLayerState::*list, std::vector<float>* held, bool* found_all) -> Status {
+  const auto find = [&](std::vector<float> KfacLayerState::*list, std::vector<float>* held, bool is_inverse,
+                        bool* found_all) -> Status {
     if (held->empty()) return {};
     for (const KfacState& state : states) {
       for (const KfacLayerState& saved : state.layers) {
         if (saved.name != name || (saved.*list).empty()) continue;
+        if (is_inverse && saved.a_eigenvalues.empty() == is_eigen()) continue;
         if ((saved.*list).size() != held->size()) {
           return make_error(StatusCode::kMismatch, "layer %s: the saved state has %zu values where %zu are expected",
                             name.c_str(), (saved.*list).size(), held->size());
@@ -106,13 +109,13 @@ Status KfacImpl::find_layer(std::size_t i, std::span<const KfacState> states, Lo
   };
   HeldFactor &a = factors_[2 * i], &g = factors_[2 * i + 1];
   bool has_factors = true;
-  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::a_factor, &a.running, &has_factors));
-  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::g_factor, &g.running, &has_factors));
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::a_factor, &a.running, false, &has_factors));
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::g_factor, &g.running, false, &has_factors));
   if (!has_factors) loading->begun_anew.push_back(i);
-  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::a_inverse, &a.inverse, &loading->has_inverses));
-  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::g_inverse, &g.inverse, &loading->has_inverses));
-  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::a_eigenvalues, &a.values, &loading->has_inverses));
-  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::g_eigenvalues, &g.values, &loading->has_inverses));
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::a_inverse, &a.inverse, true, &loading->has_inverses));
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::g_inverse, &g.inverse, true, &loading->has_inverses));
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::a_eigenvalues, &a.values, true, &loading->has_inverses));
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::g_eigenvalues, &g.values, true, &loading->has_inverses));
   for (const KfacState& state : states) {
     for (const KfacLayerState& saved : state.layers) {
       if (saved.name != name || saved.residual.empty()) continue;

@@ -690,5 +690,33 @@ TEST(Kfac, AStateThatDoesNotFitOnOneRankChangesNone) {
   }
 }
 
+// Eigenvectors are no inverses, and the other way round: as if the state had been saved without.
+TEST(Kfac, InversesOfAnotherKindAreComputedAnew) {
+  for (const KfacInverse saved_as : {KfacInverse::kEigen, KfacInverse::kCholesky}) {
+    const KfacInverse loaded_as = saved_as == KfacInverse::kEigen ? KfacInverse::kCholesky : KfacInverse::kEigen;
+    std::vector<Gradients> after;
+    for (const bool with_inverses : {true, false}) {
+      SmallRun run = saved_run(strategy(KfacStrategy::kMemOpt));
+      run.world_size = 2;
+      run.options.inverse = saved_as;
+      std::vector<KfacState> states(2);
+      run_job(run, 2,
+              [&](Kfac& kfac, int rank) { states[static_cast<std::size_t>(rank)] = kfac.save_state(with_inverses); });
+      run.options.inverse = loaded_as;
+      std::vector<Gradients> one(2);
+      const auto statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+        CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+        CORTADO_RETURN_IF_ERROR(kfac->load_state(states).status());
+        const auto rank = static_cast<std::size_t>(communicator.rank());
+        CORTADO_ASSIGN_OR_RETURN(one[rank], run_step(*kfac, run, communicator.rank(), 2));
+        return {};
+      });
+      for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+      after.push_back(one[0]);
+    }
+    EXPECT_EQ(after[0], after[1]) << (saved_as == KfacInverse::kEigen ? "eigenvectors" : "inverses");
+  }
+}
+
 }  // namespace
 }  // namespace cortado
