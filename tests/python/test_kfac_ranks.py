@@ -336,6 +336,32 @@ def test_a_rank_that_leaves_out_a_step_is_an_error_elsewhere(pools):
         pools(2).close()
 
 
+def stay_away(me):
+    """Rank 1 takes no part in the second step(), which averages gradients first."""
+    model = make_model(me, uses_ddp=False)
+    kfac = cortado.KFAC(model, strategy="mem-opt", verbose=False, timeout_s=3)
+    for step in range(2):
+        loss_of(model, make_batch(me.rank, step)).backward()
+        if step == 0:
+            kfac.step()
+    me._models.clear()
+    if me.rank == 1:
+        return 0
+    begin = time.monotonic()
+    for _ in range(2):  # nor is a gradient that was not averaged taken for one afterwards
+        with pytest.raises(cortado.PeerError, match="step 1: averaging gradients: .*(rank 1 did not answer|failure)"):
+            kfac.step()
+    return time.monotonic() - begin
+
+
+def test_a_rank_that_stays_away_while_gradients_are_averaged_is_an_error_elsewhere(pools):
+    try:
+        waits = pools(3).run(stay_away, timeout_s=60)
+        assert max(waits) < 20  # timeout_s, and some seconds to find out who is missing
+    finally:
+        pools(3).close()
+
+
 def change_a_shape(me):
     """Only on rank 1."""
     run = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
