@@ -331,7 +331,7 @@ class KFAC:
         for parameter, mean in zip(others, dense.split([p.numel() for p in others]), strict=True):
             if parameter.grad is not None:
                 parameter.grad.copy_(mean.view(parameter.shape))
-        self._is_finite = not flags[-1]
+        self._is_finite = not flags[-1] and bool(torch.isfinite(dense).all())
         if self._is_finite:
             self._with_gradients(self._core.reduce_gradients)
         else:  # as a sum over ranks would be, so that unscale_ sees it on all of them
