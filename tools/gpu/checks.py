@@ -42,6 +42,7 @@ class Context:
         self._log = root / "build" / "gpu_check" / f"{section.name}.log"
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._log.write_text("")
+        self._out = self._log.with_suffix(".out")  # of the command that runs
 
     def left_s(self) -> float:
         return self.deadline - time.monotonic()
@@ -54,20 +55,19 @@ class Context:
         """The exit status, None where time ran out, and what was printed to stdout; all of it goes to the log."""
         command = [str(word) for word in argv]
         environment = {**self.environment, **variables}
-        with self._log.open("a") as log:
+        with self._log.open("a") as log, self._out.open("w+", errors="replace") as out:
             log.write(f"$ {' '.join(command)}\n")
             log.flush()
-            options = {"stdout": subprocess.PIPE, "stderr": log, "stdin": subprocess.DEVNULL, "text": True}
-            process = subprocess.Popen(
-                command, cwd=self.root, env=environment, start_new_session=True, errors="replace", **options
-            )
+            options = {"stdout": out, "stderr": log, "stdin": subprocess.DEVNULL, "start_new_session": True}
+            process = subprocess.Popen(command, cwd=self.root, env=environment, **options)
             try:
-                printed, _ = process.communicate(timeout=max(self.left_s(), 0.1))
-                status = process.returncode
+                status = process.wait(timeout=max(self.left_s(), 0.1))
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                printed, _ = process.communicate()
+                process.wait()
                 status = None
+            out.seek(0)
+            printed = out.read()
             log.write(printed)
         return status, printed
 
