@@ -250,6 +250,7 @@ def test_the_page_names_device_sections_and_reasons(bench):
     assert "| `later` | **not run** |  | not tried yet |" in text
     assert "| `sign` encode, 1 tensors: share of copy bandwidth | 0.70 | at least 0.80 | **no** |" in text
     assert "| torch.topk | 67108864 | 671088 | 4000.0 | 4100 |" in text
+    assert "`gpu/training.csv`; shaped\n" in text
 
 
 def test_a_page_without_rows_has_the_sections_alone(bench):

@@ -83,7 +83,7 @@ class Context:
         """Keeps the rows of a program that prints CSV, and returns how many there are."""
         rows = list(csv.reader(text.splitlines()))
         if len(rows) < 2 or any(len(row) != len(rows[0]) for row in rows):
-            raise Failed(f"expected rows of CSV, got:\n    {text[:400]}")
+            raise Failed(f"expected rows of CSV, got:\n    {text[:400].strip()}")
         self.raw.mkdir(parents=True, exist_ok=True)
         (self.raw / name).write_text(text)
         return len(rows) - 1

@@ -57,7 +57,8 @@ def write(results: Results, sections: tuple[Section, ...]) -> Path:
         if rows := read(results.raw / name):
             chosen = [column for column in columns if column in rows[0]]
             body = [[row[column] for column in chosen] for row in rows]
-            parts += [f"## {title}", f"`gpu/{name}`", markdown_table(chosen, body)]
+            links = "; ".join(dict.fromkeys(row["links"] for row in rows if "links" in row))
+            parts += [f"## {title}", f"`gpu/{name}`" + (f"; {links}" if links else ""), markdown_table(chosen, body)]
     results.page.parent.mkdir(parents=True, exist_ok=True)
     results.page.write_text("\n\n".join(parts) + "\n")
     return results.page
