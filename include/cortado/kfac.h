@@ -128,7 +128,10 @@ struct KfacOptions {
   bool colocate_factors = true;  // one rank inverts both factors of a layer
   bool balance_memory = false;   // assignment by n^2 instead of n^3
 
-  OwnerGatherOptions gradients;             // codec, feedback and aggregation of preconditioned gradients
+  OwnerGatherOptions gradients;  // codec, feedback and aggregation of preconditioned gradients
+  // Whether set_compression() will be called. HYBRID-OPT needs to know: rows of ranks exchange gradients apart from
+  // each other, so there every step() then compares the codec over all ranks first (one all-gather of 1 KB a rank).
+  bool compression_changes = false;
   std::string factor_compression = "none";  // codec of factors, and of eigenvectors or inverses
   double timeout_s = 1800;                  // of each wait for a collective
   int threads = 1;                          // that invert factors, the caller's included; results do not depend on it
@@ -280,7 +283,8 @@ class Kfac {
   // Preconditions. `gradients` has one entry a layer, averaged over ranks (by the caller, or by reduce_gradients()).
   virtual Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) = 0;
 
-  // From the next step on, on all ranks in the same one: the codec of preconditioned gradients; of factors and of
+  // From the next step on, on all ranks in the same one, else that step ends with an error on all: the codec of
+  // preconditioned gradients (kFailedPrecondition in HYBRID-OPT without compression_changes); of factors and of
   // eigenvectors or inverses.
   virtual Status set_compression(std::string_view spec) = 0;
   virtual Status set_factor_compression(std::string_view spec) = 0;

@@ -54,10 +54,11 @@ class Attachment:
 
     takes_buffers = False
 
-    def __init__(self, plan, list_parameters, process_group, grad_scaler, check_replicas, verbose):
+    def __init__(self, plan, list_parameters, process_group, grad_scaler, check_replicas, timeout_s, verbose):
         self._group = TorchGroup(process_group)
         self._grad_scaler = grad_scaler
         self._check_interval = check_replicas
+        self._timeout_s = timeout_s
         self._steps_begun = 0
         self._engine = self._make_engine(plan, list_parameters)
         self._group.set_timeout(self._engine.timeout_s)
@@ -74,6 +75,9 @@ class Attachment:
             named = list_parameters()
             if not isinstance(self._check_interval, int) or not 0 <= self._check_interval < 2**63:
                 raise SpecError(f"check_replicas is a number of steps, or 0 for never; got {self._check_interval!r}")
+            is_time = isinstance(self._timeout_s, int | float) and 0.001 <= self._timeout_s <= 1e6
+            if self._timeout_s is not None and not is_time:
+                raise SpecError(f"timeout_s is from 0.001 to 1e6 seconds, or None; got {self._timeout_s!r}")
             what = text_for_engine(plan)
             tensors = engine_tensors(named)
             self._device = device_of(named)
@@ -84,7 +88,17 @@ class Attachment:
         self._agree_on_arguments()
         group = self._group
         version = f"torch {torch.__version__}"
-        return _core.Engine(tensors, what, group, group.rank, group.world_size, group.name, self.takes_buffers, version)
+        return _core.Engine(
+            tensors,
+            what,
+            group,
+            group.rank,
+            group.world_size,
+            group.name,
+            self.takes_buffers,
+            version,
+            self._timeout_s,
+        )
 
     def _make_transfers(self):
         if self._side_stream is None:

@@ -23,7 +23,7 @@ from .parameters import fsdp_hint, in_memory_order, trainable_of
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
 
 
-def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, verbose=True):
+def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, timeout_s=None, verbose=True):
     """Makes ``ddp`` exchange its gradients as ``plan`` says; returns the state. Call it on every rank, before backward.
 
     plan: "auto" measures, decides, and goes on watching; "auto(quality=safe)", balanced (default) or aggressive says
@@ -32,6 +32,7 @@ def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, verbose=True
         .json of a file that holds such a dict or a plan.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
+    timeout_s: longest wait for a peer, in place of what a codec string says; a plan has none, and waits 1800 s.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
     The returned state has state_dict(), load_state_dict(), report(), decision(), check_replicas() and trace().
@@ -41,7 +42,7 @@ def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, verbose=True
     if not dist.is_initialized():
         raise refusal or CortadoError("attach needs a process group: call torch.distributed.init_process_group first")
     group = ddp.process_group if is_ddp else None
-    state = DdpState(plan, ddp, group, grad_scaler, check_replicas, verbose, refusal=refusal)
+    state = DdpState(plan, ddp, group, grad_scaler, check_replicas, timeout_s, verbose, refusal=refusal)
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
@@ -70,14 +71,14 @@ def _refusal(ddp):
     return None
 
 
-def ddp_hook(plan, model, *, process_group=None, grad_scaler=None, check_replicas=0, verbose=True):
+def ddp_hook(plan, model, *, process_group=None, grad_scaler=None, check_replicas=0, timeout_s=None, verbose=True):
     """The (state, hook) pair for ``ddp.register_comm_hook`` or Lightning's DDPStrategy.
 
     model is the module that will be wrapped (or the DDP itself); it gives the parameters their names.
     """
     if process_group is None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
         process_group = model.process_group
-    return DdpState(plan, model, process_group, grad_scaler, check_replicas, verbose), hook
+    return DdpState(plan, model, process_group, grad_scaler, check_replicas, timeout_s, verbose), hook
 
 
 def report(attached):
@@ -98,13 +99,13 @@ class DdpState(Attachment):
 
     takes_buffers = True
 
-    def __init__(self, plan, model, process_group, grad_scaler, check_replicas, verbose, *, refusal=None):
+    def __init__(self, plan, model, process_group, grad_scaler, check_replicas, timeout_s, verbose, *, refusal=None):
         def list_parameters():
             if refusal is not None:
                 raise refusal
             return _exchanged_by(model)
 
-        super().__init__(plan, list_parameters, process_group, grad_scaler, check_replicas, verbose)
+        super().__init__(plan, list_parameters, process_group, grad_scaler, check_replicas, timeout_s, verbose)
         self._places = {}  # by bucket index
         self._pending = []  # (future, buffer, its gradients in host memory, place) of this step's buckets
         self._step_begun = False

@@ -153,6 +153,7 @@ class KFAC:
                 "colocate_factors": colocate_factors,
                 "balance_memory": one_of("assignment_strategy", assignment_strategy, ("compute", "memory")) == "memory",
                 "compression": self._spec,
+                "compression_changes": callable(compression),
                 "use_error_feedback": error_feedback,
                 "aggregate": aggregate,
                 "random_seed": random_seed,

@@ -39,6 +39,7 @@ class Reducer(Attachment):
     init_sync: parameters (and a module's buffers) start equal to those of the group's first rank, as with DDP.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
+    timeout_s: as for cortado.attach.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
     A parameter without a gradient counts as zeros here. If every rank is without one, its .grad stays None; else it is
@@ -48,7 +49,16 @@ class Reducer(Attachment):
     """
 
     def __init__(
-        self, params, plan="auto", *, group=None, init_sync=True, grad_scaler=None, check_replicas=0, verbose=True
+        self,
+        params,
+        plan="auto",
+        *,
+        group=None,
+        init_sync=True,
+        grad_scaler=None,
+        check_replicas=0,
+        timeout_s=None,
+        verbose=True,
     ):
         if not dist.is_initialized():
             raise CortadoError("Reducer needs a process group: call torch.distributed.init_process_group first")
@@ -61,7 +71,7 @@ class Reducer(Attachment):
             _check(trainable)
             return trainable
 
-        super().__init__(plan, list_parameters, group, grad_scaler, check_replicas, verbose)
+        super().__init__(plan, list_parameters, group, grad_scaler, check_replicas, timeout_s, verbose)
         if init_sync:
             _broadcast([tensor for _, tensor in named_tensors], group)
         # Shape, dtype and order in memory as the engine knows them; of no memory.

@@ -61,7 +61,7 @@ struct AutoMessage {
   void record(std::int64_t ns);
 };
 
-// What ranks must share, besides layers and the codec of gradients.
+// What ranks must share, besides layers.
 std::string settings_text(const KfacOptions& options);
 
 class KfacImpl final : public Kfac {
@@ -96,14 +96,7 @@ class KfacImpl final : public Kfac {
   Status reduce_gradients(std::span<const KfacGradient> gradients) override;
   Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) override;
 
-  Status set_compression(std::string_view spec) override {
-    CORTADO_RETURN_IF_ERROR(failure_);
-    CORTADO_RETURN_IF_ERROR(gradient_gather_->set_codec(spec));
-    options_.gradients.codec = spec;
-    auto_gradients_.is_on = false;
-    return {};
-  }
-
+  Status set_compression(std::string_view spec) override;
   Status set_factor_compression(std::string_view spec) override;
 
   const std::vector<KfacLayer>& layers() const override { return layers_; }
@@ -119,6 +112,8 @@ class KfacImpl final : public Kfac {
   int rank() const { return world_->rank(); }
   std::chrono::nanoseconds timeout() const { return from_seconds(options_.timeout_s); }
   bool is_worker(std::size_t layer) const { return placements_[layer].column == grid_.column_of(rank()); }
+  // Gradients travel within a row, so what one row does is unknown to the others.
+  bool has_several_rows() const { return grid_.workers > 1 && grid_.columns > 1; }
   bool is_eigen() const { return options_.inverse == KfacInverse::kEigen; }
   std::vector<FactorSlot> slots() const;
 
@@ -127,6 +122,8 @@ class KfacImpl final : public Kfac {
   Status prepare_inverse_gather();
   Status prepare_gradient_gather();
 
+  // Of gradients, over all rows, where it may change.
+  Status compare_codecs();
   Status add_batch(std::size_t layer, Side side, const KfacBatch& batch, double scale);
   Status update_factors(double decay);
   Status update_inverses(const KfacHyperparameters& values);

@@ -101,6 +101,7 @@ Result<KfacOutcome> KfacImpl::step(const KfacHyperparameters& values, std::span<
   CORTADO_RETURN_IF_ERROR(failure_);
   CORTADO_RETURN_IF_ERROR(check_hyperparameters(values));
   CORTADO_RETURN_IF_ERROR(check_gradients(gradients));
+  if (Status status = compare_codecs(); !status.ok()) return fail(status);
   start_lap();
   if (values.update_factors) {
     if (Status status = update_factors(values.factor_decay); !status.ok()) return fail(status);

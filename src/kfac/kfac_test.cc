@@ -218,6 +218,39 @@ TEST(Kfac, TheCodecOfFactorsMayChange) {
   }
 }
 
+// A gather is within a row, so what a row does differently must be seen by another way.
+TEST(Kfac, TheCodecOfGradientsMayChangeInAllRowsOnly) {
+  const auto statuses_with = [](const char* codec_of_second_row) {
+    return run_ranks(4, [&](Communicator& communicator) -> Status {
+      SmallRun run{.options = strategy(KfacStrategy::kHybridOpt, 2), .values = {}};
+      run.options.compression_changes = true;
+      CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+      for (const char* codec : {"quant(bits=4)", "none", "quant(bits=8)"}) {
+        const bool differs = communicator.rank() >= 2 && kfac->steps() == 2;
+        CORTADO_RETURN_IF_ERROR(kfac->set_compression(differs ? codec_of_second_row : codec));
+        CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), kfac->steps()).status());
+      }
+      return {};
+    });
+  };
+  for (const Status& status : statuses_with("quant(bits=8)")) EXPECT_TRUE(status.ok()) << status.to_string();
+  for (const Status& status : statuses_with("quant(bits=4)")) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+    EXPECT_NE(status.message().find("step 2"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("rank 2 has \"gradients quant(bits=4)\""), std::string::npos) << status.message();
+  }
+}
+
+TEST(Kfac, RowsMustKnowThatTheCodecOfGradientsChanges) {
+  for (const KfacOptions& options : strategies()) {
+    SmallRun run{.options = options, .values = {}};
+    run_job(run, 1, [&](Kfac& kfac, int) {
+      const bool has_rows = options.strategy == KfacStrategy::kHybridOpt;
+      EXPECT_EQ(kfac.set_compression("sign").code(), has_rows ? StatusCode::kFailedPrecondition : StatusCode::kOk);
+    });
+  }
+}
+
 TEST(Kfac, SmallBoundsMeanSmallErrors) {
   SmallRun run{.options = strategy(KfacStrategy::kMemOpt), .values = {}};
   const History plain = run_job(run, 3);
@@ -268,6 +301,10 @@ TEST(Kfac, MessagesOfAStep) {
   EXPECT_EQ(collectives_of_step(plain[0], false, true), Kinds{"all_reduce"});
   EXPECT_EQ(collectives_of_step(plain[1], false, true), (Kinds{"reduce_scatter", "all_reduce", "all_gather"}));
   EXPECT_EQ(collectives_of_step(plain[2], false, true), (Kinds{"reduce_scatter", "all_gather"}));
+
+  KfacOptions changing = plain[1];  // rows compare their codecs
+  changing.compression_changes = true;
+  EXPECT_EQ(collectives_of_step(changing, false), (Kinds{"all_gather", "all_gather"}));
 
   KfacOptions packed = plain[2];
   packed.gradients.codec = "quant(bits=4)";
@@ -508,6 +545,29 @@ TEST(Kfac, RanksMustAgree) {
        run([](int rank, auto*, auto*options) { options->gradients.codec = rank == 0 ? "none" : "sign"; })) {
     EXPECT_EQ(status.code(), StatusCode::kMismatch);
     EXPECT_NE(status.message().find("sign"), std::string::npos) << status.message();
+  }
+}
+
+// Two machines of two ranks, each of which has a row of its own.
+TEST(Kfac, RowsMustAgree) {
+  const std::vector<std::pair<std::string, std::function<void(KfacOptions*)>>> changes = {
+      {"gradients quant(bits=8)", [](KfacOptions* options) { options->gradients.codec = "quant(bits=8)"; }},
+      {"error feedback", [](KfacOptions* options) { options->gradients.use_error_feedback = true; }},
+      {"aggregate 1", [](KfacOptions* options) { options->gradients.aggregate = 1; }},
+      {"seed 1", [](KfacOptions* options) { options->gradients.random_seed = 1; }},
+      {"gradients quant(bits=4) at first", [](KfacOptions* options) { options->compression_changes = true; }},
+  };
+  for (const auto& [text, change] : changes) {
+    const auto statuses = run_ranks(4, [&change = change](Communicator& communicator) -> Status {
+      KfacOptions options = strategy(KfacStrategy::kHybridOpt, 2);
+      options.gradients.codec = "quant(bits=4)";
+      if (communicator.rank() >= 2) change(&options);
+      return Kfac::create(small_job(), options, &communicator).status();
+    });
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.code(), StatusCode::kMismatch) << text;
+      EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+    }
   }
 }
 

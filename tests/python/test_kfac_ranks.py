@@ -299,6 +299,24 @@ def test_ranks_that_differ_are_refused_everywhere(pools):
     pools(2).run(ranks_differ)
 
 
+def rows_take_other_codecs(me):
+    """HYBRID-OPT on four ranks: gradients travel within [0, 1] and within [2, 3]."""
+    bits = 8 if me.rank < 2 else 4
+    options = {"grad_worker_fraction": 0.5, "compression": lambda step: "none" if step < 2 else f"quant(bits={bits})"}
+    run = make_run(me, options)
+    train(me, run, 2)
+    me._models.clear()
+    with pytest.raises(cortado.MismatchError, match=r"step 2.*rank 2 has .*quant\(bits=4\)"):
+        train(me, run, [2])
+
+
+def test_rows_that_take_other_codecs_are_an_error_everywhere(pools):
+    try:
+        pools(4).run(rows_take_other_codecs)
+    finally:
+        pools(4).close()
+
+
 def leave_out_a_step(me):
     run = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
     train(me, run, 1)
