@@ -61,3 +61,9 @@ list(LENGTH cuda_sources count)
 math(EXPR half "(${count} + 1) / 2")
 set_target_properties(cortado_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${half})
 target_link_libraries(cortado_cuda PUBLIC cortado PRIVATE CUDA::cudart_static)
+
+add_custom_target(cuda) # all that needs CUDA, its tests and benchmarks included: tools/ci/cuda and tools/gpu_check build it
+add_dependencies(cuda cortado_cuda)
+if(TARGET cortado_nccl)
+  add_dependencies(cuda cortado_nccl)
+endif()

@@ -15,7 +15,7 @@ class BucketMap:
 class Engine:
     """cortado::Engine over a process group given as a Python object."""
 
-    def __init__(self, tensors: list, what: str, group: object, rank: int, world_size: int, group_name: str, takes_buffers: bool = False, transport_version: str = '') -> None: ...
+    def __init__(self, tensors: list, what: str, group: object, rank: int, world_size: int, group_name: str, takes_buffers: bool = False, transport_version: str = '', timeout_s: float | None = None) -> None: ...
 
     def begin_step(self, gradient_scale: float = 1.0, keeps_local_gradients: bool = False, holds_zero_gradients: bool = False) -> None: ...
 
@@ -112,7 +112,7 @@ class OwnerGather:
 
     def load_residuals(self, residuals: dict) -> None: ...
 
-def calibrate(group: object | None, rank: int, world_size: int, group_name: str, codecs: Sequence[str], budget_s: float, name: str, transport_version: str, progress: Callable | None = None) -> str:
+def calibrate(group: object | None, rank: int, world_size: int, group_name: str, codecs: Sequence[str], budget_s: float, name: str, transport_version: str, known: str | None = None, note: Callable | None = None, progress: Callable | None = None) -> str:
     """Every rank: the text of a cluster file (cortado.cluster/1)."""
 
 def relative_error(spec: str, matrix: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> float:

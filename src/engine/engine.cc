@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 // As DDP hands gradients over: none of a message waits for what comes with the next of its buckets.
-constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kBuckets, std::int64_t{25} << 20};
+constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kBuckets, kBucketBytes};
 constexpr FusionBudget kPublishedBudget{FusionBudget::Kind::kScaled, std::int64_t{25} << 20};
 
 std::string describe_tensor(const EngineTensor& tensor) {

@@ -40,6 +40,7 @@ class EngineImpl final : public Engine {
   Status submit(std::span<const Gradient> gradients) override;
   Status submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) override;
   Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
+  void set_first_step(std::int64_t step) override { first_step_ = step - finished_steps_; }
   void abandon(const std::string& why) override;
 
   const EngineOptions& options() const override { return options_; }
@@ -98,6 +99,7 @@ class EngineImpl final : public Engine {
   // Whether the tensor has something to save.
   bool is_stateful(std::uint32_t tensor) const;
   bool passes_through() const { return communicator_->world_size() == 1; }
+  std::int64_t step_number() const { return first_step_ + finished_steps_; }
   std::chrono::nanoseconds timeout() const;
 
   // -- a step
@@ -178,6 +180,7 @@ class EngineImpl final : public Engine {
 
   // -- what report() tells
   std::int64_t finished_steps_ = 0;
+  std::int64_t first_step_ = 0;  // what the first of them is called
   std::int64_t non_finite_steps_ = 0;
   std::int64_t warm_up_steps_ = 0;
   std::string last_non_finite_;

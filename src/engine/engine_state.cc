@@ -8,8 +8,8 @@
 #include <unordered_map>
 
 #include "core/check.h"
-#include "core/hash.h"
 #include "engine/engine_impl.h"
+#include "engine/state_hash.h"
 
 namespace cortado {
 
@@ -19,19 +19,6 @@ std::vector<std::string> names_of(const std::vector<EngineTensor>& tensors) {
   std::vector<std::string> names;
   for (const EngineTensor& tensor : tensors) names.push_back(tensor.name);
   return names;
-}
-
-std::uint64_t hash_of(const EngineState& state) {
-  std::uint64_t hash = fnv1a_64(state.spec) ^ static_cast<std::uint64_t>(state.step * 31 + state.phase_step);
-  for (const auto& phase : state.layout)
-    for (const auto& message : phase)
-      for (const std::string& name : message) hash = hash * 1099511628211ull ^ fnv1a_64(name);
-  for (const TensorState& tensor : state.tensors) {
-    const std::string_view bytes(reinterpret_cast<const char*>(tensor.basis.data()),
-                                 tensor.basis.size() * sizeof(float));
-    hash = hash * 1099511628211ull ^ fnv1a_64(bytes);
-  }
-  return hash;
 }
 
 std::string mib(std::int64_t bytes) {
@@ -71,7 +58,7 @@ Result<EngineState> EngineImpl::save_state() {
       state.layout.push_back(layout_names(layout, names_of(tensors_)));
   }
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-    if (passes_through() || !is_stateful(t)) continue;
+    if (!is_stateful(t)) continue;
     TensorState saved{.name = tensors_[t].name, .residual = {}, .basis = {}, .velocity = {}};
     if (low_rank_[t] != nullptr) {
       low_rank_[t]->materialise_residual();
@@ -110,7 +97,6 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
     if (is_stateful(t)) expected.push_back(tensors_[t].name);
   std::unordered_map<std::string, const TensorState*> found;
   for (const TensorState& tensor : state.tensors) found[tensor.name] = &tensor;
-  if (passes_through() || state.world_size == 1) return {};
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     if (!is_stateful(t)) continue;
     const auto entry = found.find(tensors_[t].name);
@@ -118,9 +104,12 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
       return make_error(StatusCode::kMismatch, "load_state: the state has no tensor \"%s\"; it is of another model",
                         tensors_[t].name.c_str());
     }
+    if (passes_through()) continue;
     const TensorState& saved = *entry->second;
-    const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
-    const std::size_t basis = low_rank_[t] == nullptr ? 0 : low_rank_[t]->basis(kind_at(t, state.phase_step)).size();
+    // One rank exchanges nothing, and saves no more than names.
+    const bool has_basis = low_rank_[t] != nullptr && state.world_size > 1;
+    const std::int64_t elems = state.world_size > 1 ? tensors_[t].rows * tensors_[t].cols : 0;
+    const std::size_t basis = has_basis ? low_rank_[t]->basis(kind_at(t, state.phase_step)).size() : 0;
     const auto fits = [&](std::size_t size) { return size == 0 || size == static_cast<std::size_t>(elems); };
     if (!fits(saved.residual.size()) || !fits(saved.velocity.size()) || saved.basis.size() != basis) {
       return make_error(StatusCode::kMismatch,
@@ -135,7 +124,7 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
                       "load_state: the state has %zu compressed tensors, this engine %zu; it is of another model",
                       state.tensors.size(), expected.size());
   }
-  if (first_ == nullptr) return {};
+  if (first_ == nullptr || state.world_size == 1) return {};
   const std::vector<Layout>& current = first_->layouts().of_parity;
   if (state.layout.size() != current.size()) {
     return make_error(StatusCode::kMismatch, "load_state: the state has %zu layouts, expected %zu", state.layout.size(),
@@ -158,8 +147,9 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
                               .with_context(checked.ok() ? "load_state" : checked.message()));
   CORTADO_RETURN_IF_ERROR(checked);
   CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the state to load (hash of step, layout and bases)",
-                                            hash_of(state), timeout()));
+                                            state_hash(state), timeout()));
   step_ = state.step;
+  set_first_step(state.step);
   phase_step_ = state.phase_step;
   const bool same_world = state.world_size == communicator_->world_size();
   const std::string warning =
@@ -201,7 +191,7 @@ Status EngineImpl::check_replicas(std::span<const ReplicaTensor> tensors) {
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "check_replicas: a step is under way");
   const Result<ReplicaDifference> difference = compare_replicas(communicator_, tensors, timeout());
   if (!difference.ok()) return fail(difference.status().with_context("check_replicas"));
-  return replicas_.note(difference.value(), finished_steps_);
+  return replicas_.note(difference.value(), step_number());
 }
 
 EngineReport EngineImpl::report() const {

@@ -18,7 +18,7 @@ using Method = EngineOptions::Method;
 // The first error stays the engine's error; a step that failed on the way can't be repeated.
 Status EngineImpl::fail(const Status& status) {
   if (failure_.ok()) {
-    failure_ = status.with_context("step " + std::to_string(finished_steps_));
+    failure_ = status.with_context("step " + std::to_string(step_number()));
     communicator_->abandon(failure_.message());
   }
   return failure_;
@@ -26,7 +26,7 @@ Status EngineImpl::fail(const Status& status) {
 
 void EngineImpl::abandon(const std::string& why) {
   if (!failure_.ok()) return;
-  failure_ = abandoned_step(communicator_->rank(), finished_steps_, tensors_, steps_, in_step_, why);
+  failure_ = abandoned_step(communicator_->rank(), step_number(), tensors_, steps_, in_step_, why);
   communicator_->abandon(why);
 }
 
@@ -38,7 +38,7 @@ void EngineImpl::record(Stage stage, int message, int tensor, const Interval& in
   if (interval.end_ns == 0) return;
   stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
   if (trace_ == nullptr) return;
-  trace_->record({stage, message, tensor, finished_steps_, interval.start_ns, interval.end_ns, bytes});
+  trace_->record({stage, message, tensor, step_number(), interval.start_ns, interval.end_ns, bytes});
 }
 
 void EngineImpl::record_message(Round& round, int message) {
@@ -51,7 +51,7 @@ std::int64_t EngineImpl::gradient_bytes(std::uint32_t t) const {
 
 void EngineImpl::note_non_finite(const std::string& where, int rank) {
   if (finite_) {
-    last_non_finite_ = "step " + std::to_string(finished_steps_) + ": " + where +
+    last_non_finite_ = "step " + std::to_string(step_number()) + ": " + where +
                        (rank >= 0 ? ", rank " + std::to_string(rank) : ", in the sum over ranks");
   }
   finite_ = false;
