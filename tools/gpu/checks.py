@@ -115,7 +115,7 @@ def configure(context: Context, with_module: bool) -> None:
     context.command(
         *("cmake", "-S", ".", "-B", context.build, *generator),
         *(f"-D{name}={value}" for name, value in settings.items()),
-        **({"NCCL_ROOT": str(packages / "nccl"), "CORTADO_CUDA_PACKAGES": str(packages)} if packages else {}),
+        **({"NCCL_ROOT": str(packages / "nccl"), "CORTADO_CUDA_PACKAGES": str(packages / "cu13")} if packages else {}),
     )
 
 
