@@ -106,6 +106,18 @@ if(CORTADO_BUILD_TRANSPORTS AND NOT CORTADO_SANITIZE)
   endif()
   cortado_add_mpi_test(Example.mpi_least_squares_3_ranks 3 mpi_least_squares)
   cortado_add_mpi_test(Example.mpi_least_squares_topk_4_ranks 4 mpi_least_squares "topk(density=0.1)")
+  if(CORTADO_BUILD_CLI)
+    # The program, as its help shows it: first the file is made, then nothing is left to be measured.
+    set(calibrate calibrate -o "${PROJECT_BINARY_DIR}/calibrated.json" --budget 0.5 --codec "cast(bf16)")
+    cortado_add_mpi_test(Cli.calibrate_4_ranks 4 cortado_cli ${calibrate} --again)
+    cortado_add_mpi_test(Cli.calibrate_4_ranks_keeps_what_is_known 4 cortado_cli ${calibrate})
+    if(TARGET cortado_mpi)
+      set_tests_properties(Cli.calibrate_4_ranks PROPERTIES PASS_REGULAR_EXPRESSION "4 ranks, 1 codecs, over mpi"
+                                                            FIXTURES_SETUP calibrated_file)
+      set_tests_properties(Cli.calibrate_4_ranks_keeps_what_is_known
+                           PROPERTIES PASS_REGULAR_EXPRESSION "keeps 9 of 9 curves" FIXTURES_REQUIRED calibrated_file)
+    endif()
+  endif()
   foreach(ranks 1 3 4)
     cortado_add_mpi_test(Mpi.Collectives_${ranks}_ranks ${ranks} cortado_mpi_test --gtest_filter=Mpi.*)
   endforeach()

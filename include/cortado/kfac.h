@@ -255,7 +255,7 @@ struct KfacLayerState {
   std::vector<float> residual;  // of the preconditioned gradient, g x a for each group
 };
 struct KfacState {
-  std::string strategy;  // describes options that states must share
+  std::string strategy;  // and the other options it was saved with, for people: loading takes any
   int world_size = 1;
   int rank = 0;
   std::int64_t step = 0;
@@ -301,7 +301,8 @@ class Kfac {
 
   // Between steps. Loading takes of each layer what it finds in one or several states (those of all ranks of a job of
   // another world size or strategy, in any order) and returns a sentence about what it did not find and began anew, or
-  // an empty string. Inverses that are not there are computed from the factors. All ranks load at the same point.
+  // an empty string. Inverses that are not there, or of the other kind, are computed from the factors in the next step.
+  // All ranks load at the same point; if a state does not fit on one of them, all get an error and nothing has changed.
   virtual KfacState save_state(bool with_inverses = true) const = 0;
   virtual Result<std::string> load_state(std::span<const KfacState> states) = 0;
 };

@@ -11,6 +11,17 @@ def _bytes(count):
     return f"{count} B"
 
 
+def _prediction_lines(decision):
+    """What a step was predicted to take, against what it took on trial and takes now."""
+    chosen = decision["candidates"][decision["chosen"]] if decision["candidates"] else {"predicted_ns": None}
+    predicted = chosen["predicted_ns"]
+    if not decision["decided"] or not predicted:
+        return []
+    measured = {"on trial": chosen["measured_ns"], "in the last comparison": decision["step_ns"]}
+    shown = [f"{ns / 1e6:.1f} ms {when} ({ns / predicted - 1:+.1%})" for when, ns in measured.items() if ns is not None]
+    return [f"  a step          predicted {predicted / 1e6:.1f} ms, measured {', '.join(shown)}"]
+
+
 class Report:
     """A snapshot of one rank's counters. ``str()`` is a table, ``to_dict()`` all of it.
 
@@ -18,7 +29,8 @@ class Report:
     ``ratio`` (dense over payload), ``relative_error`` (relative L2, of this rank's own reconstruction in the last
     compressed step), ``messages_per_step``, ``time_by_stage_ns`` (sums over all steps), ``memory_bytes``, ``tensors``,
     ``fallbacks``, ``steps``, ``non_finite_steps``, ``last_non_finite``, ``hook_ns`` (this rank's thread in the hook),
-    ``auto`` (what auto decided, as decision() of a state has it; else None).
+    ``device_wait_ns`` (part of it: until gradients had come from their device; 0 on the CPU), ``auto`` (what auto
+    decided, as decision() of a state has it; else None).
     """
 
     def __init__(self, values):
@@ -41,6 +53,10 @@ class Report:
         lines.append(
             f"  ms a step       {', '.join(shown)}; collectives under way {stages['communicate'] / steps / 1e6:.2f}"
         )
+        if v["device_wait_ns"]:
+            lines.append(
+                f"  device          {v['device_wait_ns'] / steps / 1e6:.2f} ms a step until all gradients had come"
+            )
         memory = v["memory_bytes"]
         lines.append(
             f"  memory          residual {_bytes(memory['residual'])}, factors {_bytes(memory['factors'])},"
@@ -50,6 +66,7 @@ class Report:
             lines.append(f"  non-finite      {v['non_finite_steps']} steps undone; the last: {v['last_non_finite']}")
         if v["auto"] is not None:
             lines.append(f"  auto            {v['auto']['reason']}")
+            lines += _prediction_lines(v["auto"])
         lines += self._fallback_lines()
         return "\n".join(lines)
 

@@ -131,7 +131,10 @@ class KfacImpl final : public Kfac {
   Status decide_inverses();
   Status decide_gradients();
   Status check_gradients(std::span<const KfacGradient> gradients) const;
-  Status load_layer(std::size_t layer, std::span<const KfacState> states, bool* has_inverses);
+
+  struct Loading;
+  Status find_layer(std::size_t layer, std::span<const KfacState> states, Loading* loading);
+  Status check_states(std::span<const KfacState> states, Loading* loading);
 
   void count(const std::string& layer, const char* reason) { ++fallbacks_[{layer, reason}]; }
   Status fail(Status status) {

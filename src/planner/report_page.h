@@ -44,6 +44,9 @@ tr.chosen { font-weight: 600; }
 <h2>One step</h2>
 <p class="key quiet"><span><i style="background:var(--compute)"></i>computation</span><span><i style="background:var(--codec)"></i>compression</span><span><i style="background:var(--copy)"></i>copies</span><span><i style="background:var(--link)"></i><i style="background:var(--link2)"></i>links, buckets alternating</span></p>
 <div id="timelines"></div>
+<div id="compared" hidden><h2>Predicted and measured</h2>
+<p class="quiet">Exchange: from the first encode or transfer of a step to the end of the last one, as a trace has no computation. Encode, decode: all of them together. Measured: the median over the steps of the trace.</p>
+<div class="scroll"><table><thead><tr><th></th><th class="n">predicted, ms</th><th class="n">measured, ms</th><th class="n">off by</th></tr></thead><tbody></tbody></table></div></div>
 <h2>Against other ways to choose</h2>
 <div class="scroll"><table id="totals"><thead><tr><th>strategy</th><th class="n">step, ms</th><th class="n">times this plan</th></tr></thead><tbody></tbody></table></div>
 <h2>Tensors</h2>
@@ -112,6 +115,16 @@ for (const timeline of data.timelines) {
   }
   svgNode(svg, "line", {x1: at(timeline.step_ns), x2: at(timeline.step_ns), y1: 0, y2: used.length * high, stroke: "#b00020", "stroke-dasharray": "3 2"});
   for (let i = 0; i <= 5; ++i) svgNode(svg, "text", {x: left + width * i / 5, y: height - 4, "text-anchor": i === 5 ? "end" : "middle", fill: "#5c6b7a"}, ms(longest * i / 5, 1) + (i === 5 ? " ms" : ""));
+}
+
+for (const [what, predicted, measured] of data.compared) {
+  document.getElementById("compared").hidden = false;
+  const row = add(document.querySelector("#compared tbody"), "tr");
+  add(row, "td", what);
+  add(row, "td", ms(predicted), {class: "n"});
+  add(row, "td", ms(measured), {class: "n"});
+  const share = Math.round(100 * (predicted / measured - 1));
+  add(row, "td", measured > 0 ? (share > 0 ? "+" : "") + share + " %" : "\u2013", {class: "n"});
 }
 
 const totals = document.querySelector("#totals tbody");

@@ -124,11 +124,15 @@ def report(tmp_path, *arguments):
     return path
 
 
+def data_of(path):
+    return json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', path.read_text(), re.DOTALL).group(1))
+
+
 def test_the_report_needs_nothing_from_elsewhere(tmp_path):
     text = report(tmp_path).read_text()
     assert not re.search(r"(src|href)\s*=|@import|url\(|https?://(?!www\.w3\.org/2000/svg)", text)
     assert "DATA" not in text.replace("JSON", "")
-    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL).group(1))
+    data = data_of(tmp_path / "report.html")
     assert [timeline["title"] for timeline in data["timelines"]] == ["Baseline: dense", "This plan"]
     assert len(data["tensors"]) == 10
     assert data["timelines"][1]["step_ns"] == data["step_ns"]
@@ -150,10 +154,16 @@ def test_the_report_shows_a_measured_trace(tmp_path):
             }
         )
     )
-    text = report(tmp_path, "--measured", trace).read_text()
-    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL).group(1))
+    done = cortado("plan", JOB, CLUSTER, "--html", tmp_path / "report.html", "--measured", trace)
+    assert done.returncode == 0, done.stderr
+    data = data_of(tmp_path / "report.html")
     assert data["timelines"][2]["step_ns"] == 9_000_000
-    assert ["measured step", "9.00 ms"] in data["numbers"]
+    # The like of the trace in the plan: without the computation before the first encode and after the last decode.
+    events = [event for event in data["timelines"][1]["events"] if event[3] >= 0]
+    span_ns = max(event[2] for event in events) - min(event[1] for event in events)
+    assert data["compared"][0] == ["exchange", span_ns, 9_000_000]
+    assert span_ns < data["step_ns"]
+    assert f"exchange: predicted {span_ns / 1e6:.3f} ms, measured 9.000 ms" in done.stdout
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
