@@ -12,6 +12,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -96,14 +97,15 @@ class Message {
     encode();
     require(cudaStreamSynchronize(stream_), "encode");
     const std::vector<std::uint64_t> sizes = from_device<std::uint64_t>(batch_->payload_bytes(), tensors_.size());
-    for (const std::size_t i : {std::size_t{0}, sizes.size() - 1}) check_payload(i, sizes[i]);
+    const std::set<std::size_t> checked = {0, sizes.size() - 1};
+    for (const std::size_t i : checked) check_payload(i, sizes[i]);
     require(cudaMemset(values_->get(), 0xa5, input_.size()), "values");
     decode();
     require(cudaStreamSynchronize(stream_), "decode");
     for (const std::uint32_t fault : from_device<std::uint32_t>(batch_->faults(), tensors_.size())) {
       require(fault == 0, codec_->spec() + ": the device's decoder refuses a payload of its encoder");
     }
-    for (const std::size_t i : {std::size_t{0}, sizes.size() - 1}) check_values(i, sizes[i]);
+    for (const std::size_t i : checked) check_values(i, sizes[i]);
     to_device(values_->get(), input_);
     std::uint64_t total = 0;
     for (const std::uint64_t bytes : sizes) total += bytes;

@@ -118,6 +118,8 @@ std::string_view kfac_strategy_name(KfacStrategy strategy);  // "COMM-OPT" ...
 
 enum class KfacInverse : std::uint8_t { kEigen, kCholesky };
 
+class KfacInverter;  // who inverts factors: src/kfac/inverter.h
+
 struct KfacOptions {
   KfacStrategy strategy = KfacStrategy::kCommOpt;
   int workers = 0;  // kHybridOpt: a divisor of the world size
@@ -135,6 +137,7 @@ struct KfacOptions {
   std::string factor_compression = "none";  // codec of factors, and of eigenvectors or inverses
   double timeout_s = 1800;                  // of each wait for a collective
   int threads = 1;                          // that invert factors, the caller's included; results do not depend on it
+  std::shared_ptr<KfacInverter> inverter;   // null: these threads; a CUDA device: cortado/kfac_cuda.h
 
   // With "auto" as one of the two codecs: before the first message of a kind, and before the 10th, 100th, ... after it,
   // each rank encodes what it is about to send with every candidate, and rank 0 predicts from these sizes and from its

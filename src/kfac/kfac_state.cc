@@ -54,7 +54,7 @@ KfacMemory KfacImpl::memory() const {
   memory.gradients_bytes = bytes(gradients_) + bytes(results_);
   memory.exchange_bytes = inverse_gather_->report().memory_bytes + gradient_gather_->report().memory_bytes;
   memory.scratch_bytes = factor_scratch_.bytes() + bytes(product_scratch_);
-  for (const InverseScratch& scratch : inverse_scratch_) memory.scratch_bytes += scratch.bytes();
+  memory.scratch_bytes += inverter_->scratch_bytes();
   return memory;
 }
 

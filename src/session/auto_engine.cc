@@ -579,9 +579,9 @@ struct SavedDecision {
 Result<EngineState> AutoEngineImpl::save_state() {
   if (!failure_.ok()) return failure_;
   CORTADO_ASSIGN_OR_RETURN(EngineState state, inner_->save_state());
-  state.spec = SavedDecision{
-      .step = step_number(), .decided = decision_.decided, .refused = refused_, .what = current().what}
-                   .text();
+  state.spec =
+      SavedDecision{.step = step_number(), .decided = decision_.decided, .refused = refused_, .what = current().what}
+          .text();
   for (const auto& [t, carried] : carried_) {
     const std::string& name = tensors_[t].name;
     auto tensor = std::find_if(state.tensors.begin(), state.tensors.end(),

@@ -20,7 +20,7 @@ namespace cortado {
 
 namespace {
 
-constexpr double kHopeless = 1.1;                               // times dense, as predicted
+constexpr double kHopeless = 1.1;       // times dense, as predicted
 constexpr int kCompressedMessages = 4;  // of what is left of a compressed model; engines weigh latency, about so many
 
 std::chrono::nanoseconds timeout_of(const AutoOptions& options) { return from_seconds(options.timeout_s); }

@@ -58,11 +58,15 @@ def bench(tmp_path):
 
 def test_a_section_that_fails_or_lacks_something_stops_no_other(bench):
     outcomes = bench.run(
-        bench.section("one", Failed("3 tests failed")), bench.section("two", NotRun("no tc")), bench.section("three")
+        bench.section("one", Failed("3 tests failed")),
+        bench.section("two", NotRun("no tc")),
+        bench.section("wrong", KeyError("links")),
+        bench.section("three"),
     )
     assert [(o.state, o.text) for o in outcomes.values()] == [
         ("failed", "3 tests failed"),
         ("not run", "no tc"),
+        ("failed", "KeyError: 'links'"),
         ("done", "fine"),
     ]
 
@@ -157,6 +161,11 @@ def test_a_command_that_hangs_ends_with_all_it_started(tmp_path):
 def test_a_command_that_fails_is_shown_with_what_it_printed(tmp_path):
     with pytest.raises(Failed, match="bash ended with 7.*\n.*why"):
         make_context(tmp_path, 30).command("bash", "-c", "echo why; exit 7")
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(Failed, match="/nothing/here: No such file"):
+        make_context(tmp_path, 30).command("/nothing/here")
 
 
 def test_rows_that_are_none_are_refused(tmp_path):

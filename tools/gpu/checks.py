@@ -59,13 +59,18 @@ class Context:
             log.write(f"$ {' '.join(command)}\n")
             log.flush()
             options = {"stdout": out, "stderr": log, "stdin": subprocess.DEVNULL, "start_new_session": True}
-            process = subprocess.Popen(command, cwd=self.root, env=environment, **options)
+            try:
+                process = subprocess.Popen(command, cwd=self.root, env=environment, **options)
+            except OSError as error:
+                raise Failed(f"{command[0]}: {error.strerror}") from error
             try:
                 status = process.wait(timeout=max(self.left_s(), 0.1))
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
                 status = None
+            finally:  # also where this program is interrupted
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
             out.seek(0)
             printed = out.read()
             log.write(printed)
@@ -115,7 +120,7 @@ def configure(context: Context, with_module: bool) -> None:
     context.command(
         *("cmake", "-S", ".", "-B", context.build, *generator),
         *(f"-D{name}={value}" for name, value in settings.items()),
-        **({"NCCL_ROOT": str(packages / "nccl"), "CORTADO_CUDA_PACKAGES": str(packages)} if packages else {}),
+        **({"NCCL_ROOT": str(packages / "nccl"), "CORTADO_CUDA_PACKAGES": str(packages / "cu13")} if packages else {}),
     )
 
 
@@ -307,6 +312,6 @@ SECTIONS = (
     Section("topk", "exact and sampled top-k against torch.topk", 40, selection, needs=("build",)),
     Section("acp", "ACP's step against a backward pass and PowerSGD", 80, low_rank_step, needs=("build",)),
     Section("module", "the Python module", 90, module, needs=("build",), prepares=True, on_device=False),
-    Section("python", "Python tests that need a device", 60, python_tests, needs=("module",)),
+    Section("python", "Python tests that need a device", 120, python_tests, needs=("module",)),
     Section("training", "steps of training over shaped links", 200, training, needs=("module",)),
 )

@@ -123,6 +123,8 @@ class Runner:
             state, text = "not run", str(reason)
         except Failed as reason:
             state, text = "failed", str(reason)
+        except Exception as error:  # a mistake in one section stops no other
+            state, text = "failed", f"{type(error).__name__}: {error}"
         outcome = Outcome(state, text, time.monotonic() - start, time.strftime("%Y-%m-%d %H:%M"), self._facts)
         if not lacks_device:
             self._results.keep(name, outcome)
