@@ -147,7 +147,8 @@ struct KfacOptions {
   double min_gain = 0.05;
 };
 
-// May change from step to step; the same on all ranks.
+// May change from step to step; the same on all ranks, which compare the numbers where they exchange gradients (within
+// a row of the grid) and inverses (within a column).
 struct KfacHyperparameters {
   double factor_decay = 0.95;
   double damping = 1e-3;

@@ -54,6 +54,9 @@ struct AutoMessage {
 // What ranks must share, besides layers.
 std::string settings_text(const KfacOptions& options);
 
+// Of what ranks must share; the lowest bit is 0.
+std::uint64_t hash_of(const KfacHyperparameters& values);
+
 class KfacImpl final : public Kfac {
  public:
   KfacImpl(std::vector<KfacLayer> layers, const KfacOptions& options, Communicator* world, const Clock* clock,
@@ -119,7 +122,9 @@ class KfacImpl final : public Kfac {
   Status invert_all(double damping);
   InverseJob inverse_job(std::size_t slot, std::int64_t matrix, double damping);
   SplitDamping damping_of(std::size_t layer, std::int64_t group, double damping) const;
-  Status gather_inverses();
+  Status gather_inverses(const KfacHyperparameters& values);
+  // Whether the ranks of an exchange were given the same values.
+  Status check_notes(std::span<const OwnerNote> notes, const KfacHyperparameters& values) const;
   double precondition(double damping, std::span<const KfacGradient> gradients);
   Result<KfacOutcome> exchange(const KfacHyperparameters& values, double own_product);
   Status sum_gradients();

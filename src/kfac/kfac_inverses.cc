@@ -97,12 +97,12 @@ InverseJob KfacImpl::inverse_job(std::size_t s, std::int64_t matrix, double damp
 Status KfacImpl::update_inverses(const KfacHyperparameters& values) {
   CORTADO_RETURN_IF_ERROR(invert_all(values.damping));
   lap(KfacStage::kInverses);
-  CORTADO_RETURN_IF_ERROR(gather_inverses());
+  CORTADO_RETURN_IF_ERROR(gather_inverses(values));
   lap(KfacStage::kGatherInverses);
   return {};
 }
 
-Status KfacImpl::gather_inverses() {
+Status KfacImpl::gather_inverses(const KfacHyperparameters& values) {
   if (column_->is_alone()) return {};
   for (const std::size_t s : gathered_slots_) {
     const FactorSlot& slot = sync_->slots()[s];
@@ -114,7 +114,10 @@ Status KfacImpl::gather_inverses() {
   }
   CORTADO_RETURN_IF_ERROR(decide_inverses());
   const std::int64_t begin_ns = clock_->now_ns();
-  CORTADO_RETURN_IF_ERROR(inverse_gather_->run(static_cast<std::uint64_t>(step_), gathered_inverses_));
+  std::vector<OwnerNote> notes(static_cast<std::size_t>(column_->get()->world_size()));
+  CORTADO_RETURN_IF_ERROR(
+      inverse_gather_->run(static_cast<std::uint64_t>(step_), gathered_inverses_, {.flags = hash_of(values)}, notes));
+  CORTADO_RETURN_IF_ERROR(check_notes(notes, values));
   auto_inverses_.record(clock_->now_ns() - begin_ns);
   for (const std::size_t s : gathered_slots_) {
     const FactorSlot& slot = sync_->slots()[s];

@@ -571,6 +571,31 @@ TEST(Kfac, RowsMustAgree) {
   }
 }
 
+// In the exchange of gradients, or, across rows, that of inverses.
+TEST(Kfac, HyperparametersMustAgree) {
+  const std::vector<std::function<void(KfacHyperparameters*)>> changes = {
+      [](KfacHyperparameters* values) { values->factor_decay = 0.9; },
+      [](KfacHyperparameters* values) { values->damping = 2e-3; },
+      [](KfacHyperparameters* values) { values->kl_clip = 0; },
+      [](KfacHyperparameters* values) { values->lr = 0.2; },
+  };
+  for (const KfacOptions& options : strategies()) {
+    for (const auto& change : changes) {
+      const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+        SmallRun run{.options = options, .values = {}};
+        CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), options, &communicator));
+        CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), 0).status());
+        if (communicator.rank() >= 2) change(&run.values);
+        return run_step(*kfac, run, communicator.rank(), 1).status();
+      });
+      for (const Status& status : statuses) {
+        EXPECT_NE(status.message().find("step 1: ranks differ in factor_decay, damping"), std::string::npos)
+            << status.to_string();  // their own finding, or what the first that found it says
+      }
+    }
+  }
+}
+
 // ---- saving and loading --------------------------------------------------------------------------------------------
 
 SmallRun saved_run(const KfacOptions& options) {
