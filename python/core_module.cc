@@ -296,6 +296,7 @@ nb::object PyEngine::decision() const {
   result["chosen"] = decision.chosen;
   result["candidates"] = candidates;
   result["reason"] = decision.reason;
+  result["step_ns"] = known(decision.step_ns);
   result["drift"] = decision.drift;
   result["relative_error"] = decision.relative_error;
   result["residual"] = decision.residual;

@@ -29,13 +29,21 @@ using cortado::Status;
 
 std::string calibrate(nb::object group, int rank, int world_size, const std::string& group_name,
                       const std::vector<std::string>& codecs, double budget_s, const std::string& name,
-                      const std::string& transport_version, const std::optional<nb::callable>& progress) {
+                      const std::string& transport_version, const std::optional<std::string>& known,
+                      const std::optional<nb::callable>& note, const std::optional<nb::callable>& progress) {
   PyCommunicator communicator(std::move(group), rank, world_size, group_name);
   cortado::CalibrateOptions options;
   options.name = name;
   options.codecs = codecs;
   options.budget_s = budget_s;
   options.transport_version = transport_version;
+  if (known.has_value()) options.known = unwrap(cortado::cluster_from_json(*known));
+  if (note.has_value()) {
+    options.note = [&](const std::string& line) {
+      nb::gil_scoped_acquire gil;
+      (*note)(line);
+    };
+  }
   if (progress.has_value()) {
     options.progress = [&](double done, const std::string& next) {
       nb::gil_scoped_acquire gil;
@@ -78,7 +86,7 @@ namespace cortado_python {
 
 void bind_profiles(nb::module_& m) {
   m.def("calibrate", &calibrate, "group"_a.none(), "rank"_a, "world_size"_a, "group_name"_a, "codecs"_a, "budget_s"_a,
-        "name"_a, "transport_version"_a, "progress"_a = nb::none(),
+        "name"_a, "transport_version"_a, "known"_a = nb::none(), "note"_a = nb::none(), "progress"_a = nb::none(),
         "Every rank: the text of a cluster file (cortado.cluster/1).");
   m.def(
       "relative_error",

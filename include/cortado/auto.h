@@ -79,7 +79,8 @@ struct AutoDecision {
   int chosen = 0;         // of candidates; 0 is dense
   std::vector<AutoCandidate> candidates;
   std::string reason;                       // one sentence
-  double drift = 0;                         // of the last comparison: measured over expected step time, less 1
+  std::int64_t step_ns = -1;                // of the last comparison: what a step takes now; -1: not compared yet
+  double drift = 0;                         // of the last comparison: that over what was measured on trial, less 1
   double relative_error = 0, residual = 0;  // of the last comparison: the largest of any rank
 };
 

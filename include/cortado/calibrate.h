@@ -24,7 +24,7 @@ struct CalibrateOptions {
   std::vector<std::string> codecs = {};  // specifications
   std::vector<OpKind> collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll,
                                      OpKind::kReduce,    OpKind::kBroadcast,     OpKind::kGather};
-  bool contention = true;  // of codecs in a thread of their own
+  bool contention = true;  // of codecs in a thread of their own with computation, and of transfers with each other
   // Seconds for everything. What is left of it is divided among the points that are left; sizes of which one run would
   // take more than twice their share are left out (curves go on beyond their last point), but of everything two sizes
   // are measured, thrice each, however long that takes.
@@ -34,6 +34,11 @@ struct CalibrateOptions {
   std::optional<Topology> topology = {};            // not given: what the launcher has told (agree_on_topology)
   std::string transport_version = {};               // of what is behind the communicator: "torch 2.13.0"
   double timeout_s = 300;                           // of a collective
+  // An earlier measurement; that of rank 0 counts. If it is of these ranks and this communicator, what it holds is kept
+  // and what is missing measured; if not, everything is measured.
+  std::optional<Cluster> known = {};
+  // Called on this rank with a line about what is kept, if `known` is given.
+  std::function<void(const std::string& line)> note = {};
   // Called on this rank before each point: share of the points done, and what comes next.
   std::function<void(double done, const std::string& next)> progress = {};
 };
@@ -45,11 +50,13 @@ struct CalibrateOptions {
 //                 what their whole link takes
 //   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
 //                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written
-//   contention    by how much a matrix product slows down while another thread of the rank encodes with the first
-//                 codec; 0 where it is not measured
+//   contention    by how much a matrix product slows down while another thread of the rank encodes with the codec that
+//                 takes longest for a value; 0 where it is not measured
+//   overlap       of each level, two all-reduces of the largest size that was measured, at once against one after the
+//                 other (without all-reduce: the first collective that was measured)
 //
 // Beside "time_ns" stand "spread_ns" (from the first to the ninth decile, the largest of any rank) and "runs". Times
-// are made to rise with size. Takes memory for the largest collective twice, and for the largest tensor thrice.
+// are made to rise with size. Takes memory for four of the largest collectives, and for the largest tensor thrice.
 Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& options,
                           const Clock* clock = steady_clock());
 

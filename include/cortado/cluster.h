@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,6 +44,9 @@ struct ClusterLevel {
   std::string link;  // a word for reports
   CollectiveCurves collectives;
   UnknownFields unknown;
+  // What two transfers at once take, as a share of what they take one after the other: 1 where they share the link, 0.5
+  // where neither notices the other. Not given: not measured.
+  std::optional<double> overlap_time_share = {};
 };
 
 // Collectives over several levels at once, where they were measured as such.
@@ -71,6 +75,7 @@ struct Cluster {
   // Share of its speed that the backward pass loses while a codec runs: 1 stands still, 0 does not notice.
   double gpu_codec_slows_backward = 0;
   double cpu_codec_slows_backward = 0;
+  std::string cpu_codec;      // which one cpu_codec_slows_backward was measured with; empty: unknown
   int cpu_codec_workers = 1;  // codecs that run on the CPU at the same time ...
   int cpu_codec_threads = 1;  // ... each with so many threads: entries of `codecs` with others are left out
   std::string fingerprint;    // of the machine; empty: unknown

@@ -217,8 +217,8 @@ class Engine {
 
   virtual Result<StepOutcome> finish_step(const LocalGradient& local_gradient = {}) = 0;
 
-  // Between steps: what the next step is called in errors, reports and events, where this engine takes over from another
-  // one. Steps begin at 0; after load_state() they go on from the step of the state.
+  // Between steps: what the next step is called in errors, reports and events, where this engine takes over from
+  // another one. Steps begin at 0; after load_state() they go on from the step of the state.
   virtual void set_first_step(std::int64_t step) = 0;
 
   // Gives up the step in hand after an error of the caller's; the engine can't be used afterwards.

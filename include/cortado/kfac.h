@@ -118,6 +118,8 @@ std::string_view kfac_strategy_name(KfacStrategy strategy);  // "COMM-OPT" ...
 
 enum class KfacInverse : std::uint8_t { kEigen, kCholesky };
 
+class KfacInverter;  // who inverts factors: src/kfac/inverter.h
+
 struct KfacOptions {
   KfacStrategy strategy = KfacStrategy::kCommOpt;
   int workers = 0;  // kHybridOpt: a divisor of the world size
@@ -135,6 +137,7 @@ struct KfacOptions {
   std::string factor_compression = "none";  // codec of factors, and of eigenvectors or inverses
   double timeout_s = 1800;                  // of each wait for a collective
   int threads = 1;                          // that invert factors, the caller's included; results do not depend on it
+  std::shared_ptr<KfacInverter> inverter;   // null: these threads; a CUDA device: cortado/kfac_cuda.h
 
   // With "auto" as one of the two codecs: before the first message of a kind, and before the 10th, 100th, ... after it,
   // each rank encodes what it is about to send with every candidate, and rank 0 predicts from these sizes and from its
@@ -252,7 +255,7 @@ struct KfacLayerState {
   std::vector<float> residual;  // of the preconditioned gradient, g x a for each group
 };
 struct KfacState {
-  std::string strategy;  // describes options that states must share
+  std::string strategy;  // and the other options it was saved with, for people: loading takes any
   int world_size = 1;
   int rank = 0;
   std::int64_t step = 0;
@@ -298,7 +301,8 @@ class Kfac {
 
   // Between steps. Loading takes of each layer what it finds in one or several states (those of all ranks of a job of
   // another world size or strategy, in any order) and returns a sentence about what it did not find and began anew, or
-  // an empty string. Inverses that are not there are computed from the factors. All ranks load at the same point.
+  // an empty string. Inverses that are not there, or of the other kind, are computed from the factors in the next step.
+  // All ranks load at the same point; if a state does not fit on one of them, all get an error and nothing has changed.
   virtual KfacState save_state(bool with_inverses = true) const = 0;
   virtual Result<std::string> load_state(std::span<const KfacState> states) = 0;
 };

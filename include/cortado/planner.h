@@ -127,8 +127,20 @@ Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster
                                  const PlannerConstraints& constraints);
 std::string explanation_to_text(const Explanation& explanation, const Plan& plan);
 
-// One self-contained page: the timelines of the best dense plan and of this one, and of a measured trace if there is
-// one; totals; every tensor. `explanation` is of this plan.
+// A time within a step: as simulated, and as a trace has it, the median over its steps.
+struct PredictedTime {
+  std::string what;
+  std::int64_t predicted_ns = 0, measured_ns = 0;
+
+  bool operator==(const PredictedTime&) const = default;
+};
+
+// What both have, which leaves computation out: "exchange", from the first encode or transfer of a step to the end of
+// the last one; "encode" and "decode", what all of them take together. Empty if the trace is.
+std::vector<PredictedTime> compare_with_trace(const Timeline& timeline, const Trace& trace);
+
+// One self-contained page: the timelines of the best dense plan and of this one, over the same span, and of a measured
+// trace if there is one, with what was predicted; totals; every tensor. `explanation` is of this plan.
 Result<std::string> report_to_html(const Plan& plan, const Job& job, const Cluster& cluster,
                                    const Explanation& explanation, const Trace* measured = nullptr);
 

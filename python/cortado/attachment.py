@@ -162,8 +162,9 @@ class Attachment:
         """What auto has decided and why, as a dict; None without auto.
 
         ``decided``, ``step``, ``reason``, ``candidates`` (``label``, ``what``, ``predicted_ns``, ``measured_ns``,
-        ``steps``; the first one is dense), ``chosen`` (which of them), and of the last comparison ``drift``,
-        ``relative_error`` and ``residual`` (its norm, in gradients).
+        ``steps``; the first one is dense), ``chosen`` (which of them), and of the last comparison ``step_ns`` (what a
+        step takes now), ``drift`` (that over what was measured on trial, less 1), ``relative_error`` and ``residual``
+        (its norm, in gradients).
         """
         return self._engine.decision()
 

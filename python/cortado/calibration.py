@@ -5,11 +5,13 @@ import argparse
 import gc
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from . import _core
+from .agreement import on_all_ranks
 from .errors import CortadoError
 from .group import TorchGroup
 from .profiles import Cluster
@@ -17,13 +19,16 @@ from .profiles import Cluster
 _BAR = 30
 
 
-def calibrate(group=None, *, codecs=None, budget_s=60.0, name="calibrated", progress=None):
+def calibrate(group=None, *, codecs=None, budget_s=60.0, name="calibrated", known=None, note=None, progress=None):
     """Measures the links and codecs of ``group`` (default: the whole world); returns a Cluster, equal on all ranks.
 
     Call it on every rank, with nothing else running.
 
     codecs: codec strings to measure; default: those that auto knows.
     budget_s: about how long it may take.
+    known: a Cluster measured before (that of rank 0 counts). If it is of these machines and this communicator, what it
+        holds is kept and only what is missing is measured.
+    note: called on this rank with a line about what is kept of it; or None.
     progress: called on this rank with the share that is done and what comes next; or None.
     """
     if not dist.is_initialized():
@@ -32,9 +37,11 @@ def calibrate(group=None, *, codecs=None, budget_s=60.0, name="calibrated", prog
     wrapped.set_timeout(300.0)
     specs = default_codecs() if codecs is None else list(codecs)
     version = f"torch {torch.__version__}"
+    known_text = None if known is None else known.to_json()
     return Cluster(
         _core.calibrate(
-            wrapped, wrapped.rank, wrapped.world_size, wrapped.name, specs, float(budget_s), name, version, progress
+            *(wrapped, wrapped.rank, wrapped.world_size, wrapped.name, specs, float(budget_s), name, version),
+            *(known_text, note, progress),
         )
     )
 
@@ -57,17 +64,27 @@ def main(arguments=None):
     parser.add_argument("--codec", action="append", metavar="SPEC", help="measure this one, again for more")
     parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="default: %(default)s")
     parser.add_argument("--name", default="calibrated", help="of the cluster, for reports")
+    parser.add_argument(
+        "--again", action="store_true", help="measure everything, also what the file holds if it is there already"
+    )
     options = parser.parse_args(arguments)
     try:
         dist.init_process_group(options.backend, timeout=timedelta(seconds=300))
     except ValueError as error:
         parser.error(f"no process group could be made; start it with torchrun ({error})")
     try:
-        shows = dist.get_rank() == 0 and sys.stderr.isatty()
+        speaks = dist.get_rank() == 0
+        shows = speaks and sys.stderr.isatty()
+        known = None
+        with on_all_ranks(TorchGroup(None), f"could not read {options.output}"):
+            if speaks and not options.again and Path(options.output).exists():
+                known = Cluster.load(options.output)
         cluster = calibrate(
             codecs=options.codec,
             budget_s=options.budget,
             name=options.name,
+            known=known,
+            note=(lambda line: print(f"{options.output}: {line}", file=sys.stderr)) if speaks else None,
             progress=_show_progress if shows else None,
         )
         if dist.get_rank() == 0:

@@ -110,6 +110,12 @@ class TorchGroup:
             return False
         return True
 
+    def all_reduce(self, tensor, timeout_s):
+        """Sums a tensor over the ranks, in place."""
+        work = "all_reduce"  # the engine's are numbers
+        self._works[work] = _Started(self._group.allreduce([tensor], self._options(dist.AllreduceOptions())))
+        self.wait(work, timeout_s)
+
     def all_gather(self, sent, timeout_s):
         own = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.world_size)]

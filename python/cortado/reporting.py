@@ -11,6 +11,17 @@ def _bytes(count):
     return f"{count} B"
 
 
+def _prediction_lines(decision):
+    """What a step was predicted to take, against what it took on trial and takes now."""
+    chosen = decision["candidates"][decision["chosen"]] if decision["candidates"] else {"predicted_ns": None}
+    predicted = chosen["predicted_ns"]
+    if not decision["decided"] or not predicted:
+        return []
+    measured = {"on trial": chosen["measured_ns"], "in the last comparison": decision["step_ns"]}
+    shown = [f"{ns / 1e6:.1f} ms {when} ({ns / predicted - 1:+.1%})" for when, ns in measured.items() if ns is not None]
+    return [f"  a step          predicted {predicted / 1e6:.1f} ms, measured {', '.join(shown)}"]
+
+
 class Report:
     """A snapshot of one rank's counters. ``str()`` is a table, ``to_dict()`` all of it.
 
@@ -55,6 +66,7 @@ class Report:
             lines.append(f"  non-finite      {v['non_finite_steps']} steps undone; the last: {v['last_non_finite']}")
         if v["auto"] is not None:
             lines.append(f"  auto            {v['auto']['reason']}")
+            lines += _prediction_lines(v["auto"])
         lines += self._fallback_lines()
         return "\n".join(lines)
 

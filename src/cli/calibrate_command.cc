@@ -30,6 +30,15 @@ void show_progress(double done, const std::string& next) {
                            .budget_s = command.budget_s,
                            .transport_version = mpi_version};
   if (speaks && ::isatty(STDERR_FILENO) == 1) options.progress = show_progress;
+  const bool is_there = ::access(command.cluster_path.c_str(), F_OK) == 0;
+  if (speaks && is_there && !command.again) {
+    Result<Cluster> known = load_cluster(command.cluster_path);
+    if (!known.ok()) return report_error("calibrate", known.status(), "--again measures everything and writes it anew");
+    options.known = std::move(known).value();
+    options.note = [&](const std::string& line) {
+      std::fprintf(stderr, "%s: %s\n", command.cluster_path.c_str(), line.c_str());
+    };
+  }
   const Result<Cluster> cluster = calibrate(communicator, options);
   if (!cluster.ok()) return speaks ? report_error("calibrate", cluster.status()) : kBadCommandLine;
   if (!speaks) return kDone;

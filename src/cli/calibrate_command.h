@@ -19,6 +19,7 @@ struct CalibrateCommand {
   std::string name = "calibrated";
   std::vector<std::string> codecs;  // none: those that auto knows
   double budget_s = 60;
+  bool again = false;  // measures what the file at `cluster_path` already has, too
 };
 
 int calibrate_cluster(const CalibrateCommand& command);

@@ -31,7 +31,7 @@ constexpr const char* kFooter =
     "  cortado plan job.json cluster.json -o plan.json --explain\n"
     "                                           how each gradient should travel, and why\n"
     "  cortado simulate plan.json job.json cluster.json\n"
-    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
+    "  mpirun -n 4 cortado calibrate -o cluster.json\n"
     "                                           what links and codecs take here\n"
     "  cortado options --count                  ways in which a tensor can travel over two levels\n"
     "  cortado trace trace.json --summary stage where the time of recorded steps went\n"
@@ -112,11 +112,13 @@ void add_input_options(CLI::App* command, InputOptions* options) {
 
 constexpr const char* kCalibrateFooter =
     "Examples:\n"
-    "  mpirun -n 8 cortado calibrate -o cluster.json\n"
-    "  mpirun -n 8 cortado calibrate -o cluster.json --budget 20 --codec \"topk(density=0.01)\"\n"
-    "  torchrun --nproc-per-node 8 -m cortado.calibrate -o cluster.json\n"
+    "  mpirun -n 4 cortado calibrate -o cluster.json\n"
+    "  mpirun -n 4 cortado calibrate -o cluster.json --budget 20 --codec \"topk(density=0.01)\"\n"
+    "  torchrun --nproc-per-node 4 -m cortado.calibrate -o cluster.json\n"
     "                                           the same over the process group that training has\n"
     "\n"
+    "If the file is there, what it holds is kept, and only what is missing is measured.\n"
+    "Over MPI this needs a program that was built where MPI is (build/release/cortado); that of wheels has none.\n"
     "Let nothing else run meanwhile. The file is for these machines and this communicator only.\n";
 
 constexpr const char* kPlanFooter =
@@ -125,6 +127,8 @@ constexpr const char* kPlanFooter =
     "  cortado plan job.json cluster.json --allow \"randk(density=0.01)\" --allow \"cast(fp16)\"\n"
     "  cortado plan job.json cluster.json --strategy espresso\n"
     "  cortado plan job.json cluster.json --html report.html\n"
+    "  cortado plan job.json cluster.json --measured trace.json\n"
+    "                                             what was predicted against what was measured\n"
     "\n"
     "Errors are relative L2 errors as the job file has them measured. docs/planner.md says what is\n"
     "modelled and what is not.\n";
@@ -163,7 +167,8 @@ void add_plan_command(CLI::App* plan, PlanOptions* options) {
   plan->add_flag("--explain", options->explain, "every bucket: what was chosen, gained, and why not otherwise");
   plan->add_option("--html", options->html_path, "write a report: one page with timelines and a table")
       ->type_name("REPORT");
-  plan->add_option("--measured", options->trace_path, "a trace of the engine (cortado.trace/1), shown in the report")
+  plan->add_option("--measured", options->trace_path,
+                   "a trace of the engine (cortado.trace/1) to compare with what is predicted, here and in the report")
       ->type_name("TRACE");
   plan->footer(kPlanFooter);
 }
@@ -182,6 +187,7 @@ void add_calibrate_command(CLI::App* calibrate, CalibrateCommand* command) {
   calibrate->add_option("--codec", command->codecs, "measure this one, again for more; else those that auto knows")
       ->type_name("SPEC")
       ->allow_extra_args(false);
+  calibrate->add_flag("--again", command->again, "measures everything, also what the file holds if it is there");
   calibrate->add_option("--budget", command->budget_s, "about how long it may take; 60 if not given")
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS");

@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "cli/plan_commands.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string_view>
@@ -49,6 +50,20 @@ void print_summary(const Plan& plan) {
   for (const std::string& note : plan.notes) std::printf("%s\n", note.c_str());
 }
 
+int print_comparison(const Plan& plan, const Job& job, const Cluster& cluster, const Trace& measured) {
+  const Result<Timeline> timeline = simulate_plan(plan, job, cluster);
+  if (!timeline.ok()) return report_error("", timeline.status());
+  for (const PredictedTime& time : compare_with_trace(timeline.value(), measured)) {
+    const double error =
+        milliseconds(time.predicted_ns) / milliseconds(std::max<std::int64_t>(time.measured_ns, 1)) - 1;
+    std::printf("%s: predicted %.3f ms, measured %.3f ms", time.what.c_str(), milliseconds(time.predicted_ns),
+                milliseconds(time.measured_ns));
+    if (time.measured_ns > 0) std::printf(" (%+.0f %%)", 100 * error);
+    std::printf("\n");
+  }
+  return kDone;
+}
+
 }  // namespace
 
 int make_plan_file(const PlanOptions& options) {
@@ -56,6 +71,9 @@ int make_plan_file(const PlanOptions& options) {
   const auto job = read<Job>(options.job_path, job_from_json, &code);
   const auto cluster = job != nullptr ? read<Cluster>(options.cluster_path, cluster_from_json, &code) : nullptr;
   if (cluster == nullptr) return code;
+  std::unique_ptr<Trace> measured;
+  if (!options.trace_path.empty() && (measured = read<Trace>(options.trace_path, parse_trace, &code)) == nullptr)
+    return code;
   const std::int64_t start_ns = steady_clock()->now_ns();
   Result<Plan> made = make_plan(*job, *cluster, options.constraints, options.strategy);
   if (!made.ok()) return report_error("", made.status());
@@ -64,14 +82,13 @@ int make_plan_file(const PlanOptions& options) {
   if (!options.plan_path.empty()) code = write(options.plan_path, plan_to_json(plan));
   if (code != kDone) return code;
   print_summary(plan);
+  if (measured != nullptr) code = print_comparison(plan, *job, *cluster, *measured);
+  if (code != kDone) return code;
   if (!options.explain && options.html_path.empty()) return kDone;
   const Result<Explanation> explanation = explain_plan(plan, *job, *cluster, options.constraints);
   if (!explanation.ok()) return report_error("", explanation.status());
   if (options.explain) std::printf("\n%s", explanation_to_text(explanation.value(), plan).c_str());
   if (options.html_path.empty()) return kDone;
-  std::unique_ptr<Trace> measured;
-  if (!options.trace_path.empty() && (measured = read<Trace>(options.trace_path, parse_trace, &code)) == nullptr)
-    return code;
   const Result<std::string> page = report_to_html(plan, *job, *cluster, explanation.value(), measured.get());
   return page.ok() ? write(options.html_path, page.value()) : report_error("", page.status());
 }

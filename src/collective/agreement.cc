@@ -105,6 +105,23 @@ template Result<std::vector<std::int64_t>> largest_of_ranks(Communicator*, std::
                                                             std::chrono::nanoseconds);
 template Result<std::vector<double>> largest_of_ranks(Communicator*, std::span<const double>, std::chrono::nanoseconds);
 
+Result<std::string> text_of_rank_0(Communicator* communicator, const std::string& own,
+                                   std::chrono::nanoseconds timeout) {
+  const std::uint64_t own_bytes = own.size();
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> bytes,
+                           gather(communicator, "texts", &own_bytes, 1, timeout));
+  std::string text = communicator->rank() == 0 ? own : std::string(bytes[0], '\0');
+  if (text.empty()) return text;
+  CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator->start({.kind = CollectiveKind::kBroadcast,
+                                                                   .dtype = DType::kUint8,
+                                                                   .root = 0,
+                                                                   .sent = text.data(),
+                                                                   .received = text.data(),
+                                                                   .elems = static_cast<std::int64_t>(text.size())}));
+  CORTADO_RETURN_IF_ERROR(communicator->wait(work, timeout));
+  return text;
+}
+
 namespace {
 
 // "rank 1, 3": those whose checksum is not the one that most have (of equally many, the lowest rank's).

@@ -29,6 +29,10 @@ template <typename Number>
 Result<std::vector<Number>> largest_of_ranks(Communicator* communicator, std::span<const Number> own,
                                              std::chrono::nanoseconds timeout);
 
+// The text that rank 0 has. Every rank calls it.
+Result<std::string> text_of_rank_0(Communicator* communicator, const std::string& own,
+                                   std::chrono::nanoseconds timeout);
+
 // Compares checksums of the tensors over all ranks; every rank must call it, and gets the same text: which tensor of
 // which ranks differs. Empty if none does.
 struct ReplicaDifference {

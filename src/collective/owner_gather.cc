@@ -41,7 +41,7 @@ struct Header {
 constexpr std::int64_t kHeaderBytes = sizeof(Header);
 
 // Room for a payload that is a little larger. The largest of the last steps keeps most of its room, as entropy-coded
-// sizes go up and down and a second gather costs more than the bytes of padding.
+// sizes go up and down and what does not fit takes a second gather.
 constexpr std::int64_t capacity_after(std::int64_t payload_bytes, std::int64_t before) {
   const std::int64_t needed = kHeaderBytes + payload_bytes + payload_bytes / 32 + 64;
   return std::max(needed, before - (before - needed + 7) / 8);

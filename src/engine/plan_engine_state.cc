@@ -149,7 +149,8 @@ Status PlanEngine::check_state(const EngineState& state) {
     const bool is_saved = std::any_of(state.tensors.begin(), state.tensors.end(),
                                       [&](const TensorState& tensor) { return tensor.name == tensors_[t].name; });
     if (is_saved) continue;
-    return make_error(StatusCode::kMismatch, "load_state: the state has no tensor \"%s\"; it is of another model or plan",
+    return make_error(StatusCode::kMismatch,
+                      "load_state: the state has no tensor \"%s\"; it is of another model or plan",
                       tensors_[t].name.c_str());
   }
   return for_values(state, same_world, [](std::span<const float>, std::span<float>) {});

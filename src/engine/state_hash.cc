@@ -18,8 +18,8 @@ std::uint64_t state_hash(const EngineState& state) {
   for (const TensorState& tensor : state.tensors) {
     if (tensor.basis.empty()) continue;
     add(fnv1a_64(tensor.name));
-    add(fnv1a_64(std::string_view(reinterpret_cast<const char*>(tensor.basis.data()),
-                                  tensor.basis.size() * sizeof(float))));
+    add(fnv1a_64(
+        std::string_view(reinterpret_cast<const char*>(tensor.basis.data()), tensor.basis.size() * sizeof(float))));
   }
   return hash;
 }

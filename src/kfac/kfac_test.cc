@@ -655,5 +655,68 @@ TEST(Kfac, StatesThatDoNotFit) {
   EXPECT_NE(status.message().find("layer fc: the saved state has 4 values where 3 are expected"), std::string::npos);
 }
 
+// All ranks refuse it and none has changed, whichever of them it does not fit.
+TEST(Kfac, AStateThatDoesNotFitOnOneRankChangesNone) {
+  const SmallRun run = saved_run(strategy(KfacStrategy::kHybridOpt, 2));
+  const std::vector<std::pair<std::string, std::function<void(KfacLayerState*)>>> damages = {
+      {"layer head: the saved state has", [](KfacLayerState* layer) { layer->g_inverse.push_back(0); }},
+      {"layer head: the saved residual has", [](KfacLayerState* layer) { layer->residual.push_back(0); }},
+  };
+  for (const auto& [text, damage] : damages) {
+    const auto statuses = run_ranks(4, [&text = text, &damage = damage, &run](Communicator& communicator) -> Status {
+      const int rank = communicator.rank();
+      CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+      for (int step = 0; step < 2; ++step) CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, rank, step).status());
+      const KfacState saved = kfac->save_state();
+      CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, rank, 2).status());
+      const KfacState before = kfac->save_state();
+      KfacState damaged = saved;
+      const bool is_damaged = kfac->placements().back().column == kfac->grid().column_of(rank) && rank < 2;
+      if (is_damaged) damage(&damaged.layers.back());
+      const Status status = kfac->load_state({&damaged, 1}).status();
+      EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+      EXPECT_EQ(status.message().find(text) != std::string::npos, is_damaged) << status.message();
+      const KfacState after = kfac->save_state();
+      EXPECT_EQ(after.step, before.step);
+      for (std::size_t i = 0; i < after.layers.size(); ++i) {
+        EXPECT_EQ(after.layers[i].a_factor, before.layers[i].a_factor);
+        EXPECT_EQ(after.layers[i].a_inverse, before.layers[i].a_inverse);
+        EXPECT_EQ(after.layers[i].residual, before.layers[i].residual);
+      }
+      CORTADO_RETURN_IF_ERROR(kfac->load_state({&saved, 1}).status());
+      return run_step(*kfac, run, rank, 2).status();
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+// Eigenvectors are no inverses, and the other way round: as if the state had been saved without.
+TEST(Kfac, InversesOfAnotherKindAreComputedAnew) {
+  for (const KfacInverse saved_as : {KfacInverse::kEigen, KfacInverse::kCholesky}) {
+    const KfacInverse loaded_as = saved_as == KfacInverse::kEigen ? KfacInverse::kCholesky : KfacInverse::kEigen;
+    std::vector<Gradients> after;
+    for (const bool with_inverses : {true, false}) {
+      SmallRun run = saved_run(strategy(KfacStrategy::kMemOpt));
+      run.world_size = 2;
+      run.options.inverse = saved_as;
+      std::vector<KfacState> states(2);
+      run_job(run, 2,
+              [&](Kfac& kfac, int rank) { states[static_cast<std::size_t>(rank)] = kfac.save_state(with_inverses); });
+      run.options.inverse = loaded_as;
+      std::vector<Gradients> one(2);
+      const auto statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+        CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+        CORTADO_RETURN_IF_ERROR(kfac->load_state(states).status());
+        const auto rank = static_cast<std::size_t>(communicator.rank());
+        CORTADO_ASSIGN_OR_RETURN(one[rank], run_step(*kfac, run, communicator.rank(), 2));
+        return {};
+      });
+      for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+      after.push_back(one[0]);
+    }
+    EXPECT_EQ(after[0], after[1]) << (saved_as == KfacInverse::kEigen ? "eigenvectors" : "inverses");
+  }
+}
+
 }  // namespace
 }  // namespace cortado

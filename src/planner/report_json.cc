@@ -56,7 +56,7 @@ Json timeline_json(const std::string& title, const Timeline& timeline, const Pla
   return object;
 }
 
-// The middle one of the measured steps by length, its stages as rows. The trace has no times of computation.
+// The middle one of the measured steps by length, its stages as rows.
 Json measured_json(const Trace& trace) {
   struct Span {
     std::int64_t start_ns = INT64_MAX, end_ns = 0;
@@ -71,7 +71,8 @@ Json measured_json(const Trace& trace) {
   for (const auto& [step, span] : steps) lengths.push_back({span.end_ns - span.start_ns, step});
   std::sort(lengths.begin(), lengths.end());
   const std::int64_t shown = lengths[lengths.size() / 2].second;
-  Json object = {{"title", "Measured (" + trace.spec + ", step " + std::to_string(shown) + ", from its first encode)"},
+  Json object = {{"title", "Measured exchange (" + trace.spec + ", step " + std::to_string(shown) +
+                               "), from the first encode on; a trace has no computation"},
                  {"step_ns", steps[shown].end_ns - steps[shown].start_ns}};
   for (int stage = 0; stage < kStageCount; ++stage) {
     object["rows"].push_back(stage_name(static_cast<Stage>(stage)));
@@ -159,10 +160,12 @@ Result<std::string> report_to_html(const Plan& plan, const Job& job, const Clust
   data["notes"] = plan.notes;
   data["timelines"] = Json::array(
       {timeline_json("Baseline: dense", dense_timeline, dense), timeline_json("This plan", timeline, plan)});
+  data["compared"] = Json::array();
   if (measured != nullptr && !measured->events.empty()) {
-    Json shown = measured_json(*measured);
-    add_number("measured step", milliseconds(shown["step_ns"].get<std::int64_t>()));
-    data["timelines"].push_back(std::move(shown));
+    data["timelines"].push_back(measured_json(*measured));
+    for (const PredictedTime& time : compare_with_trace(timeline, *measured)) {
+      data["compared"].push_back(Json::array({time.what, time.predicted_ns, time.measured_ns}));
+    }
   }
   data["totals"] = Json::array();
   data["totals"].push_back(Json::array({"this plan", timeline.step_ns}));

@@ -8,6 +8,12 @@
 namespace cortado {
 namespace {
 
+nlohmann::json data_of(const std::string& page) {
+  const std::string open = "<script id=\"data\" type=\"application/json\">";
+  const std::size_t from = page.find(open) + open.size();
+  return nlohmann::json::parse(page.substr(from, page.find("</script>", from) - from));
+}
+
 // The page itself is tried in a browser: tests/python/test_cli_plan.py.
 TEST(ReportToHtml, HoldsWhatItShows) {
   const Job job = load_job("tests/data/planner/jobs/lstm.json").value();
@@ -18,10 +24,7 @@ TEST(ReportToHtml, HoldsWhatItShows) {
   explanation.step_ns = plan.predicted_step_ns;
   explanation.totals = {{"dense", plan.predicted_step_ns}, {"bf16", -1}};
   explanation.buckets.resize(plan.buckets.size());
-  const std::string page = report_to_html(plan, job, cluster, explanation).value();
-  const std::string open = "<script id=\"data\" type=\"application/json\">";
-  const std::size_t from = page.find(open) + open.size();
-  const nlohmann::json data = nlohmann::json::parse(page.substr(from, page.find("</script>", from) - from));
+  const nlohmann::json data = data_of(report_to_html(plan, job, cluster, explanation).value());
   ASSERT_EQ(data["timelines"].size(), 2u);
   EXPECT_EQ(data["timelines"][1]["step_ns"], plan.predicted_step_ns);
   EXPECT_EQ(data["timelines"][1]["events"][0].size(), 5u);
@@ -30,6 +33,27 @@ TEST(ReportToHtml, HoldsWhatItShows) {
   EXPECT_EQ(data["totals"][0], (nlohmann::json::array({"this plan", plan.predicted_step_ns})));
   EXPECT_EQ(data["numbers"][0][0], "step");
   EXPECT_EQ(data["notes"].back(), "</script> is no end");
+  EXPECT_TRUE(data["compared"].empty());
+}
+
+TEST(ReportToHtml, ShowsATraceBesideThePlan) {
+  const Job job = load_job("tests/data/planner/jobs/lstm.json").value();
+  const Cluster cluster = load_cluster("tests/data/planner/clusters/pcie_25g.json").value();
+  const Plan plan = make_plan(job, cluster, {}, "dense").value();
+  Explanation explanation;
+  explanation.step_ns = plan.predicted_step_ns;
+  explanation.buckets.resize(plan.buckets.size());
+  Trace trace;
+  trace.tensors = {"decoder.bias"};
+  trace.events = {{.stage = Stage::kEncode, .message = 0, .tensor = 0, .start_ns = 1000, .end_ns = 9001000}};
+  const nlohmann::json data = data_of(report_to_html(plan, job, cluster, explanation, &trace).value());
+  ASSERT_EQ(data["timelines"].size(), 3u);
+  EXPECT_EQ(data["timelines"][2]["step_ns"], 9000000);
+  ASSERT_EQ(data["compared"].size(), 3u);
+  EXPECT_EQ(data["compared"][0][0], "exchange");
+  EXPECT_EQ(data["compared"][0][1],
+            compare_with_trace(simulate_plan(plan, job, cluster).value(), trace)[0].predicted_ns);
+  EXPECT_EQ(data["compared"][0][2], 9000000);
 }
 
 }  // namespace

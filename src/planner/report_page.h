@@ -21,7 +21,7 @@ p { margin: .3rem 0; } .quiet { color: var(--quiet); }
 .numbers { display: flex; flex-wrap: wrap; gap: .5rem 1.8rem; margin: .8rem 0; }
 .numbers div { min-width: 6.5rem; } .numbers b { display: block; font-size: 1.25rem; }
 .scroll { overflow-x: auto; -webkit-overflow-scrolling: touch; }
-svg { display: block; width: 100%; min-width: 38rem; height: auto; font: 11px system-ui, sans-serif; }
+svg { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif; }
 svg rect.event:hover { stroke: #000; stroke-width: 1; }
 .key span { display: inline-block; margin-right: 1rem; } .key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem; vertical-align: -1px; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
@@ -29,11 +29,11 @@ th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(-
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 th button { font: inherit; font-weight: 600; border: 0; background: none; padding: 0; cursor: pointer; color: inherit; }
 th[aria-sort=ascending] button::after { content: " \25B2"; } th[aria-sort=descending] button::after { content: " \25BC"; }
-td code { font-size: 12px; overflow-wrap: anywhere; }
+td { overflow-wrap: anywhere; } td code { font-size: 12px; } td.name { min-width: 9rem; }
 tr.chosen { font-weight: 600; }
 #tip { position: fixed; z-index: 9; max-width: min(26rem, 92vw); padding: .4rem .6rem; border-radius: 4px; background: #1d2733; color: #fff; font-size: 12px; white-space: pre-line; pointer-events: none; display: none; }
-@media (max-width: 40rem) { body { padding: .6rem; } .wide { display: none; } }
-@media print { body { max-width: none; padding: 0; font-size: 11px; } #tip { display: none !important; } .scroll { overflow: visible; } svg { min-width: 0; } h2 { break-after: avoid; } tr { break-inside: avoid; } }
+@media (max-width: 40rem) { body { padding: .6rem; } .wide { display: none; } th, td { padding: .25rem .3rem; } .numbers { gap: .5rem 1.2rem; } }
+@media print { body { max-width: none; padding: 0; font-size: 11px; } #tip { display: none !important; } .scroll { overflow: visible; } table { font-size: 10px; } td code { font-size: 9px; } h2 { break-after: avoid; } tr { break-inside: avoid; } }
 </style>
 </head>
 <body>
@@ -44,6 +44,9 @@ tr.chosen { font-weight: 600; }
 <h2>One step</h2>
 <p class="key quiet"><span><i style="background:var(--compute)"></i>computation</span><span><i style="background:var(--codec)"></i>compression</span><span><i style="background:var(--copy)"></i>copies</span><span><i style="background:var(--link)"></i><i style="background:var(--link2)"></i>links, buckets alternating</span></p>
 <div id="timelines"></div>
+<div id="compared" hidden><h2>Predicted and measured</h2>
+<p class="quiet">Exchange: from the first encode or transfer of a step to the end of the last one, as a trace has no computation. Encode, decode: all of them together. Measured: the median over the steps of the trace.</p>
+<div class="scroll"><table><thead><tr><th></th><th class="n">predicted, ms</th><th class="n">measured, ms</th><th class="n">off by</th></tr></thead><tbody></tbody></table></div></div>
 <h2>Against other ways to choose</h2>
 <div class="scroll"><table id="totals"><thead><tr><th>strategy</th><th class="n">step, ms</th><th class="n">times this plan</th></tr></thead><tbody></tbody></table></div>
 <h2>Tensors</h2>
@@ -88,7 +91,9 @@ document.addEventListener("click", (event) => { if (!event.target.classList.cont
 
 // All timelines on one scale, so that lengths compare.
 const longest = Math.max(...data.timelines.map((timeline) => timeline.step_ns), 1);
-const left = 104, width = 1000, high = 18;
+// One unit is one pixel at first, so that text is as large on a phone.
+const left = 104, high = 18, width = Math.max(200, Math.min(1100, document.getElementById("timelines").clientWidth - left - 8));
+const ticks = width < 400 ? 3 : 5;
 for (const timeline of data.timelines) {
   const used = timeline.rows.map((name, row) => ({name, row})).filter(({row}) => timeline.events.some((event) => event[0] === row));
   const place = new Map(used.map(({row}, index) => [row, index]));
@@ -111,7 +116,17 @@ for (const timeline of data.timelines) {
     rect.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") tip.style.display = "none"; });
   }
   svgNode(svg, "line", {x1: at(timeline.step_ns), x2: at(timeline.step_ns), y1: 0, y2: used.length * high, stroke: "#b00020", "stroke-dasharray": "3 2"});
-  for (let i = 0; i <= 5; ++i) svgNode(svg, "text", {x: left + width * i / 5, y: height - 4, "text-anchor": i === 5 ? "end" : "middle", fill: "#5c6b7a"}, ms(longest * i / 5, 1) + (i === 5 ? " ms" : ""));
+  for (let i = 0; i <= ticks; ++i) svgNode(svg, "text", {x: left + width * i / ticks, y: height - 4, "text-anchor": i === ticks ? "end" : "middle", fill: "#5c6b7a"}, ms(longest * i / ticks, 1) + (i === ticks ? " ms" : ""));
+}
+
+for (const [what, predicted, measured] of data.compared) {
+  document.getElementById("compared").hidden = false;
+  const row = add(document.querySelector("#compared tbody"), "tr");
+  add(row, "td", what);
+  add(row, "td", ms(predicted), {class: "n"});
+  add(row, "td", ms(measured), {class: "n"});
+  const share = Math.round(100 * (predicted / measured - 1));
+  add(row, "td", measured > 0 ? (share > 0 ? "+" : "") + share + " %" : "\u2013", {class: "n"});
 }
 
 const totals = document.querySelector("#totals tbody");
@@ -123,21 +138,21 @@ for (const [name, ns] of data.totals) {
 }
 
 // [heading, field, is a number, class, how to show]
-const columns = [["tensor", "name", false, ""], ["elements", "elems", true, ""], ["ready, ms", "ready_ns", true, "wide", ms], ["bucket", "bucket", true, ""], ["codec", "codec", false, ""], ["option", "option", false, "wide"], ["gain, ms", "gain_ns", true, "", ms], ["runner-up", "runner_up", false, "wide"], ["step longer by, ms", "runner_up_ns", true, "wide", (ns) => ns === null ? "\u2013" : ms(Math.max(ns, 0))]];
+const columns = [["tensor", "name", false, "name"], ["elements", "elems", true, "wide"], ["ready, ms", "ready_ns", true, "wide", ms], ["bucket", "bucket", true, ""], ["codec", "codec", false, ""], ["option", "option", false, "wide"], ["gain, ms", "gain_ns", true, "", ms], ["runner-up", "runner_up", false, "wide"], ["step longer by, ms", "runner_up_ns", true, "wide", (ns) => ns === null ? "\u2013" : ms(Math.max(ns, 0))]];
 const head = document.querySelector("#tensors thead tr"), body = document.querySelector("#tensors tbody");
 const fillTensors = () => {
   body.replaceChildren();
   for (const tensor of data.tensors) {
     const row = add(body, "tr");
-    for (const [, field, isNumber, wide, show] of columns) {
-      const cell = add(row, "td", undefined, {class: (isNumber ? "n " : "") + wide});
+    for (const [, field, isNumber, kind, show] of columns) {
+      const cell = add(row, "td", undefined, {class: (isNumber ? "n " : "") + kind});
       const text = show ? show(tensor[field]) : isNumber ? tensor[field].toLocaleString("en") : tensor[field];
       if (field === "option" || field === "runner_up" || field === "name") add(cell, "code", text); else cell.textContent = text;
     }
   }
 };
-for (const [title, field, isNumber, wide] of columns) {
-  const heading = add(head, "th", undefined, {class: (isNumber ? "n " : "") + wide, scope: "col"});
+for (const [title, field, isNumber, kind] of columns) {
+  const heading = add(head, "th", undefined, {class: (isNumber ? "n " : "") + kind, scope: "col"});
   add(heading, "button", title, {type: "button"}).addEventListener("click", () => {
     const descending = heading.getAttribute("aria-sort") === "ascending" || (isNumber && !heading.hasAttribute("aria-sort"));
     for (const other of head.children) other.removeAttribute("aria-sort");

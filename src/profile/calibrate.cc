@@ -91,6 +91,16 @@ SizedCall make_call(OpKind kind, std::int64_t bytes, int ranks, void* sent, void
   return {call, call.elems * item * (in_blocks ? ranks : 1)};
 }
 
+bool is_cpu_curve(const CodecTimes& times, const std::string& spec) {
+  return times.codec == spec && times.device == OpDevice::kCpu && times.threads == 1;
+}
+
+// In both directions.
+bool is_measured(const std::vector<CodecTimes>& times, const std::string& spec) {
+  return std::count_if(times.begin(), times.end(),
+                       [&](const CodecTimes& entry) { return is_cpu_curve(entry, spec); }) == 2;
+}
+
 class Calibrator {
  public:
   Calibrator(Communicator* communicator, const CalibrateOptions& options, const Clock* clock)
@@ -103,15 +113,16 @@ class Calibrator {
   Result<std::vector<std::int64_t>> longest(std::span<const std::int64_t> own) {
     return largest_of_ranks(communicator_, own, timeout_);
   }
-  void count_points(const Topology& topology);
+  Result<Cluster> start(const Topology& topology, const ClusterIdentity& identity);
+  void count_points(const Cluster& cluster);
   template <typename Act>
   Result<Point> measure(const std::string& what, Act&& act, int calls = 1);
   bool is_worth_it(const Curve& curve) const;
 
-  Result<CollectiveCurves> measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
-                                               UnknownFields* unknown);
+  Status measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
+                             CollectiveCurves* curves, UnknownFields* unknown);
+  Status measure_overlap(Communicator* group, std::int64_t groups, ClusterLevel* level);
   Status measure_codec(const std::string& spec, std::vector<CodecTimes>* times);
-  bool measures_contention() const { return options_.contention && !options_.codecs.empty(); }
   Status measure_contention(Cluster* cluster);
 
   Communicator* communicator_;
@@ -129,14 +140,46 @@ Status Calibrator::barrier() {
   return communicator_->all_gather({&own, 1}, all, timeout_);
 }
 
-void Calibrator::count_points(const Topology& topology) {
-  const std::size_t levels = topology.levels.size();
-  const std::size_t ranges = levels + (levels > 1 ? 1 : 0);
-  const std::size_t of_collectives =
-      ranges * options_.collectives.size() * sizes_up_to(kSmallestBytes, options_.max_bytes).size();
-  const std::size_t of_codecs = 2 * options_.codecs.size() * sizes_up_to(kSmallestElems, options_.max_elems).size();
-  points_ = static_cast<double>(of_collectives + of_codecs + (measures_contention() ? 2 : 0));
-  share_ns_ = options_.budget_s * 1e9 / points_;
+// What is known of these ranks, or a cluster without times.
+Result<Cluster> Calibrator::start(const Topology& topology, const ClusterIdentity& identity) {
+  Cluster fresh;
+  for (const TopologyLevel& level : topology.levels) {
+    ClusterLevel& added = fresh.levels.emplace_back();
+    added.name = level.name;
+    added.ranks = level.ranks;
+    added.link = communicator_->name();
+  }
+  fresh.fingerprint = identity.fingerprint;
+  fresh.communicator = identity.communicator;
+  const std::string own = options_.known.has_value() ? cluster_to_json(*options_.known) : "";
+  CORTADO_ASSIGN_OR_RETURN(const std::string text, text_of_rank_0(communicator_, own, timeout_));
+  if (text.empty()) return fresh;
+  CORTADO_ASSIGN_OR_RETURN(Cluster known, cluster_from_json(text));
+  const Status fits = check_cluster_is_of(known, identity, topology);
+  if (fits.ok()) return known;
+  if (options_.note) options_.note("measures everything: " + fits.message());
+  return fresh;
+}
+
+void Calibrator::count_points(const Cluster& cluster) {
+  std::size_t kept = 0, missing_collectives = 0, missing_codecs = 0, of_contention = options_.codecs.empty() ? 0 : 2;
+  const auto count = [&](const CollectiveCurves& curves) {
+    for (const OpKind kind : options_.collectives) ++(curves.contains(kind) ? kept : missing_collectives);
+  };
+  for (const ClusterLevel& level : cluster.levels) {
+    count(level.collectives);
+    of_contention += level.overlap_time_share.has_value() ? 0 : 2;
+  }
+  for (const ClusterRange& range : cluster.ranges) count(range.collectives);
+  for (const std::string& spec : options_.codecs) (is_measured(cluster.codecs, spec) ? kept : missing_codecs) += 2;
+  points_ = static_cast<double>(missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
+                                missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
+                                (options_.contention ? of_contention : 0));
+  share_ns_ = options_.budget_s * 1e9 / std::max(1.0, points_);
+  if (!options_.note || kept == 0) return;
+  const std::size_t missing = missing_collectives + missing_codecs;
+  options_.note("keeps " + std::to_string(kept) + " of " + std::to_string(kept + missing) +
+                " curves, which are known; measures " + std::to_string(missing));
 }
 
 // Times some runs of `calls` calls of `act` on all ranks at once; the number of runs is the same on all of them.
@@ -181,14 +224,14 @@ bool Calibrator::is_worth_it(const Curve& curve) const {
 
 // ---- collectives ---------------------------------------------------------------------------------------------------
 
-// `groups` ranks of an inner unit run each collective together, over the unit's one link.
-Result<CollectiveCurves> Calibrator::measure_collectives(Communicator* group, const std::string& level,
-                                                         std::int64_t groups, UnknownFields* unknown) {
+// Those that `curves` lacks. `groups` ranks of an inner unit run each collective together, over the unit's one link.
+Status Calibrator::measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
+                                       CollectiveCurves* curves, UnknownFields* unknown) {
   const auto values = static_cast<std::size_t>(options_.max_bytes) / sizeof(float) + 1;
   const std::size_t blocks = static_cast<std::size_t>(group->world_size());
   AlignedBuffer<float> sent(values + blocks), received(values + blocks);
-  CollectiveCurves curves;
   for (const OpKind kind : options_.collectives) {
+    if (curves->contains(kind)) continue;
     Curve curve;
     for (const std::int64_t bytes : sizes_up_to(kSmallestBytes, options_.max_bytes)) {
       if (!is_worth_it(curve)) {
@@ -209,9 +252,46 @@ Result<CollectiveCurves> Calibrator::measure_collectives(Communicator* group, co
       curve.add(sized.bytes * groups, point);
     }
     note_spread("/collectives/" + std::string(op_kind_name(kind)), curve, unknown);
-    curves[kind] = std::move(curve.times);
+    (*curves)[kind] = std::move(curve.times);
   }
-  return curves;
+  return {};
+}
+
+// Two of them at once against one after the other, at the largest size that was worth measuring, where it is the link's
+// bandwidth that counts.
+Status Calibrator::measure_overlap(Communicator* group, std::int64_t groups, ClusterLevel* level) {
+  if (!options_.contention || level->overlap_time_share.has_value()) return {};
+  if (group->world_size() == 1 || level->collectives.empty()) return {};
+  const auto all_reduce = level->collectives.find(OpKind::kAllReduce);
+  const auto& [kind, curve] = all_reduce != level->collectives.end() ? *all_reduce : *level->collectives.begin();
+  const std::int64_t bytes = curve.sizes.back() / groups;
+  const std::size_t values =
+      static_cast<std::size_t>(bytes) / sizeof(float) + static_cast<std::size_t>(group->world_size());
+  std::array<AlignedBuffer<float>, 2> sent = {AlignedBuffer<float>(values), AlignedBuffer<float>(values)};
+  std::array<AlignedBuffer<float>, 2> received = {AlignedBuffer<float>(values), AlignedBuffer<float>(values)};
+  const OpKind measured = kind;
+  const auto start = [&](std::size_t which) {
+    return group->start(
+        make_call(measured, bytes, group->world_size(), sent[which].data(), received[which].data()).call);
+  };
+  const std::string what = "two of " + std::string(op_kind_name(kind)) + "@" + level->name;
+  CORTADO_ASSIGN_OR_RETURN(const Point in_turn, measure(what + " in turn", [&]() -> Status {
+                             for (const std::size_t which : {0, 1}) {
+                               CORTADO_ASSIGN_OR_RETURN(const WorkId work, start(which));
+                               CORTADO_RETURN_IF_ERROR(group->wait(work, timeout_));
+                             }
+                             return {};
+                           }));
+  CORTADO_ASSIGN_OR_RETURN(const Point at_once, measure(what + " at once", [&]() -> Status {
+                             CORTADO_ASSIGN_OR_RETURN(const WorkId first, start(0));
+                             CORTADO_ASSIGN_OR_RETURN(const WorkId second, start(1));
+                             CORTADO_RETURN_IF_ERROR(group->wait(first, timeout_));
+                             return group->wait(second, timeout_);
+                           }));
+  const double share = static_cast<double>(std::max<std::int64_t>(1, at_once.median_ns)) /
+                       static_cast<double>(std::max<std::int64_t>(1, in_turn.median_ns));
+  level->overlap_time_share = std::clamp(std::round(1000 * share) / 1000, 0.001, 100.0);
+  return {};
 }
 
 // ---- codecs --------------------------------------------------------------------------------------------------------
@@ -269,6 +349,8 @@ class CodecWork {
 };
 
 Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes>* times) {
+  if (is_measured(*times, spec)) return {};
+  std::erase_if(*times, [&](const CodecTimes& entry) { return is_cpu_curve(entry, spec); });
   CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(spec));
   Curve encode, decode;
   for (const std::int64_t elems : sizes_up_to(kSmallestElems, options_.max_elems)) {
@@ -295,10 +377,25 @@ Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes
   return {};
 }
 
-// By how much a product of matrices slows down while the first codec encodes in another thread.
+// The codec that takes longest to encode a value of its largest tensor; empty: none was measured.
+std::string slowest_of(const std::vector<CodecTimes>& times) {
+  std::string slowest;
+  double most = -1;
+  for (const CodecTimes& entry : times) {
+    if (entry.direction != OpKind::kEncode || !is_cpu_curve(entry, entry.codec)) continue;
+    const double ns = static_cast<double>(entry.curve.times_ns.back()) / static_cast<double>(entry.curve.sizes.back());
+    if (ns > most) most = ns, slowest = entry.codec;
+  }
+  return slowest;
+}
+
+// By how much a product of matrices slows down while another thread encodes with the slowest codec, which computation
+// would meet most.
 Status Calibrator::measure_contention(Cluster* cluster) {
-  if (!measures_contention()) return {};
-  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(options_.codecs.front()));
+  if (!options_.contention) return {};
+  const std::string spec = slowest_of(cluster->codecs);
+  if (spec == cluster->cpu_codec) return {};  // known; or there is none
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(spec));
   CodecWork work(*codec, std::min<std::int64_t>(options_.max_elems, 1 << 18));
   const auto side = static_cast<std::size_t>(kProductSide);
   AlignedBuffer<float> a(side * side), b(side * side), c(side * side);
@@ -312,13 +409,14 @@ Status Calibrator::measure_contention(Cluster* cluster) {
   std::thread encoder([&] {
     while (!stop && encoded.ok()) encoded = work.encode();
   });
-  const Result<Point> beside = measure("matrix product beside " + options_.codecs.front(), product);
+  const Result<Point> beside = measure("matrix product beside " + spec, product);
   stop = true;
   encoder.join();
   CORTADO_RETURN_IF_ERROR(beside.status());
   CORTADO_RETURN_IF_ERROR(encoded);
   const double slower =
       static_cast<double>(alone.median_ns) / static_cast<double>(std::max<std::int64_t>(1, beside.value().median_ns));
+  cluster->cpu_codec = spec;
   cluster->cpu_codec_slows_backward = std::round(1000 * std::clamp(1 - slower, 0.0, 1.0)) / 1000;
   return {};
 }
@@ -337,33 +435,32 @@ Result<Cluster> Calibrator::run() {
   CORTADO_ASSIGN_OR_RETURN(const ClusterIdentity identity,
                            cluster_identity(communicator_, options_.transport_version, timeout_));
   CORTADO_ASSIGN_OR_RETURN(const LevelCommunicators levels, LevelCommunicators::create(communicator_, topology));
-  count_points(topology);
+  CORTADO_ASSIGN_OR_RETURN(Cluster cluster, start(topology, identity));
+  const int count = static_cast<int>(topology.levels.size());
+  const LevelRange flat = {0, count - 1};
+  const auto is_flat = [&](const ClusterRange& range) { return range.levels == flat; };
+  if (count > 1 && std::none_of(cluster.ranges.begin(), cluster.ranges.end(), is_flat)) {
+    cluster.ranges.emplace_back().levels = flat;
+  }
+  count_points(cluster);
 
-  Cluster cluster;
-  cluster.name = options_.name;
+  if (cluster.name.empty() || options_.name != CalibrateOptions().name) cluster.name = options_.name;
   cluster.description = "measured by cortado calibrate";
   // First what is quick, so that the links get what is left of the time.
   for (const std::string& spec : options_.codecs) CORTADO_RETURN_IF_ERROR(measure_codec(spec, &cluster.codecs));
   CORTADO_RETURN_IF_ERROR(measure_contention(&cluster));
-  const int count = static_cast<int>(topology.levels.size());
   std::int64_t inside = 1;  // ranks of one unit of the levels below
   for (int l = 0; l < count; ++l) {
-    const TopologyLevel& level = topology.levels[static_cast<std::size_t>(l)];
-    ClusterLevel& measured = cluster.levels.emplace_back();
-    measured.name = level.name;
-    measured.ranks = level.ranks;
-    measured.link = communicator_->name();
-    CORTADO_ASSIGN_OR_RETURN(measured.collectives,
-                             measure_collectives(levels.of({l, l}), level.name, inside, &measured.unknown));
+    ClusterLevel& level = cluster.levels[static_cast<std::size_t>(l)];
+    Communicator* group = levels.of({l, l});
+    CORTADO_RETURN_IF_ERROR(measure_collectives(group, level.name, inside, &level.collectives, &level.unknown));
+    CORTADO_RETURN_IF_ERROR(measure_overlap(group, inside, &level));
     inside *= level.ranks;
   }
-  if (count > 1) {
-    ClusterRange& range = cluster.ranges.emplace_back();
-    range.levels = {0, count - 1};
-    CORTADO_ASSIGN_OR_RETURN(range.collectives, measure_collectives(communicator_, "flat", 1, &range.unknown));
+  for (ClusterRange& range : cluster.ranges) {
+    if (!is_flat(range)) continue;  // of a file that has more
+    CORTADO_RETURN_IF_ERROR(measure_collectives(communicator_, "flat", 1, &range.collectives, &range.unknown));
   }
-  cluster.fingerprint = identity.fingerprint;
-  cluster.communicator = identity.communicator;
   const std::int64_t elapsed[] = {clock_->now_ns() - start_ns_};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> longest_ns, longest(elapsed));
   cluster.unknown["/calibration_ns"] = std::to_string(longest_ns[0]);

@@ -172,6 +172,86 @@ TEST(Calibrate, MeasuresContentionIfAskedTo) {
   }
 }
 
+TEST(Calibrate, ContentionIsMeasuredBesideTheSlowestCodec) {
+  CalibrateOptions options = quick();
+  options.collectives = {OpKind::kAllReduce};
+  for (const auto& codecs : {std::vector<std::string>{"none", "topk(density=0.01)"}, {"topk(density=0.01)", "none"}}) {
+    options.codecs = codecs;
+    EXPECT_EQ(calibrate_ranks(1, options)[0].cpu_codec, "topk(density=0.01)");
+  }
+}
+
+TEST(Calibrate, MeasuresTwoTransfersAtOnce) {
+  CalibrateOptions options = quick();
+  options.topology = Topology::two_levels(4, 2).value();
+  const Cluster cluster = calibrate_ranks(4, options)[0];
+  for (const ClusterLevel& level : cluster.levels) {
+    ASSERT_TRUE(level.overlap_time_share.has_value()) << level.name;
+    EXPECT_GT(*level.overlap_time_share, 0);
+  }
+  options.contention = false;
+  EXPECT_FALSE(calibrate_ranks(4, options)[0].levels[0].overlap_time_share.has_value());
+}
+
+// Curves with times that no machine has stay, and are the only ones that are not measured.
+TEST(Calibrate, KeepsWhatIsKnown) {
+  CalibrateOptions options = quick();
+  options.transport_version = "test 1";
+  Cluster known = calibrate_ranks(2, options)[0];
+  known.codecs[0].curve.times_ns.assign(known.codecs[0].curve.sizes.size(), 123456789);
+  TimeCurve& gather = known.levels[0].collectives.at(OpKind::kGather);
+  gather.times_ns.assign(gather.sizes.size(), 987654321);
+  known.levels[0].collectives.erase(OpKind::kBroadcast);  // with what stands beside it
+  std::erase_if(known.levels[0].unknown,
+                [](const auto& field) { return field.first.find("broadcast") != std::string::npos; });
+  known.levels[0].overlap_time_share = 0.625;
+  options.codecs.push_back("cast(fp16)");
+  options.known = known;
+  std::vector<std::string> lines, points;
+  std::vector<Cluster> clusters(2);
+  const auto calibrate_again = [&] {
+    lines.clear();
+    points.clear();
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      CalibrateOptions own = options;
+      if (communicator.rank() == 0) {
+        own.note = [&](const std::string& line) { lines.push_back(line); };
+        own.progress = [&](double, const std::string& next) { points.push_back(next); };
+      } else {
+        own.known.reset();  // that of rank 0 counts
+      }
+      CORTADO_ASSIGN_OR_RETURN(clusters[static_cast<std::size_t>(communicator.rank())], calibrate(&communicator, own));
+      return {};
+    });
+    for (const Status& status : statuses) ASSERT_TRUE(status.ok()) << status.to_string();
+  };
+  ASSERT_NO_FATAL_FAILURE(calibrate_again());
+  EXPECT_EQ(cluster_to_json(clusters[0]), cluster_to_json(clusters[1]));
+  EXPECT_EQ(lines, (std::vector<std::string>{"keeps 10 of 13 curves, which are known; measures 3"}));
+  const Cluster& again = clusters[0];
+  EXPECT_EQ(again.codecs.size(), 6u);
+  EXPECT_EQ(again.codecs[0].curve.times_ns, known.codecs[0].curve.times_ns);
+  EXPECT_EQ(again.levels[0].collectives.at(OpKind::kGather).times_ns, gather.times_ns);
+  EXPECT_EQ(again.levels[0].collectives.size(), 7u);
+  EXPECT_EQ(again.levels[0].overlap_time_share, 0.625);
+  EXPECT_FALSE(points.empty());
+  for (const std::string& point : points) {
+    const bool is_missing = point.find("broadcast") != std::string::npos || point.find("fp16") != std::string::npos ||
+                            point.starts_with("matrix product") || point.empty();
+    EXPECT_TRUE(is_missing) << point;
+  }
+
+  options.known = again;
+  ASSERT_NO_FATAL_FAILURE(calibrate_again());
+  EXPECT_EQ(points, (std::vector<std::string>{""}));  // nothing but the end
+  options.transport_version = "test 2";
+  ASSERT_NO_FATAL_FAILURE(calibrate_again());
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0].find("measures everything: $.host.communicator: expected \"local, test 2\""), 0u) << lines[0];
+  EXPECT_NE(clusters[0].codecs[0].curve.times_ns[0], 123456789);
+  EXPECT_EQ(clusters[0].communicator, "local, test 2");
+}
+
 TEST(Calibrate, RefusesWhatCanNotBe) {
   const std::vector<Status> statuses = run_ranks(1, [&](Communicator& communicator) -> Status {
     CalibrateOptions options = quick();

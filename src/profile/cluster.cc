@@ -84,6 +84,10 @@ Status Cluster::check() const {
     const std::string place = place_of("$.levels", l);
     CORTADO_RETURN_IF_ERROR(check_range(place + ".ranks", levels[l].ranks, 1, 1 << 30, "ranks"));
     CORTADO_RETURN_IF_ERROR(check_collectives(place + ".collectives", levels[l].collectives));
+    if (const std::optional<double> share = levels[l].overlap_time_share;
+        share.has_value() && !(*share > 0 && *share <= 100)) {
+      return refuse(place + ".overlap_time_share", "a number above 0, at most 100", std::to_string(*share));
+    }
   }
   if (const Status status = topology().check(); !status.ok()) {
     return {StatusCode::kCorruptData, "$.levels: " + status.message()};

@@ -131,6 +131,11 @@ class Fields {
     const Json* value = find(key, "a number", false);
     return value == nullptr ? missing : as_number(*value, place(key));
   }
+  std::optional<double> number_or_null(const char* key) {
+    const Json* value = find(key, "a number or null", false);
+    if (value == nullptr || value->is_null()) return std::nullopt;
+    return as_number(*value, place(key));
+  }
   bool boolean_or(const char* key, bool missing) {
     const Json* value = find(key, "true or false", false);
     if (value == nullptr) return missing;
@@ -327,6 +332,7 @@ ClusterLevel read_level(Fields fields) {
   level.ranks = static_cast<int>(std::clamp<std::int64_t>(ranks, -1, INT32_MAX));
   level.link = fields.text_or("link", "");
   level.collectives = read_collectives(fields);
+  level.overlap_time_share = fields.number_or_null("overlap_time_share");
   level.unknown = fields.unknown();
   return level;
 }
@@ -465,6 +471,7 @@ Result<Cluster> cluster_from_json(std::string_view json) {
   fields.inner("contention", [&](Fields& contention) {
     cluster.gpu_codec_slows_backward = contention.number_or("gpu_codec_slows_backward", 0);
     cluster.cpu_codec_slows_backward = contention.number_or("cpu_codec_slows_backward", 0);
+    cluster.cpu_codec = contention.text_or("cpu_codec", "");
     cluster.cpu_codec_workers = read_int(contention, "cpu_codec_workers", "a number of workers", 1);
     cluster.cpu_codec_threads = read_int(contention, "cpu_codec_threads", "a number of threads", 1);
   });
@@ -484,6 +491,7 @@ std::string cluster_to_json(const Cluster& cluster) {
   for (const ClusterLevel& level : cluster.levels) {
     Json object = {{"name", level.name}, {"ranks", level.ranks}, {"link", level.link}};
     object["collectives"] = collectives_json(level.collectives);
+    if (level.overlap_time_share.has_value()) object["overlap_time_share"] = *level.overlap_time_share;
     add_unknown(level.unknown, &object);
     document["levels"].push_back(std::move(object));
   }
@@ -508,6 +516,7 @@ std::string cluster_to_json(const Cluster& cluster) {
                             {"cpu_codec_slows_backward", cluster.cpu_codec_slows_backward},
                             {"cpu_codec_workers", cluster.cpu_codec_workers},
                             {"cpu_codec_threads", cluster.cpu_codec_threads}};
+  if (!cluster.cpu_codec.empty()) document["contention"]["cpu_codec"] = cluster.cpu_codec;
   document["host"] = {{"fingerprint", cluster.fingerprint}, {"communicator", cluster.communicator}};
   add_unknown(cluster.unknown, &document);
   return dump_by_lines(document);

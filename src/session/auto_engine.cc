@@ -307,7 +307,9 @@ Status AutoEngineImpl::decide() {
     return format_text("%.2fx", as_double(dense.measured_ns) / as_double(of.measured_ns));
   };
   const auto predicted = [](const AutoCandidate& of) {
-    return of.predicted_ns < 0 ? std::string() : ", predicted " + milliseconds(of.predicted_ns);
+    if (of.predicted_ns < 0) return std::string();
+    const double error = as_double(of.predicted_ns) / as_double(std::max<std::int64_t>(1, of.measured_ns)) - 1;
+    return ", predicted " + milliseconds(of.predicted_ns) + format_text(" (%+.0f %%)", error * 100);
   };
   const AutoCandidate& chosen = candidates[static_cast<std::size_t>(winner)];
   if (winner != 0) {
@@ -338,6 +340,7 @@ Status AutoEngineImpl::decide() {
   phase_ = Phase::kRun;
   expected_ns_ = contest_->median_ns(winner);
   block_steps_ = std::clamp(kWatchNs / std::max<std::int64_t>(1, expected_ns_), kWatchFewest, kWatchMost);
+  decision_.step_ns = -1;
   checks_ = drifted_ = lossy_ = 0;
   return {};
 }
@@ -356,6 +359,7 @@ Status AutoEngineImpl::check_progress() {
   const double relative_error = most[1], residual = most[2];
   ++checks_;
   if (expected_ns_ < 0) expected_ns_ = step_ns;  // after a checkpoint
+  decision_.step_ns = step_ns;
   decision_.drift = as_double(step_ns) / as_double(expected_ns_) - 1;
   decision_.relative_error = relative_error;
   decision_.residual = residual;
@@ -575,9 +579,9 @@ struct SavedDecision {
 Result<EngineState> AutoEngineImpl::save_state() {
   if (!failure_.ok()) return failure_;
   CORTADO_ASSIGN_OR_RETURN(EngineState state, inner_->save_state());
-  state.spec = SavedDecision{
-      .step = step_number(), .decided = decision_.decided, .refused = refused_, .what = current().what}
-                   .text();
+  state.spec =
+      SavedDecision{.step = step_number(), .decided = decision_.decided, .refused = refused_, .what = current().what}
+          .text();
   for (const auto& [t, carried] : carried_) {
     const std::string& name = tensors_[t].name;
     auto tensor = std::find_if(state.tensors.begin(), state.tensors.end(),

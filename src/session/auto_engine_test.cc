@@ -786,8 +786,9 @@ TEST(AutoEngine, RefusesStatesThatAreNotItsOwn) {
       EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
     }
   };
-  for (const char* spec : {"", "none", "auto", "auto topk: none", "automatic: none", "auto, step: none",
-                           "auto, step x: none", "auto, step -3: none", "auto, step 3x: none", "auto, measured: none"}) {
+  for (const char* spec :
+       {"", "none", "auto", "auto topk: none", "automatic: none", "auto, step: none", "auto, step x: none",
+        "auto, step -3: none", "auto, step 3x: none", "auto, measured: none"}) {
     refused({.spec = spec, .layout = {}, .tensors = {}}, "this engine of auto");
   }
   // As it was written once.

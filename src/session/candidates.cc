@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bucket/layout.h"
+#include "collective/agreement.h"
 #include "core/check.h"
 #include "core/seconds.h"
 #include "cortado/calibrate.h"
@@ -19,28 +20,8 @@ namespace cortado {
 
 namespace {
 
-constexpr double kHopeless = 1.1;                               // times dense, as predicted
+constexpr double kHopeless = 1.1;       // times dense, as predicted
 constexpr int kCompressedMessages = 4;  // of what is left of a compressed model; engines weigh latency, about so many
-
-// ---- the same on all ranks -----------------------------------------------------------------------------------------
-
-// The text that rank 0 has.
-Result<std::string> from_rank_0(const std::string& own, Communicator* communicator, std::chrono::nanoseconds timeout) {
-  const std::uint64_t own_bytes = own.size();
-  std::vector<std::uint64_t> bytes(static_cast<std::size_t>(communicator->world_size()));
-  CORTADO_RETURN_IF_ERROR(communicator->all_gather(std::as_bytes(std::span(&own_bytes, 1)),
-                                                   std::as_writable_bytes(std::span(bytes)), timeout));
-  std::string text = communicator->rank() == 0 ? own : std::string(bytes[0], '\0');
-  if (text.empty()) return text;
-  CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator->start({.kind = CollectiveKind::kBroadcast,
-                                                                   .dtype = DType::kUint8,
-                                                                   .root = 0,
-                                                                   .sent = text.data(),
-                                                                   .received = text.data(),
-                                                                   .elems = static_cast<std::int64_t>(text.size())}));
-  CORTADO_RETURN_IF_ERROR(communicator->wait(work, timeout));
-  return text;
-}
 
 std::chrono::nanoseconds timeout_of(const AutoOptions& options) { return from_seconds(options.timeout_s); }
 
@@ -296,7 +277,7 @@ Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, const T
     const Status fits = loaded.ok() ? check_cluster_is_of(loaded.value(), identity, topology) : loaded.status();
     text = fits.ok() ? "+" + cluster_to_json(loaded.value()) : "-" + fits.message();
   }
-  CORTADO_ASSIGN_OR_RETURN(text, from_rank_0(text, communicator, timeout_of(options)));
+  CORTADO_ASSIGN_OR_RETURN(text, text_of_rank_0(communicator, text, timeout_of(options)));
   if (text.front() == '-') {
     return make_error(StatusCode::kMismatch, "cluster=%s: %s", options.cluster.c_str(), text.c_str() + 1);
   }
@@ -345,7 +326,7 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
     }
   }
   CORTADO_ASSIGN_OR_RETURN(const std::string text,
-                           from_rank_0(candidates_to_json(candidates), communicator, timeout_of(options)));
+                           text_of_rank_0(communicator, candidates_to_json(candidates), timeout_of(options)));
   return candidates_from_json(text);
 }
 

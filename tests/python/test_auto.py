@@ -36,6 +36,7 @@ def test_all_ranks_decide_alike_and_go_on(pools, world_size, options):
     assert answers[0][2]["auto"]["reason"] == decisions[0]["reason"]
     assert answers[0][2]["spec"].startswith("auto(quality=balanced): ")
     assert decisions[0]["reason"] in answers[0][3]
+    assert "  a step          predicted " in answers[0][3]
 
 
 def announced(me, verbose):

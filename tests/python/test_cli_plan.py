@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """`cortado plan` and `cortado simulate` as a user meets them."""
 
+import html
 import json
 import re
 import shutil
@@ -124,11 +125,15 @@ def report(tmp_path, *arguments):
     return path
 
 
+def data_of(path):
+    return json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', path.read_text(), re.DOTALL).group(1))
+
+
 def test_the_report_needs_nothing_from_elsewhere(tmp_path):
     text = report(tmp_path).read_text()
     assert not re.search(r"(src|href)\s*=|@import|url\(|https?://(?!www\.w3\.org/2000/svg)", text)
     assert "DATA" not in text.replace("JSON", "")
-    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL).group(1))
+    data = data_of(tmp_path / "report.html")
     assert [timeline["title"] for timeline in data["timelines"]] == ["Baseline: dense", "This plan"]
     assert len(data["tensors"]) == 10
     assert data["timelines"][1]["step_ns"] == data["step_ns"]
@@ -150,51 +155,87 @@ def test_the_report_shows_a_measured_trace(tmp_path):
             }
         )
     )
-    text = report(tmp_path, "--measured", trace).read_text()
-    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL).group(1))
+    done = cortado("plan", JOB, CLUSTER, "--html", tmp_path / "report.html", "--measured", trace)
+    assert done.returncode == 0, done.stderr
+    data = data_of(tmp_path / "report.html")
     assert data["timelines"][2]["step_ns"] == 9_000_000
-    assert ["measured step", "9.00 ms"] in data["numbers"]
+    # The like of the trace in the plan: without the computation before the first encode and after the last decode.
+    events = [event for event in data["timelines"][1]["events"] if event[3] >= 0]
+    span_ns = max(event[2] for event in events) - min(event[1] for event in events)
+    assert data["compared"][0] == ["exchange", span_ns, 9_000_000]
+    assert span_ns < data["step_ns"]
+    assert f"exchange: predicted {span_ns / 1e6:.3f} ms, measured 9.000 ms" in done.stdout
 
+
+# ---- the report in a browser ----
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: install chromium to draw the report")
+DESKTOP, PHONE = 1280, 390
+
+# Errors of the page's own scripts, from its first line on.
+WATCH = """<head><script>
+  const problems = [];
+  addEventListener("error", (event) => problems.push(event.message));
+</script>"""
+
+# What a reader would see and do, told to the page around this one.
+LOOK = """<script>
+  const count = (what) => document.querySelectorAll(what).length;
+  const drawn = [...document.querySelectorAll("svg")].map((svg) => svg.querySelectorAll("rect.event").length);
+  const rows = {tensors: count("#tensors tbody tr"), totals: count("#totals tbody tr")};
+  document.querySelectorAll("#tensors th button")[1].click();
+  const shown = [...document.querySelectorAll("#tensors tbody tr td:nth-child(2)")];
+  const elems = shown.map((cell) => Number(cell.textContent.replaceAll(",", "")));
+  document.querySelector("rect.event").dispatchEvent(new PointerEvent("pointermove", {clientX: 5, clientY: 5}));
+  parent.document.body.dataset.result = JSON.stringify({
+    problems, drawn, rows,
+    sorted: elems.every((value, i) => i === 0 || elems[i - 1] >= value),
+    tip: document.getElementById("tip").textContent,
+    width: innerWidth,
+    overflow: document.documentElement.scrollWidth - innerWidth,
+    cut: [...document.querySelectorAll(".scroll")].filter((box) => box.scrollWidth > box.clientWidth).length,
+  });
+</script></body>"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_report_draws_itself_in_a_browser(tmp_path, width):
-    path = report(tmp_path)
-    check = """
-      <script>
-      const marks = [document.querySelectorAll("svg").length, document.querySelectorAll("rect.event").length,
-        document.querySelectorAll("#tensors tbody tr").length, document.querySelectorAll("#totals tbody tr").length];
-      document.querySelectorAll("#tensors th button")[1].click();
-      const elems = data.tensors.map((tensor) => tensor.elems);
-      const rect = document.querySelector("rect.event");
-      rect.dispatchEvent(new PointerEvent("pointermove", {clientX: 5, clientY: 5}));
-      document.body.dataset.result = JSON.stringify({
-        marks,
-        sorted: elems.every((e, i) => i === 0 || elems[i - 1] >= e),
-        tip: document.getElementById("tip").style.display,
-        overflow: document.documentElement.scrollWidth - innerWidth,
-      });
-      </script></body>"""
-    page = tmp_path / "checked.html"
-    page.write_text(path.read_text().replace("</body>", check))
+def chromium(tmp_path, page, *arguments):
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     done = subprocess.run(
-        [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-        + [f"--window-size={width},900", "--dump-dom", page.as_uri()],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [*command, *arguments, page.as_uri()], check=False, capture_output=True, text=True, timeout=120
     )
-    found = re.search(r'data-result="([^"]*)"', done.stdout)
-    assert found, done.stderr[-2000:]
-    result = json.loads(found.group(1).replace("&quot;", '"'))
-    timelines, events, tensors, totals = result["marks"]
-    assert timelines == 2
-    assert events > 20
-    assert (tensors, totals) == (10, 13)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_the_report_draws_itself_in_a_browser(tmp_path, width):
+    page = report(tmp_path).read_text().replace("<head>", WATCH, 1).replace("</body>", LOOK)
+    # In a frame, as windows are never as narrow as a phone.
+    frame = f'<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{html.escape(page)}"></iframe>'
+    outer = tmp_path / "outer.html"
+    outer.write_text(f'<!DOCTYPE html><meta charset="utf-8"><body>{frame}</body>')
+    dom = chromium(tmp_path, outer, "--window-size=1400,1000", "--dump-dom")
+    found = re.search(r'data-result="([^"]*)"', dom)
+    assert found, dom[-2000:]
+    result = json.loads(html.unescape(found.group(1)))
+    assert result["problems"] == []
+    assert result["width"] == width
+    baseline, plan = result["drawn"]
+    assert baseline > 5
+    assert plan > 20
+    assert result["rows"] == {"tensors": 10, "totals": 13}
     assert result["sorted"]
-    assert result["tip"] == "block"
+    assert "ms long" in result["tip"]
     assert result["overflow"] <= 0
+    assert result["cut"] == 0  # nothing that one has to scroll sideways for
+
+
+@needs_chromium
+def test_the_report_prints(tmp_path):
+    pdf = tmp_path / "report.pdf"
+    chromium(tmp_path, report(tmp_path), f"--print-to-pdf={pdf}", "--no-pdf-header-footer")
+    content = pdf.read_bytes()
+    assert content.startswith(b"%PDF-")
+    assert 1 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 4

@@ -74,16 +74,35 @@ def test_a_file_from_elsewhere_is_refused_on_all_ranks(pools, tmp_path):
         assert f'got "{other}"' in text
 
 
-def test_under_torchrun(tmp_path):
-    path = tmp_path / "cluster.json"
+def under_torchrun(path, *arguments):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "cortado.calibrate", "-o", str(path), "--budget", "0.5", "--codec", "cast(bf16)"]
+    command += ["-m", "cortado.calibrate", "-o", str(path), "--budget", "0.5", *arguments]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_under_torchrun(tmp_path):
+    path = tmp_path / "cluster.json"
+    done = under_torchrun(path, "--codec", "cast(bf16)")
     cluster = cortado.Cluster.load(path).to_dict()
     assert [(level["name"], level["ranks"]) for level in cluster["levels"]] == [("all", 2)]
     assert "2 ranks" in done.stdout
+
+
+def test_what_the_file_has_is_not_measured_again(tmp_path):
+    path = tmp_path / "cluster.json"
+    under_torchrun(path, "--codec", "cast(bf16)")
+    known = json.loads(path.read_text())
+    more = under_torchrun(path, "--codec", "cast(bf16)", "--codec", "none")
+    assert f"{path}: keeps 9 of 11 curves, which are known; measures 2" in more.stderr
+    content = json.loads(path.read_text())
+    assert content["levels"] == known["levels"]
+    assert content["codecs"][:2] == known["codecs"]
+    assert [entry["codec"] for entry in content["codecs"][2:]] == ["none", "none"]
+    assert "keeps" not in under_torchrun(path, "--codec", "cast(bf16)", "--again").stderr
+    assert json.loads(path.read_text())["levels"] != known["levels"]
 
 
 def test_the_program_needs_mpi_or_says_so(tmp_path):

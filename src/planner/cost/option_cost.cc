@@ -238,6 +238,11 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
   OperationSteps home;
   cost.finish(&state, &home);
   if (!option.operations.empty()) take(home, option.operations.size() - 1);
+  std::int64_t rest_ns = 0;
+  for (auto step = chain->steps.rbegin(); step != chain->steps.rend(); ++step) {
+    step->rest_ns = rest_ns;
+    rest_ns += step->time_ns;
+  }
   chain->memory_bytes = residual_bytes + peak_bytes;
   return true;
 }

@@ -37,6 +37,7 @@ struct Step {
   std::int64_t time_ns = 0;
   std::uint8_t resource = kLink;
   std::uint8_t operation = 0;  // of the option; of a copy: the one it is for
+  std::int64_t rest_ns = 0;    // of a chain: what the steps after it take, so that simulations may end early; 0 may do
 };
 
 // What codecs do to each of a job's tensors, added up, so that a bucket costs two look-ups whatever its size.

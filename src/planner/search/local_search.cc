@@ -46,6 +46,12 @@ bool LocalSearch::is_allowed(const PlanSums& sums) const {
   return sums.squared_error <= *constraints.max_total_error * *constraints.max_total_error * (1 + 1e-9) + 1e-15;
 }
 
+// After which no bucket may arrive in a plan that is no worse.
+std::int64_t LocalSearch::last_arrival_ns() const {
+  const SimulatedJob& job = problem_.simulated();
+  return best_.step_ns - (job.overlap_forward ? 0 : job.optimizer_ns + job.forward_ns);
+}
+
 void LocalSearch::start(std::vector<Placed> plan) {
   plan_ = std::move(plan);
   best_ = {0, 0, 0};
@@ -92,7 +98,10 @@ bool LocalSearch::try_replace(std::size_t at, std::size_t count, std::span<const
   PlanSums sums = sums_;
   Loads change = {};
   for (std::size_t k = at; k < at + count; ++k) add(*plan_[k].way, -1, &score, &sums, &change);
-  for (const Placed& placed : with) add(*placed.way, 1, &score, &sums, &change);
+  for (const Placed& placed : with) {
+    if (problem_.ready_ns(placed.last) + placed.way->chain.own_ns > last_arrival_ns()) return false;
+    add(*placed.way, 1, &score, &sums, &change);
+  }
   if (!is_allowed(sums)) return false;
   // What is ready earlier than before needs a state from before that.
   const std::size_t from = with.front().last < plan_[at].last && at > 0 ? at - 1 : at;

@@ -52,6 +52,7 @@ class LocalSearch {
 
   bool is_done(std::int64_t until) const { return is_at_floor() || spent() >= until; }
   bool is_allowed(const PlanSums& sums) const;
+  std::int64_t last_arrival_ns() const;
   // Puts `with` in the place of plan_[at, at + count) if that is better.
   bool try_replace(std::size_t at, std::size_t count, std::span<const Placed> with);
   // The ways worth trying for a bucket: those of its neighbours.

@@ -5,7 +5,7 @@
 
 namespace cortado {
 
-std::vector<Pricer::TermTime> Pricer::make_times(const StateGraph& graph, const BucketShape& shape) const {
+std::vector<TermTime> Pricer::make_times(const StateGraph& graph, const BucketShape& shape) const {
   const OptionCost cost(model_, codec_, shape);
   std::vector<TermTime> times(graph.terms.size());
   for (std::size_t t = 0; t < times.size(); ++t) {
@@ -24,7 +24,7 @@ std::vector<Pricer::TermTime> Pricer::make_times(const StateGraph& graph, const 
   return times;
 }
 
-const std::vector<Pricer::TermTime>& Pricer::times_of(const StateGraph& graph, const BucketShape& shape) {
+const std::vector<TermTime>& Pricer::times_of(const StateGraph& graph, const BucketShape& shape) {
   if (shape.sums != nullptr) return times_ = make_times(graph, shape);
   for (const std::unique_ptr<Priced>& priced : priced_) {
     if (priced->graph == &graph && priced->shape == shape) return priced->times;
@@ -40,22 +40,10 @@ Costs Pricer::solve(const BucketShape& shape, const PriceSets& prices, int max_e
   if (solved_->states.empty()) return none;
   const std::vector<TermTime>& times = times_of(*solved_, shape);
   term_costs_.resize(std::max(term_costs_.size(), times.size()));
-  for (std::size_t t = 0; t < times.size(); ++t) {
-    const Costs &first = prices[times[t].resource[0]], &second = prices[times[t].resource[1]];
-    const float first_ns = times[t].time_ns[0], second_ns = times[t].time_ns[1];
-    for (int set = 0; set < kPriceSets; ++set) term_costs_[t][set] = first[set] * first_ns + second[set] * second_ns;
-  }
+  price_terms(times.data(), times.size(), prices, term_costs_.data());
   const std::size_t states = solved_->states.size();
   state_costs_.resize(std::max(state_costs_.size(), states));
-  for (std::size_t s = 0; s < states; ++s) {
-    const StateGraph::State& state = solved_->states[s];
-    Costs least = state.home_term >= 0 ? term_costs_[state.home_term] : none;
-    for (std::int32_t e = state.first_edge; e < state.last_edge; ++e) {
-      const Costs &term = term_costs_[solved_->edges[e].term], &rest = state_costs_[solved_->edges[e].to];
-      for (int set = 0; set < kPriceSets; ++set) least[set] = std::min(least[set], term[set] + rest[set]);
-    }
-    state_costs_[s] = least;
-  }
+  cheapest_from_states(*solved_, term_costs_.data(), kNoOption, state_costs_.data());
   return state_costs_[states - 1];
 }
 

@@ -6,20 +6,15 @@
 // which touches all options without visiting each.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "planner/cost/option_cost.h"
+#include "planner/search/pricing_kernels.h"
 #include "planner/search/state_graph.h"
 
 namespace cortado {
-
-// Prices of a nanosecond on each resource. So many sets of them are looked at together, as fast as one.
-constexpr int kPriceSets = 16;
-using Costs = std::array<float, kPriceSets>;
-using PriceSets = std::array<Costs, kMaxResources>;
 
 // Shortest paths for one bucket and codec. Reuses its memory from call to call; one thread at a time.
 class Pricer {
@@ -38,10 +33,6 @@ class Pricer {
   Option option(int set) const;
 
  private:
-  struct TermTime {
-    std::array<float, 2> time_ns = {};  // of a copy and of the operation itself
-    std::array<std::uint8_t, 2> resource = {};
-  };
   // Bounds and candidates ask for few shapes again and again; of real buckets there are too many to keep.
   struct Priced {
     const StateGraph* graph;

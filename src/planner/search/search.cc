@@ -184,17 +184,24 @@ class Search {
     if (!among_best) starts_.back() = dense;
   }
 
-  // Each start a little, the best of what comes of them to the end.
+  // Each start a little; what came of the two best further, of the better one to the end. What is best early need not
+  // be so late.
   void improve_starts(std::int64_t budget) {
-    Start best = {local_.best(), local_.plan()};
-    for (const Start& start : starts_) {
+    std::vector<Start> improved = {{local_.best(), local_.plan()}};
+    const auto improve = [&](const Start& start, std::int64_t spend) {
       local_.start(start.second);
-      local_.improve(local_.spent() + budget / static_cast<std::int64_t>(2 * kStarts));
-      if (local_.best() < best.first) best = {local_.best(), local_.plan()};
-      if (local_.is_at_floor()) break;
+      local_.improve(local_.spent() + spend);
+      return Start{local_.best(), local_.plan()};
+    };
+    for (const Start& start : starts_) {
+      improved.push_back(improve(start, budget / static_cast<std::int64_t>(2 * kStarts)));
+      if (local_.is_at_floor()) return;
     }
-    local_.start(std::move(best.second));
-    local_.improve(local_.spent() + budget / 2);
+    std::stable_sort(improved.begin(), improved.end(), is_better);
+    improved.resize(std::min(improved.size(), kFinalists));
+    const std::int64_t further = budget / 2 / static_cast<std::int64_t>(kFinalists + 1);
+    for (Start& start : improved) start = improve(start, further);
+    improve(*std::min_element(improved.begin(), improved.end(), is_better), further);
   }
 
   void finish() {
@@ -208,6 +215,7 @@ class Search {
   }
 
   static constexpr std::size_t kStarts = 4;
+  static constexpr std::size_t kFinalists = 2;
   static constexpr std::size_t kGreedyFusions = 2;
   static constexpr std::int64_t kGreedyCombinations = 16;
   static constexpr std::int64_t kNearBound = 8;  // so much less is spent where there is hardly anything to gain

@@ -20,7 +20,7 @@ struct SearchResult {
 };
 
 // What a search may spend where constraints do not say.
-constexpr std::int64_t default_search_steps(int tensors) { return 140000 + 200 * static_cast<std::int64_t>(tensors); }
+constexpr std::int64_t default_search_steps(int tensors) { return 100000 + 200 * static_cast<std::int64_t>(tensors); }
 
 // Nearer to the lower bound than this share of it the search spends little on the rest.
 constexpr std::int64_t kSlackOfBound = 10000;  // one part in

@@ -184,6 +184,7 @@ void Simulator::settle(std::int64_t time_ns) {
 std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::int64_t limit) {
   const std::int64_t tail_ns = job_.overlap_forward ? 0 : job_.optimizer_ns + job_.forward_ns;
   const std::int64_t last_arrival = limit - tail_ns;
+  if (!may_end_by(last_arrival)) return kNever;
   for (;;) {
     // The earliest of all results and the next milestone; at equal times results first, of lower buckets first.
     std::size_t next = 0;
@@ -198,7 +199,7 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
     if (ready.time_ns == kNever || state_.compute.next_ns < ready.time_ns) {
       if (state_.compute.next_ns == kNever) break;
       if (state_.compute.next_ns + total_work_ns_ - milestone_work(buckets) > last_arrival) return kNever;
-      reach_milestone(buckets);
+      if (!reach_milestone(buckets, last_arrival)) return kNever;
       continue;
     }
     Server& server = servers_[next];
@@ -214,7 +215,26 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
   return std::max(state_.compute.time_ns, state_.arrived_ns) + tail_ns;
 }
 
-void Simulator::reach_milestone(std::span<const SimulatedBucket> buckets) {
+// False: some resource can't do all that is left by then. Nothing that is left starts before the next event.
+bool Simulator::may_end_by(std::int64_t limit) const {
+  std::int64_t now_ns = state_.compute.next_ns;
+  for (const Waiting& head : heads_) now_ns = std::min(now_ns, head.time_ns);
+  for (int r = 0; r < kMaxResources; ++r) {
+    const std::int64_t remaining_ns = state_.remaining_ns[r], servers = servers_of_[r + 1] - servers_of_[r];
+    if (remaining_ns == 0) continue;
+    const std::int64_t start_ns = servers == 1 ? std::max(now_ns, servers_[servers_of_[r]].free_ns) : now_ns;
+    if (start_ns + remaining_ns / servers > limit) return false;
+  }
+  return true;
+}
+
+// What the compute stream has to do, at least, once a bucket has arrived.
+std::int64_t Simulator::work_after(std::int32_t bucket) const {
+  return job_.overlap_forward ? total_work_ns_ - gates_[gates_.size() - 1 - static_cast<std::size_t>(bucket)] : 0;
+}
+
+// False: the step will take longer than the limit.
+bool Simulator::reach_milestone(std::span<const SimulatedBucket> buckets, std::int64_t limit) {
   Compute& compute = state_.compute;
   const auto n = static_cast<std::int32_t>(buckets.size());
   const std::int32_t m = compute.milestone;
@@ -228,8 +248,7 @@ void Simulator::reach_milestone(std::span<const SimulatedBucket> buckets) {
   if (m < n) {
     ++compute.milestone;
     plan_next(buckets);
-    take_step(buckets, {compute.time_ns, m, 0}, kNever);
-    return;
+    return take_step(buckets, {compute.time_ns, m, 0}, limit);
   }
   if (job_.overlap_forward && m < 2 * n) {
     const std::int32_t needed = 2 * n - 1 - m;
@@ -237,6 +256,7 @@ void Simulator::reach_milestone(std::span<const SimulatedBucket> buckets) {
   }
   ++compute.milestone;
   plan_next(buckets);
+  return true;
 }
 
 // False: the step will take longer than the limit.
@@ -278,6 +298,7 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, const Waitin
   }
   std::int64_t& remaining_ns = state_.remaining_ns[step.resource];
   remaining_ns -= step.time_ns;
+  if (server.free_ns + step.rest_ns + work_after(ready.bucket) > limit) return false;
   const bool alone = servers_of_[step.resource + 1] - servers_of_[step.resource] == 1;
   return !alone || server.free_ns + remaining_ns <= limit;
 }

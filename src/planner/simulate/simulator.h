@@ -114,7 +114,9 @@ class Simulator {
   void reset(std::span<const SimulatedBucket> buckets);
   void place_gates(std::span<const SimulatedBucket> buckets);
   std::int64_t advance(std::span<const SimulatedBucket> buckets, std::int64_t limit);
-  void reach_milestone(std::span<const SimulatedBucket> buckets);
+  bool reach_milestone(std::span<const SimulatedBucket> buckets, std::int64_t limit);
+  bool may_end_by(std::int64_t limit) const;
+  std::int64_t work_after(std::int32_t bucket) const;
   bool take_step(std::span<const SimulatedBucket> buckets, const Waiting& ready, std::int64_t limit);
   void arrive(std::int32_t bucket, std::int64_t time_ns);
   std::int64_t milestone_work(std::span<const SimulatedBucket> buckets) const;

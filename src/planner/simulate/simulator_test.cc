@@ -138,6 +138,11 @@ struct RandomPlan {
       chain->push_back(
           {static_cast<std::int64_t>(1 + random() % 2000), static_cast<std::uint8_t>(random() % (kLink + 2)), 0});
     }
+    std::int64_t rest_ns = 0;
+    for (auto step = chain->rbegin(); step != chain->rend(); ++step) {
+      step->rest_ns = rest_ns;
+      rest_ns += step->time_ns;
+    }
   }
   std::vector<SimulatedBucket> buckets() const {
     std::vector<SimulatedBucket> list;
