@@ -116,6 +116,8 @@ struct StepContext {
   // True: a tensor whose gradient is all zeros here sends nothing in this step and its residual waits. For frameworks
   // that drop what arrives for a parameter that no rank has used.
   bool holds_zero_gradients = false;
+  // Engines on a device (cortado/cuda.h): the cudaStream_t that computes the gradients, and goes on with the means.
+  void* device_stream = nullptr;
 };
 
 // The kept copy of the local gradient of a tensor; nullptr stands for all zeros. Called only to undo a non-finite step.

@@ -46,6 +46,7 @@ SlotKind EngineImpl::kind_at(std::uint32_t t, std::int64_t phase_step) const {
 Result<EngineState> EngineImpl::save_state() {
   if (!failure_.ok()) return failure_;
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "save_state: a step is under way");
+  if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(wait_until_finished());
   EngineState state{.spec = options_.results_spec(),
                     .world_size = communicator_->world_size(),
                     .rank = communicator_->rank(),
@@ -67,6 +68,10 @@ Result<EngineState> EngineImpl::save_state() {
     }
     const FeedbackMemory memory = feedback_memory(t);
     const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
+    if (is_on_device(t) && warm_up_ == nullptr) {
+      saved.residual.resize(static_cast<std::size_t>(elems));
+      CORTADO_RETURN_IF_ERROR(device_->read_residual(t, saved.residual));
+    }
     if (memory.residual != nullptr) saved.residual.assign(memory.residual, memory.residual + elems);
     if (memory.velocity != nullptr) saved.velocity.assign(memory.velocity, memory.velocity + elems);
     state.tensors.push_back(std::move(saved));
@@ -148,6 +153,7 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
   CORTADO_RETURN_IF_ERROR(checked);
   CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the state to load (hash of step, layout and bases)",
                                             state_hash(state), timeout()));
+  if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(wait_until_finished());
   step_ = state.step;
   set_first_step(state.step);
   phase_step_ = state.phase_step;
@@ -179,6 +185,12 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
       std::fill_n(to, tensors_[t].rows * tensors_[t].cols, 0.0f);
       if (same_world) std::copy(from.begin(), from.end(), to);
     };
+    if (is_on_device(t)) {
+      std::vector<float> residual(static_cast<std::size_t>(tensors_[t].rows * tensors_[t].cols));
+      restore(saved.residual, residual.data());
+      CORTADO_RETURN_IF_ERROR(device_->write_residual(t, residual));
+      continue;
+    }
     const FeedbackMemory memory = feedback_memory(t);
     restore(saved.residual, memory.residual);
     restore(saved.velocity, memory.velocity);
@@ -204,6 +216,8 @@ EngineReport EngineImpl::report() const {
   report.last_non_finite = last_non_finite_;
   report.payload_bytes = last_payload_bytes_;
   report.messages = last_messages_;
+  // Of the step before, if the device has not decoded the last one yet.
+  if (device_ != nullptr) static_cast<void>(device_->finished());
   double sum_squares = 0;
   double error_squares = 0;
   double residual_squares = 0;
@@ -221,6 +235,9 @@ EngineReport EngineImpl::report() const {
     if (low_rank != nullptr && last_step_compressed_) {
       squares = low_rank->sum_squares();
       lost = low_rank->error_squares();
+    } else if (is_on_device(t) && last_step_compressed_) {
+      squares = device_->squares(t).of_values;
+      lost = device_->squares(t).of_differences;
     } else if (coded != nullptr && last_step_compressed_) {
       squares = coded->sum_squares();
       lost = coded->error_squares();
@@ -241,9 +258,12 @@ EngineReport EngineImpl::report() const {
     report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
   }
   std::copy(std::begin(stage_ns_), std::end(stage_ns_), std::begin(report.stage_ns));
-  report.residual_bytes = residuals_.bytes() + velocities_.bytes();
+  report.residual_bytes = residuals_.bytes() + velocities_.bytes() + residual_bytes_on_device();
   report.message_bytes = message_bytes();
   if (passes_through()) report.fallbacks.push_back({"", "world size 1: nothing to exchange", finished_steps_});
+  if (!device_fallback_.empty()) {
+    report.fallbacks.push_back({"", "encoded on the CPU, not on the device: " + device_fallback_, finished_steps_});
+  }
   if (warm_up_steps_ > 0) report.fallbacks.push_back({"", "warm-up (start_step): dense", warm_up_steps_});
   if (non_finite_steps_ > 0) report.fallbacks.push_back({"", "non-finite: step rolled back", non_finite_steps_});
   return report;
@@ -268,7 +288,16 @@ std::int64_t EngineImpl::message_bytes() const {
     if (round != nullptr) bytes += round->buffer_bytes();
   }
   for (const std::unique_ptr<CodecTensor>& tensor : codec_tensors_) bytes += tensor == nullptr ? 0 : tensor->bytes();
+  if (device_ != nullptr) bytes += device_->memory_bytes() - residual_bytes_on_device();
   return bytes;
+}
+
+std::int64_t EngineImpl::residual_bytes_on_device() const {
+  std::int64_t elems = 0;
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    if (has_feedback() && is_on_device(t)) elems += tensors_[t].rows * tensors_[t].cols;
+  }
+  return elems * static_cast<std::int64_t>(sizeof(float));
 }
 
 std::int64_t EngineImpl::payload_bytes(std::uint32_t t) const {
