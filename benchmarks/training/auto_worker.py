@@ -5,11 +5,13 @@ import statistics
 
 import torch.distributed as dist
 from models import TASKS
-from speed_worker import SLOW_DISCARD, SLOW_STEP_S, SLOW_TIMED, timed_steps
+from speed_worker import SLOW_STEP_S, timed_steps
 from trainer import Trainer, emit, mean_over_ranks, start_worker
 
-WARM_UP_STEPS = 4  # of rivals: dense steps, DDP's bucket rebuild
+WARM_UP_STEPS, SLOW_WARM_UP_STEPS = 4, 2  # dense steps, DDP's bucket rebuild; the last one tells how long a step takes
 MOST_STEPS = 300  # until auto must have decided
+FEWEST_TIMED = 2  # steps of a block, however slow
+CLOSE = 1.15  # a rival this many times slower than the best is not measured again
 
 
 def let_auto_decide(task, method: str) -> Trainer:
@@ -32,50 +34,70 @@ def without_plans(decision: dict) -> dict:
     return decision
 
 
-def rotate(trainers: dict, rounds: int, config: dict, label: str) -> dict[str, float]:
-    """Blocks of each in rotation; the median over rounds of each one's median step, in ms."""
-    blocks = {name: [] for name in trainers}
-    for number in range(rounds):
-        names = list(trainers)
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            trainer, counts = trainers[name]
-            dist.barrier()
-            block = timed_steps(trainer, *counts)
-            blocks[name].append(block["step_ms"])
-            emit("block", set=label, method=name, round=number, step_ms=block["step_ms"], steps_ms=block["steps_ms"])
-    return {name: statistics.median(values) for name, values in blocks.items()}
+class Runner:
+    """A trainer with the seconds that one of its steps takes, the same on all ranks."""
+
+    def __init__(self, name: str, trainer: Trainer):
+        self.name = name
+        self.trainer = trainer
+        for number in range(WARM_UP_STEPS):
+            self.step_s = mean_over_ranks([trainer.step()[1]])[0]
+            if number + 1 >= SLOW_WARM_UP_STEPS and self.step_s > SLOW_STEP_S:
+                break
+        self.blocks_ms = []
+
+    def measure(self, label: str, number: int, seconds: float, most_timed: int) -> None:
+        """One block of as many steps as fit into so many seconds, one untimed step among them."""
+        timed = max(FEWEST_TIMED, min(most_timed, int(seconds / self.step_s) - 1))
+        dist.barrier()
+        block = timed_steps(self.trainer, 1, timed)
+        self.blocks_ms.append(block["step_ms"])
+        emit("block", set=label, method=self.name, round=number, step_ms=block["step_ms"], steps_ms=block["steps_ms"])
+
+    def step_ms(self) -> float:
+        return statistics.median(self.blocks_ms)
 
 
-def with_counts(trainer: Trainer, config: dict) -> tuple[Trainer, tuple[int, int]]:
-    seconds = max(mean_over_ranks([trainer.step()[1]])[0] for _ in range(2))
-    slow = seconds > SLOW_STEP_S
-    return trainer, (SLOW_DISCARD, SLOW_TIMED // 2) if slow else (config["discard"], config["timed"])
+def turned(runners: list, number: int) -> list:
+    """Each round begins with another one."""
+    turn = number % len(runners)
+    return runners[turn:] + runners[:turn]
+
+
+def choose_rival(rivals: list[Runner], config: dict) -> Runner:
+    """The fastest. Those that are far behind after the first round stay out of the others."""
+    block_s = config["seconds"] / 2 / (config["choosing_rounds"] * len(rivals))
+    measured = list(rivals)
+    for number in range(config["choosing_rounds"]):
+        for rival in turned(measured, number):
+            rival.measure("choosing", number, block_s, config["timed"])
+        best_ms = min(rival.step_ms() for rival in rivals)
+        measured = [rival for rival in rivals if rival.step_ms() <= CLOSE * best_ms]
+    return min(measured, key=Runner.step_ms)
 
 
 def main() -> None:
     config = start_worker()
     task = TASKS[config["model"]]()
-    auto = let_auto_decide(task, config["auto"])
-    rivals = {}
+    trainer = let_auto_decide(task, config["auto"])
+    rivals = []
     for name in config["rivals"]:
         emit("preparing", method=name)
-        trainer = Trainer(task, name)
-        for _ in range(WARM_UP_STEPS - 2):
-            trainer.step()
-        rivals[name] = with_counts(trainer, config)
-    first = rotate(rivals, config["choosing_rounds"], config, "choosing")
-    best = min(first, key=first.get)  # equal on all ranks: times are means over them
-    emit("rival", method=best, first_ms=first)
-    pair = {config["auto"]: with_counts(auto, config), best: rivals[best]}
-    second = rotate(pair, config["rounds"], config, "comparing")
+        rivals.append(Runner(name, Trainer(task, name)))
+    rival = choose_rival(rivals, config)
+    emit("rival", method=rival.name, first_ms={each.name: each.step_ms() for each in rivals})
+    auto = Runner(config["auto"], trainer)
+    rival.blocks_ms = []
+    for number in range(config["rounds"]):
+        for runner in turned([auto, rival], number):
+            runner.measure("comparing", number, config["seconds"] / 2 / (2 * config["rounds"]), config["timed"])
     emit(
         "result",
-        times_ms=second,
-        decision=without_plans(auto.wrapped.state.decision()),
-        error=auto.measure_error(),
-        payload_bytes=auto.wrapped.payload_bytes(),
-        replicas_equal=auto.replicas_equal(),
+        times_ms={runner.name: runner.step_ms() for runner in (auto, rival)},
+        decision=without_plans(trainer.wrapped.state.decision()),
+        error=trainer.measure_error(),
+        payload_bytes=trainer.wrapped.payload_bytes(),
+        replicas_equal=trainer.replicas_equal(),
     )
     dist.barrier()
     dist.destroy_process_group()

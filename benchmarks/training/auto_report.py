@@ -1,0 +1,225 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Makes docs/results/auto.md and its pictures from the raw records of `auto.py`."""
+
+import statistics
+from pathlib import Path
+
+from links import UNSHAPED, parse_rate_bits_per_s
+from tables import markdown_table
+
+QUALITIES = ("safe", "balanced", "aggressive")
+MOST_SLOWER = 1.03  # auto over its best rival
+MOST_OFF = 0.05  # median error of the predictions
+LEGEND = """\
+Auto decides first: dense steps, links and codecs measured, some settings tried. Then every rival is measured in
+rotation and the fastest chosen (those far behind after the first round stay out of the others), and then auto and
+that rival again, in alternation: "auto ms" and "best rival ms" are medians over rounds of a round's median step of
+that second set, and "auto / rival" is the median of the ratios of single rounds, with the least and the greatest.
+Rivals: DDP, the bf16 hook, each fixed setting that the quality level allows; at aggressive also PyTorch's PowerSGD
+hook at rank 1, 2, 4. Predicted: what the planner said of the chosen setting (and of dense) before it was tried;
+measured beside it: the median of its steps on trial. Error: share (L2) of gradient plus residual that a step of auto
+held back. Measuring: steps until the decision, and their time."""
+HEADER = [
+    "model",
+    "link",
+    "workers",
+    "auto chose",
+    "auto ms",
+    "best rival",
+    "best rival ms",
+    "auto / rival",
+    "error",
+    "predicted / measured",
+    "dense predicted / measured",
+    "measuring",
+]
+COLOURS = {"gpt": "#4c72b0", "mlp": "#dd8452", "vgg": "#55a868"}
+
+
+def key_of(record: dict) -> tuple:
+    return record["quality"], record["model"], record["rate"], record["workers"]
+
+
+def order_of(record: dict) -> tuple:
+    """Slow links first, the unshaped one last."""
+    bits = parse_rate_bits_per_s(record["rate"])
+    return record["model"], float("inf") if bits is None else bits, record["workers"]
+
+
+def write_report(records: list[dict], out: Path) -> Path:
+    """The latest record of each cell counts."""
+    latest = {key_of(record): record for record in records}
+    parts = ["# Auto against the best it may use", LEGEND]
+    for quality in QUALITIES:
+        mine = sorted((record for record in latest.values() if record["quality"] == quality), key=order_of)
+        if mine:
+            parts += section(quality, mine, out)
+    path = out / "auto.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(parts) + "\n")
+    return path
+
+
+def section(quality: str, records: list[dict], out: Path) -> list[str]:
+    picture = draw(records, out / "auto" / f"{quality}.png")
+    reasons = [
+        f"- {r['model']}, {r['rate']}, {r['workers']} workers: {r['decided']['decision']['reason']}" for r in records
+    ]
+    return [
+        f"## auto(quality={quality})",
+        markdown_table(["asked", "found", "met"], verdicts(records)),
+        f"![{quality}](auto/{picture.name})",
+        markdown_table(HEADER, [row(record) for record in records]),
+        "What it said:",
+        "\n".join(reasons),
+        "\n".join(conditions(records)),
+    ]
+
+
+def verdicts(records: list[dict]) -> list[list[str]]:
+    def met(yes: bool) -> str:
+        return "yes" if yes else "**no**"
+
+    ratios = [statistics.median(round_ratios(record)) for record in records]
+    slower = [ratio for ratio in ratios if ratio > MOST_SLOWER]
+    tried, chosen = errors_of_tried(records), errors_of_chosen(records)
+    rows = [
+        [
+            "never slower than the best rival by more than 3 %",
+            f"{len(slower)} of {len(ratios)} cells slower, the worst {max(ratios):.2f}",
+            met(not slower),
+        ]
+    ]
+    for what, errors in (("settings tried", tried), ("the setting chosen, in the second set", chosen)):
+        if errors:
+            median, largest = statistics.median(errors), max(errors)
+            found = f"{100 * median:.1f} % over {len(errors)}, at most {100 * largest:.0f} %"
+            rows.append([f"predicted within 5 % (median): {what}", found, met(median <= MOST_OFF)])
+    unshaped = [record for record in records if record["rate"] == UNSHAPED]
+    declined = [record for record in unshaped if record["decided"]["decision"]["chosen"] == 0]
+    if unshaped:
+        found = f"{len(declined)} of {len(unshaped)} cells"
+        rows.append(["declines on the unshaped links", found, met(len(declined) == len(unshaped))])
+    seconds = [sum(record["decided"]["measuring_steps_ms"]) / 1e3 for record in records]
+    rows.append(["time until the decision", f"{statistics.median(seconds):.0f} s, at most {max(seconds):.0f} s", "-"])
+    return rows
+
+
+def conditions(records: list[dict]) -> list[str]:
+    started = sorted(record["started"] for record in records)
+    commits = sorted({record["commit"] for record in records})
+    last = records[-1]
+    steps = sorted(len(block["steps_ms"]) for record in records for block in record["blocks"])
+    return [
+        f"- runs: {started[0]} to {started[-1]}, commit {', '.join(commits)}; {len(records)} cells",
+        "- " + ", ".join(f"{key} {value}" for key, value in last["machine"].items()),
+        f"- links: {last['links'].replace(last['rate'], 'shaped')}; one thread a worker, pinned",
+        f"- {steps[0]} to {steps[-1]} timed steps a block after an untimed one, {last['choosing_rounds']} rounds to"
+        f" choose, {last['rounds']} to compare",
+    ]
+
+
+def chosen_of(record: dict) -> dict:
+    decision = record["decided"]["decision"]
+    return decision["candidates"][decision["chosen"]]
+
+
+def share(predicted_ns, measured_ns) -> str:
+    if predicted_ns is None or measured_ns is None:
+        return "-"
+    error = predicted_ns / measured_ns - 1
+    return f"{predicted_ns / 1e6:.0f} / {measured_ns / 1e6:.0f} ms ({100 * error:+.0f} %)"
+
+
+def round_ratios(record: dict) -> list[float]:
+    rounds = {}
+    for block in record["blocks"]:
+        if block["set"] == "comparing":
+            rounds.setdefault(block["round"], {})[block["method"]] = block["step_ms"]
+    rival = record["rival"]["method"]
+    return [times[record["auto"]] / times[rival] for times in rounds.values()]
+
+
+def row(record: dict) -> list[str]:
+    dense, chosen = record["decided"]["decision"]["candidates"][0], chosen_of(record)
+    times, rival = record["result"]["times_ms"], record["rival"]["method"]
+    ratios = round_ratios(record)
+    steps_ms = record["decided"]["measuring_steps_ms"]
+    unequal = " **replicas differ**" if record["result"]["replicas_equal"] is False else ""
+    return [
+        record["model"],
+        record["rate"],
+        str(record["workers"]),
+        f"`{chosen['label']}`{unequal}",
+        f"{times[record['auto']]:.0f}",
+        f"`{rival}`",
+        f"{times[rival]:.0f}",
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+        f"{record['result']['error']:.3f}",
+        share(chosen["predicted_ns"], chosen["measured_ns"]),
+        share(dense["predicted_ns"], dense["measured_ns"]),
+        f"{len(steps_ms)} steps, {sum(steps_ms) / 1e3:.1f} s",
+    ]
+
+
+def predictions(record: dict) -> list[tuple[float, float]]:
+    """Predicted and measured ms of every candidate that was predicted and tried, dense among them."""
+    return [
+        (candidate["predicted_ns"] / 1e6, candidate["measured_ns"] / 1e6)
+        for candidate in record["decided"]["decision"]["candidates"]
+        if candidate["predicted_ns"] and candidate["measured_ns"]
+    ]
+
+
+def errors_of_tried(records: list[dict]) -> list[float]:
+    return [abs(predicted / measured - 1) for record in records for predicted, measured in predictions(record)]
+
+
+def errors_of_chosen(records: list[dict]) -> list[float]:
+    errors = []
+    for record in records:
+        predicted_ns = chosen_of(record)["predicted_ns"]
+        if predicted_ns:
+            errors.append(abs(predicted_ns / 1e6 / record["result"]["times_ms"][record["auto"]] - 1))
+    return errors
+
+
+def draw(records: list[dict], path: Path) -> Path:
+    """Predicted over measured times, and auto over its best rival."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(11, max(4.5, 1.2 + 0.2 * len(records))), layout="constrained"
+    )
+    for model in sorted({record["model"] for record in records}):
+        pairs = [pair for record in records if record["model"] == model for pair in predictions(record)]
+        if pairs:
+            left.scatter(*zip(*pairs, strict=True), s=18, label=model, color=COLOURS.get(model), alpha=0.8)
+    ends = [value for record in records for pair in predictions(record) for value in pair]
+    if ends:
+        line = [min(ends) * 0.9, max(ends) * 1.1]
+        left.plot(line, line, color="#888888", linewidth=1)
+        left.fill_between(line, [x * 0.95 for x in line], [x * 1.05 for x in line], color="#888888", alpha=0.25)
+        left.set(xscale="log", yscale="log")
+    left.set(
+        xlabel="predicted, ms a step", ylabel="measured on trial, ms a step", title="Every setting tried; ±5 % grey"
+    )
+    left.legend(frameon=False)
+    for place, record in enumerate(records):
+        ratios = round_ratios(record)
+        colour = COLOURS.get(record["model"])
+        right.plot([min(ratios), max(ratios)], [place, place], color=colour, linewidth=1.5)
+        right.plot(statistics.median(ratios), place, "o", color=colour, markersize=4)
+    right.axvline(MOST_SLOWER, color="#b00020", linewidth=1, linestyle="--")
+    right.axvline(1, color="#888888", linewidth=1)
+    labels = [f"{record['model']}, {record['rate']}, {record['workers']}" for record in records]
+    right.set_yticks(range(len(records)), labels, fontsize=7)
+    right.invert_yaxis()
+    right.set(xlabel="auto over its best rival, median and range of rounds", title="1.03 dashed")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path

@@ -1,0 +1,98 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""What docs/results/auto.md says of its records, and which cells of the sweep are left to measure."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
+
+import auto
+import auto_report
+from records import read_records
+
+
+def candidate(label, predicted_ms, measured_ms):
+    return {"label": label, "predicted_ns": predicted_ms * 1e6, "measured_ns": measured_ms * 1e6}
+
+
+def record(rate="1gbit", workers=2, chosen=1, auto_ms=(103, 101, 102), rival_ms=(100, 100, 100)):
+    blocks = []
+    for method, times in (("auto(quality=balanced)", auto_ms), ("bf16", rival_ms)):
+        for number, step_ms in enumerate(times):
+            block = {"set": "comparing", "round": number, "method": method, "step_ms": step_ms, "steps_ms": [step_ms]}
+            blocks.append(block)
+    candidates = [candidate("dense", 190, 200), candidate("cast(bf16)", 104, 100)]
+    return {
+        "model": "mlp",
+        "rate": rate,
+        "workers": workers,
+        "quality": "balanced",
+        "auto": "auto(quality=balanced)",
+        "rounds": 3,
+        "choosing_rounds": 1,
+        "started": "2026-01-01 00:00",
+        "commit": "abc",
+        "machine": {"cpu": "some"},
+        "links": "links",
+        "blocks": blocks,
+        "decided": {
+            "decision": {"chosen": chosen, "candidates": candidates, "reason": "because"},
+            "measuring_steps_ms": [500, 1500],
+        },
+        "rival": {"method": "bf16"},
+        "result": {
+            "times_ms": {"auto(quality=balanced)": 102, "bf16": 100},
+            "error": 0.002,
+            "replicas_equal": True,
+        },
+    }
+
+
+def test_verdicts_are_those_of_the_numbers():
+    found = {asked: (text, met) for asked, text, met in auto_report.verdicts([record(), record("unshaped", chosen=0)])}
+    assert found["never slower than the best rival by more than 3 %"] == ("0 of 2 cells slower, the worst 1.02", "yes")
+    assert found["predicted within 5 % (median): settings tried"] == ("4.5 % over 4, at most 5 %", "yes")
+    # Of the second one dense was chosen: 190 predicted, 102 in the second set.
+    assert found["predicted within 5 % (median): the setting chosen, in the second set"][1] == "**no**"
+    assert found["declines on the unshaped links"] == ("1 of 1 cells", "yes")
+    assert found["time until the decision"][0] == "2 s, at most 2 s"
+
+
+def test_a_slower_cell_shows():
+    rows = auto_report.verdicts([record(auto_ms=(110, 103, 104)), record("unshaped")])
+    assert rows[0] == [
+        "never slower than the best rival by more than 3 %",
+        "1 of 2 cells slower, the worst 1.04",
+        "**no**",
+    ]
+    assert ["declines on the unshaped links", "0 of 1 cells", "**no**"] in rows
+
+
+def test_the_report_holds_the_latest_of_each_cell(tmp_path):
+    old, new = record(workers=4), record(workers=4, auto_ms=(90, 90, 90))
+    text = auto_report.write_report([old, record(), new], tmp_path).read_text()
+    assert "| mlp | 1gbit | 4 | `cast(bf16)` | 102 | `bf16` | 100 | 0.90 (0.90-0.90) |" in text
+    assert text.count("- mlp, 1gbit, 4 workers: because") == 1
+    assert (tmp_path / "auto" / "balanced.png").stat().st_size > 1000
+
+
+def test_what_is_measured_is_not_measured_again(tmp_path, monkeypatch, capsys):
+    measured = []
+
+    def measure(model, rate, workers, options):
+        measured.append((model, rate, workers))
+        return record(rate, workers)
+
+    monkeypatch.setattr(auto, "measure", measure)
+    monkeypatch.setattr(auto, "require_cortado", lambda names: None)
+    arguments = ["auto.py", "--models", "mlp", "--rates", "1gbit,unshaped", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--workers", "2"])
+    assert auto.main() == 0
+    monkeypatch.setattr(sys, "argv", [*arguments, "--workers", "2,3"])
+    assert auto.main() == 0
+    assert measured == [("mlp", "1gbit", 2), ("mlp", "unshaped", 2), ("mlp", "1gbit", 3), ("mlp", "unshaped", 3)]
+    assert "2 of 4 cells to measure" in capsys.readouterr().out
+    assert len(read_records(tmp_path / "auto.jsonl")) == 4
+    monkeypatch.setattr(sys, "argv", [*arguments, "--workers", "2", "--again"])
+    assert auto.main() == 0
+    assert len(measured) == 6
