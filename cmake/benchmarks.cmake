@@ -32,5 +32,7 @@ foreach(source IN LISTS sources)
                           benchmark::benchmark_main benchmark_references)
   elseif(TARGET cortado_cuda) # has a main() of its own, and needs a device to say more than that there is none
     cortado_add_benchmark("${source}" cortado_cuda CUDA::cudart_static)
+    cmake_path(GET source STEM name)
+    add_dependencies(cuda ${name})
   endif()
 endforeach()

@@ -1,7 +1,8 @@
 # cortado_cuda: the device variants of the codecs, where nvcc is found. Apart from the library, which stays free of CUDA.
 #
 #   src/**/*.cu, src/**/cuda_*.cc   library `cortado_cuda`
-#   src/**/cuda_*_test.cc           program `cortado_cuda_test`, which skips where there is no device
+#   src/core/cuda_linalg.cc, src/kfac/cuda_*.cc   library `cortado_cuda_kfac`, where cuSOLVER is found
+#   src/**/cuda_*_test.cc           programs `cortado_cuda_test`, `cortado_cuda_kfac_test`, which skip without a device
 #   benchmarks/**/cuda_*.cc         one benchmark a file
 include(CheckLanguage)
 check_language(CUDA)
@@ -46,6 +47,9 @@ endfunction()
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cu")
 file(GLOB_RECURSE cuda_host_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*/cuda_*.cc")
 list(FILTER cuda_host_sources EXCLUDE REGEX "_test\\.cc$")
+set(cuda_kfac_sources ${cuda_host_sources})
+list(FILTER cuda_kfac_sources INCLUDE REGEX "/(core/cuda_linalg|kfac/cuda_)[^/]*$")
+list(REMOVE_ITEM cuda_host_sources ${cuda_kfac_sources})
 # Plain C++, which sees CUDA's headers only: the options of all other sources.
 add_library(cortado_cuda_host OBJECT ${cuda_host_sources})
 cortado_target(cortado_cuda_host)
@@ -61,3 +65,31 @@ list(LENGTH cuda_sources count)
 math(EXPR half "(${count} + 1) / 2")
 set_target_properties(cortado_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${half})
 target_link_libraries(cortado_cuda PUBLIC cortado PRIVATE CUDA::cudart_static)
+
+# cuSOLVER, and the libraries it is linked with: the toolkit's, or those of NVIDIA's Python packages (nvidia-cusolver,
+# -cublas, -cusparse and -nvjitlink) in the checkout's .venv or in the folder that CORTADO_CUDA_PACKAGES of the environment
+# names, site-packages/nvidia/cu13. The packages have libraries under full names only.
+file(GLOB cuda_of_python LIST_DIRECTORIES true "${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13")
+set(places ${CUDAToolkit_LIBRARY_DIR} ENV CORTADO_CUDA_PACKAGES PATHS ${cuda_of_python})
+find_path(CUSOLVER_INCLUDE_DIR cusolverDn.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${places} PATH_SUFFIXES include)
+find_library(CUSOLVER_LIBRARY NAMES cusolver libcusolver.so.12 libcusolver.so.11 HINTS ${places} PATH_SUFFIXES lib)
+if(CUSOLVER_INCLUDE_DIR AND CUSOLVER_LIBRARY)
+  message(STATUS "cuSOLVER in ${CUSOLVER_INCLUDE_DIR}: building cortado_cuda_kfac")
+  add_library(cortado_cuda_kfac STATIC ${cuda_kfac_sources})
+  add_library(cortado::cortado_cuda_kfac ALIAS cortado_cuda_kfac)
+  cortado_target(cortado_cuda_kfac)
+  set_target_properties(cortado_cuda_kfac PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_include_directories(cortado_cuda_kfac PRIVATE "${PROJECT_SOURCE_DIR}/src")
+  target_include_directories(cortado_cuda_kfac SYSTEM PRIVATE "${CUSOLVER_INCLUDE_DIR}")
+  target_link_libraries(cortado_cuda_kfac PUBLIC cortado PRIVATE cortado_cuda "${CUSOLVER_LIBRARY}" CUDA::cudart_static)
+else()
+  message(STATUS "cuSOLVER: not found (CORTADO_CUDA_PACKAGES says where), cortado_cuda_kfac is left out")
+endif()
+
+add_custom_target(cuda) # all that needs CUDA, its tests and benchmarks included: tools/ci/cuda and tools/gpu_check build it
+add_dependencies(cuda cortado_cuda)
+foreach(library cortado_nccl cortado_cuda_kfac)
+  if(TARGET ${library})
+    add_dependencies(cuda ${library})
+  endif()
+endforeach()

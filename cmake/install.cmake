@@ -19,8 +19,8 @@ file(WRITE "${PROJECT_BINARY_DIR}/cortado-config.cmake"
      "find_dependency(LAPACK)\n"
      "include(\"\${CMAKE_CURRENT_LIST_DIR}/cortado_targets.cmake\")\n")
 
-# A program without MPI or NCCL needs neither to be there.
-function(cortado_install_transport name package found)
+# A program without MPI, NCCL or CUDA needs none of them to be there.
+function(cortado_install_library_with name package found)
   if(TARGET cortado_${name})
     install(TARGETS cortado_${name} EXPORT cortado_${name}_targets)
     install(EXPORT cortado_${name}_targets NAMESPACE cortado:: DESTINATION "${package_dir}")
@@ -31,8 +31,10 @@ function(cortado_install_transport name package found)
          "endif()\n")
   endif()
 endfunction()
-cortado_install_transport(mpi "MPI QUIET COMPONENTS CXX" MPI_CXX_FOUND)
-cortado_install_transport(nccl "CUDAToolkit QUIET" CUDAToolkit_FOUND)
+cortado_install_library_with(mpi "MPI QUIET COMPONENTS CXX" MPI_CXX_FOUND)
+cortado_install_library_with(nccl "CUDAToolkit QUIET" CUDAToolkit_FOUND)
+cortado_install_library_with(cuda "CUDAToolkit QUIET" CUDAToolkit_FOUND)
+cortado_install_library_with(cuda_kfac "CUDAToolkit QUIET" CUDAToolkit_FOUND)
 
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/cortado-config-version.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/cortado-config.cmake" "${PROJECT_BINARY_DIR}/cortado-config-version.cmake"

@@ -145,9 +145,10 @@ class PyEngine {
   using Tensor = std::tuple<std::string, int, std::int64_t, std::int64_t, int, bool>;
 
   // `what`: a specification, one of auto, or the JSON text of a plan. `takes_buffers` and `transport_version` as in
-  // AutoOptions.
+  // AutoOptions. `timeout_s`: instead of that of `what`.
   PyEngine(const nb::list& tensors, const std::string& what, nb::object group, int rank, int world_size,
-           const std::string& group_name, bool takes_buffers, const std::string& transport_version)
+           const std::string& group_name, bool takes_buffers, const std::string& transport_version,
+           std::optional<double> timeout_s)
       : communicator_(std::move(group), rank, world_size, group_name) {
     std::vector<cortado::EngineTensor> list;
     for (nb::handle item : tensors) {
@@ -160,21 +161,25 @@ class PyEngine {
     }
     if (is_plan(what)) {
       const cortado::Plan plan = unwrap(cortado::plan_from_json(what));
+      cortado::EngineOptions options;
+      options.timeout_s = timeout_s.value_or(options.timeout_s);
       engine_ = unwrapped_without_gil(
-          [&] { return cortado::Engine::create(std::move(list), plan, {}, communicator_.get()); });
+          [&] { return cortado::Engine::create(std::move(list), plan, options, communicator_.get()); });
       return;
     }
     if (cortado::is_auto_spec(what)) {
       cortado::AutoOptions options = unwrap(cortado::AutoOptions::parse(what));
       options.takes_buffers = takes_buffers;
       options.transport_version = transport_version;
+      options.timeout_s = timeout_s.value_or(options.timeout_s);
       auto made = unwrapped_without_gil(
           [&] { return cortado::AutoEngine::create(std::move(list), options, communicator_.get()); });
       auto_ = made.get();
       engine_ = std::move(made);
       return;
     }
-    const cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(what));
+    cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(what));
+    options.timeout_s = timeout_s.value_or(options.timeout_s);
     engine_ =
         unwrapped_without_gil([&] { return cortado::Engine::create(std::move(list), options, communicator_.get()); });
   }
@@ -547,9 +552,9 @@ NB_MODULE(_core, m) {
 
   nb::class_<PyEngine>(m, "Engine", "cortado::Engine over a process group given as a Python object.")
       .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&, bool,
-                    const std::string&>(),
+                    const std::string&, std::optional<double>>(),
            "tensors"_a, "what"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a, "takes_buffers"_a = false,
-           "transport_version"_a = "")
+           "transport_version"_a = "", "timeout_s"_a = nb::none())
       .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
            "holds_zero_gradients"_a = false)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)

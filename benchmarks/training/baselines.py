@@ -86,7 +86,7 @@ def _outside_range(sent, received, state) -> float:
         rows, columns = matrix.shape
         rank = min(state.matrix_approximation_rank, rows, columns)
         if (rows + columns) * rank < rows * columns:
-            basis = torch.linalg.qr(low_rank @ torch.randn(columns, rank))[0]  # spans P
+            basis = torch.linalg.qr(low_rank @ torch.randn(columns, rank, device=matrix.device))[0]  # spans P
             total_squared += matrix.square().sum().item()
             lost_squared += (matrix - basis @ (basis.T @ matrix)).square().sum().item()
     return (lost_squared / max(total_squared, 1e-30)) ** 0.5

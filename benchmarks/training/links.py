@@ -104,7 +104,11 @@ class Links:
         if not self.namespaced:
             asked = "" if self.bits_per_s is None else f"; {self.rate} was asked for"
             return f"loopback, NOT shaped ({self.why_loopback}{asked})"
-        speed = "unshaped" if self.bits_per_s is None else f"{self.rate} each way (htb)"
+        speed = (
+            "unshaped"
+            if self.bits_per_s is None
+            else f"{self.rate} each way (htb, burst {htb_burst_bytes(self.bits_per_s)} B)"
+        )
         if self.machines is not None:
             speed = f"{self.machines} machines of unshaped links, the link of each to the others {speed}"
         return f"one network namespace a worker, {speed}, TCP {CONGESTION_CONTROL}"

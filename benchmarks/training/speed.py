@@ -52,6 +52,7 @@ def measure(model: str, rate: str, options) -> dict:
         "discard": options.discard,
         "timed": options.timed,
         "warm_up_steps": 4,  # dense steps (start_step) and DDP's bucket rebuild
+        "device": options.device,
     }
     record = {
         "model": model,
@@ -60,7 +61,7 @@ def measure(model: str, rate: str, options) -> dict:
         "started": time.strftime("%Y-%m-%d %H:%M"),
         "machine": describe_machine(),
         "ddp_flags": DDP_FLAGS,
-        **{key: config[key] for key in ("rounds", "discard", "timed", "warm_up_steps")},
+        **{key: config[key] for key in ("rounds", "discard", "timed", "warm_up_steps", "device")},
         "blocks": [],
         "results": {name: {} for name in options.methods},
     }
@@ -95,6 +96,7 @@ def parse_arguments():
     parser.add_argument("--discard", type=int, default=4, help="untimed steps a method and round")
     parser.add_argument("--timed", type=int, default=8, help="timed steps a method and round")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: one for all workers (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()

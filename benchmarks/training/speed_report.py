@@ -41,7 +41,7 @@ def section(record: dict) -> str:
     flags = ", ".join(f"{key}={value}" for key, value in record["ddp_flags"].items())
     tuning = record.get("bucket_tuning_ms", {})
     lines = [
-        f"- {record['started']}; {machine}; one thread a worker, pinned alternately",
+        f"- {record['started']}; {machine}; {placement(record)}",
         f"- {record['workers']} workers; links: {record['links']}",
         f"- {record['rounds']} rounds in rotation; {step_counts(record)}",
         f"- DDP flags of all methods: {flags}",
@@ -52,6 +52,11 @@ def section(record: dict) -> str:
         lines.append(f"- `ddp-tuned` is the fastest of: {tried}")
     table = markdown_table(HEADER, [row(record, name) for name in record["results"]])
     return "\n\n".join([f"## {record['model']}, {record['rate']}", "\n".join(lines), table])
+
+
+def placement(record: dict) -> str:
+    where = "pinned alternately" if record.get("device", "cpu") == "cpu" else "all on one CUDA device"
+    return f"one thread a worker, {where}"
 
 
 def step_counts(record: dict) -> str:

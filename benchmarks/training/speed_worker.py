@@ -32,11 +32,11 @@ def timed_steps(trainer: Trainer, discard: int, timed: int) -> dict:
     }
 
 
-def tune_bucket_cap(task) -> str:
+def tune_bucket_cap(task, device: str) -> str:
     """The fastest of DDP's bucket sizes here, as a method name that all ranks agree on."""
     times_ms = {}
     for cap in TUNING_CAPS_MIB:
-        trainer = Trainer(task, f"ddp @ {cap}")
+        trainer = Trainer(task, f"ddp @ {cap}", device=device)
         times_ms[cap] = timed_steps(trainer, discard=2, timed=2)["step_ms"]
     best = min(times_ms, key=times_ms.get)
     emit("tuned", times_ms=times_ms, best_mib=best)
@@ -46,8 +46,8 @@ def tune_bucket_cap(task) -> str:
 def prepare(task, name: str, config: dict) -> tuple[Trainer, tuple[int, int]]:
     """A trainer past its dense steps and DDP's bucket rebuild; its untimed and timed steps a round."""
     emit("preparing", method=name)
-    resolved = tune_bucket_cap(task) if name == TUNED else name
-    trainer = Trainer(task, resolved)
+    resolved = tune_bucket_cap(task, config["device"]) if name == TUNED else name
+    trainer = Trainer(task, resolved, device=config["device"])
     for _ in range(config["warm_up_steps"]):
         _, seconds = trainer.step()
     slow = mean_over_ranks([seconds])[0] > SLOW_STEP_S  # all ranks agree

@@ -4,7 +4,7 @@
     python benchmarks/training/topology.py          # needs root; two to three minutes; writes topology.md
 
 Two machines of two ranks each: network namespaces, unshaped links within a machine, one link of 200 Mb/s between them.
-One tensor is exchanged again and again under plans of one bucket, over Gloo.
+Tensors are exchanged again and again over Gloo: one where bytes are counted, eight, of a bucket each, where times are.
 
 bytes      what the four interfaces have sent, against what follows from the plan: for each of its collectives the least
            that a group of n ranks has to send, and 66 B of headers (Ethernet, IP, TCP) for each packet sent.
@@ -210,7 +210,7 @@ def write_report(large: dict, small: dict, timed: dict, options) -> bool:
     parts = [
         "# Schemes on the wire: bytes, and what hierarchy gains",
         f"`python benchmarks/training/topology.py`; commit {source_commit()}; {machine}. 2 machines of 2 ranks, "
-        f"network namespaces, {options.rate} between machines and unshaped links within; one tensor a message, "
+        f"network namespaces, {options.rate} between machines and unshaped links within; a message a tensor, "
         f"{options.steps} steps after one that is not counted; Gloo.",
         f"## Bytes, {LARGE_ELEMS:,} values",
         "Of one step, all ranks together. Payloads: the least that the plan's collectives must send. Headers: "

@@ -17,14 +17,17 @@ GLOO_TIMEOUT_S = 240
 
 
 def start_worker() -> dict:
-    """Pins this rank to a core, joins the group, and returns the configuration (first argument)."""
+    """Pins this rank to a core, joins the group, and returns the configuration (first argument). With a device, whose
+    driver has threads of its own, the rank has its share of the cores."""
+    config = json.loads(sys.argv[1])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    shared = config.get("device", "cpu") == "cpu" or len(cores) < world
+    os.sched_setaffinity(0, {cores[rank % len(cores)]} if shared else set(cores[rank::world]))
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=GLOO_TIMEOUT_S)
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timeout)
-    return json.loads(sys.argv[1])
+    return config
 
 
 def emit(event: str, **fields) -> None:
@@ -51,9 +54,10 @@ def sent_bytes() -> int | None:
 class Trainer:
     """Equal seeds give equal initial weights and equal batches, whatever the method."""
 
-    def __init__(self, task: Task, method: str, seed: int = 0):
+    def __init__(self, task: Task, method: str, seed: int = 0, device: str = "cpu"):
         torch.manual_seed(seed)
-        self.wrapped = wrap(task.build(), method)
+        self.device = device
+        self.wrapped = wrap(task.build().to(device), method)
         self.loss = task.loss
         self.optimizer = task.optimizer(self.wrapped.ddp.parameters())
         self.batches = task.batches(1000 * seed + dist.get_rank())
@@ -61,7 +65,7 @@ class Trainer:
 
     def step(self) -> tuple[float, float]:
         """One training step; returns this rank's loss and the seconds it took."""
-        inputs, targets = next(self.batches)
+        inputs, targets = (each.to(self.device) for each in next(self.batches))
         start = time.perf_counter()
         self.optimizer.zero_grad()
         with self.wrapped.step_context():
@@ -85,7 +89,7 @@ class Trainer:
     def replicas_equal(self) -> bool:
         """Whether every rank has the same parameters, bit for bit."""
         tensors = [parameter.detach() for parameter in self.wrapped.ddp.parameters()]
-        digest = torch.stack([x.view(torch.int32).to(torch.int64).sum() for x in tensors])
+        digest = torch.stack([x.view(torch.int32).to(torch.int64).sum() for x in tensors]).cpu()
         low, high = digest.clone(), digest.clone()
         dist.all_reduce(low, dist.ReduceOp.MIN)
         dist.all_reduce(high, dist.ReduceOp.MAX)

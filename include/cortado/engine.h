@@ -116,6 +116,8 @@ struct StepContext {
   // True: a tensor whose gradient is all zeros here sends nothing in this step and its residual waits. For frameworks
   // that drop what arrives for a parameter that no rank has used.
   bool holds_zero_gradients = false;
+  // Engines on a device (cortado/cuda.h): the cudaStream_t that computes the gradients, and goes on with the means.
+  void* device_stream = nullptr;
 };
 
 // The kept copy of the local gradient of a tensor; nullptr stands for all zeros. Called only to undo a non-finite step.
@@ -214,6 +216,10 @@ class Engine {
   virtual Status submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) = 0;
 
   virtual Result<StepOutcome> finish_step(const LocalGradient& local_gradient = {}) = 0;
+
+  // Between steps: what the next step is called in errors, reports and events, where this engine takes over from
+  // another one. Steps begin at 0; after load_state() they go on from the step of the state.
+  virtual void set_first_step(std::int64_t step) = 0;
 
   // Gives up the step in hand after an error of the caller's; the engine can't be used afterwards.
   virtual void abandon(const std::string& why) = 0;

@@ -118,6 +118,8 @@ std::string_view kfac_strategy_name(KfacStrategy strategy);  // "COMM-OPT" ...
 
 enum class KfacInverse : std::uint8_t { kEigen, kCholesky };
 
+class KfacInverter;  // who inverts factors: src/kfac/inverter.h
+
 struct KfacOptions {
   KfacStrategy strategy = KfacStrategy::kCommOpt;
   int workers = 0;  // kHybridOpt: a divisor of the world size
@@ -128,10 +130,14 @@ struct KfacOptions {
   bool colocate_factors = true;  // one rank inverts both factors of a layer
   bool balance_memory = false;   // assignment by n^2 instead of n^3
 
-  OwnerGatherOptions gradients;             // codec, feedback and aggregation of preconditioned gradients
+  OwnerGatherOptions gradients;  // codec, feedback and aggregation of preconditioned gradients
+  // Whether set_compression() will be called. HYBRID-OPT needs to know: rows of ranks exchange gradients apart from
+  // each other, so there every step() then compares the codec over all ranks first (one all-gather of 1 KB a rank).
+  bool compression_changes = false;
   std::string factor_compression = "none";  // codec of factors, and of eigenvectors or inverses
   double timeout_s = 1800;                  // of each wait for a collective
   int threads = 1;                          // that invert factors, the caller's included; results do not depend on it
+  std::shared_ptr<KfacInverter> inverter;   // null: these threads; a CUDA device: cortado/kfac_cuda.h
 
   // With "auto" as one of the two codecs: before the first message of a kind, and before the 10th, 100th, ... after it,
   // each rank encodes what it is about to send with every candidate, and rank 0 predicts from these sizes and from its
@@ -141,7 +147,8 @@ struct KfacOptions {
   double min_gain = 0.05;
 };
 
-// May change from step to step; the same on all ranks.
+// May change from step to step; the same on all ranks, which compare the numbers where they exchange gradients (within
+// a row of the grid) and inverses (within a column).
 struct KfacHyperparameters {
   double factor_decay = 0.95;
   double damping = 1e-3;
@@ -249,7 +256,7 @@ struct KfacLayerState {
   std::vector<float> residual;  // of the preconditioned gradient, g x a for each group
 };
 struct KfacState {
-  std::string strategy;  // describes options that states must share
+  std::string strategy;  // and the other options it was saved with, for people: loading takes any
   int world_size = 1;
   int rank = 0;
   std::int64_t step = 0;
@@ -280,7 +287,8 @@ class Kfac {
   // Preconditions. `gradients` has one entry a layer, averaged over ranks (by the caller, or by reduce_gradients()).
   virtual Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) = 0;
 
-  // From the next step on, on all ranks in the same one: the codec of preconditioned gradients; of factors and of
+  // From the next step on, on all ranks in the same one, else that step ends with an error on all: the codec of
+  // preconditioned gradients (kFailedPrecondition in HYBRID-OPT without compression_changes); of factors and of
   // eigenvectors or inverses.
   virtual Status set_compression(std::string_view spec) = 0;
   virtual Status set_factor_compression(std::string_view spec) = 0;
@@ -294,7 +302,8 @@ class Kfac {
 
   // Between steps. Loading takes of each layer what it finds in one or several states (those of all ranks of a job of
   // another world size or strategy, in any order) and returns a sentence about what it did not find and began anew, or
-  // an empty string. Inverses that are not there are computed from the factors. All ranks load at the same point.
+  // an empty string. Inverses that are not there, or of the other kind, are computed from the factors in the next step.
+  // All ranks load at the same point; if a state does not fit on one of them, all get an error and nothing has changed.
   virtual KfacState save_state(bool with_inverses = true) const = 0;
   virtual Result<std::string> load_state(std::span<const KfacState> states) = 0;
 };

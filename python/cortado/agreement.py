@@ -11,7 +11,7 @@ _TEXT_BYTES = 400
 
 
 @contextlib.contextmanager
-def on_all_ranks(group, failed_to):
+def on_all_ranks(group, failed_to, timeout_s=SETUP_TIMEOUT_S):
     """An error in the body, on whichever rank, is raised on all of them, before they wait for each other."""
     error = None
     try:
@@ -20,7 +20,7 @@ def on_all_ranks(group, failed_to):
         error = raised
     text = "" if error is None else str(error) or type(error).__name__
     try:
-        texts = group.all_gather(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), SETUP_TIMEOUT_S)
+        texts = group.all_gather(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), timeout_s)
     except RuntimeError as broken:
         raise error or PeerError(f"every rank must take part: {broken}", "peer failed") from broken
     if error is not None:

@@ -13,11 +13,15 @@ from .errors import MismatchError, SpecError
 from .group import TorchGroup
 from .parameters import engine_tensors
 from .reporting import Report
+from .side_stream import device_of, side_stream_of
 from .spec import text_for_engine
 from .trace import Trace
+from .transfers import DeviceTransfers, HostTransfers
 
 _STATE_FORMAT = "cortado.state/1"
 _STATE_KEYS = ("residual", "basis", "velocity")  # of each tensor, beside its places
+
+_NOTHING = _core.BucketMap([], [])
 
 _failed = []  # attachments whose collectives may still write to the engine's memory; kept until the process ends
 _open = weakref.WeakSet()
@@ -50,13 +54,15 @@ class Attachment:
 
     takes_buffers = False
 
-    def __init__(self, plan, list_parameters, process_group, grad_scaler, check_replicas, verbose):
+    def __init__(self, plan, list_parameters, process_group, grad_scaler, check_replicas, timeout_s, verbose):
         self._group = TorchGroup(process_group)
         self._grad_scaler = grad_scaler
         self._check_interval = check_replicas
+        self._timeout_s = timeout_s
         self._steps_begun = 0
         self._engine = self._make_engine(plan, list_parameters)
         self._group.set_timeout(self._engine.timeout_s)
+        self._transfers = self._make_transfers()
         self.spec = self._engine.spec
         self._failure = None  # what ended the exchange
         self._hook_ns = 0  # of this rank's thread in the calls of autograd
@@ -69,15 +75,46 @@ class Attachment:
             named = list_parameters()
             if not isinstance(self._check_interval, int) or not 0 <= self._check_interval < 2**63:
                 raise SpecError(f"check_replicas is a number of steps, or 0 for never; got {self._check_interval!r}")
+            is_time = isinstance(self._timeout_s, int | float) and 0.001 <= self._timeout_s <= 1e6
+            if self._timeout_s is not None and not is_time:
+                raise SpecError(f"timeout_s is from 0.001 to 1e6 seconds, or None; got {self._timeout_s!r}")
             what = text_for_engine(plan)
             tensors = engine_tensors(named)
+            self._device = device_of(named)
+            self._side_stream = side_stream_of(self._device)
         self._names = [name for name, _, _ in named]
         self._parameters = [parameter for _, parameter, _ in named]
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
         self._agree_on_arguments()
         group = self._group
         version = f"torch {torch.__version__}"
-        return _core.Engine(tensors, what, group, group.rank, group.world_size, group.name, self.takes_buffers, version)
+        return _core.Engine(
+            tensors,
+            what,
+            group,
+            group.rank,
+            group.world_size,
+            group.name,
+            self.takes_buffers,
+            version,
+            self._timeout_s,
+        )
+
+    def _make_transfers(self):
+        if self._side_stream is None:
+            return HostTransfers()
+        return DeviceTransfers(self._side_stream, self._poll, self._group, self._engine.timeout_s)
+
+    @property
+    def _submits_buffers(self):
+        return self._engine.sends_buffers or (self.takes_buffers and self._engine.is_auto)
+
+    def _poll(self):
+        """Lets the engine take in what has arrived from peers."""
+        if self._submits_buffers:
+            self._engine.submit_buffer(_NOTHING, 0, 0, 0)
+        else:
+            self._engine.submit(_NOTHING, 0)
 
     def _agree_on_arguments(self):
         own = struct.pack("<?q", self._grad_scaler is not None, self._check_interval)
@@ -118,7 +155,8 @@ class Attachment:
 
     def report(self):
         """What was sent, lost and not compressed so far, on this rank."""
-        return Report({**self._engine.report(), "hook_ns": self._hook_ns, "auto": self._engine.decision()})
+        times = {"hook_ns": self._hook_ns, "device_wait_ns": self._transfers.wait_ns}
+        return Report({**self._engine.report(), **times, "auto": self._engine.decision()})
 
     def decision(self):
         """What auto has decided and why, as a dict; None without auto.
@@ -171,7 +209,7 @@ class Attachment:
         Where some differ, every rank gets a MismatchError that names the step, the first such parameter, and the rank.
         """
         named = zip(self._names, self._parameters, strict=True) if model is None else model.named_parameters()
-        kept = [(name, tensor.detach().contiguous()) for name, tensor in named]
+        kept = [(name, tensor.detach().contiguous().cpu()) for name, tensor in named]
         self._engine.check_replicas([(name, tensor.data_ptr(), tensor.nbytes) for name, tensor in kept])
 
     def start_trace(self, capacity=100_000):

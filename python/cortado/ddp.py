@@ -8,6 +8,8 @@ everything, so that no thread of ours runs beside the training's own.
 
 import time
 import weakref
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -21,7 +23,7 @@ from .parameters import fsdp_hint, in_memory_order, trainable_of
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
 
 
-def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, verbose=True):
+def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, timeout_s=None, verbose=True):
     """Makes ``ddp`` exchange its gradients as ``plan`` says; returns the state. Call it on every rank, before backward.
 
     plan: "auto" measures, decides, and goes on watching; "auto(quality=safe)", balanced (default) or aggressive says
@@ -30,6 +32,7 @@ def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, verbose=True
         .json of a file that holds such a dict or a plan.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
+    timeout_s: longest wait for a peer, in place of what a codec string says; a plan has none, and waits 1800 s.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
     The returned state has state_dict(), load_state_dict(), report(), decision(), check_replicas() and trace().
@@ -39,7 +42,7 @@ def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, verbose=True
     if not dist.is_initialized():
         raise refusal or CortadoError("attach needs a process group: call torch.distributed.init_process_group first")
     group = ddp.process_group if is_ddp else None
-    state = DdpState(plan, ddp, group, grad_scaler, check_replicas, verbose, refusal=refusal)
+    state = DdpState(plan, ddp, group, grad_scaler, check_replicas, timeout_s, verbose, refusal=refusal)
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
@@ -68,14 +71,14 @@ def _refusal(ddp):
     return None
 
 
-def ddp_hook(plan, model, *, process_group=None, grad_scaler=None, check_replicas=0, verbose=True):
+def ddp_hook(plan, model, *, process_group=None, grad_scaler=None, check_replicas=0, timeout_s=None, verbose=True):
     """The (state, hook) pair for ``ddp.register_comm_hook`` or Lightning's DDPStrategy.
 
     model is the module that will be wrapped (or the DDP itself); it gives the parameters their names.
     """
     if process_group is None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
         process_group = model.process_group
-    return DdpState(plan, model, process_group, grad_scaler, check_replicas, verbose), hook
+    return DdpState(plan, model, process_group, grad_scaler, check_replicas, timeout_s, verbose), hook
 
 
 def report(attached):
@@ -96,17 +99,17 @@ class DdpState(Attachment):
 
     takes_buffers = True
 
-    def __init__(self, plan, model, process_group, grad_scaler, check_replicas, verbose, *, refusal=None):
+    def __init__(self, plan, model, process_group, grad_scaler, check_replicas, timeout_s, verbose, *, refusal=None):
         def list_parameters():
             if refusal is not None:
                 raise refusal
             return _exchanged_by(model)
 
-        super().__init__(plan, list_parameters, process_group, grad_scaler, check_replicas, verbose)
-        self._maps = {}  # bucket index -> (parameters, BucketMap)
-        self._pending = []
+        super().__init__(plan, list_parameters, process_group, grad_scaler, check_replicas, timeout_s, verbose)
+        self._places = {}  # by bucket index
+        self._pending = []  # (future, buffer, its gradients in host memory, place) of this step's buckets
         self._step_begun = False
-        self._copies = []  # gradients copied into DDP's memory layout to undo a step
+        self._copies = []  # gradients copied to undo a step
 
     def on_bucket(self, bucket):
         start_ns = time.perf_counter_ns()
@@ -122,23 +125,32 @@ class DdpState(Attachment):
         buffer = bucket.buffer()
         if not self._step_begun:
             self._begin(bucket, buffer)
-        if self._engine.sends_buffers or self._engine.is_auto:
-            dtype = DTYPE_CODES[buffer.dtype]
-            self._engine.submit_buffer(self._map(bucket, buffer), buffer.data_ptr(), buffer.numel(), dtype)
-        else:
-            self._engine.submit(self._map(bucket, buffer), buffer.data_ptr())
-        future = torch.futures.Future()
-        self._pending.append((future, buffer))
+        place = self._place(bucket, buffer)
+        host = buffer
+        if not self._transfers.in_place:
+            host = place.host_copy(buffer, self._transfers)
+            self._transfers.fetch(host, buffer)
+        self._transfers.when_fetched(partial(self._submit, place, host))
+        future = self._transfers.future()
+        self._pending.append((future, buffer, host, place))
         if bucket.is_last():
             self._finish()
         return future
 
+    def _submit(self, place, host):
+        if self._submits_buffers:
+            self._engine.submit_buffer(place.map, host.data_ptr(), host.numel(), DTYPE_CODES[host.dtype])
+        else:
+            self._engine.submit(place.map, host.data_ptr())
+
     def _begin(self, bucket, buffer):
-        if buffer.is_sparse or buffer.device.type != "cpu":
+        if buffer.is_sparse or buffer.device != self._device:
             raise SpecError(
-                f"cortado exchanges dense CPU gradients for now; this bucket is {buffer.layout} on {buffer.device}"
+                f"cortado exchanges dense gradients, of a model that was on {self._device} when it was attached; this "
+                f"bucket is {buffer.layout} on {buffer.device}"
             )
-        self._begin_step(self._keeps_gradients(bucket))
+        # On a device the bucket itself stays as it is until the step has ended.
+        self._begin_step(not self._transfers.in_place or self._keeps_gradients(bucket))
         self._step_begun = True
 
     @staticmethod
@@ -149,13 +161,15 @@ class DdpState(Attachment):
                 return parameter.grad.data_ptr() != view.data_ptr()
         return False
 
-    def _map(self, bucket, buffer):
+    def _place(self, bucket, buffer):
         """Where each tensor lies in the bucket; kept until DDP rebuilds its buckets."""
         parameters = bucket.parameters()
-        known = self._maps.get(bucket.index())
-        if known is not None and len(known[0]) == len(parameters):
-            if all(a is b for a, b in zip(known[0], parameters, strict=True)):
-                return known[1]
+        known = self._places.get(bucket.index())
+        if known is not None and len(known.parameters) == len(parameters):
+            if all(a is b for a, b in zip(known.parameters, parameters, strict=True)):
+                return known
+        if known is not None:
+            self._places.clear()
         tensors, offsets = [], []
         for parameter, view in zip(parameters, bucket.gradients(), strict=True):
             index = self._index.get(parameter)
@@ -166,17 +180,20 @@ class DdpState(Attachment):
                 )
             tensors.append(index)
             offsets.append(view.data_ptr() - buffer.data_ptr() if view.numel() else 0)
-        made = _core.BucketMap(tensors, offsets)
-        self._maps[bucket.index()] = (parameters, made)
+        made = _Place(parameters, dict(zip(tensors, offsets, strict=True)), _core.BucketMap(tensors, offsets))
+        self._places[bucket.index()] = made
         return made
 
     def _finish(self):
-        self._finish_step(self._local_gradient)
+        self._transfers.hand_over_all()
+        self._finish_step(self._local_gradient if self._transfers.in_place else self._gradient_on_device)
         pending, self._pending = self._pending, []
         self._step_begun = False
         self._copies.clear()
-        for future, buffer in pending:
-            future.set_result(buffer)
+        for future, buffer, host, _ in pending:
+            if host is not buffer:
+                self._transfers.send(buffer, host)
+            self._transfers.complete(future, buffer)
 
     def _local_gradient(self, index):
         """Address of the gradient that DDP kept for tensor ``index``, in the memory order of its bucket; 0 if None."""
@@ -187,6 +204,31 @@ class DdpState(Attachment):
         gradient = in_memory_order(parameter, gradient)
         self._copies.append(gradient)
         return gradient.data_ptr()
+
+    def _gradient_on_device(self, index):
+        """The same, of gradients on a device, where they are still in their bucket."""
+        for _, buffer, _, place in self._pending:
+            if index in place.offsets:
+                start = place.offsets[index]
+                end = start + self._parameters[index].nbytes
+                self._copies.append(self._transfers.read(buffer.view(torch.uint8)[start:end]))
+                return self._copies[-1].data_ptr()
+        return 0
+
+
+@dataclass
+class _Place:
+    """What one bucket holds."""
+
+    parameters: list
+    offsets: dict  # bytes, by tensor index
+    map: _core.BucketMap
+    host: torch.Tensor | None = None  # of gradients on a device: where they are copied to
+
+    def host_copy(self, buffer, transfers):
+        if self.host is None:
+            self.host = transfers.host_memory(buffer)
+        return self.host
 
 
 def _exchanged_by(model):

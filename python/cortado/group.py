@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from .errors import SpecError
 from .noticeboard import Noticeboard, first_line
 
 # Codes of cortado/tensor_view.h.
@@ -35,7 +36,7 @@ class TorchGroup:
         self._whole = whole if whole is not None else self
         self.rank = dist.get_rank(self._group)
         self.world_size = dist.get_world_size(self._group)
-        self.name = str(dist.get_backend(self._group))
+        self.name = _backend_for_host_memory(self._group)
         self._works = {}
         self._tensors = {}
         if whole is None:
@@ -91,7 +92,7 @@ class TorchGroup:
                     raise self.failure(f"collective failed: {first_line(error)}") from error
                 if started.handle.is_completed():  # it ended well just after the slice did
                     return self._end(work)
-            if self._board.somebody_failed():
+            if self.peer_has_failed():
                 raise self.failure("a peer reported a failure")
             if time.monotonic() >= deadline:
                 raise TimeoutError(str(self.failure(f"no result within {timeout_s:g} s")))
@@ -108,6 +109,12 @@ class TorchGroup:
         except RuntimeError:
             return False
         return True
+
+    def all_reduce(self, tensor, timeout_s):
+        """Sums a tensor over the ranks, in place."""
+        work = "all_reduce"  # the engine's are numbers
+        self._works[work] = _Started(self._group.allreduce([tensor], self._options(dist.AllreduceOptions())))
+        self.wait(work, timeout_s)
 
     def all_gather(self, sent, timeout_s):
         own = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
@@ -208,6 +215,9 @@ class TorchGroup:
 
     # ---- failures
 
+    def peer_has_failed(self):
+        return self._board.somebody_failed()
+
     def announce(self, why):
         """Tells the other ranks that this one takes no further part; they stop waiting for it within about a second."""
         self._board.announce(why)
@@ -249,6 +259,17 @@ class _Started:
     handle: object  # of torch.distributed
     held: object = None  # memory that must stay until the end
     finish: object = None  # what is to be done then
+
+
+def _backend_for_host_memory(group):
+    """Its name. What the engine sends lies in host memory, on whichever device gradients are."""
+    try:
+        return group._get_backend(torch.device("cpu")).name()
+    except RuntimeError as error:
+        raise SpecError(
+            f'the process group "{dist.get_backend(group)}" can not send what lies in host memory, as what cortado '
+            'sends does: make it with init_process_group("cpu:gloo,cuda:nccl"), so that the rest keeps using NCCL'
+        ) from error
 
 
 def _sum_in_rank_order(parts, result):

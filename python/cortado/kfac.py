@@ -13,7 +13,7 @@ from . import _core
 from .agreement import on_all_ranks
 from .attachment import holder_of
 from .calibration import calibrate
-from .errors import MismatchError, SpecError
+from .errors import MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_layers import find_layers
 from .kfac_options import choose_strategy, one_of, scale_function, warn, without_effect
@@ -153,6 +153,7 @@ class KFAC:
                 "colocate_factors": colocate_factors,
                 "balance_memory": one_of("assignment_strategy", assignment_strategy, ("compute", "memory")) == "memory",
                 "compression": self._spec,
+                "compression_changes": callable(compression),
                 "use_error_feedback": error_feedback,
                 "aggregate": aggregate,
                 "random_seed": random_seed,
@@ -310,7 +311,6 @@ class KFAC:
         """
         if self._is_synchronized or not self._reduces():
             return
-        self._is_synchronized = True
         own = {parameter for layer in self._layers for parameter in layer.parameters}
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         others = [p for p in parameters if p not in own]
@@ -319,7 +319,11 @@ class KFAC:
         # One message: gradients that are not preconditioned, which parameters have one, who has an Inf or NaN.
         flags = torch.cat([torch.tensor([float(p.grad is not None) for p in parameters]), non_finite])
         flat = torch.cat([_dense_gradient(p).reshape(-1) for p in others] + [flags])
-        dist.all_reduce(flat, group=self._process_group)
+        try:
+            self._group.all_reduce(flat, self._options["timeout_s"])
+        except (RuntimeError, TimeoutError) as error:
+            raise PeerError(f"step {self.steps}: averaging gradients: {error}", "peer failed") from error
+        self._is_synchronized = True
         dense, flags = flat[: -len(flags)] / self._world_size, flat[-len(flags) :].tolist()
         for parameter, ranks in zip(parameters, flags, strict=False):
             if ranks and parameter.grad is None:
@@ -327,7 +331,7 @@ class KFAC:
         for parameter, mean in zip(others, dense.split([p.numel() for p in others]), strict=True):
             if parameter.grad is not None:
                 parameter.grad.copy_(mean.view(parameter.shape))
-        self._is_finite = not flags[-1]
+        self._is_finite = not flags[-1] and bool(torch.isfinite(dense).all())
         if self._is_finite:
             self._with_gradients(self._core.reduce_gradients)
         else:  # as a sum over ranks would be, so that unscale_ sees it on all of them

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
+from .agreement import on_all_ranks
 from .errors import CortadoError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .spec import spec_from
@@ -46,17 +47,18 @@ class CompressedAllGather:
     ):
         if not dist.is_initialized():
             raise CortadoError("a gather needs a process group: call torch.distributed.init_process_group first")
-        self._group = TorchGroup(process_group)
-        if len(tensors) != len(owners):
-            raise SpecError(f"expected one owner a tensor, got {len(tensors)} tensors and {len(owners)} owners")
-        self._shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        described = [
-            self._describe(i, tensor, owner) for i, (tensor, owner) in enumerate(zip(tensors, owners, strict=True))
-        ]
-        group = self._group
+        self._group = group = TorchGroup(process_group)
+        with on_all_ranks(group, "could not make a CompressedAllGather", timeout_s):
+            if len(tensors) != len(owners):
+                raise SpecError(f"expected one owner a tensor, got {len(tensors)} tensors and {len(owners)} owners")
+            self._shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+            described = [
+                self._describe(i, tensor, owner) for i, (tensor, owner) in enumerate(zip(tensors, owners, strict=True))
+            ]
+            spec = spec_from(codec)
         self._core = _core.OwnerGather(
             described,
-            spec_from(codec),
+            spec,
             error_feedback,
             aggregate,
             random_seed,
@@ -81,14 +83,21 @@ class CompressedAllGather:
     @torch.no_grad()
     def __call__(self, tensors):
         """One exchange, in place."""
-        if [(tuple(tensor.shape), tensor.dtype) for tensor in tensors] != self._shapes:
-            raise SpecError("these tensors have other shapes or dtypes than those the gather was made for")
-        dense = [tensor.contiguous() for tensor in tensors]
+        try:
+            dense = self._dense(tensors)
+        except Exception as error:
+            self._group.announce(str(error))  # or the other ranks would wait for this one
+            raise
         self._core.run(self._step, [tensor.data_ptr() for tensor in dense])
         self._step += 1
         for tensor, copy in zip(tensors, dense, strict=True):
             if tensor.data_ptr() != copy.data_ptr():
                 tensor.copy_(copy)
+
+    def _dense(self, tensors):
+        if [(tuple(tensor.shape), tensor.dtype) for tensor in tensors] != self._shapes:
+            raise SpecError("these tensors have other shapes or dtypes than those the gather was made for")
+        return [tensor.contiguous() for tensor in tensors]
 
     def set_codec(self, codec):
         """From the next exchange on; on all ranks."""

@@ -8,6 +8,7 @@ during the backward pass and travel meanwhile; wait() hands over what is missing
 import contextlib
 import time
 import weakref
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -38,6 +39,7 @@ class Reducer(Attachment):
     init_sync: parameters (and a module's buffers) start equal to those of the group's first rank, as with DDP.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
+    timeout_s: as for cortado.attach.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
     A parameter without a gradient counts as zeros here. If every rank is without one, its .grad stays None; else it is
@@ -47,7 +49,16 @@ class Reducer(Attachment):
     """
 
     def __init__(
-        self, params, plan="auto", *, group=None, init_sync=True, grad_scaler=None, check_replicas=0, verbose=True
+        self,
+        params,
+        plan="auto",
+        *,
+        group=None,
+        init_sync=True,
+        grad_scaler=None,
+        check_replicas=0,
+        timeout_s=None,
+        verbose=True,
     ):
         if not dist.is_initialized():
             raise CortadoError("Reducer needs a process group: call torch.distributed.init_process_group first")
@@ -60,12 +71,13 @@ class Reducer(Attachment):
             _check(trainable)
             return trainable
 
-        super().__init__(plan, list_parameters, group, grad_scaler, check_replicas, verbose)
+        super().__init__(plan, list_parameters, group, grad_scaler, check_replicas, timeout_s, verbose)
         if init_sync:
             _broadcast([tensor for _, tensor in named_tensors], group)
         # Shape, dtype and order in memory as the engine knows them; of no memory.
         self._templates = [torch.empty_like(parameter, device="meta") for parameter in self._parameters]
-        self._carrier = (_Buckets if self._engine.sends_buffers else _InPlace)(self._engine, self._templates)
+        carrier = _Buckets if self._engine.sends_buffers else _InPlace
+        self._carrier = carrier(self._engine, self._templates, self._transfers)
         self._used = _UsedTensors(self._group, self._names)
         self._given = [None] * len(self._parameters)  # gradients handed over in this step, and their versions
         self._step_begun = False
@@ -117,10 +129,10 @@ class Reducer(Attachment):
 
     def _check_gradient(self, index, gradient):
         template = self._templates[index]
-        if gradient.layout is not torch.strided or gradient.device.type != "cpu":
+        if gradient.layout is not torch.strided or gradient.device != self._device:
             raise SpecError(
-                f'cortado exchanges dense CPU gradients for now; that of "{self._names[index]}" is '
-                f"{gradient.layout} on {gradient.device}"
+                f"cortado exchanges dense gradients, of parameters that were on {self._device} when the Reducer was "
+                f'made; that of "{self._names[index]}" is {gradient.layout} on {gradient.device}'
             )
         if gradient.shape != template.shape or gradient.dtype != template.dtype:
             raise MismatchError(
@@ -158,11 +170,13 @@ class Reducer(Attachment):
             elif parameter.grad is not None:  # accumulated under no_sync(), or zeros
                 self._give(index, parameter.grad)
             else:
-                missing.append((index, torch.zeros_like(self._templates[index], device="cpu")))
+                missing.append((index, torch.zeros_like(self._templates[index], device=self._device)))
                 self._carrier.add(*missing[-1])
         self._carrier.flush()
+        self._transfers.hand_over_all()
         self._finish_step()
         self._carrier.deliver()
+        self._transfers.join()
         is_used = [given is not None for given in self._given]
         used = self._used.gather(is_used, self._steps_begun - 1, self._engine.timeout_s)
         for index, mean in missing:
@@ -205,16 +219,17 @@ class Reducer(Attachment):
 
 
 class _InPlace:
-    """Gradients are read and overwritten where they lie."""
+    """Gradients are read and overwritten where they lie; those on a device where they were copied to."""
 
-    def __init__(self, engine, templates):
-        self._engine, self._templates = engine, templates
+    def __init__(self, engine, templates, transfers):
+        self._engine, self._templates, self._transfers = engine, templates, transfers
+        self._host_copies = None if transfers.in_place else _make_host_copies(templates, transfers)
         self._bunch, self._bunch_bytes = [], 0
         self._missing = len(templates)
         self._copied = []  # (gradient, copy in memory order)
 
     def add(self, index, gradient):
-        ordered = in_memory_order(self._templates[index], gradient)
+        ordered = self._in_host_memory(index, gradient)
         if ordered is not gradient:
             self._copied.append((gradient, ordered))
         self._bunch.append((index, ordered.data_ptr()))
@@ -223,14 +238,21 @@ class _InPlace:
         if self._bunch_bytes >= _BUNCH_BYTES or self._missing == 0:
             self.flush()
 
+    def _in_host_memory(self, index, gradient):
+        if self._host_copies is None:
+            return in_memory_order(self._templates[index], gradient)
+        self._transfers.fetch(self._host_copies[index], gradient)
+        return self._host_copies[index]
+
     def flush(self):
         if self._bunch:
-            self._engine.submit(_core.BucketMap(*map(list, zip(*self._bunch, strict=True))), 0)
+            addresses = _core.BucketMap(*map(list, zip(*self._bunch, strict=True)))
+            self._transfers.when_fetched(partial(self._engine.submit, addresses, 0))
         self._bunch, self._bunch_bytes = [], 0
 
     def deliver(self):
         for gradient, ordered in self._copied:
-            gradient.copy_(ordered)
+            self._transfers.send(gradient, ordered)
         self._copied = []
         self._missing = len(self._templates)
 
@@ -238,16 +260,14 @@ class _InPlace:
 class _Buckets:
     """Codec none: gradients are copied into flat buffers, which are summed whole, in one order that all ranks share."""
 
-    def __init__(self, engine, templates):
-        self._engine = engine
+    def __init__(self, engine, templates, transfers):
+        self._engine, self._transfers = engine, transfers
         self._buffers, self._place = [], {}
-        for members in _split_into_buckets(templates):
-            buffer = torch.empty(sum(templates[i].numel() for i in members), dtype=templates[members[0]].dtype)
-            views = buffer.split([templates[i].numel() for i in members])
+        for members, buffer, views in _make_buffers(templates, transfers):
             offsets = [view.data_ptr() - buffer.data_ptr() for view in views]
             for index, view in zip(members, views, strict=True):
                 self._place[index] = (len(self._buffers), view.view(templates[index].shape))
-            self._buffers.append((buffer, _core.BucketMap(list(members), offsets), len(members)))
+            self._buffers.append((buffer, _core.BucketMap(members, offsets), len(members)))
         self._begin()
 
     def _begin(self):
@@ -257,12 +277,13 @@ class _Buckets:
 
     def add(self, index, gradient):
         number, view = self._place[index]
-        view.copy_(gradient)
+        self._transfers.fetch(view, gradient)
         self._gradients.append((gradient, view))
         self._missing[number] -= 1
         while self._next < len(self._buffers) and self._missing[self._next] == 0:
             buffer, members, _ = self._buffers[self._next]
-            self._engine.submit_buffer(members, buffer.data_ptr(), buffer.numel(), DTYPE_CODES[buffer.dtype])
+            what = (members, buffer.data_ptr(), buffer.numel(), DTYPE_CODES[buffer.dtype])
+            self._transfers.when_fetched(partial(self._engine.submit_buffer, *what))
             self._next += 1
 
     def flush(self):
@@ -270,8 +291,25 @@ class _Buckets:
 
     def deliver(self):
         for gradient, view in self._gradients:
-            gradient.copy_(view)
+            self._transfers.send(gradient, view)
         self._begin()
+
+
+def _make_buffers(templates, transfers):
+    """(indices, flat buffer, a flat view of it for each index), for lists that _split_into_buckets() gives."""
+    for members in _split_into_buckets(templates):
+        sizes = [templates[i].numel() for i in members]
+        buffer = transfers.host_memory(torch.empty(sum(sizes), dtype=templates[members[0]].dtype, device="meta"))
+        yield members, buffer, buffer.split(sizes)
+
+
+def _make_host_copies(templates, transfers):
+    """Memory for each gradient, in the memory order of its template."""
+    copies = [None] * len(templates)
+    for members, _, views in _make_buffers(templates, transfers):
+        for index, view in zip(members, views, strict=True):
+            copies[index] = view.as_strided(templates[index].shape, templates[index].stride())
+    return copies
 
 
 def _split_into_buckets(parameters):
@@ -351,8 +389,6 @@ def _check(trainable):
             raise SpecError(f'"{name}" is no parameter: it is computed, and autograd keeps no gradient for it')
         if type(tensor).__name__ == "DTensor":
             raise SpecError(f'"{name}" is sharded: FSDP is not supported yet')
-        if tensor.device.type != "cpu":
-            raise SpecError(f'cortado exchanges CPU gradients for now; "{name}" is on {tensor.device}')
         if tensor in seen:
             raise SpecError(f'"{name}" and "{seen[tensor]}" are the same tensor; give it once')
         seen[tensor] = name
@@ -366,7 +402,7 @@ def _check(trainable):
 def _broadcast(tensors, group):
     """All become those of the group's first rank."""
     for tensor in tensors:
-        value = tensor.contiguous()
+        value = tensor.contiguous().cpu()
         dist.broadcast(value, group=group, group_src=0)
         if value is not tensor:
             tensor.copy_(value)

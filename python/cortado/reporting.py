@@ -29,7 +29,8 @@ class Report:
     ``ratio`` (dense over payload), ``relative_error`` (relative L2, of this rank's own reconstruction in the last
     compressed step), ``messages_per_step``, ``time_by_stage_ns`` (sums over all steps), ``memory_bytes``, ``tensors``,
     ``fallbacks``, ``steps``, ``non_finite_steps``, ``last_non_finite``, ``hook_ns`` (this rank's thread in the hook),
-    ``auto`` (what auto decided, as decision() of a state has it; else None).
+    ``device_wait_ns`` (part of it: until gradients had come from their device; 0 on the CPU), ``auto`` (what auto
+    decided, as decision() of a state has it; else None).
     """
 
     def __init__(self, values):
@@ -52,6 +53,10 @@ class Report:
         lines.append(
             f"  ms a step       {', '.join(shown)}; collectives under way {stages['communicate'] / steps / 1e6:.2f}"
         )
+        if v["device_wait_ns"]:
+            lines.append(
+                f"  device          {v['device_wait_ns'] / steps / 1e6:.2f} ms a step until all gradients had come"
+            )
         memory = v["memory_bytes"]
         lines.append(
             f"  memory          residual {_bytes(memory['residual'])}, factors {_bytes(memory['factors'])},"

@@ -24,6 +24,21 @@ void append(Message* message, std::uint32_t tensor, SlotKind kind, std::int64_t 
 // Whether both kinds of slots may stand in one message.
 bool fit_together(SlotKind a, SlotKind b) { return collective_of(a) == collective_of(b); }
 
+// For each position in `order`, which of DDP's buckets hands the tensor over, if DDP's settings are its defaults.
+std::vector<int> buckets_of(const std::vector<LayoutTensor>& tensors, const std::vector<std::uint32_t>& order) {
+  std::vector<int> buckets;
+  int bucket = 0;
+  std::int64_t bytes = 0;
+  for (const std::uint32_t t : order) {
+    buckets.push_back(bucket);
+    bytes += tensors[t].elems() * tensors[t].gradient_elem_bytes;
+    if (bytes < (bucket == 0 ? kFirstBucketBytes : kBucketBytes)) continue;
+    ++bucket;
+    bytes = 0;
+  }
+  return buckets;
+}
+
 }  // namespace
 
 std::int64_t LayoutTensor::slot_elems(SlotKind kind) const {
@@ -123,19 +138,29 @@ Layout make_layout(const std::vector<LayoutTensor>& tensors, const std::vector<s
   const std::int64_t cap = budget_bytes(budget, sent_bytes, model_elems * elem_bytes);
 
   const bool are_buckets = budget.kind == FusionBudget::Kind::kBuckets;
+  const bool end_with_buckets = budget.kind == FusionBudget::Kind::kLatency;
+  const std::int64_t most_bytes = end_with_buckets ? cap + cap / 2 : cap;
+  const std::vector<int> buckets = buckets_of(tensors, order);
   // Of each collective the last message takes further tensors.
   Layout layout;
   std::vector<std::size_t> completed_at;     // position in `order`, by message
   std::vector<std::int64_t> gradient_bytes;  // by message
   constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   std::size_t open[2] = {kNone, kNone};
+  const auto bytes_in = [&](std::size_t message) {
+    return bytes_of(layout.messages[message].collective, layout.messages[message].elems);
+  };
   for (std::size_t position = 0; position < order.size(); ++position) {
     const std::uint32_t t = order[position];
+    if (end_with_buckets && position > 0 && buckets[position] != buckets[position - 1]) {
+      for (std::size_t& message : open)
+        if (message != kNone && bytes_in(message) >= cap / 2) message = kNone;
+    }
     const std::int64_t elems = slot_elems(t);
     if (elems == 0) continue;
     const Collective collective = collective_of(kinds[t]);
     std::size_t& last = open[static_cast<int>(collective)];
-    if (last == kNone || (!are_buckets && bytes_of(collective, layout.messages[last].elems + elems) > cap)) {
+    if (last == kNone || (!are_buckets && bytes_in(last) + bytes_of(collective, elems) > most_bytes)) {
       last = layout.messages.size();
       layout.messages.emplace_back();
       completed_at.emplace_back();

@@ -60,7 +60,9 @@ struct Layout {
   std::int64_t largest_message_elems() const;
 };
 
+// DDP's defaults: gradients of this many bytes are handed over together, the first ones sooner.
 constexpr std::int64_t kFirstBucketBytes = std::int64_t{1} << 20;
+constexpr std::int64_t kBucketBytes = std::int64_t{25} << 20;
 
 // How much may be fused into one message.
 struct FusionBudget {
@@ -69,7 +71,8 @@ struct FusionBudget {
     kScaled,   // cap_bytes of dense gradient, scaled by (bytes sent / bytes of the model): ACP-SGD, section 5.3
     kBuckets,  // as DDP's buckets: the tensor that brings a message to cap_bytes of gradients is its last one; the
                // first message is full at kFirstBucketBytes
-    kLatency,  // the size that balances the latency of more messages against the exposed tail of larger ones
+    kLatency,  // the size that balances the latency of more messages against the exposed tail of larger ones. A message
+               // of half to one and a half times that ends where one of DDP's buckets does: it would wait for the next
   };
   Kind kind = Kind::kLatency;
   std::int64_t cap_bytes = 0;

@@ -403,6 +403,21 @@ TEST(Messages, LatencyBudgetGrowsWithTheRootOfTheBytes) {
   EXPECT_EQ(budget_bytes(latency, 0, 0), 0);
 }
 
+TEST(Messages, OfTheLatencyBudgetEndWithDdpsBuckets) {
+  // 20 MiB each, so that DDP's buckets are 7, then 6 5, 4 3, 2 1, and 0.
+  const std::vector<LayoutTensor> tensors(8, LayoutTensor{2048, 2560, 4});
+  const auto layout = [&](int rank) {
+    std::vector<LayoutTensor> of_rank = tensors;
+    for (LayoutTensor& tensor : of_rank) tensor.rank = rank;
+    return tensors_of(layout_of(of_rank, SlotKind::kRowFactor, {FusionBudget::Kind::kLatency, 0}));
+  };
+  // Budgets of 74, 147, 295 and 590 KB.
+  EXPECT_EQ(layout(1), "7 6 5 4 3 | 2 1 0") << "8 KB each: 25 KB are too little to end with a bucket";
+  EXPECT_EQ(layout(4), "7 6 5 | 4 3 2 1 | 0") << "33 KB each";
+  EXPECT_EQ(layout(16), "7 6 5 | 4 3 | 2 1 | 0") << "131 KB each: the first message is larger than its budget";
+  EXPECT_EQ(layout(64), "7 | 6 | 5 | 4 | 3 | 2 | 1 | 0") << "524 KB each";
+}
+
 TEST(Messages, BudgetOfAnEmptyModelIsZero) {
   EXPECT_EQ(budget_bytes(scaled_mib(25), 0, 0), 0);
   EXPECT_EQ(budget_bytes({FusionBudget::Kind::kNone, 1 << 20}, 100, 100), 0);

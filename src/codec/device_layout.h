@@ -24,14 +24,14 @@ class DeviceLayout {
   std::vector<std::int64_t> elems() const;                           // of each tensor
 
   template <typename T>
-  Slot<T> table(std::span<const T> values) {
+  WorkspaceSlot<T> table(std::span<const T> values) {
     const std::uint64_t offset = grow(&table_bytes_, values.size_bytes());
     tables_.resize(table_bytes_);
     if (!values.empty()) std::memcpy(tables_.data() + offset, values.data(), values.size_bytes());
     return {offset, false};
   }
   template <typename T>
-  Slot<T> scratch(std::uint64_t count) {
+  WorkspaceSlot<T> scratch(std::uint64_t count) {
     return {grow(&scratch_bytes_, count * sizeof(T)), true};
   }
 
@@ -56,9 +56,9 @@ class DeviceLayout {
   std::vector<TensorEntry> entries_;
   std::vector<std::byte> tables_;
   std::uint64_t table_bytes_ = 0, scratch_bytes_ = 0;
-  Slot<TensorEntry> entry_slot_;
-  Slot<std::uint64_t> payload_bytes_;
-  Slot<std::uint32_t> faults_;
+  WorkspaceSlot<TensorEntry> entry_slot_;
+  WorkspaceSlot<std::uint64_t> payload_bytes_;
+  WorkspaceSlot<std::uint32_t> faults_;
 };
 
 }  // namespace cortado

@@ -71,8 +71,8 @@ TEST(DeviceLayout, SlotsDoNotOverlapAndAreAligned) {
   const std::unique_ptr<Codec> codec = make_codec("cast").value();
   DeviceLayout layout(*codec, {});
   const std::vector<std::int32_t> numbers = {1, 2, 3};
-  const Slot<std::int32_t> table = layout.table<std::int32_t>(numbers);
-  const Slot<double> first = layout.scratch<double>(3), second = layout.scratch<double>(1);
+  const WorkspaceSlot<std::int32_t> table = layout.table<std::int32_t>(numbers);
+  const WorkspaceSlot<double> first = layout.scratch<double>(3), second = layout.scratch<double>(1);
   std::vector<std::byte> memory(layout.workspace_bytes());
   const DeviceWorkspace workspace = layout.workspace(memory.data(), nullptr);
   EXPECT_EQ(reinterpret_cast<std::byte*>(workspace.at(second)) - reinterpret_cast<std::byte*>(workspace.at(first)),

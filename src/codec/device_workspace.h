@@ -19,15 +19,15 @@ class Result;
 
 // A place in a workspace for some T.
 template <typename T>
-struct Slot {
+struct WorkspaceSlot {
   std::uint64_t offset = 0;
   bool is_scratch = false;
 };
 
 struct TilingSlots {
-  Slot<std::int32_t> tensor_of_tile;
-  Slot<std::int64_t> first_tile;
-  Slot<std::int64_t> tensor_elems;
+  WorkspaceSlot<std::int32_t> tensor_of_tile;
+  WorkspaceSlot<std::int64_t> first_tile;
+  WorkspaceSlot<std::int64_t> tensor_elems;
   std::int64_t tiles = 0;
   std::int64_t tile_elems = 1;
 };
@@ -39,7 +39,7 @@ struct DeviceWorkspace {
   std::int64_t tensor_count;
 
   template <typename T>
-  T* at(Slot<T> slot) const {
+  T* at(WorkspaceSlot<T> slot) const {
     return reinterpret_cast<T*>((slot.is_scratch ? scratch : tables) + slot.offset);
   }
   Tiling tiling(const TilingSlots& slots) const {

@@ -41,7 +41,7 @@ struct Header {
 constexpr std::int64_t kHeaderBytes = sizeof(Header);
 
 // Room for a payload that is a little larger. The largest of the last steps keeps most of its room, as entropy-coded
-// sizes go up and down and a second gather costs more than the bytes of padding.
+// sizes go up and down and what does not fit takes a second gather.
 constexpr std::int64_t capacity_after(std::int64_t payload_bytes, std::int64_t before) {
   const std::int64_t needed = kHeaderBytes + payload_bytes + payload_bytes / 32 + 64;
   return std::max(needed, before - (before - needed + 7) / 8);
@@ -62,7 +62,7 @@ void store(float value, void* data, DType dtype, std::int64_t i) {
 }
 
 // The tensors that one rank owns: their indices, and where they lie in the step in hand.
-struct Share {
+struct OwnerShare {
   std::vector<std::size_t> lossy, exact;
   std::vector<TensorView> lossy_views, exact_views;
   std::uint64_t most_bytes = 0;  // of its payloads; no damaged header can ask for more memory
@@ -118,7 +118,7 @@ class OwnerGatherImpl final : public OwnerGather {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const OwnedTensor& tensor = tensors_[i];
       const TensorView view = {nullptr, tensor.dtype, tensor.rows, tensor.cols};
-      Share& share = shares_[static_cast<std::size_t>(tensor.owner)];
+      OwnerShare& share = shares_[static_cast<std::size_t>(tensor.owner)];
       (tensor.is_exact ? share.exact : share.lossy).push_back(i);
       (tensor.is_exact ? share.exact_views : share.lossy_views).push_back(view);
       report_.all_dense_bytes += view.size_bytes();
@@ -129,7 +129,7 @@ class OwnerGatherImpl final : public OwnerGather {
       sources_.emplace_back(carried_[i].data(), view.dtype, view.rows, view.cols);
       if (options_.use_error_feedback) residuals_[i].resize(static_cast<std::size_t>(view.elems()));
     }
-    for (const Share& share : shares_)
+    for (const OwnerShare& share : shares_)
       exact_scratch_bytes_ = std::max(exact_scratch_bytes_, exact_.scratch_bytes(share.exact_views));
     measure_codec();
     forget_sizes();
@@ -148,7 +148,7 @@ class OwnerGatherImpl final : public OwnerGather {
              std::span<OwnerNote> notes) override {
     CORTADO_RETURN_IF_ERROR(failure_);
     CORTADO_RETURN_IF_ERROR(check_arguments(data, notes));
-    for (Share& share : shares_) {
+    for (OwnerShare& share : shares_) {
       for (std::size_t k = 0; k < share.lossy.size(); ++k) share.lossy_views[k].data = data[share.lossy[k]];
       for (std::size_t k = 0; k < share.exact.size(); ++k) share.exact_views[k].data = data[share.exact[k]];
     }
@@ -210,7 +210,7 @@ class OwnerGatherImpl final : public OwnerGather {
 
  private:
   int rank() const { return communicator_->rank(); }
-  const Share& own() const { return shares_[static_cast<std::size_t>(rank())]; }
+  const OwnerShare& own() const { return shares_[static_cast<std::size_t>(rank())]; }
 
   Status check_arguments(std::span<void* const> data, std::span<OwnerNote> notes) const {
     if (data.size() != tensors_.size()) {
@@ -230,7 +230,7 @@ class OwnerGatherImpl final : public OwnerGather {
   }
 
   std::string name_all() const { return name_tensors(tensors_.empty() ? "" : tensors_[0].name, tensors_.size()); }
-  std::string name_share(const Share& share) const {
+  std::string name_share(const OwnerShare& share) const {
     const std::vector<std::size_t>& first = share.lossy.empty() ? share.exact : share.lossy;
     return name_tensors(first.empty() ? "" : tensors_[first[0]].name, share.lossy.size() + share.exact.size());
   }
@@ -239,7 +239,7 @@ class OwnerGatherImpl final : public OwnerGather {
   void measure_codec() {
     codec_hash_ = fnv1a_64(codec_.codec().spec() + "/" + std::to_string(options_.aggregate));
     std::uint64_t scratch_bytes = exact_scratch_bytes_;
-    for (Share& share : shares_) {
+    for (OwnerShare& share : shares_) {
       share.has_fixed_size = codec_.is_plain() || share.lossy.empty();
       share.most_bytes = codec_.max_payload_bytes(share.lossy_views) + exact_.max_payload_bytes(share.exact_views);
       scratch_bytes = std::max(scratch_bytes, codec_.scratch_bytes(share.lossy_views));
@@ -428,7 +428,7 @@ class OwnerGatherImpl final : public OwnerGather {
   Communicator* communicator_;
   const Clock* clock_;
   TensorListCodec codec_, exact_;
-  std::vector<Share> shares_;  // of each rank
+  std::vector<OwnerShare> shares_;  // of each rank
   std::uint64_t codec_hash_ = 0;
   std::uint64_t exact_scratch_bytes_ = 0;
 

@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 // As DDP hands gradients over: none of a message waits for what comes with the next of its buckets.
-constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kBuckets, std::int64_t{25} << 20};
+constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kBuckets, kBucketBytes};
 constexpr FusionBudget kPublishedBudget{FusionBudget::Kind::kScaled, std::int64_t{25} << 20};
 
 std::string describe_tensor(const EngineTensor& tensor) {
@@ -40,8 +40,14 @@ std::vector<std::string> describe_tensors(const std::vector<EngineTensor>& tenso
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const EngineOptions& given,
+Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const EngineOptions& options,
                                                Communicator* communicator, const Clock* clock, TraceRecorder* trace) {
+  return EngineImpl::make(std::move(tensors), options, communicator, clock, trace, {});
+}
+
+Result<std::unique_ptr<Engine>> EngineImpl::make(std::vector<EngineTensor> tensors, const EngineOptions& given,
+                                                 Communicator* communicator, const Clock* clock, TraceRecorder* trace,
+                                                 EngineDevice device) {
   // Fields that were set one by one are held to the rules of the string. (Any codec can be asked for as kCodec.)
   if (given.method != Method::kCodec) CORTADO_RETURN_IF_ERROR(EngineOptions::parse(given.to_spec()).status());
   EngineOptions options = given;
@@ -55,8 +61,11 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
     CORTADO_ASSIGN_OR_RETURN(codec, make_trained_codec(options));
   }
   CORTADO_ASSIGN_OR_RETURN(std::vector<Treatment> treatments, choose_treatments(tensors, options, codec));
-  return std::unique_ptr<Engine>(
-      new EngineImpl(std::move(tensors), options, std::move(codec), std::move(treatments), communicator, clock, trace));
+  auto engine = std::make_unique<EngineImpl>(std::move(tensors), options, std::move(codec), std::move(treatments),
+                                             communicator, clock, trace);
+  if (device.queue != nullptr) CORTADO_RETURN_IF_ERROR(engine->open_device(std::move(device)));
+  if (engine->first_ != nullptr && !engine->in_warm_up()) engine->allocate_feedback();
+  return std::unique_ptr<Engine>(std::move(engine));
 }
 
 Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const Plan& plan,
@@ -98,7 +107,6 @@ EngineImpl::EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& o
   if (passes_through() || options_.method == Method::kNone) return;
   make_tensors();
   make_rounds();
-  if (!in_warm_up()) allocate_feedback();
 }
 
 void EngineImpl::make_tensors() {
@@ -125,21 +133,24 @@ void EngineImpl::make_low_rank_tensor(std::size_t t) {
                  .key = {.seed = options_.random_seed, .step = 0, .tensor = fnv1a_64(tensors_[t].name)}});
 }
 
-void EngineImpl::make_codec_tensor(std::size_t t) {
-  // Ranks draw independent numbers, so that what they round at random cancels out; unless they must draw the same ones.
+// Ranks draw independent numbers, so that what they round at random cancels out; unless they must draw the same ones.
+std::uint64_t EngineImpl::codec_seed() const {
   constexpr std::uint64_t kOddNumber = 0xbf58476d1ce4e5b9u;  // not that of the stages of a composition
   const std::uint64_t of_rank = codec_.is_summed ? 0 : kOddNumber * static_cast<std::uint64_t>(communicator_->rank());
-  const CodecTensor::Setup setup{
-      .codec = codec_.codec.get(),
-      .rows = tensors_[t].rows,
-      .cols = tensors_[t].cols,
-      .dtype = tensors_[t].dtype,
-      .encoded = treatments_[t].encoded,
-      .world_size = communicator_->world_size(),
-      .rank = communicator_->rank(),
-      .has_feedback = codec_.has_feedback(),
-      .momentum = static_cast<float>(options_.momentum),
-      .key = {.seed = options_.random_seed + of_rank, .step = 0, .tensor = fnv1a_64(tensors_[t].name)}};
+  return options_.random_seed + of_rank;
+}
+
+void EngineImpl::make_codec_tensor(std::size_t t) {
+  const CodecTensor::Setup setup{.codec = codec_.codec.get(),
+                                 .rows = tensors_[t].rows,
+                                 .cols = tensors_[t].cols,
+                                 .dtype = tensors_[t].dtype,
+                                 .encoded = treatments_[t].encoded,
+                                 .world_size = communicator_->world_size(),
+                                 .rank = communicator_->rank(),
+                                 .has_feedback = codec_.has_feedback(),
+                                 .momentum = static_cast<float>(options_.momentum),
+                                 .key = {.seed = codec_seed(), .step = 0, .tensor = fnv1a_64(tensors_[t].name)}};
   if (codec_.is_summed) {
     codec_tensors_[t] = std::make_unique<SummedTensor>(setup);
   } else {
@@ -226,16 +237,17 @@ bool EngineImpl::has_feedback() const {
 void EngineImpl::allocate_feedback() {
   if (!has_feedback()) return;
   std::vector<std::int64_t> elems;
-  for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    elems.push_back(treatments_[t].is_compressed() ? tensors_[t].rows * tensors_[t].cols : 0);
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    const bool is_here = treatments_[t].is_compressed() && !is_on_device(t);
+    elems.push_back(is_here ? tensors_[t].rows * tensors_[t].cols : 0);
   }
   const bool exact = options_.rollback == EngineOptions::Rollback::kExact;
   residuals_ = ResidualStore(elems, exact);
   const bool has_velocity = codec_.feedback == EngineOptions::Feedback::kDgc;
   if (has_velocity) velocities_ = ResidualStore(elems, exact);
-  for (std::size_t t = 0; t < tensors_.size(); ++t) {
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     if (low_rank_[t] != nullptr) low_rank_[t]->set_residual(residuals_.residual(t), residuals_.spare(t));
-    if (codec_tensors_[t] == nullptr) continue;
+    if (codec_tensors_[t] == nullptr || is_on_device(t)) continue;
     codec_tensors_[t]->set_memory({residuals_.residual(t), has_velocity ? velocities_.residual(t) : nullptr},
                                   {residuals_.spare(t), has_velocity ? velocities_.spare(t) : nullptr});
   }

@@ -20,6 +20,7 @@
 #include "cortado/engine.h"
 #include "engine/codec_scratch.h"
 #include "engine/codec_tensor.h"
+#include "engine/device_side.h"
 #include "engine/lowrank_tensor.h"
 #include "engine/round.h"
 #include "engine/trained_codec.h"
@@ -33,6 +34,11 @@ class EngineImpl final : public Engine {
   EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, TrainedCodec codec,
              std::vector<Treatment> treatments, Communicator* communicator, const Clock* clock, TraceRecorder* trace);
 
+  // Engine::create(), with gradients on `device` if it has a queue. Every rank calls it; devices may differ.
+  static Result<std::unique_ptr<Engine>> make(std::vector<EngineTensor> tensors, const EngineOptions& options,
+                                              Communicator* communicator, const Clock* clock, TraceRecorder* trace,
+                                              EngineDevice device);
+
   // Within a step: abandons the group, because messages, and the caller's buffers, may be in flight.
   ~EngineImpl() override;
 
@@ -40,6 +46,7 @@ class EngineImpl final : public Engine {
   Status submit(std::span<const Gradient> gradients) override;
   Status submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) override;
   Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
+  void set_first_step(std::int64_t step) override { first_step_ = step - finished_steps_; }
   void abandon(const std::string& why) override;
 
   const EngineOptions& options() const override { return options_; }
@@ -61,6 +68,7 @@ class EngineImpl final : public Engine {
     void* gradient = nullptr;
     bool submitted = false;
     bool finite = true;               // what this rank wrote
+    bool finite_on_all = true;        // of gathered slots
     double sum_squares = 0;           // of what it wrote from, residual included
     double error_squares = 0;         // of what writing lost
     std::uint64_t payload_bytes = 0;  // of a gathered slot
@@ -83,9 +91,12 @@ class EngineImpl final : public Engine {
   void make_tensors();
   void make_low_rank_tensor(std::size_t tensor);
   void make_codec_tensor(std::size_t tensor);
+  std::uint64_t codec_seed() const;
   void make_rounds();
   std::vector<SlotKind> first_kinds(const std::vector<LayoutTensor>& shapes) const;
   FusionBudget budget() const;
+  Status open_device(EngineDevice device);
+  Status add_device_message(const Message& message);
   void allocate_feedback();
   bool in_warm_up() const { return step_ < options_.start_step && compresses(); }
   bool compresses() const {  // or else sends every tensor dense
@@ -98,12 +109,21 @@ class EngineImpl final : public Engine {
   // Whether the tensor has something to save.
   bool is_stateful(std::uint32_t tensor) const;
   bool passes_through() const { return communicator_->world_size() == 1; }
+  std::int64_t step_number() const { return first_step_ + finished_steps_; }
   std::chrono::nanoseconds timeout() const;
 
   // -- a step
   Round& first_round() { return warm_up_ != nullptr ? *warm_up_ : *first_; }
   Status check_submission(std::span<const Gradient> gradients);
   Status encode_and_start(std::span<const Gradient> gradients);
+  bool is_on_device(std::uint32_t tensor) const { return device_ != nullptr && device_->encodes(tensor); }
+  void begin_step_on_device();
+  Status submit_on_device(std::span<const Gradient> gradients);
+  Status take_from_device();
+  Status wait_for_arrivals();
+  Status take_slot(Round& round, int message, const Slot& slot);
+  Status finish_on_device();
+  Status wait_until_finished();
   Status start_buffer(std::size_t buffer);
   std::string name_of_buffer(std::size_t buffer) const;
   void encode(std::uint32_t tensor);
@@ -137,6 +157,7 @@ class EngineImpl final : public Engine {
   FeedbackMemory feedback_memory(std::uint32_t tensor) const;
   Status check_state(const EngineState& state, std::vector<Layout>* layouts) const;
   std::int64_t message_bytes() const;
+  std::int64_t residual_bytes_on_device() const;
   std::int64_t payload_bytes(std::uint32_t tensor) const;
 
   // -- bookkeeping
@@ -164,6 +185,10 @@ class EngineImpl final : public Engine {
   ResidualStore residuals_;
   ResidualStore velocities_;  // feedback=dgc
 
+  std::unique_ptr<DeviceSide> device_;  // null: gradients are on the host
+  std::string device_fallback_;         // why codecs run on the CPU all the same
+  std::vector<Gradient> arrived_;       // from the device, to be encoded here
+
   Status failure_;  // the first fatal error
   bool in_step_ = false;
   StepContext context_;
@@ -178,6 +203,7 @@ class EngineImpl final : public Engine {
 
   // -- what report() tells
   std::int64_t finished_steps_ = 0;
+  std::int64_t first_step_ = 0;  // what the first of them is called
   std::int64_t non_finite_steps_ = 0;
   std::int64_t warm_up_steps_ = 0;
   std::string last_non_finite_;

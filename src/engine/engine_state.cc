@@ -8,8 +8,8 @@
 #include <unordered_map>
 
 #include "core/check.h"
-#include "core/hash.h"
 #include "engine/engine_impl.h"
+#include "engine/state_hash.h"
 
 namespace cortado {
 
@@ -19,19 +19,6 @@ std::vector<std::string> names_of(const std::vector<EngineTensor>& tensors) {
   std::vector<std::string> names;
   for (const EngineTensor& tensor : tensors) names.push_back(tensor.name);
   return names;
-}
-
-std::uint64_t hash_of(const EngineState& state) {
-  std::uint64_t hash = fnv1a_64(state.spec) ^ static_cast<std::uint64_t>(state.step * 31 + state.phase_step);
-  for (const auto& phase : state.layout)
-    for (const auto& message : phase)
-      for (const std::string& name : message) hash = hash * 1099511628211ull ^ fnv1a_64(name);
-  for (const TensorState& tensor : state.tensors) {
-    const std::string_view bytes(reinterpret_cast<const char*>(tensor.basis.data()),
-                                 tensor.basis.size() * sizeof(float));
-    hash = hash * 1099511628211ull ^ fnv1a_64(bytes);
-  }
-  return hash;
 }
 
 std::string mib(std::int64_t bytes) {
@@ -59,6 +46,7 @@ SlotKind EngineImpl::kind_at(std::uint32_t t, std::int64_t phase_step) const {
 Result<EngineState> EngineImpl::save_state() {
   if (!failure_.ok()) return failure_;
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "save_state: a step is under way");
+  if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(wait_until_finished());
   EngineState state{.spec = options_.results_spec(),
                     .world_size = communicator_->world_size(),
                     .rank = communicator_->rank(),
@@ -71,7 +59,7 @@ Result<EngineState> EngineImpl::save_state() {
       state.layout.push_back(layout_names(layout, names_of(tensors_)));
   }
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-    if (passes_through() || !is_stateful(t)) continue;
+    if (!is_stateful(t)) continue;
     TensorState saved{.name = tensors_[t].name, .residual = {}, .basis = {}, .velocity = {}};
     if (low_rank_[t] != nullptr) {
       low_rank_[t]->materialise_residual();
@@ -80,6 +68,10 @@ Result<EngineState> EngineImpl::save_state() {
     }
     const FeedbackMemory memory = feedback_memory(t);
     const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
+    if (is_on_device(t) && warm_up_ == nullptr) {
+      saved.residual.resize(static_cast<std::size_t>(elems));
+      CORTADO_RETURN_IF_ERROR(device_->read_residual(t, saved.residual));
+    }
     if (memory.residual != nullptr) saved.residual.assign(memory.residual, memory.residual + elems);
     if (memory.velocity != nullptr) saved.velocity.assign(memory.velocity, memory.velocity + elems);
     state.tensors.push_back(std::move(saved));
@@ -110,7 +102,6 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
     if (is_stateful(t)) expected.push_back(tensors_[t].name);
   std::unordered_map<std::string, const TensorState*> found;
   for (const TensorState& tensor : state.tensors) found[tensor.name] = &tensor;
-  if (passes_through() || state.world_size == 1) return {};
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     if (!is_stateful(t)) continue;
     const auto entry = found.find(tensors_[t].name);
@@ -118,9 +109,12 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
       return make_error(StatusCode::kMismatch, "load_state: the state has no tensor \"%s\"; it is of another model",
                         tensors_[t].name.c_str());
     }
+    if (passes_through()) continue;
     const TensorState& saved = *entry->second;
-    const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
-    const std::size_t basis = low_rank_[t] == nullptr ? 0 : low_rank_[t]->basis(kind_at(t, state.phase_step)).size();
+    // One rank exchanges nothing, and saves no more than names.
+    const bool has_basis = low_rank_[t] != nullptr && state.world_size > 1;
+    const std::int64_t elems = state.world_size > 1 ? tensors_[t].rows * tensors_[t].cols : 0;
+    const std::size_t basis = has_basis ? low_rank_[t]->basis(kind_at(t, state.phase_step)).size() : 0;
     const auto fits = [&](std::size_t size) { return size == 0 || size == static_cast<std::size_t>(elems); };
     if (!fits(saved.residual.size()) || !fits(saved.velocity.size()) || saved.basis.size() != basis) {
       return make_error(StatusCode::kMismatch,
@@ -135,7 +129,7 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
                       "load_state: the state has %zu compressed tensors, this engine %zu; it is of another model",
                       state.tensors.size(), expected.size());
   }
-  if (first_ == nullptr) return {};
+  if (first_ == nullptr || state.world_size == 1) return {};
   const std::vector<Layout>& current = first_->layouts().of_parity;
   if (state.layout.size() != current.size()) {
     return make_error(StatusCode::kMismatch, "load_state: the state has %zu layouts, expected %zu", state.layout.size(),
@@ -158,8 +152,10 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
                               .with_context(checked.ok() ? "load_state" : checked.message()));
   CORTADO_RETURN_IF_ERROR(checked);
   CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the state to load (hash of step, layout and bases)",
-                                            hash_of(state), timeout()));
+                                            state_hash(state), timeout()));
+  if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(wait_until_finished());
   step_ = state.step;
+  set_first_step(state.step);
   phase_step_ = state.phase_step;
   const bool same_world = state.world_size == communicator_->world_size();
   const std::string warning =
@@ -189,6 +185,12 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
       std::fill_n(to, tensors_[t].rows * tensors_[t].cols, 0.0f);
       if (same_world) std::copy(from.begin(), from.end(), to);
     };
+    if (is_on_device(t)) {
+      std::vector<float> residual(static_cast<std::size_t>(tensors_[t].rows * tensors_[t].cols));
+      restore(saved.residual, residual.data());
+      CORTADO_RETURN_IF_ERROR(device_->write_residual(t, residual));
+      continue;
+    }
     const FeedbackMemory memory = feedback_memory(t);
     restore(saved.residual, memory.residual);
     restore(saved.velocity, memory.velocity);
@@ -201,7 +203,7 @@ Status EngineImpl::check_replicas(std::span<const ReplicaTensor> tensors) {
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "check_replicas: a step is under way");
   const Result<ReplicaDifference> difference = compare_replicas(communicator_, tensors, timeout());
   if (!difference.ok()) return fail(difference.status().with_context("check_replicas"));
-  return replicas_.note(difference.value(), finished_steps_);
+  return replicas_.note(difference.value(), step_number());
 }
 
 EngineReport EngineImpl::report() const {
@@ -214,6 +216,8 @@ EngineReport EngineImpl::report() const {
   report.last_non_finite = last_non_finite_;
   report.payload_bytes = last_payload_bytes_;
   report.messages = last_messages_;
+  // Of the step before, if the device has not decoded the last one yet.
+  if (device_ != nullptr) static_cast<void>(device_->finished());
   double sum_squares = 0;
   double error_squares = 0;
   double residual_squares = 0;
@@ -231,6 +235,9 @@ EngineReport EngineImpl::report() const {
     if (low_rank != nullptr && last_step_compressed_) {
       squares = low_rank->sum_squares();
       lost = low_rank->error_squares();
+    } else if (is_on_device(t) && last_step_compressed_) {
+      squares = device_->squares(t).of_values;
+      lost = device_->squares(t).of_differences;
     } else if (coded != nullptr && last_step_compressed_) {
       squares = coded->sum_squares();
       lost = coded->error_squares();
@@ -251,9 +258,12 @@ EngineReport EngineImpl::report() const {
     report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
   }
   std::copy(std::begin(stage_ns_), std::end(stage_ns_), std::begin(report.stage_ns));
-  report.residual_bytes = residuals_.bytes() + velocities_.bytes();
+  report.residual_bytes = residuals_.bytes() + velocities_.bytes() + residual_bytes_on_device();
   report.message_bytes = message_bytes();
   if (passes_through()) report.fallbacks.push_back({"", "world size 1: nothing to exchange", finished_steps_});
+  if (!device_fallback_.empty()) {
+    report.fallbacks.push_back({"", "encoded on the CPU, not on the device: " + device_fallback_, finished_steps_});
+  }
   if (warm_up_steps_ > 0) report.fallbacks.push_back({"", "warm-up (start_step): dense", warm_up_steps_});
   if (non_finite_steps_ > 0) report.fallbacks.push_back({"", "non-finite: step rolled back", non_finite_steps_});
   return report;
@@ -278,7 +288,16 @@ std::int64_t EngineImpl::message_bytes() const {
     if (round != nullptr) bytes += round->buffer_bytes();
   }
   for (const std::unique_ptr<CodecTensor>& tensor : codec_tensors_) bytes += tensor == nullptr ? 0 : tensor->bytes();
+  if (device_ != nullptr) bytes += device_->memory_bytes() - residual_bytes_on_device();
   return bytes;
+}
+
+std::int64_t EngineImpl::residual_bytes_on_device() const {
+  std::int64_t elems = 0;
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    if (has_feedback() && is_on_device(t)) elems += tensors_[t].rows * tensors_[t].cols;
+  }
+  return elems * static_cast<std::int64_t>(sizeof(float));
 }
 
 std::int64_t EngineImpl::payload_bytes(std::uint32_t t) const {

@@ -18,7 +18,7 @@ using Method = EngineOptions::Method;
 // The first error stays the engine's error; a step that failed on the way can't be repeated.
 Status EngineImpl::fail(const Status& status) {
   if (failure_.ok()) {
-    failure_ = status.with_context("step " + std::to_string(finished_steps_));
+    failure_ = status.with_context("step " + std::to_string(step_number()));
     communicator_->abandon(failure_.message());
   }
   return failure_;
@@ -26,7 +26,7 @@ Status EngineImpl::fail(const Status& status) {
 
 void EngineImpl::abandon(const std::string& why) {
   if (!failure_.ok()) return;
-  failure_ = abandoned_step(communicator_->rank(), finished_steps_, tensors_, steps_, in_step_, why);
+  failure_ = abandoned_step(communicator_->rank(), step_number(), tensors_, steps_, in_step_, why);
   communicator_->abandon(why);
 }
 
@@ -38,7 +38,7 @@ void EngineImpl::record(Stage stage, int message, int tensor, const Interval& in
   if (interval.end_ns == 0) return;
   stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
   if (trace_ == nullptr) return;
-  trace_->record({stage, message, tensor, finished_steps_, interval.start_ns, interval.end_ns, bytes});
+  trace_->record({stage, message, tensor, step_number(), interval.start_ns, interval.end_ns, bytes});
 }
 
 void EngineImpl::record_message(Round& round, int message) {
@@ -51,7 +51,7 @@ std::int64_t EngineImpl::gradient_bytes(std::uint32_t t) const {
 
 void EngineImpl::note_non_finite(const std::string& where, int rank) {
   if (finite_) {
-    last_non_finite_ = "step " + std::to_string(finished_steps_) + ": " + where +
+    last_non_finite_ = "step " + std::to_string(step_number()) + ": " + where +
                        (rank >= 0 ? ", rank " + std::to_string(rank) : ", in the sum over ranks");
   }
   finite_ = false;
@@ -66,6 +66,11 @@ Status EngineImpl::begin_step(const StepContext& context) {
     return make_error(StatusCode::kInvalidArgument,
                       "begin_step: gradient_scale must be above 0 and at most 1e30, got %g", context.gradient_scale);
   }
+  if (context.holds_zero_gradients && device_ != nullptr && device_->has_messages()) {
+    return make_error(StatusCode::kUnsupported,
+                      "begin_step: holds_zero_gradients is not supported where \"%s\" runs on a device",
+                      options_.codec.c_str());
+  }
   context_ = context;
   in_step_ = true;
   finite_ = true;
@@ -77,6 +82,7 @@ Status EngineImpl::begin_step(const StepContext& context) {
     warm_up_.reset();
     allocate_feedback();
   }
+  if (device_ != nullptr) begin_step_on_device();
   Round& round = first_round();
   round.begin(round.layouts().of_parity.size() == 2 ? static_cast<int>(phase_step_ & 1) : 0);
   if (second_ != nullptr) second_->begin(0);
@@ -153,7 +159,7 @@ Status EngineImpl::submit(std::span<const Gradient> gradients) {
   }
   CORTADO_RETURN_IF_ERROR(check_submission(gradients));
   if (passes_through()) return {};
-  if (options_.overlap) return encode_and_start(gradients);
+  if (options_.overlap) return device_ != nullptr ? submit_on_device(gradients) : encode_and_start(gradients);
   deferred_.insert(deferred_.end(), gradients.begin(), gradients.end());
   return {};
 }
@@ -212,6 +218,7 @@ void EngineImpl::look_for_non_finite(Round& round, int message) {
     for (std::size_t s = 0; s < slots.size(); ++s) {
       const int rank = round.non_finite_rank(message, static_cast<int>(s));
       if (rank >= 0) note_non_finite(tensors_[slots[s].tensor].name, rank);
+      steps_[slots[s].tensor].finite_on_all = rank < 0;
     }
     return;
   }
@@ -287,7 +294,21 @@ void EngineImpl::decode_slot(Round& round, int message, const Slot& slot, CodecT
   step.decode.end_ns = clock_->now_ns();
 }
 
+// To the device, which decodes after the verdict.
+Status EngineImpl::take_slot(Round& round, int message, const Slot& slot) {
+  return with_payload(round, message, slot, [&](CodecTensor&, PayloadOfRank payload, CodecScratch& scratch) -> Status {
+    for (int rank = 0; rank < communicator_->world_size(); ++rank) {
+      CORTADO_RETURN_IF_ERROR(device_->take(slot.tensor, rank, payload(rank, scratch.joint.span())));
+    }
+    return {};
+  });
+}
+
 void EngineImpl::receive_slot(Round& round, int message, const Slot& slot) {
+  if (slot.kind == SlotKind::kPayload && is_on_device(slot.tensor)) {
+    steps_[slot.tensor].status = take_slot(round, message, slot);
+    return;
+  }
   const bool first_of_two = second_ != nullptr && &round != second_.get();
   if (slot.kind == SlotKind::kDense || (!first_of_two && may_decode_early())) {
     decode_slot(round, message, slot, finite_ ? CodecTensor::Settle::kIfUndoable : CodecTensor::Settle::kNever);
@@ -331,10 +352,10 @@ Status EngineImpl::decode_held(Round& round) {
   const CodecTensor::Settle settle = finite_ ? CodecTensor::Settle::kYes : CodecTensor::Settle::kNever;
   for (int m = 0; m < round.message_count(); ++m) {
     CORTADO_RETURN_IF_ERROR(for_slots(round, m, [&](const Slot& slot) {
-      if (slot.kind != SlotKind::kDense) decode_slot(round, m, slot, settle);
+      if (slot.kind != SlotKind::kDense && !is_on_device(slot.tensor)) decode_slot(round, m, slot, settle);
     }));
     for (const Slot& slot : round.layout().messages[m].slots) {
-      if (slot.kind == SlotKind::kDense) continue;
+      if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor)) continue;
       record(Stage::kDecode, m, static_cast<int>(slot.tensor), steps_[slot.tensor].decode, gradient_bytes(slot.tensor));
     }
   }
@@ -377,7 +398,7 @@ Status EngineImpl::gather_rests() {
 Status EngineImpl::commit(Round& last) {
   for (int m = 0; m < last.message_count(); ++m) {
     CORTADO_RETURN_IF_ERROR(for_slots(last, m, [&](const Slot& slot) {
-      if (slot.kind == SlotKind::kDense) return;
+      if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor)) return;
       if (low_rank_[slot.tensor] != nullptr) return low_rank_[slot.tensor]->commit(slot.kind);
       steps_[slot.tensor].status =
           with_payload(last, m, slot, [&](CodecTensor& tensor, PayloadOfRank payload, CodecScratch& scratch) {
@@ -394,7 +415,7 @@ Status EngineImpl::roll_back(Round& last, const LocalGradient& local_gradient) {
   ++non_finite_steps_;
   for (int m = 0; m < last.message_count(); ++m) {
     for (const Slot& slot : last.layout().messages[m].slots) {
-      if (slot.kind == SlotKind::kDense) continue;
+      if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor)) continue;
       const bool overwritten = steps_[slot.tensor].decoded && context_.keeps_local_gradients;
       const void* gradient = overwritten ? local_gradient(slot.tensor) : steps_[slot.tensor].gradient;
       if (low_rank_[slot.tensor] != nullptr) {
@@ -484,7 +505,10 @@ Result<StepOutcome> EngineImpl::finish_step(const LocalGradient& local_gradient)
                                tensors_[t].name.c_str()));
       }
     }
-    if (!options_.overlap) CORTADO_RETURN_IF_ERROR(encode_and_start(deferred_));
+    if (!options_.overlap) {
+      CORTADO_RETURN_IF_ERROR(device_ != nullptr ? submit_on_device(deferred_) : encode_and_start(deferred_));
+    }
+    if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(wait_for_arrivals());
     CORTADO_RETURN_IF_ERROR(finish_rounds(local_gradient));
   } else {
     ++step_;
@@ -512,6 +536,7 @@ Status EngineImpl::finish_rounds(const LocalGradient& local_gradient) {
   if (!finite_) CORTADO_RETURN_IF_ERROR(roll_back(last, local_gradient));
   if (!may_decode_early()) CORTADO_RETURN_IF_ERROR(decode_held(last));
   if (finite_) CORTADO_RETURN_IF_ERROR(commit(last));
+  if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(finish_on_device());
   last.adapt_capacities();
   return {};
 }

@@ -785,6 +785,24 @@ TEST(EngineErrors, StateOfAnotherModelRankOrSettingIsRefusedEverywhere) {
       },
       "residual");
   load([](int, EngineState* s) { s->layout[0].back().pop_back(); }, "layout");
+  // A state of one rank has names only, and its sizes are checked as well.
+  const auto of_one_rank = [](EngineState* s) {
+    s->world_size = 1;
+    s->layout.clear();
+    for (TensorState& tensor : s->tensors) tensor = {.name = tensor.name, .residual = {}, .basis = {}, .velocity = {}};
+  };
+  load(
+      [&](int, EngineState* s) {
+        of_one_rank(s);
+        s->tensors[0].name = "another";
+      },
+      "no tensor \"embedding\"");
+  load(
+      [&](int rank, EngineState* s) {
+        of_one_rank(s);
+        if (rank == 1) s->tensors[0].basis.assign(1'000'000, 1.0f);
+      },
+      "a basis of 1000000 values");
   load(
       [](int rank, EngineState* s) {
         if (rank == 2) s->step += 1;
@@ -803,6 +821,21 @@ TEST(Engine, StatesTravelBetweenOneRankAndMany) {
     const History resumed = train(training);
     expect_replicas_agree(resumed);
     EXPECT_EQ(resumed.states[0].step, 6);
+    EXPECT_EQ(begun.states[0].tensors.size(), resumed.states[0].tensors.size()) << "names are there in any case";
+  }
+}
+
+TEST(EngineErrors, OneRankRefusesTheStateOfAnotherModel) {
+  Training training{.options = low_rank(Method::kAcp, 4), .world_size = 1, .steps = 1};
+  for (const int world_size : {1, 2}) {
+    training.world_size = world_size;
+    EngineState state = train(training).states[0];
+    state.tensors[0].name = "another";
+    const std::vector<Status> statuses = run_ranks(1, [&](Communicator& communicator) -> Status {
+      return Engine::create(training.tensors, training.options, &communicator).value()->load_state(state).status();
+    });
+    EXPECT_EQ(statuses[0].code(), StatusCode::kMismatch);
+    EXPECT_NE(statuses[0].message().find("no tensor \"embedding\""), std::string::npos) << statuses[0].message();
   }
 }
 

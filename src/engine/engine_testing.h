@@ -48,19 +48,26 @@ inline Gradients made_up_gradients(const std::vector<EngineTensor>& tensors, int
   return gradients;
 }
 
-// One step; tensors are submitted last to first in two bunches, as a backward pass would. On success `gradients` holds
-// the mean.
-inline Result<StepOutcome> run_step(Engine& engine, Gradients& gradients, const StepContext& context = {},
-                                    const LocalGradient& local = {}) {
+// One step; tensors are submitted last to first in two bunches, as a backward pass would.
+inline Result<StepOutcome> run_step_at(Engine& engine, const std::vector<void*>& gradients,
+                                       const StepContext& context = {}, const LocalGradient& local = {}) {
   if (const Status status = engine.begin_step(context); !status.ok()) return status;
   std::vector<Gradient> bunch;
   for (std::size_t t = gradients.size(); t-- > 0;) {
-    bunch.push_back({static_cast<std::uint32_t>(t), gradients[t].data()});
+    bunch.push_back({static_cast<std::uint32_t>(t), gradients[t]});
     if (t != gradients.size() / 2 && t != 0) continue;
     if (const Status status = engine.submit(bunch); !status.ok()) return status;
     bunch.clear();
   }
   return engine.finish_step(local);
+}
+
+// On success `gradients` holds the mean.
+inline Result<StepOutcome> run_step(Engine& engine, Gradients& gradients, const StepContext& context = {},
+                                    const LocalGradient& local = {}) {
+  std::vector<void*> pointers;
+  for (std::vector<float>& values : gradients) pointers.push_back(values.data());
+  return run_step_at(engine, pointers, context, local);
 }
 
 inline EngineOptions low_rank(EngineOptions::Method method, int rank) {
@@ -92,6 +99,10 @@ struct History {
   std::vector<std::vector<RecordedCollective>> logs;
 };
 
+using MakeEngine = std::function<Result<std::unique_ptr<Engine>>(
+    std::vector<EngineTensor> tensors, const EngineOptions& options, Communicator* communicator)>;
+using RunStep = std::function<Result<StepOutcome>(Engine& engine, Gradients& gradients, const StepContext& context,
+                                                  const LocalGradient& local)>;
 using MakeGradients = std::function<Gradients(int rank, std::int64_t step)>;
 
 struct Training {
@@ -100,6 +111,8 @@ struct Training {
   int world_size = 3;
   std::int64_t steps = 6;
   MakeGradients gradients = nullptr;
+  MakeEngine engine = nullptr;  // Engine::create()
+  RunStep run_step = nullptr;   // run_step()
   StepContext context = {};
   std::function<double(std::int64_t step)> scale = [](std::int64_t) { return 1.0; };
   const History* resume_from = nullptr;  // its states are loaded first
@@ -116,7 +129,9 @@ inline History train(const Training& training) {
   const std::vector<Status> statuses = run_ranks(training.world_size, [&](Communicator& communicator) -> Status {
     const int rank = communicator.rank();
     RecordingCommunicator recording(&communicator);
-    Result<std::unique_ptr<Engine>> made = Engine::create(training.tensors, training.options, &recording);
+    Result<std::unique_ptr<Engine>> made = training.engine
+                                               ? training.engine(training.tensors, training.options, &recording)
+                                               : Engine::create(training.tensors, training.options, &recording);
     if (!made.ok()) return made.status();
     Engine& engine = *made.value();
     if (training.resume_from != nullptr) {
@@ -130,8 +145,9 @@ inline History train(const Training& training) {
       const Gradients kept = gradients;
       StepContext context = training.context;
       context.gradient_scale = training.scale(step);
-      const Result<StepOutcome> outcome =
-          run_step(engine, gradients, context, [&](std::uint32_t t) { return kept[t].data(); });
+      const LocalGradient local = [&](std::uint32_t t) { return kept[t].data(); };
+      const Result<StepOutcome> outcome = training.run_step ? training.run_step(engine, gradients, context, local)
+                                                            : run_step(engine, gradients, context, local);
       if (!outcome.ok()) return outcome.status();
       run.delivered[rank].push_back(std::move(gradients));
       run.finite[rank].push_back(outcome.value().finite);

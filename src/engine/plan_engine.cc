@@ -122,7 +122,7 @@ std::chrono::nanoseconds PlanEngine::timeout() const { return from_seconds(optio
 
 Status PlanEngine::fail(const Status& status) {
   if (failure_.ok()) {
-    failure_ = status.with_context("step " + std::to_string(finished_steps_));
+    failure_ = status.with_context("step " + std::to_string(step_number()));
     communicator_->abandon(failure_.message());
   }
   return failure_;
@@ -130,14 +130,14 @@ Status PlanEngine::fail(const Status& status) {
 
 void PlanEngine::abandon(const std::string& why) {
   if (!failure_.ok()) return;
-  failure_ = abandoned_step(communicator_->rank(), finished_steps_, tensors_, steps_, in_step_, why);
+  failure_ = abandoned_step(communicator_->rank(), step_number(), tensors_, steps_, in_step_, why);
   communicator_->abandon(why);
 }
 
 void PlanEngine::record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes, std::int32_t tensor) {
   stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
   if (trace_ == nullptr) return;
-  trace_->record({stage, bucket, tensor, finished_steps_, interval.start_ns, interval.end_ns, bytes});
+  trace_->record({stage, bucket, tensor, step_number(), interval.start_ns, interval.end_ns, bytes});
 }
 
 std::int64_t PlanEngine::gradient_bytes(std::uint32_t t) const {
@@ -295,7 +295,7 @@ void PlanEngine::deliver(Bucket& bucket) {
     if (gradient_bytes(t) == 0 || bucket.message->read(static_cast<int>(slot), steps_[t].gradient) || !finite_)
       continue;
     finite_ = false;
-    last_non_finite_ = "step " + std::to_string(finished_steps_) + ": " + tensors_[t].name + ", in the sum over ranks";
+    last_non_finite_ = "step " + std::to_string(step_number()) + ": " + tensors_[t].name + ", in the sum over ranks";
   }
   --undelivered_;
   interval.end_ns = clock_->now_ns();

@@ -43,6 +43,7 @@ class PlanEngine final : public Engine {
   Status submit(std::span<const Gradient> gradients) override;
   Status submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) override;
   Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
+  void set_first_step(std::int64_t step) override { first_step_ = step - finished_steps_; }
   void abandon(const std::string& why) override;
 
   const EngineOptions& options() const override { return options_; }
@@ -107,6 +108,7 @@ class PlanEngine final : public Engine {
   void make_lanes(Schedule* schedule) const;
   Status check_places(const Plan& plan, std::vector<Place>* places) const;
   bool passes_through() const { return communicator_->world_size() == 1; }
+  std::int64_t step_number() const { return first_step_ + finished_steps_; }
   std::chrono::nanoseconds timeout() const;
 
   // -- a step
@@ -159,6 +161,7 @@ class PlanEngine final : public Engine {
   ReplicaHistory replicas_;
   std::int64_t step_ = 0;  // finite steps finished
   std::int64_t finished_steps_ = 0;
+  std::int64_t first_step_ = 0;  // what the first of them is called
   std::int64_t non_finite_steps_ = 0;
   std::string last_non_finite_;
   std::int64_t last_payload_bytes_ = 0;

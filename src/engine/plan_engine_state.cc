@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "engine/plan_engine.h"
+#include "engine/state_hash.h"
 
 namespace cortado {
 
@@ -32,7 +33,7 @@ Status PlanEngine::switch_plan(const Plan& plan) {
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "switch_plan: a step is under way");
   // Everything that can differ between ranks is compared first, so that all of them go on or none does.
   CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the step at which the plan is switched",
-                                            static_cast<std::uint64_t>(finished_steps_), timeout()));
+                                            static_cast<std::uint64_t>(step_number()), timeout()));
   CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the plan (its hash)", plan_hash(plan), timeout()));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Schedule> next, make_schedule(plan));
   carry_over(next.get());
@@ -142,6 +143,16 @@ Status PlanEngine::check_state(const EngineState& state) {
                       "load_state: this is the state of rank %d, here is rank %d; each rank loads its own", state.rank,
                       communicator_->rank());
   }
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    Bucket& bucket = bucket_of(t);
+    if (bucket.message == nullptr || bucket.message->basis(slot_of(t)).empty()) continue;
+    const bool is_saved = std::any_of(state.tensors.begin(), state.tensors.end(),
+                                      [&](const TensorState& tensor) { return tensor.name == tensors_[t].name; });
+    if (is_saved) continue;
+    return make_error(StatusCode::kMismatch,
+                      "load_state: the state has no tensor \"%s\"; it is of another model or plan",
+                      tensors_[t].name.c_str());
+  }
   return for_values(state, same_world, [](std::span<const float>, std::span<float>) {});
 }
 
@@ -194,9 +205,10 @@ Result<std::string> PlanEngine::load_state(const EngineState& state) {
                                             static_cast<std::uint64_t>(checked.code()), timeout())
                               .with_context(checked.ok() ? "load_state" : checked.message()));
   CORTADO_RETURN_IF_ERROR(checked);
-  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the step of the state to load",
-                                            static_cast<std::uint64_t>(state.step), timeout()));
+  CORTADO_RETURN_IF_ERROR(
+      check_same_number(communicator_, "the state to load (hash of step and bases)", state_hash(state), timeout()));
   step_ = state.step;
+  set_first_step(state.step);
   carried_.clear();
   for (Bucket& bucket : schedule_->buckets) {
     for (const MessageResidual& residual : residuals_of(bucket)) {
@@ -218,7 +230,7 @@ Status PlanEngine::check_replicas(std::span<const ReplicaTensor> tensors) {
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "check_replicas: a step is under way");
   const Result<ReplicaDifference> difference = compare_replicas(communicator_, tensors, timeout());
   if (!difference.ok()) return fail(difference.status().with_context("check_replicas"));
-  return replicas_.note(difference.value(), finished_steps_);
+  return replicas_.note(difference.value(), step_number());
 }
 
 // ---- report --------------------------------------------------------------------------------------------------------

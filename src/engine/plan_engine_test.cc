@@ -329,6 +329,29 @@ TEST(PlanEngine, SavedStatesResumeBitForBit) {
   });
 }
 
+TEST(PlanEngine, StatesWithOtherBasesAreRefusedEverywhere) {
+  Plan plan = dense_plan(kTwoByTwo);
+  for (PlanBucket& bucket : plan.buckets) {
+    bucket.codec = "acp(rank=2)";
+    bucket.option = Option::parse("encode@cpu all_reduce@flat decode@cpu", kTwoByTwo).value();
+  }
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    const int rank = communicator.rank();
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+    Gradients gradients = made_up_gradients(small_model(), rank, 0);
+    CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients).status());
+    CORTADO_ASSIGN_OR_RETURN(const EngineState state, engine->save_state());
+    EXPECT_TRUE(engine->load_state(state).ok());
+    EngineState changed = state;
+    if (rank == 1) changed.tensors.back().basis[0] += 1.0f;
+    EXPECT_EQ(engine->load_state(changed).status().code(), StatusCode::kMismatch) << "another run, saved at this step";
+    changed = state;
+    if (rank == 1) changed.tensors.pop_back();
+    EXPECT_EQ(engine->load_state(changed).status().code(), StatusCode::kMismatch) << "a tensor is missing";
+    return {};
+  });
+}
+
 // ---- what is wrong is said on every rank ---------------------------------------------------------------------------
 
 void expect_error_everywhere(const std::function<Plan(int rank)>& plan_of, StatusCode code, const std::string& text) {

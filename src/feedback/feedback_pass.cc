@@ -61,9 +61,6 @@ bool add_chunk(const float* gradient, const FeedbackPass& pass, std::int64_t cou
   return bad == 0;
 }
 
-// Beside a gradient that exploded, what is left is rounding, which must not be fed back.
-float without_rounding(float left, float taken) { return std::fabs(left) <= 0x1p-20f * std::fabs(taken) ? 0.0f : left; }
-
 void copy_chunk(const float* from, float* to, std::int64_t at, std::int64_t count) {
   if (from != to) std::memcpy(to + at, from + at, static_cast<std::size_t>(count) * sizeof(float));
 }

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "core/device.h"
 #include "cortado/tensor_view.h"
 
 namespace cortado {
@@ -36,6 +37,13 @@ struct FeedbackPass {
   // the sum over ranks near overflow.
   float gradient_limit() const;
 };
+
+// What is left of a sum that `taken` is taken from. Beside a gradient that exploded it is rounding, which must not be
+// fed back.
+CORTADO_HD inline float without_rounding(float left, float taken) {
+  const float magnitude = left < 0 ? -left : left, bound = 0x1p-20f * (taken < 0 ? -taken : taken);
+  return magnitude <= bound ? 0.0f : left;
+}
 
 // What `to` keeps after the gradient, from what `from` keeps before it; both may be the same memory:
 //   velocity = momentum * velocity + gradient, residual += velocity    (without velocity: residual += gradient)

@@ -12,8 +12,6 @@ namespace cortado {
 
 namespace {
 
-constexpr int kMostRaises = 20;
-
 template <typename T>
 T* grown(std::vector<T>* memory, std::size_t elems) {
   if (memory->size() < elems) memory->resize(elems);
@@ -45,10 +43,14 @@ Status compute_eigenvectors(std::int64_t n, const float* triangle, float* vector
   const Status status = symmetric_eigen(n, matrix, found, scratch->lapack);
   if (!status.ok()) return status;
   std::copy(matrix, matrix + n * n, vectors);
+  *is_indefinite = keep_eigenvalues(n, found, values);
+  return {};
+}
+
+bool keep_eigenvalues(std::int64_t n, const float* found, float* values) {
   for (std::int64_t i = 0; i < n; ++i) values[i] = std::max(found[i], 0.0f);
   const float rounding = static_cast<float>(n) * std::numeric_limits<float>::epsilon();
-  *is_indefinite = n > 0 && found[0] < -rounding * std::max(found[n - 1], 0.0f);
-  return {};
+  return n > 0 && found[0] < -rounding * std::max(found[n - 1], 0.0f);
 }
 
 Status compute_damped_inverse(std::int64_t n, const float* triangle, double damping, float* inverse, int* raised,

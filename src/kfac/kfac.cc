@@ -140,11 +140,34 @@ std::string settings_text(const KfacOptions& options) {
   text += options.pi_correction ? ", pi_correction" : "";
   text += options.colocate_factors ? ", colocate_factors" : "";
   text += options.balance_memory ? ", balance_memory" : "";
+  text += ", gradients " + options.gradients.codec + (options.compression_changes ? " at first" : "");
+  text += options.gradients.use_error_feedback ? ", error feedback" : "";
+  text += ", aggregate " + std::to_string(options.gradients.aggregate);
+  text += ", seed " + std::to_string(options.gradients.random_seed);
   text += ", factor_compression " + options.factor_compression;
   if (!is_auto(options)) return text;
   for (const std::string& candidate : options.candidates) text += ", candidate " + candidate;
   const int ranks = options.cluster.has_value() ? options.cluster->topology().world_size() : 0;
   return text + ", cluster of " + std::to_string(ranks) + " ranks";
+}
+
+Status KfacImpl::set_compression(std::string_view spec) {
+  CORTADO_RETURN_IF_ERROR(failure_);
+  if (has_several_rows() && !options_.compression_changes) {
+    return make_error(StatusCode::kFailedPrecondition,
+                      "HYBRID-OPT: the codec of gradients can change to %.*s only with the option compression_changes",
+                      static_cast<int>(spec.size()), spec.data());
+  }
+  CORTADO_RETURN_IF_ERROR(gradient_gather_->set_codec(spec));
+  options_.gradients.codec = spec;
+  auto_gradients_.is_on = false;
+  return {};
+}
+
+Status KfacImpl::compare_codecs() {
+  if (!has_several_rows() || !options_.compression_changes) return {};
+  return check_agreement(world_, "gradients " + options_.gradients.codec, {}, timeout())
+      .with_context("step " + std::to_string(step_));
 }
 
 Status KfacImpl::set_factor_compression(std::string_view spec) {

@@ -142,6 +142,14 @@ TEST(KfacAuto, WrongOptionsAreRefusedOnAllRanks) {
   options = automatic(KfacStrategy::kMemOpt, 1);
   options.candidates.push_back("acp(rank=2)");
   for (const Status& status : statuses_of(options)) EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+
+  // They would try different numbers of settings.
+  const auto statuses = run_ranks(4, [](Communicator& communicator) {
+    KfacOptions one = automatic(KfacStrategy::kHybridOpt, 1);
+    one.gradients.aggregate = communicator.rank() < 2 ? 0 : 4;
+    return Kfac::create(small_job(), one, &communicator).status();
+  });
+  for (const Status& status : statuses) EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
 }
 
 }  // namespace

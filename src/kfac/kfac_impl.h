@@ -19,12 +19,11 @@
 #include <vector>
 
 #include "core/seconds.h"
-#include "core/thread_pool.h"
 #include "cortado/kfac.h"
 #include "kfac/factor.h"
 #include "kfac/factor_sync.h"
 #include "kfac/grid_group.h"
-#include "kfac/inverse.h"
+#include "kfac/inverter.h"
 #include "kfac/message_choice.h"
 #include "kfac/precondition.h"
 
@@ -36,15 +35,6 @@ struct HeldFactor {
   std::vector<float> inverse;    // matrices: eigenvectors as rows, or inverses; on gradient workers
   std::vector<float> values;     // eigenvalues
   std::vector<float> triangles;  // an inverse as it travels
-};
-
-// A matrix of a factor that is to be inverted, and what came of it.
-struct InverseTask {
-  std::size_t slot = 0;
-  std::int64_t matrix = 0;  // of the groups
-  bool is_indefinite = false;
-  int raised = 0;
-  bool failed = false;
 };
 
 using TensorList = std::vector<ConstTensorView>;  // of one payload
@@ -61,8 +51,11 @@ struct AutoMessage {
   void record(std::int64_t ns);
 };
 
-// What ranks must share, besides layers and the codec of gradients.
+// What ranks must share, besides layers.
 std::string settings_text(const KfacOptions& options);
+
+// Of what ranks must share; the lowest bit is 0.
+std::uint64_t hash_of(const KfacHyperparameters& values);
 
 class KfacImpl final : public Kfac {
  public:
@@ -75,8 +68,7 @@ class KfacImpl final : public Kfac {
         grid_(grid),
         column_(std::move(column)),
         row_(std::move(row)),
-        pool_(options.threads),
-        inverse_scratch_(static_cast<std::size_t>(pool_.threads())) {}
+        inverter_(options.inverter != nullptr ? options.inverter : make_cpu_inverter(options.threads)) {}
 
   // The second half of create(): what can fail.
   Status prepare();
@@ -96,14 +88,7 @@ class KfacImpl final : public Kfac {
   Status reduce_gradients(std::span<const KfacGradient> gradients) override;
   Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) override;
 
-  Status set_compression(std::string_view spec) override {
-    CORTADO_RETURN_IF_ERROR(failure_);
-    CORTADO_RETURN_IF_ERROR(gradient_gather_->set_codec(spec));
-    options_.gradients.codec = spec;
-    auto_gradients_.is_on = false;
-    return {};
-  }
-
+  Status set_compression(std::string_view spec) override;
   Status set_factor_compression(std::string_view spec) override;
 
   const std::vector<KfacLayer>& layers() const override { return layers_; }
@@ -119,6 +104,8 @@ class KfacImpl final : public Kfac {
   int rank() const { return world_->rank(); }
   std::chrono::nanoseconds timeout() const { return from_seconds(options_.timeout_s); }
   bool is_worker(std::size_t layer) const { return placements_[layer].column == grid_.column_of(rank()); }
+  // Gradients travel within a row, so what one row does is unknown to the others.
+  bool has_several_rows() const { return grid_.workers > 1 && grid_.columns > 1; }
   bool is_eigen() const { return options_.inverse == KfacInverse::kEigen; }
   std::vector<FactorSlot> slots() const;
 
@@ -127,13 +114,17 @@ class KfacImpl final : public Kfac {
   Status prepare_inverse_gather();
   Status prepare_gradient_gather();
 
+  // Of gradients, over all rows, where it may change.
+  Status compare_codecs();
   Status add_batch(std::size_t layer, Side side, const KfacBatch& batch, double scale);
   Status update_factors(double decay);
   Status update_inverses(const KfacHyperparameters& values);
-  void invert_all(double damping);
-  void invert(InverseTask* task, double damping, InverseScratch* scratch);
+  Status invert_all(double damping);
+  InverseJob inverse_job(std::size_t slot, std::int64_t matrix, double damping);
   SplitDamping damping_of(std::size_t layer, std::int64_t group, double damping) const;
-  Status gather_inverses();
+  Status gather_inverses(const KfacHyperparameters& values);
+  // Whether the ranks of an exchange were given the same values.
+  Status check_notes(std::span<const OwnerNote> notes, const KfacHyperparameters& values) const;
   double precondition(double damping, std::span<const KfacGradient> gradients);
   Result<KfacOutcome> exchange(const KfacHyperparameters& values, double own_product);
   Status sum_gradients();
@@ -145,7 +136,10 @@ class KfacImpl final : public Kfac {
   Status decide_inverses();
   Status decide_gradients();
   Status check_gradients(std::span<const KfacGradient> gradients) const;
-  Status load_layer(std::size_t layer, std::span<const KfacState> states, bool* has_inverses);
+
+  struct Loading;
+  Status find_layer(std::size_t layer, std::span<const KfacState> states, Loading* loading);
+  Status check_states(std::span<const KfacState> states, Loading* loading);
 
   void count(const std::string& layer, const char* reason) { ++fallbacks_[{layer, reason}]; }
   Status fail(Status status) {
@@ -186,8 +180,7 @@ class KfacImpl final : public Kfac {
   AutoMessage auto_factors_, auto_inverses_, auto_gradients_;
 
   FactorScratch factor_scratch_;
-  ThreadPool pool_;
-  std::vector<InverseScratch> inverse_scratch_;  // of each thread
+  std::shared_ptr<KfacInverter> inverter_;
   std::int64_t step_ = 0;
   bool inverses_are_stale_ = false;
   std::map<std::pair<std::string, std::string>, std::int64_t> fallbacks_;

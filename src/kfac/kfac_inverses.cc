@@ -1,10 +1,9 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "core/check.h"
 #include "core/finite.h"
+#include "kfac/inverse.h"
 #include "kfac/kfac_impl.h"
 #include "kfac/triangle.h"
 
@@ -66,55 +65,44 @@ SplitDamping KfacImpl::damping_of(std::size_t layer, std::int64_t group, double 
                        mean_diagonal(g, factors_[2 * layer + 1].running.data() + group * triangle_elems(g)));
 }
 
-// Matrices of one size next to each other, the largest first, so that threads end together and reuse their scratch.
-void KfacImpl::invert_all(double damping) {
-  std::vector<InverseTask> tasks;
+Status KfacImpl::invert_all(double damping) {
+  std::vector<InverseJob> jobs;
+  std::vector<const std::string*> names;  // of their layers
   for (std::size_t s = 0; s < factors_.size(); ++s) {
-    for (std::int64_t m = 0; !factors_[s].running.empty() && m < sync_->slots()[s].matrices; ++m)
-      tasks.push_back({s, m});
+    for (std::int64_t m = 0; !factors_[s].running.empty() && m < sync_->slots()[s].matrices; ++m) {
+      jobs.push_back(inverse_job(s, m, damping));
+      names.push_back(&layers_[s / 2].name);
+    }
   }
-  const auto rows = [&](const InverseTask& task) { return sync_->slots()[task.slot].n; };
-  std::stable_sort(tasks.begin(), tasks.end(),
-                   [&](const InverseTask& x, const InverseTask& y) { return rows(x) > rows(y); });
-  std::atomic<std::size_t> next{0};
-  pool_.parallel_for(pool_.threads(), [&](std::int64_t thread) {
-    InverseScratch* scratch = &inverse_scratch_[static_cast<std::size_t>(thread)];
-    for (std::size_t t = next++; t < tasks.size(); t = next++) invert(&tasks[t], damping, scratch);
-  });
-  for (const InverseTask& task : tasks) {
-    const std::string& name = layers_[sync_->slots()[task.slot].layer].name;
-    if (task.is_indefinite) count(name, "a factor is indefinite: eigenvalues below 0 count as 0");
-    if (task.raised > 0) count(name, "a factor is not positive definite: damping was raised");
-    if (task.failed) count(name, "a factor could not be inverted: the last inverse stays");
+  CORTADO_RETURN_IF_ERROR(inverter_->invert(jobs));
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    if (jobs[i].is_indefinite) count(*names[i], "a factor is indefinite: eigenvalues below 0 count as 0");
+    if (jobs[i].raised > 0) count(*names[i], "a factor is not positive definite: damping was raised");
+    if (jobs[i].failed) count(*names[i], "a factor could not be inverted: the last inverse stays");
   }
+  return {};
 }
 
-// What can't be inverted keeps the inverse it had.
-void KfacImpl::invert(InverseTask* task, double damping, InverseScratch* scratch) {
-  const FactorSlot& slot = sync_->slots()[task->slot];
-  HeldFactor& factor = factors_[task->slot];
-  const float* triangle = factor.running.data() + task->matrix * triangle_elems(slot.n);
-  float* inverse = factor.inverse.data() + task->matrix * slot.n * slot.n;
-  if (is_eigen()) {
-    float* values = factor.values.data() + task->matrix * slot.n;
-    task->failed = !compute_eigenvectors(slot.n, triangle, inverse, values, &task->is_indefinite, scratch).ok();
-  } else {
-    const SplitDamping split = damping_of(slot.layer, task->matrix, damping);
-    task->failed = !compute_damped_inverse(slot.n, triangle, slot.side == Side::kA ? split.a : split.g, inverse,
-                                           &task->raised, scratch)
-                        .ok();
-  }
+InverseJob KfacImpl::inverse_job(std::size_t s, std::int64_t matrix, double damping) {
+  const FactorSlot& slot = sync_->slots()[s];
+  HeldFactor& factor = factors_[s];
+  const SplitDamping split = is_eigen() ? SplitDamping{} : damping_of(slot.layer, matrix, damping);
+  return {.n = slot.n,
+          .triangle = factor.running.data() + matrix * triangle_elems(slot.n),
+          .inverse = factor.inverse.data() + matrix * slot.n * slot.n,
+          .values = is_eigen() ? factor.values.data() + matrix * slot.n : nullptr,
+          .damping = slot.side == Side::kA ? split.a : split.g};
 }
 
 Status KfacImpl::update_inverses(const KfacHyperparameters& values) {
-  invert_all(values.damping);
+  CORTADO_RETURN_IF_ERROR(invert_all(values.damping));
   lap(KfacStage::kInverses);
-  CORTADO_RETURN_IF_ERROR(gather_inverses());
+  CORTADO_RETURN_IF_ERROR(gather_inverses(values));
   lap(KfacStage::kGatherInverses);
   return {};
 }
 
-Status KfacImpl::gather_inverses() {
+Status KfacImpl::gather_inverses(const KfacHyperparameters& values) {
   if (column_->is_alone()) return {};
   for (const std::size_t s : gathered_slots_) {
     const FactorSlot& slot = sync_->slots()[s];
@@ -126,7 +114,10 @@ Status KfacImpl::gather_inverses() {
   }
   CORTADO_RETURN_IF_ERROR(decide_inverses());
   const std::int64_t begin_ns = clock_->now_ns();
-  CORTADO_RETURN_IF_ERROR(inverse_gather_->run(static_cast<std::uint64_t>(step_), gathered_inverses_));
+  std::vector<OwnerNote> notes(static_cast<std::size_t>(column_->get()->world_size()));
+  CORTADO_RETURN_IF_ERROR(
+      inverse_gather_->run(static_cast<std::uint64_t>(step_), gathered_inverses_, {.flags = hash_of(values)}, notes));
+  CORTADO_RETURN_IF_ERROR(check_notes(notes, values));
   auto_inverses_.record(clock_->now_ns() - begin_ns);
   for (const std::size_t s : gathered_slots_) {
     const FactorSlot& slot = sync_->slots()[s];

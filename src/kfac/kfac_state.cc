@@ -1,6 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <cinttypes>
-#include <numeric>
 
 #include "collective/agreement.h"
 #include "core/check.h"
@@ -15,25 +14,19 @@ KfacTraffic traffic_of(const OwnerGather& gather) {
   return {report.steps, report.collectives, report.payload_bytes, report.dense_bytes, report.relative_l2_error};
 }
 
-// Takes over the first list of that layer which is not empty, if this rank holds such a list itself.
-Status take(std::span<const KfacState> states, const std::string& layer, std::vector<float> KfacLayerState::*list,
-            std::vector<float>* held, bool* found) {
-  *found = held->empty();
-  for (const KfacState& state : states) {
-    for (const KfacLayerState& saved : state.layers) {
-      if (*found || saved.name != layer || (saved.*list).empty()) continue;
-      if ((saved.*list).size() != held->size()) {
-        return make_error(StatusCode::kMismatch, "layer %s: the saved state has %zu values where %zu are expected",
-                          layer.c_str(), (saved.*list).size(), held->size());
-      }
-      *held = saved.*list;
-      *found = true;
-    }
-  }
-  return {};
-}
-
 }  // namespace
+
+// What load_state() changes, once all ranks know that they can.
+struct KfacImpl::Loading {
+  struct Copy {
+    const std::vector<float>* from;
+    std::vector<float>* to;
+  };
+  std::vector<Copy> copies;
+  std::vector<OwnerResidual> residuals;
+  std::vector<std::size_t> begun_anew;  // layers whose factors no state has
+  bool has_inverses = true;
+};
 
 KfacReport KfacImpl::report() const {
   KfacReport report = report_;
@@ -61,7 +54,7 @@ KfacMemory KfacImpl::memory() const {
   memory.gradients_bytes = bytes(gradients_) + bytes(results_);
   memory.exchange_bytes = inverse_gather_->report().memory_bytes + gradient_gather_->report().memory_bytes;
   memory.scratch_bytes = factor_scratch_.bytes() + bytes(product_scratch_);
-  for (const InverseScratch& scratch : inverse_scratch_) memory.scratch_bytes += scratch.bytes();
+  memory.scratch_bytes += inverter_->scratch_bytes();
   return memory;
 }
 
@@ -92,25 +85,52 @@ KfacState KfacImpl::save_state(bool with_inverses) const {
   return state;
 }
 
-Status KfacImpl::load_layer(std::size_t i, std::span<const KfacState> states, bool* has_inverses) {
+// Of each list that this rank holds of a layer, the first that is not empty in a state. Inverses of the other kind, of
+// which only one has eigenvalues, are as if they were not there.
+Status KfacImpl::find_layer(std::size_t i, std::span<const KfacState> states, Loading* loading) {
   const std::string& name = layers_[i].name;
-  bool found = false, has_factors = true;
-  const auto take_one = [&](std::vector<float> KfacLayerState::*list, std::vector<float>* held, bool* all) -> Status {
-    CORTADO_RETURN_IF_ERROR(take(states, name, list, held, &found));
-    *all &= found;
+  const auto find = [&](std::vector<float> KfacLayerState::*list, std::vector<float>* held, bool is_inverse,
+                        bool* found_all) -> Status {
+    if (held->empty()) return {};
+    for (const KfacState& state : states) {
+      for (const KfacLayerState& saved : state.layers) {
+        if (saved.name != name || (saved.*list).empty()) continue;
+        if (is_inverse && saved.a_eigenvalues.empty() == is_eigen()) continue;
+        if ((saved.*list).size() != held->size()) {
+          return make_error(StatusCode::kMismatch, "layer %s: the saved state has %zu values where %zu are expected",
+                            name.c_str(), (saved.*list).size(), held->size());
+        }
+        loading->copies.push_back({&(saved.*list), held});
+        return {};
+      }
+    }
+    *found_all = false;
     return {};
   };
   HeldFactor &a = factors_[2 * i], &g = factors_[2 * i + 1];
-  CORTADO_RETURN_IF_ERROR(take_one(&KfacLayerState::a_factor, &a.running, &has_factors));
-  CORTADO_RETURN_IF_ERROR(take_one(&KfacLayerState::g_factor, &g.running, &has_factors));
-  if (!has_factors) count(name, "its factors were in no saved state: they begin anew");
-  CORTADO_RETURN_IF_ERROR(take_one(&KfacLayerState::a_inverse, &a.inverse, has_inverses));
-  CORTADO_RETURN_IF_ERROR(take_one(&KfacLayerState::g_inverse, &g.inverse, has_inverses));
-  CORTADO_RETURN_IF_ERROR(take_one(&KfacLayerState::a_eigenvalues, &a.values, has_inverses));
-  return take_one(&KfacLayerState::g_eigenvalues, &g.values, has_inverses);
+  bool has_factors = true;
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::a_factor, &a.running, false, &has_factors));
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::g_factor, &g.running, false, &has_factors));
+  if (!has_factors) loading->begun_anew.push_back(i);
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::a_inverse, &a.inverse, true, &loading->has_inverses));
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::g_inverse, &g.inverse, true, &loading->has_inverses));
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::a_eigenvalues, &a.values, true, &loading->has_inverses));
+  CORTADO_RETURN_IF_ERROR(find(&KfacLayerState::g_eigenvalues, &g.values, true, &loading->has_inverses));
+  for (const KfacState& state : states) {
+    for (const KfacLayerState& saved : state.layers) {
+      if (saved.name != name || saved.residual.empty()) continue;
+      if (static_cast<std::int64_t>(saved.residual.size()) != layers_[i].gradient_elems()) {
+        return make_error(StatusCode::kMismatch, "layer %s: the saved residual has %zu values, its gradient %" PRId64,
+                          name.c_str(), saved.residual.size(), layers_[i].gradient_elems());
+      }
+      loading->residuals.push_back({name, saved.residual});
+    }
+  }
+  return {};
 }
 
-Result<std::string> KfacImpl::load_state(std::span<const KfacState> states) {
+// Everything is checked before anything is changed.
+Status KfacImpl::check_states(std::span<const KfacState> states, Loading* loading) {
   CORTADO_RETURN_IF_ERROR(failure_);
   if (states.empty()) return make_error(StatusCode::kInvalidArgument, "expected at least one state");
   for (const KfacState& state : states) {
@@ -119,36 +139,37 @@ Result<std::string> KfacImpl::load_state(std::span<const KfacState> states) {
                         states[0].step, state.step);
     }
   }
+  for (std::size_t i = 0; i < layers_.size(); ++i) CORTADO_RETURN_IF_ERROR(find_layer(i, states, loading));
+  return {};
+}
+
+Result<std::string> KfacImpl::load_state(std::span<const KfacState> states) {
+  Loading loading;
+  const Status checked = check_states(states, &loading);
+  // All ranks take part even if one of them refuses, so that none waits for it.
+  CORTADO_RETURN_IF_ERROR(check_same_number(world_, "the outcome of load_state (error code; 0 is success)",
+                                            static_cast<std::uint64_t>(checked.code()), timeout())
+                              .with_context(checked.ok() ? "load_state" : checked.message()));
+  CORTADO_RETURN_IF_ERROR(checked);
   CORTADO_RETURN_IF_ERROR(check_same_number(world_, "step", static_cast<std::uint64_t>(states[0].step), timeout()));
-  const auto begun_anew = [&] {
-    std::int64_t layers = 0;
-    for (const auto& [key, times] : fallbacks_) layers += key.second.starts_with("its factors were in no") ? times : 0;
-    return layers;
-  };
-  const std::int64_t before = begun_anew();
-  bool has_inverses = true;
-  for (std::size_t i = 0; i < layers_.size(); ++i) CORTADO_RETURN_IF_ERROR(load_layer(i, states, &has_inverses));
-  std::vector<OwnerResidual> residuals;
-  for (const KfacState& state : states) {
-    for (const KfacLayerState& layer : state.layers) {
-      if (!layer.residual.empty()) residuals.push_back({layer.name, layer.residual});
-    }
+  // One rank that lacks inverses makes all of them compute theirs at the next step.
+  const std::int64_t lacks = loading.has_inverses ? 0 : 1;
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> somebody_lacks,
+                           largest_of_ranks(world_, std::span(&lacks, 1), timeout()));
+
+  for (const Loading::Copy& copy : loading.copies) *copy.to = *copy.from;
+  CORTADO_RETURN_IF_ERROR(gradient_gather_->load_residuals(loading.residuals));
+  for (const std::size_t i : loading.begun_anew) {
+    count(layers_[i].name, "its factors were in no saved state: they begin anew");
   }
-  CORTADO_RETURN_IF_ERROR(gradient_gather_->load_residuals(residuals));
   step_ = states[0].step;
   sync_->reset();
-
-  // One rank that lacks inverses makes all of them compute theirs at the next step.
-  const std::uint64_t lacks = has_inverses ? 0 : 1;
-  std::vector<std::uint64_t> all(static_cast<std::size_t>(world_->world_size()));
-  CORTADO_RETURN_IF_ERROR(
-      world_->all_gather(std::as_bytes(std::span(&lacks, 1)), std::as_writable_bytes(std::span(all)), timeout()));
-  inverses_are_stale_ = std::accumulate(all.begin(), all.end(), std::uint64_t{0}) > 0;
-  const std::int64_t anew = begun_anew() - before;
-  if (anew == 0) return std::string();
-  return "the states given lack factors of " + std::to_string(anew) + " layers that rank " + std::to_string(rank()) +
-         " holds now (saved with world size " + std::to_string(states[0].world_size) + ", loaded with " +
-         std::to_string(world_->world_size()) + "); they begin anew. Give the states of all ranks to keep them";
+  inverses_are_stale_ = somebody_lacks[0] != 0;
+  if (loading.begun_anew.empty()) return std::string();
+  return "the states given lack factors of " + std::to_string(loading.begun_anew.size()) + " layers that rank " +
+         std::to_string(rank()) + " holds now (saved with world size " + std::to_string(states[0].world_size) +
+         ", loaded with " + std::to_string(world_->world_size()) +
+         "); they begin anew. Give the states of all ranks to keep them";
 }
 
 }  // namespace cortado

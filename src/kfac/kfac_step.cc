@@ -1,9 +1,11 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cinttypes>
 #include <cmath>
 #include <numeric>
 
 #include "core/check.h"
+#include "core/hash.h"
 #include "kfac/gradient_matrix.h"
 #include "kfac/kfac_impl.h"
 
@@ -24,7 +26,26 @@ Status check_hyperparameters(const KfacHyperparameters& values) {
   return {};
 }
 
+constexpr std::uint64_t kNotFinite = 1;  // in the flags of a note, beside the hash
+
 }  // namespace
+
+std::uint64_t hash_of(const KfacHyperparameters& values) {
+  const double numbers[] = {values.factor_decay, values.damping, values.kl_clip, values.lr};
+  return fnv1a_64({reinterpret_cast<const char*>(numbers), sizeof(numbers)}) & ~kNotFinite;
+}
+
+Status KfacImpl::check_notes(std::span<const OwnerNote> notes, const KfacHyperparameters& values) const {
+  for (const OwnerNote& note : notes) {
+    if ((note.flags & ~kNotFinite) == hash_of(values)) continue;
+    return make_error(StatusCode::kMismatch,
+                      "step %" PRId64
+                      ": ranks differ in factor_decay, damping, kl_clip or lr; rank %d has %g, %g, %g "
+                      "and %g",
+                      step_, rank(), values.factor_decay, values.damping, values.kl_clip, values.lr);
+  }
+  return {};
+}
 
 Status KfacImpl::check_gradients(std::span<const KfacGradient> gradients) const {
   if (gradients.size() != layers_.size()) {
@@ -72,13 +93,13 @@ double KfacImpl::precondition(double damping, std::span<const KfacGradient> grad
 }
 
 Result<KfacOutcome> KfacImpl::exchange(const KfacHyperparameters& values, double own_product) {
-  const bool is_finite = std::isfinite(own_product);
   std::vector<OwnerNote> notes(static_cast<std::size_t>(row_->get()->world_size()));
   CORTADO_RETURN_IF_ERROR(decide_gradients());
+  const std::uint64_t flags = hash_of(values) | (std::isfinite(own_product) ? 0 : kNotFinite);
   const OwnerGatherReport before = gradient_gather_->report();
   const std::int64_t begin_ns = clock_->now_ns();
-  CORTADO_RETURN_IF_ERROR(gradient_gather_->run(static_cast<std::uint64_t>(step_), result_of_layer_,
-                                                {own_product, is_finite ? 0u : 1u}, notes));
+  CORTADO_RETURN_IF_ERROR(
+      gradient_gather_->run(static_cast<std::uint64_t>(step_), result_of_layer_, {own_product, flags}, notes));
   auto_gradients_.record(clock_->now_ns() - begin_ns);
   const OwnerGatherReport after = gradient_gather_->report();
   report_.stage_ns[static_cast<int>(KfacStage::kEncode)] += after.encode_ns - before.encode_ns;
@@ -86,10 +107,11 @@ Result<KfacOutcome> KfacImpl::exchange(const KfacHyperparameters& values, double
   report_.stage_ns[static_cast<int>(KfacStage::kDecode)] += after.decode_ns - before.decode_ns;
   start_lap();
 
+  CORTADO_RETURN_IF_ERROR(check_notes(notes, values));
   KfacOutcome outcome;
   double product = 0;
   for (const OwnerNote& note : notes) {
-    outcome.finite &= note.flags == 0;
+    outcome.finite &= (note.flags & kNotFinite) == 0;
     product += note.value;
   }
   const double squared = std::fabs(product * values.lr * values.lr);
@@ -101,6 +123,7 @@ Result<KfacOutcome> KfacImpl::step(const KfacHyperparameters& values, std::span<
   CORTADO_RETURN_IF_ERROR(failure_);
   CORTADO_RETURN_IF_ERROR(check_hyperparameters(values));
   CORTADO_RETURN_IF_ERROR(check_gradients(gradients));
+  if (Status status = compare_codecs(); !status.ok()) return fail(status);
   start_lap();
   if (values.update_factors) {
     if (Status status = update_factors(values.factor_decay); !status.ok()) return fail(status);

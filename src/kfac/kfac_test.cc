@@ -218,6 +218,39 @@ TEST(Kfac, TheCodecOfFactorsMayChange) {
   }
 }
 
+// A gather is within a row, so what a row does differently must be seen by another way.
+TEST(Kfac, TheCodecOfGradientsMayChangeInAllRowsOnly) {
+  const auto statuses_with = [](const char* codec_of_second_row) {
+    return run_ranks(4, [&](Communicator& communicator) -> Status {
+      SmallRun run{.options = strategy(KfacStrategy::kHybridOpt, 2), .values = {}};
+      run.options.compression_changes = true;
+      CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+      for (const char* codec : {"quant(bits=4)", "none", "quant(bits=8)"}) {
+        const bool differs = communicator.rank() >= 2 && kfac->steps() == 2;
+        CORTADO_RETURN_IF_ERROR(kfac->set_compression(differs ? codec_of_second_row : codec));
+        CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), kfac->steps()).status());
+      }
+      return {};
+    });
+  };
+  for (const Status& status : statuses_with("quant(bits=8)")) EXPECT_TRUE(status.ok()) << status.to_string();
+  for (const Status& status : statuses_with("quant(bits=4)")) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+    EXPECT_NE(status.message().find("step 2"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("rank 2 has \"gradients quant(bits=4)\""), std::string::npos) << status.message();
+  }
+}
+
+TEST(Kfac, RowsMustKnowThatTheCodecOfGradientsChanges) {
+  for (const KfacOptions& options : strategies()) {
+    SmallRun run{.options = options, .values = {}};
+    run_job(run, 1, [&](Kfac& kfac, int) {
+      const bool has_rows = options.strategy == KfacStrategy::kHybridOpt;
+      EXPECT_EQ(kfac.set_compression("sign").code(), has_rows ? StatusCode::kFailedPrecondition : StatusCode::kOk);
+    });
+  }
+}
+
 TEST(Kfac, SmallBoundsMeanSmallErrors) {
   SmallRun run{.options = strategy(KfacStrategy::kMemOpt), .values = {}};
   const History plain = run_job(run, 3);
@@ -268,6 +301,10 @@ TEST(Kfac, MessagesOfAStep) {
   EXPECT_EQ(collectives_of_step(plain[0], false, true), Kinds{"all_reduce"});
   EXPECT_EQ(collectives_of_step(plain[1], false, true), (Kinds{"reduce_scatter", "all_reduce", "all_gather"}));
   EXPECT_EQ(collectives_of_step(plain[2], false, true), (Kinds{"reduce_scatter", "all_gather"}));
+
+  KfacOptions changing = plain[1];  // rows compare their codecs
+  changing.compression_changes = true;
+  EXPECT_EQ(collectives_of_step(changing, false), (Kinds{"all_gather", "all_gather"}));
 
   KfacOptions packed = plain[2];
   packed.gradients.codec = "quant(bits=4)";
@@ -511,6 +548,54 @@ TEST(Kfac, RanksMustAgree) {
   }
 }
 
+// Two machines of two ranks, each of which has a row of its own.
+TEST(Kfac, RowsMustAgree) {
+  const std::vector<std::pair<std::string, std::function<void(KfacOptions*)>>> changes = {
+      {"gradients quant(bits=8)", [](KfacOptions* options) { options->gradients.codec = "quant(bits=8)"; }},
+      {"error feedback", [](KfacOptions* options) { options->gradients.use_error_feedback = true; }},
+      {"aggregate 1", [](KfacOptions* options) { options->gradients.aggregate = 1; }},
+      {"seed 1", [](KfacOptions* options) { options->gradients.random_seed = 1; }},
+      {"gradients quant(bits=4) at first", [](KfacOptions* options) { options->compression_changes = true; }},
+  };
+  for (const auto& [text, change] : changes) {
+    const auto statuses = run_ranks(4, [&change = change](Communicator& communicator) -> Status {
+      KfacOptions options = strategy(KfacStrategy::kHybridOpt, 2);
+      options.gradients.codec = "quant(bits=4)";
+      if (communicator.rank() >= 2) change(&options);
+      return Kfac::create(small_job(), options, &communicator).status();
+    });
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.code(), StatusCode::kMismatch) << text;
+      EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+    }
+  }
+}
+
+// In the exchange of gradients, or, across rows, that of inverses.
+TEST(Kfac, HyperparametersMustAgree) {
+  const std::vector<std::function<void(KfacHyperparameters*)>> changes = {
+      [](KfacHyperparameters* values) { values->factor_decay = 0.9; },
+      [](KfacHyperparameters* values) { values->damping = 2e-3; },
+      [](KfacHyperparameters* values) { values->kl_clip = 0; },
+      [](KfacHyperparameters* values) { values->lr = 0.2; },
+  };
+  for (const KfacOptions& options : strategies()) {
+    for (const auto& change : changes) {
+      const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+        SmallRun run{.options = options, .values = {}};
+        CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), options, &communicator));
+        CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), 0).status());
+        if (communicator.rank() >= 2) change(&run.values);
+        return run_step(*kfac, run, communicator.rank(), 1).status();
+      });
+      for (const Status& status : statuses) {
+        EXPECT_NE(status.message().find("step 1: ranks differ in factor_decay, damping"), std::string::npos)
+            << status.to_string();  // their own finding, or what the first that found it says
+      }
+    }
+  }
+}
+
 // ---- saving and loading --------------------------------------------------------------------------------------------
 
 SmallRun saved_run(const KfacOptions& options) {
@@ -593,6 +678,69 @@ TEST(Kfac, StatesThatDoNotFit) {
   const Status status = job.kfac->load_state({&state, 1}).status();
   EXPECT_EQ(status.code(), StatusCode::kMismatch);
   EXPECT_NE(status.message().find("layer fc: the saved state has 4 values where 3 are expected"), std::string::npos);
+}
+
+// All ranks refuse it and none has changed, whichever of them it does not fit.
+TEST(Kfac, AStateThatDoesNotFitOnOneRankChangesNone) {
+  const SmallRun run = saved_run(strategy(KfacStrategy::kHybridOpt, 2));
+  const std::vector<std::pair<std::string, std::function<void(KfacLayerState*)>>> damages = {
+      {"layer head: the saved state has", [](KfacLayerState* layer) { layer->g_inverse.push_back(0); }},
+      {"layer head: the saved residual has", [](KfacLayerState* layer) { layer->residual.push_back(0); }},
+  };
+  for (const auto& [text, damage] : damages) {
+    const auto statuses = run_ranks(4, [&text = text, &damage = damage, &run](Communicator& communicator) -> Status {
+      const int rank = communicator.rank();
+      CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+      for (int step = 0; step < 2; ++step) CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, rank, step).status());
+      const KfacState saved = kfac->save_state();
+      CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, rank, 2).status());
+      const KfacState before = kfac->save_state();
+      KfacState damaged = saved;
+      const bool is_damaged = kfac->placements().back().column == kfac->grid().column_of(rank) && rank < 2;
+      if (is_damaged) damage(&damaged.layers.back());
+      const Status status = kfac->load_state({&damaged, 1}).status();
+      EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+      EXPECT_EQ(status.message().find(text) != std::string::npos, is_damaged) << status.message();
+      const KfacState after = kfac->save_state();
+      EXPECT_EQ(after.step, before.step);
+      for (std::size_t i = 0; i < after.layers.size(); ++i) {
+        EXPECT_EQ(after.layers[i].a_factor, before.layers[i].a_factor);
+        EXPECT_EQ(after.layers[i].a_inverse, before.layers[i].a_inverse);
+        EXPECT_EQ(after.layers[i].residual, before.layers[i].residual);
+      }
+      CORTADO_RETURN_IF_ERROR(kfac->load_state({&saved, 1}).status());
+      return run_step(*kfac, run, rank, 2).status();
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+// Eigenvectors are no inverses, and the other way round: as if the state had been saved without.
+TEST(Kfac, InversesOfAnotherKindAreComputedAnew) {
+  for (const KfacInverse saved_as : {KfacInverse::kEigen, KfacInverse::kCholesky}) {
+    const KfacInverse loaded_as = saved_as == KfacInverse::kEigen ? KfacInverse::kCholesky : KfacInverse::kEigen;
+    std::vector<Gradients> after;
+    for (const bool with_inverses : {true, false}) {
+      SmallRun run = saved_run(strategy(KfacStrategy::kMemOpt));
+      run.world_size = 2;
+      run.options.inverse = saved_as;
+      std::vector<KfacState> states(2);
+      run_job(run, 2,
+              [&](Kfac& kfac, int rank) { states[static_cast<std::size_t>(rank)] = kfac.save_state(with_inverses); });
+      run.options.inverse = loaded_as;
+      std::vector<Gradients> one(2);
+      const auto statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+        CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+        CORTADO_RETURN_IF_ERROR(kfac->load_state(states).status());
+        const auto rank = static_cast<std::size_t>(communicator.rank());
+        CORTADO_ASSIGN_OR_RETURN(one[rank], run_step(*kfac, run, communicator.rank(), 2));
+        return {};
+      });
+      for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+      after.push_back(one[0]);
+    }
+    EXPECT_EQ(after[0], after[1]) << (saved_as == KfacInverse::kEigen ? "eigenvectors" : "inverses");
+  }
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace {
 // A gap above this is explained.
 constexpr double kGapToExplain = 0.03;
 
-double milliseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
+double in_ms(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
 
 // "inter 83 %, gpu codec 12 %": how busy what is used is.
 std::string utilisation(const Problem& problem, const Cluster& cluster, const SearchResult& found) {
@@ -44,7 +44,7 @@ void add_notes(const Problem& problem, const Cluster& cluster, const SearchResul
   if (!encodes) plan->notes.push_back("nothing is encoded: no allowed codec makes the step shorter");
   const double gap = static_cast<double>(found.score.step_ns - found.bound.step_ns) /
                      static_cast<double>(std::max<std::int64_t>(found.bound.step_ns, 1));
-  std::string bound = format_text("lower bound %.3f ms from %s; gap %.2f %%", milliseconds(found.bound.step_ns),
+  std::string bound = format_text("lower bound %.3f ms from %s; gap %.2f %%", in_ms(found.bound.step_ns),
                                   found.bound.reason, gap * 100);
   if (found.is_exact) bound += ", but every plan of the candidates was tried: none is faster";
   if (gap > kGapToExplain) {

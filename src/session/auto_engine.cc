@@ -2,6 +2,7 @@
 #include "session/auto_engine.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
@@ -101,7 +102,12 @@ void AutoEngineImpl::abandon(const std::string& why) {
   inner_->abandon(why);
   if (failure_.ok())
     failure_ = make_error(StatusCode::kFailedPrecondition, "rank %d abandoned step %" PRId64 ": %s",
-                          communicator_->rank(), steps_, why.c_str());
+                          communicator_->rank(), step_number(), why.c_str());
+}
+
+void AutoEngineImpl::set_first_step(std::int64_t step) {
+  first_step_ = step - steps_;
+  inner_->set_first_step(step);
 }
 
 // ---- a step --------------------------------------------------------------------------------------------------------
@@ -326,10 +332,10 @@ Status AutoEngineImpl::decide() {
               milliseconds(candidates[c].measured_ns) + predicted(candidates[c]);
   }
   CORTADO_RETURN_IF_ERROR(switch_to(winner));
-  say("auto, step " + std::to_string(steps_) + ": " + decision_.reason + others);
+  say("auto, step " + std::to_string(step_number()) + ": " + decision_.reason + others);
   if (winner != 0) news_.push_back(inner_->describe());
   decision_.decided = true;
-  decision_.step = steps_;
+  decision_.step = step_number();
   decision_.chosen = winner;
   phase_ = Phase::kRun;
   expected_ns_ = contest_->median_ns(winner);
@@ -365,7 +371,7 @@ Status AutoEngineImpl::check_progress() {
       as_double(step_ns) > beyond * as_double(expected_ns_) || as_double(expected_ns_) > beyond * as_double(step_ns);
   drifted_ = has_drifted ? drifted_ + 1 : 0;
   if (lossy_ >= kInARow && current_ != 0) {
-    say("auto, step " + std::to_string(steps_) + ": " + current().label + " loses too much: relative L2 error " +
+    say("auto, step " + std::to_string(step_number()) + ": " + current().label + " loses too much: relative L2 error " +
         format_text("%.3f", relative_error) + " (limit " + format_text("%g", options_.max_relative_error) +
         "), residual " + format_text("%.1f", residual) + " gradients (limit " +
         format_text("%g", options_.max_residual) +
@@ -374,7 +380,7 @@ Status AutoEngineImpl::check_progress() {
     CORTADO_RETURN_IF_ERROR(switch_to(0, /*keep_residual=*/false));
     begin_measuring();
   } else if (drifted_ >= kInARow && checks_ > checks_to_pass_) {
-    say("auto, step " + std::to_string(steps_) + ": a step takes " + milliseconds(step_ns) + ", expected " +
+    say("auto, step " + std::to_string(step_number()) + ": a step takes " + milliseconds(step_ns) + ", expected " +
         milliseconds(expected_ns_) + "; dense, and measuring again");
     checks_to_pass_ = std::clamp(2 * checks_to_pass_, 4, kMostToPass);  // never one decision after the other
     CORTADO_RETURN_IF_ERROR(switch_to(0));
@@ -415,6 +421,7 @@ void AutoEngineImpl::put_inside(std::unique_ptr<Engine> made, int candidate) {
   if (!report.last_non_finite.empty()) last_non_finite_ = report.last_non_finite + " of " + current().label;
   for (int stage = 0; stage < kStageCount; ++stage) stage_ns_[stage] += report.stage_ns[stage];
   inner_ = std::move(made);
+  inner_->set_first_step(step_number());
   current_ = candidate;
 }
 
@@ -510,7 +517,11 @@ std::string AutoEngineImpl::describe() const {
 }
 
 Status AutoEngineImpl::check_replicas(std::span<const ReplicaTensor> tensors) {
-  return inner_->check_replicas(tensors);
+  if (!failure_.ok()) return failure_;
+  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "check_replicas: a step is under way");
+  const Result<ReplicaDifference> difference = compare_replicas(communicator_, tensors, timeout());
+  if (!difference.ok()) return fail(difference.status().with_context("check_replicas"));
+  return replicas_.note(difference.value(), step_number());
 }
 
 std::vector<std::string> AutoEngineImpl::take_news() { return std::exchange(news_, {}); }
@@ -523,26 +534,33 @@ namespace {
 // all of it in the next step.
 constexpr const char* kOwed = "auto";
 
-// What stands for the specification in a state: "auto: cast(bf16)", "auto, measuring, not topk(density=0.01): none".
-// Behind "measuring" is what was on trial.
+// What stands for the specification in a state: "auto, step 40: cast(bf16)", "auto, step 9, measuring, not
+// topk(density=0.01): none". Behind "measuring" is what was on trial; states from before had no step.
 struct SavedDecision {
+  std::int64_t step = 0;
   bool decided = false;
   std::vector<std::string> refused;
   std::string what;
 
   std::string text() const {
-    std::string text = decided ? "auto" : "auto, measuring";
+    std::string text = "auto, step " + std::to_string(step) + (decided ? "" : ", measuring");
     for (const std::string& setting : refused) text += ", not " + setting;
     return text + ": " + what;
   }
 
   static std::optional<SavedDecision> parse(std::string_view text) {
-    const std::string_view start = "auto", measuring = ", measuring", refusing = ", not ";
+    const std::string_view start = "auto", step = ", step ", measuring = ", measuring", refusing = ", not ";
     const std::size_t colon = text.find(": ");
     if (colon == std::string_view::npos || !text.starts_with(start)) return std::nullopt;
     SavedDecision saved;
     saved.what = text.substr(colon + 2);
     std::string_view rest = text.substr(start.size(), colon - start.size());
+    if (rest.starts_with(step)) {
+      rest.remove_prefix(step.size());
+      const auto parsed = std::from_chars(rest.data(), rest.data() + rest.size(), saved.step);
+      if (parsed.ec != std::errc() || saved.step < 0) return std::nullopt;
+      rest.remove_prefix(static_cast<std::size_t>(parsed.ptr - rest.data()));
+    }
     saved.decided = !rest.starts_with(measuring);
     if (!saved.decided) rest.remove_prefix(measuring.size());
     while (!rest.empty()) {
@@ -561,7 +579,9 @@ struct SavedDecision {
 Result<EngineState> AutoEngineImpl::save_state() {
   if (!failure_.ok()) return failure_;
   CORTADO_ASSIGN_OR_RETURN(EngineState state, inner_->save_state());
-  state.spec = SavedDecision{.decided = decision_.decided, .refused = refused_, .what = current().what}.text();
+  state.spec =
+      SavedDecision{.step = step_number(), .decided = decision_.decided, .refused = refused_, .what = current().what}
+          .text();
   for (const auto& [t, carried] : carried_) {
     const std::string& name = tensors_[t].name;
     auto tensor = std::find_if(state.tensors.begin(), state.tensors.end(),
@@ -641,6 +661,7 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
                                             fnv1a_64(saved.spec) + static_cast<std::uint64_t>(saved.world_size),
                                             timeout()));
   const SavedDecision decision = *SavedDecision::parse(saved.spec);
+  set_first_step(decision.step);
   if (saved.world_size != communicator_->world_size()) {
     CORTADO_RETURN_IF_ERROR(start_again());
     carried_.clear();
@@ -678,7 +699,7 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   put_inside(std::move(made), 0);
   uncounted_ = kUncountedSteps;
   times_ns_.clear();
-  decision_ = {.decided = true, .step = steps_, .chosen = 0, .candidates = {}, .reason = {}};
+  decision_ = {.decided = true, .step = step_number(), .chosen = 0, .candidates = {}, .reason = {}};
   decision_.candidates = {{.label = "dense", .what = "none"}};
   if (decision.what != "none") {
     decision_.candidates.push_back({.label = label, .what = decision.what});

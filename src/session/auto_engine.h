@@ -39,6 +39,7 @@ class AutoEngineImpl final : public AutoEngine {
   Status submit(std::span<const Gradient> gradients) override;
   Status submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) override;
   Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
+  void set_first_step(std::int64_t step) override;
   void abandon(const std::string& why) override;
 
   const EngineOptions& options() const override { return inner_->options(); }
@@ -64,6 +65,7 @@ class AutoEngineImpl final : public AutoEngine {
 
   std::chrono::nanoseconds timeout() const;
   const AutoCandidate& current() const { return decision_.candidates[static_cast<std::size_t>(current_)]; }
+  std::int64_t step_number() const { return first_step_ + steps_; }
   bool sums_buffers() const { return inner_->options().method == EngineOptions::Method::kNone; }
   Status fail(const Status& status);
 
@@ -128,6 +130,8 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<Gradient> carrying_;  // gradients of this step that were added to
 
   std::int64_t steps_ = 0;
+  std::int64_t first_step_ = 0;  // what the first of them is called
+  ReplicaHistory replicas_;
   std::int64_t measured_steps_ = 0;
   // Of the engines before the one inside.
   std::int64_t non_finite_steps_ = 0;

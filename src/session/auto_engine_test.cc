@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <mutex>
 
 #include "collective/rank_threads.h"
 #include "core/check.h"
@@ -365,7 +366,7 @@ TEST(AutoEngine, RunsThePlannersPlan) {
   EXPECT_GE(std::count(run.insides.begin(), run.insides.begin() + 100, plan), 50);
   EXPECT_TRUE(says(run.news[0], plan + ": 300 ms a step, predicted "));
   // It has lossy codecs, on the link between machines, and owes something.
-  const Plan made = plan_from_json(run.saved[0].spec.substr(std::string("auto: ").size())).value();
+  const Plan made = plan_from_json(run.saved[0].spec.substr(run.saved[0].spec.find(": ") + 2)).value();
   EXPECT_TRUE(std::any_of(made.buckets.begin(), made.buckets.end(), [](const PlanBucket& bucket) {
     return bucket.option.encodes() > 0 && !bucket.codec.starts_with("cast");
   })) << run.saved[0].spec;
@@ -530,7 +531,7 @@ TEST(AutoEngine, ResumesFromACheckpoint) {
   };
   run.go();
   expect_ok(run);
-  ASSERT_EQ(states[0].spec, "auto: topk(density=0.01)");
+  ASSERT_EQ(states[0].spec, "auto, step 100: topk(density=0.01)");
   const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
     HandClock clock;
     Result<std::unique_ptr<AutoEngine>> made = AutoEngine::create(model(), run.options, &communicator, &clock);
@@ -548,6 +549,50 @@ TEST(AutoEngine, ResumesFromACheckpoint) {
     return {};
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+// Found in review: each engine inside counted from 0, so that errors and events named steps that were long past.
+TEST(AutoEngine, StepsAreNumberedThroughAllEnginesInside) {
+  const std::vector<std::vector<std::byte>> parameters = {{std::byte{1}, std::byte{2}}, {std::byte{1}, std::byte{3}}};
+  Training run;
+  run.ranks = 2;
+  run.options.quality = Quality::kAggressive;
+  run.steps = 100;
+  run.step_ns = [](const std::string& what, std::int64_t, int) {
+    return (what == "topk(density=0.01)" ? 100 : 900) * kMs;
+  };
+  run.poison = [](const std::string&, std::int64_t step) { return step == 95; };
+  run.save_after = 99;
+  std::atomic<int> rank = 0;  // of the thread that asks
+  std::vector<Status> found(2);
+  std::mutex mutex;
+  run.after_step = [&](AutoEngine& engine, std::int64_t step) {
+    if (step != 4 && step != 90) return;
+    static thread_local int own = -1;
+    if (own < 0) own = rank++;
+    const bool differs = step == 90;
+    const ReplicaTensor tensor{"weight", parameters[differs ? static_cast<std::size_t>(own) : 0]};
+    const Status status = engine.check_replicas(std::span(&tensor, 1));
+    const std::lock_guard lock(mutex);
+    found[static_cast<std::size_t>(own)] = status;
+  };
+  run.go();
+  expect_ok(run);
+  for (const Status& status : found) {
+    EXPECT_TRUE(status.message().starts_with("before step 91 replicas differ: ")) << status.message();
+    EXPECT_TRUE(status.message().ends_with("all were equal before step 5")) << status.message();
+  }
+  EXPECT_TRUE(run.reports[0].last_non_finite.starts_with("step 95: ")) << run.reports[0].last_non_finite;
+
+  Training after = run;
+  after.first_step = 100;
+  after.steps = 10;
+  after.load = run.saved;
+  after.after_step = nullptr;
+  after.poison = [](const std::string&, std::int64_t step) { return step == 103; };
+  after.go();
+  expect_ok(after);
+  EXPECT_TRUE(after.reports[0].last_non_finite.starts_with("step 103: ")) << after.reports[0].last_non_finite;
 }
 
 // The run again, in two parts with a checkpoint between them.
@@ -636,7 +681,7 @@ Training running_topk() {
   run.save_after = 99;
   run.go();
   expect_ok(run);
-  EXPECT_EQ(run.saved[0].spec, "auto: topk(density=0.01)");
+  EXPECT_EQ(run.saved[0].spec, "auto, step 100: topk(density=0.01)");
   return run;
 }
 
@@ -711,7 +756,7 @@ TEST(AutoEngine, ACheckpointKeepsWhatWasGivenUp) {
   };
   before.go();
   expect_ok(before);
-  ASSERT_EQ(before.saved[0].spec, "auto, not topk(density=0.01): cast(bf16)");
+  ASSERT_EQ(before.saved[0].spec, "auto, step 340, not topk(density=0.01): cast(bf16)");
   Training after = before;
   after.first_step = 340;
   after.steps = 200;
@@ -725,7 +770,7 @@ TEST(AutoEngine, ACheckpointKeepsWhatWasGivenUp) {
   after.go();
   expect_ok(after);
   EXPECT_TRUE(says(after.news[0], "measuring again"));
-  EXPECT_EQ(after.saved[0].spec, "auto, not topk(density=0.01): cast(bf16)");
+  EXPECT_EQ(after.saved[0].spec, "auto, step 540, not topk(density=0.01): cast(bf16)");
   EXPECT_EQ(steps_of_topk, 0);
 }
 
@@ -741,7 +786,9 @@ TEST(AutoEngine, RefusesStatesThatAreNotItsOwn) {
       EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
     }
   };
-  for (const char* spec : {"", "none", "auto", "auto topk: none", "automatic: none", "auto, measured: none"}) {
+  for (const char* spec :
+       {"", "none", "auto", "auto topk: none", "automatic: none", "auto, step: none", "auto, step x: none",
+        "auto, step -3: none", "auto, step 3x: none", "auto, measured: none"}) {
     refused({.spec = spec, .layout = {}, .tensors = {}}, "this engine of auto");
   }
   // As it was written once.

@@ -20,8 +20,7 @@ namespace cortado {
 
 namespace {
 
-constexpr double kHopeless = 1.1;                               // times dense, as predicted
-constexpr std::int64_t kMessageBytes = std::int64_t{25} << 20;  // of gradients, what casts fuse (kBuckets)
+constexpr double kHopeless = 1.1;       // times dense, as predicted
 constexpr int kCompressedMessages = 4;  // of what is left of a compressed model; engines weigh latency, about so many
 
 std::chrono::nanoseconds timeout_of(const AutoOptions& options) { return from_seconds(options.timeout_s); }
@@ -122,7 +121,7 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
       bucket.codec = codec;
       bucket.option.operations = {{.kind = OpKind::kEncode}, encoded, {.kind = OpKind::kDecode}};
     }
-    const std::int64_t full_bytes = plan.buckets.empty() ? kFirstBucketBytes : kMessageBytes;
+    const std::int64_t full_bytes = plan.buckets.empty() ? kFirstBucketBytes : kBucketBytes;
     if (are_buckets && open_bytes[kind] >= full_bytes) close(kind);
   }
   close(1);

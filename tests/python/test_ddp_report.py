@@ -16,6 +16,7 @@ KEYS = {
     "dense_bytes_per_step",
     "fallbacks",
     "hook_ns",
+    "device_wait_ns",
     "last_non_finite",
     "memory_bytes",
     "messages_per_step",

@@ -213,13 +213,15 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(pools, uses_ddp):
         assert scales == [256.0, 128.0, 128.0, 128.0]
 
 
-def poison(me, overflow_rank):
-    """Without a GradScaler; the gradients after a step with an Inf, on one rank in one layer."""
-    model, kfac, optimizer = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
+def poison(me, overflow_rank, is_preconditioned):
+    """Without a GradScaler; the gradients after a step with an Inf, on one rank in one parameter."""
+    options = {"strategy": "mem-opt", "skip_layers": () if is_preconditioned else ("^0$",)}
+    model, kfac, optimizer = make_run(me, options, uses_ddp=False)
     optimizer.zero_grad()
     loss_of(model, make_batch(me.rank, 0)).backward()
+    assert ("0" in kfac.skipped) != is_preconditioned
     if me.rank == overflow_rank:
-        kfac._layers[0].module.weight.grad.view(-1)[0] = float("inf")
+        next(model.parameters()).grad.view(-1)[0] = float("inf")
     before = fingerprint(model)
     assert not kfac.step()
     assert all(not p.grad.any() for p in model.parameters())
@@ -229,8 +231,9 @@ def poison(me, overflow_rank):
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
 
-def test_gradients_are_zero_after_a_step_that_was_not_finite(pools):
-    pools(3).run(poison, overflow_rank=1)
+@pytest.mark.parametrize("is_preconditioned", [True, False])
+def test_gradients_are_zero_after_a_step_that_was_not_finite(pools, is_preconditioned):
+    pools(3).run(poison, overflow_rank=1, is_preconditioned=is_preconditioned)
 
 
 # ---- saving ----------------------------------------------------------------------------------------------------------
@@ -299,6 +302,24 @@ def test_ranks_that_differ_are_refused_everywhere(pools):
     pools(2).run(ranks_differ)
 
 
+def rows_take_other_codecs(me):
+    """HYBRID-OPT on four ranks: gradients travel within [0, 1] and within [2, 3]."""
+    bits = 8 if me.rank < 2 else 4
+    options = {"grad_worker_fraction": 0.5, "compression": lambda step: "none" if step < 2 else f"quant(bits={bits})"}
+    run = make_run(me, options)
+    train(me, run, 2)
+    me._models.clear()
+    with pytest.raises(cortado.MismatchError, match=r"step 2.*rank 2 has .*quant\(bits=4\)"):
+        train(me, run, [2])
+
+
+def test_rows_that_take_other_codecs_are_an_error_everywhere(pools):
+    try:
+        pools(4).run(rows_take_other_codecs)
+    finally:
+        pools(4).close()
+
+
 def leave_out_a_step(me):
     run = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
     train(me, run, 1)
@@ -316,6 +337,32 @@ def test_a_rank_that_leaves_out_a_step_is_an_error_elsewhere(pools):
         assert sorted(values) == ["error", "left"]
     finally:
         pools(2).close()
+
+
+def stay_away(me):
+    """Rank 1 takes no part in the second step(), which averages gradients first."""
+    model = make_model(me, uses_ddp=False)
+    kfac = cortado.KFAC(model, strategy="mem-opt", verbose=False, timeout_s=3)
+    for step in range(2):
+        loss_of(model, make_batch(me.rank, step)).backward()
+        if step == 0:
+            kfac.step()
+    me._models.clear()
+    if me.rank == 1:
+        return 0
+    begin = time.monotonic()
+    for _ in range(2):  # nor is a gradient that was not averaged taken for one afterwards
+        with pytest.raises(cortado.PeerError, match="step 1: averaging gradients: .*(rank 1 did not answer|failure)"):
+            kfac.step()
+    return time.monotonic() - begin
+
+
+def test_a_rank_that_stays_away_while_gradients_are_averaged_is_an_error_elsewhere(pools):
+    try:
+        waits = pools(3).run(stay_away, timeout_s=60)
+        assert max(waits) < 20  # timeout_s, and some seconds to find out who is missing
+    finally:
+        pools(3).close()
 
 
 def change_a_shape(me):

@@ -2,6 +2,7 @@
 """compressed_all_gather: what owners have computed reaches all ranks; Muon with owners as an example."""
 
 import sys
+import time
 from pathlib import Path
 
 import cortado
@@ -93,6 +94,28 @@ def refusals(me):
 
 def test_wrong_arguments(pools):
     pools(2).run(refusals)
+
+
+def refusals_on_one_rank(me):
+    """What is wrong on rank 1 alone ends the wait of the others, whose timeout is half an hour."""
+    tensors, is_wrong = [torch.zeros(3), torch.zeros(2, 2)], me.rank == 1
+    begin = time.monotonic()
+    for first, codec, text in ((tensors[0].double(), "none", "float64"), (tensors[0], 3, "must be a codec string")):
+        with pytest.raises(cortado.SpecError if is_wrong else cortado.MismatchError, match=text):
+            first, codec = (first, codec) if is_wrong else (tensors[0], "none")
+            cortado.compressed_all_gather([first, tensors[1]], [0, 2], codec)
+    gather = cortado.CompressedAllGather(tensors, [0, 2])
+    gather(tensors)
+    with pytest.raises(cortado.SpecError if is_wrong else cortado.PeerError, match="other shapes"):
+        gather([torch.zeros(4) if is_wrong else tensors[0], tensors[1]])
+    return time.monotonic() - begin
+
+
+def test_an_error_on_one_rank_ends_all(pools):
+    try:
+        assert max(pools(3).run(refusals_on_one_rank)) < 20
+    finally:
+        pools(3).close()
 
 
 def muon(me, codec, steps=3):

@@ -415,6 +415,8 @@ def give_wrong_things(me):
     errors = {what: error_of(cortado.Reducer, params, "acp", verbose=False) for what, params in given.items()}
     errors["plan"] = error_of(cortado.Reducer, net, "acp(rnk=2)", verbose=False)
     errors["auto"] = error_of(cortado.Reducer, net, "auto(quality=best)", verbose=False)
+    errors["no time"] = error_of(cortado.Reducer, net, "acp", timeout_s=0, verbose=False)
+    errors["text"] = error_of(cortado.Reducer, net, "acp", timeout_s="5 s", verbose=False)
     train_reduced(me, reduced(me, net, "acp"), 2)
     return errors
 
@@ -433,6 +435,8 @@ def give_wrong_things(me):
         ("None", ["NoneType"]),
         ("plan", ['no parameter "rnk"']),
         ("auto", ["quality", "balanced", "best"]),
+        ("no time", ["timeout_s", "0.001", "got 0"]),
+        ("text", ["timeout_s", "seconds", "'5 s'"]),
     ],
 )
 def test_what_can_not_be_reduced_is_refused(pools, what, words):

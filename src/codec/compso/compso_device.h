@@ -629,14 +629,14 @@ struct CompsoPlan {
   FloatRansPlan lossless;
   std::int64_t blocks = 0, units = 0, chunk_tiles = 0, high_code_base = 0;
   TilingSlots tiles, block_tiles;
-  Slot<CompsoTensor> tensor_places;
-  Slot<CompsoRangeBits> ranges;
-  Slot<CompsoBlockPlan> plans;
-  Slot<std::uint32_t> is_wide, unit_counts;
-  Slot<std::uint64_t> high_counts;
-  Slot<std::uint8_t> low, high;
-  Slot<std::int64_t> sections, first_tile_of_message, elems_of_message;
-  Slot<std::int32_t> message_of_tile;
+  WorkspaceSlot<CompsoTensor> tensor_places;
+  WorkspaceSlot<CompsoRangeBits> ranges;
+  WorkspaceSlot<CompsoBlockPlan> plans;
+  WorkspaceSlot<std::uint32_t> is_wide, unit_counts;
+  WorkspaceSlot<std::uint64_t> high_counts;
+  WorkspaceSlot<std::uint8_t> low, high;
+  WorkspaceSlot<std::int64_t> sections, first_tile_of_message, elems_of_message;
+  WorkspaceSlot<std::int32_t> message_of_tile;
   RansPlaces places;
 };
 

@@ -89,7 +89,7 @@ struct FloatRansPlan {
 
   RansPlan rans;
   TilingSlots tiles;
-  Slot<std::uint8_t> codes;
+  WorkspaceSlot<std::uint8_t> codes;
 };
 
 }  // namespace cortado

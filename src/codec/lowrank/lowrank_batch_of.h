@@ -166,7 +166,7 @@ class LowRankBatchOf final : public LowRankBatch {
   std::vector<DType> dtypes_;
   std::vector<std::uint64_t> float_bases_;
   LowRankSteps steps_;
-  Slot<float> floats_;
+  WorkspaceSlot<float> floats_;
   DeviceWorkspace workspace_ = {};
 };
 

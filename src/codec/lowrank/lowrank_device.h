@@ -494,8 +494,8 @@ struct LowRankSteps {
   }
 
   LowRankLaunches launches;
-  Slot<LowRankEntry> entries;
-  Slot<BasisKey> keys;
+  WorkspaceSlot<LowRankEntry> entries;
+  WorkspaceSlot<BasisKey> keys;
 };
 
 // ---- the codecs `acp` and `power` ----------------------------------------------------------------------------------
@@ -623,11 +623,11 @@ struct LowRankPlan {
   std::int64_t rank = 0;
   LowRankLaunches launches;
   TilingSlots copied;
-  Slot<std::int64_t> float_bases;
-  Slot<float> floats;
-  Slot<LowRankEntry> entries;
-  Slot<BasisKey> keys;
-  Slot<std::uint32_t> not_finite;
+  WorkspaceSlot<std::int64_t> float_bases;
+  WorkspaceSlot<float> floats;
+  WorkspaceSlot<LowRankEntry> entries;
+  WorkspaceSlot<BasisKey> keys;
+  WorkspaceSlot<std::uint32_t> not_finite;
 };
 
 }  // namespace cortado

@@ -503,8 +503,8 @@ struct BlockPlan {
   Scheme scheme;
   TilingSlots tiles;                // of all tensors
   TilingSlots large, large_blocks;  // of those with blocks larger than a tile
-  Slot<BlockStats> pieces;
-  Slot<BlockGrid> grids;
+  WorkspaceSlot<BlockStats> pieces;
+  WorkspaceSlot<BlockGrid> grids;
 };
 
 }  // namespace cortado

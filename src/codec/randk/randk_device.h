@@ -126,8 +126,8 @@ struct RandkPlan {
 
   bool is_unbiased = false;
   TilingSlots tiles, kept;
-  Slot<RandkRuns> runs;
-  Slot<std::uint32_t> not_finite;
+  WorkspaceSlot<RandkRuns> runs;
+  WorkspaceSlot<std::uint32_t> not_finite;
 };
 
 }  // namespace cortado

@@ -702,11 +702,11 @@ struct RansPayloadBytes {
 struct RansPlaces {
   std::int64_t chunk_codes = 0;
   std::int64_t messages_count = 0;
-  Slot<RansMessage> messages;
-  Slot<std::uint64_t> counts;  // 256 a message; for whoever counts to make 0
-  Slot<RansState> states;
-  Slot<std::byte> slots;
-  Slot<std::uint64_t> chunk_bytes;
+  WorkspaceSlot<RansMessage> messages;
+  WorkspaceSlot<std::uint64_t> counts;  // 256 a message; for whoever counts to make 0
+  WorkspaceSlot<RansState> states;
+  WorkspaceSlot<std::byte> slots;
+  WorkspaceSlot<std::uint64_t> chunk_bytes;
 
   // Models and coded chunks of messages whose codes are made and counted; not yet where they belong.
   template <class Device>
@@ -766,7 +766,7 @@ struct RansPlan {
 
   RansPlaces places;
   TilingSlots counted, blocks;
-  Slot<std::int64_t> code_bases, chunk_bases;
+  WorkspaceSlot<std::int64_t> code_bases, chunk_bases;
 };
 
 }  // namespace cortado

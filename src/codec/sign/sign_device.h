@@ -240,7 +240,7 @@ struct SignPlan {
 
   SignBlocks blocks;
   TilingSlots parts, scales, tiles;
-  Slot<SignPartSums> sums;
+  WorkspaceSlot<SignPartSums> sums;
 };
 
 }  // namespace cortado

@@ -987,13 +987,13 @@ struct TopkPlan {
   DType value_dtype = DType::kFloat32;
   std::uint64_t bits_bytes = 0;
   TilingSlots tiles, runs, lists, payloads, streams;
-  Slot<TopkTensor> places;
-  Slot<TopkState> states;
-  Slot<std::uint64_t> tile_above, tile_equal, list_sums, histograms, stream_counts;
-  Slot<float> values;
-  Slot<std::int64_t> positions;
-  Slot<std::uint32_t> sample;
-  Slot<std::byte> bits;
+  WorkspaceSlot<TopkTensor> places;
+  WorkspaceSlot<TopkState> states;
+  WorkspaceSlot<std::uint64_t> tile_above, tile_equal, list_sums, histograms, stream_counts;
+  WorkspaceSlot<float> values;
+  WorkspaceSlot<std::int64_t> positions;
+  WorkspaceSlot<std::uint32_t> sample;
+  WorkspaceSlot<std::byte> bits;
 };
 
 }  // namespace cortado

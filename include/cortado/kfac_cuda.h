@@ -1,0 +1,20 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// K-FAC's inverses on a CUDA device. In the library cortado_cuda_kfac, which is built where the CUDA toolkit and
+// cuSOLVER are found. This header needs neither.
+#pragma once
+
+#include <memory>
+
+#include "cortado/kfac.h"
+#include "cortado/status.h"
+
+namespace cortado {
+
+// For KfacOptions::inverter: eigenvectors and damped inverses on the device that is current now and whenever it is
+// used, on streams of its own; no call waits for the device as a whole. Factors come from host memory and inverses go
+// there. Matrices of one size are decomposed together (cuSOLVER's batched eigensolver). Results are near those of the
+// CPU, not their bytes. kUnsupported where there is no device.
+Result<std::shared_ptr<KfacInverter>> make_cuda_inverter();
+
+}  // namespace cortado

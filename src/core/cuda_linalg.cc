@@ -1,0 +1,124 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "core/cuda_linalg.h"
+
+#include <cuda_runtime_api.h>
+#include <cusolverDn.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <list>
+#include <vector>
+
+#include "core/check.h"
+#include "core/cuda_device.h"
+#include "core/linalg.h"
+
+namespace cortado {
+
+namespace {
+
+// A row-major lower triangle is a column-major upper one, and the columns of what is found are rows.
+constexpr cublasFillMode_t kTriangle = CUBLAS_FILL_MODE_UPPER;
+constexpr cusolverEigMode_t kVectors = CUSOLVER_EIG_MODE_VECTOR;
+constexpr cudaDataType kFloat = CUDA_R_32F;
+
+Status status_of(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return {};
+  return make_error(StatusCode::kInternal, "%s: %s (%s)", call, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+Status status_of(cusolverStatus_t status, const char* call) {
+  if (status == CUSOLVER_STATUS_SUCCESS) return {};
+  return make_error(StatusCode::kInternal, "%s: cuSOLVER returned %d", call, static_cast<int>(status));
+}
+
+class CudaLinalgImpl final : public CudaLinalg {
+ public:
+  explicit CudaLinalgImpl(DeviceStream stream) : stream_(stream) {}
+  ~CudaLinalgImpl() override {
+    cudaFreeAsync(workspace_, stream_);
+    if (parameters_ != nullptr) cusolverDnDestroyParams(parameters_);
+    if (solver_ != nullptr) cusolverDnDestroy(solver_);
+  }
+
+  Status prepare() {
+    CORTADO_RETURN_IF_ERROR(status_of(cusolverDnCreate(&solver_), "cusolverDnCreate"));
+    CORTADO_RETURN_IF_ERROR(status_of(cusolverDnSetStream(solver_, stream_), "cusolverDnSetStream"));
+    return status_of(cusolverDnCreateParams(&parameters_), "cusolverDnCreateParams");
+  }
+
+  Status symmetric_eigen(std::int64_t n, std::int64_t count, float* matrices, float* values, int* infos) override {
+    CORTADO_CHECK(n >= 0 && n <= kMaxMatrixDim && count >= 0);
+    if (n == 0 || count == 0) return {};
+    std::size_t device_bytes = 0, host_bytes = 0;
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cusolverDnXsyevBatched_bufferSize(solver_, parameters_, kVectors, kTriangle, n, kFloat, matrices, n,
+                                                    kFloat, values, kFloat, &device_bytes, &host_bytes, count),
+                  "cusolverDnXsyevBatched_bufferSize"));
+    CORTADO_RETURN_IF_ERROR(grow(device_bytes));
+    std::byte* const host = host_workspace(host_bytes);
+    return status_of(
+        cusolverDnXsyevBatched(solver_, parameters_, kVectors, kTriangle, n, kFloat, matrices, n, kFloat, values,
+                               kFloat, workspace_, workspace_bytes_, host, host_bytes, infos, count),
+        "cusolverDnXsyevBatched");
+  }
+
+  Status invert_positive_definite(std::int64_t n, float* matrix, int* info) override {
+    CORTADO_CHECK(n >= 0 && n <= kMaxMatrixDim);
+    if (n == 0) return {};
+    const auto size = static_cast<int>(n);
+    int factor_elems = 0, inverse_elems = 0;
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cusolverDnSpotrf_bufferSize(solver_, kTriangle, size, matrix, size, &factor_elems),
+                  "cusolverDnSpotrf_bufferSize"));
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cusolverDnSpotri_bufferSize(solver_, kTriangle, size, matrix, size, &inverse_elems),
+                  "cusolverDnSpotri_bufferSize"));
+    const int elems = std::max(factor_elems, inverse_elems);
+    CORTADO_RETURN_IF_ERROR(grow(static_cast<std::size_t>(elems) * sizeof(float) + kInfoBytes));
+    auto* const work = reinterpret_cast<float*>(workspace_ + kInfoBytes);
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cusolverDnSpotrf(solver_, kTriangle, size, matrix, size, work, elems, info), "cusolverDnSpotrf"));
+    // With an info of its own: what the first call found stays. A diagonal element can't be 0 where that is 0.
+    return status_of(
+        cusolverDnSpotri(solver_, kTriangle, size, matrix, size, work, elems, reinterpret_cast<int*>(workspace_)),
+        "cusolverDnSpotri");
+  }
+
+ private:
+  static constexpr std::size_t kInfoBytes = 256;  // an int, and the alignment of what follows
+
+  Status grow(std::size_t bytes) {
+    if (bytes <= workspace_bytes_) return {};
+    CORTADO_RETURN_IF_ERROR(status_of(cudaFreeAsync(workspace_, stream_), "cudaFreeAsync"));
+    workspace_ = nullptr, workspace_bytes_ = 0;
+    void* memory = nullptr;
+    CORTADO_RETURN_IF_ERROR(status_of(cudaMallocAsync(&memory, bytes, stream_), "cudaMallocAsync"));
+    workspace_ = static_cast<std::byte*>(memory), workspace_bytes_ = bytes;
+    return {};
+  }
+
+  // Blocks that were handed out before may still be in use.
+  std::byte* host_workspace(std::size_t bytes) {
+    if (bytes == 0) return nullptr;
+    if (host_workspaces_.empty() || host_workspaces_.back().size() < bytes) host_workspaces_.emplace_back(bytes);
+    return host_workspaces_.back().data();
+  }
+
+  const DeviceStream stream_;
+  cusolverDnHandle_t solver_ = nullptr;
+  cusolverDnParams_t parameters_ = nullptr;
+  std::byte* workspace_ = nullptr;
+  std::size_t workspace_bytes_ = 0;
+  std::list<std::vector<std::byte>> host_workspaces_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CudaLinalg>> CudaLinalg::create(DeviceStream stream) {
+  if (cuda_device_count() == 0) return make_error(StatusCode::kUnsupported, "there is no CUDA device");
+  auto made = std::make_unique<CudaLinalgImpl>(stream);
+  CORTADO_RETURN_IF_ERROR(made->prepare());
+  return std::unique_ptr<CudaLinalg>(std::move(made));
+}
+
+}  // namespace cortado

@@ -1,0 +1,146 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// What the engine does if gradients are on a device. Work is given to its queue by submit() and finish_step(); what
+// comes back is taken in by either, when it is there, and goes the way of everything that is encoded on the CPU.
+// finish_step() waits for what is left, as it does for peers.
+#include <cstring>
+#include <thread>
+
+#include "core/check.h"
+#include "core/hash.h"
+#include "engine/engine_impl.h"
+
+namespace cortado {
+
+namespace {
+
+constexpr std::chrono::microseconds kLook{50};  // between two looks at the device
+
+}  // namespace
+
+// ---- set-up --------------------------------------------------------------------------------------------------------
+
+Status EngineImpl::open_device(EngineDevice device) {
+  if (options_.method == EngineOptions::Method::kNone) {
+    return make_error(StatusCode::kUnsupported,
+                      "codec none sends the caller's own buffers, which are on a device here; cast(bf16) halves them");
+  }
+  if (passes_through()) return {};
+  std::vector<std::int64_t> bytes;
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) bytes.push_back(gradient_bytes(t));
+  device_ = std::make_unique<DeviceSide>(std::move(device), std::move(bytes));
+  if (options_.rollback == EngineOptions::Rollback::kExact) device_fallback_ = "rollback=exact";
+  if (codec_.feedback == EngineOptions::Feedback::kDgc) device_fallback_ = "feedback=dgc";
+  if (options_.method != EngineOptions::Method::kCodec || codec_.is_summed) {
+    device_fallback_ = "what \"" + options_.to_spec() + "\" sends is summed";
+  }
+  for (const Message& message : first_->layout().messages) {
+    if (!device_fallback_.empty()) break;
+    if (message.collective != Collective::kAllGather) continue;
+    const Status status = add_device_message(message);
+    if (status.code() == StatusCode::kUnsupported) {
+      device_fallback_ = status.message();
+    } else if (!status.ok()) {
+      return status;
+    }
+  }
+  arrived_.reserve(tensors_.size());
+  return device_->allocate(/*all=*/in_warm_up());
+}
+
+Status EngineImpl::add_device_message(const Message& message) {
+  DeviceMessage::Setup setup{.codec = codec_.codec->spec(),
+                             .tensors = {},
+                             .world_size = communicator_->world_size(),
+                             .rank = communicator_->rank(),
+                             .has_feedback = codec_.has_feedback(),
+                             .seed = codec_seed()};
+  std::vector<std::uint32_t> tensors;
+  for (const Slot& slot : message.slots) {
+    const EngineTensor& tensor = tensors_[slot.tensor];
+    tensors.push_back(slot.tensor);
+    setup.tensors.push_back({.name = tensor.name,
+                             .rows = tensor.rows,
+                             .cols = tensor.cols,
+                             .dtype = tensor.dtype,
+                             .encoded = treatments_[slot.tensor].encoded,
+                             .number = fnv1a_64(tensor.name)});
+  }
+  return device_->add_message(setup, std::move(tensors));
+}
+
+// ---- a step --------------------------------------------------------------------------------------------------------
+
+void EngineImpl::begin_step_on_device() {
+  context_.keeps_local_gradients = false;  // what decoding overwrites is a copy
+  device_->begin_step(context_.gradient_scale, phase_step_, warm_up_ != nullptr,
+                      static_cast<DeviceStream>(context_.device_stream));
+}
+
+Status EngineImpl::submit_on_device(std::span<const Gradient> gradients) {
+  if (const Status status = device_->submit(gradients); !status.ok()) return fail(status.with_context("submit"));
+  return take_from_device();
+}
+
+// Starts what became complete, and absorbs what has arrived from peers, in any case.
+Status EngineImpl::take_from_device() {
+  arrived_.clear();
+  for (;;) {
+    const Result<const DeviceSide::Arrival*> next = device_->next();
+    if (!next.ok()) return fail(next.status().with_context("from the device"));
+    if (next.value() == nullptr) return encode_and_start(arrived_);
+    const DeviceSide::Arrival& arrival = *next.value();
+    for (const std::uint32_t t : arrival.on_host) {
+      steps_[t].gradient = device_->host_copy(t);
+      arrived_.push_back({t, steps_[t].gradient});
+    }
+    if (arrival.message < 0) continue;
+    for (const std::uint32_t t : device_->tensors_of(arrival.message)) {
+      const std::span<const std::byte> payload = device_->payload(t);
+      std::memcpy(first_->slot_bytes(t).data(), payload.data(), payload.size());
+      steps_[t].payload_bytes = payload.size();
+      steps_[t].finite = device_->finite(t);
+      first_->mark_written(t, steps_[t].finite, steps_[t].payload_bytes);
+    }
+  }
+}
+
+Status EngineImpl::wait_for_arrivals() {
+  const std::int64_t deadline_ns = clock_->now_ns() + timeout().count();
+  Interval interval{.start_ns = clock_->now_ns()};
+  for (;;) {
+    CORTADO_RETURN_IF_ERROR(take_from_device());
+    if (!device_->awaits()) break;
+    if (clock_->now_ns() >= deadline_ns) {
+      return fail(make_error(StatusCode::kTimeout, "rank %d: the device has not computed its gradients within %g s",
+                             communicator_->rank(), options_.timeout_s));
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+  interval.end_ns = clock_->now_ns();
+  record(Stage::kWait, -1, -1, interval, 0);
+  return wait_until_finished();  // all of it was given before what has just arrived
+}
+
+Status EngineImpl::finish_on_device() {
+  const Status status =
+      device_->finish_step(finite_, [this](std::uint32_t tensor) { return steps_[tensor].finite_on_all; });
+  return status.ok() ? status : fail(status.with_context("to the device"));
+}
+
+// Until the device has decoded the last step.
+Status EngineImpl::wait_until_finished() {
+  const std::int64_t deadline_ns = clock_->now_ns() + timeout().count();
+  for (;;) {
+    const Result<bool> finished = device_->finished();
+    if (!finished.ok()) return fail(finished.status().with_context("the step before"));
+    if (finished.value()) return {};
+    if (clock_->now_ns() >= deadline_ns) {
+      return fail(make_error(StatusCode::kTimeout, "rank %d: the device has not decoded the step within %g s",
+                             communicator_->rank(), options_.timeout_s));
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+}  // namespace cortado

@@ -1,0 +1,236 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The engine with gradients on an emulated device, whose copies to the host are late: what it delivers, keeps and sends
+// are the bits of the engine on the CPU, whatever runs where.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "core/check.h"
+#include "core/device_emulation.h"
+#include "core/emulated_queue.h"
+#include "engine/device_message_of.h"
+#include "engine/engine_impl.h"
+#include "engine/engine_testing.h"
+
+namespace cortado {
+namespace {
+
+Result<std::unique_ptr<Engine>> make_on_device(std::vector<EngineTensor> tensors, const EngineOptions& options,
+                                               Communicator* communicator) {
+  return EngineImpl::make(
+      std::move(tensors), options, communicator, steady_clock(), nullptr,
+      {.queue = std::make_unique<EmulatedQueue>(), .make_message = DeviceMessageOf<EmulatedDevice>::make});
+}
+
+Result<std::unique_ptr<Engine>> make_on_some_devices(std::vector<EngineTensor> tensors, const EngineOptions& options,
+                                                     Communicator* communicator) {
+  if (communicator->rank() % 2 == 0) return make_on_device(std::move(tensors), options, communicator);
+  return Engine::create(std::move(tensors), options, communicator);
+}
+
+Gradients with_bad_values(int rank, std::int64_t step) {
+  Gradients gradients = made_up_gradients(small_model(), rank, step);
+  const std::size_t matrix = tensor_index(small_model(), "first.weight"),
+                    vector = tensor_index(small_model(), "first.bias");
+  if (step == 2 && rank == 1) gradients[matrix][17] = std::numeric_limits<float>::quiet_NaN();
+  if (step == 4 && rank == 0) gradients[vector][3] = std::numeric_limits<float>::infinity();
+  return gradients;
+}
+
+void expect_same_residuals(const History& found, const History& expected) {
+  for (std::size_t rank = 0; rank < found.states.size(); ++rank) {
+    const std::vector<TensorState>&a = found.states[rank].tensors, &b = expected.states[rank].tensors;
+    ASSERT_EQ(a.size(), b.size());
+    for (std::size_t t = 0; t < a.size(); ++t) {
+      EXPECT_EQ(a[t].name, b[t].name);
+      EXPECT_EQ(a[t].residual, b[t].residual) << a[t].name << " of rank " << rank;
+      EXPECT_EQ(a[t].basis, b[t].basis);
+    }
+  }
+}
+
+void expect_same(const History& found, const History& expected) {
+  expect_replicas_agree(found);
+  EXPECT_EQ(found.finite, expected.finite);
+  EXPECT_EQ(found.logs, expected.logs) << "other collectives";
+  for (std::size_t rank = 0; rank < found.delivered.size(); ++rank) {
+    ASSERT_EQ(found.delivered[rank].size(), expected.delivered[rank].size());
+    for (std::size_t step = 0; step < found.delivered[rank].size(); ++step) {
+      if (!expected.finite[rank][step]) continue;
+      EXPECT_TRUE(same_bits(found.delivered[rank][step], expected.delivered[rank][step]))
+          << "rank " << rank << ", step " << step;
+    }
+    EXPECT_EQ(found.reports[rank].payload_bytes, expected.reports[rank].payload_bytes);
+    EXPECT_NEAR(found.reports[rank].relative_l2_error, expected.reports[rank].relative_l2_error, 1e-5);
+    EXPECT_NEAR(found.reports[rank].residual_l2, expected.reports[rank].residual_l2,
+                1e-5 * expected.reports[rank].residual_l2);
+    EXPECT_NEAR(static_cast<double>(found.reports[rank].residual_bytes),
+                static_cast<double>(expected.reports[rank].residual_bytes), 256)
+        << "but for alignment";
+    EXPECT_EQ(found.reports[rank].non_finite_steps, expected.reports[rank].non_finite_steps);
+    EXPECT_EQ(found.reports[rank].last_non_finite, expected.reports[rank].last_non_finite);
+  }
+  expect_same_residuals(found, expected);
+}
+
+bool runs_on_device(const History& run) {
+  const std::vector<Fallback>& fallbacks = run.reports[0].fallbacks;
+  return std::none_of(fallbacks.begin(), fallbacks.end(), [](const Fallback& fallback) {
+    return fallback.reason.find("not on the device") != std::string::npos;
+  });
+}
+
+struct Case {
+  std::string spec;
+  bool on_device = true;  // else its gradients are copied to the host
+};
+
+void PrintTo(const Case& the_case, std::ostream* out) { *out << the_case.spec; }
+
+class EngineOnDevice : public testing::TestWithParam<Case> {
+ protected:
+  Training training() const {
+    Training training{.options = coded(GetParam().spec)};
+    const EngineOptions::Method method = training.options.method;
+    if (method == EngineOptions::Method::kAcp || method == EngineOptions::Method::kPower) {
+      training.options = low_rank(method, 2);
+    }
+    return training;
+  }
+};
+
+TEST_P(EngineOnDevice, HasTheBitsOfTheEngineOnTheCpu) {
+  Training training = this->training();
+  training.scale = [](std::int64_t step) { return step % 3 == 0 ? 1.0 : 1024.0; };
+  const History expected = train(training);
+  training.engine = make_on_device;
+  const History found = train(training);
+  expect_same(found, expected);
+  EXPECT_EQ(runs_on_device(found), GetParam().on_device);
+}
+
+TEST_P(EngineOnDevice, MixesWithRanksOnTheCpu) {
+  Training training = this->training();
+  training.world_size = 4;
+  const History expected = train(training);
+  training.engine = make_on_some_devices;
+  expect_same(train(training), expected);
+}
+
+TEST_P(EngineOnDevice, BeginsWithDenseSteps) {
+  Training training = this->training();
+  training.options.start_step = 2;
+  const History expected = train(training);
+  training.engine = make_on_device;
+  expect_same(train(training), expected);
+}
+
+TEST_P(EngineOnDevice, UndoesStepsThatAreNotFinite) {
+  Training training = this->training();
+  training.world_size = 2;
+  training.gradients = with_bad_values;
+  const History expected = train(training);
+  training.engine = make_on_device;
+  const History found = train(training);
+  expect_same(found, expected);
+  EXPECT_EQ(found.finite[0], (std::vector<bool>{true, true, false, true, false, true}));
+  const std::size_t matrix = tensor_index(small_model(), "first.weight");
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_TRUE(std::any_of(found.delivered[rank][2][matrix].begin(), found.delivered[rank][2][matrix].end(),
+                            [](float value) { return !std::isfinite(value); }));
+  }
+}
+
+TEST_P(EngineOnDevice, ResumesFromACheckpoint) {
+  Training training = this->training();
+  training.engine = make_on_device;
+  training.steps = 6;
+  const History whole = train(training);
+  training.steps = 3;
+  const History first = train(training);
+  training.resume_from = &first;
+  training.first_step = 3;
+  const History second = train(training);
+  for (std::size_t step = 0; step < 3; ++step) {
+    EXPECT_TRUE(same_bits(second.delivered[0][step], whole.delivered[0][step + 3])) << "step " << step;
+  }
+  expect_same_residuals(second, whole);
+}
+
+TEST_P(EngineOnDevice, WithoutOverlapHasTheSameBits) {
+  Training training = this->training();
+  training.engine = make_on_device;
+  const History expected = train(training);
+  training.options.overlap = false;
+  expect_same(train(training), expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, EngineOnDevice,
+                         testing::Values(Case{"sign"}, Case{"sign(scale=two_means, bucket_cap_mib=0)"},
+                                         Case{"fp8(e4m3)"}, Case{"quant(bits=4, round=stochastic)"},
+                                         Case{"quant(bits=3, feedback=none)"}, Case{"sign(rollback=exact)", false},
+                                         Case{"topk(density=0.1)", false}, Case{"randk(density=0.2)", false},
+                                         Case{"topk(density=0.2) | quant(bits=4)", false}, Case{"cast(bf16)", false},
+                                         Case{"acp", false}, Case{"power", false}));
+
+TEST(DeviceEngine, SaysWhatItCanNotDo) {
+  for (const Status& status : run_ranks(2, [](Communicator& communicator) -> Status {
+         EngineOptions options;
+         options.method = EngineOptions::Method::kNone;
+         const auto none = make_on_device(small_model(), options, &communicator);
+         EXPECT_EQ(none.status().code(), StatusCode::kUnsupported) << none.status().to_string();
+         CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                                  make_on_device(small_model(), coded("sign"), &communicator));
+         const Status held = engine->begin_step({.holds_zero_gradients = true});
+         EXPECT_EQ(held.code(), StatusCode::kUnsupported) << held.to_string();
+         return {};
+       })) {
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+// A device whose work never ends.
+class StuckQueue final : public DeviceQueue {
+ public:
+  DeviceStream stream() const override { return nullptr; }
+  Result<std::byte*> allocate_on_device(std::uint64_t bytes) override { return inner_.allocate_on_device(bytes); }
+  Result<std::byte*> allocate_on_host(std::uint64_t bytes) override { return inner_.allocate_on_host(bytes); }
+  Result<Event> make_event() override { return inner_.make_event(); }
+  Status copy_to_host(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
+    return inner_.copy_to_host(to, from, bytes);
+  }
+  Status copy_to_device(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
+    return inner_.copy_to_device(to, from, bytes);
+  }
+  Status follow(DeviceStream other) override { return inner_.follow(other); }
+  Status lead(DeviceStream other) override { return inner_.lead(other); }
+  Status record(Event event) override { return inner_.record(event); }
+  Result<bool> reached(Event) override { return false; }
+
+ private:
+  EmulatedQueue inner_;
+};
+
+TEST(DeviceEngine, DoesNotWaitForEverForADevice) {
+  const std::vector<Status> statuses = run_ranks(2, [](Communicator& communicator) -> Status {
+    EngineOptions options = coded("sign");
+    options.timeout_s = 0.2;
+    std::unique_ptr<DeviceQueue> queue = std::make_unique<StuckQueue>();
+    if (communicator.rank() == 1) queue = std::make_unique<EmulatedQueue>();
+    CORTADO_ASSIGN_OR_RETURN(
+        std::unique_ptr<Engine> engine,
+        EngineImpl::make(small_model(), options, &communicator, steady_clock(), nullptr,
+                         {.queue = std::move(queue), .make_message = DeviceMessageOf<EmulatedDevice>::make}));
+    Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+    return run_step(*engine, gradients).status();
+  });
+  EXPECT_EQ(statuses[0].code(), StatusCode::kTimeout) << statuses[0].to_string();
+  EXPECT_NE(statuses[0].message().find("the device has not computed"), std::string::npos) << statuses[0].message();
+  EXPECT_FALSE(statuses[1].ok());
+}
+
+}  // namespace
+}  // namespace cortado

@@ -1,0 +1,295 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// The passes of feedback_pass.h on a device, for all tensors of a message in one launch each, and the mean of what the
+// ranks have sent. Values have the bits of the passes on the CPU; of squares only the order of additions is another.
+//
+//   add_gradients   values += gradients, or without feedback values = gradients    what the codec encodes
+//   take_decoded    for one rank after the other, in rank order: sums += decoded; the rank's own is subtracted from the
+//                   values, if they are kept; with the last rank gradients = sums * mean_scale
+//   sum_squares     after the last rank
+//   take_back       undoes add_gradients, before gradients are overwritten
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/device_workspace.h"
+#include "feedback/feedback_pass.h"
+
+namespace cortado {
+
+// Pointers are to device memory, aligned as their types are; no two overlap.
+struct FeedbackTensor {
+  void* gradient = nullptr;         // `dtype`; overwritten with the mean
+  void* values = nullptr;           // `encoded`; with feedback the residual
+  float* velocity = nullptr;        // nullptr: no momentum correction
+  const void* decoded = nullptr;    // `encoded`; of the rank that is taken
+  float* sum = nullptr;             // over ranks so far
+  DType dtype = DType::kFloat32;    // fp32, fp16 or bf16
+  DType encoded = DType::kFloat32;  // `dtype`, or fp32; fp32 with feedback
+};
+
+// What all launches of a message share. Tables and results are in device memory.
+struct FeedbackTable {
+  static constexpr std::int64_t kTileElems = 4096;
+
+  const FeedbackTensor* tensors;
+  Tiling tiling;  // of kTileElems
+  std::int64_t tensor_count;
+  bool has_feedback;
+
+  std::uint32_t* not_finite;      // of a tensor: 1 if some element of its gradient was not
+  FeedbackSquares* tile_squares;  // scratch
+  FeedbackSquares* squares;       // of a tensor
+};
+
+// Of one step; its elems, gradient and dtype count for nothing.
+struct FeedbackStep {
+  float gradient_scale;
+  float gradient_limit;
+  float momentum;
+
+  static FeedbackStep of(const FeedbackPass& pass) {
+    return {pass.gradient_scale, pass.gradient_limit(), pass.momentum};
+  }
+};
+
+// ---- kernels -------------------------------------------------------------------------------------------------------
+
+CORTADO_HD inline bool is_below(float value, float limit) {
+  return value < limit && value > -limit;  // false for NaN
+}
+
+struct AddGradients {
+  static constexpr int kThreads = 256;
+
+  FeedbackTable table;
+  FeedbackStep step;
+
+  struct Shared {};
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared&) const {
+    const Tile tile = table.tiling.tile(block.number());
+    const FeedbackTensor& tensor = table.tensors[tile.tensor];
+    block.each([&](int t) {
+      bool is_bad = false;
+      for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) {
+        is_bad |= table.has_feedback ? !add(tensor, i) : !copy(tensor, i);
+      }
+      if (is_bad) block.set_bits(table.not_finite + tile.tensor, 1);
+    });
+  }
+
+ private:
+  // Both say whether the element was finite.
+  CORTADO_HD bool add(const FeedbackTensor& tensor, std::int64_t i) const {
+    const float gradient = load_value(tensor.gradient, tensor.dtype, i);
+    const bool finite = is_below(gradient, step.gradient_limit);
+    float* const residual = static_cast<float*>(tensor.values);
+    if (tensor.velocity == nullptr) {
+      residual[i] += finite ? gradient * step.gradient_scale : 0.0f;
+      return finite;
+    }
+    const float moved = step.momentum * tensor.velocity[i] + gradient * step.gradient_scale;
+    residual[i] += finite ? moved : 0.0f;
+    if (finite) tensor.velocity[i] = moved;
+    return finite;
+  }
+  CORTADO_HD bool copy(const FeedbackTensor& tensor, std::int64_t i) const {
+    if (tensor.dtype == tensor.encoded && tensor.dtype != DType::kFloat32) {  // NaN keeps every bit
+      const std::uint16_t bits = static_cast<const std::uint16_t*>(tensor.gradient)[i];
+      static_cast<std::uint16_t*>(tensor.values)[i] = bits;
+      const std::uint16_t exponent = tensor.dtype == DType::kFloat16 ? 0x7c00u : 0x7f80u;
+      return (bits & exponent) != exponent;
+    }
+    const float value = load_value(tensor.gradient, tensor.dtype, i);
+    static_cast<float*>(tensor.values)[i] = value;
+    return (std::bit_cast<std::uint32_t>(value) & 0x7f800000u) != 0x7f800000u;
+  }
+};
+
+struct TakeDecoded {
+  static constexpr int kThreads = 256;
+  static constexpr int kWarps = kThreads / kWarpThreads;
+
+  FeedbackTable table;
+  float mean_scale;
+  bool is_first, is_last;  // in rank order
+  bool is_own;             // and the step is finite
+
+  struct Shared {
+    FeedbackSquares of_warp[kWarps];
+  };
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared& shared) const {
+    const Tile tile = table.tiling.tile(block.number());
+    const FeedbackTensor& tensor = table.tensors[tile.tensor];
+    typename Block::template PerThread<FeedbackSquares> squares;
+    block.each_in_warp([&](int t) {
+      squares[t] = {};
+      for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) {
+        const float decoded = load_value(tensor.decoded, tensor.encoded, i);
+        if (is_own) settle(tensor, i, decoded, squares[t]);
+        const float sum = is_first ? decoded : tensor.sum[i] + decoded;
+        if (is_last) {
+          store_value(sum * mean_scale, tensor.gradient, tensor.dtype, i);
+        } else {
+          tensor.sum[i] = sum;
+        }
+      }
+    });
+    if (!is_own) return;
+    block.butterfly(squares, kWarpThreads, [](const FeedbackSquares& a, const FeedbackSquares& b) {
+      return FeedbackSquares{a.of_values + b.of_values, a.of_differences + b.of_differences};
+    });
+    block.each([&](int t) {
+      if (t % kWarpThreads == 0) shared.of_warp[t / kWarpThreads] = squares[t];
+    });
+    block.each([&](int t) {
+      if (t != 0) return;
+      FeedbackSquares total;
+      for (const FeedbackSquares& warp : shared.of_warp) {
+        total.of_values += warp.of_values;
+        total.of_differences += warp.of_differences;
+      }
+      table.tile_squares[block.number()] = total;
+    });
+  }
+
+ private:
+  CORTADO_HD void settle(const FeedbackTensor& tensor, std::int64_t i, float decoded, FeedbackSquares& squares) const {
+    const float value = load_value(tensor.values, tensor.encoded, i);
+    const float difference = value - decoded;
+    squares.of_values += static_cast<double>(value * value);
+    squares.of_differences += static_cast<double>(difference * difference);
+    if (!table.has_feedback) return;
+    static_cast<float*>(tensor.values)[i] = difference;
+    if (tensor.velocity != nullptr && decoded != 0.0f) tensor.velocity[i] = 0.0f;
+  }
+};
+
+// A block for each tensor.
+struct SumSquares {
+  static constexpr int kThreads = 256;
+
+  FeedbackTable table;
+
+  struct Shared {
+    FeedbackSquares of_thread[kThreads];
+  };
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared& shared) const {
+    const std::int64_t tensor = block.number();
+    const std::int64_t first = table.tiling.first_tile[tensor];
+    const std::int64_t tiles =
+        (table.tiling.tensor_elems[tensor] + table.tiling.tile_elems - 1) / table.tiling.tile_elems;
+    block.each([&](int t) {
+      FeedbackSquares own;
+      for (std::int64_t i = t; i < tiles; i += kThreads) {
+        own.of_values += table.tile_squares[first + i].of_values;
+        own.of_differences += table.tile_squares[first + i].of_differences;
+      }
+      shared.of_thread[t] = own;
+    });
+    block.each([&](int t) {
+      if (t != 0) return;
+      FeedbackSquares total;
+      for (const FeedbackSquares& thread : shared.of_thread) {
+        total.of_values += thread.of_values;
+        total.of_differences += thread.of_differences;
+      }
+      table.squares[tensor] = total;
+    });
+  }
+};
+
+struct TakeBack {
+  static constexpr int kThreads = 256;
+
+  FeedbackTable table;
+  FeedbackStep step;
+
+  struct Shared {};
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared&) const {
+    const Tile tile = table.tiling.tile(block.number());
+    const FeedbackTensor& tensor = table.tensors[tile.tensor];
+    block.each([&](int t) {
+      for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) take_back(tensor, i);
+    });
+  }
+
+ private:
+  CORTADO_HD void take_back(const FeedbackTensor& tensor, std::int64_t i) const {
+    const float gradient = load_value(tensor.gradient, tensor.dtype, i);
+    if (!is_below(gradient, step.gradient_limit)) return;
+    float added = gradient * step.gradient_scale;
+    if (tensor.velocity != nullptr) {
+      const float moved = tensor.velocity[i];
+      tensor.velocity[i] = step.momentum > 0 ? without_rounding(moved - added, added) / step.momentum : 0.0f;
+      added = moved;
+    }
+    float& residual = static_cast<float*>(tensor.values)[i];
+    residual = without_rounding(residual - added, added);
+  }
+};
+
+// ---- launches ------------------------------------------------------------------------------------------------------
+
+// Where a table lies in a workspace. What is at `tensors` is uploaded by who uses it, whenever a pointer changes.
+struct FeedbackSlots {
+  // For all tensors of the layout.
+  static FeedbackSlots make(DeviceLayout& layout);
+  FeedbackTable table(const DeviceWorkspace& workspace, bool has_feedback) const {
+    return {.tensors = workspace.at(tensors),
+            .tiling = workspace.tiling(tiling),
+            .tensor_count = workspace.tensor_count,
+            .has_feedback = has_feedback,
+            .not_finite = workspace.at(not_finite),
+            .tile_squares = workspace.at(tile_squares),
+            .squares = workspace.at(squares)};
+  }
+
+  TilingSlots tiling;
+  WorkspaceSlot<FeedbackTensor> tensors;
+  WorkspaceSlot<std::uint32_t> not_finite;
+  WorkspaceSlot<FeedbackSquares> tile_squares, squares;
+};
+
+// Each reads and writes only what its table says, in the order of the device's stream.
+struct FeedbackLaunches {
+  FeedbackTable table;
+
+  template <class Device>
+  void add_gradients(Device& device, const FeedbackStep& step) const {
+    device.fill(table.not_finite, 0, static_cast<std::uint64_t>(table.tensor_count) * sizeof(std::uint32_t));
+    device.launch(table.tiling.tiles, AddGradients{table, step});
+  }
+
+  // Rank `rank` of `world_size`. is_own: it is this rank, and the step is finite.
+  template <class Device>
+  void take_decoded(Device& device, int rank, int world_size, bool is_own, float mean_scale) const {
+    device.launch(table.tiling.tiles, TakeDecoded{.table = table,
+                                                  .mean_scale = mean_scale,
+                                                  .is_first = rank == 0,
+                                                  .is_last = rank == world_size - 1,
+                                                  .is_own = is_own});
+  }
+
+  template <class Device>
+  void sum_squares(Device& device) const {
+    device.launch(table.tensor_count, SumSquares{table});
+  }
+
+  // Only with feedback.
+  template <class Device>
+  void take_back(Device& device, const FeedbackStep& step) const {
+    device.launch(table.tiling.tiles, TakeBack{table, step});
+  }
+};
+
+}  // namespace cortado

@@ -1,0 +1,220 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "core/cuda_device.h"
+#include "core/cuda_linalg.h"
+#include "cortado/kfac_cuda.h"
+#include "kfac/inverse.h"
+#include "kfac/inverter.h"
+#include "kfac/triangle_device.h"
+
+namespace cortado {
+
+namespace {
+
+constexpr int kLanes = 4;  // streams: small decompositions leave most of a device idle
+constexpr std::size_t kAlignBytes = 256;
+
+Status status_of(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return {};
+  return make_error(StatusCode::kInternal, "%s: %s (%s)", call, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+std::size_t aligned(std::int64_t elems) {
+  return (static_cast<std::size_t>(elems) * sizeof(float) + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+}
+
+// Matrices of one size and kind. Its memory on the device, and the same again in pinned memory of the host, which both
+// ways are copied from and to: dampings and triangles go up, matrices, eigenvalues and infos come down.
+struct Group {
+  std::int64_t n = 0;
+  bool is_eigen = false;
+  std::vector<InverseJob*> jobs;
+
+  std::int64_t count() const { return static_cast<std::int64_t>(jobs.size()); }
+  std::size_t triangles_at() const { return aligned(count()); }  // behind the dampings
+  std::size_t up_bytes() const { return triangles_at() + aligned(count() * triangle_elems(n)); }
+  std::size_t values_at() const { return aligned(count() * n * n); }  // behind the matrices
+  std::size_t infos_at() const { return values_at() + (is_eigen ? aligned(count() * n) : 0); }
+  std::size_t down_bytes() const { return infos_at() + aligned(count()); }
+  std::size_t bytes() const { return up_bytes() + down_bytes(); }
+};
+
+class Lane {
+ public:
+  Lane() = default;
+  ~Lane() {
+    linalg_.reset();
+    if (done_ != nullptr) cudaEventDestroy(done_);
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  Status prepare() {
+    CORTADO_RETURN_IF_ERROR(status_of(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"));
+    CORTADO_RETURN_IF_ERROR(status_of(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate"));
+    CORTADO_ASSIGN_OR_RETURN(linalg_, CudaLinalg::create(stream_));
+    return {};
+  }
+
+  // Gives the group to the stream.
+  Status start(const Group& group, std::byte* device, std::byte* host) {
+    const std::int64_t n = group.n, count = group.count(), elems = count * n * n;
+    auto* const dampings = reinterpret_cast<float*>(host);
+    auto* const triangles = reinterpret_cast<float*>(host + group.triangles_at());
+    for (std::int64_t i = 0; i < count; ++i) {
+      const InverseJob& job = *group.jobs[static_cast<std::size_t>(i)];
+      dampings[i] = group.is_eigen ? 0 : static_cast<float>(job.damping);
+      std::memcpy(triangles + i * triangle_elems(n), job.triangle,
+                  static_cast<std::size_t>(triangle_elems(n)) * sizeof(float));
+    }
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cudaMemcpyAsync(device, host, group.up_bytes(), cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync"));
+    std::byte* const found = device + group.up_bytes();
+    auto* const matrices = reinterpret_cast<float*>(found);
+    auto* const infos = reinterpret_cast<int*>(found + group.infos_at());
+    CudaDevice kernels(stream_);
+    kernels.launch(element_blocks(elems),
+                   ExpandTriangles{.n = n,
+                                   .count = count,
+                                   .triangles = reinterpret_cast<float*>(device + group.triangles_at()),
+                                   .dampings = reinterpret_cast<float*>(device),
+                                   .matrices = matrices});
+    if (group.is_eigen) {
+      auto* const values = reinterpret_cast<float*>(found + group.values_at());
+      CORTADO_RETURN_IF_ERROR(linalg_->symmetric_eigen(n, count, matrices, values, infos));
+    } else {
+      for (std::int64_t i = 0; i < count; ++i) {
+        CORTADO_RETURN_IF_ERROR(linalg_->invert_positive_definite(n, matrices + i * n * n, infos + i));
+      }
+      kernels.launch(element_blocks(elems), MirrorMatrices{.n = n, .count = count, .matrices = matrices});
+    }
+    CORTADO_RETURN_IF_ERROR(kernels.status());
+    return status_of(
+        cudaMemcpyAsync(host + group.up_bytes(), found, group.down_bytes(), cudaMemcpyDeviceToHost, stream_),
+        "cudaMemcpyAsync");
+  }
+
+  // Behind what was started; then waits for that alone.
+  Status mark() { return status_of(cudaEventRecord(done_, stream_), "cudaEventRecord"); }
+  Status wait() { return status_of(cudaEventSynchronize(done_), "cudaEventSynchronize"); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t done_ = nullptr;
+  std::unique_ptr<CudaLinalg> linalg_;
+};
+
+class CudaInverter final : public KfacInverter {
+ public:
+  ~CudaInverter() override {
+    for (Lane& lane : lanes_) {
+      if (lane.mark().ok()) (void)lane.wait();
+    }
+    cudaFree(device_);
+    cudaFreeHost(host_);
+  }
+
+  Status prepare() {
+    for (Lane& lane : lanes_) CORTADO_RETURN_IF_ERROR(lane.prepare());
+    return {};
+  }
+
+  Status invert(std::span<InverseJob> jobs) override {
+    std::vector<InverseJob*> todo;
+    for (InverseJob& job : jobs) {
+      job.failed = job.n > 0;
+      if (job.failed) todo.push_back(&job);
+    }
+    for (int raises = 0; !todo.empty() && raises <= kMostRaises; ++raises) {
+      CORTADO_RETURN_IF_ERROR(run(todo));
+      // What is not positive definite again, with more damping. A failed iteration for eigenvalues does not get better.
+      std::erase_if(todo, [](const InverseJob* job) { return !job->failed || job->values != nullptr; });
+      for (InverseJob* job : todo) ++job->raised, job->damping *= 10;
+    }
+    return {};
+  }
+
+  std::int64_t scratch_bytes() const override { return static_cast<std::int64_t>(bytes_); }
+
+ private:
+  Status run(const std::vector<InverseJob*>& jobs) {
+    std::map<std::pair<bool, std::int64_t>, Group> by_size;
+    for (InverseJob* job : jobs) {
+      Group& group = by_size[{job->values != nullptr, -job->n}];  // the largest first
+      group.n = job->n, group.is_eigen = job->values != nullptr;
+      group.jobs.push_back(job);
+    }
+    std::size_t bytes = 0;
+    for (const auto& [size, group] : by_size) bytes += group.bytes();
+    CORTADO_RETURN_IF_ERROR(grow(bytes));
+    std::size_t at = 0;
+    int lane = 0;
+    for (const auto& [size, group] : by_size) {
+      CORTADO_RETURN_IF_ERROR(lanes_[lane++ % kLanes].start(group, device_ + at, host_ + at));
+      at += group.bytes();
+    }
+    for (Lane& each : lanes_) CORTADO_RETURN_IF_ERROR(each.mark());
+    for (Lane& each : lanes_) CORTADO_RETURN_IF_ERROR(each.wait());
+    at = 0;
+    for (const auto& [size, group] : by_size) {
+      take(group, host_ + at + group.up_bytes());
+      at += group.bytes();
+    }
+    return {};
+  }
+
+  static void take(const Group& group, const std::byte* found) {
+    const auto* const matrices = reinterpret_cast<const float*>(found);
+    const auto* const values = reinterpret_cast<const float*>(found + group.values_at());
+    const auto* const infos = reinterpret_cast<const int*>(found + group.infos_at());
+    const std::int64_t n = group.n;
+    for (std::int64_t i = 0; i < group.count(); ++i) {
+      InverseJob& job = *group.jobs[static_cast<std::size_t>(i)];
+      job.failed = infos[i] != 0;
+      if (job.failed) continue;
+      std::memcpy(job.inverse, matrices + i * n * n, static_cast<std::size_t>(n * n) * sizeof(float));
+      if (group.is_eigen) job.is_indefinite = keep_eigenvalues(n, values + i * n, job.values);
+    }
+  }
+
+  // Steps invert matrices of the same sizes: after the first one nothing is allocated.
+  Status grow(std::size_t bytes) {
+    if (bytes <= bytes_) return {};
+    cudaFree(device_);
+    cudaFreeHost(host_);
+    device_ = host_ = nullptr;
+    bytes_ = 0;
+    void *device = nullptr, *host = nullptr;
+    CORTADO_RETURN_IF_ERROR(status_of(cudaMalloc(&device, bytes), "cudaMalloc"));
+    device_ = static_cast<std::byte*>(device);
+    CORTADO_RETURN_IF_ERROR(status_of(cudaMallocHost(&host, bytes), "cudaMallocHost"));
+    host_ = static_cast<std::byte*>(host);
+    bytes_ = bytes;
+    return {};
+  }
+
+  Lane lanes_[kLanes];
+  std::byte *device_ = nullptr, *host_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<KfacInverter>> make_cuda_inverter() {
+  if (cuda_device_count() == 0) return make_error(StatusCode::kUnsupported, "there is no CUDA device");
+  auto made = std::make_shared<CudaInverter>();
+  CORTADO_RETURN_IF_ERROR(made->prepare());
+  return std::shared_ptr<KfacInverter>(std::move(made));
+}
+
+}  // namespace cortado

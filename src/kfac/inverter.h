@@ -1,0 +1,39 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Who inverts the factors of a step: threads of the CPU (inverse.h), or a CUDA device (cuda_inverter.cc).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cortado/status.h"
+
+namespace cortado {
+
+// One matrix, and what came of it. What can't be inverted keeps the inverse it had.
+struct InverseJob {
+  std::int64_t n = 0;
+  const float* triangle = nullptr;  // finite; kfac/triangle.h
+  float* inverse = nullptr;         // n x n: eigenvectors as rows; with `values` null the damped inverse
+  float* values = nullptr;          // n eigenvalues, in ascending order, those below 0 as 0
+  double damping = 0;               // of the damped inverse
+
+  bool is_indefinite = false;  // as compute_eigenvectors() says
+  int raised = 0;              // how often damping was, until the matrix was positive definite
+  bool failed = false;
+};
+
+class KfacInverter {
+ public:
+  virtual ~KfacInverter() = default;
+  // Results are there when it returns. Errors are those of the device, not of a matrix.
+  virtual Status invert(std::span<InverseJob> jobs) = 0;
+  virtual std::int64_t scratch_bytes() const = 0;
+};
+
+// By `threads` threads, the caller's included. Results do not depend on their number.
+std::unique_ptr<KfacInverter> make_cpu_inverter(int threads);
+
+}  // namespace cortado

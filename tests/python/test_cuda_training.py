@@ -1,0 +1,147 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""On a real CUDA device: what arrives has the bits that the engine makes of the same gradients in host memory."""
+
+import contextlib
+
+import cortado
+import pytest
+import torch
+import torch.distributed as dist
+from nets import COMPOSED, DGC, EXACT, QUANT, RANDK, SIGN, TOPK, VARYING, make_batch, make_net
+from ranks import fingerprint
+from test_ddp_training import MODELS
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+STEPS = 5
+LOW_RANK = ["acp", "acp(rank=2, sides=alternate)", "acp(rank=2, wire=bf16, start_step=1)", "power"]
+CODECS = ["none", "cast(bf16)", *LOW_RANK, SIGN, TOPK, DGC, RANDK, QUANT, COMPOSED, VARYING, EXACT]
+DELAY_CYCLES = 20_000_000  # some 10 ms of the device before each gradient, so that what does not wait reads too early
+
+
+class Watched:
+    """A model on the device, whose gradients come late and are noted before they are averaged."""
+
+    def __init__(self, me, net, plan, front_end, group=None, **options):
+        self.net = net
+        device = me.rank if group is not None else 0
+        self._device = torch.device("cuda", device)
+        net.to(self._device)
+        self.local = {}
+        for name, parameter in net.named_parameters():
+            parameter.register_hook(self._note(name))
+        if front_end == "reducer":
+            self.model = net
+            self.cortado = cortado.Reducer(net, plan, group=group, verbose=False)
+        else:
+            self.model = DistributedDataParallel(net, bucket_cap_mb=0.002, process_group=group, **options)
+            self.cortado = cortado.attach(self.model, plan, verbose=False)
+        self._optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+    def _note(self, name):
+        def hook(gradient):
+            torch.cuda._sleep(DELAY_CYCLES)
+            self.local[name] = gradient.clone()
+
+        return hook
+
+    def step(self, batch):
+        """Returns local and averaged gradients, in host memory."""
+        inputs, labels = (each.to(self._device) for each in batch)
+        self._optimizer.zero_grad()
+        output = self.model(inputs.to(next(self.net.parameters()).dtype)).float()
+        loss = torch.nn.functional.cross_entropy(output, labels)
+        with no_device_wide_wait():
+            loss.backward()
+            if self.model is self.net:
+                self.cortado.wait()
+        self._optimizer.step()
+        averaged = {name: p.grad.cpu() for name, p in self.net.named_parameters()}
+        return {name: gradient.cpu() for name, gradient in self.local.items()}, averaged
+
+
+@contextlib.contextmanager
+def no_device_wide_wait():
+    """What makes the calling thread wait for the device raises; looking at an event does not."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class Twin:
+    """The same gradients, averaged in host memory."""
+
+    def __init__(self, net, plan, group):
+        self._net = net
+        self.cortado = cortado.Reducer(net, plan, group=group, verbose=False)
+
+    def step(self, gradients):
+        self._net.zero_grad()
+        named = dict(self._net.named_parameters())
+        sum((named[name] * gradient).sum() for name, gradient in gradients.items()).backward()
+        self.cortado.wait()
+        return {name: parameter.grad for name, parameter in named.items()}
+
+
+def compare(me, plan, front_end, model=None, two_devices=False, **options):
+    group = dist.new_group(backend="cpu:gloo,cuda:nccl") if two_devices else None
+    if two_devices:
+        torch.cuda.set_device(me.rank)
+    make = MODELS[model] if model else make_net
+    watched = Watched(me, make(), plan, front_end, group, **options)
+    twin = Twin(make(), plan, group)
+    for step in range(STEPS):
+        local, averaged = watched.step(make_batch(me.rank, step))
+        expected = twin.step(local)
+        for name, gradient in averaged.items():
+            assert torch.equal(gradient, expected[name]), f"step {step}: {name}"
+    assert watched.cortado.report().to_dict()["device_wait_ns"] > 0
+    return fingerprint(watched.net.cpu())
+
+
+@pytest.mark.parametrize("front_end", ["ddp", "reducer"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_has_the_bits_of_host_memory(pools, codec, front_end):
+    assert len(set(pools(2).run(compare, plan=codec, front_end=front_end))) == 1
+
+
+@pytest.mark.parametrize("codec", ["acp(rank=2)", TOPK])
+def test_gradients_may_be_views_of_buckets(pools, codec):
+    pools(2).run(compare, plan=codec, front_end="ddp", gradient_as_bucket_view=True)
+
+
+@pytest.mark.parametrize("front_end", ["ddp", "reducer"])
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("Tiny", "Empty")])
+def test_parameters_of_every_kind(pools, model, front_end):
+    pools(2).run(compare, plan="acp(rank=2, min_compression_rate=0)", front_end=front_end, model=model)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device; NCCL wants one a rank")
+def test_the_rest_may_use_nccl(pools):
+    pools(2).run(compare, plan="acp(rank=2)", front_end="ddp", two_devices=True)
+
+
+def overflow(me, plan):
+    watched = Watched(me, make_net(), plan, "ddp")
+    for step in range(STEPS):
+        poison = None
+        if step == 3 and me.rank == 1:
+            poison = watched.net[0].weight.register_hook(lambda gradient: gradient * float("inf"))
+        _, averaged = watched.step(make_batch(me.rank, step))
+        is_finite = all(gradient.isfinite().all() for gradient in averaged.values())
+        assert is_finite == (step != 3)
+        if poison is not None:
+            poison.remove()
+        if not is_finite:
+            break
+    state = watched.cortado.state_dict()
+    assert all(entry["residual"].isfinite().all() for entry in state["tensors"].values())
+    return watched.cortado.report().to_dict()["non_finite_steps"]
+
+
+@pytest.mark.parametrize("codec", ["acp(rank=2)", TOPK])
+def test_a_step_that_is_not_finite_is_undone(pools, codec):
+    assert pools(2).run(overflow, plan=codec) == [1, 1]

@@ -1,0 +1,317 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""The sections of tools/gpu_check, in the order in which they run."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import machine
+from sections import Failed, NotRun, Results, Section
+
+TAIL_LINES = 12
+ARCHITECTURES = "80-real;90"  # code for both, and what later devices make theirs from
+SHARDS = 16  # of the device tests under the sanitizer, which run until half of the section's time is over
+TRAINING = (("4", "1gbit"), ("4", "10gbit"), ("2", "1gbit"))  # workers and links
+METHODS = (
+    "no-communication",
+    "ddp",
+    "bf16",
+    "powersgd(rank=4)",
+    "powersgd-batched(rank=4)",
+    "acp(rank=4)",
+    "power(rank=4)",
+    "quant(bits=8)",
+)
+PYTHON_FOLDERS = ("build/gpu/site", "benchmarks/training", "examples")
+
+
+class Context:
+    """What a section works with. Its commands end by `deadline`, they and all that they have started."""
+
+    def __init__(self, root: Path, results: Results, environment: dict[str, str], options, section: Section):
+        self.root, self.build = root, root / "build" / "gpu"
+        self.raw, self.python = results.raw, options.python
+        self.environment = environment
+        self.deadline = float("inf")
+        self._log = root / "build" / "gpu_check" / f"{section.name}.log"
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._log.write_text("")
+        self._out = self._log.with_suffix(".out")  # of the command that runs
+
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def python_path(self) -> dict[str, str]:
+        folders = [str(self.root / folder) for folder in PYTHON_FOLDERS]
+        return {"PYTHONPATH": os.pathsep.join([*folders, self.environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+
+    def try_command(self, *argv: str | Path, **variables: str) -> tuple[int | None, str]:
+        """The exit status, None where time ran out, and what was printed to stdout; all of it goes to the log."""
+        command = [str(word) for word in argv]
+        environment = {**self.environment, **variables}
+        with self._log.open("a") as log, self._out.open("w+", errors="replace") as out:
+            log.write(f"$ {' '.join(command)}\n")
+            log.flush()
+            options = {"stdout": out, "stderr": log, "stdin": subprocess.DEVNULL, "start_new_session": True}
+            try:
+                process = subprocess.Popen(command, cwd=self.root, env=environment, **options)
+            except OSError as error:
+                raise Failed(f"{command[0]}: {error.strerror}") from error
+            try:
+                status = process.wait(timeout=max(self.left_s(), 0.1))
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:  # also where this program is interrupted
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            out.seek(0)
+            printed = out.read()
+            log.write(printed)
+        return status, printed
+
+    def command(self, *argv: str | Path, **variables: str) -> str:
+        status, printed = self.try_command(*argv, **variables)
+        if status == 0:
+            return printed
+        how = "ran out of its time" if status is None else f"ended with {status}"
+        tail = "\n    ".join(self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+        raise Failed(f"{Path(str(argv[0])).name} {how}; the end of what it printed:\n    {tail}")
+
+    def write_rows(self, name: str, text: str) -> int:
+        """Keeps the rows of a program that prints CSV, and returns how many there are."""
+        rows = list(csv.reader(text.splitlines()))
+        if len(rows) < 2 or any(len(row) != len(rows[0]) for row in rows):
+            raise Failed(f"expected rows of CSV, got:\n    {text[:400].strip()}")
+        self.raw.mkdir(parents=True, exist_ok=True)
+        (self.raw / name).write_text(text)
+        return len(rows) - 1
+
+
+# ---- building
+
+
+def configure(context: Context, with_module: bool) -> None:
+    nvcc = machine.find_tool("nvcc")
+    if nvcc is None:
+        raise NotRun("nvcc was not found")
+    if shutil.which("cmake", path=context.environment["PATH"]) is None:
+        raise NotRun("cmake was not found")
+    settings = {
+        "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+        "CMAKE_CUDA_COMPILER": nvcc,
+        "CMAKE_CUDA_ARCHITECTURES": ARCHITECTURES,
+        "CORTADO_BUILD_CLI": "OFF",
+        "CORTADO_BUILD_PYTHON": "ON" if with_module else "OFF",
+        "Python_EXECUTABLE": context.python,
+    }
+    if with_module and not machine.output_of(
+        [context.python, "-c", "import os, sysconfig as s; print(os.path.exists(s.get_path('include') + '/Python.h'))"]
+    ).startswith("True"):
+        raise NotRun(f"{context.python} has no Python.h, which the module is compiled with")
+    generator = ["-G", "Ninja"] if shutil.which("ninja", path=context.environment["PATH"]) else []
+    packages = python_packages(context.python)
+    context.command(
+        *("cmake", "-S", ".", "-B", context.build, *generator),
+        *(f"-D{name}={value}" for name, value in settings.items()),
+        **({"NCCL_ROOT": str(packages / "nccl"), "CORTADO_CUDA_PACKAGES": str(packages / "cu13")} if packages else {}),
+    )
+
+
+def python_packages(python: str) -> Path | None:
+    """The folder of NVIDIA's Python packages, which hold what the toolkit may lack."""
+    where = machine.output_of([python, "-c", "import nvidia; print(list(nvidia.__path__)[0])"])
+    return Path(where) if where else None
+
+
+def compile_target(context: Context, target: str) -> None:
+    cores = os.cpu_count() or 1
+    # A file is compiled for both architectures at once where there are more cores than files.
+    threads = {"NVCC_APPEND_FLAGS": "--threads=2"} if cores > 4 else {}
+    context.command("cmake", "--build", context.build, "-j", str(cores), "--target", target, **threads)
+
+
+def build(context: Context) -> str:
+    configure(context, with_module=False)
+    compile_target(context, "cuda")
+    programs = [*context.build.glob("cortado_*_test"), *(context.build / "benchmarks").glob("cuda_*")]
+    names = ", ".join(sorted(program.name for program in programs))
+    return f"{names} for {ARCHITECTURES.replace(';', ' and ')}"
+
+
+def module(context: Context) -> str:
+    configure(context, with_module=True)
+    compile_target(context, "_core")
+    site = context.build / "site" / "cortado"
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.copytree(context.root / "python" / "cortado", site, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for file in context.build.glob("_core*.so"):
+        shutil.copy(file, site)
+    ask = "import cortado; print(cortado.__version__)"
+    return f"cortado {context.command(context.python, '-c', ask, **context.python_path()).strip()}"
+
+
+# ---- tests
+
+
+def tests(context: Context) -> str:
+    """Every program of device tests; each says how many tests it ran."""
+    found = []
+    for program in sorted(context.build.glob("cortado_*_test")):
+        report = context.build / f"{program.name}.json"
+        report.unlink(missing_ok=True)
+        context.command(program, "--gtest_brief=1", f"--gtest_output=json:{report}")
+        if not report.exists():
+            raise Failed(f"{program.name} ran no test")
+        results = json.loads(report.read_text())
+        all_tests = [test for suite in results["testsuites"] for test in suite["testsuite"]]
+        skipped = sum(test["result"] == "SKIPPED" for test in all_tests)
+        found.append(f"{program.name}: {len(all_tests) - skipped} tests passed, {skipped} skipped")
+    if not found:
+        raise Failed("the build has no program of device tests")
+    return "; ".join(found)
+
+
+def sanitizer(context: Context) -> str:
+    tool = machine.find_tool("compute-sanitizer")
+    if tool is None:
+        raise NotRun("compute-sanitizer was not found")
+    program = context.build / "cortado_cuda_test"
+    half_s = context.left_s() / 2
+    found = []
+    for check in ("memcheck", "racecheck"):
+        passed, start = 0, time.monotonic()
+        for shard in range(SHARDS):
+            if time.monotonic() - start > 0.7 * half_s and passed:
+                break
+            status, printed = context.try_command(
+                *(tool, "--tool", check, "--error-exitcode", "9", program, "--gtest_brief=1"),
+                GTEST_TOTAL_SHARDS=str(SHARDS),
+                GTEST_SHARD_INDEX=str(shard),
+            )
+            if "Device not supported" in printed:
+                raise NotRun("compute-sanitizer says: Device not supported")
+            if status is None:
+                break  # no finding, and no time for more
+            if status != 0:
+                raise Failed(f"{check} in part {shard} of {SHARDS}:\n    " + "\n    ".join(printed.splitlines()[-12:]))
+            passed += 1
+        found.append(f"{check}: {passed} of {SHARDS} parts of the tests without a finding")
+        if not passed:
+            raise Failed(f"{check} ran out of its time before a part of the tests was through")
+    return "; ".join(found)
+
+
+def python_tests(context: Context) -> str:
+    files = sorted((context.root / "tests" / "python").glob("test_cuda_*.py"))
+    if not files:
+        raise NotRun("there is no tests/python/test_cuda_*.py")
+    if not machine.output_of([context.python, "-c", "import pytest; print(pytest.__version__)"]):
+        raise NotRun(f"{context.python} has no pytest")
+    printed = context.command(context.python, "-m", "pytest", "-q", *files, **context.python_path())
+    return printed.strip().rpartition("\n")[2].strip("= ")
+
+
+# ---- measurements
+
+
+def kernels(context: Context) -> str:
+    rows = context.write_rows("codecs.csv", context.command(context.build / "benchmarks" / "cuda_codec_bench"))
+    return f"{rows} rows, each compared with the codec on the CPU before it was timed"
+
+
+def selection(context: Context) -> str:
+    program = context.root / "benchmarks" / "codec" / "torch_topk_cuda.py"
+    bench = context.build / "benchmarks" / "cuda_codec_bench"
+    return f"{context.write_rows('topk.csv', context.command(context.python, program, bench))} rows"
+
+
+def low_rank_step(context: Context) -> str:
+    ours = context.command(context.build / "benchmarks" / "cuda_acp_step_bench")
+    peer = context.root / "benchmarks" / "codec" / "torch_acp_step_cuda.py"
+    theirs = context.command(context.python, peer)
+    head, _, rows = theirs.partition("\n")
+    if head != ours.partition("\n")[0]:
+        raise Failed(f"the columns of the two programs differ: {head}")
+    return f"{context.write_rows('acp.csv', ours + rows)} rows"
+
+
+def training(context: Context) -> str:
+    """Speed of training, by the program and the methods of docs/results/speed.md, on the device."""
+    folder = context.root / "benchmarks" / "training"
+    why_not, _ = probe(context, folder / "links_probe.py", "1gbit")
+    if why_not:
+        raise NotRun(f"links can't be shaped: {why_not}")
+    why_not, _ = probe(context, context.root / "tools" / "gpu" / "attach_probe.py")
+    if why_not:
+        raise NotRun(f"cortado.attach on CUDA tensors: {why_not}")
+    scratch = context.build / "training"
+    shutil.rmtree(scratch, ignore_errors=True)
+    for workers, rate in TRAINING:
+        context.command(
+            *(context.python, folder / "speed.py", "--device", "cuda", "--models", "gpt", "--rates", rate),
+            *("--workers", workers, "--methods", ";".join(METHODS), "--rounds", "3", "--discard", "2", "--timed", "6"),
+            *("--out", scratch),
+            **context.python_path(),
+        )
+        records = [json.loads(line) for line in (scratch / "speed.jsonl").read_text().splitlines()]
+        write_training(context.raw / "training.csv", records)
+    return "; ".join(f"{workers} workers at {rate}" for workers, rate in TRAINING)
+
+
+def probe(context: Context, script: Path, *arguments: str) -> tuple[str, str]:
+    """Why something can't be done: the last line that the script printed, empty where it can."""
+    status, printed = context.try_command(context.python, script, *arguments, **context.python_path())
+    lines = [line for line in printed.splitlines() if line.strip()]
+    return ("" if status == 0 else lines[-1] if lines else f"{script.name} ended with {status}"), printed
+
+
+def write_training(path: Path, records: list[dict]) -> None:
+    columns = [
+        "model",
+        "workers",
+        "rate",
+        "method",
+        "step_ms",
+        "slowest_ms",
+        "sent_bytes",
+        "error",
+        "replicas_equal",
+        "links",
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        for record in records:
+            for method, result in record["results"].items():
+                blocks = [block for block in record["blocks"] if block["method"] == method]
+                steps = [block["step_ms"] for block in blocks]
+                sent = [block["sent_bytes_per_step"] for block in blocks if block["sent_bytes_per_step"] is not None]
+                writer.writerow(
+                    [
+                        *(record["model"], record["workers"], record["rate"], method),
+                        *(f"{statistics.median(steps):.3f}", f"{max(steps):.3f}"),
+                        round(statistics.median(sent)) if sent else "",
+                        *(f"{result['error']:.5f}", result["replicas_equal"], record["links"]),
+                    ]
+                )
+
+
+SECTIONS = (
+    Section("build", "device variants, their tests and benchmarks", 280, build, prepares=True, on_device=False),
+    Section("tests", "every device test", 90, tests, needs=("build",)),
+    Section("sanitizer", "device tests under compute-sanitizer", 60, sanitizer, needs=("build",)),
+    Section("kernels", "share of copy bandwidth of every codec", 100, kernels, needs=("build",)),
+    Section("topk", "exact and sampled top-k against torch.topk", 40, selection, needs=("build",)),
+    Section("acp", "ACP's step against a backward pass and PowerSGD", 80, low_rank_step, needs=("build",)),
+    Section("module", "the Python module", 90, module, needs=("build",), prepares=True, on_device=False),
+    Section("python", "Python tests that need a device", 120, python_tests, needs=("module",)),
+    Section("training", "steps of training over shaped links", 200, training, needs=("module",)),
+)
