@@ -35,6 +35,8 @@ cortado_target(cortado)
 if(CORTADO_SANITIZE)
   cortado_precompile_headers(cortado)
   set_target_properties(cortado PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  # gcc takes what is included for a header.
+  target_compile_options(cortado PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endif()
 set_target_properties(cortado PROPERTIES POSITION_INDEPENDENT_CODE ON LINKER_LANGUAGE CXX)
 target_compile_features(cortado PUBLIC cxx_std_20)
