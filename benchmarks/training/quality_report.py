@@ -64,9 +64,16 @@ def write_report(records: list[dict], path: Path, title: str) -> Path:
 def section(task: str, steps: int, workers: int, group: dict[str, dict[int, dict]]) -> str:
     methods = {name: list(by_seed.values()) for name, by_seed in group.items()}
     sample = next(iter(methods.values()))[0]
-    machine = ", ".join(f"{key} {value}" for key, value in sample["machine"].items())
+    runs = [run for of_method in methods.values() for run in of_method]
+    started = sorted(run["started"] for run in runs)
+    loads = sorted(float(run["machine"].get("load at start", "nan")) for run in runs)
+    commits = {run.get("commit", "unknown") for run in runs}
+    machine = ", ".join(f"{key} {value}" for key, value in sample["machine"].items() if key != "load at start")
     rate = sample.get("equal_time_rate", "-")
-    head = f"{sample['started']}; {machine}; links: {sample['links']}; equal time at {rate}"
+    head = (
+        f"{len(runs)} runs from {started[0]} to {started[-1]}, of {len(commits)} commits (of each run in the .jsonl), "
+        f"load at start {loads[0]:g} to {loads[-1]:g}; {machine}; links: {sample['links']}; equal time at {rate}"
+    )
     rows = [row(name, runs, methods) for name, runs in methods.items()]
     return "\n\n".join([f"## {task}; {steps} steps, {workers} workers", head, markdown_table(HEADER, rows)])
 

@@ -14,7 +14,8 @@ namespace cortado {
 
 const std::vector<AutoSetting>& auto_settings() {
   static const std::vector<AutoSetting> settings = {
-      {"cast(bf16)", Quality::kSafe, "a cast"},
+      {"cast(bf16)", Quality::kSafe,
+       "a cast; docs/results/accuracy.md: GPT -0.001, convolutional net -0.003 (within noise)"},
       {"cast(fp16)", Quality::kSafe, "a cast"},
       {"compso(bound=4e-3)", Quality::kBalanced,
        "docs/results/accuracy.md: GPT -0.020, convolutional net -0.014 (within noise)"},
@@ -22,11 +23,13 @@ const std::vector<AutoSetting>& auto_settings() {
        "docs/results/accuracy.md: GPT -0.011, convolutional net -0.009 (within noise)"},
       {"topk(density=0.01)", Quality::kAggressive,
        "docs/results/accuracy.md: GPT +0.342 (worse), convolutional net -0.008 (within noise)"},
-      {"sign(scale=mean_abs)", Quality::kAggressive, "docs/results/accuracy.md: convolutional net +0.414 (worse)"},
+      {"sign(scale=mean_abs)", Quality::kAggressive,
+       "docs/results/accuracy.md: GPT +0.4 (worse), convolutional net +0.414 (worse)"},
       {"acp(rank=16, wire=bf16)", Quality::kAggressive, "docs/results/quality.md: GPT +0.039 (worse)"},
       {"acp(rank=4)", Quality::kAggressive,
        "docs/results/accuracy.md: GPT +0.180 (worse), convolutional net +0.020 (within noise)"},
-      {"power(rank=4)", Quality::kAggressive, "docs/results/quality.md: GPT +0.071 (worse), PyTorch's hook"},
+      {"power(rank=4)", Quality::kAggressive,
+       "docs/results/accuracy.md: GPT +0.077 (worse), convolutional net within noise"},
   };
   return settings;
 }
