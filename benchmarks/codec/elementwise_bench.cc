@@ -71,6 +71,7 @@ constexpr Workload kWorkloads[] = {
     {"quant(4, block=4096)"},
     {"quant(4, block=65536)"},
     {"quant(4, block=tensor)", true},
+    {"quant(8, block=tensor)", true},
     {"quant(4, scale=rms)"},
     {"quant(4, scale=range)"},
     {"quant(4, block=512, scale=l2, round=stochastic)"},
