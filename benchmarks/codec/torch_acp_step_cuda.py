@@ -12,6 +12,7 @@ of its forms are timed.
 import statistics
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,27 +21,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_p
 from torch.nn import functional
 from torch_topk_cuda import microseconds
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+from train_lm import Block  # noqa: E402
+
 VOCABULARY, CONTEXT, BLOCKS, WIDTH, HEADS = 50257, 1024, 24, 1024, 16
 BATCHES = (8, 16, 32)  # sequences of CONTEXT tokens
 BUCKET_BYTES = 25 * 2**20
 RANK = 4
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
 
 class GPT(nn.Module):
