@@ -52,6 +52,10 @@ const std::vector<Input>& inputs() {
     add("normal_bf16", DType::kBFloat16, 2, 17, false);
     add("special_bf16", DType::kBFloat16, 1, 9, true);
     add("large_fp32", DType::kFloat32, 1, 5001, false);
+    add("rows_of_zeros_fp32", DType::kFloat32, 20, 256, false);
+    for (std::size_t i = 0; i < made.back().data.size(); ++i) {
+      if (i / 1024 % 4 != 1) made.back().data[i] = std::byte{0};
+    }
     add("codes_uint8", DType::kUint8, 1, 701, false);
     // 0 to 8, as often as coins would: what rans is for.
     add("few_codes_uint8", DType::kUint8, 1, 5001, false);

@@ -16,6 +16,9 @@ def decode_compso(parameters, payload, dtype, rows, cols):
     blocks = -(-elems // block)
     reader = Reader(payload)
     word = reader.number("<u8")
+    leaves_out = parameters["coder"] == "rans" and elems >= 4096 and bool(word & 4)
+    if leaves_out:
+        word -= 4
     width, sections = (word, 1) if parameters["coder"] == "none" else (word % 256, 1 + word // 256)
     expect(width == 1 or width == 2 and may_take_two_bytes(parameters), "bytes a code")
     key = read_key(reader, parameters["round"])
@@ -28,9 +31,11 @@ def decode_compso(parameters, payload, dtype, rows, cols):
     if parameters["round"] == "dead_zone" and "error" in parameters:
         outwards = reader.array("<f4", blocks)
         expect(np.all(np.abs(outwards) <= 1), "outwards")
-    codes = read_codes(reader, parameters["coder"], width, sections, elems)
-    of_value = np.arange(elems) // block
+    kept = read_groups(reader, elems) if leaves_out else np.ones(elems, bool)
     modulus, middle = (256, 128) if width == 1 else (65536, 32896)
+    codes = np.full(elems, middle)
+    codes[kept] = read_codes(reader, parameters["coder"], width, sections, int(kept.sum()))
+    of_value = np.arange(elems) // block
     levels = least[of_value] + (codes - middle - least[of_value]) % modulus
     values = reconstruct(parameters["round"], levels.astype(np.float32), key, outwards[of_value])
     return narrow(values * steps[of_value], dtype)
@@ -43,6 +48,17 @@ def may_take_two_bytes(parameters) -> bool:
     if f == "bound":
         f = "off" if parameters["round"] == "dither" else bound
     return (1 + (0 if f == "off" else float(f))) / bound + 4 > 256
+
+
+def read_groups(reader: Reader, elems: int) -> np.ndarray:
+    """Which values have codes: the flags of their groups stand at the end."""
+    groups = -(-elems // 256)
+    flag_bytes = -(-groups // 8)
+    expect(len(reader.rest) >= flag_bytes, "flags of groups")
+    reader.rest, flags = reader.rest[:-flag_bytes], reader.rest[-flag_bytes:]
+    bits = np.unpackbits(np.frombuffer(flags, "u1"), bitorder="little")
+    expect(not bits[groups:].any(), "flags behind the last group")
+    return np.repeat(bits[:groups].astype(bool), 256)[:elems]
 
 
 def read_codes(reader: Reader, coder: str, width: int, sections: int, elems: int) -> np.ndarray:

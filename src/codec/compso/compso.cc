@@ -5,6 +5,7 @@
 #include <string>
 
 #include "codec/binding.h"
+#include "codec/compso/compso_groups.h"
 #include "codec/compso/compso_layers.h"
 #include "codec/compso/compso_sections.h"
 #include "codec/explain.h"
@@ -65,10 +66,12 @@ class CompsoCodec final : public Codec {
     const std::int64_t blocks = settings_.block_elems == 0 ? 1 : (elems - 1) / settings_.block_elems + 1;
     const std::uint64_t block_bytes = sizeof(float) * static_cast<std::uint64_t>(blocks);
     const auto word = explainer.peek<std::uint64_t>().value_or(1);
-    const std::uint64_t code_bytes = word & 0xff, sections = 1 + (word >> 8);
+    const bool leaves_out = settings_.is_coded && elems >= kCompsoLeastGroupedElems && (word & kCompsoLeavesOut) != 0;
+    const std::uint64_t code_bytes = (word & 0xff) - (leaves_out ? kCompsoLeavesOut : 0), sections = 1 + (word >> 8);
     explainer.take(sizeof(word), "code bytes",
                    std::to_string(code_bytes) + " a value" +
-                       (sections > 1 ? "; low codes in " + std::to_string(sections) + " sections" : ""));
+                       (sections > 1 ? "; low codes in " + std::to_string(sections) + " sections" : "") +
+                       (leaves_out ? "; groups of zeros left out" : ""));
     if (settings_.rounding == Rounding::kDither) {
       explainer.take_random_key("of seed and tensor; decoding draws the dither with it");
     }
@@ -85,7 +88,12 @@ class CompsoCodec final : public Codec {
       if (code_bytes == 2) explainer.take(bytes, "high codes", first_values(explainer.next(bytes), DType::kUint8));
       return;
     }
-    std::int64_t elems_left = elems;
+    const std::int64_t groups = compso_groups(elems);
+    const std::uint64_t flag_bytes = leaves_out ? compso_group_flag_bytes(groups) : 0;
+    if (explainer.rest().size() < flag_bytes) return;
+    const std::byte* const flags = explainer.rest().last(flag_bytes).data();
+    const std::int64_t kept = leaves_out ? kept_codes(flags, 0, elems) : elems;
+    std::int64_t elems_left = kept;
     for (std::uint64_t section = 0; section < sections; ++section) {
       const bool is_last = section + 1 == sections;
       const Result<SectionHead> head = read_section_head(explainer.rest(), is_last, elems_left);
@@ -96,7 +104,14 @@ class CompsoCodec final : public Codec {
       explainer.append(explain_codes(explainer.next(section_bytes), section_elems), "low codes: ");
       elems_left -= section_elems;
     }
-    if (code_bytes == 2) explainer.append(explain_codes(explainer.rest(), elems), "high codes: ");
+    const std::span<const std::byte> rest = explainer.rest();
+    if (rest.size() < flag_bytes) return;
+    if (code_bytes == 2) explainer.append(explain_codes(rest.first(rest.size() - flag_bytes), kept), "high codes: ");
+    if (leaves_out) {
+      explainer.take(flag_bytes, "groups",
+                     "a bit for each 256 values, 0: left out; codes of " + std::to_string(kept) + " of " +
+                         std::to_string(elems) + " values are there");
+    }
   }
 
   Status check_dtype(DType dtype) const {

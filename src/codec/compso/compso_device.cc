@@ -33,6 +33,7 @@ Result<CompsoPlan> CompsoPlan::make(const ParameterValues& values, DeviceLayout&
     place.block_elems = settings.block_elems == 0 ? elems : std::min(settings.block_elems, elems);
     place.blocks = elems == 0 ? 0 : parts_of(elems, place.block_elems);
     place.units = parts_of(elems, kUnitCodes);
+    place.groups = settings.is_coded && elems >= kCompsoLeastGroupedElems ? compso_groups(elems) : 0;
     // Sections round up to chunks and to blocks of them, each for itself; the high codes are one more message.
     const std::int64_t chunks = 2 * parts_of(elems, settings.chunk_codes) + place.units;
     place.tiles = 2 * parts_of(elems, kRansBlockChunks * settings.chunk_codes) + place.units;
@@ -42,6 +43,7 @@ Result<CompsoPlan> CompsoPlan::make(const ParameterValues& values, DeviceLayout&
     next.first_block += place.blocks;
     next.first_unit += place.units;
     next.first_code += parts_of(elems, 16) * 16;
+    next.first_group += place.groups;
     next.first_message += place.units + 1;
     next.first_chunk += chunks;
     next.first_tile += place.tiles;
@@ -63,6 +65,11 @@ Result<CompsoPlan> CompsoPlan::make(const ParameterValues& values, DeviceLayout&
   plan.high_counts = layout.scratch<std::uint64_t>(count * 256);
   plan.low = layout.scratch<std::uint8_t>(static_cast<std::uint64_t>(next.first_code));
   plan.high = layout.scratch<std::uint8_t>(may_be_wide ? static_cast<std::uint64_t>(next.first_code) : 0);
+  plan.kept_low = layout.scratch<std::uint8_t>(static_cast<std::uint64_t>(next.first_code));
+  plan.kept_high = layout.scratch<std::uint8_t>(may_be_wide ? static_cast<std::uint64_t>(next.first_code) : 0);
+  plan.is_kept = layout.scratch<std::uint32_t>(static_cast<std::uint64_t>(next.first_group));
+  plan.group_at = layout.scratch<std::int64_t>(static_cast<std::uint64_t>(next.first_group));
+  plan.kept = layout.scratch<std::int64_t>(count);
   plan.sections = layout.scratch<std::int64_t>(count);
   plan.first_tile_of_message = layout.scratch<std::int64_t>(messages);
   plan.elems_of_message = layout.scratch<std::int64_t>(messages);

@@ -1,12 +1,14 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // `compso` on a device, a payload for each tensor: ranges of blocks, their grids, then one pass that filters, rounds,
-// makes codes and counts them; where sections end, from the counts; and `rans`. Not yet: `error`, which searches the
-// step. Payloads with more sections than our encoders write are for the CPU, and set a fault.
+// makes codes and counts them; groups of zeros left out; where sections end, from the counts; and `rans`. Not yet:
+// `error`, which searches the step. Payloads with more sections than our encoders write are for the CPU, and set a
+// fault.
 #pragma once
 
 #include "codec/compso/compso_entropy.h"
 #include "codec/compso/compso_grid.h"
+#include "codec/compso/compso_groups.h"
 #include "codec/float_rans/float_rans_device.h"
 #include "codec/quant/block_device.h"
 #include "codec/quant/quant_device.h"
@@ -31,11 +33,13 @@ struct CompsoTensor {
   std::int64_t first_block;    // of all blocks of the batch
   std::int64_t first_unit;     // of all units
   std::int64_t first_code;     // of all codes
+  std::int64_t first_group;    // of all groups
   std::int64_t first_message;  // a section at most for each unit, then the high codes
   std::int64_t first_chunk;    // of all chunks there may be
   std::int64_t first_tile;     // of all blocks of chunks there may be
   std::int64_t tiles;
   std::int64_t blocks, units, block_elems;
+  std::int64_t groups;  // 0 where all codes are kept
 };
 
 struct CompsoTables {
@@ -46,6 +50,11 @@ struct CompsoTables {
   std::uint32_t* is_wide;  // of a tensor
   std::uint8_t* low;
   std::uint8_t* high;
+  std::uint8_t* kept_low;  // of those that are not left out
+  std::uint8_t* kept_high;
+  std::uint32_t* is_kept;  // of a group
+  std::int64_t* group_at;  // codes kept of the tensor before a group
+  std::int64_t* kept;      // codes of a tensor that are not left out
   RansMessage* messages;
   RansState* states;
   std::uint64_t* counts;  // of messages
@@ -64,6 +73,32 @@ struct CompsoTables {
     return is_wide[tensor] != 0 ? kCompsoWideZeroCode : kCompsoZeroCode;
   }
 };
+
+// Once it is known which groups of a tensor are kept: where their codes are.
+template <class Block>
+CORTADO_HD void place_groups(Block& block, const CompsoTables& tables, std::int64_t tensor) {
+  const CompsoTensor& place = tables.places[tensor];
+  const std::int64_t elems = tables.tensors.entries[tensor].elems;
+  std::int64_t kept = 0;
+  for (std::int64_t first = 0; first < place.groups; first += Block::kThreads) {
+    typename Block::template PerThread<std::uint64_t> before;
+    block.each([&](int t) {
+      const std::int64_t group = first + t;
+      const bool is_kept = group < place.groups && tables.is_kept[place.first_group + group] != 0;
+      before[t] = is_kept ? static_cast<std::uint64_t>(compso_elems_of_group(elems, group)) : 0;
+    });
+    const std::uint64_t all = block.exclusive_sum(before);
+    block.each([&](int t) {
+      if (first + t < place.groups) {
+        tables.group_at[place.first_group + first + t] = kept + static_cast<std::int64_t>(before[t]);
+      }
+    });
+    kept += static_cast<std::int64_t>(all);
+  }
+  block.each([&](int t) {
+    if (t == 0) tables.kept[tensor] = place.groups == 0 ? elems : kept;
+  });
+}
 
 // A tile lies in one block: tiles are numbered through blocks, each with as many as the first.
 struct CompsoTile {
@@ -174,6 +209,8 @@ struct CompsoChoose {
 
 struct CompsoQuantise {
   static constexpr int kThreads = kBlockTileThreads, kHistograms = 4;
+  static constexpr std::int64_t kTileGroups = kBlockTileElems / kCompsoGroupElems;
+  static_assert(kBlockLanes * kBlockRows == kCompsoGroupElems);
 
   CompsoTables tables;
   Tiling tiling;
@@ -185,6 +222,7 @@ struct CompsoQuantise {
     alignas(16) std::byte high[kBlockTileElems];
     std::uint32_t low_counts[kCompsoCountedUnits][kHistograms][256];
     std::uint32_t high_counts[kHistograms][256];
+    std::uint32_t is_kept[kTileGroups];
   };
 
   template <class Block>
@@ -205,14 +243,17 @@ struct CompsoQuantise {
       for (auto& of_unit : shared.low_counts)
         for (auto& histogram : of_unit) histogram[t] = 0;
       for (auto& histogram : shared.high_counts) histogram[t] = 0;
+      if (t < kTileGroups) shared.is_kept[t] = place.groups == 0 ? 1 : 0;
     });
+    const auto zero_code = static_cast<std::uint32_t>(tables.zero_code(tile.tensor));
     block.each([&](int t) {
       const LaneValues values = load_lane(tensor, tile.values, t);
       PhiloxBlock random = {};
       if (is_random) random = random_of_lane(stream, tile.values.first, t);
+      bool is_zero = true;
       for (int row = 0; row < kBlockRows; ++row) {
         const std::int64_t i = first_of_thread(t) + row * kBlockLanes;
-        if (i >= tile.values.elems) return;
+        if (i >= tile.values.elems) break;
         const float v = values.rows[row];
         float q = v * grid.inverse;
         if (settings.filter > 0 && !(fabsf(v) > grid.threshold)) q = 0;
@@ -223,10 +264,20 @@ struct CompsoQuantise {
         const std::uint32_t low = code & 0xff, high = code >> 8 & 0xff;
         shared.low[i] = static_cast<std::byte>(low);
         if (is_wide) shared.high[i] = static_cast<std::byte>(high);
-        if (!settings.is_coded) continue;
+        is_zero = is_zero && (code & (is_wide ? 0xffffu : 0xffu)) == zero_code;
+      }
+      // All values of a thread lie in one group.
+      if (!is_zero) block.set_bits(&shared.is_kept[first_of_thread(t) / kCompsoGroupElems], 1u);
+    });
+    block.each([&](int t) {
+      if (!settings.is_coded) return;
+      for (int row = 0; row < kBlockRows; ++row) {
+        const std::int64_t i = first_of_thread(t) + row * kBlockLanes;
+        if (i >= tile.values.elems) return;
+        if (shared.is_kept[i / kCompsoGroupElems] == 0) continue;
         const std::int64_t unit = (tile.values.first + i) / kUnitCodes - tile.values.first / kUnitCodes;
-        block.add(&shared.low_counts[unit][t % kHistograms][low], 1u);
-        if (is_wide) block.add(&shared.high_counts[t % kHistograms][high], 1u);
+        block.add(&shared.low_counts[unit][t % kHistograms][static_cast<std::uint32_t>(shared.low[i])], 1u);
+        if (is_wide) block.add(&shared.high_counts[t % kHistograms][static_cast<std::uint32_t>(shared.high[i])], 1u);
       }
     });
     block.each([&](int t) {
@@ -239,6 +290,9 @@ struct CompsoQuantise {
       copy_share(shared.low, tile.values.elems, low, t, kThreads);
       if (is_wide) copy_share(shared.high, tile.values.elems, high, t, kThreads);
       if (!settings.is_coded) return;
+      if (place.groups > 0 && t < compso_groups(tile.values.elems)) {
+        tables.is_kept[place.first_group + tile.values.first / kCompsoGroupElems + t] = shared.is_kept[t];
+      }
       for (std::int64_t unit = 0; unit < kCompsoCountedUnits; ++unit) {
         std::uint32_t sum = 0;
         for (const auto& histogram : shared.low_counts[unit]) sum += histogram[t];
@@ -248,6 +302,47 @@ struct CompsoQuantise {
       std::uint64_t sum = 0;
       for (const auto& histogram : shared.high_counts) sum += histogram[t];
       if (is_wide && sum > 0) block.add(&high_counts[tile.tensor * 256 + t], sum);
+    });
+  }
+};
+
+struct CompsoPlaceGroups {
+  static constexpr int kThreads = 256;
+
+  CompsoTables tables;
+
+  struct Shared {};
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared&) const {
+    place_groups(block, tables, block.number());
+  }
+};
+
+// Codes of groups that are kept, where something is left out.
+struct CompsoKeep {
+  static constexpr int kThreads = kBlockTileThreads;
+
+  CompsoTables tables;
+  Tiling tiling;
+
+  struct Shared {};
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared&) const {
+    const CompsoTile tile = CompsoTile::of(tables, tiling, block.number());
+    if (tile.values.elems <= 0) return;
+    const CompsoTensor& place = tables.places[tile.tensor];
+    if (tables.kept[tile.tensor] == tables.tensors.entries[tile.tensor].elems) return;
+    const bool is_wide = tables.is_wide[tile.tensor] != 0;
+    block.each([&](int t) {
+      for (std::int64_t i = t; i < tile.values.elems; i += kThreads) {
+        const std::int64_t at = tile.values.first + i, group = place.first_group + at / kCompsoGroupElems;
+        if (tables.is_kept[group] == 0) continue;
+        const std::int64_t to = place.first_code + tables.group_at[group] + at % kCompsoGroupElems;
+        tables.kept_low[to] = tables.low[place.first_code + at];
+        if (is_wide) tables.kept_high[to] = tables.high[place.first_code + at];
+      }
     });
   }
 };
@@ -305,11 +400,10 @@ struct CompsoSections {
     CompsoMessageWriter writer = {tables, place, tensor, 0, 0};
     typename Block::template PerThread<std::uint64_t> of_section, of_unit;
     block.each([&](int t) { of_section[t] = 0; });
-    std::int64_t begin = 0, count = 0;
+    const std::int64_t kept = tables.kept[tensor];
+    std::int64_t begin = 0, at = 0, count = 0;  // codes that are kept
     double section_bits = 0;
     for (std::int64_t unit = 0; unit < place.units; ++unit) {
-      const std::int64_t at = unit * kUnitCodes;
-      const std::int64_t elems = entry.elems - at < kUnitCodes ? entry.elems - at : kUnitCodes;
       block.each([&](int t) {
         if (t == 0) shared.first = shared.last = 0;
       });
@@ -328,11 +422,14 @@ struct CompsoSections {
           shared.alone[t] += shared.alone[t + apart];
         });
       }
+      typename Block::template PerThread<std::uint64_t> before;
+      block.each([&](int t) { before[t] = of_unit[t]; });
+      const auto elems = static_cast<std::int64_t>(block.exclusive_sum(before));
       const auto of_all = static_cast<std::uint64_t>(at - begin + elems);
       const double together = bits_of_count(of_all) - shared.together[0];
       const double alone = bits_of_count(static_cast<std::uint64_t>(elems)) - shared.alone[0];
       const double cost = section_cost_bits(255 - shared.first, shared.last);
-      const bool is_new = at > begin && together - section_bits - alone > cost;
+      const bool is_new = at > begin && elems > 0 && together - section_bits - alone > cost;
       if (is_new) {
         put_section(block, writer, of_section, count, begin, at);
         ++count;
@@ -340,9 +437,10 @@ struct CompsoSections {
       }
       section_bits = is_new ? alone : together;
       block.each([&](int t) { of_section[t] = (is_new ? 0 : of_section[t]) + of_unit[t]; });
+      at += elems;
     }
     if (place.units > 0) {
-      put_section(block, writer, of_section, count, begin, entry.elems);
+      put_section(block, writer, of_section, count, begin, kept);
       ++count;
     }
     const bool is_wide = tables.is_wide[tensor] != 0;
@@ -350,8 +448,8 @@ struct CompsoSections {
       tables.counts[(place.first_message + place.units) * 256 + t] = high_counts[tensor * 256 + t];
       if (t > 0) return;
       writer.put_none(count, place.units);
-      writer.put(place.units, tables.high + place.first_code, nullptr, is_wide ? entry.elems : 0,
-                 tables.high_code_base + place.first_code);
+      writer.put(place.units, (kept < entry.elems ? tables.kept_high : tables.high) + place.first_code, nullptr,
+                 is_wide ? kept : 0, tables.high_code_base + place.first_code);
       writer.finish();
       sections[tensor] = count;
     });
@@ -363,11 +461,11 @@ struct CompsoSections {
                               typename Block::template PerThread<std::uint64_t>& counts, std::int64_t number,
                               std::int64_t begin, std::int64_t end) const {
     const CompsoTensor& place = writer.place;
+    const bool leaves_out = tables.kept[writer.tensor] < tables.tensors.entries[writer.tensor].elems;
+    std::uint8_t* const codes = (leaves_out ? tables.kept_low : tables.low) + place.first_code + begin;
     block.each([&](int t) {
       tables.counts[(place.first_message + number) * 256 + t] = counts[t];
-      if (t == 0) {
-        writer.put(number, tables.low + place.first_code + begin, nullptr, end - begin, place.first_code + begin);
-      }
+      if (t == 0) writer.put(number, codes, nullptr, end - begin, place.first_code + begin);
     });
   }
 };
@@ -411,11 +509,27 @@ struct CompsoPlace {
         tables.messages[place.first_message + place.units].payload = to;
         if (is_wide) to += tables.states[place.first_message + place.units].payload_bytes;
         word += static_cast<std::uint64_t>(count - 1) << 8;
+        if (tables.kept[tensor] < entry.elems) {
+          word += kCompsoLeavesOut;
+          to += compso_group_flag_bytes(place.groups);
+        }
       } else {
         to += is_wide ? 2 * entry.elems : entry.elems;
       }
       store_bytes(word, entry.payload);
       tables.tensors.payload_bytes[tensor] = static_cast<std::uint64_t>(to - entry.payload);
+    });
+    block.each([&](int t) {
+      if (!tables.settings.is_coded || tables.kept[tensor] == entry.elems) return;
+      const auto bytes = static_cast<std::int64_t>(compso_group_flag_bytes(place.groups));
+      std::byte* const flags = entry.payload + tables.tensors.payload_bytes[tensor] - bytes;
+      for (std::int64_t i = t; i < bytes; i += kThreads) {
+        std::uint32_t bits = 0;
+        for (std::int64_t bit = 0; bit < 8 && 8 * i + bit < place.groups; ++bit) {
+          if (tables.is_kept[place.first_group + 8 * i + bit] != 0) bits |= 1u << bit;
+        }
+        flags[i] = static_cast<std::byte>(bits);
+      }
     });
   }
 };
@@ -429,7 +543,7 @@ struct CompsoRead {
   CompsoTables tables;
 
   struct Shared {
-    std::uint32_t is_broken;
+    std::uint32_t is_broken, leaves_out;
   };
 
   template <class Block>
@@ -441,8 +555,25 @@ struct CompsoRead {
     const auto codes_at = static_cast<std::uint64_t>(tables.codes_at(place));
     const bool is_whole = entry.elems == 0 ? bytes == 0 : bytes >= codes_at && bytes <= entry.max_payload_bytes;
     block.each([&](int t) {
-      if (t == 0) shared.is_broken = is_whole ? 0 : 1;
+      if (t > 0) return;
+      shared.is_broken = is_whole ? 0 : 1;
+      shared.leaves_out = 0;
+      if (!is_whole || place.groups == 0 || (load_bytes<std::uint64_t>(entry.payload) & kCompsoLeavesOut) == 0) return;
+      const std::uint64_t flag_bytes = compso_group_flag_bytes(place.groups);
+      shared.leaves_out = 1;
+      if (bytes < codes_at + flag_bytes || has_flags_beyond(entry.payload + bytes - flag_bytes, place.groups)) {
+        shared.is_broken = 1;
+      }
     });
+    const bool leaves_out = block.uniform(shared.leaves_out) != 0 && block.uniform(shared.is_broken) == 0;
+    const std::uint64_t flag_bytes = leaves_out ? compso_group_flag_bytes(place.groups) : 0;
+    block.each([&](int t) {
+      for (std::int64_t group = t; group < place.groups; group += kThreads) {
+        tables.is_kept[place.first_group + group] =
+            !leaves_out || is_group_kept(entry.payload + bytes - flag_bytes, group) ? 1 : 0;
+      }
+    });
+    if (tables.settings.is_coded) place_groups(block, tables, tensor);
     block.each([&](int t) {
       if (!is_whole || entry.elems == 0) return;
       for (std::int64_t i = t; i < place.blocks; i += kThreads) {
@@ -460,7 +591,9 @@ struct CompsoRead {
     block.each([&](int t) {
       if (t > 0) return;
       bool is_read = shared.is_broken == 0;
-      if (is_read && entry.elems > 0) is_read = read_codes(tensor, entry, place, bytes, codes_at);
+      if (is_read && entry.elems > 0) {
+        is_read = read_codes(tensor, entry, place, bytes - flag_bytes, codes_at, leaves_out);
+      }
       if (!is_read) block.set_bits(&tables.tensors.faults[tensor], kCorruptPayload);
       if (!tables.settings.is_coded || (is_read && entry.elems > 0)) return;
       CompsoMessageWriter writer = {tables, place, tensor, 0, 0};
@@ -477,11 +610,11 @@ struct CompsoRead {
   }
 
   CORTADO_HD bool read_codes(std::int64_t tensor, const TensorEntry& entry, const CompsoTensor& place,
-                             std::uint64_t bytes, std::uint64_t at) const {
+                             std::uint64_t bytes, std::uint64_t at, bool leaves_out) const {
     const bool is_coded = tables.settings.is_coded;
-    const auto elems = static_cast<std::uint64_t>(entry.elems);
+    const auto elems = static_cast<std::uint64_t>(is_coded ? tables.kept[tensor] : entry.elems);
     const auto word = load_bytes<std::uint64_t>(entry.payload);
-    const std::uint64_t code_bytes = is_coded ? word & 0xff : word;
+    const std::uint64_t code_bytes = (is_coded ? word & 0xff : word) - (leaves_out ? kCompsoLeavesOut : 0);
     if (code_bytes != 1 && !(code_bytes == 2 && compso_may_be_wide(tables.settings))) return false;
     tables.is_wide[tensor] = code_bytes == 2 ? 1 : 0;
     if (!is_coded) return bytes - at == code_bytes * elems;
@@ -542,9 +675,9 @@ struct CompsoDequantise {
     const CompsoBlockPlan plan = tables.plans[place.first_block + tile.block];
     const bool is_wide = tables.is_wide[tile.tensor] != 0;
     const auto* const payload = reinterpret_cast<const std::uint8_t*>(tensor.payload) + tables.codes_at(place);
-    const std::uint8_t* const low = (settings.is_coded ? tables.low + place.first_code : payload) + tile.values.first;
-    const std::uint8_t* const high =
-        (settings.is_coded ? tables.high + place.first_code : payload + tensor.elems) + tile.values.first;
+    const std::uint8_t* const low = settings.is_coded ? tables.low + place.first_code : payload;
+    const std::uint8_t* const high = settings.is_coded ? tables.high + place.first_code : payload + tensor.elems;
+    const bool leaves_out = settings.is_coded && tables.kept[tile.tensor] < tensor.elems;
     const bool is_dither = settings.rounding == Rounding::kDither;
     PhiloxStream stream = {};
     if (is_dither) {
@@ -557,7 +690,15 @@ struct CompsoDequantise {
       for (int row = 0; row < kBlockRows; ++row) {
         const std::int64_t i = first_of_thread(t) + row * kBlockLanes;
         if (i >= tile.values.elems) return;
-        const std::int32_t code = low[i] | (is_wide ? high[i] << 8 : 0);
+        std::int64_t at = tile.values.first + i;
+        std::int32_t code = tables.zero_code(tile.tensor);
+        bool is_kept = true;
+        if (leaves_out) {
+          const std::int64_t group = place.first_group + at / kCompsoGroupElems;
+          is_kept = tables.is_kept[group] != 0;
+          at = tables.group_at[group] + at % kCompsoGroupElems;
+        }
+        if (is_kept) code = low[at] | (is_wide ? high[at] << 8 : 0);
         const std::int32_t offset = code - (plan.first_level + tables.zero_code(tile.tensor));
         const auto level = static_cast<float>(plan.first_level + (offset & (is_wide ? 0xffff : 0xff)));
         float value = level;
@@ -588,6 +729,8 @@ struct CompsoPlan {
     }
     device.launch(tiles.tiles, CompsoQuantise{tables, w.tiling(tiles), w.at(unit_counts), w.at(high_counts)});
     if (settings.is_coded) {
+      device.launch(w.tensor_count, CompsoPlaceGroups{tables});
+      device.launch(tiles.tiles, CompsoKeep{tables, w.tiling(tiles)});
       device.launch(w.tensor_count, CompsoSections{tables, w.at(unit_counts), w.at(high_counts), w.at(sections)});
       places.encode(device, w, chunk_tiling(w));
     }
@@ -611,6 +754,11 @@ struct CompsoPlan {
             w.at(is_wide),
             w.at(low),
             w.at(high),
+            w.at(kept_low),
+            w.at(kept_high),
+            w.at(is_kept),
+            w.at(group_at),
+            w.at(kept),
             w.at(places.messages),
             w.at(places.states),
             w.at(places.counts),
@@ -632,10 +780,10 @@ struct CompsoPlan {
   WorkspaceSlot<CompsoTensor> tensor_places;
   WorkspaceSlot<CompsoRangeBits> ranges;
   WorkspaceSlot<CompsoBlockPlan> plans;
-  WorkspaceSlot<std::uint32_t> is_wide, unit_counts;
+  WorkspaceSlot<std::uint32_t> is_wide, unit_counts, is_kept;
   WorkspaceSlot<std::uint64_t> high_counts;
-  WorkspaceSlot<std::uint8_t> low, high;
-  WorkspaceSlot<std::int64_t> sections, first_tile_of_message, elems_of_message;
+  WorkspaceSlot<std::uint8_t> low, high, kept_low, kept_high;
+  WorkspaceSlot<std::int64_t> group_at, kept, sections, first_tile_of_message, elems_of_message;
   WorkspaceSlot<std::int32_t> message_of_tile;
   RansPlaces places;
 };

@@ -2,11 +2,13 @@
 #include "codec/compso/compso_layers.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "codec/compso/compso_groups.h"
 #include "codec/compso/compso_kernels.h"
 #include "codec/compso/compso_sections.h"
 #include "codec/float_rans/float_rans_kernels.h"
@@ -41,6 +43,12 @@ std::int64_t block_elems(const CompsoSettings& settings, std::int64_t layer_elem
 struct Totals {
   std::int64_t elems = 0;
   std::int64_t blocks = 0;
+  std::int64_t groups = 0;
+
+  // Whether codes may be left out.
+  bool are_grouped(const CompsoSettings& settings) const {
+    return settings.is_coded && elems >= kCompsoLeastGroupedElems;
+  }
 };
 
 // Of the header, and where it tells of blocks.
@@ -64,30 +72,29 @@ Totals totals_of(const CompsoSettings& settings, std::span<const Layer> layers) 
     if (elems == 0) continue;
     totals.elems += elems;
     totals.blocks += (elems - 1) / block_elems(settings, elems) + 1;
+    totals.groups += compso_groups(elems);
   }
   return totals;
 }
 
-// Values first ... first + elems - 1 of a layer. Blocks, codes and random numbers are numbered through the message.
+// Values first ... first + elems - 1 of a layer. Blocks and random numbers are numbered through the message.
 template <class Layer>
 struct Block {
   const Layer& layer;
   std::int64_t first, elems;
   std::int64_t number;
-  std::int64_t first_code;
   std::int64_t first_random;
 };
 
 template <class Layer, class F>
 void for_blocks(const CompsoSettings& settings, std::span<const Layer> layers, const F& f) {
-  std::int64_t number = 0, code = 0, random = 0;
+  std::int64_t number = 0, random = 0;
   for (const Layer& layer : layers) {
     const std::int64_t elems = elems_of(layer);
     const std::int64_t block = block_elems(settings, elems);
     for (std::int64_t first = 0; first < elems; first += block) {
-      f(Block<Layer>{layer, first, std::min(block, elems - first), number++, code + first, random + first});
+      f(Block<Layer>{layer, first, std::min(block, elems - first), number++, random + first});
     }
-    code += elems;
     random += (elems + kRandomAlignElems - 1) / kRandomAlignElems * kRandomAlignElems;
   }
 }
@@ -116,18 +123,23 @@ std::uint64_t plan_bytes(const Totals& totals) {
   return round_up(static_cast<std::uint64_t>(totals.blocks) * sizeof(BlockPlan));
 }
 
+// A bit a group, of the encoder.
+std::uint64_t flag_bytes(const Totals& totals) { return round_up(compso_group_flag_bytes(totals.groups)); }
+
 struct Workspace {
   Workspace(std::byte* scratch, const Totals& totals) {
     std::byte* at = scratch + (kAlignBytes - reinterpret_cast<std::uintptr_t>(scratch) % kAlignBytes) % kAlignBytes;
     plans = reinterpret_cast<BlockPlan*>(at);
     low = reinterpret_cast<std::uint8_t*>(at + plan_bytes(totals));
     high = low + code_bytes(totals);
-    coder = reinterpret_cast<std::byte*>(high + code_bytes(totals));
+    flags = reinterpret_cast<std::byte*>(high + code_bytes(totals));
+    coder = flags + flag_bytes(totals);
   }
 
   BlockPlan* plans;
   std::uint8_t* low;
   std::uint8_t* high;
+  std::byte* flags;
   std::byte* coder;
 };
 
@@ -161,10 +173,12 @@ class LayersEncoder {
     plan_blocks(payload);
     std::byte* codes = payload + HeaderBytes(settings_, totals_).all;
     SectionEncoder low_codes(workspace_.low, settings_.chunk_codes, workspace_.coder, codes);
+    std::fill_n(workspace_.flags, compso_group_flag_bytes(totals_.groups), std::byte{0});
     for_blocks(settings_, layers_, [&](const InputBlock& block) { quantise(block, &low_codes); });
     const std::byte* end = settings_.is_coded ? put_coded(&low_codes) : put_plain(codes);
     const std::uint64_t more_sections = settings_.is_coded ? low_codes.sections() - 1 : 0;
-    store<std::uint64_t>((is_wide_ ? 2 : 1) + (more_sections << kSectionsShift), payload);
+    const std::uint64_t leaves_out = kept_ < totals_.elems ? kCompsoLeavesOut : 0;
+    store<std::uint64_t>((is_wide_ ? 2 : 1) + leaves_out + (more_sections << kSectionsShift), payload);
     return static_cast<std::uint64_t>(end - payload);
   }
 
@@ -222,34 +236,62 @@ class LayersEncoder {
     return compso_step(std::max(step, range.width() / kMostLevels), range);
   }
 
-  // One pass over the values: codes are counted while they are made, and coded when a section is full.
+  // One pass over the values: codes are counted while they are made, put behind those that are kept, and coded when a
+  // section is full.
   void quantise(const InputBlock& block, SectionEncoder* low_codes) {
     const BlockGrid& grid = workspace_.plans[block.number].grid;
     Levels levels = levels_;
     levels.dead_zone = workspace_.plans[block.number].dead_zone;
-    std::uint8_t* low = workspace_.low + block.first_code;
-    std::uint8_t* high = workspace_.high + block.first_code;
     const bool is_nan = std::isnan(grid.step);
-    if (is_nan) {
-      std::fill(low, low + block.elems, std::uint8_t{kCompsoZeroCode});
-      if (is_wide_) std::fill(high, high + block.elems, std::uint8_t{kCompsoZeroCode});
-    }
     const CompsoCounts counts = {settings_.is_coded ? low_codes->counts() : nullptr,
                                  settings_.is_coded && is_wide_ ? &high_counts_ : nullptr};
     alignas(64) float buffer[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
-      const BlockPiece piece = {
-          .log2_block_elems = 62, .blocks = &grid, .first = block.first_random + at, .elems = whole_rows(count)};
-      if (!is_nan) {
+      const CompsoCodes codes = {workspace_.low + kept_, is_wide_ ? workspace_.high + kept_ : nullptr};
+      if (is_nan) {
+        std::fill_n(codes.low, count, std::uint8_t{kCompsoZeroCode});
+        if (is_wide_) std::fill_n(codes.high, count, std::uint8_t{kCompsoZeroCode});
+      } else {
+        const BlockPiece piece = {
+            .log2_block_elems = 62, .blocks = &grid, .first = block.first_random + at, .elems = whole_rows(count)};
         compso_quantise(levels, piece, random_, load_piece(block.layer, block.first + at, count, buffer),
-                        block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0,
-                        {low + at, is_wide_ ? high + at : nullptr}, counts);
+                        block.elems - at > 2 * kPrefetchElems ? kPrefetchElems : 0, codes, counts);
       }
       // The kernel counted whole rows.
       count_zeros(is_nan ? count : count - whole_rows(count), low_codes);
-      if (settings_.is_coded) low_codes->advance(count);
+      const std::int64_t kept = totals_.are_grouped(settings_) ? keep_groups(codes, count, low_codes) : count;
+      kept_ += kept;
+      if (settings_.is_coded) low_codes->advance(count, kept);
     });
     if (settings_.is_coded && block.first + block.elems == block.layer.elems()) low_codes->end_layer();
+  }
+
+  // Of the codes of a piece leaves those whose group is not 0, without gaps; how many they are.
+  std::int64_t keep_groups(const CompsoCodes& codes, std::int64_t elems, SectionEncoder* low_codes) {
+    std::int64_t kept = 0;
+    for (std::int64_t at = 0; at < elems; at += kCompsoGroupElems, ++group_) {
+      const auto count = static_cast<std::size_t>(std::min(kCompsoGroupElems, elems - at));
+      if (are_zero(codes.low + at, count) && (codes.high == nullptr || are_zero(codes.high + at, count))) {
+        count_zeros(-static_cast<std::int64_t>(count), low_codes);
+        continue;
+      }
+      workspace_.flags[group_ / 8] |= std::byte{1} << (group_ % 8);
+      if (kept < at) {
+        std::memmove(codes.low + kept, codes.low + at, count);
+        if (codes.high != nullptr) std::memmove(codes.high + kept, codes.high + at, count);
+      }
+      kept += static_cast<std::int64_t>(count);
+    }
+    return kept;
+  }
+
+  static bool are_zero(const std::uint8_t* codes, std::size_t count) {
+    static constexpr auto kZeros = [] {
+      std::array<std::uint8_t, kCompsoGroupElems> zeros = {};
+      zeros.fill(kCompsoZeroCode);
+      return zeros;
+    }();
+    return std::memcmp(codes, kZeros.data(), count) == 0;
   }
 
   // Level 0 so many times more, or less: sums wrap.
@@ -268,9 +310,11 @@ class LayersEncoder {
 
   std::byte* put_coded(SectionEncoder* low_codes) {
     std::byte* to = low_codes->finish();
-    if (!is_wide_) return to;
-    return to + encode_codes(workspace_.high, totals_.elems, settings_.chunk_codes, to, workspace_.coder, nullptr,
-                             &high_counts_);
+    if (is_wide_) {
+      to += encode_codes(workspace_.high, kept_, settings_.chunk_codes, to, workspace_.coder, nullptr, &high_counts_);
+    }
+    if (kept_ == totals_.elems) return to;
+    return std::copy_n(workspace_.flags, compso_group_flag_bytes(totals_.groups), to);
   }
 
   const CompsoSettings& settings_;
@@ -280,6 +324,7 @@ class LayersEncoder {
   const Levels levels_;
   const RandomKey random_;
   bool is_wide_ = false;
+  std::int64_t group_ = 0, kept_ = 0;  // so far: groups, codes that are not left out
   RansCounts high_counts_;
 };
 
@@ -314,7 +359,8 @@ class LayersDecoder {
                         static_cast<unsigned long long>(*codes_at));
     }
     const auto word = load<std::uint64_t>(payload.data());
-    const std::uint64_t code_bytes = settings_.is_coded ? word & 0xff : word;
+    leaves_out_ = totals_.are_grouped(settings_) && (word & kCompsoLeavesOut) != 0;
+    const std::uint64_t code_bytes = (settings_.is_coded ? word & 0xff : word) - (leaves_out_ ? kCompsoLeavesOut : 0);
     sections_ = 1 + (settings_.is_coded ? word >> kSectionsShift : 0);
     if (code_bytes != 1 && !(code_bytes == 2 && compso_may_be_wide(settings_))) {
       return make_error(StatusCode::kCorruptData, "the payload begins with %llu bytes a code, expected %s",
@@ -355,29 +401,77 @@ class LayersDecoder {
     return {};
   }
 
-  Status take_coded(std::span<const std::byte> codes) const {
+  Status take_coded(std::span<const std::byte> codes) {
+    std::int64_t kept = totals_.elems;
+    if (leaves_out_) CORTADO_RETURN_IF_ERROR(take_flags(&codes, &kept));
     std::uint64_t low_bytes = 0;
-    CORTADO_RETURN_IF_ERROR(
-        decode_sections(codes, sections_, workspace_.low, totals_.elems, workspace_.coder, &low_bytes));
+    CORTADO_RETURN_IF_ERROR(decode_sections(codes, sections_, workspace_.low, kept, workspace_.coder, &low_bytes));
     codes = codes.subspan(low_bytes);
-    if (is_wide_) return decode_codes(codes, workspace_.high, totals_.elems, workspace_.coder);
+    if (is_wide_) return decode_codes(codes, workspace_.high, kept, workspace_.coder);
     if (codes.empty()) return {};
     return make_error(StatusCode::kCorruptData, "%zu bytes behind the low codes, expected none", codes.size());
   }
 
+  // From the end of the codes; how many codes there are.
+  Status take_flags(std::span<const std::byte>* codes, std::int64_t* kept) {
+    const std::uint64_t bytes = compso_group_flag_bytes(totals_.groups);
+    if (codes->size() < bytes) {
+      return make_error(StatusCode::kCorruptData, "%zu bytes left for codes and the flags of %lld groups",
+                        codes->size(), static_cast<long long>(totals_.groups));
+    }
+    flags_ = codes->last(bytes).data();
+    *codes = codes->first(codes->size() - bytes);
+    if (has_flags_beyond(flags_, totals_.groups)) {
+      return make_error(StatusCode::kCorruptData, "the last byte, 0x%02x, has flags of more than %lld groups",
+                        std::to_integer<unsigned>(flags_[bytes - 1]), static_cast<long long>(totals_.groups));
+    }
+    *kept = 0;
+    std::int64_t group = 0;
+    for (const TensorView& layer : layers_) {
+      *kept += kept_codes(flags_, group, layer.elems());
+      group += compso_groups(layer.elems());
+    }
+    return {};
+  }
+
+  // Of the next piece of a layer, those that were left out among them; in whole rows.
+  CompsoCodes next_codes(std::int64_t elems, std::uint8_t (&low)[kMaxPieceElems],
+                         std::uint8_t (&high)[kMaxPieceElems]) {
+    const CompsoCodes from = {workspace_.low + at_, is_wide_ ? workspace_.high + at_ : nullptr};
+    if (!leaves_out_) {
+      at_ += elems;
+      return from;
+    }
+    std::int64_t kept = 0;
+    for (std::int64_t at = 0; at < elems; at += kCompsoGroupElems, ++group_) {
+      const std::int64_t count = std::min(kCompsoGroupElems, elems - at);
+      const auto bytes = static_cast<std::size_t>(whole_rows(count));
+      if (is_group_kept(flags_, group_)) {
+        std::memcpy(low + at, from.low + kept, bytes);
+        if (is_wide_) std::memcpy(high + at, from.high + kept, bytes);
+        kept += count;
+      } else {
+        std::memset(low + at, kCompsoZeroCode, bytes);
+        if (is_wide_) std::memset(high + at, kCompsoZeroCode, bytes);
+      }
+    }
+    at_ += kept;
+    return {low, is_wide_ ? high : nullptr};
+  }
+
   // Whether values went past the caches.
-  bool decode_block(const Block<TensorView>& block) const {
+  bool decode_block(const Block<TensorView>& block) {
     const BlockGrid grid = {.step = load<float>(steps_, block.number)};
     const auto first_level = load<std::int32_t>(first_levels_, block.number);
     Levels levels = levels_;
     levels.dead_zone.outwards = outwards_of(block.number);
     const bool streams = block.layer.size_bytes() >= kLeastStreamedBytes;
     alignas(64) float buffer[kMaxPieceElems];
+    alignas(64) std::uint8_t low[kMaxPieceElems], high[kMaxPieceElems];
     for_pieces(block, [&](std::int64_t at, std::int64_t count) {
       const BlockPiece piece = {
           .log2_block_elems = 62, .blocks = &grid, .first = block.first_random + at, .elems = whole_rows(count)};
-      const CompsoCodes codes = {workspace_.low + block.first_code + at,
-                                 is_wide_ ? workspace_.high + block.first_code + at : nullptr};
+      const CompsoCodes codes = next_codes(count, low, high);
       float* values = piece_target(block.layer, block.first + at, count, buffer);
       compso_dequantise(levels, piece, random_, first_level, codes, streams && values != buffer, values);
       store_piece(values, block.layer, block.first + at, count, streams);
@@ -394,8 +488,10 @@ class LayersDecoder {
   const std::byte* first_levels_ = nullptr;  // int32 a block
   const std::byte* outwards_ = nullptr;      // float32 a block, or null
   RandomKey random_;
-  bool is_wide_ = false;
+  bool is_wide_ = false, leaves_out_ = false;
   std::uint64_t sections_ = 1;
+  const std::byte* flags_ = nullptr;  // a bit a group
+  std::int64_t group_ = 0, at_ = 0;   // next group, next code that was not left out
 };
 
 // ---- lossless ------------------------------------------------------------------------------------------------------
@@ -448,7 +544,8 @@ std::uint64_t max_compso_bytes(const CompsoSettings& settings, std::span<const s
   const std::uint64_t bytes = HeaderBytes(settings, totals).all;
   const std::uint64_t planes = compso_may_be_wide(settings) ? 2 : 1;
   if (!settings.is_coded) return bytes + planes * static_cast<std::uint64_t>(totals.elems);
-  return bytes + kLengthBytes + planes * max_rans_bytes(totals.elems) + max_extra_section_bytes(totals.elems);
+  return bytes + kLengthBytes + planes * max_rans_bytes(totals.elems) + max_extra_section_bytes(totals.elems) +
+         (totals.are_grouped(settings) ? compso_group_flag_bytes(totals.groups) : 0);
 }
 
 std::uint64_t compso_scratch_bytes(const CompsoSettings& settings, std::span<const std::int64_t> layer_elems) {
@@ -456,7 +553,8 @@ std::uint64_t compso_scratch_bytes(const CompsoSettings& settings, std::span<con
   if (totals.elems == 0) return 0;
   const std::uint64_t coder = rans_scratch_bytes(totals.elems, settings.chunk_codes);
   if (settings.is_lossless()) return static_cast<std::uint64_t>(totals.elems) + coder;
-  return kAlignBytes - 1 + plan_bytes(totals) + 2 * code_bytes(totals) + (settings.is_coded ? coder : 0);
+  return kAlignBytes - 1 + plan_bytes(totals) + 2 * code_bytes(totals) + flag_bytes(totals) +
+         (settings.is_coded ? coder : 0);
 }
 
 std::uint64_t encode_layers(const CompsoSettings& settings, std::span<const ConstTensorView> layers,

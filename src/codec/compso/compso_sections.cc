@@ -48,8 +48,9 @@ std::uint64_t max_extra_section_bytes(std::int64_t elems) {
   return (16 + 1) * static_cast<std::uint64_t>(elems / kLeastUnitCodes);
 }
 
-void SectionEncoder::advance(std::int64_t elems) {
+void SectionEncoder::advance(std::int64_t elems, std::int64_t kept) {
   unit_elems_ += elems;
+  unit_kept_ += kept;
   if (unit_elems_ >= kUnitCodes) end_unit();
 }
 
@@ -71,8 +72,8 @@ void SectionEncoder::end_unit() {
     section_.sums[symbol] += unit_.sums[symbol];
     unit_.sums[symbol] = 0;
   }
-  section_elems_ += unit_elems_;
-  unit_elems_ = 0;
+  section_elems_ += unit_kept_;
+  unit_elems_ = unit_kept_ = 0;
 }
 
 void SectionEncoder::put_section(bool is_last) {

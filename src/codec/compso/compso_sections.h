@@ -21,14 +21,15 @@ std::uint64_t max_extra_section_bytes(std::int64_t elems);
 // where a common table costs no more bits than the second table would.
 class SectionEncoder {
  public:
-  // `codes` are those of the message from the first one on; `scratch` has rans_scratch_bytes() of all, `to` room for
-  // all sections.
+  // `codes` are those of the message from the first one on, without those left out; `scratch` has rans_scratch_bytes()
+  // of all, `to` room for all sections.
   SectionEncoder(const std::uint8_t* codes, std::int64_t chunk_codes, std::byte* scratch, std::byte* to)
       : codes_(codes), chunk_codes_(chunk_codes), scratch_(scratch), to_(to) {}
 
-  // Of the unit in hand. Whoever makes codes counts them here, then says so.
+  // Of the unit in hand. Whoever makes codes counts them here, then says how many there were and how many of them are
+  // not left out.
   RansCounts* counts() { return &unit_; }
-  void advance(std::int64_t elems);
+  void advance(std::int64_t elems, std::int64_t kept);
   // What follows may be different.
   void end_layer();
 
@@ -44,7 +45,7 @@ class SectionEncoder {
   const std::int64_t chunk_codes_;
   std::byte* const scratch_;
   std::byte* to_;
-  std::int64_t begin_ = 0, section_elems_ = 0, unit_elems_ = 0;
+  std::int64_t begin_ = 0, section_elems_ = 0, unit_elems_ = 0, unit_kept_ = 0;
   std::uint64_t sections_ = 0;
   double section_bits_ = 0;
   RansCounts unit_, section_;  // of `section_` only the sums

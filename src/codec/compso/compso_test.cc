@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 
+#include "codec/compso/compso_groups.h"
 #include "codec/compso/compso_reference.h"
 #include "codec/rans/rans_stream.h"
 #include "core/sanitized.h"
@@ -360,7 +361,7 @@ std::vector<float> loud_then_quiet(std::size_t quiet) {
 TEST(Compso, PartsThatDifferHaveTablesOfTheirOwn) {
   const std::vector<float> values = loud_then_quiet(262144);
   const auto half = values.begin() + 262144;
-  for (const char* spec : {"compso(filter=off)", "compso(bound=0.001)", "compso(error=0.1, round=dead_zone)"}) {
+  for (const char* spec : {"compso(filter=off)", "compso(bound=0.001)", "compso(error=0.003, round=dead_zone)"}) {
     const Bytes payload = encode(spec, values);
     EXPECT_EQ(std::to_integer<int>(payload[1]), 1) << spec;  // one section more
     EXPECT_LT(relative_error(values, round_trip(spec, values)), 0.15) << spec;
@@ -399,6 +400,97 @@ TEST(Compso, SectionsMayBeginAnywhere) {
   EXPECT_EQ(with(7, 255), "11 bytes left for low codes, expected at least 16");
   bytes.push_back(0);
   EXPECT_EQ(decode_bytes(bytes), "1 bytes behind the low codes, expected none");
+}
+
+// ---- groups --------------------------------------------------------------------------------------------------------
+
+// Every third group of 256 is not 0, with its last value as small as the others; the last group has 17.
+std::vector<float> sparse(std::size_t elems) {
+  std::vector<float> values = normals(elems);
+  for (std::size_t i = 0; i < elems; ++i) {
+    if (i / 256 % 3 != 1) values[i] = 0;
+  }
+  return values;
+}
+
+TEST(Compso, GroupsOfZerosAreLeftOut) {
+  const std::vector<float> values = sparse(79 * 256 + 17);
+  for (const char* settings : {"bound=0.004", "bound=0.0005", "bound=0.004, round=dither", "bound=0.004, filter=off",
+                               "error=0.1, round=dead_zone", "bound=0.01, round=nearest, block=1024"}) {
+    const std::string spec = std::string("compso(") + settings + ")";
+    const Bytes payload = encode(spec, values);
+    EXPECT_NE(std::to_integer<unsigned>(payload[0]) & kCompsoLeavesOut, 0u) << spec;
+    std::vector<float> decoded(values.size()), plain(values.size());
+    ASSERT_TRUE(decode(spec, payload, &decoded).ok()) << spec;
+    const std::string without = std::string("compso(") + settings + ", coder=none)";
+    ASSERT_TRUE(decode(without, encode(without, values), &plain).ok()) << spec;
+    EXPECT_EQ(decoded, plain) << spec;
+  }
+  // The codes of the others alone, and 10 bytes.
+  std::vector<float> others;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (i / 256 % 3 == 1) others.push_back(values[i]);
+  }
+  const char* spec = "compso(filter=off, round=nearest)";
+  EXPECT_EQ(encode(spec, values).size(), encode(spec, others).size() + 10);
+}
+
+TEST(Compso, AllGroupsMayBeLeftOutAndNone) {
+  const std::vector<float> zeros(5000), bad(5000, kNan);
+  const Bytes payload = encode("compso", zeros);
+  EXPECT_EQ(payload.size(), 8u + 8 + 8 + 3);
+  EXPECT_EQ(round_trip("compso", zeros), zeros);
+  EXPECT_EQ(encode("compso", bad).size(), payload.size());
+  for (const float value : round_trip("compso", bad)) ASSERT_TRUE(std::isnan(value));
+  EXPECT_EQ(std::to_integer<int>(encode("compso", normals(5000))[0]), 1);
+  // Too small a message.
+  EXPECT_EQ(std::to_integer<int>(encode("compso", std::vector<float>(4095))[0]), 1);
+}
+
+// Groups begin anew with each layer.
+TEST(Compso, LayersLeaveOutGroups) {
+  const std::vector<float> layer = sparse(3 * 256 + 40), other = sparse(5 * 1024 + 300);
+  const std::vector<ConstTensorView> layers = {{layer.data(), DType::kFloat32, 1, 3 * 256 + 40},
+                                               {other.data(), DType::kFloat32, 1, 5 * 1024 + 300},
+                                               {layer.data(), DType::kFloat32, 1, 3 * 256 + 40}};
+  const std::vector<std::int64_t> elems = {3 * 256 + 40, 5 * 1024 + 300, 3 * 256 + 40};
+  std::vector<std::vector<float>> decoded[2];
+  for (const bool is_coded : {true, false}) {
+    const CompsoSettings settings = {.bound = 1e-3, .filter = 1e-3, .is_coded = is_coded, .block_elems = 1024};
+    Bytes payload(max_compso_bytes(settings, elems, DType::kFloat32)), scratch(compso_scratch_bytes(settings, elems));
+    payload.resize(encode_layers(settings, layers, kContext, payload.data(), scratch.data()));
+    EXPECT_EQ(std::to_integer<unsigned>(payload[0]), is_coded ? 2 + kCompsoLeavesOut : 2);
+    std::vector<TensorView> outputs;
+    for (const std::int64_t count : elems) {
+      decoded[is_coded].emplace_back(static_cast<std::size_t>(count));
+      outputs.push_back({decoded[is_coded].back().data(), DType::kFloat32, 1, count});
+    }
+    ASSERT_TRUE(decode_layers(settings, payload, outputs, scratch.data()).ok());
+  }
+  EXPECT_EQ(decoded[0], decoded[1]);
+  EXPECT_LT(relative_error(other, decoded[1][1]), 0.01);
+}
+
+TEST(Compso, DamagedFlagsOfGroupsAreNamed) {
+  const std::vector<float> values = sparse(20 * 256 + 17);
+  const Bytes good = encode("compso", values);
+  const auto error = [&](const Bytes& payload) {
+    std::vector<float> decoded(values.size());
+    const std::string text = decode("compso", payload, &decoded).to_string();
+    return text.substr(text.find("): ") + 3);
+  };
+  Bytes bytes = good;
+  bytes.back() |= std::byte{0x20};
+  EXPECT_EQ(error(bytes), "the last byte, 0x29, has flags of more than 21 groups");
+  bytes = good;
+  bytes[bytes.size() - 2] ^= std::byte{4};  // a group more than there are codes, or one fewer
+  EXPECT_NE(error(bytes), "ok");
+  bytes = good;
+  bytes.resize(18);
+  EXPECT_EQ(error(bytes), "2 bytes left for codes and the flags of 21 groups");
+  bytes = good;
+  bytes[0] = std::byte{1};
+  EXPECT_NE(error(bytes), "ok");
 }
 
 // ---- refusals ------------------------------------------------------------------------------------------------------
