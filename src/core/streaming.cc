@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "core/streaming.h"
 
+#include <algorithm>
 #include <cstring>
 
 #undef HWY_TARGET_INCLUDE
@@ -28,12 +29,14 @@ namespace cortado {
 HWY_EXPORT(StreamLines);
 
 void stream_copy(const void* from, std::size_t bytes, void* to) {
-  const bool are_lines = is_stream_aligned(to) && bytes % kStreamAlignBytes == 0;
-  if (!are_lines) {
-    std::memcpy(to, from, bytes);
-  } else {
-    HWY_DYNAMIC_DISPATCH(StreamLines)(static_cast<const std::uint8_t*>(from), bytes, static_cast<std::uint8_t*>(to));
-  }
+  const auto* source = static_cast<const std::uint8_t*>(from);
+  auto* target = static_cast<std::uint8_t*>(to);
+  const std::size_t past_line = reinterpret_cast<std::uintptr_t>(to) % kStreamAlignBytes;
+  const std::size_t head = std::min(bytes, (kStreamAlignBytes - past_line) % kStreamAlignBytes);
+  const std::size_t lines = (bytes - head) / kStreamAlignBytes * kStreamAlignBytes;
+  std::memcpy(target, source, head);
+  HWY_DYNAMIC_DISPATCH(StreamLines)(source + head, lines, target + head);
+  std::memcpy(target + head + lines, source + head + lines, bytes - head - lines);
 }
 
 void finish_streams() { hwy::FlushStream(); }

@@ -17,7 +17,8 @@ inline bool is_stream_aligned(const void* memory) {
   return reinterpret_cast<std::uintptr_t>(memory) % kStreamAlignBytes == 0;
 }
 
-// memcpy, past the caches where `to` and `bytes` are whole cache lines.
+// memcpy, whole cache lines of `to` past the caches. What follows `to` may be copied next: a line that two calls share
+// goes through the caches.
 void stream_copy(const void* from, std::size_t bytes, void* to);
 
 // After the last streaming store, before others may read.

@@ -136,9 +136,11 @@ struct QuantiseRow {
         prefetch_elems(ahead),
         codes(to) {}
 
+  HWY_INLINE void prefetch(std::int64_t at) const { __builtin_prefetch(values + at + prefetch_elems); }
+
   HWY_INLINE void operator()(const BlockGrid& block, std::int64_t at, VF32 one_and_r) const {
     const F32 d;
-    __builtin_prefetch(values + at + prefetch_elems);
+    if (fetches_itself<Round>(at)) prefetch(at);
     const VF32 v = hn::LoadU(d, values + at);
     VF32 q = hn::Mul(v, hn::Set(d, block.inverse));
     if constexpr (kFilters) q = hn::IfThenElseZero(hn::Gt(hn::Abs(v), hn::Set(d, block.threshold)), q);

@@ -13,6 +13,7 @@
 #endif
 
 #include <cstdint>
+#include <type_traits>
 
 #include "codec/pieces.h"
 #include "codec/quant/quant_kernels.h"
@@ -79,6 +80,12 @@ HWY_INLINE VF32 outwards(VF32 level, const DeadZone& dead_zone) {
   return hn::Add(level, hn::IfThenZeroElse(hn::Eq(level, hn::Zero(d)), nudge));
 }
 
+// Whether a body fetches for the row at `at`, or draw() does.
+template <class Round>
+constexpr bool fetches_itself(std::int64_t at) {
+  return !std::is_same_v<Round, Random> || at / kRowElems % 2 != 0;
+}
+
 // ---- the walk over rows --------------------------------------------------------------------------------------------
 
 // What they take, they take by value: otherwise every store to a code could change it, as far as the compiler knows.
@@ -92,8 +99,15 @@ HWY_INLINE void for_rows(const BlockPiece piece, const RowBody body) {
 }
 
 // A byte of `words` a value, in the order of drawing: word w of a tile has the bytes of its rows 4 w to 4 w + 3.
-HWY_INLINE void draw(const RandomKey random, std::uint64_t first_block, std::int64_t tiles, std::uint32_t* words) {
+// Drawing leaves the memory idle: where `body` has a prefetch(), it is called here for the rows that are even, and body
+// itself fetches for the odd ones what comes after the piece. All at once would be more than can be under way.
+template <class RowBody>
+HWY_INLINE void draw(const RandomKey random, std::uint64_t first_block, std::int64_t tiles, const RowBody body,
+                     std::uint32_t* words) {
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
+    if constexpr (requires { body.prefetch(0); }) {
+      for (std::int64_t row = 0; row < kTileRows; row += 2) body.prefetch(tile * kTileElems + row * kRowElems);
+    }
     for (std::int64_t part = 0; part < kRowElems; part += kPartElems) {
       const PhiloxLanes drawn = philox_lanes(random.key, random.step, first_block + static_cast<std::uint64_t>(part));
       for (std::int64_t w = 0; w < 4; ++w) hn::StoreU(drawn.words[w], U32(), words + kRowElems * w + part);
@@ -106,7 +120,8 @@ HWY_INLINE void draw(const RandomKey random, std::uint64_t first_block, std::int
 template <class RowBody>
 HWY_INLINE void for_random_rows(const BlockPiece piece, const RandomKey random, const RowBody body) {
   alignas(64) std::uint32_t words[kMaxPieceElems / 4];
-  draw(random, static_cast<std::uint64_t>(piece.first / kRowElems), (piece.elems + kTileElems - 1) / kTileElems, words);
+  const std::int64_t tiles = (piece.elems + kTileElems - 1) / kTileElems;
+  draw(random, static_cast<std::uint64_t>(piece.first / kRowElems), tiles, body, words);
   for (std::int64_t first = 0; first < piece.elems; first += 4 * kRowElems) {
     for (std::int64_t part = 0; part < kRowElems; part += kPartElems) {
       const VU32 word = hn::LoadU(U32(), words + first / 4 + part);
