@@ -31,6 +31,8 @@ constexpr std::int64_t kSmallestBytes = 4096, kSmallestElems = 1024;
 // Beyond so many times the smallest size's time it is the size that counts, and time grows with it.
 constexpr std::int64_t kOfSize = 3;
 constexpr double kLargestShare = 2;  // of a point's share of the budget, for one run
+// Of the whole budget, for one run of a collective: links are what is least known, and come last.
+constexpr double kShareOfBudget = 0.04;
 constexpr std::size_t kFewestSizes = 2;
 constexpr std::int64_t kProductSide = 192;
 
@@ -118,6 +120,7 @@ class Calibrator {
   template <typename Act>
   Result<Point> measure(const std::string& what, Act&& act, int calls = 1);
   bool is_worth_it(const Curve& curve) const;
+  bool is_call_worth_it(const Curve& curve) const;
 
   Status measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
                              CollectiveCurves* curves, UnknownFields* unknown);
@@ -131,7 +134,8 @@ class Calibrator {
   std::chrono::nanoseconds timeout_;
   std::int64_t start_ns_ = 0;
   double points_ = 1, points_done_ = 0;
-  double share_ns_ = 0;  // for a point, of what is left of the budget
+  double left_ns_ = 0;   // of the budget, the same on all ranks; below 0: it was not enough
+  double share_ns_ = 0;  // for a point, of what is left
 };
 
 Status Calibrator::barrier() {
@@ -198,8 +202,8 @@ Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls)
   CORTADO_RETURN_IF_ERROR(time_once().with_context(what));
   const std::int64_t first_own[] = {times[0], clock_->now_ns() - start_ns_};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> first, longest(first_own));
-  const double left_ns = options_.budget_s * 1e9 - static_cast<double>(first[1]);
-  share_ns_ = std::max(0.0, left_ns) / std::max(1.0, points_ - points_done_ + 1);
+  left_ns_ = options_.budget_s * 1e9 - static_cast<double>(first[1]);
+  share_ns_ = std::max(0.0, left_ns_) / std::max(1.0, points_ - points_done_ + 1);
   const double fitting = share_ns_ / static_cast<double>(std::max<std::int64_t>(1, first[0]));
   const auto runs =
       static_cast<std::int64_t>(std::clamp(fitting, static_cast<double>(kFewestRuns), static_cast<double>(kMostRuns)));
@@ -214,12 +218,24 @@ Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls)
   return Point{.median_ns = most[0] / calls, .spread_ns = most[1] / calls, .runs = runs};
 }
 
-// Whether the next size fits. As long as it is not the size that counts, the curve would say nothing of larger ones.
+// Whether the next size fits into a point's share. As long as it is not the size that counts, the curve would say
+// nothing of larger ones.
 bool Calibrator::is_worth_it(const Curve& curve) const {
   if (curve.times.sizes.size() < kFewestSizes) return true;
   const std::int64_t first_ns = curve.times.times_ns.front(), last_ns = curve.times.times_ns.back();
-  const std::int64_t growth = last_ns >= kOfSize * first_ns ? kFactor : kOfSize;
-  return static_cast<double>(last_ns) * static_cast<double>(growth) <= kLargestShare * share_ns_;
+  const bool is_of_size = last_ns >= kOfSize * first_ns;
+  const auto at_least_ns = static_cast<double>(last_ns * (is_of_size ? kFactor : kOfSize));
+  return at_least_ns <= kLargestShare * share_ns_;
+}
+
+// Of a collective: or whether it is cheap, and less than half a budget too much was spent. A link whose curve ends
+// where latency does would be taken for several times as fast as it is.
+bool Calibrator::is_call_worth_it(const Curve& curve) const {
+  if (is_worth_it(curve)) return true;
+  const std::vector<std::int64_t>& times_ns = curve.times.times_ns;
+  const std::int64_t next_ns = times_ns.back() + kFactor * (times_ns.back() - times_ns[times_ns.size() - 2]);
+  const double budget_ns = options_.budget_s * 1e9;
+  return left_ns_ > -budget_ns / 2 && static_cast<double>(next_ns) <= kShareOfBudget * budget_ns;
 }
 
 // ---- collectives ---------------------------------------------------------------------------------------------------
@@ -234,7 +250,7 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
     if (curves->contains(kind)) continue;
     Curve curve;
     for (const std::int64_t bytes : sizes_up_to(kSmallestBytes, options_.max_bytes)) {
-      if (!is_worth_it(curve)) {
+      if (!is_call_worth_it(curve)) {
         ++points_done_;
         continue;
       }
@@ -377,14 +393,15 @@ Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes
   return {};
 }
 
-// The codec that takes longest to encode a value of its largest tensor; empty: none was measured.
+// The codec that takes longest to encode a value of its largest tensor; empty: none was measured. A file that is kept
+// may have codecs that are not here.
 std::string slowest_of(const std::vector<CodecTimes>& times) {
   std::string slowest;
   double most = -1;
   for (const CodecTimes& entry : times) {
     if (entry.direction != OpKind::kEncode || !is_cpu_curve(entry, entry.codec)) continue;
     const double ns = static_cast<double>(entry.curve.times_ns.back()) / static_cast<double>(entry.curve.sizes.back());
-    if (ns > most) most = ns, slowest = entry.codec;
+    if (ns > most && make_codec(entry.codec).ok()) most = ns, slowest = entry.codec;
   }
   return slowest;
 }

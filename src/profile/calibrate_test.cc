@@ -181,6 +181,27 @@ TEST(Calibrate, ContentionIsMeasuredBesideTheSlowestCodec) {
   }
 }
 
+TEST(Calibrate, CodecsOfAFileThatAreNotHereAreNotTried) {
+  CalibrateOptions options = quick();
+  options.collectives = {OpKind::kAllReduce};
+  options.contention = false;
+  Cluster known = calibrate_ranks(1, options)[0];
+  ASSERT_FALSE(known.codecs.empty());
+  CodecTimes foreign = known.codecs[0];
+  foreign.codec = "of_another_version(bits=3)";
+  foreign.curve.times_ns.assign(foreign.curve.sizes.size(), 1'000'000'000'000);
+  for (const OpKind direction : {OpKind::kEncode, OpKind::kDecode}) {
+    foreign.direction = direction;
+    known.codecs.push_back(foreign);
+  }
+  options.contention = true;
+  options.known = known;
+  const Cluster again = calibrate_ranks(1, options)[0];
+  EXPECT_EQ(again.codecs.size(), known.codecs.size());
+  EXPECT_FALSE(again.cpu_codec.empty());
+  EXPECT_NE(again.cpu_codec, foreign.codec);
+}
+
 TEST(Calibrate, MeasuresTwoTransfersAtOnce) {
   CalibrateOptions options = quick();
   options.topology = Topology::two_levels(4, 2).value();

@@ -6,6 +6,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "codec/cast/float_chunks.h"
@@ -24,6 +25,8 @@ constexpr const char* kFusedDense = "acp(rank=1, dense=[*], start_step=0, use_er
 
 constexpr std::int64_t kBlockNs = 1'500'000'000;  // about what a block of steps takes, between these numbers of steps:
 constexpr std::int64_t kFewestSteps = 3, kMostSteps = 8;
+constexpr std::size_t kSampledTensors = 8;  // the largest, and of each so many values
+constexpr std::int64_t kSampleElems = 65536;
 constexpr int kUncountedOnTrial = 2;               // in the first one what the setting before owes is paid
 constexpr std::int64_t kWatchNs = 10'000'000'000;  // between comparisons, within these numbers of steps:
 constexpr std::int64_t kWatchFewest = 16, kWatchMost = 500;
@@ -152,9 +155,21 @@ Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
         gradient_squares_ += squares;
       });
     }
+    if (measures && is_last_of_block) take_sample(gradient);
     if (!carried_.empty()) add_carried(gradient);
   }
   return {};
+}
+
+void AutoEngineImpl::take_sample(const Gradient& gradient) {
+  const auto found = samples_.find(gradient.tensor);
+  if (found == samples_.end()) return;
+  std::vector<float>& sample = found->second;
+  float buffer[kChunkElems];
+  for_chunks(static_cast<std::int64_t>(sample.size()), [&](std::int64_t at, std::int64_t count) {
+    const float* values = load_floats(gradient.data, tensors_[gradient.tensor].dtype, at, count, buffer);
+    std::copy_n(values, count, sample.begin() + at);
+  });
 }
 
 void AutoEngineImpl::add_carried(const Gradient& gradient) {
@@ -248,6 +263,17 @@ void AutoEngineImpl::begin_measuring() {
   block_steps_ = kFewestSteps;
   ready_ns_.assign(tensors_.size(), 0);
   ready_steps_ = 0;
+  samples_.clear();
+  std::vector<std::uint32_t> largest(tensors_.size());
+  std::iota(largest.begin(), largest.end(), 0u);
+  const auto elems_of = [&](std::uint32_t t) { return tensors_[t].rows * tensors_[t].cols; };
+  std::stable_sort(largest.begin(), largest.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return elems_of(a) > elems_of(b); });
+  if (largest.size() > kSampledTensors) largest.resize(kSampledTensors);
+  for (const std::uint32_t t : largest) {
+    const std::int64_t elems = std::min(elems_of(t), kSampleElems);
+    if (tensors_[t].dimensions > 1) samples_[t].resize(static_cast<std::size_t>(elems));
+  }
 }
 
 Status AutoEngineImpl::end_block() {
@@ -266,8 +292,10 @@ Status AutoEngineImpl::end_block() {
 }
 
 Status AutoEngineImpl::begin_trials() {
-  MeasuredSteps steps{.ready_ns = ready_ns_, .dense_ns = median_of(dense_ns_)};
+  MeasuredSteps steps{.ready_ns = ready_ns_, .dense_ns = median_of(dense_ns_), .samples = {}};
   for (std::int64_t& ready : steps.ready_ns) ready /= ready_steps_;
+  for (auto& [tensor, sample] : samples_) steps.samples.push_back(std::move(sample));
+  samples_.clear();
   const CandidateRequest request{tensors_, options_, placement_.topology, cluster_, refused_};
   CORTADO_ASSIGN_OR_RETURN(Candidates found, find_candidates(request, steps, communicator_, clock_));
   for (const std::string& note : found.notes) say(note);
@@ -661,9 +689,10 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
                                             fnv1a_64(saved.spec) + static_cast<std::uint64_t>(saved.world_size),
                                             timeout()));
   const SavedDecision decision = *SavedDecision::parse(saved.spec);
-  set_first_step(decision.step);
   if (saved.world_size != communicator_->world_size()) {
     CORTADO_RETURN_IF_ERROR(start_again());
+    set_first_step(decision.step);
+    replicas_ = {};
     carried_.clear();
     refused_ = decision.refused;
     return "the state was saved by " + std::to_string(saved.world_size) + " ranks and is loaded by " +
@@ -681,6 +710,9 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   state.spec = made->options().results_spec();
   CORTADO_ASSIGN_OR_RETURN(std::string warning, made->load_state(state));
 
+  // From here on nothing refuses the state.
+  set_first_step(decision.step);
+  replicas_ = {};
   take_owed(saved);
   refused_ = decision.refused;
   const std::string label = decision.what.starts_with('{') ? made->options().codec

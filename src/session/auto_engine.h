@@ -71,6 +71,7 @@ class AutoEngineImpl final : public AutoEngine {
 
   // -- a step
   Status note_gradients(std::span<const Gradient> gradients);
+  void take_sample(const Gradient& gradient);
   void add_carried(const Gradient& gradient);
   void count_delivered();
   Status after_step();
@@ -125,6 +126,7 @@ class AutoEngineImpl final : public AutoEngine {
   std::int64_t own_ns_ = 0;             // spent in this engine since
   std::vector<std::int64_t> ready_ns_;  // by tensor: sums over the measured steps
   std::int64_t ready_steps_ = 0;
+  std::map<std::uint32_t, std::vector<float>> samples_;  // of the largest tensors' gradients in the last measured step
   double gradient_squares_ = 0;
   std::map<std::uint32_t, Carried> carried_;
   std::vector<Gradient> carrying_;  // gradients of this step that were added to

@@ -799,6 +799,51 @@ TEST(AutoEngine, RefusesStatesThatAreNotItsOwn) {
   refused(other, "what \"unknown\" is still owed is of another model");
 }
 
+// One that the engine inside refuses, which is asked last.
+TEST(AutoEngine, ARefusedStateChangesNothing) {
+  const Training before = running_topk();
+  Training run = before;
+  run.steps = 5;
+  run.first_step = 100;
+  run.after_step = [&](AutoEngine& engine, std::int64_t step) {
+    if (step != 103) return;
+    const std::string text = engine.save_state().value().spec;
+    EXPECT_TRUE(text.starts_with("auto, step 4, measuring")) << text;
+    EngineState bad = before.saved[static_cast<std::size_t>(engine.trace().rank)];
+    for (TensorState& tensor : bad.tensors) {
+      if (!tensor.residual.empty()) tensor.residual.pop_back();
+    }
+    const Result<std::string> loaded = engine.load_state(bad);
+    EXPECT_EQ(loaded.status().code(), StatusCode::kMismatch) << loaded.status().to_string();
+    EXPECT_EQ(engine.save_state().value().spec, text);
+  };
+  run.go();
+  expect_ok(run);
+}
+
+TEST(AutoEngine, LoadingAStateForgetsThatReplicasWereEqual) {
+  const Training before = running_topk();
+  Training run = before;
+  run.steps = 3;
+  for (const int ranks : {2, 3}) {
+    run.ranks = ranks;
+    run.after_step = [&](AutoEngine& engine, std::int64_t step) {
+      if (step != 1) return;
+      const int rank = engine.trace().rank;
+      float parameter = 0;
+      const ReplicaTensor tensor{"weight", std::as_bytes(std::span(&parameter, 1))};
+      EXPECT_TRUE(engine.check_replicas({&tensor, 1}).ok());
+      EXPECT_TRUE(engine.load_state(before.saved[static_cast<std::size_t>(rank % 2)]).ok());
+      parameter = static_cast<float>(rank);
+      const std::string text = engine.check_replicas({&tensor, 1}).message();
+      EXPECT_NE(text.find("replicas differ"), std::string::npos) << text;
+      EXPECT_EQ(text.find("all were equal before"), std::string::npos) << text;
+    };
+    run.go();
+    expect_ok(run);
+  }
+}
+
 TEST(AutoOptions, ReadsAndWrites) {
   const AutoOptions options = AutoOptions::parse("auto(aggressive, cluster=a/b.json, drift=0.5)").value();
   EXPECT_EQ(options.quality, Quality::kAggressive);

@@ -2,6 +2,7 @@
 #include "session/candidates.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <numeric>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "bucket/layout.h"
 #include "collective/agreement.h"
 #include "core/check.h"
+#include "core/finite.h"
 #include "core/seconds.h"
 #include "cortado/calibrate.h"
 #include "cortado/job.h"
@@ -129,21 +131,46 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
   return plan;
 }
 
-// The planner knows no more than the most that a payload can have. Where payloads vary, `cluster` with the gathers of
-// what they have of values as in a gradient: curves whose sizes are as much larger.
-Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& codec) {
+using Samples = std::vector<std::vector<float>>;
+
+// Steps that overflow and parameters that are not used say nothing of the others.
+bool tells_sizes(const std::vector<float>& sample) {
+  return all_finite(sample.data(), static_cast<std::int64_t>(sample.size()), DType::kFloat32) &&
+         std::any_of(sample.begin(), sample.end(), [](float value) { return value != 0; });
+}
+
+// What a codec sends, as a share of the most it could: of the samples or, without any, of normal values.
+Result<double> payload_share(const std::string& codec, const Samples& samples) {
   constexpr std::int64_t kSide = 256;
   EngineOptions options;
   options.codec = codec;
   CORTADO_ASSIGN_OR_RETURN(const TrainedCodec trained, make_trained_codec(options));
-  CORTADO_ASSIGN_OR_RETURN(const double expected, expected_payload_bytes(trained, kSide, kSide, DType::kFloat32));
-  const double most = static_cast<double>(trained.codec->max_payload_bytes(kSide, kSide, DType::kFloat32));
+  double expected = 0, most = 0;
+  for (const std::vector<float>& sample : samples) {
+    if (trained.is_summed || !tells_sizes(sample)) continue;
+    const auto elems = static_cast<std::int64_t>(sample.size());
+    CORTADO_ASSIGN_OR_RETURN(const std::vector<std::byte> payload,
+                             encode_sample(*trained.codec, {sample.data(), DType::kFloat32, 1, elems}));
+    expected += static_cast<double>(payload.size());
+    most += static_cast<double>(trained.codec->max_payload_bytes(1, elems, DType::kFloat32));
+  }
+  if (most == 0) {
+    CORTADO_ASSIGN_OR_RETURN(expected, expected_payload_bytes(trained, kSide, kSide, DType::kFloat32));
+    most = static_cast<double>(trained.codec->max_payload_bytes(kSide, kSide, DType::kFloat32));
+  }
+  return std::min(1.0, std::max(1.0, expected) / std::max(1.0, most));
+}
+
+// The planner knows no more than the most that a payload can have. Where payloads vary, `cluster` with the gathers of
+// what they have: curves whose sizes are as much larger.
+Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& codec, const Samples& samples) {
+  CORTADO_ASSIGN_OR_RETURN(const double share, payload_share(codec, samples));
   Cluster scaled = cluster;
   const auto scale = [&](CollectiveCurves& curves) {
     const auto gather = curves.find(OpKind::kAllGather);
     if (gather == curves.end()) return;
     for (std::int64_t& size : gather->second.sizes) {
-      size = static_cast<std::int64_t>(static_cast<double>(size) * std::max(1.0, most / std::max(1.0, expected)));
+      size = static_cast<std::int64_t>(static_cast<double>(size) / share);
     }
   };
   for (ClusterLevel& level : scaled.levels) scale(level.collectives);
@@ -151,14 +178,15 @@ Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& c
   return scaled;
 }
 
-Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster, bool takes_buffers) {
+Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster, const Samples& samples,
+                             bool takes_buffers) {
   CodecTraits traits;
   Cluster scaled = cluster;
   if (codec != "none") {
     CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> made, make_codec(codec));
     traits = made->row().traits;
     if (!traits.fixed_size) {
-      CORTADO_ASSIGN_OR_RETURN(scaled, with_expected_sizes(cluster, codec));
+      CORTADO_ASSIGN_OR_RETURN(scaled, with_expected_sizes(cluster, codec, samples));
     }
   }
   const Plan plan = plan_of_setting(job, scaled, codec, traits, takes_buffers);
@@ -187,15 +215,52 @@ Result<std::optional<AutoCandidate>> best_plan(const Job& job, const Cluster& cl
       AutoCandidate{.label = label, .what = plan_to_json(plan), .predicted_ns = plan.predicted_step_ns});
 }
 
-// On rank 0: predictions for `candidates`, and the planner's plan with `codecs`, if there are any.
-Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions& options,
-                       const std::vector<std::string>& codecs, Candidates* candidates) {
+Cluster with_links_slower_by(const Cluster& cluster, double factor) {
+  Cluster slower = cluster;
+  const auto scale = [&](CollectiveCurves& curves) {
+    for (auto& [kind, curve] : curves) {
+      for (std::int64_t& time_ns : curve.times_ns) {
+        time_ns = std::llround(static_cast<double>(time_ns) * factor);
+      }
+    }
+  };
+  for (ClusterLevel& level : slower.levels) scale(level.collectives);
+  for (ClusterRange& range : slower.ranges) scale(range.collectives);
+  return slower;
+}
+
+}  // namespace
+
+Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, std::int64_t dense_ns, bool takes_buffers) {
+  constexpr double kMostFactor = 2, kCounts = 1.2;
+  const auto dense = [&](double factor) {
+    return predict("none", job, with_links_slower_by(cluster, factor), {}, takes_buffers);
+  };
+  CORTADO_ASSIGN_OR_RETURN(const std::int64_t as_measured_ns, dense(1));
+  CORTADO_ASSIGN_OR_RETURN(const std::int64_t slower_ns, dense(kMostFactor));
+  if (static_cast<double>(slower_ns) < kCounts * static_cast<double>(as_measured_ns)) return cluster;
+  double least = 1 / kMostFactor, most = kMostFactor;
+  for (int halving = 0; halving < 12; ++halving) {
+    const double middle = std::sqrt(least * most);
+    CORTADO_ASSIGN_OR_RETURN(const std::int64_t middle_ns, dense(middle));
+    (middle_ns < dense_ns ? least : most) = middle;
+  }
+  return with_links_slower_by(cluster, std::sqrt(least * most));
+}
+
+namespace {
+
+// On rank 0: predictions for `candidates`, that of dense from `cluster` and the others from `fitted`; and the planner's
+// plan with `codecs`, if there are any.
+Status add_predictions(const Job& job, const Cluster& cluster, const Cluster& fitted, const Samples& samples,
+                       const AutoOptions& options, const std::vector<std::string>& codecs, Candidates* candidates) {
   for (AutoCandidate& candidate : candidates->list) {
     std::string codec = "none";
     if (candidate.what != "none") {
       CORTADO_ASSIGN_OR_RETURN(codec, codec_of_setting(candidate.what));
     }
-    const Result<std::int64_t> predicted_ns = predict(codec, job, cluster, options.takes_buffers);
+    const Cluster& links = codec == "none" ? cluster : fitted;
+    const Result<std::int64_t> predicted_ns = predict(codec, job, links, samples, options.takes_buffers);
     if (predicted_ns.ok()) {
       candidate.predicted_ns = predicted_ns.value();
     } else if (candidate.what == "none") {
@@ -206,7 +271,7 @@ Status add_predictions(const Job& job, const Cluster& cluster, const AutoOptions
     }
   }
   if (codecs.empty()) return {};
-  Result<std::optional<AutoCandidate>> planned = best_plan(job, cluster, codecs);
+  Result<std::optional<AutoCandidate>> planned = best_plan(job, fitted, codecs);
   if (!planned.ok()) {
     candidates->notes.push_back("auto has no plan to try: " + planned.status().message());
   } else if (planned.value().has_value()) {
@@ -240,12 +305,12 @@ Result<Cluster> measure_cluster(const AutoOptions& options, const Topology& topo
 }
 
 // Best first, dense where it is, those without a prediction last; without those that can't win.
-void keep_promising(Candidates* candidates) {
+void keep_promising(std::int64_t dense_ns, Candidates* candidates) {
   std::vector<AutoCandidate>& list = candidates->list;
-  const std::int64_t dense_ns = list[0].predicted_ns;
-  std::erase_if(list, [&](const AutoCandidate& candidate) {
+  const auto is_hopeless = [&](const AutoCandidate& candidate) {
     return static_cast<double>(candidate.predicted_ns) > kHopeless * static_cast<double>(dense_ns);
-  });
+  };
+  list.erase(std::remove_if(list.begin() + 1, list.end(), is_hopeless), list.end());
   const auto key = [](const AutoCandidate& of) { return std::pair(of.predicted_ns < 0, of.predicted_ns); };
   std::stable_sort(list.begin() + 1, list.end(),
                    [&](const AutoCandidate& a, const AutoCandidate& b) { return key(a) < key(b); });
@@ -316,11 +381,21 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
     // codecs in another thread.
     cluster->cpu_codec_slows_backward = 1;
     const Job job = make_job(request.tensors, steps);
+    // A file was measured with more time, and perhaps for other plans: it counts as it is.
+    const bool fits = !request.cluster.has_value();
+    Cluster fitted = *cluster;
     Status predicted = job.check();
-    if (predicted.ok())
-      predicted = add_predictions(job, *cluster, options, codecs_for_plans(options, request.refused), &candidates);
+    if (predicted.ok() && fits) {
+      Result<Cluster> found = as_dense_steps_show(*cluster, job, steps.dense_ns, options.takes_buffers);
+      predicted = found.status();
+      if (found.ok()) fitted = std::move(found).value();
+    }
     if (predicted.ok()) {
-      keep_promising(&candidates);
+      predicted = add_predictions(job, *cluster, fitted, steps.samples, options,
+                                  codecs_for_plans(options, request.refused), &candidates);
+    }
+    if (predicted.ok()) {
+      keep_promising(fits ? steps.dense_ns : candidates.list[0].predicted_ns, &candidates);
     } else {
       candidates.notes.push_back("auto tries without predictions: " + predicted.message());
     }

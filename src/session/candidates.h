@@ -11,6 +11,7 @@
 
 #include "cortado/auto.h"
 #include "cortado/cluster.h"
+#include "cortado/job.h"
 #include "cortado/topology.h"
 
 namespace cortado {
@@ -19,6 +20,8 @@ namespace cortado {
 struct MeasuredSteps {
   std::vector<std::int64_t> ready_ns;  // by tensor, from the end of the step before
   std::int64_t dense_ns = 0;           // of a step; the same on all ranks
+  // Pieces of gradients, to see what codecs make of them whose payloads vary; none: normal values.
+  std::vector<std::vector<float>> samples;
 };
 
 struct Candidates {
@@ -62,6 +65,11 @@ bool may_run(const std::string& what, const AutoOptions& options, const std::vec
 constexpr int kMostTried = 5;
 Result<Candidates> find_candidates(const CandidateRequest& request, const MeasuredSteps& steps,
                                    Communicator* communicator, const Clock* clock);
+
+// Links are measured in some seconds, with messages smaller than those of training and nothing beside them; what the
+// dense steps took tells better how long they are busy. `cluster` with all links as much slower or faster, by a factor
+// of two at most, as makes the prediction of dense come true; as it is, where links hardly count. Pure.
+Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, std::int64_t dense_ns, bool takes_buffers);
 
 // Texts for the way from rank 0 to the others.
 std::string candidates_to_json(const Candidates& candidates);

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "collective/rank_threads.h"
+#include "cortado/planner.h"
 #include "session/cluster_testing.h"
 
 namespace cortado {
@@ -16,7 +18,7 @@ const std::vector<EngineTensor> kTensors = {{.name = "first.weight", .rows = 400
 
 Candidates find(Quality quality, const std::optional<Cluster>& cluster, std::int64_t last_ready_ns = 100'000'000) {
   const AutoOptions options{.quality = quality, .cluster = {}, .measure_s = 0, .transport_version = {}};
-  const MeasuredSteps steps{.ready_ns = {200'000'000, last_ready_ns}, .dense_ns = 500'000'000};
+  const MeasuredSteps steps{.ready_ns = {200'000'000, last_ready_ns}, .dense_ns = 500'000'000, .samples = {}};
   const Topology topology = Topology::two_levels(4, 2).value();
   std::vector<Candidates> found(4);
   const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
@@ -98,7 +100,8 @@ std::int64_t dense_ns(const Cluster& cluster, DType dtype, bool takes_buffers) {
   }
   AutoOptions options{.quality = Quality::kSafe, .cluster = {}, .measure_s = 0, .transport_version = {}};
   options.takes_buffers = takes_buffers;
-  const MeasuredSteps steps{.ready_ns = {300'000'000, 200'000'000, 100'000'000}, .dense_ns = 500'000'000};
+  const MeasuredSteps steps{
+      .ready_ns = {300'000'000, 200'000'000, 100'000'000}, .dense_ns = 500'000'000, .samples = {}};
   const Topology topology = Topology::two_levels(4, 2).value();
   std::int64_t predicted_ns = 0;
   const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
@@ -121,6 +124,92 @@ TEST(Candidates, DenseWithoutBuffersIsPredictedAsTheEngineSendsIt) {
   EXPECT_EQ(fused_ns, dense_ns(cluster, DType::kFloat32, true));  // as buffers that were ready apart
   EXPECT_GE(dense_ns(cluster, DType::kBFloat16, false), 300'000'000 + 2 * kLayerNs);
   EXPECT_EQ(dense_ns(cluster, DType::kBFloat16, true), fused_ns);
+}
+
+// Payloads that vary are predicted from what was seen of the gradients.
+TEST(Candidates, SamplesTellWhatVaryingPayloadsTake) {
+  const Cluster cluster = two_machines(500, auto_codecs(Quality::kBalanced));
+  const auto predicted = [&](const std::vector<std::vector<float>>& samples, const std::string& label) {
+    const AutoOptions options{.quality = Quality::kBalanced, .cluster = {}, .measure_s = 0, .transport_version = {}};
+    const MeasuredSteps steps{.ready_ns = {200'000'000, 100'000'000}, .dense_ns = 500'000'000, .samples = samples};
+    const Topology topology = Topology::two_levels(4, 2).value();
+    std::int64_t predicted_ns = -1;
+    run_ranks(4, [&](Communicator& communicator) -> Status {
+      const CandidateRequest request{kTensors, options, topology, cluster, {}};
+      const Result<Candidates> own = find_candidates(request, steps, &communicator, steady_clock());
+      if (!own.ok() || communicator.rank() != 0) return own.status();
+      for (const AutoCandidate& candidate : own.value().list) {
+        if (candidate.label == label) predicted_ns = candidate.predicted_ns;
+      }
+      return {};
+    });
+    return predicted_ns;
+  };
+  std::vector<float> nearly_zero(65536, 1e-6f);
+  nearly_zero[0] = 1;
+  const std::int64_t normal_ns = predicted({}, "compso(bound=4e-3)");
+  EXPECT_GT(normal_ns, 0);
+  EXPECT_LT(predicted({nearly_zero, nearly_zero}, "compso(bound=4e-3)"), normal_ns);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(predicted({std::vector<float>(65536), std::vector<float>(65536, nan)}, "compso(bound=4e-3)"), normal_ns);
+  EXPECT_EQ(predicted({nearly_zero}, "quant(bits=4, round=dead_zone)"),
+            predicted({}, "quant(bits=4, round=dead_zone)"));
+}
+
+TEST(Candidates, LinksAreAsBusyAsTheDenseStepsShow) {
+  Job job;
+  job.name = "two layers";
+  job.device = OpDevice::kCpu;
+  for (const char* name : {"last", "first"}) {
+    JobTensor& tensor = job.tensors.emplace_back();
+    tensor.name = name;
+    tensor.shape = {1000, 1000};
+    tensor.ready_ns = 50'000'000 * static_cast<std::int64_t>(job.tensors.size());
+  }
+  // Of the slowest link: 4 MB at 10 Mb/s take seconds.
+  const Cluster cluster = two_machines(500, {"cast(bf16)"});
+  const auto time_of = [](const Cluster& of) {
+    return of.levels[1].collectives.at(OpKind::kAllReduce).times_ns.back();
+  };
+  const auto dense_step_ns = [&](const Cluster& of) {
+    Plan plan;
+    plan.topology = of.topology();
+    for (const JobTensor& tensor : job.tensors) {
+      PlanBucket& bucket = plan.buckets.emplace_back();
+      bucket.tensors = {tensor.name};
+      bucket.option.operations = {{.kind = OpKind::kAllReduce, .levels = {0, 1}}};
+    }
+    return simulate_plan(plan, job, of).value().step_ns;
+  };
+  const std::int64_t measured_ns = dense_step_ns(cluster);
+  ASSERT_GT(measured_ns, 500'000'000);
+  const std::int64_t seen_ns = measured_ns * 13 / 10;
+  const Cluster slower = as_dense_steps_show(cluster, job, seen_ns, true).value();
+  EXPECT_NEAR(static_cast<double>(dense_step_ns(slower)) / static_cast<double>(seen_ns), 1, 0.01);
+  EXPECT_GT(time_of(slower), time_of(cluster));
+  // Never by more than a factor of two.
+  EXPECT_NEAR(static_cast<double>(time_of(as_dense_steps_show(cluster, job, 9 * measured_ns, true).value())) /
+                  static_cast<double>(time_of(cluster)),
+              2, 0.01);
+  // A link that hardly counts is left as it is, whatever the steps took.
+  const Cluster fast = two_machines(0, {"cast(bf16)"});
+  EXPECT_EQ(time_of(as_dense_steps_show(fast, job, 900'000'000, true).value()), time_of(fast));
+}
+
+// Settings are measured by what dense steps took; dense stays, however much slower it was predicted to be.
+TEST(Candidates, DenseIsFirstEvenIfItsPredictionWasFarOff) {
+  AutoOptions options{.quality = Quality::kSafe, .cluster = {}, .measure_s = 0.05, .transport_version = {}};
+  const MeasuredSteps steps{.ready_ns = {200'000'000, 100'000'000}, .dense_ns = 1000, .samples = {}};
+  const Topology topology = Topology::two_levels(2, 1).value();
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    const CandidateRequest request{kTensors, options, topology, std::nullopt, {}};
+    const Result<Candidates> found = find_candidates(request, steps, &communicator, steady_clock());
+    if (!found.ok()) return found.status();
+    EXPECT_EQ(labels(found.value()), std::vector<std::string>{"dense"});
+    EXPECT_GT(found.value().list[0].predicted_ns, 100'000'000);
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
 TEST(Candidates, WithoutAClusterAllAre) {

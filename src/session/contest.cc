@@ -78,10 +78,11 @@ void Contest::advance() {
     }
   }
   if (!others_tried || round_ == kRounds) return;
+  const double closeness = round_ == 1 ? kCloseAtFirst : kClose;
   ++round_;
   std::vector<int> close;
   for (int c = 0; c < static_cast<int>(times_.size()); ++c) {
-    if (!times_[index(c)].empty() && is_within(median_ns(c), best_ns(), kClose)) close.push_back(c);
+    if (!times_[index(c)].empty() && is_within(median_ns(c), best_ns(), closeness)) close.push_back(c);
   }
   if (close.size() < 2) return;
   // The order is worked off from the back: in even rounds the last contestant is first.

@@ -21,17 +21,22 @@ std::vector<int> run(Contest& contest, const std::vector<std::int64_t>& time_of)
 
 TEST(Contest, SlowDenseIsNotTriedAgain) {
   Contest contest(3, Times{1000, 1000});
-  EXPECT_EQ(run(contest, {1000, 500, 400}), (std::vector<int>{1, 2}));
+  EXPECT_EQ(run(contest, {1000, 510, 400}), (std::vector<int>{1, 2}));
   EXPECT_EQ(contest.winner(0.03), 2);
   EXPECT_EQ(contest.steps(0), 2);
 }
 
 TEST(Contest, CloseOnesAreTriedAgainInOppositeOrder) {
   Contest contest(3, Times{1000});
-  EXPECT_EQ(run(contest, {1000, 960, 940}), (std::vector<int>{1, 2, 0, 2, 1, 0, 0, 1, 2}));
+  EXPECT_EQ(run(contest, {1000, 960, 940}), (std::vector<int>{1, 2, 0, 2, 1, 0, 0, 1, 2, 2, 1, 0}));
   EXPECT_EQ(contest.winner(0.03), 2);
   EXPECT_EQ(contest.winner(0.07), 0);  // asks for more than there is
   EXPECT_EQ(contest.best_other(), 2);
+}
+
+TEST(Contest, TheSecondRoundIsForMoreThanTheThird) {
+  Contest contest(4, Times{1000});
+  EXPECT_EQ(run(contest, {1000, 500, 540, 610}), (std::vector<int>{1, 2, 3, 3, 2, 1, 1, 2, 2, 1}));
 }
 
 TEST(Contest, ALaterRoundCanChangeTheWinner) {

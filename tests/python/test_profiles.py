@@ -10,6 +10,7 @@ from pathlib import Path
 import cortado
 import pytest
 import torch
+from cortado import calibration
 from nets import loss_of, make_batch, make_net, make_optimizer, train
 from ranks import RanksFailed
 from torch.nn.functional import cross_entropy
@@ -89,6 +90,21 @@ def test_under_torchrun(tmp_path):
     cluster = cortado.Cluster.load(path).to_dict()
     assert [(level["name"], level["ranks"]) for level in cluster["levels"]] == [("all", 2)]
     assert "2 ranks" in done.stdout
+
+
+def test_the_backend_is_one_that_sends_host_memory(tmp_path, monkeypatch):
+    """Also where there is a GPU: a group of NCCL alone is refused."""
+    asked = []
+
+    def note(backend, **_):
+        asked.append(backend)
+        raise ValueError("no further")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "init_process_group", note)
+    with pytest.raises(SystemExit):
+        calibration.main(["-o", str(tmp_path / "cluster.json")])
+    assert asked == ["gloo"]
 
 
 def test_what_the_file_has_is_not_measured_again(tmp_path):
