@@ -135,9 +135,11 @@ struct KfacOptions {
   // each other, so there every step() then compares the codec over all ranks first (one all-gather of 1 KB a rank).
   bool compression_changes = false;
   std::string factor_compression = "none";  // codec of factors, and of eigenvectors or inverses
-  double timeout_s = 1800;                  // of each wait for a collective
-  int threads = 1;                          // that invert factors, the caller's included; results do not depend on it
-  std::shared_ptr<KfacInverter> inverter;   // null: these threads; a CUDA device: cortado/kfac_cuda.h
+  // Whether set_factor_compression() will be called: ranks compare it, as those that do compare the codec in each step.
+  bool factor_compression_changes = false;
+  double timeout_s = 1800;                 // of each wait for a collective
+  int threads = 1;                         // that invert factors, the caller's included; results do not depend on it
+  std::shared_ptr<KfacInverter> inverter;  // null: these threads; a CUDA device: cortado/kfac_cuda.h
 
   // With "auto" as one of the two codecs: before the first message of a kind, and before the 10th, 100th, ... after it,
   // each rank encodes what it is about to send with every candidate, and rank 0 predicts from these sizes and from its
@@ -287,10 +289,12 @@ class Kfac {
   // Preconditions. `gradients` has one entry a layer, averaged over ranks (by the caller, or by reduce_gradients()).
   virtual Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) = 0;
 
-  // From the next step on, on all ranks in the same one, else that step ends with an error on all: the codec of
-  // preconditioned gradients (kFailedPrecondition in HYBRID-OPT without compression_changes); of factors and of
-  // eigenvectors or inverses.
+  // From the next step on the codec of preconditioned gradients; kFailedPrecondition in HYBRID-OPT without
+  // compression_changes. Where ranks differ that step ends with an error on all of them.
   virtual Status set_compression(std::string_view spec) = 0;
+  // The same of factors, and of eigenvectors or inverses. All ranks call it before the same step, with another codec or
+  // the same: that step then begins with a comparison of what they were given (one all-gather of 1 KB a rank), since
+  // factors travel by another collective with "none" than with a codec.
   virtual Status set_factor_compression(std::string_view spec) = 0;
 
   virtual const std::vector<KfacLayer>& layers() const = 0;

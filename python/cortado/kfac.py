@@ -13,7 +13,7 @@ from . import _core
 from .agreement import on_all_ranks
 from .attachment import holder_of
 from .calibration import calibrate
-from .errors import MismatchError, PeerError, SpecError
+from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_layers import find_layers
 from .kfac_options import choose_strategy, one_of, scale_function, warn, without_effect
@@ -158,6 +158,7 @@ class KFAC:
                 "aggregate": aggregate,
                 "random_seed": random_seed,
                 "factor_compression": self._factor_spec,
+                "factor_compression_changes": callable(factor_compression),
                 "timeout_s": timeout_s,
                 "threads": threads,
             }
@@ -271,6 +272,7 @@ class KFAC:
         def on_output_gradient(gradient):
             self._open_calls[index] = max(0, self._open_calls[index] - 1)
             values, count, height, width = layer.output_gradients(gradient)
+            self._check_device(values, f"the output gradients of {layer.name}")
             if values.numel():
                 scale = float(self._get_scale()) if self._get_scale is not None else 1.0
                 code = DTYPE_CODES[values.dtype]
@@ -283,6 +285,7 @@ class KFAC:
             if not output.requires_grad or not self._is_due("factor_update_steps"):
                 return
             values, count, height, width = layer.activations(inputs[0] if inputs else named_inputs["input"])
+            self._check_device(values, f"the activations of {layer.name}")
             if values.numel():
                 self._core.add_batch(index, True, values.data_ptr(), DTYPE_CODES[values.dtype], count, height, width)
             self._further_calls[index] += self._open_calls[index] > 0
@@ -290,6 +293,16 @@ class KFAC:
             output.register_hook(on_output_gradient)
 
         return on_forward
+
+    def _check_device(self, tensor, what):
+        if tensor.device.type != "cpu":  # its address would mean nothing here
+            self._refuse(SpecError(f"cortado.KFAC works on the CPU for now; {what} are on {tensor.device}"))
+
+    def _refuse(self, error):
+        """Raises an error that other ranks may not have, and that ends their wait for this one."""
+        if self._group is not None:
+            self._group.announce(str(error))
+        raise error
 
     def reset_batch(self):
         """Forgets the activations and output gradients since the last step."""
@@ -314,6 +327,8 @@ class KFAC:
         own = {parameter for layer in self._layers for parameter in layer.parameters}
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         others = [p for p in parameters if p not in own]
+        for parameter in parameters:
+            self._check_device(parameter, "parameters")
         finite = [torch.isfinite(p.grad).all() for p in own if p.grad is not None]
         non_finite = 1.0 - torch.stack(finite).all().float().reshape(1) if finite else torch.zeros(1)
         # One message: gradients that are not preconditioned, which parameters have one, who has an Inf or NaN.
@@ -362,16 +377,21 @@ class KFAC:
         self._step_ns += time.perf_counter_ns() - start_ns
         return is_finite
 
-    def _precondition(self):
+    def _set_codecs(self):
         spec = _compression_at(self._compression, self.steps)
         if spec != self._spec:
             self._core.set_compression(spec)
             self._spec = spec
             self._warn_if_pointless()
-        factor_spec = _compression_at(self._factor_compression, self.steps)
-        if factor_spec != self._factor_spec:
-            self._core.set_factor_compression(factor_spec)
-            self._factor_spec = factor_spec
+        if callable(self._factor_compression):  # on all ranks then, which compare what it gave them
+            self._factor_spec = _compression_at(self._factor_compression, self.steps)
+            self._core.set_factor_compression(self._factor_spec)
+
+    def _precondition(self):
+        try:
+            self._set_codecs()
+        except CortadoError as error:  # a function may give one rank what it gives no other
+            self._refuse(error)
         names = ("factor_decay", "damping", "kl_clip", "lr")
         values = [float(self._value(name) or 0.0) for name in names]  # None: kl_clip is off
         due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]
@@ -386,9 +406,7 @@ class KFAC:
                     f"layer {layer.name} had a weight of shape {layer.shape}, now {tuple(layer.module.weight.shape)}: "
                     "make a new KFAC after layers have changed"
                 )
-                if self._group is not None:
-                    self._group.announce(text)  # or ranks whose layers are as they were would wait
-                raise MismatchError(text, "mismatch")
+                self._refuse(MismatchError(text, "mismatch"))
             if layer.module.weight.grad is None:
                 gradients.append((0, 0, 0))
                 continue
@@ -396,6 +414,7 @@ class KFAC:
             for parameter in layer.parameters:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
+                self._check_device(parameter.grad, f"gradients of {layer.name}")
                 dense = parameter.grad.detach().contiguous()
                 if dense.data_ptr() != parameter.grad.data_ptr():
                     copies.append((parameter.grad, dense))
@@ -474,7 +493,7 @@ class KFAC:
         if unknown:
             raise MismatchError(f"the state has layers that are not preconditioned here: {unknown[:3]}", "mismatch")
         layers = {
-            name: {key: values.float().contiguous().numpy() for key, values in layer.items()}
+            name: {key: values.float().cpu().contiguous().numpy() for key, values in layer.items()}
             for name, layer in state["layers"].items()
         }
         return {**state, "layers": layers}

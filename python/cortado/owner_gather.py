@@ -97,6 +97,9 @@ class CompressedAllGather:
     def _dense(self, tensors):
         if [(tuple(tensor.shape), tensor.dtype) for tensor in tensors] != self._shapes:
             raise SpecError("these tensors have other shapes or dtypes than those the gather was made for")
+        for index, tensor in enumerate(tensors):
+            if tensor.device.type != "cpu":  # its address would mean nothing here
+                raise SpecError(f"tensor {index} is on {tensor.device}, expected the CPU, as when the gather was made")
         return [tensor.contiguous() for tensor in tensors]
 
     def set_codec(self, codec):
@@ -116,5 +119,6 @@ class CompressedAllGather:
         """Continues where state_dict() was taken; call it on every rank, each with its own."""
         if state.get("format") != "cortado.owner_gather/1":
             raise SpecError(f'expected a state of format "cortado.owner_gather/1", got {state.get("format")!r}')
-        self._core.load_residuals({n: values.float().contiguous().numpy() for n, values in state["residuals"].items()})
+        residuals = {name: values.float().cpu().contiguous().numpy() for name, values in state["residuals"].items()}
+        self._core.load_residuals(residuals)
         self._step = state["step"]

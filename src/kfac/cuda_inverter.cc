@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/cuda_device.h"
 #include "core/cuda_linalg.h"
+#include "core/thread_annotations.h"
 #include "cortado/kfac_cuda.h"
 #include "kfac/inverse.h"
 #include "kfac/inverter.h"
@@ -22,11 +23,6 @@ namespace {
 
 constexpr int kLanes = 4;  // streams: small decompositions leave most of a device idle
 constexpr std::size_t kAlignBytes = 256;
-
-Status status_of(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return {};
-  return make_error(StatusCode::kInternal, "%s: %s (%s)", call, cudaGetErrorString(error), cudaGetErrorName(error));
-}
 
 std::size_t aligned(std::int64_t elems) {
   return (static_cast<std::size_t>(elems) * sizeof(float) + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
@@ -60,8 +56,9 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   Status prepare() {
-    CORTADO_RETURN_IF_ERROR(status_of(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"));
-    CORTADO_RETURN_IF_ERROR(status_of(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate"));
+    CORTADO_RETURN_IF_ERROR(
+        cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"));
+    CORTADO_RETURN_IF_ERROR(cuda_status(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate"));
     CORTADO_ASSIGN_OR_RETURN(linalg_, CudaLinalg::create(stream_));
     return {};
   }
@@ -77,8 +74,8 @@ class Lane {
       std::memcpy(triangles + i * triangle_elems(n), job.triangle,
                   static_cast<std::size_t>(triangle_elems(n)) * sizeof(float));
     }
-    CORTADO_RETURN_IF_ERROR(
-        status_of(cudaMemcpyAsync(device, host, group.up_bytes(), cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync"));
+    CORTADO_RETURN_IF_ERROR(cuda_status(
+        cudaMemcpyAsync(device, host, group.up_bytes(), cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync"));
     std::byte* const found = device + group.up_bytes();
     auto* const matrices = reinterpret_cast<float*>(found);
     auto* const infos = reinterpret_cast<int*>(found + group.infos_at());
@@ -99,14 +96,14 @@ class Lane {
       kernels.launch(element_blocks(elems), MirrorMatrices{.n = n, .count = count, .matrices = matrices});
     }
     CORTADO_RETURN_IF_ERROR(kernels.status());
-    return status_of(
+    return cuda_status(
         cudaMemcpyAsync(host + group.up_bytes(), found, group.down_bytes(), cudaMemcpyDeviceToHost, stream_),
         "cudaMemcpyAsync");
   }
 
   // Behind what was started; then waits for that alone.
-  Status mark() { return status_of(cudaEventRecord(done_, stream_), "cudaEventRecord"); }
-  Status wait() { return status_of(cudaEventSynchronize(done_), "cudaEventSynchronize"); }
+  Status mark() { return cuda_status(cudaEventRecord(done_, stream_), "cudaEventRecord"); }
+  Status wait() { return cuda_status(cudaEventSynchronize(done_), "cudaEventSynchronize"); }
 
  private:
   cudaStream_t stream_ = nullptr;
@@ -130,6 +127,7 @@ class CudaInverter final : public KfacInverter {
   }
 
   Status invert(std::span<InverseJob> jobs) override {
+    const MutexLock lock(mutex_);
     std::vector<InverseJob*> todo;
     for (InverseJob& job : jobs) {
       job.failed = job.n > 0;
@@ -144,10 +142,13 @@ class CudaInverter final : public KfacInverter {
     return {};
   }
 
-  std::int64_t scratch_bytes() const override { return static_cast<std::int64_t>(bytes_); }
+  std::int64_t scratch_bytes() const override {
+    const MutexLock lock(mutex_);
+    return static_cast<std::int64_t>(bytes_);
+  }
 
  private:
-  Status run(const std::vector<InverseJob*>& jobs) {
+  Status run(const std::vector<InverseJob*>& jobs) REQUIRES(mutex_) {
     std::map<std::pair<bool, std::int64_t>, Group> by_size;
     for (InverseJob* job : jobs) {
       Group& group = by_size[{job->values != nullptr, -job->n}];  // the largest first
@@ -188,24 +189,25 @@ class CudaInverter final : public KfacInverter {
   }
 
   // Steps invert matrices of the same sizes: after the first one nothing is allocated.
-  Status grow(std::size_t bytes) {
+  Status grow(std::size_t bytes) REQUIRES(mutex_) {
     if (bytes <= bytes_) return {};
     cudaFree(device_);
     cudaFreeHost(host_);
     device_ = host_ = nullptr;
     bytes_ = 0;
     void *device = nullptr, *host = nullptr;
-    CORTADO_RETURN_IF_ERROR(status_of(cudaMalloc(&device, bytes), "cudaMalloc"));
+    CORTADO_RETURN_IF_ERROR(cuda_status(cudaMalloc(&device, bytes), "cudaMalloc"));
     device_ = static_cast<std::byte*>(device);
-    CORTADO_RETURN_IF_ERROR(status_of(cudaMallocHost(&host, bytes), "cudaMallocHost"));
+    CORTADO_RETURN_IF_ERROR(cuda_status(cudaMallocHost(&host, bytes), "cudaMallocHost"));
     host_ = static_cast<std::byte*>(host);
     bytes_ = bytes;
     return {};
   }
 
+  mutable Mutex mutex_;  // of several Kfac, one inverts at a time
   Lane lanes_[kLanes];
-  std::byte *device_ = nullptr, *host_ = nullptr;
-  std::size_t bytes_ = 0;
+  std::byte *device_ GUARDED_BY(mutex_) = nullptr, *host_ GUARDED_BY(mutex_) = nullptr;
+  std::size_t bytes_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace

@@ -28,7 +28,8 @@ struct InverseJob {
 class KfacInverter {
  public:
   virtual ~KfacInverter() = default;
-  // Results are there when it returns. Errors are those of the device, not of a matrix.
+  // For one thread at a time, but for one that says otherwise (cortado/kfac_cuda.h). Results are there when it returns.
+  // Errors are those of the device, not of a matrix.
   virtual Status invert(std::span<InverseJob> jobs) = 0;
   virtual std::int64_t scratch_bytes() const = 0;
 };

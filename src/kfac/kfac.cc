@@ -145,6 +145,7 @@ std::string settings_text(const KfacOptions& options) {
   text += ", aggregate " + std::to_string(options.gradients.aggregate);
   text += ", seed " + std::to_string(options.gradients.random_seed);
   text += ", factor_compression " + options.factor_compression;
+  if (options.factor_compression_changes) text += " at first";
   if (!is_auto(options)) return text;
   for (const std::string& candidate : options.candidates) text += ", candidate " + candidate;
   const int ranks = options.cluster.has_value() ? options.cluster->topology().world_size() : 0;
@@ -164,15 +165,21 @@ Status KfacImpl::set_compression(std::string_view spec) {
   return {};
 }
 
+// Where a message that does not fit would not be seen by all, or would not arrive.
 Status KfacImpl::compare_codecs() {
-  if (!has_several_rows() || !options_.compression_changes) return {};
-  return check_agreement(world_, "gradients " + options_.gradients.codec, {}, timeout())
-      .with_context("step " + std::to_string(step_));
+  std::string codecs;
+  if (has_several_rows() && options_.compression_changes) codecs = "gradients " + options_.gradients.codec;
+  if (factor_codec_is_set_) codecs += (codecs.empty() ? "factors " : ", factors ") + options_.factor_compression;
+  factor_codec_is_set_ = false;
+  if (codecs.empty()) return {};
+  return check_agreement(world_, codecs, {}, timeout()).with_context("step " + std::to_string(step_));
 }
 
 Status KfacImpl::set_factor_compression(std::string_view spec) {
   CORTADO_RETURN_IF_ERROR(failure_);
   CORTADO_ASSIGN_OR_RETURN(TensorListCodec codec, TensorListCodec::create(spec));
+  factor_codec_is_set_ = world_->world_size() > 1;
+  if (spec == options_.factor_compression) return {};
   CORTADO_RETURN_IF_ERROR(inverse_gather_->set_codec(spec, 0));
   sync_->set_codec(std::move(codec));
   options_.factor_compression = spec;

@@ -124,7 +124,8 @@ class KfacImpl final : public Kfac {
   SplitDamping damping_of(std::size_t layer, std::int64_t group, double damping) const;
   Status gather_inverses(const KfacHyperparameters& values);
   // Whether the ranks of an exchange were given the same values.
-  Status check_notes(std::span<const OwnerNote> notes, const KfacHyperparameters& values) const;
+  // Of ranks `first`, `first` + `apart` ...
+  Status check_notes(std::span<const OwnerNote> notes, int first, int apart, const KfacHyperparameters& values) const;
   double precondition(double damping, std::span<const KfacGradient> gradients);
   Result<KfacOutcome> exchange(const KfacHyperparameters& values, double own_product);
   Status sum_gradients();
@@ -186,6 +187,7 @@ class KfacImpl final : public Kfac {
   std::map<std::pair<std::string, std::string>, std::int64_t> fallbacks_;
   KfacReport report_;
   std::int64_t lap_begin_ns_ = 0;
+  bool factor_codec_is_set_ = false;  // since the last step
   Status failure_;
 };
 

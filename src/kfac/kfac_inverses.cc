@@ -117,7 +117,7 @@ Status KfacImpl::gather_inverses(const KfacHyperparameters& values) {
   std::vector<OwnerNote> notes(static_cast<std::size_t>(column_->get()->world_size()));
   CORTADO_RETURN_IF_ERROR(
       inverse_gather_->run(static_cast<std::uint64_t>(step_), gathered_inverses_, {.flags = hash_of(values)}, notes));
-  CORTADO_RETURN_IF_ERROR(check_notes(notes, values));
+  CORTADO_RETURN_IF_ERROR(check_notes(notes, grid_.column_of(rank()), grid_.columns, values));
   auto_inverses_.record(clock_->now_ns() - begin_ns);
   for (const std::size_t s : gathered_slots_) {
     const FactorSlot& slot = sync_->slots()[s];

@@ -35,14 +35,16 @@ std::uint64_t hash_of(const KfacHyperparameters& values) {
   return fnv1a_64({reinterpret_cast<const char*>(numbers), sizeof(numbers)}) & ~kNotFinite;
 }
 
-Status KfacImpl::check_notes(std::span<const OwnerNote> notes, const KfacHyperparameters& values) const {
-  for (const OwnerNote& note : notes) {
-    if ((note.flags & ~kNotFinite) == hash_of(values)) continue;
+Status KfacImpl::check_notes(std::span<const OwnerNote> notes, int first, int apart,
+                             const KfacHyperparameters& values) const {
+  for (std::size_t i = 0; i < notes.size(); ++i) {
+    if ((notes[i].flags & ~kNotFinite) == hash_of(values)) continue;
     return make_error(StatusCode::kMismatch,
                       "step %" PRId64
-                      ": ranks differ in factor_decay, damping, kl_clip or lr; rank %d has %g, %g, %g "
-                      "and %g",
-                      step_, rank(), values.factor_decay, values.damping, values.kl_clip, values.lr);
+                      ": ranks differ in factor_decay, damping, kl_clip or lr: rank %d has others than rank %d, which "
+                      "has %g, %g, %g and %g",
+                      step_, first + static_cast<int>(i) * apart, rank(), values.factor_decay, values.damping,
+                      values.kl_clip, values.lr);
   }
   return {};
 }
@@ -107,7 +109,7 @@ Result<KfacOutcome> KfacImpl::exchange(const KfacHyperparameters& values, double
   report_.stage_ns[static_cast<int>(KfacStage::kDecode)] += after.decode_ns - before.decode_ns;
   start_lap();
 
-  CORTADO_RETURN_IF_ERROR(check_notes(notes, values));
+  CORTADO_RETURN_IF_ERROR(check_notes(notes, grid_.row_of(rank()) * grid_.columns, 1, values));
   KfacOutcome outcome;
   double product = 0;
   for (const OwnerNote& note : notes) {

@@ -212,9 +212,12 @@ TEST(Kfac, TheCodecOfFactorsMayChange) {
     });
   };
   for (const Status& status : statuses_with("quant(bits=8)")) EXPECT_TRUE(status.ok()) << status.to_string();
-  for (const Status& status : statuses_with("quant(bits=4)")) {
-    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
-    EXPECT_NE(status.message().find("has encoded its factors with another codec"), std::string::npos);
+  for (const std::string other : {"quant(bits=4)", "none"}) {  // none is another collective
+    for (const Status& status : statuses_with(other.c_str())) {
+      EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+      EXPECT_NE(status.message().find("step 2"), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find("rank 1 has \"factors " + other + "\""), std::string::npos) << status.message();
+    }
   }
 }
 
@@ -556,6 +559,7 @@ TEST(Kfac, RowsMustAgree) {
       {"aggregate 1", [](KfacOptions* options) { options->gradients.aggregate = 1; }},
       {"seed 1", [](KfacOptions* options) { options->gradients.random_seed = 1; }},
       {"gradients quant(bits=4) at first", [](KfacOptions* options) { options->compression_changes = true; }},
+      {"factor_compression none at first", [](KfacOptions* options) { options->factor_compression_changes = true; }},
   };
   for (const auto& [text, change] : changes) {
     const auto statuses = run_ranks(4, [&change = change](Communicator& communicator) -> Status {
@@ -591,6 +595,11 @@ TEST(Kfac, HyperparametersMustAgree) {
       for (const Status& status : statuses) {
         EXPECT_NE(status.message().find("step 1: ranks differ in factor_decay, damping"), std::string::npos)
             << status.to_string();  // their own finding, or what the first that found it says
+        // Of the two ranks that are named one has changed, and one has not.
+        const std::size_t odd = status.message().find("lr: rank "), finder = status.message().find("others than rank ");
+        ASSERT_NE(odd, std::string::npos) << status.message();
+        ASSERT_NE(finder, std::string::npos) << status.message();
+        EXPECT_NE(status.message()[odd + 9] < '2', status.message()[finder + 17] < '2') << status.message();
       }
     }
   }

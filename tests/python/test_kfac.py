@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from kfac_reference import Reference, gradients_of
+from late_device import on_device
 from torch import nn
 
 QUIET = {"verbose": False}
@@ -392,6 +393,16 @@ def test_a_layer_whose_weight_changes_its_shape_is_refused():
         kfac.step()
 
 
+def test_layers_that_have_moved_are_refused():
+    model = nn.Sequential(nn.Linear(4, 3))
+    kfac = cortado.KFAC(model, **QUIET)
+    with pytest.raises(cortado.SpecError, match="the activations of 0 are on meta"):
+        model.to("meta")(torch.zeros(5, 4, device="meta"))
+    model[0].weight.grad = torch.zeros_like(model[0].weight)
+    with pytest.raises(cortado.SpecError, match="gradients of 0 are on meta"):
+        kfac.step()
+
+
 def test_no_batch_and_empty_batches():
     model = nn.Sequential(nn.Linear(4, 3))
     kfac = cortado.KFAC(model, **QUIET)
@@ -482,6 +493,16 @@ def test_training_resumes_bit_for_bit(tmp_path):
     kfac.load_state_dict(saved["kfac"])
     optimizer.load_state_dict(saved["optimizer"])
     assert torch.equal(train(model, kfac, optimizer, range(3, 6)), whole)
+
+
+def test_a_state_that_was_loaded_to_a_device():
+    model, kfac, optimizer = make_run()
+    train(model, kfac, optimizer, range(3))
+    state = kfac.state_dict()
+    _, other, _ = make_run()
+    other.load_state_dict(on_device(state))
+    for name, layer in other.state_dict()["layers"].items():
+        assert layer and all(torch.equal(values, state["layers"][name][key]) for key, values in layer.items())
 
 
 def test_states_without_inverses_are_smaller_and_load():

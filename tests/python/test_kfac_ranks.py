@@ -141,6 +141,25 @@ def test_schedules_of_the_codec_of_factors(pools):
         assert errors[0] > 0 and errors[1] > 0 and errors[2:] == [0, 0]
 
 
+def factor_schedules_differ(me):
+    other = "none" if me.rank == 1 else "quant(bits=8)"
+    run = make_run(me, {"factor_compression": lambda step: "none" if step < 2 else other}, uses_ddp=False)
+    train(me, run, 2)
+    me._models.clear()
+    begin = time.monotonic()
+    with pytest.raises(cortado.CortadoError, match="factors none") as raised:
+        train(me, run, [2])
+    assert "factors quant" in str(raised.value)
+    return time.monotonic() - begin
+
+
+def test_schedules_of_the_codec_of_factors_that_differ_are_an_error_everywhere(pools):
+    try:
+        assert max(pools(2).run(factor_schedules_differ)) < 10  # timeout_s is 20
+    finally:
+        pools(2).close()
+
+
 def link(ns_per_byte):
     """A cluster of two ranks."""
     curve = {"bytes": [1000, 10**6], "time_ns": [1000 * ns_per_byte, 10**6 * ns_per_byte]}
@@ -384,6 +403,51 @@ def change_a_shape(me):
 def test_a_weight_that_changes_its_shape_on_one_rank_ends_all(pools):
     try:
         assert max(pools(2).run(change_a_shape, timeout_s=60)) < 10  # timeout_s is 20
+    finally:
+        pools(2).close()
+
+
+def move_elsewhere(me, through):
+    """Only on rank 1."""
+    model, kfac, _ = run = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
+    train(me, run, 1)
+    me._models.clear()
+    inputs, labels = make_batch(me.rank, 1)
+    begin = time.monotonic()
+    with pytest.raises(cortado.SpecError if me.rank == 1 else cortado.CortadoError, match="are on meta"):
+        if me.rank == 1:
+            model.to("meta")
+            inputs = inputs.to("meta") if through == "activations" else inputs
+        if through == "activations":
+            loss_of(model, (inputs, labels)).backward()
+        kfac.step()
+    return time.monotonic() - begin
+
+
+def misname_a_codec(me, option):
+    """Only on rank 1, and in the second step."""
+    schedule = {option: lambda step: "nonsense" if me.rank == 1 and step > 0 else "none"}
+    run = make_run(me, {"strategy": "mem-opt", **schedule}, uses_ddp=False)
+    train(me, run, 1)
+    begin = time.monotonic()
+    with pytest.raises(cortado.SpecError if me.rank == 1 else cortado.CortadoError, match="nonsense"):
+        train(me, run, 1)
+    me._models.clear()
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("option", ["compression", "factor_compression"])
+def test_a_codec_that_one_rank_misnames_ends_all(pools, option):
+    try:
+        assert max(pools(2).run(misname_a_codec, option=option, timeout_s=60)) < 10  # timeout_s is 20
+    finally:
+        pools(2).close()
+
+
+@pytest.mark.parametrize("through", ["activations", "gradients"])
+def test_a_model_that_moves_on_one_rank_ends_all(pools, through):
+    try:
+        assert max(pools(2).run(move_elsewhere, through=through, timeout_s=60)) < 10  # timeout_s is 20
     finally:
         pools(2).close()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import cortado
 import pytest
 import torch
+from late_device import on_device
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
@@ -60,7 +61,7 @@ def gather_often(me):
             assert all(torch.equal(a, b) for a, b in zip(tensors, again, strict=True))
         if step == 10:
             copy = cortado.CompressedAllGather(tensors, owners, spec, error_feedback=True)
-            copy.load_state_dict(gather.state_dict())
+            copy.load_state_dict(on_device(gather.state_dict()))
         for i in range(len(SHAPES)):
             sums[i] += tensors[i]
             exact[i] += values[i]
@@ -111,9 +112,19 @@ def refusals_on_one_rank(me):
     return time.monotonic() - begin
 
 
-def test_an_error_on_one_rank_ends_all(pools):
+def a_tensor_has_moved(me):
+    """Its address, of rank 1 alone, is none of this memory."""
+    gather = cortado.CompressedAllGather([torch.zeros(3)], [1])
+    begin = time.monotonic()
+    with pytest.raises(cortado.SpecError if me.rank == 1 else cortado.PeerError, match="tensor 0 is on meta, expected"):
+        gather([torch.zeros(3, device="meta" if me.rank == 1 else "cpu")])
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("scenario", [refusals_on_one_rank, a_tensor_has_moved])
+def test_an_error_on_one_rank_ends_all(pools, scenario):
     try:
-        assert max(pools(3).run(refusals_on_one_rank)) < 20
+        assert max(pools(3).run(scenario)) < 20
     finally:
         pools(3).close()
 
