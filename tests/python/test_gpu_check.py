@@ -175,6 +175,35 @@ def test_rows_that_are_none_are_refused(tmp_path):
     assert context.write_rows("codecs.csv", 'a,b\n"x, y",1\n') == 1
 
 
+def make_program(folder: Path, results: list[str]) -> None:
+    """One that says of its tests what GoogleTest would."""
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {"testsuites": [{"testsuite": [{"result": result} for result in results]}]}
+    program = folder / f"cortado_{len(list(folder.iterdir()))}_test"
+    program.write_text(f"#!/bin/bash\necho '{json.dumps(report)}' > \"${{2#--gtest_output=json:}}\"\n")
+    program.chmod(0o755)
+
+
+def test_device_tests_that_are_all_skipped_are_not_done(tmp_path):
+    context = make_context(tmp_path, 30)
+    make_program(context.build, ["SKIPPED", "SKIPPED"])
+    with pytest.raises(NotRun, match="every test was skipped; cortado_0_test: 0 tests passed, 2 skipped"):
+        checks.tests(context)
+    make_program(context.build, ["COMPLETED"])
+    assert "1 tests passed, 0 skipped" in checks.tests(context)
+
+
+def test_python_tests_that_are_all_skipped_are_not_done(tmp_path):
+    context = make_context(tmp_path, 30)
+    file = tmp_path / "tests" / "python" / "test_cuda_one.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("import pytest\ndef test_one():\n    pytest.skip('no CUDA device')\n")
+    with pytest.raises(NotRun, match="no test ran: 1 skipped"):
+        checks.python_tests(context)
+    file.write_text(file.read_text() + "def test_two():\n    pass\n")
+    assert checks.python_tests(context).startswith("1 passed, 1 skipped")
+
+
 def test_what_nvidia_smi_prints_is_understood():
     line = "NVIDIA H100 80GB HBM3, 580.159.04, 81559 MiB, 345 MHz, 1980 MHz, 2619 MHz, 2619 MHz, 700.00 W\nsecond"
     facts = machine.parse_device(line)
@@ -225,9 +254,18 @@ def write_rows(raw: Path) -> None:
         (raw / f"{name}.csv").write_text(text)
 
 
-def test_goals_are_held_against_the_rows(tmp_path):
-    write_rows(tmp_path)
-    found = {number.what: (number.found, number.is_met) for number in report.numbers(tmp_path)}
+def results_with_rows(bench, *others) -> tuple[Results, tuple[Section, ...]]:
+    """Of sections that are done, and of the others."""
+    write_rows(bench.folder / "gpu")
+    measuring = [bench.section(name) for name in ("kernels", "topk", "acp", "training")]
+    sections = (*(section for section in measuring if section.name not in {o.name for o in others}), *others)
+    bench.run(*sections)
+    return Results(bench.folder), sections
+
+
+def test_goals_are_held_against_the_rows(bench):
+    results, _ = results_with_rows(bench)
+    found = {number.what: (number.found, number.is_met) for number in report.numbers(results)}
     expected = {
         "`cast(bf16)` encode, 1 tensors: share of copy bandwidth": ("0.90", True),
         "`sign` encode, 1 tensors: share of copy bandwidth": ("0.70", False),
@@ -249,17 +287,25 @@ def test_goals_are_held_against_the_rows(tmp_path):
 
 
 def test_the_page_names_device_sections_and_reasons(bench):
-    write_rows(bench.folder / "gpu")
-    sections = (bench.section("tests"), bench.section("training", NotRun("links can't be shaped: no | tc")))
-    bench.run(*sections)
-    text = report.write(Results(bench.folder), (*sections, bench.section("later"))).read_text()
+    lacking = bench.section("sanitizer", NotRun("links can't be shaped: no | tc"))
+    results, sections = results_with_rows(bench, bench.section("tests"), lacking)
+    text = report.write(results, (*sections, bench.section("later"))).read_text()
     assert "device a device; driver 1; CUDA 13.0; torch 2.11" in text and "clocks: none" in text
     assert "| `tests` | done | 0 | fine |" in text
-    assert "| `training` | **not run** | 0 | links can't be shaped: no \\| tc |" in text
+    assert "| `sanitizer` | **not run** | 0 | links can't be shaped: no \\| tc |" in text
     assert "| `later` | **not run** |  | not tried yet |" in text
     assert "| `sign` encode, 1 tensors: share of copy bandwidth | 0.70 | at least 0.80 | **no** |" in text
     assert "| torch.topk | 67108864 | 671088 | 4000.0 | 4100 |" in text
     assert "`gpu/training.csv`; shaped\n" in text
+
+
+@pytest.mark.parametrize("why", [NotRun("no tc"), Failed("it hangs")])
+def test_rows_that_another_call_has_left_are_not_shown(bench, why):
+    results, sections = results_with_rows(bench, bench.section("training", why), bench.section("topk", why))
+    text = report.write(results, sections).read_text()
+    assert "`gpu/codecs.csv`" in text and "`gpu/acp.csv`" in text
+    assert "`gpu/training.csv`" not in text and "`gpu/topk.csv`" not in text
+    assert "times faster than torch.topk" not in text and "gpt, 4 workers" not in text
 
 
 def test_a_page_without_rows_has_the_sections_alone(bench):

@@ -162,7 +162,7 @@ def module(context: Context) -> str:
 
 def tests(context: Context) -> str:
     """Every program of device tests; each says how many tests it ran."""
-    found = []
+    found, passed = [], 0
     for program in sorted(context.build.glob("cortado_*_test")):
         report = context.build / f"{program.name}.json"
         report.unlink(missing_ok=True)
@@ -173,8 +173,11 @@ def tests(context: Context) -> str:
         all_tests = [test for suite in results["testsuites"] for test in suite["testsuite"]]
         skipped = sum(test["result"] == "SKIPPED" for test in all_tests)
         found.append(f"{program.name}: {len(all_tests) - skipped} tests passed, {skipped} skipped")
+        passed += len(all_tests) - skipped
     if not found:
         raise Failed("the build has no program of device tests")
+    if not passed:
+        raise NotRun(f"every test was skipped; {'; '.join(found)}")
     return "; ".join(found)
 
 
@@ -215,7 +218,10 @@ def python_tests(context: Context) -> str:
     if not machine.output_of([context.python, "-c", "import pytest; print(pytest.__version__)"]):
         raise NotRun(f"{context.python} has no pytest")
     printed = context.command(context.python, "-m", "pytest", "-q", *files, **context.python_path())
-    return printed.strip().rpartition("\n")[2].strip("= ")
+    summary = printed.strip().rpartition("\n")[2].strip("= ")
+    if " passed" not in summary:
+        raise NotRun(f"no test ran: {summary}")
+    return summary
 
 
 # ---- measurements

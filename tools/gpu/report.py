@@ -1,5 +1,5 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""Makes docs/results/gpu.md from the rows in docs/results/gpu/."""
+"""Makes docs/results/gpu.md from the rows in docs/results/gpu/ that a section which is done has written."""
 
 import csv
 import sys
@@ -50,11 +50,11 @@ def write(results: Results, sections: tuple[Section, ...]) -> Path:
         "## How the sections went",
         states(results, sections),
     ]
-    if found := numbers(results.raw):
+    if found := numbers(results):
         rows = [[n.what, n.found, n.wanted, "yes" if n.is_met else "**no**"] for n in found]
         parts += ["## The numbers that were set as goals", markdown_table(["", "found", "goal", "met"], rows)]
     for title, name, columns in TABLES:
-        if rows := read(results.raw / name):
+        if rows := read(results, name):
             chosen = [column for column in columns if column in rows[0]]
             body = [[row[column] for column in chosen] for row in rows]
             links = "; ".join(dict.fromkeys(row["links"] for row in rows if "links" in row))
@@ -63,6 +63,8 @@ def write(results: Results, sections: tuple[Section, ...]) -> Path:
     results.page.write_text("\n\n".join(parts) + "\n")
     return results.page
 
+
+SECTION_OF = {"codecs.csv": "kernels", "topk.csv": "topk", "acp.csv": "acp", "training.csv": "training"}
 
 INTRODUCTION = """\
 Written by `tools/gpu_check`, which says how. Every result was compared with the CPU's before it was timed: bytes where
@@ -118,14 +120,14 @@ def states(results: Results, sections: tuple[Section, ...]) -> str:
     return markdown_table(["section", "", "seconds", ""], rows)
 
 
-def numbers(raw: Path) -> list[Number]:
-    codecs = read(raw / "codecs.csv")
+def numbers(results: Results) -> list[Number]:
+    codecs = read(results, "codecs.csv")
     return [
         *shares(codecs),
         *rans(codecs),
-        *topk(codecs, read(raw / "topk.csv")),
-        *low_rank_step(read(raw / "acp.csv")),
-        *training(read(raw / "training.csv")),
+        *topk(codecs, read(results, "topk.csv")),
+        *low_rank_step(read(results, "acp.csv")),
+        *training(read(results, "training.csv")),
     ]
 
 
@@ -199,8 +201,11 @@ def training(rows: Rows) -> list[Number]:
     return found
 
 
-def read(path: Path) -> Rows:
-    if not path.exists():
+def read(results: Results, name: str) -> Rows:
+    """None of a section that is not done: what lies there may be of other sources, or of another device."""
+    outcome = results.outcomes.get(SECTION_OF[name])
+    path = results.raw / name
+    if outcome is None or outcome.state != "done" or not path.exists():
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
