@@ -1,6 +1,6 @@
 # cortado_cuda: the device variants of the codecs, where nvcc is found. Apart from the library, which stays free of CUDA.
 #
-#   src/**/*.cu, src/**/cuda_*.cc   library `cortado_cuda`
+#   src/**/*.cu, src/**/cuda_*.cc   library `cortado_cuda`, and libcortado_cuda.so, which Python loads
 #   src/core/cuda_linalg.cc, src/kfac/cuda_*.cc   library `cortado_cuda_kfac`, where cuSOLVER is found
 #   src/**/cuda_*_test.cc           programs `cortado_cuda_test`, `cortado_cuda_kfac_test`, which skip without a device
 #   benchmarks/**/cuda_*.cc         one benchmark a file
@@ -66,6 +66,12 @@ math(EXPR half "(${count} + 1) / 2")
 set_target_properties(cortado_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${half})
 target_link_libraries(cortado_cuda PUBLIC cortado PRIVATE CUDA::cudart_static)
 
+# The same as a library to be loaded (cortado/device_library.h): Python finds it beside cortado._core.
+add_library(cortado_cuda_module MODULE $<TARGET_OBJECTS:cortado_cuda_host>)
+set_target_properties(cortado_cuda_module PROPERTIES OUTPUT_NAME cortado_cuda LINKER_LANGUAGE CXX)
+target_link_libraries(cortado_cuda_module PRIVATE cortado_cuda cortado CUDA::cudart_static)
+target_link_options(cortado_cuda_module PRIVATE -Wl,--exclude-libs,ALL)
+
 # cuSOLVER, and the libraries it is linked with: the toolkit's, or those of NVIDIA's Python packages (nvidia-cusolver,
 # -cublas, -cusparse and -nvjitlink) in the checkout's .venv or in the folder that CORTADO_CUDA_PACKAGES of the environment
 # names, site-packages/nvidia/cu13. The packages have libraries under full names only.
@@ -87,7 +93,7 @@ else()
 endif()
 
 add_custom_target(cuda) # all that needs CUDA, its tests and benchmarks included: tools/ci/cuda and tools/gpu_check build it
-add_dependencies(cuda cortado_cuda)
+add_dependencies(cuda cortado_cuda cortado_cuda_module)
 foreach(library cortado_nccl cortado_cuda_kfac)
   if(TARGET ${library})
     add_dependencies(cuda ${library})

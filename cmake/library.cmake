@@ -29,6 +29,18 @@ if(CORTADO_SANITIZE)
   endforeach()
 endif()
 
+# What a device library and who loads it must share (cortado/device_library.h).
+file(GLOB headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/cortado/*.h")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${headers})
+set(hashes "")
+foreach(header IN LISTS headers)
+  file(SHA256 "${header}" hash)
+  string(APPEND hashes ${hash})
+endforeach()
+string(SHA256 hash "${hashes}")
+set_source_files_properties(
+  "${PROJECT_SOURCE_DIR}/src/session/device_library.cc" PROPERTIES COMPILE_DEFINITIONS "CORTADO_HEADERS_HASH=\"${hash}\"")
+
 add_library(cortado STATIC ${sources})
 add_library(cortado::cortado ALIAS cortado)
 cortado_target(cortado)
@@ -47,4 +59,4 @@ target_include_directories(
 target_link_libraries(
   cortado
   PUBLIC Threads::Threads
-  PRIVATE hwy::hwy ZLIB::ZLIB LAPACK::LAPACK $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
+  PRIVATE hwy::hwy ZLIB::ZLIB LAPACK::LAPACK ${CMAKE_DL_LIBS} $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)

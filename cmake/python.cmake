@@ -16,3 +16,7 @@ cortado_target(_core)
 target_include_directories(_core PRIVATE "${PROJECT_SOURCE_DIR}")
 target_link_libraries(_core PRIVATE cortado)
 install(TARGETS _core LIBRARY DESTINATION cortado)
+# With -DCORTADO_BUILD_CUDA=ON and nvcc: apart from _core, which finds it here.
+if(TARGET cortado_cuda_module)
+  install(TARGETS cortado_cuda_module LIBRARY DESTINATION cortado)
+endif()

@@ -72,7 +72,7 @@ if(CORTADO_TEST_PATTERNS)
   endif()
 else()
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}" "src/*_test.cc" "tests/*.cc")
-  list(FILTER sources EXCLUDE REGEX "^tests/(fuzz|compile_fail)/")
+  list(FILTER sources EXCLUDE REGEX "^tests/(fuzz|compile_fail|emulated)/")
   list(FILTER sources EXCLUDE REGEX "/(mpi|nccl|cuda)_[^/]*$")
   set(programs "")
   foreach(source IN LISTS sources)
@@ -84,6 +84,19 @@ else()
   foreach(program IN LISTS programs)
     cortado_add_test_program(${program} ${${program}_sources})
   endforeach()
+endif()
+
+# What libcortado_cuda.so is, with an emulated device; tests load it. (A sanitized library needs a sanitized program.)
+if(TARGET cortado_session_test AND NOT CORTADO_SANITIZE)
+  add_library(cortado_emulated MODULE tests/emulated/device_library.cc)
+  cortado_target(cortado_emulated)
+  target_include_directories(cortado_emulated PRIVATE "${PROJECT_SOURCE_DIR}/src")
+  target_link_libraries(cortado_emulated PRIVATE cortado)
+  target_link_options(cortado_emulated PRIVATE -Wl,--exclude-libs,ALL)
+  add_dependencies(cortado_session_test cortado_emulated)
+  set_source_files_properties(
+    src/session/device_library_test.cc
+    PROPERTIES COMPILE_DEFINITIONS "CORTADO_EMULATED_LIBRARY=\"$<TARGET_FILE:cortado_emulated>\"" SKIP_PRECOMPILE_HEADERS ON)
 endif()
 
 # The MPI communicator, in processes. A test after which MPI can't end in order, because collectives are in flight for

@@ -15,14 +15,15 @@ namespace cortado {
 
 // As Engine::create(), but gradients are in the memory of CUDA device `device`, and the means are written there. Codecs
 // that are gathered, have a device variant and payloads of one size (sign, quant, fp8) run on the device, and only
-// their payloads leave it; report() says so of all others, which are copied to pinned memory and run on the CPU. Bytes
-// on the wire are the same either way, so ranks may differ in it.
+// their payloads leave it; of low rank (acp, power) matrices are projected and reconstructed there, and only factors
+// cross. report() says so of all others, which are copied to pinned memory and run on the CPU. Bytes on the wire are
+// the same either way, but for the rounding of factors, and replicas are equal to the bit, so ranks may differ in it.
 //
 // begin_step() takes the stream that computes the gradients (StepContext::device_stream). submit() does not wait for
 // the device; finish_step() waits for the gradients and for peers, and that stream finds the means when it goes on. No
 // call waits for the device as a whole. A payload that a decoder on the device refuses is an error of the next step.
 // Calls make `device` the current device of their thread.
-// kUnsupported: method kNone; StepContext::holds_zero_gradients where a codec runs on the device.
+// kUnsupported: method kNone.
 Result<std::unique_ptr<Engine>> create_cuda_engine(std::vector<EngineTensor> tensors, const EngineOptions& options,
                                                    Communicator* communicator, int device,
                                                    const Clock* clock = steady_clock(), TraceRecorder* trace = nullptr);

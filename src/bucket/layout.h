@@ -88,13 +88,14 @@ std::vector<SlotKind> choose_sides(const std::vector<LayoutTensor>& tensors, boo
 
 // One layout: tensors in the order of `order`, kinds[t] saying what tensor t sends; tensors of 0 elements get no slot.
 // A tensor for which skip[t] is true is left out (dense tensors in the second round of Power-SGD); empty: none.
-// A tensor above the budget gets a message of its own (but of kBuckets). Messages are in the order in which they become
-// complete if tensors become ready in `order`.
+// A tensor above the budget (of kLatency: above one and a half times that) gets a message of its own, but of kBuckets.
+// Messages are in the order in which they become complete if tensors become ready in `order`.
 Layout make_layout(const std::vector<LayoutTensor>& tensors, const std::vector<std::uint32_t>& order,
                    const std::vector<SlotKind>& kinds, const std::vector<bool>& skip, const FusionBudget& budget,
                    std::int64_t elem_bytes);
 
-// The budget in bytes that make_layout cuts at; 0 for kNone.
+// The size in bytes that messages have about: kNone 0; kScaled and kBuckets the one they are cut at; kLatency the one
+// that is aimed at, up to one and a half times of which a message grows.
 std::int64_t budget_bytes(const FusionBudget& budget, std::int64_t sent_bytes, std::int64_t model_bytes);
 
 // Names in place of indices, for checkpoints, and back. from_names fails unless every tensor that `expected` holds

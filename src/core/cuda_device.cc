@@ -21,12 +21,14 @@ void CudaDevice::note(int cuda_error) {
 
 void CudaDevice::note_too_many_blocks() { note(cudaErrorInvalidConfiguration); }
 
-Status CudaDevice::status() const {
-  const auto error = static_cast<cudaError_t>(first_error_);
+Status CudaDevice::status() const { return cuda_status(first_error_, "work on a stream"); }
+
+Status cuda_status(int cuda_error, const char* what) {
+  const auto error = static_cast<cudaError_t>(cuda_error);
   if (error == cudaSuccess) return {};
   const bool is_unsupported = error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
                               error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion;
-  return make_error(is_unsupported ? StatusCode::kUnsupported : StatusCode::kInternal, "CUDA: %s (%s)",
+  return make_error(is_unsupported ? StatusCode::kUnsupported : StatusCode::kInternal, "CUDA: %s: %s (%s)", what,
                     cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
@@ -34,5 +36,12 @@ int cuda_device_count() {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
+
+int current_cuda_device() {
+  int device = 0;
+  return cudaGetDevice(&device) == cudaSuccess ? device : 0;
+}
+
+void set_current_cuda_device(int device) { static_cast<void>(cudaSetDevice(device)); }
 
 }  // namespace cortado

@@ -35,7 +35,14 @@ class CudaDevice {
   int first_error_ = 0;  // a cudaError_t
 };
 
+// What a call of CUDA returned, a cudaError_t: kUnsupported for what the device can't do, kInternal otherwise.
+Status cuda_status(int cuda_error, const char* what);
+
 // Devices that CUDA finds; 0 where there is no driver.
 int cuda_device_count();
+
+// The one that this thread's calls mean; 0 where there is none.
+int current_cuda_device();
+void set_current_cuda_device(int device);
 
 }  // namespace cortado

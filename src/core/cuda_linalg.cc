@@ -22,10 +22,6 @@ constexpr cublasFillMode_t kTriangle = CUBLAS_FILL_MODE_UPPER;
 constexpr cusolverEigMode_t kVectors = CUSOLVER_EIG_MODE_VECTOR;
 constexpr cudaDataType kFloat = CUDA_R_32F;
 
-Status status_of(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return {};
-  return make_error(StatusCode::kInternal, "%s: %s (%s)", call, cudaGetErrorString(error), cudaGetErrorName(error));
-}
 Status status_of(cusolverStatus_t status, const char* call) {
   if (status == CUSOLVER_STATUS_SUCCESS) return {};
   return make_error(StatusCode::kInternal, "%s: cuSOLVER returned %d", call, static_cast<int>(status));
@@ -35,7 +31,7 @@ class CudaLinalgImpl final : public CudaLinalg {
  public:
   explicit CudaLinalgImpl(DeviceStream stream) : stream_(stream) {}
   ~CudaLinalgImpl() override {
-    cudaFreeAsync(workspace_, stream_);
+    if (workspace_ != nullptr) cudaFreeAsync(workspace_, stream_);
     if (parameters_ != nullptr) cusolverDnDestroyParams(parameters_);
     if (solver_ != nullptr) cusolverDnDestroy(solver_);
   }
@@ -89,10 +85,12 @@ class CudaLinalgImpl final : public CudaLinalg {
 
   Status grow(std::size_t bytes) {
     if (bytes <= workspace_bytes_) return {};
-    CORTADO_RETURN_IF_ERROR(status_of(cudaFreeAsync(workspace_, stream_), "cudaFreeAsync"));
-    workspace_ = nullptr, workspace_bytes_ = 0;
+    if (workspace_ != nullptr) {  // cudaFreeAsync() takes no null
+      CORTADO_RETURN_IF_ERROR(cuda_status(cudaFreeAsync(workspace_, stream_), "cudaFreeAsync"));
+      workspace_ = nullptr, workspace_bytes_ = 0;
+    }
     void* memory = nullptr;
-    CORTADO_RETURN_IF_ERROR(status_of(cudaMallocAsync(&memory, bytes, stream_), "cudaMallocAsync"));
+    CORTADO_RETURN_IF_ERROR(cuda_status(cudaMallocAsync(&memory, bytes, stream_), "cudaMallocAsync"));
     workspace_ = static_cast<std::byte*>(memory), workspace_bytes_ = bytes;
     return {};
   }

@@ -3,20 +3,20 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "core/check.h"
+#include "core/cuda_device.h"
 
 namespace cortado {
 
 namespace {
 
-Status status_of(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return {};
-  const StatusCode code = error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ? StatusCode::kUnsupported
-                                                                                             : StatusCode::kInternal;
-  return make_error(code, "CUDA: %s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
-}
+constexpr std::chrono::seconds kPatience{2};    // of a destructor
+constexpr std::chrono::microseconds kLook{50};  // between two looks at the stream
 
 class CudaQueue final : public DeviceQueue {
  public:
@@ -24,7 +24,13 @@ class CudaQueue final : public DeviceQueue {
   ~CudaQueue() override {
     if (stream_ == nullptr) return;
     cudaSetDevice(device_);
-    cudaStreamSynchronize(stream_);  // work may be under way in the memory that goes
+    // Work may be under way in the memory that goes. After a timeout it may never end: then all of it stays, since
+    // cudaFree() too would wait for it.
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (cudaStreamQuery(stream_) == cudaErrorNotReady) {
+      if (std::chrono::steady_clock::now() >= deadline) return;
+      std::this_thread::sleep_for(kLook);
+    }
     for (const cudaEvent_t event : events_) cudaEventDestroy(event);
     for (std::byte* memory : on_device_) cudaFree(memory);
     for (std::byte* memory : on_host_) cudaFreeHost(memory);
@@ -35,7 +41,7 @@ class CudaQueue final : public DeviceQueue {
 
   Status open() {
     CORTADO_RETURN_IF_ERROR(select());
-    CORTADO_RETURN_IF_ERROR(status_of(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"));
+    CORTADO_RETURN_IF_ERROR(cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"));
     CORTADO_ASSIGN_OR_RETURN(turn_, make_event());
     return {};
   }
@@ -45,15 +51,15 @@ class CudaQueue final : public DeviceQueue {
   Result<std::byte*> allocate_on_device(std::uint64_t bytes) override {
     CORTADO_RETURN_IF_ERROR(select());
     void* memory = nullptr;
-    CORTADO_RETURN_IF_ERROR(status_of(cudaMalloc(&memory, bytes == 0 ? 1 : bytes), "device memory"));
+    CORTADO_RETURN_IF_ERROR(cuda_status(cudaMalloc(&memory, bytes == 0 ? 1 : bytes), "device memory"));
     on_device_.push_back(static_cast<std::byte*>(memory));
-    CORTADO_RETURN_IF_ERROR(status_of(cudaMemsetAsync(memory, 0, bytes, stream_), "device memory"));
+    CORTADO_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(memory, 0, bytes, stream_), "device memory"));
     return on_device_.back();
   }
   Result<std::byte*> allocate_on_host(std::uint64_t bytes) override {
     CORTADO_RETURN_IF_ERROR(select());
     void* memory = nullptr;
-    CORTADO_RETURN_IF_ERROR(status_of(cudaHostAlloc(&memory, bytes == 0 ? 1 : bytes, 0), "pinned memory"));
+    CORTADO_RETURN_IF_ERROR(cuda_status(cudaHostAlloc(&memory, bytes == 0 ? 1 : bytes, 0), "pinned memory"));
     on_host_.push_back(static_cast<std::byte*>(memory));
     std::fill_n(on_host_.back(), bytes, std::byte{0});
     return on_host_.back();
@@ -61,39 +67,39 @@ class CudaQueue final : public DeviceQueue {
   Result<Event> make_event() override {
     CORTADO_RETURN_IF_ERROR(select());
     cudaEvent_t event = nullptr;
-    CORTADO_RETURN_IF_ERROR(status_of(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event"));
+    CORTADO_RETURN_IF_ERROR(cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event"));
     events_.push_back(event);
     return static_cast<Event>(events_.size() - 1);
   }
 
   Status copy_to_host(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
-    return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "a copy to the host");
+    return cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "a copy to the host");
   }
   Status copy_to_device(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
     CORTADO_RETURN_IF_ERROR(select());
-    return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "a copy to the device");
+    return cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "a copy to the device");
   }
   Status follow(DeviceStream other) override {
     CORTADO_RETURN_IF_ERROR(select());
     return order(other, stream_);
   }
   Status lead(DeviceStream other) override { return order(stream_, other); }
-  Status record(Event event) override { return status_of(cudaEventRecord(of(event), stream_), "an event"); }
+  Status record(Event event) override { return cuda_status(cudaEventRecord(of(event), stream_), "an event"); }
   Result<bool> reached(Event event) override {
     const cudaError_t error = cudaEventQuery(of(event));
     if (error == cudaErrorNotReady) return false;
-    CORTADO_RETURN_IF_ERROR(status_of(error, "work given before"));
+    CORTADO_RETURN_IF_ERROR(cuda_status(error, "work given before"));
     return true;
   }
 
  private:
   // A stream that waits for an event has taken note of it when the call returns.
   Status order(cudaStream_t first, cudaStream_t then) {
-    CORTADO_RETURN_IF_ERROR(status_of(cudaEventRecord(of(turn_), first), "an event"));
-    return status_of(cudaStreamWaitEvent(then, of(turn_), 0), "an event");
+    CORTADO_RETURN_IF_ERROR(cuda_status(cudaEventRecord(of(turn_), first), "an event"));
+    return cuda_status(cudaStreamWaitEvent(then, of(turn_), 0), "an event");
   }
   // Kernels run on the device that is current.
-  Status select() const { return status_of(cudaSetDevice(device_), "the device"); }
+  Status select() const { return cuda_status(cudaSetDevice(device_), "the device"); }
   cudaEvent_t of(Event event) const { return events_[static_cast<std::size_t>(event)]; }
 
   int device_;

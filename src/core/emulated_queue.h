@@ -46,17 +46,17 @@ class EmulatedQueue final : public DeviceQueue {
     return {};
   }
 
-  // Kernels and copies to the device are done at once, so nothing is left to wait for; how often is counted.
-  Status follow(DeviceStream) override {
-    ++follows_;
+  // Kernels and copies to the device are done at once, so nothing is left to wait for; which streams is noted.
+  Status follow(DeviceStream other) override {
+    followed_.push_back(other);
     return {};
   }
-  Status lead(DeviceStream) override {
-    ++leads_;
+  Status lead(DeviceStream other) override {
+    led_.push_back(other);
     return {};
   }
-  int follows() const { return follows_; }
-  int leads() const { return leads_; }
+  const std::vector<DeviceStream>& followed() const { return followed_; }
+  const std::vector<DeviceStream>& led() const { return led_; }
 
   Status record(Event event) override {
     events_[static_cast<std::size_t>(event)] = {work_.size(), 0};
@@ -89,7 +89,7 @@ class EmulatedQueue final : public DeviceQueue {
 
   std::vector<std::function<void()>> work_;  // copies in order
   std::size_t done_ = 0;
-  int follows_ = 0, leads_ = 0;
+  std::vector<DeviceStream> followed_, led_;
   std::vector<Recorded> events_;
   std::vector<std::unique_ptr<std::byte, Delete>> blocks_;
 };

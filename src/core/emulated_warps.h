@@ -87,7 +87,9 @@ class EmulatedWarps {
     return warp.has_ended;
   }
 
-  void leave(bool has_ended) {
+  // These two do not return when a warp ends: ThreadSanitizer, which counts calls and returns of a thread whatever
+  // stack it is on, would run out of room for its own.
+  __attribute__((noinline, no_sanitize("thread"))) void leave(bool has_ended) {
     Warp& warp = *warps_[static_cast<std::size_t>(current_)];
     warp.has_ended = has_ended;
 #if CORTADO_ADDRESS_SANITIZER
@@ -99,7 +101,7 @@ class EmulatedWarps {
 #endif
   }
 
-  static void enter() {
+  __attribute__((noinline, no_sanitize("thread"))) static void enter() {
     EmulatedWarps& warps = *entered();
 #if CORTADO_ADDRESS_SANITIZER
     __sanitizer_finish_switch_fiber(nullptr, &warps.own_stack_, &warps.own_stack_bytes_);

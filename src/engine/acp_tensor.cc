@@ -9,7 +9,7 @@
 namespace cortado {
 
 AcpTensor::AcpTensor(const Setup& setup)
-    : LowRankTensor(setup),
+    : LowRankTensor(setup, setup.rank),
       row_basis_(row_elems()),
       col_basis_(col_elems()),
       row_local_(row_elems()),
@@ -29,24 +29,25 @@ std::span<float> AcpTensor::basis(SlotKind kind) {
   return kind == SlotKind::kRowFactor ? col_basis_.span() : row_basis_.span();
 }
 
-bool AcpTensor::encode(SlotKind kind, const void* gradient, double gradient_scale, void* slot) {
-  const ResidualPass& pass = begin_pass(gradient, gradient_scale);
-  const bool rows = kind == SlotKind::kRowFactor;
-  float* factor = rows ? row_local_.data() : col_local_.data();
-  const PassResult result = rows ? project_rows(pass, col_basis_.data(), setup().rank, factor)
-                                 : project_cols(pass, row_basis_.data(), setup().rank, factor);
+LowRankTensor::Projection AcpTensor::projection(SlotKind kind) {
+  if (kind == SlotKind::kRowFactor) {
+    return {{.col = col_basis_.data(), .rank = setup().rank}, {.row = row_local_.data()}};
+  }
+  return {{.row = row_basis_.data(), .rank = setup().rank}, {.col = col_local_.data()}};
+}
+
+bool AcpTensor::finish_encode(SlotKind kind, const PassResult& result, void* slot) {
+  float* factor = kind == SlotKind::kRowFactor ? row_local_.data() : col_local_.data();
   const std::int64_t elems = slot_elems(kind);
   const double factor_squares = squares_of(factor, elems);
   set_error(result.sum_squares, factor_squares, write_factor(factor, elems, slot));
   return result.finite && all_finite(slot, elems, setup().wire);
 }
 
-void AcpTensor::decode(SlotKind kind, const void* summed, double gradient_scale, void* output) {
+std::optional<FactorPair> AcpTensor::mean(SlotKind kind, const void* summed) {
   const float* factor = read_factor(summed, slot_elems(kind), scratch_.data());
-  const FactorPair pair = kind == SlotKind::kRowFactor
-                              ? FactorPair{.row = factor, .col = col_basis_.data(), .rank = setup().rank}
-                              : FactorPair{.row = row_basis_.data(), .col = factor, .rank = setup().rank};
-  reconstruct(pair, setup().rows, setup().cols, decode_scale(gradient_scale), output, setup().dtype);
+  return kind == SlotKind::kRowFactor ? FactorPair{.row = factor, .col = col_basis_.data(), .rank = setup().rank}
+                                      : FactorPair{.row = row_basis_.data(), .col = factor, .rank = setup().rank};
 }
 
 void AcpTensor::receive(SlotKind kind, const void* summed, std::int64_t step) {

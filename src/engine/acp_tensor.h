@@ -11,14 +11,15 @@ namespace cortado {
 class AcpTensor final : public LowRankTensor {
  public:
   explicit AcpTensor(const Setup& setup);
-  bool encode(SlotKind kind, const void* gradient, double gradient_scale, void* slot) override;
-  void decode(SlotKind kind, const void* summed, double gradient_scale, void* output) override;
+  bool finish_encode(SlotKind kind, const PassResult& result, void* slot) override;
+  std::optional<FactorPair> mean(SlotKind kind, const void* summed) override;
   void receive(SlotKind kind, const void* summed, std::int64_t step) override;
   void commit(SlotKind kind) override;
   std::span<float> basis(SlotKind kind) override;
   std::int64_t factor_bytes() const override;
 
  private:
+  Projection projection(SlotKind kind) override;
   std::int64_t slot_elems(SlotKind kind) const { return kind == SlotKind::kRowFactor ? row_elems() : col_elems(); }
 
   AlignedBuffer<float> row_basis_, col_basis_;  // orthonormal, the same on every rank

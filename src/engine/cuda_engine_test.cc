@@ -1,7 +1,8 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Ranks whose gradients are on a CUDA device: what is delivered and kept are the bits of the engine on the CPU. Part of
-// cortado_cuda_test, which runs nothing where there is no device.
+// Ranks whose gradients are on a CUDA device: what is delivered and kept are the bits of the engine on the CPU; of low
+// rank, whose projections are held to a bound, they are close. Part of cortado_cuda_test, which runs nothing where
+// there is no device.
 #include "cortado/cuda.h"
 
 #include <gtest/gtest.h>
@@ -71,7 +72,14 @@ Gradients with_a_bad_step(int rank, std::int64_t step) {
 
 class CudaEngine : public testing::TestWithParam<const char*> {};
 
-TEST_P(CudaEngine, HasTheBitsOfTheEngineOnTheCpu) {
+void expect_close(const std::vector<float>& found, const std::vector<float>& expected, const std::string& what) {
+  const std::vector<double> a(found.begin(), found.end()), b(expected.begin(), expected.end());
+  ASSERT_EQ(a.size(), b.size()) << what;
+  const double squares = squares_of_difference(b, std::vector<double>(b.size()));
+  EXPECT_LE(std::sqrt(squares_of_difference(a, b)), 1e-4 * std::sqrt(squares)) << what;
+}
+
+TEST_P(CudaEngine, HasTheResultsOfTheEngineOnTheCpu) {
   Training training{.options = coded(GetParam()), .gradients = with_a_bad_step};
   training.options.start_step = 1;
   const History expected = train(training);
@@ -82,14 +90,27 @@ TEST_P(CudaEngine, HasTheBitsOfTheEngineOnTheCpu) {
   const History found = train(training);
   expect_replicas_agree(found);
   EXPECT_EQ(found.finite, expected.finite);
+  const EngineOptions::Method method = training.options.method;
+  const bool is_exact = method != EngineOptions::Method::kAcp && method != EngineOptions::Method::kPower;
   for (std::size_t rank = 0; rank < found.delivered.size(); ++rank) {
     for (std::size_t step = 0; step < found.delivered[rank].size(); ++step) {
       if (!expected.finite[rank][step]) continue;
-      EXPECT_TRUE(same_bits(found.delivered[rank][step], expected.delivered[rank][step]))
-          << "rank " << rank << ", step " << step;
+      const std::string where = "rank " + std::to_string(rank) + ", step " + std::to_string(step);
+      if (is_exact) {
+        EXPECT_TRUE(same_bits(found.delivered[rank][step], expected.delivered[rank][step])) << where;
+        continue;
+      }
+      for (std::size_t t = 0; t < found.delivered[rank][step].size(); ++t) {
+        expect_close(found.delivered[rank][step][t], expected.delivered[rank][step][t], where);
+      }
     }
     for (std::size_t t = 0; t < found.states[rank].tensors.size(); ++t) {
-      EXPECT_EQ(found.states[rank].tensors[t].residual, expected.states[rank].tensors[t].residual);
+      const TensorState &a = found.states[rank].tensors[t], &b = expected.states[rank].tensors[t];
+      if (is_exact) {
+        EXPECT_EQ(a.residual, b.residual);
+      } else {
+        expect_close(a.residual, b.residual, a.name);
+      }
     }
   }
 }
@@ -97,7 +118,8 @@ TEST_P(CudaEngine, HasTheBitsOfTheEngineOnTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Codecs, CudaEngine,
                          testing::Values("sign", "sign(scale=two_means, bucket_cap_mib=0)", "fp8(e4m3)",
                                          "quant(bits=4, round=stochastic)", "quant(bits=3, feedback=none)",
-                                         "topk(density=0.1)", "randk(density=0.2)", "acp", "cast(bf16)"));
+                                         "topk(density=0.1)", "randk(density=0.2)", "acp(rank=2)",
+                                         "acp(rank=2, sides=alternate)", "power(rank=2)", "cast(bf16)"));
 
 }  // namespace
 }  // namespace cortado

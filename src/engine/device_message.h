@@ -7,8 +7,8 @@
 //   encode()            gives the work to the queue: feedback, codec, and the copy of the payloads to the host
 //   encoded()           true once they are there: payload() and finite() may be called
 //   take()              what each rank sent, as it arrives
-//   decode()            once the verdict on the step is known: gives the rest to the queue. The gradients get the mean;
-//                       a step that was not finite changes no residual
+//   decode()            once the verdict on the step is known: gives the rest to the queue. The gradients get the mean,
+//                       NaN in slots that were not finite on some rank; a step that was not finite changes no residual
 //   decoded()           true once it has been done; what was wrong with a payload is said here
 //
 // Payloads, means and residuals are those of GatheredTensor (codec_tensor.h) to the bit, so ranks with and without a
@@ -25,11 +25,12 @@
 #include "core/device_queue.h"
 #include "cortado/status.h"
 #include "cortado/tensor_view.h"
+#include "engine/device_work.h"
 #include "feedback/feedback_pass.h"
 
 namespace cortado {
 
-class DeviceMessage {
+class DeviceMessage : public DeviceWork {
  public:
   struct Tensor {
     std::string name;
@@ -48,37 +49,18 @@ class DeviceMessage {
     std::uint64_t seed = 0;        // EncodeContext::seed, of this rank
     DeviceQueue* queue = nullptr;  // outlives the message
   };
-  virtual ~DeviceMessage() = default;
 
-  virtual int slot_count() const = 0;
-
-  // Before the first step: device memory that holds nothing between decode() and the next one, so that all messages of
-  // one queue share it.
-  virtual std::uint64_t scratch_bytes() const = 0;
-  virtual Status set_up(std::byte* scratch) = 0;
-
-  // A pointer to device memory for each slot.
-  virtual Status encode(std::span<void* const> gradients, double gradient_scale, std::int64_t step) = 0;
-  virtual Result<bool> encoded() = 0;
+  // After encoded().
   virtual std::span<const std::byte> payload(int slot) const = 0;
   virtual bool finite(int slot) const = 0;
+  // False: all its bits were zero. Then a payload of zeros may be sent and taken instead, and the residual waits.
+  virtual bool has_gradient(int slot) const = 0;
 
   // Copies the payload. kCorruptData if its size is not that of payload(slot).
   virtual Status take(int rank, int slot, std::span<const std::byte> payload) = 0;
-  // step_finite: no rank's gradient of any tensor was not; then the step becomes the state. Slots that were not finite
-  // on some rank get NaN for a mean.
-  virtual Status decode(bool step_finite, std::span<const bool> slot_finite) = 0;
-  virtual Result<bool> decoded() = 0;
 
   // Of the last finite step, after decoded(): of what was encoded, and of what that lost.
   virtual FeedbackSquares squares(int slot) const = 0;
-
-  // -- between steps; with feedback. Both wait for the queue.
-  virtual Status read_residual(int slot, std::span<float> residual) = 0;
-  virtual Status write_residual(int slot, std::span<const float> residual) = 0;
-
-  virtual std::int64_t device_bytes() const = 0;  // held
-  virtual std::int64_t host_bytes() const = 0;    // of pinned memory
 };
 
 // On the CUDA device of the queue, in the library cortado_cuda. kUnsupported, with the reason, for codecs that have no

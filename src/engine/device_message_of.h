@@ -3,7 +3,6 @@
 // A DeviceMessage on a CUDA device or an emulated one.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -14,24 +13,11 @@
 #include "codec/device_registry.h"
 #include "codec/stage.h"
 #include "core/check.h"
+#include "engine/device_memory.h"
 #include "engine/device_message.h"
 #include "feedback/feedback_device.h"
 
 namespace cortado {
-
-// The memory of a message: pieces of one allocation.
-class DevicePieces {
- public:
-  std::uint64_t add(std::uint64_t bytes) {
-    const std::uint64_t offset = bytes_;
-    bytes_ += (bytes + kWorkspaceAlignBytes - 1) / kWorkspaceAlignBytes * kWorkspaceAlignBytes;
-    return offset;
-  }
-  std::uint64_t bytes() const { return bytes_; }
-
- private:
-  std::uint64_t bytes_ = 0;
-};
 
 template <class Device>
 class DeviceMessageOf final : public DeviceMessage {
@@ -86,16 +72,17 @@ class DeviceMessageOf final : public DeviceMessage {
     CORTADO_RETURN_IF_ERROR(device.status());
     CORTADO_RETURN_IF_ERROR(encoder_->encode(queue().stream()));
     CORTADO_RETURN_IF_ERROR(queue().copy_to_host(sent_, at(encoded_), stride_));
-    const auto* const flags = reinterpret_cast<const std::byte*>(feedback().table.not_finite);
+    const auto* const flags = reinterpret_cast<const std::byte*>(feedback().table.flags);
     CORTADO_RETURN_IF_ERROR(
-        queue().copy_to_host(reinterpret_cast<std::byte*>(not_finite_), flags, slots() * sizeof(std::uint32_t)));
+        queue().copy_to_host(reinterpret_cast<std::byte*>(flags_), flags, slots() * sizeof(std::uint32_t)));
     return queue().record(encoded_event_);
   }
 
   Result<bool> encoded() override { return queue().reached(encoded_event_); }
 
   std::span<const std::byte> payload(int slot) const override { return {sent_ + offset(slot), bytes(slot)}; }
-  bool finite(int slot) const override { return not_finite_[slot] == 0; }
+  bool finite(int slot) const override { return (flags_[slot] & FeedbackTable::kNotFinite) == 0; }
+  bool has_gradient(int slot) const override { return (flags_[slot] & FeedbackTable::kHasBits) != 0; }
 
   Status take(int rank, int slot, std::span<const std::byte> payload) override {
     if (payload.size() != bytes(slot)) {
@@ -151,31 +138,18 @@ class DeviceMessageOf final : public DeviceMessage {
   FeedbackSquares squares(int slot) const override { return known_squares_[static_cast<std::size_t>(slot)]; }
 
   Status read_residual(int slot, std::span<float> residual) override {
-    const std::byte* const from = values(static_cast<std::size_t>(slot));
-    return in_pieces(residual.size(), [&](std::size_t first, std::size_t count) -> Status {
-      const std::uint64_t bytes = count * sizeof(float);
-      CORTADO_RETURN_IF_ERROR(queue().copy_to_host(state_, from + first * sizeof(float), bytes));
-      CORTADO_RETURN_IF_ERROR(wait_for_queue());
-      std::memcpy(residual.data() + first, state_, bytes);
-      return {};
-    });
+    return copies_.read(values(static_cast<std::size_t>(slot)), residual);
   }
   Status write_residual(int slot, std::span<const float> residual) override {
-    std::byte* const to = values(static_cast<std::size_t>(slot));
-    return in_pieces(residual.size(), [&](std::size_t first, std::size_t count) -> Status {
-      const std::uint64_t bytes = count * sizeof(float);
-      std::memcpy(state_, residual.data() + first, bytes);
-      CORTADO_RETURN_IF_ERROR(queue().copy_to_device(to + first * sizeof(float), state_, bytes));
-      return wait_for_queue();
-    });
+    return copies_.write(values(static_cast<std::size_t>(slot)), residual);
   }
 
   std::int64_t device_bytes() const override { return static_cast<std::int64_t>(on_device_.bytes()); }
-  std::int64_t host_bytes() const override { return static_cast<std::int64_t>(on_host_.bytes()); }
+  std::int64_t host_bytes() const override {
+    return static_cast<std::int64_t>(on_host_.bytes()) + copies_.host_bytes();
+  }
 
  private:
-  static constexpr std::size_t kStateElems = std::size_t{1} << 20;  // of a residual, copied at once
-
   DeviceMessageOf(const Setup& setup, std::unique_ptr<Codec> codec) : setup_(setup), codec_(std::move(codec)) {}
 
   // ---- set-up
@@ -219,24 +193,23 @@ class DeviceMessageOf final : public DeviceMessage {
     received_ = on_device_.add(ranks() * stride_);
 
     const std::uint64_t sent = on_host_.add(stride_), taken = on_host_.add(ranks() * stride_);
-    const std::uint64_t not_finite = on_host_.add(slots() * sizeof(std::uint32_t));
+    const std::uint64_t flags = on_host_.add(slots() * sizeof(std::uint32_t));
     const std::uint64_t faults = on_host_.add(ranks() * slots() * sizeof(std::uint32_t));
     const std::uint64_t squares = on_host_.add(slots() * sizeof(FeedbackSquares));
     const std::uint64_t step = on_host_.add(sizeof(std::uint64_t));
     const std::uint64_t entries = on_host_.add(slots() * sizeof(FeedbackTensor));
-    const std::uint64_t state = on_host_.add(setup_.has_feedback ? kStateElems * sizeof(float) : 0);
 
     CORTADO_ASSIGN_OR_RETURN(memory_, queue().allocate_on_device(on_device_.bytes()));
     CORTADO_ASSIGN_OR_RETURN(std::byte* const host, queue().allocate_on_host(on_host_.bytes()));
     sent_ = host + sent;
     taken_ = host + taken;
-    not_finite_ = reinterpret_cast<std::uint32_t*>(host + not_finite);
+    flags_ = reinterpret_cast<std::uint32_t*>(host + flags);
     faults_ = reinterpret_cast<std::uint32_t*>(host + faults);
     squares_ = reinterpret_cast<FeedbackSquares*>(host + squares);
     step_on_host_ = host + step;
     entries_on_host_ = host + entries;
-    state_ = host + state;
-    for (Event* event : {&encoded_event_, &decoded_event_, &state_event_}) {
+    CORTADO_RETURN_IF_ERROR(copies_.open(&queue(), setup_.has_feedback));
+    for (Event* event : {&encoded_event_, &decoded_event_}) {
       CORTADO_ASSIGN_OR_RETURN(*event, queue().make_event());
     }
     known_squares_.resize(slots());
@@ -274,23 +247,6 @@ class DeviceMessageOf final : public DeviceMessage {
     return FeedbackStep::of({.gradient_scale = static_cast<float>(1.0 / gradient_scale_)});
   }
 
-  // ---- state
-
-  template <typename Act>
-  static Status in_pieces(std::size_t elems, const Act& act) {
-    for (std::size_t first = 0; first < elems; first += kStateElems) {
-      CORTADO_RETURN_IF_ERROR(act(first, std::min(kStateElems, elems - first)));
-    }
-    return {};
-  }
-  Status wait_for_queue() {
-    CORTADO_RETURN_IF_ERROR(queue().record(state_event_));
-    for (bool is_reached = false; !is_reached;) {
-      CORTADO_ASSIGN_OR_RETURN(is_reached, queue().reached(state_event_));
-    }
-    return {};
-  }
-
   using Event = DeviceQueue::Event;
 
   DeviceQueue& queue() const { return *setup_.queue; }
@@ -319,13 +275,13 @@ class DeviceMessageOf final : public DeviceMessage {
   std::uint64_t stride_ = 0;                                    // from one rank's payloads to the next one's
 
   // On the host, pinned.
-  std::byte *sent_ = nullptr, *taken_ = nullptr, *step_on_host_ = nullptr, *entries_on_host_ = nullptr,
-            *state_ = nullptr;
-  std::uint32_t *not_finite_ = nullptr, *faults_ = nullptr;
+  std::byte *sent_ = nullptr, *taken_ = nullptr, *step_on_host_ = nullptr, *entries_on_host_ = nullptr;
+  std::uint32_t *flags_ = nullptr, *faults_ = nullptr;
   FeedbackSquares* squares_ = nullptr;
   std::vector<FeedbackSquares> known_squares_;  // of the last step that is known to have been decoded
 
-  Event encoded_event_ = 0, decoded_event_ = 0, state_event_ = 0;
+  ResidualCopies copies_;
+  Event encoded_event_ = 0, decoded_event_ = 0;
   double gradient_scale_ = 1;
 };
 

@@ -18,8 +18,26 @@ DeviceSide::DeviceSide(EngineDevice device, std::vector<std::int64_t> gradient_b
 Status DeviceSide::add_message(const DeviceMessage::Setup& given, std::vector<std::uint32_t> tensors) {
   DeviceMessage::Setup setup = given;
   setup.queue = device_.queue.get();
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<DeviceMessage> made, device_.make_message(setup));
   Message message;
-  CORTADO_ASSIGN_OR_RETURN(message.message, device_.make_message(setup));
+  message.coded = made.get();
+  message.work = std::move(made);
+  add(std::move(message), std::move(tensors));
+  return {};
+}
+
+Status DeviceSide::add_matrices(const DeviceMatrices::Setup& given, std::vector<std::uint32_t> tensors) {
+  DeviceMatrices::Setup setup = given;
+  setup.queue = device_.queue.get();
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<DeviceMatrices> made, device_.make_matrices(setup));
+  Message message;
+  message.matrices = made.get();
+  message.work = std::move(made);
+  add(std::move(message), std::move(tensors));
+  return {};
+}
+
+void DeviceSide::add(Message message, std::vector<std::uint32_t> tensors) {
   for (std::size_t s = 0; s < tensors.size(); ++s) {
     places_[tensors[s]] = {static_cast<int>(messages_.size()), static_cast<int>(s)};
   }
@@ -27,14 +45,13 @@ Status DeviceSide::add_message(const DeviceMessage::Setup& given, std::vector<st
   message.finite = std::make_unique<bool[]>(tensors.size());
   message.tensors = std::move(tensors);
   messages_.push_back(std::move(message));
-  return {};
 }
 
 Status DeviceSide::allocate(bool all) {
-  for (const Message& message : messages_) scratch_bytes_ = std::max(scratch_bytes_, message.message->scratch_bytes());
+  for (const Message& message : messages_) scratch_bytes_ = std::max(scratch_bytes_, message.work->scratch_bytes());
   if (!messages_.empty()) {
     CORTADO_ASSIGN_OR_RETURN(std::byte* const scratch, device_.queue->allocate_on_device(scratch_bytes_));
-    for (const Message& message : messages_) CORTADO_RETURN_IF_ERROR(message.message->set_up(scratch));
+    for (const Message& message : messages_) CORTADO_RETURN_IF_ERROR(message.work->set_up(scratch));
   }
   for (std::uint32_t t = 0; t < host_copies_.size(); ++t) {
     if (gradient_bytes_[t] == 0 || (encodes(t) && !all)) continue;
@@ -61,6 +78,7 @@ Result<DeviceSide::Arrival*> DeviceSide::new_arrival() {
   }
   Arrival& arrival = arrivals_[arrivals_in_use_++];
   arrival.message = -1;
+  arrival.is_second = false;
   arrival.on_host.clear();
   return &arrival;
 }
@@ -94,40 +112,52 @@ Status DeviceSide::submit(std::span<const Gradient> gradients) {
     message.missing = -1;  // once
     CORTADO_ASSIGN_OR_RETURN(Arrival* const payloads, new_arrival());
     payloads->message = places_[gradient.tensor].message;
-    CORTADO_RETURN_IF_ERROR(message.message->encode(message.gradients, gradient_scale_, step_));
+    CORTADO_RETURN_IF_ERROR(message.work->encode(message.gradients, gradient_scale_, step_));
   }
   return {};
+}
+
+Status DeviceSide::encode_second_round(std::uint32_t tensor) {
+  CORTADO_ASSIGN_OR_RETURN(Arrival* const factors, new_arrival());
+  factors->message = places_[tensor].message;
+  factors->is_second = true;
+  return matrices_of(tensor).encode_second_round();
 }
 
 Result<const DeviceSide::Arrival*> DeviceSide::next() {
   if (!awaits()) return nullptr;
   const Arrival& arrival = arrivals_[first_];
   CORTADO_ASSIGN_OR_RETURN(const bool is_there,
-                           arrival.message < 0
-                               ? device_.queue->reached(arrival.event)
-                               : messages_[static_cast<std::size_t>(arrival.message)].message->encoded());
+                           arrival.message < 0 ? device_.queue->reached(arrival.event)
+                                               : messages_[static_cast<std::size_t>(arrival.message)].work->encoded());
   if (!is_there) return nullptr;
   ++first_;
   return &arrival;
 }
 
 std::span<const std::byte> DeviceSide::payload(std::uint32_t tensor) const {
-  return message_of(tensor).message->payload(places_[tensor].slot);
+  return message_of(tensor).coded->payload(places_[tensor].slot);
 }
 
-bool DeviceSide::finite(std::uint32_t tensor) const { return message_of(tensor).message->finite(places_[tensor].slot); }
+bool DeviceSide::finite(std::uint32_t tensor) const { return message_of(tensor).coded->finite(places_[tensor].slot); }
+
+bool DeviceSide::has_gradient(std::uint32_t tensor) const {
+  return message_of(tensor).coded->has_gradient(places_[tensor].slot);
+}
 
 Status DeviceSide::take(std::uint32_t tensor, int rank, std::span<const std::byte> payload) {
-  return message_of(tensor).message->take(rank, places_[tensor].slot, payload);
+  return message_of(tensor).coded->take(rank, places_[tensor].slot, payload);
 }
 
 Status DeviceSide::finish_step(bool step_finite, const std::function<bool(std::uint32_t tensor)>& tensor_finite) {
   decodes_ = !is_dense_;
+  // Gradients are written now; what the caller has queued since they were submitted may still read them.
+  CORTADO_RETURN_IF_ERROR(device_.queue->follow(compute_));
   for (Message& message : messages_) {
     if (is_dense_) break;
     const std::size_t slots = message.tensors.size();
     for (std::size_t s = 0; s < slots; ++s) message.finite[s] = tensor_finite(message.tensors[s]);
-    CORTADO_RETURN_IF_ERROR(message.message->decode(step_finite, {message.finite.get(), slots}));
+    CORTADO_RETURN_IF_ERROR(message.work->decode(step_finite, {message.finite.get(), slots}));
   }
   for (std::uint32_t t = 0; t < gradients_.size(); ++t) {
     if (gradients_[t] == nullptr) continue;
@@ -140,7 +170,7 @@ Status DeviceSide::finish_step(bool step_finite, const std::function<bool(std::u
 Result<bool> DeviceSide::finished() {
   for (Message& message : messages_) {
     if (!decodes_) break;
-    CORTADO_ASSIGN_OR_RETURN(const bool is_done, message.message->decoded());
+    CORTADO_ASSIGN_OR_RETURN(const bool is_done, message.work->decoded());
     if (!is_done) return false;
   }
   decodes_ = false;
@@ -149,21 +179,21 @@ Result<bool> DeviceSide::finished() {
 
 std::int64_t DeviceSide::memory_bytes() const {
   auto bytes = static_cast<std::int64_t>(scratch_bytes_);
-  for (const Message& message : messages_) bytes += message.message->device_bytes() + message.message->host_bytes();
+  for (const Message& message : messages_) bytes += message.work->device_bytes() + message.work->host_bytes();
   for (std::uint32_t t = 0; t < host_copies_.size(); ++t) bytes += host_copies_[t] == nullptr ? 0 : gradient_bytes_[t];
   return bytes;
 }
 
 FeedbackSquares DeviceSide::squares(std::uint32_t tensor) const {
-  return message_of(tensor).message->squares(places_[tensor].slot);
+  return message_of(tensor).coded->squares(places_[tensor].slot);
 }
 
 Status DeviceSide::read_residual(std::uint32_t tensor, std::span<float> residual) {
-  return message_of(tensor).message->read_residual(places_[tensor].slot, residual);
+  return message_of(tensor).work->read_residual(places_[tensor].slot, residual);
 }
 
 Status DeviceSide::write_residual(std::uint32_t tensor, std::span<const float> residual) {
-  return message_of(tensor).message->write_residual(places_[tensor].slot, residual);
+  return message_of(tensor).work->write_residual(places_[tensor].slot, residual);
 }
 
 }  // namespace cortado

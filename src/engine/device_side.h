@@ -1,9 +1,10 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // DeviceSide: what an engine does with gradients that are on a device. Tensors that travel in gathered messages of a
-// codec with a device variant are encoded and decoded there (DeviceMessage). Others, dense ones and those of the first
-// dense steps among them, are copied to pinned memory, go through the engine as if they had been there, and are copied
-// back. Whatever comes from the device is taken by next(), when it is there.
+// codec with a device variant are encoded and decoded there (DeviceMessage); those that travel as factors are projected
+// and reconstructed there (DeviceMatrices). Others, dense ones and those of the first dense steps among them, are
+// copied to pinned memory, go through the engine as if they had been there, and are copied back. Whatever comes from
+// the device is taken by next(), when it is there.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +18,7 @@
 
 #include "core/device_queue.h"
 #include "cortado/engine.h"
+#include "engine/device_matrices.h"
 #include "engine/device_message.h"
 
 namespace cortado {
@@ -24,7 +26,9 @@ namespace cortado {
 // Where an engine's gradients are; no queue: on the host.
 struct EngineDevice {
   std::unique_ptr<DeviceQueue> queue;
+  Status failure = {};  // why there is no queue where there should be one
   Result<std::unique_ptr<DeviceMessage>> (*make_message)(const DeviceMessage::Setup&) = nullptr;
+  Result<std::unique_ptr<DeviceMatrices>> (*make_matrices)(const DeviceMatrices::Setup&) = nullptr;
 };
 
 class DeviceSide {
@@ -34,20 +38,24 @@ class DeviceSide {
 
   // The tensors of one gathered message. kUnsupported: they can't be encoded on the device.
   Status add_message(const DeviceMessage::Setup& setup, std::vector<std::uint32_t> tensors);
+  // The matrices of one message of factors.
+  Status add_matrices(const DeviceMatrices::Setup& setup, std::vector<std::uint32_t> tensors);
   // After the last of them: memory for the other tensors, and with `all` for every tensor.
   Status allocate(bool all);
 
-  bool has_messages() const { return !messages_.empty(); }
   bool encodes(std::uint32_t tensor) const { return places_[tensor].message >= 0; }
 
   // ---- a step
 
   void begin_step(double gradient_scale, std::int64_t step, bool is_dense, DeviceStream compute);
   Status submit(std::span<const Gradient> gradients);
+  // Of the matrices of the message that `tensor` is in.
+  Status encode_second_round(std::uint32_t tensor);
 
   struct Arrival {
     DeviceQueue::Event event = 0;
-    int message = -1;                         // whose payloads are there
+    int message = -1;                         // whose payloads or factors are there
+    bool is_second = false;                   // of the second round
     std::vector<std::uint32_t> on_host = {};  // or tensors that were copied
   };
   // The oldest that has not been taken, if it is there; nullptr if not. Valid until the next call.
@@ -58,9 +66,14 @@ class DeviceSide {
   const std::vector<std::uint32_t>& tensors_of(int message) const {
     return messages_[static_cast<std::size_t>(message)].tensors;
   }
+  bool is_coded(int message) const { return messages_[static_cast<std::size_t>(message)].coded != nullptr; }
   std::span<const std::byte> payload(std::uint32_t tensor) const;
   bool finite(std::uint32_t tensor) const;
+  bool has_gradient(std::uint32_t tensor) const;
   Status take(std::uint32_t tensor, int rank, std::span<const std::byte> payload);
+  // Of a tensor in a message of factors.
+  DeviceMatrices& matrices_of(std::uint32_t tensor) { return *message_of(tensor).matrices; }
+  int slot_of(std::uint32_t tensor) const { return places_[tensor].slot; }
 
   // After the verdict: means to where the gradients were, on the device.
   Status finish_step(bool step_finite, const std::function<bool(std::uint32_t tensor)>& tensor_finite);
@@ -70,14 +83,16 @@ class DeviceSide {
 
   std::int64_t memory_bytes() const;  // held, on the device and pinned
 
-  // Of tensors encoded here.
+  // Of tensors coded here, and then of tensors encoded here.
   FeedbackSquares squares(std::uint32_t tensor) const;
   Status read_residual(std::uint32_t tensor, std::span<float> residual);
   Status write_residual(std::uint32_t tensor, std::span<const float> residual);
 
  private:
   struct Message {
-    std::unique_ptr<DeviceMessage> message;
+    std::unique_ptr<DeviceWork> work;
+    DeviceMessage* coded = nullptr;  // it is one of the two
+    DeviceMatrices* matrices = nullptr;
     std::vector<std::uint32_t> tensors;
     std::vector<void*> gradients;
     std::unique_ptr<bool[]> finite;  // not std::vector<bool>, which has no elements to point to
@@ -88,6 +103,7 @@ class DeviceSide {
     int slot = 0;
   };
 
+  void add(Message message, std::vector<std::uint32_t> tensors);
   Result<Arrival*> new_arrival();
   Message& message_of(std::uint32_t tensor) { return messages_[static_cast<std::size_t>(places_[tensor].message)]; }
   const Message& message_of(std::uint32_t tensor) const {

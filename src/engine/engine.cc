@@ -53,17 +53,28 @@ Result<std::unique_ptr<Engine>> EngineImpl::make(std::vector<EngineTensor> tenso
   EngineOptions options = given;
   if (options.phase == EngineOptions::Phase::kGlobal) options.sides = EngineOptions::Sides::kAlternate;
   if (options.method == Method::kCodec) options.wire = DType::kFloat32;
-  // Ranks first agree on what they were asked for, so that an error of one's own model comes second and on all of them.
-  const auto timeout = from_seconds(options.timeout_s);
-  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
-  TrainedCodec codec;
-  if (options.method == Method::kCodec) {
-    CORTADO_ASSIGN_OR_RETURN(codec, make_trained_codec(options));
-  }
-  CORTADO_ASSIGN_OR_RETURN(std::vector<Treatment> treatments, choose_treatments(tensors, options, codec));
-  auto engine = std::make_unique<EngineImpl>(std::move(tensors), options, std::move(codec), std::move(treatments),
-                                             communicator, clock, trace);
-  if (device.queue != nullptr) CORTADO_RETURN_IF_ERROR(engine->open_device(std::move(device)));
+  // Ranks agree on what they were asked for before one of them returns an error of its own model, which then comes on
+  // all of them; a device that can't be used is of one rank alone, which tells the others here.
+  const std::vector<std::string> descriptions = describe_tensors(tensors);
+  Status opened = device.failure;
+  const auto make_own = [&]() -> Result<std::unique_ptr<EngineImpl>> {
+    TrainedCodec codec;
+    if (options.method == Method::kCodec) {
+      CORTADO_ASSIGN_OR_RETURN(codec, make_trained_codec(options));
+    }
+    CORTADO_ASSIGN_OR_RETURN(std::vector<Treatment> treatments, choose_treatments(tensors, options, codec));
+    auto engine = std::make_unique<EngineImpl>(std::move(tensors), options, std::move(codec), std::move(treatments),
+                                               communicator, clock, trace);
+    if (device.queue != nullptr) opened = engine->open_device(std::move(device));
+    return engine;
+  };
+  Result<std::unique_ptr<EngineImpl>> made = make_own();
+  const std::string settings =
+      options.results_spec() + (opened.ok() ? "" : ", a device that can't be used: " + opened.message());
+  const Status agreed = check_agreement(communicator, settings, descriptions, from_seconds(options.timeout_s));
+  CORTADO_RETURN_IF_ERROR(opened);
+  CORTADO_RETURN_IF_ERROR(agreed);
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<EngineImpl> engine, std::move(made));
   if (engine->first_ != nullptr && !engine->in_warm_up()) engine->allocate_feedback();
   return std::unique_ptr<Engine>(std::move(engine));
 }

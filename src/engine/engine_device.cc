@@ -12,6 +12,8 @@
 
 namespace cortado {
 
+using Method = EngineOptions::Method;
+
 namespace {
 
 constexpr std::chrono::microseconds kLook{50};  // between two looks at the device
@@ -21,7 +23,7 @@ constexpr std::chrono::microseconds kLook{50};  // between two looks at the devi
 // ---- set-up --------------------------------------------------------------------------------------------------------
 
 Status EngineImpl::open_device(EngineDevice device) {
-  if (options_.method == EngineOptions::Method::kNone) {
+  if (options_.method == Method::kNone) {
     return make_error(StatusCode::kUnsupported,
                       "codec none sends the caller's own buffers, which are on a device here; cast(bf16) halves them");
   }
@@ -31,13 +33,14 @@ Status EngineImpl::open_device(EngineDevice device) {
   device_ = std::make_unique<DeviceSide>(std::move(device), std::move(bytes));
   if (options_.rollback == EngineOptions::Rollback::kExact) device_fallback_ = "rollback=exact";
   if (codec_.feedback == EngineOptions::Feedback::kDgc) device_fallback_ = "feedback=dgc";
-  if (options_.method != EngineOptions::Method::kCodec || codec_.is_summed) {
+  const bool is_low_rank = options_.method == Method::kAcp || options_.method == Method::kPower;
+  if (!is_low_rank && (options_.method != Method::kCodec || codec_.is_summed)) {
     device_fallback_ = "what \"" + options_.to_spec() + "\" sends is summed";
   }
   for (const Message& message : first_->layout().messages) {
     if (!device_fallback_.empty()) break;
-    if (message.collective != Collective::kAllGather) continue;
-    const Status status = add_device_message(message);
+    if (!is_low_rank && message.collective != Collective::kAllGather) continue;
+    const Status status = is_low_rank ? add_device_matrices(message) : add_device_message(message);
     if (status.code() == StatusCode::kUnsupported) {
       device_fallback_ = status.message();
     } else if (!status.ok()) {
@@ -69,10 +72,27 @@ Status EngineImpl::add_device_message(const Message& message) {
   return device_->add_message(setup, std::move(tensors));
 }
 
+// Where sides alternate, the other layout may put them into other messages; together on the device they stay.
+Status EngineImpl::add_device_matrices(const Message& message) {
+  DeviceMatrices::Setup setup{.tensors = {}, .has_feedback = has_feedback()};
+  std::vector<std::uint32_t> tensors;
+  for (const Slot& slot : message.slots) {
+    if (low_rank_[slot.tensor] == nullptr) continue;
+    tensors.push_back(slot.tensor);
+    setup.tensors.push_back(low_rank_[slot.tensor].get());
+    if (has_feedback()) low_rank_[slot.tensor]->keep_residual_elsewhere();
+  }
+  return tensors.empty() ? Status() : device_->add_matrices(setup, std::move(tensors));
+}
+
 // ---- a step --------------------------------------------------------------------------------------------------------
 
 void EngineImpl::begin_step_on_device() {
   context_.keeps_local_gradients = false;  // what decoding overwrites is a copy
+  for (std::uint32_t t = 0; t < tensors_.size() && warm_up_ == nullptr; ++t) {
+    if (!is_factored_on_device(t)) continue;
+    device_->matrices_of(t).set_kind(device_->slot_of(t), first_->find_slot(t)->kind);
+  }
   device_->begin_step(context_.gradient_scale, phase_step_, warm_up_ != nullptr,
                       static_cast<DeviceStream>(context_.device_stream));
 }
@@ -88,21 +108,56 @@ Status EngineImpl::take_from_device() {
   for (;;) {
     const Result<const DeviceSide::Arrival*> next = device_->next();
     if (!next.ok()) return fail(next.status().with_context("from the device"));
-    if (next.value() == nullptr) return encode_and_start(arrived_);
+    if (next.value() == nullptr) break;
     const DeviceSide::Arrival& arrival = *next.value();
     for (const std::uint32_t t : arrival.on_host) {
       steps_[t].gradient = device_->host_copy(t);
       arrived_.push_back({t, steps_[t].gradient});
     }
     if (arrival.message < 0) continue;
+    if (!device_->is_coded(arrival.message)) {
+      write_factors(arrival);
+      continue;
+    }
     for (const std::uint32_t t : device_->tensors_of(arrival.message)) {
-      const std::span<const std::byte> payload = device_->payload(t);
-      std::memcpy(first_->slot_bytes(t).data(), payload.data(), payload.size());
-      steps_[t].payload_bytes = payload.size();
-      steps_[t].finite = device_->finite(t);
+      steps_[t].held = context_.holds_zero_gradients && !device_->has_gradient(t);
+      if (steps_[t].held) {
+        if (const Status status = encode_payload(t, *first_); !status.ok()) return fail(status);
+      } else {
+        const std::span<const std::byte> payload = device_->payload(t);
+        std::memcpy(first_->slot_bytes(t).data(), payload.data(), payload.size());
+        steps_[t].payload_bytes = payload.size();
+        steps_[t].finite = device_->finite(t);
+      }
       first_->mark_written(t, steps_[t].finite, steps_[t].payload_bytes);
     }
   }
+  CORTADO_RETURN_IF_ERROR(encode_and_start(arrived_));
+  if (second_ == nullptr || warm_up_ != nullptr) return {};
+  const Status status = second_->start_ready();
+  return status.ok() ? status : fail(status);
+}
+
+void EngineImpl::write_factors(const DeviceSide::Arrival& arrival) {
+  Round& round = arrival.is_second ? *second_ : *first_;
+  const std::vector<std::uint32_t>& tensors = device_->tensors_of(arrival.message);
+  pool_.parallel_for(static_cast<std::int64_t>(tensors.size()), [&](std::int64_t i) {
+    const std::uint32_t t = tensors[static_cast<std::size_t>(i)];
+    steps_[t].finite =
+        device_->matrices_of(t).write(device_->slot_of(t), context_.holds_zero_gradients, round.slot_data(t));
+  });
+  for (const std::uint32_t t : tensors) round.mark_written(t, steps_[t].finite);
+}
+
+// The second round's factors of what message `message` of the first one has brought.
+Status EngineImpl::encode_second_round_on_device(int message) {
+  for (const Slot& slot : first_->layout().messages[message].slots) {
+    if (slot.kind == SlotKind::kDense) continue;
+    const Status status = device_->encode_second_round(slot.tensor);
+    if (!status.ok()) return fail(status.with_context("the second round"));
+    break;  // one stands for all of the message
+  }
+  return take_from_device();
 }
 
 Status EngineImpl::wait_for_arrivals() {

@@ -68,6 +68,7 @@ class EngineImpl final : public Engine {
     void* gradient = nullptr;
     bool submitted = false;
     bool finite = true;               // what this rank wrote
+    bool held = false;                // coded on a device: zeros were sent (StepContext::holds_zero_gradients)
     bool finite_on_all = true;        // of gathered slots
     double sum_squares = 0;           // of what it wrote from, residual included
     double error_squares = 0;         // of what writing lost
@@ -97,6 +98,7 @@ class EngineImpl final : public Engine {
   FusionBudget budget() const;
   Status open_device(EngineDevice device);
   Status add_device_message(const Message& message);
+  Status add_device_matrices(const Message& message);
   void allocate_feedback();
   bool in_warm_up() const { return step_ < options_.start_step && compresses(); }
   bool compresses() const {  // or else sends every tensor dense
@@ -117,9 +119,14 @@ class EngineImpl final : public Engine {
   Status check_submission(std::span<const Gradient> gradients);
   Status encode_and_start(std::span<const Gradient> gradients);
   bool is_on_device(std::uint32_t tensor) const { return device_ != nullptr && device_->encodes(tensor); }
+  bool is_factored_on_device(std::uint32_t tensor) const {
+    return is_on_device(tensor) && low_rank_[tensor] != nullptr;
+  }
   void begin_step_on_device();
   Status submit_on_device(std::span<const Gradient> gradients);
   Status take_from_device();
+  void write_factors(const DeviceSide::Arrival& arrival);
+  Status encode_second_round_on_device(int message);
   Status wait_for_arrivals();
   Status take_slot(Round& round, int message, const Slot& slot);
   Status finish_on_device();

@@ -62,13 +62,13 @@ Result<EngineState> EngineImpl::save_state() {
     if (!is_stateful(t)) continue;
     TensorState saved{.name = tensors_[t].name, .residual = {}, .basis = {}, .velocity = {}};
     if (low_rank_[t] != nullptr) {
-      low_rank_[t]->materialise_residual();
+      if (!is_on_device(t)) low_rank_[t]->materialise_residual();
       const std::span<const float> basis = low_rank_[t]->basis(kind_at(t, phase_step_));
       saved.basis.assign(basis.begin(), basis.end());
     }
     const FeedbackMemory memory = feedback_memory(t);
     const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
-    if (is_on_device(t) && warm_up_ == nullptr) {
+    if (is_on_device(t) && has_feedback() && warm_up_ == nullptr) {
       saved.residual.resize(static_cast<std::size_t>(elems));
       CORTADO_RETURN_IF_ERROR(device_->read_residual(t, saved.residual));
     }
@@ -135,7 +135,15 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
     return make_error(StatusCode::kMismatch, "load_state: the state has %zu layouts, expected %zu", state.layout.size(),
                       current.size());
   }
+  const bool has_groups = device_ != nullptr && options_.method == EngineOptions::Method::kPower;
   for (std::size_t parity = 0; parity < current.size(); ++parity) {
+    // The matrices of a message are one group there, and both its rounds run for all of it.
+    if (has_groups && state.layout[parity] != layout_names(current[parity], names_of(tensors_))) {
+      return make_error(StatusCode::kUnsupported,
+                        "load_state: the state has %zu messages of other tensors than the %zu of this engine, whose "
+                        "power iterations are on a device; load it without the device engine, or begin anew",
+                        state.layout[parity].size(), current[parity].messages.size());
+    }
     CORTADO_ASSIGN_OR_RETURN(Layout layout,
                              layout_from_names(state.layout[parity], current[parity], names_of(tensors_)));
     layouts->push_back(std::move(layout));
@@ -156,6 +164,7 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
   if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(wait_until_finished());
   step_ = state.step;
   set_first_step(state.step);
+  replicas_ = {};
   phase_step_ = state.phase_step;
   const bool same_world = state.world_size == communicator_->world_size();
   const std::string warning =
@@ -186,6 +195,7 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
       if (same_world) std::copy(from.begin(), from.end(), to);
     };
     if (is_on_device(t)) {
+      if (!has_feedback()) continue;
       std::vector<float> residual(static_cast<std::size_t>(tensors_[t].rows * tensors_[t].cols));
       restore(saved.residual, residual.data());
       CORTADO_RETURN_IF_ERROR(device_->write_residual(t, residual));
@@ -235,9 +245,10 @@ EngineReport EngineImpl::report() const {
     if (low_rank != nullptr && last_step_compressed_) {
       squares = low_rank->sum_squares();
       lost = low_rank->error_squares();
-    } else if (is_on_device(t) && last_step_compressed_) {
-      squares = device_->squares(t).of_values;
-      lost = device_->squares(t).of_differences;
+    } else if (coded != nullptr && is_on_device(t) && last_step_compressed_) {
+      const FeedbackSquares of_device = steps_[t].held ? FeedbackSquares{} : device_->squares(t);
+      squares = of_device.of_values;
+      lost = of_device.of_differences;
     } else if (coded != nullptr && last_step_compressed_) {
       squares = coded->sum_squares();
       lost = coded->error_squares();
@@ -261,6 +272,7 @@ EngineReport EngineImpl::report() const {
   report.residual_bytes = residuals_.bytes() + velocities_.bytes() + residual_bytes_on_device();
   report.message_bytes = message_bytes();
   if (passes_through()) report.fallbacks.push_back({"", "world size 1: nothing to exchange", finished_steps_});
+  report.host_reason = device_fallback_;
   if (!device_fallback_.empty()) {
     report.fallbacks.push_back({"", "encoded on the CPU, not on the device: " + device_fallback_, finished_steps_});
   }

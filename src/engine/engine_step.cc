@@ -66,11 +66,6 @@ Status EngineImpl::begin_step(const StepContext& context) {
     return make_error(StatusCode::kInvalidArgument,
                       "begin_step: gradient_scale must be above 0 and at most 1e30, got %g", context.gradient_scale);
   }
-  if (context.holds_zero_gradients && device_ != nullptr && device_->has_messages()) {
-    return make_error(StatusCode::kUnsupported,
-                      "begin_step: holds_zero_gradients is not supported where \"%s\" runs on a device",
-                      options_.codec.c_str());
-  }
   context_ = context;
   in_step_ = true;
   finite_ = true;
@@ -82,10 +77,10 @@ Status EngineImpl::begin_step(const StepContext& context) {
     warm_up_.reset();
     allocate_feedback();
   }
-  if (device_ != nullptr) begin_step_on_device();
   Round& round = first_round();
   round.begin(round.layouts().of_parity.size() == 2 ? static_cast<int>(phase_step_ & 1) : 0);
   if (second_ != nullptr) second_->begin(0);
+  if (device_ != nullptr) begin_step_on_device();
   return {};
 }
 
@@ -113,6 +108,7 @@ Status EngineImpl::check_submission(std::span<const Gradient> gradients) {
 }
 
 bool EngineImpl::is_held(std::uint32_t t) const {
+  if (is_on_device(t)) return steps_[t].held;
   return context_.holds_zero_gradients && all_bits_zero(steps_[t].gradient, gradient_bytes(t));
 }
 
@@ -310,7 +306,11 @@ void EngineImpl::receive_slot(Round& round, int message, const Slot& slot) {
     return;
   }
   const bool first_of_two = second_ != nullptr && &round != second_.get();
-  if (slot.kind == SlotKind::kDense || (!first_of_two && may_decode_early())) {
+  if (slot.kind != SlotKind::kDense && is_factored_on_device(slot.tensor)) {
+    if (!first_of_two) {
+      device_->matrices_of(slot.tensor).take(device_->slot_of(slot.tensor), round.slot_data(message, slot));
+    }
+  } else if (slot.kind == SlotKind::kDense || (!first_of_two && may_decode_early())) {
     decode_slot(round, message, slot, finite_ ? CodecTensor::Settle::kIfUndoable : CodecTensor::Settle::kNever);
   }
   if (low_rank_[slot.tensor] == nullptr || slot.kind == SlotKind::kDense) return;
@@ -367,8 +367,13 @@ Status EngineImpl::decode_held(Round& round) {
 // Power-SGD: the column factors, on the basis that the first round's sums give. All messages of the first round were
 // started before the first of these on every rank, and both run in layout order.
 Status EngineImpl::run_second_round() {
+  const bool is_on_device = device_ != nullptr && device_fallback_.empty();
   for (int m = 0; m < first_->message_count(); ++m) {
     CORTADO_RETURN_IF_ERROR(wait_for(*first_, m));
+    if (is_on_device) {
+      CORTADO_RETURN_IF_ERROR(encode_second_round_on_device(m));
+      continue;
+    }
     for (const Slot& slot : first_->layout().messages[m].slots) {
       if (slot.kind == SlotKind::kDense) continue;
       Interval interval{.start_ns = clock_->now_ns()};
@@ -379,6 +384,7 @@ Status EngineImpl::run_second_round() {
     }
     if (const Status status = second_->start_ready(); !status.ok()) return fail(status);
   }
+  if (is_on_device) CORTADO_RETURN_IF_ERROR(wait_for_arrivals());
   for (int m = 0; m < second_->message_count(); ++m) CORTADO_RETURN_IF_ERROR(wait_for(*second_, m));
   return {};
 }
@@ -398,8 +404,9 @@ Status EngineImpl::gather_rests() {
 Status EngineImpl::commit(Round& last) {
   for (int m = 0; m < last.message_count(); ++m) {
     CORTADO_RETURN_IF_ERROR(for_slots(last, m, [&](const Slot& slot) {
-      if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor)) return;
+      if (slot.kind == SlotKind::kDense) return;
       if (low_rank_[slot.tensor] != nullptr) return low_rank_[slot.tensor]->commit(slot.kind);
+      if (is_on_device(slot.tensor)) return;
       steps_[slot.tensor].status =
           with_payload(last, m, slot, [&](CodecTensor& tensor, PayloadOfRank payload, CodecScratch& scratch) {
             return tensor.commit(payload, scratch);

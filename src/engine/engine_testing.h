@@ -80,12 +80,12 @@ inline EngineOptions low_rank(EngineOptions::Method method, int rank) {
   return options;
 }
 
-// An ordinary codec, for every matrix.
+// A codec as it is written, for every matrix.
 inline EngineOptions coded(const std::string& spec) {
   EngineOptions options = EngineOptions::parse(spec).value();
   options.start_step = 0;
   options.min_compression_rate = 0;
-  options.min_elems = 0;
+  if (options.method == EngineOptions::Method::kCodec) options.min_elems = 0;
   options.timeout_s = 20;
   return options;
 }

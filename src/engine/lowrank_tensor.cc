@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "codec/cast/cast_kernels.h"
 #include "core/check.h"
@@ -12,6 +13,18 @@
 
 namespace cortado {
 
+namespace {
+
+void fill_nan(void* output, std::int64_t elems, DType dtype) {
+  if (dtype == DType::kFloat32) {
+    std::fill_n(static_cast<float*>(output), elems, std::numeric_limits<float>::quiet_NaN());
+  } else {
+    std::fill_n(static_cast<std::uint16_t*>(output), elems, std::uint16_t{0x7fff});  // NaN in fp16 and in bf16
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<LowRankTensor> LowRankTensor::make(const EngineOptions& options, const Setup& setup) {
   if (options.method == EngineOptions::Method::kPower) return std::make_unique<PowerTensor>(setup);
   if (options.sides == EngineOptions::Sides::kBoth) return std::make_unique<TwoSidedTensor>(setup);
@@ -20,9 +33,57 @@ std::unique_ptr<LowRankTensor> LowRankTensor::make(const EngineOptions& options,
 
 void LowRankTensor::receive_first_round(const void*, std::int64_t) { CORTADO_CHECK(false, "this codec has one round"); }
 
-bool LowRankTensor::encode_second_round(void*) {
+LowRankTensor::Projection LowRankTensor::second_projection() {
+  CORTADO_CHECK(false, "this codec has one round");
+  return {};
+}
+
+bool LowRankTensor::finish_second_round(const PassResult&, void*) {
   CORTADO_CHECK(false, "this codec has one round");
   return false;
+}
+
+LowRankTensor::Projection LowRankTensor::begin_encode(SlotKind kind) {
+  is_held_ = false;
+  return projection(kind);
+}
+
+PassResult LowRankTensor::project(const ResidualPass& pass, const Projection& projection) const {
+  const auto& [bases, factors] = projection;
+  if (bases.row == nullptr) return project_rows(pass, bases.col, bases.rank, factors.row);
+  if (bases.col == nullptr) return project_cols(pass, bases.row, bases.rank, factors.col);
+  return project_both(pass, bases, factors);
+}
+
+bool LowRankTensor::encode(SlotKind kind, const void* gradient, double gradient_scale, void* slot) {
+  const Projection projection = begin_encode(kind);
+  pass_ = ResidualPass{.rows = setup_.rows,
+                       .cols = setup_.cols,
+                       .gradient = gradient,
+                       .gradient_dtype = setup_.dtype,
+                       .gradient_scale = static_cast<float>(1.0 / gradient_scale),
+                       .residual_in = residual_,
+                       .residual_out = spare_ != nullptr ? spare_ : residual_,
+                       .sent = sent_};
+  return finish_encode(kind, project(pass_, projection), slot);
+}
+
+bool LowRankTensor::encode_second_round(void* slot) {
+  if (is_held_) return finish_second_round({}, slot);
+  ResidualPass again = pass_;
+  if (residual_ != nullptr) {  // A is what the first pass left there
+    again.gradient = nullptr;
+    again.residual_in = pass_.residual_out;
+    again.residual_out = nullptr;
+    again.sent = {};
+  }
+  return finish_second_round(project(again, second_projection()), slot);
+}
+
+void LowRankTensor::decode(SlotKind kind, const void* summed, double gradient_scale, void* output) {
+  const std::optional<FactorPair> pair = mean(kind, summed);
+  if (!pair.has_value()) return fill_nan(output, setup_.rows * setup_.cols, setup_.dtype);
+  reconstruct(*pair, setup_.rows, setup_.cols, decode_scale(gradient_scale), output, setup_.dtype);
 }
 
 void LowRankTensor::set_residual(float* residual, float* spare) {
@@ -52,26 +113,15 @@ void LowRankTensor::hold(SlotKind kind, void* slot) {
   set_error(0, 0, 0);
 }
 
-const ResidualPass& LowRankTensor::begin_pass(const void* gradient, double gradient_scale) {
-  is_held_ = false;
-  pass_ = ResidualPass{.rows = setup_.rows,
-                       .cols = setup_.cols,
-                       .gradient = gradient,
-                       .gradient_dtype = setup_.dtype,
-                       .gradient_scale = static_cast<float>(1.0 / gradient_scale),
-                       .residual_in = residual_,
-                       .residual_out = spare_ != nullptr ? spare_ : residual_,
-                       .sent = sent_};
-  return pass_;
-}
-
 void LowRankTensor::commit_residual(const FactorPair& sent) {
   if (is_held_) return;
-  sent_ = residual_ == nullptr ? FactorPair{} : sent;  // without a residual there is nothing to subtract from
+  const bool has_residual = residual_ != nullptr || is_elsewhere_;  // or there is nothing to subtract from
+  sent_ = has_residual ? sent : FactorPair{};
   if (spare_ != nullptr) std::swap(residual_, spare_);
 }
 
 void LowRankTensor::rollback(const void* gradient) {
+  if (is_elsewhere_) sent_ = {};
   if (residual_ == nullptr || spare_ != nullptr || is_held_) return;
   pass_.gradient = gradient;
   undo_pass(pass_, residual_);

@@ -153,11 +153,11 @@ Status PlanEngine::check_state(const EngineState& state) {
                       "load_state: the state has no tensor \"%s\"; it is of another model or plan",
                       tensors_[t].name.c_str());
   }
-  return for_values(state, same_world, [](std::span<const float>, std::span<float>) {});
+  return for_values(state, same_world, [](std::span<const float>, const auto&) {});
 }
 
 // Calls act(saved, here) for all that the state holds of each tensor: its basis and, if asked for, what it keeps at its
-// places, the carried values included. Fails if something is not here.
+// places, the carried values included, for which here() makes memory. Fails if something is not here.
 template <typename Act>
 Status PlanEngine::for_values(const EngineState& state, bool with_places, Act&& act) {
   for (const TensorState& tensor : state.tensors) {
@@ -168,31 +168,36 @@ Status PlanEngine::for_values(const EngineState& state, bool with_places, Act&& 
     }
     const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
     Bucket& bucket = bucket_of(t);
-    const auto take = [&](const std::string& what, const std::vector<float>& saved, std::span<float> here) -> Status {
-      if (here.size() != saved.size()) {
+    const auto take = [&](const std::string& what, const std::vector<float>& saved, std::size_t elems,
+                          const auto& here) -> Status {
+      if (elems != saved.size()) {
         return make_error(
             StatusCode::kMismatch,
             "load_state: \"%s\" has %zu values of %s, expected %zu; the state is of another model or plan",
-            tensor.name.c_str(), saved.size(), what.c_str(), here.size());
+            tensor.name.c_str(), saved.size(), what.c_str(), elems);
       }
       act(std::span<const float>(saved), here);
       return {};
     };
     std::span<float> basis;
     if (bucket.message != nullptr) basis = bucket.message->basis(slot_of(t));
-    CORTADO_RETURN_IF_ERROR(take("the basis", tensor.basis, basis));
+    CORTADO_RETURN_IF_ERROR(take("the basis", tensor.basis, basis.size(), [basis] { return basis; }));
     for (const PlaceState& place : tensor.places) {
       if (!with_places) break;
-      std::span<float> here;
+      const std::string what = "place " + place.name;
       if (place.name == kCarried) {
-        here = {carried_values(t), static_cast<std::size_t>(found->rows * found->cols)};
+        const auto elems = static_cast<std::size_t>(found->rows * found->cols);
+        CORTADO_RETURN_IF_ERROR(
+            take(what, place.values, elems, [&] { return std::span<float>(carried_values(t), elems); }));
+        continue;
       }
+      std::span<float> here;
       for (const MessageResidual& residual : residuals_of(bucket)) {
         if (residual.slot == slot_of(t) && residual.place == place.name && residual.begin == place.begin) {
           here = residual.values;
         }
       }
-      CORTADO_RETURN_IF_ERROR(take("place " + place.name, place.values, here));
+      CORTADO_RETURN_IF_ERROR(take(what, place.values, here.size(), [here] { return here; }));
     }
   }
   return {};
@@ -209,6 +214,7 @@ Result<std::string> PlanEngine::load_state(const EngineState& state) {
       check_same_number(communicator_, "the state to load (hash of step and bases)", state_hash(state), timeout()));
   step_ = state.step;
   set_first_step(state.step);
+  replicas_ = {};
   carried_.clear();
   for (Bucket& bucket : schedule_->buckets) {
     for (const MessageResidual& residual : residuals_of(bucket)) {
@@ -216,8 +222,8 @@ Result<std::string> PlanEngine::load_state(const EngineState& state) {
     }
   }
   const bool same_world = state.world_size == communicator_->world_size();
-  CORTADO_RETURN_IF_ERROR(for_values(state, same_world, [](std::span<const float> saved, std::span<float> here) {
-    std::copy(saved.begin(), saved.end(), here.begin());
+  CORTADO_RETURN_IF_ERROR(for_values(state, same_world, [](std::span<const float> saved, const auto& here) {
+    std::copy(saved.begin(), saved.end(), here().begin());
   }));
   if (same_world) return std::string();
   return "the state was saved by " + std::to_string(state.world_size) + " ranks and is loaded by " +

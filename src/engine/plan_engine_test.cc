@@ -325,8 +325,41 @@ TEST(PlanEngine, SavedStatesResumeBitForBit) {
     EXPECT_EQ(state.step, 2);
     state.spec = "plan(hash=0, buckets=1)";
     EXPECT_EQ(second->load_state(state).status().code(), StatusCode::kMismatch);
+
+    // What was only looked at leaves nothing behind.
+    CORTADO_ASSIGN_OR_RETURN(const auto third, Engine::create(small_model(), plan, with_timeout(), &communicator));
+    const std::int64_t held_bytes = third->report().residual_bytes;
+    EngineState refused = carried;
+    refused.tensors.back().places.push_back({"nowhere", 0, {1.0f}});
+    EXPECT_EQ(third->load_state(refused).status().code(), StatusCode::kMismatch);
+    EXPECT_EQ(third->report().residual_bytes, held_bytes);
     return {};
   });
+}
+
+// Of parameters that a checkpoint has replaced nothing is known; nor with an engine of one codec.
+TEST(PlanEngine, LoadingAStateForgetsThatReplicasWereEqual) {
+  for (const bool has_plan : {true, false}) {
+    on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+      std::unique_ptr<Engine> engine;
+      if (has_plan) {
+        CORTADO_ASSIGN_OR_RETURN(engine,
+                                 Engine::create(small_model(), dense_plan(kTwoByTwo), with_timeout(), &communicator));
+      } else {
+        CORTADO_ASSIGN_OR_RETURN(engine, Engine::create(small_model(), coded("sign"), &communicator));
+      }
+      float parameter = 0;
+      const ReplicaTensor tensor{"weight", std::as_bytes(std::span(&parameter, 1))};
+      CORTADO_RETURN_IF_ERROR(engine->check_replicas({&tensor, 1}));
+      CORTADO_ASSIGN_OR_RETURN(const EngineState state, engine->save_state());
+      CORTADO_RETURN_IF_ERROR(engine->load_state(state).status());
+      parameter = static_cast<float>(communicator.rank());
+      const std::string text = engine->check_replicas({&tensor, 1}).message();
+      EXPECT_NE(text.find("replicas differ"), std::string::npos) << text;
+      EXPECT_EQ(text.find("all were equal before"), std::string::npos) << text;
+      return {};
+    });
+  }
 }
 
 TEST(PlanEngine, StatesWithOtherBasesAreRefusedEverywhere) {

@@ -3,27 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "core/finite.h"
 
 namespace cortado {
 
-namespace {
-
-void fill_nan(void* output, std::int64_t elems, DType dtype) {
-  if (dtype == DType::kFloat32) {
-    std::fill_n(static_cast<float*>(output), elems, std::numeric_limits<float>::quiet_NaN());
-  } else {
-    std::fill_n(static_cast<std::uint16_t*>(output), elems, std::uint16_t{0x7fff});  // NaN in fp16 and in bf16
-  }
-}
-
-}  // namespace
-
 PowerTensor::PowerTensor(const Setup& setup)
-    : LowRankTensor(setup),
+    : LowRankTensor(setup, setup.rank),
       col_basis_(col_elems()),
       row_local_(row_elems()),
       col_fresh_(col_elems()),
@@ -39,9 +26,11 @@ std::int64_t PowerTensor::factor_bytes() const {
   return static_cast<std::int64_t>(elems * sizeof(float));
 }
 
-bool PowerTensor::encode(SlotKind, const void* gradient, double gradient_scale, void* slot) {
-  const PassResult result =
-      project_rows(begin_pass(gradient, gradient_scale), col_basis_.data(), setup().rank, row_local_.data());
+LowRankTensor::Projection PowerTensor::projection(SlotKind) {
+  return {{.col = col_basis_.data(), .rank = setup().rank}, {.row = row_local_.data()}};
+}
+
+bool PowerTensor::finish_encode(SlotKind, const PassResult& result, void* slot) {
   write_factor(row_local_.data(), row_elems(), slot);
   return result.finite && all_finite(slot, row_elems(), setup().wire);
 }
@@ -53,32 +42,25 @@ void PowerTensor::receive_first_round(const void* summed, std::int64_t step) {
   orthogonalise_rows(row_local_.data(), setup().rows, setup().rank, key_of_step(step), scratch_.data());
 }
 
-bool PowerTensor::encode_second_round(void* slot) {
+LowRankTensor::Projection PowerTensor::second_projection() {
+  return {{.row = row_local_.data(), .rank = setup().rank}, {.col = col_fresh_.data()}};
+}
+
+bool PowerTensor::finish_second_round(const PassResult& result, void* slot) {
   if (is_held()) {
     std::memset(slot, 0, static_cast<std::size_t>(wire_bytes(col_elems())));
     return true;
   }
-  ResidualPass again = pass();
-  if (residual() != nullptr) {  // A is what round 0 left there
-    again.gradient = nullptr;
-    again.residual_in = pass().residual_out;
-    again.residual_out = nullptr;
-    again.sent = {};
-  }
-  const PassResult result = project_cols(again, row_local_.data(), setup().rank, col_fresh_.data());
   const double factor_squares = squares_of(col_fresh_.data(), col_elems());
   set_error(result.sum_squares, factor_squares, write_factor(col_fresh_.data(), col_elems(), slot));
   return result.finite && all_finite(slot, col_elems(), setup().wire);
 }
 
-void PowerTensor::decode(SlotKind, const void* summed, double gradient_scale, void* output) {
-  if (!first_round_finite_) {
-    // The orthonormal basis has lost the Inf or NaN that the first round carried; every rank must see it.
-    return fill_nan(output, setup().rows * setup().cols, setup().dtype);
-  }
-  const float* factor = read_factor(summed, col_elems(), scratch_.data());
-  reconstruct({.row = row_local_.data(), .col = factor, .rank = setup().rank}, setup().rows, setup().cols,
-              decode_scale(gradient_scale), output, setup().dtype);
+std::optional<FactorPair> PowerTensor::mean(SlotKind, const void* summed) {
+  // The orthonormal basis has lost the Inf or NaN that the first round carried; every rank must see it.
+  if (!first_round_finite_) return std::nullopt;
+  return FactorPair{
+      .row = row_local_.data(), .col = read_factor(summed, col_elems(), scratch_.data()), .rank = setup().rank};
 }
 
 void PowerTensor::receive(SlotKind, const void* summed, std::int64_t step) {

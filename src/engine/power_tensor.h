@@ -11,16 +11,19 @@ namespace cortado {
 class PowerTensor final : public LowRankTensor {
  public:
   explicit PowerTensor(const Setup& setup);
-  bool encode(SlotKind kind, const void* gradient, double gradient_scale, void* slot) override;
+  bool finish_encode(SlotKind kind, const PassResult& result, void* slot) override;
   void receive_first_round(const void* summed, std::int64_t step) override;
-  bool encode_second_round(void* slot) override;
-  void decode(SlotKind kind, const void* summed, double gradient_scale, void* output) override;
+  Projection second_projection() override;
+  bool finish_second_round(const PassResult& result, void* slot) override;
+  std::optional<FactorPair> mean(SlotKind kind, const void* summed) override;
   void receive(SlotKind kind, const void* summed, std::int64_t step) override;
   void commit(SlotKind kind) override;
   std::span<float> basis(SlotKind) override { return col_basis_.span(); }
   std::int64_t factor_bytes() const override;
 
  private:
+  Projection projection(SlotKind kind) override;
+
   AlignedBuffer<float> col_basis_;              // the same on every rank
   AlignedBuffer<float> row_local_, col_fresh_;  // of the step in hand
   AlignedBuffer<float> row_sent_, col_sent_;    // of the step before: what the residual still has to lose

@@ -16,14 +16,6 @@ namespace {
 
 using Feedback = EngineOptions::Feedback;
 
-Result<std::vector<std::byte>> encode_sample(const Codec& codec, ConstTensorView sample) {
-  std::vector<std::byte> payload(codec.max_payload_bytes(sample.rows, sample.cols, sample.dtype));
-  std::vector<std::byte> scratch(codec.scratch_bytes(sample.rows, sample.cols, sample.dtype));
-  CORTADO_ASSIGN_OR_RETURN(const std::uint64_t bytes, codec.encode(sample, {}, payload, scratch));
-  payload.resize(bytes);
-  return payload;
-}
-
 std::vector<float> normal_values(std::int64_t elems, float scale) {
   std::vector<float> values(static_cast<std::size_t>(elems));
   philox_fill_normal(0, 0, 0, values.data(), elems);
@@ -58,6 +50,14 @@ Result<Feedback> default_feedback(const Codec& codec) {
 }
 
 }  // namespace
+
+Result<std::vector<std::byte>> encode_sample(const Codec& codec, ConstTensorView sample) {
+  std::vector<std::byte> payload(codec.max_payload_bytes(sample.rows, sample.cols, sample.dtype));
+  std::vector<std::byte> scratch(codec.scratch_bytes(sample.rows, sample.cols, sample.dtype));
+  CORTADO_ASSIGN_OR_RETURN(const std::uint64_t bytes, codec.encode(sample, {}, payload, scratch));
+  payload.resize(bytes);
+  return payload;
+}
 
 bool takes_dtype(const Codec& codec, DType dtype) {
   const std::uint32_t zero = 0;

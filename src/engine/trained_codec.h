@@ -1,7 +1,9 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "cortado/codec.h"
 #include "cortado/engine.h"
@@ -21,6 +23,9 @@ struct TrainedCodec {
 Result<TrainedCodec> make_trained_codec(const EngineOptions& options);
 
 bool takes_dtype(const Codec& codec, DType dtype);
+
+// Of these values. Allocates.
+Result<std::vector<std::byte>> encode_sample(const Codec& codec, ConstTensorView sample);
 
 // Bytes that a tensor of N(0, 1) values would send, by encoding a sample of them; the same on every rank, because
 // encoders give the same bytes everywhere.

@@ -10,7 +10,7 @@
 namespace cortado {
 
 TwoSidedTensor::TwoSidedTensor(const Setup& setup)
-    : LowRankTensor(setup),
+    : LowRankTensor(setup, 2 * setup.rank),
       bases_(row_elems() + col_elems()),
       received_(row_elems() + col_elems()),
       factors_(row_elems() + col_elems()),
@@ -43,10 +43,12 @@ FactorPair TwoSidedTensor::join(Pair* pair) {
   return {.row = pair->row.data(), .col = pair->col.data(), .rank = 2 * rank};
 }
 
-bool TwoSidedTensor::encode(SlotKind, const void* gradient, double gradient_scale, void* slot) {
-  float* col_factor = factors_.data() + row_elems();
-  const PassResult result = project_both(begin_pass(gradient, gradient_scale), {row_basis(), col_basis(), setup().rank},
-                                         {factors_.data(), col_factor});
+LowRankTensor::Projection TwoSidedTensor::projection(SlotKind) {
+  return {{row_basis(), col_basis(), setup().rank}, {factors_.data(), factors_.data() + row_elems()}};
+}
+
+bool TwoSidedTensor::finish_encode(SlotKind, const PassResult& result, void* slot) {
+  const float* col_factor = factors_.data() + row_elems();
   const std::int64_t elems = row_elems() + col_elems();
   const double wire_error_squares = write_factor(factors_.data(), elems, slot);
   const double row_squares = squares_of(factors_.data(), row_elems());
@@ -55,11 +57,11 @@ bool TwoSidedTensor::encode(SlotKind, const void* gradient, double gradient_scal
   return result.finite && all_finite(slot, elems, setup().wire);
 }
 
-void TwoSidedTensor::decode(SlotKind, const void* summed, double gradient_scale, void* output) {
+std::optional<FactorPair> TwoSidedTensor::mean(SlotKind, const void* summed) {
   const std::int64_t elems = row_elems() + col_elems();
   const float* both = read_factor(summed, elems, factors_.data());
   if (both != factors_.data()) std::copy_n(both, elems, factors_.data());
-  reconstruct(join(&mean_), setup().rows, setup().cols, decode_scale(gradient_scale), output, setup().dtype);
+  return join(&mean_);
 }
 
 void TwoSidedTensor::receive(SlotKind, const void* summed, std::int64_t step) {

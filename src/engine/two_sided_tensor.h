@@ -17,14 +17,15 @@ namespace cortado {
 class TwoSidedTensor final : public LowRankTensor {
  public:
   explicit TwoSidedTensor(const Setup& setup);
-  bool encode(SlotKind kind, const void* gradient, double gradient_scale, void* slot) override;
-  void decode(SlotKind kind, const void* summed, double gradient_scale, void* output) override;
+  bool finish_encode(SlotKind kind, const PassResult& result, void* slot) override;
+  std::optional<FactorPair> mean(SlotKind kind, const void* summed) override;
   void receive(SlotKind kind, const void* summed, std::int64_t step) override;
   void commit(SlotKind kind) override;
   std::span<float> basis(SlotKind) override { return bases_.span(); }
   std::int64_t factor_bytes() const override;
 
  private:
+  Projection projection(SlotKind kind) override;
   // [P R] and [C ; Q - (R^T P) C].
   struct Pair {
     AlignedBuffer<float> row, col;

@@ -10,7 +10,7 @@ FeedbackSlots FeedbackSlots::make(DeviceLayout& layout) {
   const std::uint64_t count = layout.tensors().size();
   slots.tiling = layout.tile(FeedbackTable::kTileElems);
   slots.tensors = layout.scratch<FeedbackTensor>(count);
-  slots.not_finite = layout.scratch<std::uint32_t>(count);
+  slots.flags = layout.scratch<std::uint32_t>(count);
   slots.tile_squares = layout.scratch<FeedbackSquares>(static_cast<std::uint64_t>(slots.tiling.tiles));
   slots.squares = layout.scratch<FeedbackSquares>(count);
   return slots;

@@ -38,7 +38,9 @@ struct FeedbackTable {
   std::int64_t tensor_count;
   bool has_feedback;
 
-  std::uint32_t* not_finite;      // of a tensor: 1 if some element of its gradient was not
+  // Of a tensor: what is true of some element of its gradient.
+  static constexpr std::uint32_t kNotFinite = 1, kHasBits = 2;
+  std::uint32_t* flags;
   FeedbackSquares* tile_squares;  // scratch
   FeedbackSquares* squares;       // of a tensor
 };
@@ -63,49 +65,69 @@ CORTADO_HD inline bool is_below(float value, float limit) {
 struct AddGradients {
   static constexpr int kThreads = 256;
 
+  static constexpr int kWarps = kThreads / kWarpThreads;
+
   FeedbackTable table;
   FeedbackStep step;
 
-  struct Shared {};
+  struct Shared {
+    std::uint32_t of_warp[kWarps];
+  };
 
   template <class Block>
-  CORTADO_HD void operator()(Block& block, Shared&) const {
+  CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const Tile tile = table.tiling.tile(block.number());
     const FeedbackTensor& tensor = table.tensors[tile.tensor];
-    block.each([&](int t) {
-      bool is_bad = false;
+    typename Block::template PerThread<std::uint32_t> flags;
+    block.each_in_warp([&](int t) {
+      std::uint32_t found = 0;
       for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) {
-        is_bad |= table.has_feedback ? !add(tensor, i) : !copy(tensor, i);
+        found |= table.has_feedback ? add(tensor, i) : copy(tensor, i);
       }
-      if (is_bad) block.set_bits(table.not_finite + tile.tensor, 1);
+      flags[t] = found;
+    });
+    block.butterfly(flags, kWarpThreads, [](std::uint32_t a, std::uint32_t b) { return a | b; });
+    block.each([&](int t) {
+      if (t % kWarpThreads == 0) shared.of_warp[t / kWarpThreads] = flags[t];
+    });
+    block.each([&](int t) {
+      if (t != 0) return;
+      std::uint32_t found = 0;
+      for (const std::uint32_t of_warp : shared.of_warp) found |= of_warp;
+      if (found != 0) block.set_bits(table.flags + tile.tensor, found);
     });
   }
 
  private:
-  // Both say whether the element was finite.
-  CORTADO_HD bool add(const FeedbackTensor& tensor, std::int64_t i) const {
+  CORTADO_HD static std::uint32_t flags_of(bool finite, std::uint32_t bits) {
+    return (finite ? 0 : FeedbackTable::kNotFinite) | (bits != 0 ? FeedbackTable::kHasBits : 0);
+  }
+  // Both return the flags of the element.
+  CORTADO_HD std::uint32_t add(const FeedbackTensor& tensor, std::int64_t i) const {
     const float gradient = load_value(tensor.gradient, tensor.dtype, i);
     const bool finite = is_below(gradient, step.gradient_limit);
+    const std::uint32_t flags = flags_of(finite, std::bit_cast<std::uint32_t>(gradient));
     float* const residual = static_cast<float*>(tensor.values);
     if (tensor.velocity == nullptr) {
       residual[i] += finite ? gradient * step.gradient_scale : 0.0f;
-      return finite;
+      return flags;
     }
     const float moved = step.momentum * tensor.velocity[i] + gradient * step.gradient_scale;
     residual[i] += finite ? moved : 0.0f;
     if (finite) tensor.velocity[i] = moved;
-    return finite;
+    return flags;
   }
-  CORTADO_HD bool copy(const FeedbackTensor& tensor, std::int64_t i) const {
+  CORTADO_HD std::uint32_t copy(const FeedbackTensor& tensor, std::int64_t i) const {
     if (tensor.dtype == tensor.encoded && tensor.dtype != DType::kFloat32) {  // NaN keeps every bit
       const std::uint16_t bits = static_cast<const std::uint16_t*>(tensor.gradient)[i];
       static_cast<std::uint16_t*>(tensor.values)[i] = bits;
       const std::uint16_t exponent = tensor.dtype == DType::kFloat16 ? 0x7c00u : 0x7f80u;
-      return (bits & exponent) != exponent;
+      return flags_of((bits & exponent) != exponent, bits);
     }
     const float value = load_value(tensor.gradient, tensor.dtype, i);
     static_cast<float*>(tensor.values)[i] = value;
-    return (std::bit_cast<std::uint32_t>(value) & 0x7f800000u) != 0x7f800000u;
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    return flags_of((bits & 0x7f800000u) != 0x7f800000u, bits);
   }
 };
 
@@ -249,14 +271,14 @@ struct FeedbackSlots {
             .tiling = workspace.tiling(tiling),
             .tensor_count = workspace.tensor_count,
             .has_feedback = has_feedback,
-            .not_finite = workspace.at(not_finite),
+            .flags = workspace.at(flags),
             .tile_squares = workspace.at(tile_squares),
             .squares = workspace.at(squares)};
   }
 
   TilingSlots tiling;
   WorkspaceSlot<FeedbackTensor> tensors;
-  WorkspaceSlot<std::uint32_t> not_finite;
+  WorkspaceSlot<std::uint32_t> flags;
   WorkspaceSlot<FeedbackSquares> tile_squares, squares;
 };
 
@@ -266,7 +288,7 @@ struct FeedbackLaunches {
 
   template <class Device>
   void add_gradients(Device& device, const FeedbackStep& step) const {
-    device.fill(table.not_finite, 0, static_cast<std::uint64_t>(table.tensor_count) * sizeof(std::uint32_t));
+    device.fill(table.flags, 0, static_cast<std::uint64_t>(table.tensor_count) * sizeof(std::uint32_t));
     device.launch(table.tiling.tiles, AddGradients{table, step});
   }
 

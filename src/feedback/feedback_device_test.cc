@@ -148,7 +148,11 @@ class FeedbackOnDevice : public testing::TestWithParam<Case> {
   void add_on_device() {
     point_to(0);
     launches_.add_gradients(device_, FeedbackStep::of(pass_of(found_.back())));
-    for (std::size_t i = 0; i < found_.size(); ++i) found_[i].finite = workspace_.at(slots_.not_finite)[i] == 0;
+    for (std::size_t i = 0; i < found_.size(); ++i) {
+      const std::uint32_t flags = workspace_.at(slots_.flags)[i];
+      found_[i].finite = (flags & FeedbackTable::kNotFinite) == 0;
+      EXPECT_EQ((flags & FeedbackTable::kHasBits) != 0, !found_[i].sum.empty()) << i;
+    }
   }
 
   // The mean of what was sent, in rank order; rank 1 is the own one.

@@ -12,4 +12,8 @@ template void LowRankSteps::orthogonalise(CudaDevice&, const DeviceWorkspace&, L
 template void LowRankSteps::random_basis(CudaDevice&, const DeviceWorkspace&) const;
 template void LowRankSteps::reconstruct(CudaDevice&, const DeviceWorkspace&, float) const;
 
+template void LowRankPasses::project(CudaDevice&, const DeviceWorkspace&, const LowRankEntry*, LowRankSums*) const;
+template void LowRankPasses::undo(CudaDevice&, const DeviceWorkspace&, const LowRankEntry*) const;
+template void LowRankPasses::reconstruct(CudaDevice&, const DeviceWorkspace&, const LowRankEntry*, float) const;
+
 }  // namespace cortado

@@ -26,6 +26,13 @@ LowRankLaunches make_low_rank_launches(std::span<const LowRankShape> shapes, Dev
   return launches;
 }
 
+LowRankPasses make_low_rank_passes(std::span<const LowRankShape> shapes, DeviceLayout& layout) {
+  LowRankPasses passes;
+  passes.launches = make_low_rank_launches(shapes, layout);
+  passes.of_tile = layout.scratch<LowRankSums>(static_cast<std::uint64_t>(passes.launches.col_tiles.tiles));
+  return passes;
+}
+
 Result<LowRankPlan> LowRankPlan::make(const ParameterValues& values, DeviceLayout& layout) {
   LowRankPlan plan;
   plan.is_power = layout.codec().row().traits.rounds == 2;

@@ -5,7 +5,7 @@
 // in order; the other two give the bytes of the CPU.
 //
 // A pass reads the gradient and the residual once: a thread has a column of a tile, and a block walks over four tiles
-// along the side that is summed, so that partial sums are few.
+// along the side that is summed, so that partial sums are few. One for both factors walks along the rows.
 #pragma once
 
 #include <bit>
@@ -37,10 +37,21 @@ struct LowRankEntry {
   float* row;           // row factor: made by projecting rows, or the basis that columns are projected on
   float* col;           // column factor, likewise
   float* spare;         // rank x rows, for orthogonalising the row factor
-  float* partial_rows;  // low_rank_partials() floats
+  float* partial_rows;  // row_partial_elems() floats, of LowRankProject narrow_row_factor_parts() * rows * rank
   float* partial_cols;
   std::uint32_t* fault;  // set where a gradient was not finite
   void* output;          // of reconstruction
+
+  // Of LowRankProject, which makes the factor of each basis that is there.
+  const float* row_basis;  // rows x rank
+  const float* col_basis;  // rank x cols
+};
+
+// What a pass learns of a tensor, or of a block's part of it.
+struct LowRankSums {
+  double squares;              // of A, to the rounding of sums of 16
+  std::uint32_t has_gradient;  // 0: all its bits were
+  std::uint32_t not_finite;    // of a tensor only
 };
 
 CORTADO_HD constexpr std::int64_t low_rank_tiles(std::int64_t elems, std::int64_t tile) {
@@ -53,6 +64,10 @@ CORTADO_HD constexpr std::int64_t row_factor_parts(std::int64_t cols) {
 CORTADO_HD constexpr std::int64_t col_factor_parts(std::int64_t rows) {
   return low_rank_tiles(rows, kLowRankTileRows * kLowRankWalk);
 }
+// Of LowRankProject, whose blocks are one tile wide.
+CORTADO_HD constexpr std::int64_t narrow_row_factor_parts(std::int64_t cols) {
+  return low_rank_tiles(cols, kLowRankTileCols);
+}
 constexpr std::int64_t row_partial_elems(std::int64_t rows, std::int64_t cols, std::int64_t rank) {
   return row_factor_parts(cols) * rows * rank;
 }
@@ -62,17 +77,21 @@ constexpr std::int64_t col_partial_elems(std::int64_t rows, std::int64_t cols, s
 
 // ---- projections ---------------------------------------------------------------------------------------------------
 
-// A of one column of a tile.
+// A of one column of a tile, and of a tile.
 struct LowRankColumn {
   float rows[kLowRankTileRows];
+};
+struct LowRankTile {
+  float rows[kLowRankTileRows][kLowRankTileCols];
 };
 
 // Loops over rows and ranks have constant bounds here, so that what they index stays in registers.
 
-// What both passes do: A = gradient * scale + (residual - sent), kept where it is asked for.
+// What all passes do: A = gradient * scale + (residual - sent), kept where it is asked for. Returns the bits of the
+// gradient, or-ed.
 template <class Block>
-CORTADO_HD void load_column(const LowRankEntry& entry, std::int64_t row, std::int64_t col, LowRankColumn* column,
-                            Block& block) {
+CORTADO_HD std::uint32_t load_column(const LowRankEntry& entry, std::int64_t row, std::int64_t col,
+                                     LowRankColumn* column, Block& block) {
   const float scale = entry.gradient_scale, magnitude = fabsf(scale);
   const float limit = 1e38f / (magnitude > 1 ? magnitude : 1.0f);
   const std::int64_t rows = entry.rows - row < kLowRankTileRows ? entry.rows - row : kLowRankTileRows;
@@ -90,35 +109,109 @@ CORTADO_HD void load_column(const LowRankEntry& entry, std::int64_t row, std::in
       }
     }
   }
+  std::uint32_t bits = 0;
   if (entry.gradient != nullptr) {
     bool is_finite = true;
     for (int i = 0; i < kLowRankTileRows; ++i) {
       const float g = i < rows ? load_value(entry.gradient, entry.dtype, (row + i) * entry.cols + col) : 0.0f;
+      bits |= std::bit_cast<std::uint32_t>(g);
       const bool ok = fabsf(g) < limit;
       is_finite = is_finite && ok;
       column->rows[i] = ok ? fmaf(g, scale, column->rows[i]) : kept[i];
     }
     if (!is_finite) block.set_bits(entry.fault, 1u);
   }
-  if (entry.residual_out == nullptr) return;
   for (int i = 0; i < kLowRankTileRows; ++i) {
-    if (i < rows) entry.residual_out[(row + i) * entry.cols + col] = column->rows[i];
+    if (i < rows && entry.residual_out != nullptr) {
+      entry.residual_out[(row + i) * entry.cols + col] = column->rows[i];
+    }
+  }
+  return bits;
+}
+
+// Where a tile is added.
+struct LowRankPart {
+  std::int64_t row, col;  // of the tile
+  std::int64_t number;    // of the partial sum
+  bool is_first;          // of its tiles
+};
+
+// Of the rows of a warp.
+struct LowRankRowSums {
+  static constexpr int kRows = kLowRankTileRows / (kLowRankThreads / kWarpThreads);
+  float values[kRows][kLowRankChunk];
+};
+
+// partial_rows += tile * transpose(basis), for kLowRankChunk ranks from k0 on.
+template <class Block>
+CORTADO_HD void add_to_row_factor(Block& block, const LowRankTile& tile, const LowRankEntry& entry, const float* basis,
+                                  const LowRankPart& part, int k0) {
+  constexpr int kRowsAWarp = LowRankRowSums::kRows;
+  typename Block::template PerThread<LowRankRowSums> sums;
+  const int count = entry.rank - k0 < kLowRankChunk ? entry.rank - k0 : kLowRankChunk;
+  block.each_in_warp([&](int t) {
+    LowRankRowSums sum = {};
+    for (int j = t % kWarpThreads; j < kLowRankTileCols && part.col + j < entry.cols; j += kWarpThreads) {
+      for (int k = 0; k < kLowRankChunk; ++k) {
+        const float value = k < count ? basis[(k0 + k) * entry.cols + part.col + j] : 0.0f;
+        for (int i = 0; i < kRowsAWarp; ++i) {
+          sum.values[i][k] = fmaf(tile.rows[t / kWarpThreads * kRowsAWarp + i][j], value, sum.values[i][k]);
+        }
+      }
+    }
+    sums[t] = sum;
+  });
+  block.butterfly(sums, kWarpThreads, [](const LowRankRowSums& a, const LowRankRowSums& b) {
+    LowRankRowSums sum;
+    for (int i = 0; i < kRowsAWarp; ++i)
+      for (int k = 0; k < kLowRankChunk; ++k) sum.values[i][k] = a.values[i][k] + b.values[i][k];
+    return sum;
+  });
+  block.each_in_warp([&](int t) {
+    if (t % kWarpThreads != 0) return;
+    for (int i = 0; i < kRowsAWarp; ++i) {
+      const std::int64_t row = part.row + t / kWarpThreads * kRowsAWarp + i;
+      if (row >= entry.rows) return;
+      float* const to = entry.partial_rows + (part.number * entry.rows + row) * entry.rank + k0;
+      for (int k = 0; k < kLowRankChunk; ++k) {
+        if (k < count) to[k] = part.is_first ? sums[t].values[i][k] : to[k] + sums[t].values[i][k];
+      }
+    }
+  });
+}
+
+// partial_cols += transpose(basis) * column, of one thread.
+CORTADO_HD inline void add_to_col_factor(const LowRankColumn& column, const LowRankEntry& entry, const float* basis,
+                                         const LowRankPart& part) {
+  const int rows = entry.rows - part.row < kLowRankTileRows ? static_cast<int>(entry.rows - part.row)
+                                                            : static_cast<int>(kLowRankTileRows);
+  for (int k0 = 0; k0 < entry.rank; k0 += kLowRankChunk) {
+    const int count = entry.rank - k0 < kLowRankChunk ? entry.rank - k0 : kLowRankChunk;
+    float sums[kLowRankChunk] = {};
+    for (int i = 0; i < kLowRankTileRows; ++i) {
+      if (i >= rows) break;
+      const float* const of_row = basis + (part.row + i) * entry.rank + k0;
+      for (int k = 0; k < kLowRankChunk; ++k) {
+        if (k < count) sums[k] = fmaf(of_row[k], column.rows[i], sums[k]);
+      }
+    }
+    for (int k = 0; k < kLowRankChunk; ++k) {
+      if (k >= count) break;
+      float* const to = entry.partial_cols + (part.number * entry.rank + k0 + k) * entry.cols + part.col;
+      *to = part.is_first ? sums[k] : *to + sums[k];
+    }
   }
 }
 
 // The row factor, A * transpose(entry.col), in parts: a block takes 16 rows and four tiles of columns.
 struct LowRankProjectRows {
   static constexpr int kThreads = kLowRankThreads;
-  static constexpr int kWarps = kThreads / kWarpThreads, kRowsAWarp = kLowRankTileRows / kWarps;
 
   const LowRankEntry* entries;
   Tiling tiling;  // of row tiles x parts
 
   struct Shared {
-    float tile[kLowRankTileRows][kLowRankTileCols];
-  };
-  struct Sums {
-    float values[kRowsAWarp][kLowRankChunk];
+    LowRankTile tile;
   };
 
   template <class Block>
@@ -133,50 +226,13 @@ struct LowRankProjectRows {
       block.each([&](int t) {
         LowRankColumn column = {};
         if (first + t < entry.cols) load_column(entry, row, first + t, &column, block);
-        for (int i = 0; i < kLowRankTileRows; ++i) shared.tile[i][t] = column.rows[i];
+        for (int i = 0; i < kLowRankTileRows; ++i) shared.tile.rows[i][t] = column.rows[i];
       });
       for (int k0 = 0; k0 < entry.rank; k0 += kLowRankChunk) {
-        add_chunk(block, shared, entry, row, first, part, k0, first == begin);
+        add_to_row_factor(block, shared.tile, entry, entry.col, {row, first, part, first == begin}, k0);
       }
       block.each([](int) {});  // before the tile is written again
     }
-  }
-
- private:
-  template <class Block>
-  CORTADO_HD void add_chunk(Block& block, Shared& shared, const LowRankEntry& entry, std::int64_t row,
-                            std::int64_t first, std::int64_t part, int k0, bool is_first) const {
-    typename Block::template PerThread<Sums> sums;
-    const int count = entry.rank - k0 < kLowRankChunk ? entry.rank - k0 : kLowRankChunk;
-    block.each_in_warp([&](int t) {
-      Sums sum = {};
-      for (int j = t % kWarpThreads; j < kLowRankTileCols && first + j < entry.cols; j += kWarpThreads) {
-        for (int k = 0; k < kLowRankChunk; ++k) {
-          const float basis = k < count ? entry.col[(k0 + k) * entry.cols + first + j] : 0.0f;
-          for (int i = 0; i < kRowsAWarp; ++i) {
-            sum.values[i][k] = fmaf(shared.tile[t / kWarpThreads * kRowsAWarp + i][j], basis, sum.values[i][k]);
-          }
-        }
-      }
-      sums[t] = sum;
-    });
-    block.butterfly(sums, kWarpThreads, [](const Sums& a, const Sums& b) {
-      Sums sum;
-      for (int i = 0; i < kRowsAWarp; ++i)
-        for (int k = 0; k < kLowRankChunk; ++k) sum.values[i][k] = a.values[i][k] + b.values[i][k];
-      return sum;
-    });
-    block.each_in_warp([&](int t) {
-      if (t % kWarpThreads != 0) return;
-      for (int i = 0; i < kRowsAWarp; ++i) {
-        const std::int64_t at_row = row + t / kWarpThreads * kRowsAWarp + i;
-        if (at_row >= entry.rows) return;
-        float* const to = entry.partial_rows + (part * entry.rows + at_row) * entry.rank + k0;
-        for (int k = 0; k < kLowRankChunk; ++k) {
-          if (k < count) to[k] = is_first ? sums[t].values[i][k] : to[k] + sums[t].values[i][k];
-        }
-      }
-    });
   }
 };
 
@@ -202,22 +258,145 @@ struct LowRankProjectCols {
            row += kLowRankTileRows) {
         LowRankColumn column = {};
         load_column(entry, row, col, &column, block);
-        const int rows = entry.rows - row < kLowRankTileRows ? static_cast<int>(entry.rows - row) : kLowRankTileRows;
-        for (int k0 = 0; k0 < entry.rank; k0 += kLowRankChunk) {
-          const int count = entry.rank - k0 < kLowRankChunk ? entry.rank - k0 : kLowRankChunk;
-          float sums[kLowRankChunk] = {};
-          for (int i = 0; i < kLowRankTileRows; ++i) {
-            if (i >= rows) break;
-            const float* const basis = entry.row + (row + i) * entry.rank + k0;
-            for (int k = 0; k < kLowRankChunk; ++k) {
-              if (k < count) sums[k] = fmaf(basis[k], column.rows[i], sums[k]);
-            }
+        add_to_col_factor(column, entry, entry.row, {row, col, part, row == begin});
+      }
+    });
+  }
+};
+
+// Both factors, or that of the one basis that is there, in one pass: a block takes 256 columns and four tiles of rows.
+// Without a basis only the residual is written.
+struct LowRankProject {
+  static constexpr int kThreads = kLowRankThreads;
+  static constexpr int kWarps = kThreads / kWarpThreads;
+
+  const LowRankEntry* entries;
+  Tiling tiling;         // as of LowRankProjectCols
+  LowRankSums* of_tile;  // a block each
+
+  struct Shared {
+    LowRankTile tile;
+    LowRankSums of_warp[kWarps];
+  };
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared& shared) const {
+    const Tile tile = tiling.tile(block.number());
+    const LowRankEntry& entry = entries[tile.tensor];
+    const std::int64_t parts = col_factor_parts(entry.rows), part = tile.number % parts;
+    const std::int64_t begin = part * kLowRankTileRows * kLowRankWalk;
+    const std::int64_t across = tile.number / parts, first = across * kLowRankTileCols;
+    typename Block::template PerThread<LowRankSums> sums;
+    block.each_in_warp([&](int t) { sums[t] = {}; });
+    for (std::int64_t row = begin; row < begin + kLowRankTileRows * kLowRankWalk && row < entry.rows;
+         row += kLowRankTileRows) {
+      block.each([&](int t) {
+        LowRankColumn column = {};
+        if (first + t < entry.cols) {
+          sums[t].has_gradient |= load_column(entry, row, first + t, &column, block);
+          if (entry.row_basis != nullptr) {
+            add_to_col_factor(column, entry, entry.row_basis, {row, first + t, part, row == begin});
           }
-          for (int k = 0; k < kLowRankChunk; ++k) {
-            if (k >= count) break;
-            float* const to = entry.partial_cols + (part * entry.rank + k0 + k) * entry.cols + col;
-            *to = row == begin ? sums[k] : *to + sums[k];
-          }
+        }
+        float squares = 0;
+        for (int i = 0; i < kLowRankTileRows; ++i) {
+          squares += column.rows[i] * column.rows[i];
+          shared.tile.rows[i][t] = column.rows[i];
+        }
+        sums[t].squares += static_cast<double>(squares);
+      });
+      for (int k0 = 0; k0 < entry.rank && entry.col_basis != nullptr; k0 += kLowRankChunk) {
+        add_to_row_factor(block, shared.tile, entry, entry.col_basis, {row, first, across, true}, k0);
+      }
+      block.each([](int) {});  // before the tile is written again
+    }
+    block.butterfly(sums, kWarpThreads, [](const LowRankSums& a, const LowRankSums& b) {
+      return LowRankSums{a.squares + b.squares, a.has_gradient | b.has_gradient, 0};
+    });
+    block.each([&](int t) {
+      if (t % kWarpThreads == 0) shared.of_warp[t / kWarpThreads] = sums[t];
+    });
+    block.each([&](int t) {
+      if (t != 0) return;
+      LowRankSums total = {};
+      for (const LowRankSums& warp : shared.of_warp) {
+        total.squares += warp.squares;
+        total.has_gradient |= warp.has_gradient;
+      }
+      of_tile[block.number()] = total;
+    });
+  }
+};
+
+// A block each tensor.
+struct LowRankAddSums {
+  static constexpr int kThreads = 256;
+
+  const LowRankEntry* entries;
+  Tiling tiling;  // of LowRankProject
+  const LowRankSums* of_tile;
+  LowRankSums* of_tensor;
+
+  struct Shared {
+    LowRankSums of_thread[kThreads];
+  };
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared& shared) const {
+    const std::int64_t tensor = block.number();
+    const LowRankSums* const sums = of_tile + tiling.first_tile[tensor];
+    const std::int64_t tiles = tiling.tensor_elems[tensor];
+    block.each([&](int t) {
+      LowRankSums own = {};
+      for (std::int64_t i = t; i < tiles; i += kThreads) {
+        own.squares += sums[i].squares;
+        own.has_gradient |= sums[i].has_gradient;
+      }
+      shared.of_thread[t] = own;
+    });
+    block.each([&](int t) {
+      if (t != 0) return;
+      LowRankSums total = {};
+      for (const LowRankSums& own : shared.of_thread) {
+        total.squares += own.squares;
+        total.has_gradient |= own.has_gradient;
+      }
+      total.not_finite = *entries[tensor].fault;
+      of_tensor[tensor] = total;
+    });
+  }
+};
+
+// undo_pass(), of entries that keep a residual.
+struct LowRankUndo {
+  static constexpr int kThreads = kLowRankThreads;
+
+  const LowRankEntry* entries;
+  Tiling tiling;  // of row tiles x column tiles
+
+  struct Shared {};
+
+  template <class Block>
+  CORTADO_HD void operator()(Block& block, Shared&) const {
+    const Tile tile = tiling.tile(block.number());
+    const LowRankEntry& entry = entries[tile.tensor];
+    const std::int64_t col_tiles = low_rank_tiles(entry.cols, kLowRankTileCols);
+    const std::int64_t first = tile.number / col_tiles * kLowRankTileRows;
+    const float scale = entry.gradient_scale, magnitude = fabsf(scale);
+    const float limit = 1e38f / (magnitude > 1 ? magnitude : 1.0f);
+    block.each([&](int t) {
+      const std::int64_t col = tile.number % col_tiles * kLowRankTileCols + t;
+      if (col >= entry.cols || entry.residual_out == nullptr) return;
+      for (std::int64_t row = first; row < first + kLowRankTileRows && row < entry.rows; ++row) {
+        float& residual = entry.residual_out[row * entry.cols + col];
+        const float g = load_value(entry.gradient, entry.dtype, row * entry.cols + col);
+        if (fabsf(g) < limit) {
+          const float before = fmaf(-g, scale, residual);
+          residual = fabsf(before) <= 0x1p-20f * fabsf(g * scale) ? 0.0f : before;
+          continue;
+        }
+        for (int k = 0; k < entry.sent_rank; ++k) {
+          residual = fmaf(-entry.sent_row[row * entry.sent_rank + k], entry.sent_col[k * entry.cols + col], residual);
         }
       }
     });
@@ -230,8 +409,9 @@ struct LowRankAddParts {
   static constexpr std::int64_t kTileElems = 1024;
 
   const LowRankEntry* entries;
-  Tiling tiling;  // of factor elements
-  bool rows;      // the row factor
+  Tiling tiling;         // of factor elements
+  bool rows;             // the row factor
+  bool is_both = false;  // of LowRankProject
 
   struct Shared {};
 
@@ -239,7 +419,9 @@ struct LowRankAddParts {
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
     const LowRankEntry& entry = entries[tile.tensor];
-    const std::int64_t parts = rows ? row_factor_parts(entry.cols) : col_factor_parts(entry.rows);
+    if (is_both && (rows ? entry.col_basis : entry.row_basis) == nullptr) return;
+    const std::int64_t row_parts = is_both ? narrow_row_factor_parts(entry.cols) : row_factor_parts(entry.cols);
+    const std::int64_t parts = rows ? row_parts : col_factor_parts(entry.rows);
     const std::int64_t elems = entry.rank * (rows ? entry.rows : entry.cols);
     const float* const partial = rows ? entry.partial_rows : entry.partial_cols;
     float* const factor = rows ? entry.row : entry.col;
@@ -496,6 +678,30 @@ struct LowRankSteps {
   LowRankLaunches launches;
   WorkspaceSlot<LowRankEntry> entries;
   WorkspaceSlot<BasisKey> keys;
+};
+
+// The launches of an engine's matrices (engine/device_matrices.h), for entries that are uploaded for each of them.
+struct LowRankPasses {
+  template <class Device>
+  void project(Device& device, const DeviceWorkspace& w, const LowRankEntry* entries, LowRankSums* sums) const {
+    device.fill(w.tensors.faults, 0, static_cast<std::uint64_t>(w.tensor_count) * sizeof(std::uint32_t));
+    const Tiling tiling = w.tiling(launches.col_tiles);
+    device.launch(tiling.tiles, LowRankProject{entries, tiling, w.at(of_tile)});
+    device.launch(launches.row_factors.tiles, LowRankAddParts{entries, w.tiling(launches.row_factors), true, true});
+    device.launch(launches.col_factors.tiles, LowRankAddParts{entries, w.tiling(launches.col_factors), false, true});
+    device.launch(w.tensor_count, LowRankAddSums{entries, tiling, w.at(of_tile), sums});
+  }
+  template <class Device>
+  void undo(Device& device, const DeviceWorkspace& w, const LowRankEntry* entries) const {
+    device.launch(launches.tiles.tiles, LowRankUndo{entries, w.tiling(launches.tiles)});
+  }
+  template <class Device>
+  void reconstruct(Device& device, const DeviceWorkspace& w, const LowRankEntry* entries, float scale) const {
+    launches.reconstruct(device, w, entries, nullptr, scale);
+  }
+
+  LowRankLaunches launches;
+  WorkspaceSlot<LowRankSums> of_tile;
 };
 
 // ---- the codecs `acp` and `power` ----------------------------------------------------------------------------------

@@ -13,5 +13,6 @@ struct LowRankShape {
 };
 
 LowRankLaunches make_low_rank_launches(std::span<const LowRankShape> shapes, DeviceLayout& layout);
+LowRankPasses make_low_rank_passes(std::span<const LowRankShape> shapes, DeviceLayout& layout);
 
 }  // namespace cortado

@@ -1,0 +1,48 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Engines on a device, from a library that is loaded while the program runs, so that who loads it is free of CUDA. The
+// library libcortado_cuda.so is built where nvcc is found. It brings the whole engine with it, so both must be of one
+// build: version, compiler and the texts of the public headers are compared before anything is called.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cortado/communicator.h"
+#include "cortado/engine.h"
+#include "cortado/status.h"
+
+namespace cortado {
+
+// What both must have in common. Texts end with 0 and are cut where they are longer.
+struct DeviceLibraryBuild {
+  int version = 0;  // 1002003 is 1.2.3
+  char compiler[96] = {};
+  char headers[72] = {};  // hash of include/cortado
+};
+DeviceLibraryBuild this_build();
+
+// kMismatch if `found`, that of the library at `path`, is not this_build().
+Status check_same_build(const DeviceLibraryBuild& found, const std::string& path);
+
+struct DeviceLibrary {
+  DeviceLibraryBuild build;  // first, so that it can be read of any library
+
+  int (*device_count)() = nullptr;
+  // create_cuda_engine() (cortado/cuda.h).
+  Result<std::unique_ptr<Engine>> (*create_engine)(std::vector<EngineTensor> tensors, const EngineOptions& options,
+                                                   Communicator* communicator, int device) = nullptr;
+  // Of the calling thread; what engines change.
+  int (*current_device)() = nullptr;
+  void (*set_current_device)(int device) = nullptr;
+};
+
+// The name of the function, without arguments, by which a library gives a pointer to its DeviceLibrary.
+inline constexpr const char* kDeviceLibrarySymbol = "cortado_device_library";
+
+// The library stays loaded until the program ends. kNotFound: there is none at `path`, or it can't be loaded;
+// kMismatch: it is of another build, or none of Cortado's.
+Result<const DeviceLibrary*> load_device_library(const std::string& path);
+
+}  // namespace cortado

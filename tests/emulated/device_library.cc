@@ -1,0 +1,31 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// libcortado_emulated.so, for tests without a GPU: what libcortado_cuda.so is, with an emulated device, whose memory is
+// that of the host and whose copies are late. Loaded by src/session/device_library_test.cc and by
+// tests/python/test_device_engine.py.
+#include "cortado/device_library.h"
+
+#include <utility>
+
+#include "core/device_emulation.h"
+#include "core/emulated_queue.h"
+#include "engine/device_matrices_of.h"
+#include "engine/device_message_of.h"
+#include "engine/engine_impl.h"
+
+extern "C" __attribute__((visibility("default"))) const cortado::DeviceLibrary* cortado_device_library() {
+  using namespace cortado;
+  static const DeviceLibrary library = {
+      .build = this_build(),
+      .device_count = [] { return 1; },
+      .create_engine =
+          [](std::vector<EngineTensor> tensors, const EngineOptions& options, Communicator* communicator, int) {
+            return EngineImpl::make(std::move(tensors), options, communicator, steady_clock(), nullptr,
+                                    {.queue = std::make_unique<EmulatedQueue>(),
+                                     .make_message = DeviceMessageOf<EmulatedDevice>::make,
+                                     .make_matrices = DeviceMatricesOf<EmulatedDevice>::make});
+          },
+      .current_device = [] { return 0; },
+      .set_current_device = [](int) {}};
+  return &library;
+}
