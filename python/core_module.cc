@@ -25,6 +25,7 @@
 #include "cortado/codec.h"
 #include "cortado/codec_file.h"
 #include "cortado/communicator.h"
+#include "cortado/device_library.h"
 #include "cortado/engine.h"
 #include "cortado/plan.h"
 #include "cortado/trace.h"
@@ -145,11 +146,12 @@ class PyEngine {
   using Tensor = std::tuple<std::string, int, std::int64_t, std::int64_t, int, bool>;
 
   // `what`: a specification, one of auto, or the JSON text of a plan. `takes_buffers` and `transport_version` as in
-  // AutoOptions. `timeout_s`: instead of that of `what`.
+  // AutoOptions. `timeout_s`: instead of that of `what`. With `device_library`, its path, and a specification of a
+  // codec gradients are on `device`.
   PyEngine(const nb::list& tensors, const std::string& what, nb::object group, int rank, int world_size,
            const std::string& group_name, bool takes_buffers, const std::string& transport_version,
-           std::optional<double> timeout_s)
-      : communicator_(std::move(group), rank, world_size, group_name) {
+           std::optional<double> timeout_s, const std::optional<std::string>& device_library, int device)
+      : communicator_(std::move(group), rank, world_size, group_name), device_(device) {
     std::vector<cortado::EngineTensor> list;
     for (nb::handle item : tensors) {
       list.push_back({.name = nb::cast<std::string>(item[0]),
@@ -180,6 +182,13 @@ class PyEngine {
     }
     cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(what));
     options.timeout_s = timeout_s.value_or(options.timeout_s);
+    if (device_library.has_value()) {
+      library_ = unwrap(cortado::load_device_library(*device_library));
+      const OnDevice on_device(*this);
+      engine_ = unwrapped_without_gil(
+          [&] { return library_->create_engine(std::move(list), options, communicator_.get(), device_); });
+      return;
+    }
     engine_ =
         unwrapped_without_gil([&] { return cortado::Engine::create(std::move(list), options, communicator_.get()); });
   }
@@ -189,14 +198,17 @@ class PyEngine {
     checked_without_gil([&] { return engine_->switch_plan(plan); });
   }
 
-  void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients) {
+  void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients,
+                  std::uintptr_t device_stream) {
     check(engine_->begin_step({.gradient_scale = gradient_scale,
                                .keeps_local_gradients = keeps_local_gradients,
-                               .holds_zero_gradients = holds_zero_gradients}));
+                               .holds_zero_gradients = holds_zero_gradients,
+                               .device_stream = reinterpret_cast<void*>(device_stream)}));
   }
 
   void submit(BucketMap& map, std::uintptr_t base) {
     place(map, base);
+    const OnDevice on_device(*this);
     checked_without_gil([&] { return engine_->submit(map.gradients); });
   }
 
@@ -219,6 +231,7 @@ class PyEngine {
         return reinterpret_cast<const void*>(nb::cast<std::uintptr_t>((*local_gradient)(tensor)));
       };
     }
+    const OnDevice on_device(*this);
     Result<cortado::StepOutcome> outcome = [&] {
       nb::gil_scoped_release release;
       return engine_->finish_step(lookup);
@@ -257,8 +270,30 @@ class PyEngine {
     return cortado::trace_to_json(engine_->trace());
   }
 
+  ~PyEngine() {
+    const OnDevice on(*this);
+    engine_.reset();
+  }
+
  private:
   static bool is_plan(const std::string& what) { return what.starts_with('{'); }
+
+  // An engine on a device makes it the current one of the thread; the caller gets his own back.
+  class OnDevice {
+   public:
+    explicit OnDevice(const PyEngine& engine) : library_(engine.library_) {
+      if (library_ != nullptr) before_ = library_->current_device();
+    }
+    ~OnDevice() {
+      if (library_ != nullptr) library_->set_current_device(before_);
+    }
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+
+   private:
+    const cortado::DeviceLibrary* library_;
+    int before_ = 0;
+  };
 
   static void place(BucketMap& map, std::uintptr_t base) {
     for (std::size_t i = 0; i < map.tensors.size(); ++i) {
@@ -268,6 +303,8 @@ class PyEngine {
   }
 
   PyCommunicator communicator_;
+  const cortado::DeviceLibrary* library_ = nullptr;  // of the engine, if it is on a device
+  int device_ = 0;
   std::unique_ptr<cortado::TraceRecorder> trace_;
   std::unique_ptr<cortado::Engine> engine_;
   cortado::AutoEngine* auto_ = nullptr;  // engine_, if it is one
@@ -347,10 +384,12 @@ nb::dict PyEngine::report() const {
   result["memory_bytes"] = memory;
   result["tensors"] = tensors;
   result["fallbacks"] = fallbacks;
+  result["host_reason"] = report.host_reason;
   return result;
 }
 
 nb::dict PyEngine::save_state() {
+  const OnDevice on_device(*this);
   cortado::EngineState state = unwrap(engine_->save_state());
   nb::dict tensors;
   for (cortado::TensorState& tensor : state.tensors) {
@@ -398,6 +437,7 @@ std::string PyEngine::load_state(const nb::dict& dict) {
       tensor.places.push_back({key.substr(0, at), std::strtoll(key.c_str() + at + 1, nullptr, 10), to_vector(values)});
     }
   }
+  const OnDevice on_device(*this);
   Result<std::string> warning = [&] {
     nb::gil_scoped_release release;
     return engine_->load_state(state);
@@ -552,11 +592,11 @@ NB_MODULE(_core, m) {
 
   nb::class_<PyEngine>(m, "Engine", "cortado::Engine over a process group given as a Python object.")
       .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&, bool,
-                    const std::string&, std::optional<double>>(),
+                    const std::string&, std::optional<double>, const std::optional<std::string>&, int>(),
            "tensors"_a, "what"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a, "takes_buffers"_a = false,
-           "transport_version"_a = "", "timeout_s"_a = nb::none())
+           "transport_version"_a = "", "timeout_s"_a = nb::none(), "device_library"_a = nb::none(), "device"_a = 0)
       .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
-           "holds_zero_gradients"_a = false)
+           "holds_zero_gradients"_a = false, "device_stream"_a = 0)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)
       .def("submit_buffer", &PyEngine::submit_buffer, "map"_a, "data"_a, "elems"_a, "dtype"_a)
       .def("finish_step", &PyEngine::finish_step, "local_gradient"_a = nb::none())
@@ -603,6 +643,10 @@ NB_MODULE(_core, m) {
       "Checks the text of a plan and returns it as cortado writes it.");
   m.def(
       "plan_hash", [](const std::string& json) { return cortado::plan_hash(plan_of(json)); }, "json"_a);
+  m.def(
+      "device_count",
+      [](const std::string& path) { return unwrap(cortado::load_device_library(path))->device_count(); },
+      "device_library"_a, "How many devices the library at this path finds.");
   m.def("compress", &compress, "array"_a, "spec"_a, "seed"_a = 0, "chunk_elems"_a = 0,
         "The bytes of a codec file (docs/wire_format.md).");
   m.def("decompress", &decompress, "data"_a, "as_torch"_a, "The array that a codec file holds.");

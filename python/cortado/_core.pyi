@@ -15,9 +15,9 @@ class BucketMap:
 class Engine:
     """cortado::Engine over a process group given as a Python object."""
 
-    def __init__(self, tensors: list, what: str, group: object, rank: int, world_size: int, group_name: str, takes_buffers: bool = False, transport_version: str = '', timeout_s: float | None = None) -> None: ...
+    def __init__(self, tensors: list, what: str, group: object, rank: int, world_size: int, group_name: str, takes_buffers: bool = False, transport_version: str = '', timeout_s: float | None = None, device_library: str | None = None, device: int = 0) -> None: ...
 
-    def begin_step(self, gradient_scale: float = 1.0, keeps_local_gradients: bool = False, holds_zero_gradients: bool = False) -> None: ...
+    def begin_step(self, gradient_scale: float = 1.0, keeps_local_gradients: bool = False, holds_zero_gradients: bool = False, device_stream: int = 0) -> None: ...
 
     def submit(self, map: BucketMap, base: int) -> None: ...
 
@@ -147,6 +147,9 @@ def canonical_plan(json: str) -> str:
     """Checks the text of a plan and returns it as cortado writes it."""
 
 def plan_hash(json: str) -> int: ...
+
+def device_count(device_library: str) -> int:
+    """How many devices the library at this path finds."""
 
 def compress(array: Annotated[NDArray, dict(order='C', device='cpu', writable=False)], spec: str, seed: int = 0, chunk_elems: int = 0) -> bytes:
     """The bytes of a codec file (docs/wire_format.md)."""

@@ -4,11 +4,13 @@
 import struct
 import sys
 import weakref
+from functools import partial
 
 import torch
 
 from . import _core
 from .agreement import SETUP_TIMEOUT_S, on_all_ranks
+from .device_engine import compute_stream_of, place_of_engine
 from .errors import MismatchError, SpecError
 from .group import TorchGroup
 from .parameters import engine_tensors
@@ -16,7 +18,7 @@ from .reporting import Report
 from .side_stream import device_of, side_stream_of
 from .spec import text_for_engine
 from .trace import Trace
-from .transfers import DeviceTransfers, HostTransfers
+from .transfers import DeviceEngineTransfers, DeviceTransfers, HostTransfers
 
 _STATE_FORMAT = "cortado.state/1"
 _STATE_KEYS = ("residual", "basis", "velocity")  # of each tensor, beside its places
@@ -81,7 +83,8 @@ class Attachment:
             what = text_for_engine(plan)
             tensors = engine_tensors(named)
             self._device = device_of(named)
-            self._side_stream = side_stream_of(self._device)
+            self._engine_place = place_of_engine(self._device, what, self._grad_scaler is not None)
+            self._side_stream = None if self._engine_place.library else side_stream_of(self._device)
         self._names = [name for name, _, _ in named]
         self._parameters = [parameter for _, parameter, _ in named]
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
@@ -98,9 +101,13 @@ class Attachment:
             self.takes_buffers,
             version,
             self._timeout_s,
+            self._engine_place.library,
+            self._device.index or 0,
         )
 
     def _make_transfers(self):
+        if self._engine_place.library:
+            return DeviceEngineTransfers(compute_stream_of(self._device))
         if self._side_stream is None:
             return HostTransfers()
         return DeviceTransfers(self._side_stream, self._poll, self._group, self._engine.timeout_s)
@@ -138,9 +145,13 @@ class Attachment:
         if self._check_interval and self._steps_begun % self._check_interval == 0:
             self.check_replicas()
         self._steps_begun += 1
+        self._transfers.begin(partial(self._open_step, keeps_local_gradients))
+
+    def _open_step(self, keeps_local_gradients):
         scale = float(self._grad_scaler.get_scale()) if self._grad_scaler is not None else 1.0
         # Nothing arrives for a parameter that no rank has used (DDP drops it), so nothing may be owed.
-        self._engine.begin_step(scale, keeps_local_gradients, holds_zero_gradients=True)
+        stream = self._transfers.device_stream
+        self._engine.begin_step(scale, keeps_local_gradients, holds_zero_gradients=True, device_stream=stream)
 
     def _finish_step(self, *arguments):
         self._engine.finish_step(*arguments)
@@ -156,7 +167,14 @@ class Attachment:
     def report(self):
         """What was sent, lost and not compressed so far, on this rank."""
         times = {"hook_ns": self._hook_ns, "device_wait_ns": self._transfers.wait_ns}
-        return Report({**self._engine.report(), **times, "auto": self._engine.decision()})
+        report = self._engine.report()
+        host_reason = report.pop("host_reason")
+        reason = self._engine_place.reason or host_reason
+        on_device = self._engine_place.library and not reason
+        runs_on = {"gradients": str(self._device), "engine": "device" if on_device else "cpu"}
+        if reason:
+            runs_on["reason"] = reason
+        return Report({**report, **times, "runs_on": runs_on, "auto": self._engine.decision()})
 
     def decision(self):
         """What auto has decided and why, as a dict; None without auto.
@@ -248,4 +266,4 @@ def _arrays_of(state):
 
 
 def _array(tensor):
-    return tensor.float().contiguous().numpy()
+    return tensor.float().cpu().contiguous().numpy()

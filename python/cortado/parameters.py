@@ -41,7 +41,8 @@ def in_memory_order(parameter, gradient):
         return gradient.contiguous()
     if gradient.stride() == parameter.stride():
         return gradient
-    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=gradient.dtype).copy_(gradient)
+    like_gradient = {"dtype": gradient.dtype, "device": gradient.device}
+    return torch.empty_strided(parameter.shape, parameter.stride(), **like_gradient).copy_(gradient)
 
 
 def fsdp_hint(module):

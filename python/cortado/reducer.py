@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
+from .agreement import on_all_ranks
 from .attachment import Attachment, holder_of, mark_closed, mark_open
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import BYTE_CODE, DTYPE_CODES
@@ -77,7 +78,8 @@ class Reducer(Attachment):
         # Shape, dtype and order in memory as the engine knows them; of no memory.
         self._templates = [torch.empty_like(parameter, device="meta") for parameter in self._parameters]
         carrier = _Buckets if self._engine.sends_buffers else _InPlace
-        self._carrier = carrier(self._engine, self._templates, self._transfers)
+        with on_all_ranks(self._group, "could not make a Reducer"):  # memory may be pinned here
+            self._carrier = carrier(self._engine, self._templates, self._transfers)
         self._used = _UsedTensors(self._group, self._names)
         self._given = [None] * len(self._parameters)  # gradients handed over in this step, and their versions
         self._step_begun = False

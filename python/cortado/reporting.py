@@ -29,8 +29,9 @@ class Report:
     ``ratio`` (dense over payload), ``relative_error`` (relative L2, of this rank's own reconstruction in the last
     compressed step), ``messages_per_step``, ``time_by_stage_ns`` (sums over all steps), ``memory_bytes``, ``tensors``,
     ``fallbacks``, ``steps``, ``non_finite_steps``, ``last_non_finite``, ``hook_ns`` (this rank's thread in the hook),
-    ``device_wait_ns`` (part of it: until gradients had come from their device; 0 on the CPU), ``auto`` (what auto
-    decided, as decision() of a state has it; else None).
+    ``device_wait_ns`` (part of it: until gradients had come from their device; 0 on the CPU), ``runs_on`` (device of
+    the ``gradients``; whether the ``engine`` is on the "cpu" or that "device"; where it is not, the ``reason``),
+    ``auto`` (what auto decided, as decision() of a state has it; else None).
     """
 
     def __init__(self, values):
@@ -57,6 +58,11 @@ class Report:
             lines.append(
                 f"  device          {v['device_wait_ns'] / steps / 1e6:.2f} ms a step until all gradients had come"
             )
+        place = v["runs_on"]
+        if "reason" in place:
+            lines.append(f"  compressed on   the CPU, copied from {place['gradients']}: {place['reason']}")
+        elif place["engine"] == "device":
+            lines.append(f"  compressed on   {place['gradients']}")
         memory = v["memory_bytes"]
         lines.append(
             f"  memory          residual {_bytes(memory['residual'])}, factors {_bytes(memory['factors'])},"

@@ -1,5 +1,5 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""One extra stream of a CUDA device: everything that the adapters ask of a GPU (docs/adr/0031)."""
+"""Streams of a CUDA device: everything that the adapters ask of a GPU (docs/adr/0031, 0032)."""
 
 import torch
 
@@ -38,6 +38,7 @@ class SideStream:
     def __init__(self, device):
         self._device = device
         self._stream = self._cuda.Stream(device)
+        self._idle = self._cuda.Stream(device)
         self._turn = self._cuda.Event()  # a stream that waits for it has taken note when the call returns
 
     def host_memory(self, like):
@@ -56,6 +57,10 @@ class SideStream:
         """What the caller's stream is given from now on comes after all that this stream has been given."""
         self._turn.record(self._stream)
         self._cuda.current_stream(self._device).wait_event(self._turn)
+
+    def idle(self):
+        """Makes a stream current that has nothing to do: what reads from the device in here waits for no other work."""
+        return self._cuda.stream(self._idle)
 
     # Copies between host and device are of equal strides; PyTorch would make others through memory that is not pinned.
 
@@ -87,3 +92,33 @@ class SideStream:
 
     def _copy(self, to, source):
         return to.copy_(source, non_blocking=True)
+
+
+class ComputeStream:
+    """The stream of a step that an engine on the device takes its order from: the caller's when the step began."""
+
+    _cuda = torch.cuda
+
+    def __init__(self, device):
+        self._device = device
+        self._stream = None
+
+    def begin_step(self):
+        """Returns its address."""
+        self._stream = self._cuda.current_stream(self._device)
+        return self._stream.cuda_stream
+
+    def follow(self):
+        """What it is given from now on comes after all that the caller's stream has been given."""
+        current = self._cuda.current_stream(self._device)
+        if current != self._stream:
+            self._stream.wait_stream(current)
+
+    def join(self):
+        """What the caller's stream is given from now on comes after all that it has been given."""
+        current = self._cuda.current_stream(self._device)
+        if current != self._stream:
+            current.wait_stream(self._stream)
+
+    def future(self):
+        return torch.futures.Future(devices=[self._device])

@@ -1,5 +1,5 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""How gradients get to where the engine, which runs on the CPU, reads and writes them, and back."""
+"""How gradients get to where the engine reads and writes them, and back."""
 
 import time
 from collections import deque
@@ -16,10 +16,14 @@ class HostTransfers:
     """Gradients are in host memory: what is copied, for its order in memory, has arrived at once."""
 
     in_place = True  # the engine may be given the gradients themselves
+    device_stream = 0  # the address of the one that an engine on a device follows and leads
     wait_ns = 0
 
     def host_memory(self, like):
         return torch.empty_like(like, device="cpu")
+
+    def begin(self, call):
+        call()
 
     def fetch(self, host, tensor):
         host.copy_(tensor)
@@ -43,6 +47,42 @@ class HostTransfers:
         future.set_result(value)
 
 
+class DeviceEngineTransfers:
+    """Gradients are on a device, and so is the engine, which is given them as they are."""
+
+    in_place = True
+    wait_ns = 0  # the engine waits for the device itself: the stage `wait`
+
+    def __init__(self, compute):
+        self._compute = compute
+        self.device_stream = 0  # of the step in hand
+
+    def begin(self, call):
+        self.device_stream = self._compute.begin_step()
+        call()
+
+    def when_fetched(self, call):
+        self._compute.follow()
+        call()
+
+    def hand_over_all(self):
+        pass
+
+    def send(self, tensor, ordered):
+        self._compute.join()
+        tensor.copy_(ordered)
+
+    def join(self):
+        self._compute.join()
+
+    def future(self):
+        return self._compute.future()
+
+    def complete(self, future, value):
+        self._compute.join()
+        future.set_result(value)
+
+
 class DeviceTransfers:
     """Gradients are on a device, and copied to pinned memory and back on its side stream.
 
@@ -52,6 +92,7 @@ class DeviceTransfers:
     """
 
     in_place = False
+    device_stream = 0
 
     def __init__(self, side, poll, group, timeout_s):
         self._side = side
@@ -60,10 +101,18 @@ class DeviceTransfers:
         self._timeout_s = timeout_s
         self._fetching = deque()  # (event, what to do once it has been reached), in the order of the stream
         self._unused_events = []
+        self._beginning = None  # what is to be called before the first of them
         self.wait_ns = 0  # in which the thread had nothing to do but poll()
 
     def host_memory(self, like):
         return self._side.host_memory(like)
+
+    def begin(self, call):
+        """Calls it when the first of what is fetched after it has arrived, before anything else.
+
+        It may wait for what the device was given before that, such as the scale of the loss: all of that is done then.
+        """
+        self._beginning = call
 
     def fetch(self, host, tensor):
         """``host`` gets the values that ``tensor`` has once the caller's stream has done what it was given."""
@@ -81,6 +130,10 @@ class DeviceTransfers:
         while self._fetching and self._fetching[0][0].query():
             event, call = self._fetching.popleft()
             self._unused_events.append(event)
+            if self._beginning is not None:
+                beginning, self._beginning = self._beginning, None
+                with self._side.idle():
+                    beginning()
             call()
 
     def hand_over_all(self):
@@ -93,7 +146,8 @@ class DeviceTransfers:
             if now >= next_peers:
                 self._look_for_failures(now - start)
                 next_peers = now + _PEERS_S
-            self._poll()
+            if self._beginning is None:
+                self._poll()
             time.sleep(_LOOK_S)
             self.wait_ns += round((time.monotonic() - now) * 1e9)
             self._hand_over_arrived()
@@ -114,7 +168,11 @@ class DeviceTransfers:
         return host
 
     def send(self, tensor, host):
-        """``tensor`` gets the values of ``host``, which stays as it is until the next fetch() to it."""
+        """``tensor`` gets the values of ``host``, which stays as it is until the next fetch() to it.
+
+        The caller's stream may still read what was there before.
+        """
+        self._side.follow()
         self._side.send(tensor, host)
 
     def join(self):

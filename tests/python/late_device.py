@@ -6,8 +6,8 @@
 
 The real SideStream runs, over a torch.cuda whose streams do their work as late as they may: when somebody waits for an
 event, or has looked at it some times. Until then what is copied to holds NaN. What is copied is read then, not before.
-So who reads too early, or overwrites too early, gets other results than without a device. A copy that was not made to
-wait for the stream that computes copies NaN.
+So who reads too early, or overwrites too early, gets other results than without a device. A copy from or to a gradient
+that was not made to wait for the stream that computes copies NaN.
 """
 
 import contextlib
@@ -131,9 +131,10 @@ class LateSideStream(SideStream):
 
     def _copy(self, to, source):
         compute, stream = self._cuda.compute, self._cuda.current
-        is_gradient = source.untyped_storage().data_ptr() not in self._hosts | self._temporaries
-        is_ready = not is_gradient or stream.comes_after(compute)
-        if is_gradient:
+        ours = self._hosts | self._temporaries
+        takes_part = any(tensor.untyped_storage().data_ptr() not in ours for tensor in (to, source))  # a gradient
+        is_ready = not takes_part or stream.comes_after(compute)
+        if takes_part:
             compute.give(lambda: None)
         fill_with_nan(to)
         stream.give(lambda: to.copy_(source) if is_ready else None)
@@ -160,6 +161,23 @@ def fill_with_nan(tensor):
         tensor.fill_(math.nan)
     else:
         tensor.fill_(0xFF)  # of bytes; NaN in each dtype
+
+
+class OnDevice(torch.Tensor):
+    """A tensor as torch.load(..., map_location="cuda") gives it: numpy takes it from host memory only."""
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+    def numpy(self):
+        raise TypeError("can't convert a tensor on a device to numpy: use Tensor.cpu() first")
+
+
+def on_device(state):
+    """A state, of dicts, with its tensors there."""
+    if isinstance(state, dict):
+        return {key: on_device(value) for key, value in state.items()}
+    return state.as_subclass(OnDevice) if isinstance(state, torch.Tensor) else state
 
 
 @contextlib.contextmanager

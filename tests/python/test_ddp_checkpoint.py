@@ -7,6 +7,7 @@ import io
 import cortado
 import pytest
 import torch
+from late_device import on_device
 from nets import (
     COMPOSED,
     COMPSO,
@@ -98,6 +99,23 @@ def test_a_new_ddp_continues_bit_for_bit(pools, tmp_path, plan, at):
 def test_other_codecs_continue_bit_for_bit_too(pools, tmp_path, plan):
     for ends in pools(3).run(resume, plan=plan, folder=str(tmp_path), at=3):
         assert len(set(ends)) == 1
+
+
+def load_to_a_device(me):
+    model, optimizer = make_run(me, "topk(density=0.1, min_elems=0)")
+    train(me, model, 3, optimizer)
+    state = model.cortado.state_dict()
+    other, _ = make_run(me, "topk(density=0.1, min_elems=0)")
+    train(me, other, 1)
+    other.cortado.load_state_dict(on_device(state))
+    me._models.clear()
+    loaded = other.cortado.state_dict()["tensors"]
+    return {name: (tensor["residual"], loaded[name]["residual"]) for name, tensor in state["tensors"].items()}
+
+
+def test_a_state_that_was_loaded_to_a_device(pools):
+    for residuals in pools(2).run(load_to_a_device):
+        assert residuals and all(torch.equal(saved, loaded) for saved, loaded in residuals.values())
 
 
 def save_early(me, plan, folder):

@@ -17,6 +17,7 @@ KEYS = {
     "fallbacks",
     "hook_ns",
     "device_wait_ns",
+    "runs_on",
     "last_non_finite",
     "memory_bytes",
     "messages_per_step",

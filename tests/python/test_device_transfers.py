@@ -10,6 +10,7 @@ import cortado
 import pytest
 import torch
 import torch.distributed as dist
+from cortado.parameters import in_memory_order
 from late_device import LateEvent, LateSideStream, late_device
 from nets import (
     CODECS,
@@ -161,6 +162,55 @@ def test_reducer_undoes_a_step_that_is_not_finite(pools, codec):
         assert late == expected
 
 
+class WatchedScaler(torch.amp.GradScaler):
+    """Notes on which stream its scale was read: of a device, that waits for all the stream was given."""
+
+    def __init__(self):
+        super().__init__("cpu", init_scale=64.0, growth_interval=2)
+        self.cortado, self.streams = None, []
+
+    def get_scale(self):
+        if self.cortado is not None and self.cortado._side_stream is not None:
+            cuda = self.cortado._side_stream._cuda
+            cuda.current.run_to(cuda.current.given)
+            self.streams.append("compute" if cuda.current is cuda.compute else "other")
+        return super().get_scale()
+
+
+def train_scaled(me, through_ddp):
+    scaler, net = WatchedScaler(), make_net()
+    if through_ddp:
+        model = me.attach(net, "acp(rank=2)", grad_scaler=scaler, **SMALL_BUCKETS)
+    else:
+        model = reduced(me, net, "acp(rank=2)", grad_scaler=scaler)
+    scaler.cortado = model.cortado
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for step in range(6):
+        scaler.scale(loss_of(model, make_batch(me.rank, step))).backward()
+        if not through_ddp:
+            model.cortado.wait()
+        scaler.step(optimizer)
+        scaler.cortado, attached = None, scaler.cortado  # update() reads it too
+        scaler.update()
+        scaler.cortado = attached
+        optimizer.zero_grad()
+    assert scaler.get_scale() == 512.0
+    return fingerprint(net), scaler.streams[:-1]
+
+
+def train_scaled_both(me, through_ddp):
+    expected, _ = train_scaled(me, through_ddp)
+    with late_device():
+        return train_scaled(me, through_ddp), expected
+
+
+@pytest.mark.parametrize("through_ddp", [True, False])
+def test_the_scale_of_the_loss_is_read_without_a_wait_for_the_backward_pass(pools, through_ddp):
+    for (late, streams), expected in pools(2).run(train_scaled_both, through_ddp=through_ddp):
+        assert late == expected
+        assert streams == ["other"] * 6
+
+
 def run_auto(me, through_ddp):
     with late_device():
         net = make_net()
@@ -185,6 +235,17 @@ def test_auto_runs(pools, through_ddp):
 class DoesNotFollow(LateSideStream):
     def follow(self):
         pass
+
+
+class OverwritesTooEarly(LateSideStream):
+    """Follows only to fetch."""
+
+    def follow(self):
+        pass
+
+    def fetch(self, host, tensor):
+        super().follow()
+        super().fetch(host, tensor)
 
 
 class ReadsTooEarly(LateSideStream):
@@ -227,7 +288,11 @@ def train_broken(me, side_stream, through_ddp):
 @pytest.mark.parametrize(
     "side_stream, through_ddp",
     [
-        *((broken, ddp) for broken in (DoesNotFollow, ReadsTooEarly, SendsOnlyPart) for ddp in (True, False)),
+        *(
+            (broken, ddp)
+            for broken in (DoesNotFollow, OverwritesTooEarly, ReadsTooEarly, SendsOnlyPart)
+            for ddp in (True, False)
+        ),
         (CompletesOnAnotherStream, True),
         (DoesNotJoin, False),
     ],
@@ -313,6 +378,25 @@ def test_a_device_that_is_never_done_is_an_error(after_s, failing):
         assert other[0] == "PeerError" and "has not computed the gradients" in other[1], other
 
 
+class NoMoreMemory(LateSideStream):
+    def host_memory(self, like):
+        raise RuntimeError("no memory can be pinned")
+
+
+def attach_without_memory(me):
+    start = time.monotonic()
+    with late_device(NoMoreMemory if me.rank == 1 else LateSideStream):
+        kind, text = error_of(cortado.Reducer, make_net(), "acp(rank=2)", verbose=False)
+    return kind, text, time.monotonic() - start
+
+
+def test_memory_that_one_rank_can_not_pin_is_an_error_on_all(pools):
+    (kind, text, seconds), (own_kind, own_text, _) = pools(2).run(attach_without_memory)
+    assert kind == "MismatchError" and "rank 1 could not make a Reducer: no memory can be pinned" in text, text
+    assert own_kind == "RuntimeError" and "no memory can be pinned" in own_text
+    assert seconds < 20
+
+
 def attach_elsewhere(me):
     """What can't be exchanged, and is refused before anything is sent."""
     net = make_net()
@@ -342,3 +426,10 @@ def test_what_lies_elsewhere_is_refused():
         assert '"there" is on meta' in errors["meta"][1]
         assert "cpu:gloo,cuda:nccl" in errors["group"][1]
         assert "was on cuda:1 when it was attached" in errors["moved"][1]
+
+
+def test_a_copy_in_memory_order_lies_where_the_gradient_does():
+    parameter = torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    copy = in_memory_order(parameter, torch.empty(2, 3, 4, 4, device="meta"))
+    assert copy.device.type == "meta"
+    assert copy.stride() == parameter.stride()

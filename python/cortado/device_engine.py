@@ -1,0 +1,60 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Whether gradients on a CUDA device are compressed there, or copied to the engine and back (docs/adr/0032, 0031)."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import _core
+from .errors import CortadoError
+from .side_stream import ComputeStream
+
+LIBRARY = "libcortado_cuda.so"  # beside _core, where it was built with nvcc
+VARIABLE = "CORTADO_CUDA_LIBRARY"  # or where this says
+_CODECS = ("acp", "power", "sign", "quant", "fp8")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the engine is. ``reason``: why on the CPU though gradients are on a device."""
+
+    library: str | None = None
+    reason: str = ""
+
+
+def place_of_engine(device, what, has_scaler=False):
+    """For parameters on ``device`` and ``what``, the text that the engine is given (spec.text_for_engine).
+
+    has_scaler: the gradients carry the scale of a GradScaler, which lies on the device. Gradients that are copied have
+    arrived before it is read, so nothing waits; an engine there would have to be told the scale before.
+    """
+    if device.type != "cuda":
+        return Place()
+    reason = "the scale of a grad_scaler is on the device" if has_scaler else _refusal(what)
+    if reason:
+        return Place(reason=reason)
+    path = os.environ.get(VARIABLE) or str(Path(_core.__file__).parent / LIBRARY)
+    if not os.path.exists(path):
+        return Place(reason=f"there is no {path}: build with nvcc and CORTADO_BUILD_CUDA=ON, or say {VARIABLE}")
+    try:
+        count = _core.device_count(path)
+    except CortadoError as error:
+        return Place(reason=str(error))
+    if count == 0:
+        return Place(reason=f"{path} finds no device")
+    return Place(library=path)
+
+
+def _refusal(what):
+    if what.startswith("{"):
+        return "a plan's engine is on the CPU"
+    codec = what.partition("(")[0].strip()
+    if codec not in _CODECS or "|" in what:
+        return f"{', '.join(_CODECS)} are compressed on a device, {codec if codec not in _CODECS else what} is not"
+    if "rollback=exact" in what:
+        return "rollback=exact"
+    return ""
+
+
+def compute_stream_of(device):
+    return ComputeStream(device)

@@ -1,0 +1,235 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""The engine on a device, reached from Python: which engine is chosen and why, and trainings without a GPU, on the
+emulated device of libcortado_emulated.so (built with the C++ tests; CORTADO_EMULATED_LIBRARY says where)."""
+
+import contextlib
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import cortado
+import cortado.attachment
+import pytest
+import torch
+from cortado import _core, device_engine
+from cortado.device_engine import Place, place_of_engine
+from nets import make_net, train
+from test_ddp_overflow import LAST_READY, compare_with_skipping, distance, train_through
+from test_reducer import reduced, train_reduced
+
+BUILD = Path(__file__).resolve().parents[2] / "build" / "release"
+EMULATED = os.environ.get("CORTADO_EMULATED_LIBRARY", str(BUILD / "libcortado_emulated.so"))
+VARIABLE = device_engine.VARIABLE
+CUDA = os.environ.get(VARIABLE, str(BUILD / "libcortado_cuda.so"))
+ON_A_GPU, IN_MEMORY = torch.device("cuda", 0), torch.device("cpu")
+STEPS = 6
+LOW_RANK = ["acp(rank=2)", "acp(rank=2, sides=alternate, start_step=2)", "power(rank=2)"]
+SMALL_BUCKETS = {"bucket_cap_mb": 0.002}
+
+needs_emulated = pytest.mark.skipif(not os.path.exists(EMULATED), reason=f"{EMULATED} is not built")
+needs_cuda = pytest.mark.skipif(not os.path.exists(CUDA), reason=f"{CUDA} is not built")
+
+
+class EmulatedStream:
+    """As ComputeStream, of a device on which all has been computed when it is asked for."""
+
+    def __init__(self, _device):
+        pass
+
+    def begin_step(self):
+        return 0
+
+    def follow(self):
+        pass
+
+    def join(self):
+        pass
+
+    def future(self):
+        return torch.futures.Future()
+
+
+@contextlib.contextmanager
+def emulated_device():
+    """Every attachment made in here has its engine on the emulated device."""
+    module = cortado.attachment
+    before = module.place_of_engine, module.compute_stream_of
+    module.place_of_engine, module.compute_stream_of = lambda *_: Place(library=EMULATED), EmulatedStream
+    try:
+        yield
+    finally:
+        module.place_of_engine, module.compute_stream_of = before
+
+
+# ---- the choice
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A file, and as many devices as count() of it says."""
+    path = tmp_path / "library.so"
+    path.touch()
+    monkeypatch.setenv(VARIABLE, str(path))
+    found = SimpleNamespace(path=path, count=lambda: 1)
+    core = SimpleNamespace(device_count=lambda _: found.count(), __file__=_core.__file__)
+    monkeypatch.setattr(device_engine, "_core", core)
+    return found
+
+
+def test_what_has_variants_is_compressed_on_the_device(library):
+    for what in ("acp", "acp(rank=4)", "power(rank=2, wire=fp16)", "sign", "quant(bits=4)", "fp8(e4m3)"):
+        assert place_of_engine(ON_A_GPU, what) == Place(library=str(library.path))
+        assert place_of_engine(IN_MEMORY, what) == Place()
+        assert "grad_scaler" in place_of_engine(ON_A_GPU, what, has_scaler=True).reason
+
+
+@pytest.mark.parametrize(
+    "what, reason",
+    [
+        ("topk(density=0.1)", "topk is not"),
+        ("sign | rans", "sign | rans is not"),
+        ("auto(quality=safe)", "auto is not"),
+        ("none", "none is not"),
+        ("acp(rank=2, rollback=exact)", "rollback=exact"),
+        ('{"format": "cortado.plan/1"}', "a plan's engine"),
+    ],
+)
+def test_all_else_is_copied(library, what, reason):
+    place = place_of_engine(ON_A_GPU, what)
+    assert place.library is None and reason in place.reason
+
+
+def test_says_why_there_is_no_engine_on_the_device(library, monkeypatch):
+    library.count = lambda: 0
+    assert "finds no device" in place_of_engine(ON_A_GPU, "acp").reason
+
+    def refuse():
+        raise cortado.MismatchError("of another build", "mismatch")
+
+    library.count = refuse
+    assert "of another build" in place_of_engine(ON_A_GPU, "acp").reason
+    library.path.unlink()
+    assert "CORTADO_BUILD_CUDA" in place_of_engine(ON_A_GPU, "acp").reason
+    monkeypatch.delenv(VARIABLE)
+    assert device_engine.LIBRARY in place_of_engine(ON_A_GPU, "acp").reason
+
+
+# ---- the libraries
+
+
+def test_a_file_that_is_no_library_is_an_error(tmp_path):
+    with pytest.raises(cortado.CortadoError, match="can't load"):
+        _core.device_count(str(tmp_path / "missing.so"))
+    with pytest.raises(cortado.MismatchError, match="no library of devices"):
+        _core.device_count(_core.__file__)
+
+
+@needs_cuda
+def test_the_cuda_library_loads_with_and_without_a_device():
+    assert _core.device_count(CUDA) == torch.cuda.device_count()
+
+
+@needs_emulated
+def test_the_emulated_library_loads():
+    assert _core.device_count(EMULATED) == 1
+
+
+# ---- trainings: replicas are compared to the bit by Rank, and with the engine on the CPU here
+
+
+def parameters_of(net):
+    return {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+
+
+def train_both(me, plan, front_end):
+    ends = []
+    for device in (contextlib.nullcontext, emulated_device):
+        with device():
+            net = make_net()
+            if front_end == "ddp":
+                model = me.attach(net, plan, **SMALL_BUCKETS)
+                train(me, model, STEPS)
+                report = model.cortado.report()
+            else:
+                train_reduced(me, reduced(me, net, plan), STEPS)
+                report = net.cortado.report()
+            ends.append(parameters_of(net))
+    assert report.to_dict()["runs_on"] == {"gradients": "cpu", "engine": "device"}
+    assert not any("not on the device" in fallback["reason"] for fallback in report.to_dict()["fallbacks"])
+    assert "compressed on" in str(report)
+    return distance(*ends)
+
+
+def fall_back(me, plan):
+    with emulated_device():
+        model = me.attach(make_net(), plan, **SMALL_BUCKETS)
+        train(me, model, STEPS)
+        return model.cortado.report().to_dict()["runs_on"]
+
+
+@needs_emulated
+def test_the_report_says_when_the_engine_encodes_on_the_cpu_all_the_same(pools):
+    for runs_on in pools(2).run(fall_back, plan="quant(error=0.1, min_elems=0)"):
+        assert runs_on["engine"] == "cpu"
+        assert "error" in runs_on["reason"]
+
+
+@needs_emulated
+@pytest.mark.parametrize("front_end", ["ddp", "reducer"])
+@pytest.mark.parametrize("codec", ["sign(min_elems=0)", "quant(bits=4, min_elems=0)", "fp8(e4m3, min_elems=0)"])
+def test_trains_to_the_bit_as_on_the_cpu(pools, codec, front_end):
+    assert pools(2).run(train_both, plan=codec, front_end=front_end) == [0, 0]
+
+
+@needs_emulated
+@pytest.mark.parametrize("front_end", ["ddp", "reducer"])
+@pytest.mark.parametrize("codec", LOW_RANK)
+def test_trains_as_on_the_cpu(pools, codec, front_end):
+    for error in pools(2).run(train_both, plan=codec, front_end=front_end):
+        assert error < 1e-3
+
+
+def mix(me, plan):
+    """The engines of odd ranks are on the device."""
+    with emulated_device() if me.rank % 2 else contextlib.nullcontext():
+        train(me, me.attach(make_net(), plan, **SMALL_BUCKETS), STEPS)
+
+
+@needs_emulated
+def test_ranks_may_differ_in_where_their_engine_is(pools):
+    pools(3).run(mix, plan="acp(rank=2)")
+
+
+def undo(me, plan, view):
+    poisoned = {3: (LAST_READY, float("nan")), 5: ("4.weight", float("inf"))}
+    expected, _ = train_through(me, plan, False, poisoned, skip=False)
+    with emulated_device():
+        found, _ = train_through(me, plan, view, poisoned, skip=False)
+        error, _ = compare_with_skipping(me, plan, view, poisoned)
+    return distance(parameters_of(found.module), parameters_of(expected.module)), error
+
+
+@needs_emulated
+@pytest.mark.parametrize("codec, view", [("acp(rank=2)", True), ("power(rank=2)", False)])
+def test_a_step_that_is_not_finite_is_undone(pools, codec, view):
+    for difference, error in pools(2).run(undo, plan=codec, view=view):
+        assert difference < 1e-3 and error < 1e-5
+
+
+def resume(me, plan):
+    """Residuals, bases and step of a run go on in another one."""
+    with emulated_device():
+        first = me.attach(make_net(), plan)
+        train(me, first, 3)
+        state = first.cortado.state_dict()
+        second = me.attach(make_net(), plan)
+        second.load_state_dict(first.state_dict())
+        second.cortado.load_state_dict(state)
+        for model in (first, second):
+            train(me, model, range(3, 6), torch.optim.SGD(model.parameters(), lr=0.05))
+        return distance(parameters_of(first.module), parameters_of(second.module))
+
+
+@needs_emulated
+def test_resumes_from_a_checkpoint(pools):
+    assert pools(2).run(resume, plan="acp(rank=2)") == [0, 0]
