@@ -120,11 +120,9 @@ class TorchGroup:
         own = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.world_size)]
         options = self._options(dist.distributed_c10d.AllgatherOptions())
-        options.timeout = timedelta(seconds=timeout_s)
-        try:
-            self._group.allgather([parts], [own], options).wait(options.timeout)
-        except RuntimeError as error:
-            raise self.failure(f"all-gather failed: {first_line(error)}") from error
+        work = "all_gather"
+        self._works[work] = _Started(self._group.allgather([parts], [own], options))
+        self.wait(work, timeout_s)
         return b"".join(part.numpy().tobytes() for part in parts)
 
     # ---- kinds of collectives
