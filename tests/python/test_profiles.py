@@ -26,7 +26,8 @@ def calibrated(me, path=None, plan=None):
     me.gather(None)  # the file is there
     if plan is not None:
         model = me.attach(make_net(), plan)
-        train(me, model, 170)
+        while not model.cortado.decision()["decided"]:  # settings that are close are tried longer
+            train(me, model, 20)
         return model.cortado.decision()
     return cluster.to_json(), calls
 
