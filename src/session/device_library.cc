@@ -6,6 +6,9 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/check.h"
+#include "cortado/version.h"
+
 namespace cortado {
 
 DeviceLibraryBuild this_build() {
