@@ -14,8 +14,8 @@
 namespace cortado {
 
 // As Engine::create(), but gradients are in the memory of CUDA device `device`, and the means are written there. Codecs
-// that are gathered, have a device variant and payloads of one size (sign, quant, fp8) run on the device, and only
-// their payloads leave it; of low rank (acp, power) matrices are projected and reconstructed there, and only factors
+// that have a device variant (sign, quant, fp8, topk, randk, compso, float_rans) run on the device, and only their
+// payloads leave it; of low rank (acp, power) matrices are projected and reconstructed there, and only factors
 // cross. report() says so of all others, which are copied to pinned memory and run on the CPU. Bytes on the wire are
 // the same either way, but for the rounding of factors, and replicas are equal to the bit, so ranks may differ in it.
 //

@@ -11,7 +11,7 @@ from .side_stream import ComputeStream
 
 LIBRARY = "libcortado_cuda.so"  # beside _core, where it was built with nvcc
 VARIABLE = "CORTADO_CUDA_LIBRARY"  # or where this says
-_CODECS = ("acp", "power", "sign", "quant", "fp8")
+_CODECS = ("acp", "power", "sign", "quant", "fp8", "topk", "randk", "compso", "float_rans")
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,11 @@ Status DeviceSide::encode_second_round(std::uint32_t tensor) {
 
 Result<const DeviceSide::Arrival*> DeviceSide::next() {
   if (!awaits()) return nullptr;
+  // Later ones may have more to give to the queue.
+  for (std::size_t i = first_ + 1; i < arrivals_in_use_; ++i) {
+    if (arrivals_[i].message < 0) continue;
+    CORTADO_RETURN_IF_ERROR(messages_[static_cast<std::size_t>(arrivals_[i].message)].work->encoded().status());
+  }
   const Arrival& arrival = arrivals_[first_];
   CORTADO_ASSIGN_OR_RETURN(const bool is_there,
                            arrival.message < 0 ? device_.queue->reached(arrival.event)
@@ -147,6 +152,14 @@ bool DeviceSide::has_gradient(std::uint32_t tensor) const {
 
 Status DeviceSide::take(std::uint32_t tensor, int rank, std::span<const std::byte> payload) {
   return message_of(tensor).coded->take(rank, places_[tensor].slot, payload);
+}
+
+std::span<const std::byte> DeviceSide::values(std::uint32_t tensor) const {
+  return message_of(tensor).coded->values(places_[tensor].slot);
+}
+
+void DeviceSide::take_sum(std::uint32_t tensor, bool sent_zeros, std::span<const float> sum) {
+  message_of(tensor).coded->take_sum(places_[tensor].slot, sent_zeros, sum);
 }
 
 Status DeviceSide::finish_step(bool step_finite, const std::function<bool(std::uint32_t tensor)>& tensor_finite) {

@@ -1,10 +1,10 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// DeviceSide: what an engine does with gradients that are on a device. Tensors that travel in gathered messages of a
-// codec with a device variant are encoded and decoded there (DeviceMessage); those that travel as factors are projected
-// and reconstructed there (DeviceMatrices). Others, dense ones and those of the first dense steps among them, are
-// copied to pinned memory, go through the engine as if they had been there, and are copied back. Whatever comes from
-// the device is taken by next(), when it is there.
+// DeviceSide: what an engine does with gradients that are on a device. Tensors of a codec with a device variant are
+// encoded and decoded there (DeviceMessage); those that travel as factors are projected and reconstructed there
+// (DeviceMatrices). Others, dense ones and those of the first dense steps among them, are copied to pinned memory, go
+// through the engine as if they had been there, and are copied back. Whatever comes from the device is taken by next(),
+// when it is there.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ class DeviceSide {
   // gradient_bytes: of each tensor.
   DeviceSide(EngineDevice device, std::vector<std::int64_t> gradient_bytes);
 
-  // The tensors of one gathered message. kUnsupported: they can't be encoded on the device.
+  // The tensors of a codec in one message. kUnsupported: they can't be encoded on the device.
   Status add_message(const DeviceMessage::Setup& setup, std::vector<std::uint32_t> tensors);
   // The matrices of one message of factors.
   Status add_matrices(const DeviceMatrices::Setup& setup, std::vector<std::uint32_t> tensors);
@@ -71,6 +71,8 @@ class DeviceSide {
   bool finite(std::uint32_t tensor) const;
   bool has_gradient(std::uint32_t tensor) const;
   Status take(std::uint32_t tensor, int rank, std::span<const std::byte> payload);
+  std::span<const std::byte> values(std::uint32_t tensor) const;
+  void take_sum(std::uint32_t tensor, bool sent_zeros, std::span<const float> sum);
   // Of a tensor in a message of factors.
   DeviceMatrices& matrices_of(std::uint32_t tensor) { return *message_of(tensor).matrices; }
   int slot_of(std::uint32_t tensor) const { return places_[tensor].slot; }

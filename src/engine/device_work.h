@@ -26,7 +26,7 @@ class DeviceWork {
 
   // Gives the queue what makes messages of gradients: a pointer to device memory for each slot.
   virtual Status encode(std::span<void* const> gradients, double gradient_scale, std::int64_t step) = 0;
-  // True once it is on the host.
+  // True once it is on the host. To be asked again and again: the queue may be given more before.
   virtual Result<bool> encoded() = 0;
 
   // Once the verdict is known: gives the queue what makes means of messages. step_finite: no rank's gradient of any

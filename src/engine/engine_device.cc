@@ -4,6 +4,7 @@
 // comes back is taken in by either, when it is there, and goes the way of everything that is encoded on the CPU.
 // finish_step() waits for what is left, as it does for peers.
 #include <cstring>
+#include <limits>
 #include <thread>
 
 #include "core/check.h"
@@ -34,12 +35,11 @@ Status EngineImpl::open_device(EngineDevice device) {
   if (options_.rollback == EngineOptions::Rollback::kExact) device_fallback_ = "rollback=exact";
   if (codec_.feedback == EngineOptions::Feedback::kDgc) device_fallback_ = "feedback=dgc";
   const bool is_low_rank = options_.method == Method::kAcp || options_.method == Method::kPower;
-  if (!is_low_rank && (options_.method != Method::kCodec || codec_.is_summed)) {
-    device_fallback_ = "what \"" + options_.to_spec() + "\" sends is summed";
+  if (!is_low_rank && options_.method != Method::kCodec) {
+    device_fallback_ = "all that \"" + options_.to_spec() + "\" sends is dense";
   }
   for (const Message& message : first_->layout().messages) {
     if (!device_fallback_.empty()) break;
-    if (!is_low_rank && message.collective != Collective::kAllGather) continue;
     const Status status = is_low_rank ? add_device_matrices(message) : add_device_message(message);
     if (status.code() == StatusCode::kUnsupported) {
       device_fallback_ = status.message();
@@ -60,6 +60,7 @@ Status EngineImpl::add_device_message(const Message& message) {
                              .seed = codec_seed()};
   std::vector<std::uint32_t> tensors;
   for (const Slot& slot : message.slots) {
+    if (codec_tensors_[slot.tensor] == nullptr) continue;
     const EngineTensor& tensor = tensors_[slot.tensor];
     tensors.push_back(slot.tensor);
     setup.tensors.push_back({.name = tensor.name,
@@ -69,7 +70,7 @@ Status EngineImpl::add_device_message(const Message& message) {
                              .encoded = treatments_[slot.tensor].encoded,
                              .number = fnv1a_64(tensor.name)});
   }
-  return device_->add_message(setup, std::move(tensors));
+  return tensors.empty() ? Status() : device_->add_message(setup, std::move(tensors));
 }
 
 // Where sides alternate, the other layout may put them into other messages; together on the device they stay.
@@ -124,10 +125,15 @@ Status EngineImpl::take_from_device() {
       if (steps_[t].held) {
         if (const Status status = encode_payload(t, *first_); !status.ok()) return fail(status);
       } else {
-        const std::span<const std::byte> payload = device_->payload(t);
-        std::memcpy(first_->slot_bytes(t).data(), payload.data(), payload.size());
-        steps_[t].payload_bytes = payload.size();
+        const std::span<const std::byte> sent = codec_.is_summed ? device_->values(t) : device_->payload(t);
+        std::byte* const slot = first_->slot_bytes(t).data();
+        std::memcpy(slot, sent.data(), sent.size());
+        steps_[t].payload_bytes = sent.size();
         steps_[t].finite = device_->finite(t);
+        if (codec_.is_summed && !steps_[t].finite) {  // as SummedTensor says it
+          const float nan = std::numeric_limits<float>::quiet_NaN();
+          std::memcpy(slot, &nan, sizeof(nan));
+        }
       }
       first_->mark_written(t, steps_[t].finite, steps_[t].payload_bytes);
     }

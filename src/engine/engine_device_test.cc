@@ -229,18 +229,21 @@ TEST_P(EngineOnDevice, HoldsZeroGradients) {
                           [](float value) { return value == 0; }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, EngineOnDevice,
-                         testing::Values(Case{"sign"}, Case{"sign(scale=two_means, bucket_cap_mib=0)"},
-                                         Case{"fp8(e4m3)"}, Case{"quant(bits=4, round=stochastic)"},
-                                         Case{"quant(bits=3, feedback=none)"}, Case{"sign(rollback=exact)", false},
-                                         Case{"topk(density=0.1)", false}, Case{"randk(density=0.2)", false},
-                                         Case{"topk(density=0.2) | quant(bits=4)", false}, Case{"cast(bf16)", false},
-                                         Case{"acp(rank=2)"}, Case{"acp(rank=3, sides=alternate)"},
-                                         Case{"acp(rank=2, wire=bf16, warm_start=false)"},
-                                         Case{"acp(rank=2, use_error_feedback=false)"},
-                                         Case{"acp(rank=2, rollback=exact)", false}, Case{"power(rank=2)"},
-                                         Case{"power(rank=3, wire=fp16, bucket_cap_mib=0)"},
-                                         Case{"power(rank=2, use_error_feedback=false)"}));
+INSTANTIATE_TEST_SUITE_P(
+    Codecs, EngineOnDevice,
+    testing::Values(Case{"sign"}, Case{"sign(scale=two_means, bucket_cap_mib=0)"}, Case{"fp8(e4m3)"},
+                    Case{"quant(bits=4, round=stochastic)"}, Case{"quant(bits=3, feedback=none)"},
+                    Case{"sign(rollback=exact)", false}, Case{"topk(density=0.1)"},
+                    Case{"topk(density=0.05, select=sampled, bucket_cap_mib=0)"},
+                    Case{"topk(density=0.3, index=bitmap, values=fp16, feedback=none)"},
+                    Case{"topk(density=0.1, block=256)", false}, Case{"compso"},
+                    Case{"compso(bound=0.01, filter=off, feedback=none)"}, Case{"float_rans"},
+                    Case{"randk(density=0.2)"}, Case{"randk(density=0.3, block=7, scale=unbiased, bucket_cap_mib=0)"},
+                    Case{"topk(density=0.2) | quant(bits=4)", false}, Case{"cast(bf16)", false}, Case{"acp(rank=2)"},
+                    Case{"acp(rank=3, sides=alternate)"}, Case{"acp(rank=2, wire=bf16, warm_start=false)"},
+                    Case{"acp(rank=2, use_error_feedback=false)"}, Case{"acp(rank=2, rollback=exact)", false},
+                    Case{"power(rank=2)"}, Case{"power(rank=3, wire=fp16, bucket_cap_mib=0)"},
+                    Case{"power(rank=2, use_error_feedback=false)"}));
 
 TEST(DeviceEngine, SaysWhatItCanNotDo) {
   for (const Status& status : run_ranks(2, [](Communicator& communicator) -> Status {

@@ -305,6 +305,11 @@ void EngineImpl::receive_slot(Round& round, int message, const Slot& slot) {
     steps_[slot.tensor].status = take_slot(round, message, slot);
     return;
   }
+  if (slot.kind == SlotKind::kValues && is_on_device(slot.tensor)) {
+    const auto* const sums = static_cast<const float*>(round.slot_data(message, slot));
+    device_->take_sum(slot.tensor, steps_[slot.tensor].held, {sums, static_cast<std::size_t>(slot.elems)});
+    return;
+  }
   const bool first_of_two = second_ != nullptr && &round != second_.get();
   if (slot.kind != SlotKind::kDense && is_factored_on_device(slot.tensor)) {
     if (!first_of_two) {

@@ -77,7 +77,9 @@ def library(tmp_path, monkeypatch):
 
 
 def test_what_has_variants_is_compressed_on_the_device(library):
-    for what in ("acp", "acp(rank=4)", "power(rank=2, wire=fp16)", "sign", "quant(bits=4)", "fp8(e4m3)"):
+    matrices = ("acp", "acp(rank=4)", "power(rank=2, wire=fp16)")
+    payloads = ("sign", "quant(bits=4)", "fp8(e4m3)", "topk(density=0.1)", "randk", "compso", "float_rans")
+    for what in matrices + payloads:
         assert place_of_engine(ON_A_GPU, what) == Place(library=str(library.path))
         assert place_of_engine(IN_MEMORY, what) == Place()
         assert "grad_scaler" in place_of_engine(ON_A_GPU, what, has_scaler=True).reason
@@ -86,7 +88,7 @@ def test_what_has_variants_is_compressed_on_the_device(library):
 @pytest.mark.parametrize(
     "what, reason",
     [
-        ("topk(density=0.1)", "topk is not"),
+        ("rans", "rans is not"),
         ("sign | rans", "sign | rans is not"),
         ("auto(quality=safe)", "auto is not"),
         ("none", "none is not"),
@@ -176,7 +178,19 @@ def test_the_report_says_when_the_engine_encodes_on_the_cpu_all_the_same(pools):
 
 @needs_emulated
 @pytest.mark.parametrize("front_end", ["ddp", "reducer"])
-@pytest.mark.parametrize("codec", ["sign(min_elems=0)", "quant(bits=4, min_elems=0)", "fp8(e4m3, min_elems=0)"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "sign(min_elems=0)",
+        "quant(bits=4, min_elems=0)",
+        "fp8(e4m3, min_elems=0)",
+        "topk(density=0.1, min_elems=0)",
+        "topk(density=0.05, select=sampled, min_elems=0)",
+        "compso(min_elems=0)",
+        "float_rans(min_elems=0, min_compression_rate=0)",
+        "randk(density=0.2, min_elems=0)",
+    ],
+)
 def test_trains_to_the_bit_as_on_the_cpu(pools, codec, front_end):
     assert pools(2).run(train_both, plan=codec, front_end=front_end) == [0, 0]
 
@@ -231,5 +245,6 @@ def resume(me, plan):
 
 
 @needs_emulated
-def test_resumes_from_a_checkpoint(pools):
-    assert pools(2).run(resume, plan="acp(rank=2)") == [0, 0]
+@pytest.mark.parametrize("codec", ["acp(rank=2)", "topk(density=0.1, min_elems=0)"])
+def test_resumes_from_a_checkpoint(pools, codec):
+    assert pools(2).run(resume, plan=codec) == [0, 0]
