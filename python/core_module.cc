@@ -199,11 +199,13 @@ class PyEngine {
   }
 
   void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients,
-                  std::uintptr_t device_stream) {
+                  std::uintptr_t device_stream, std::uintptr_t device_gradient_scale) {
+    const OnDevice on_device(*this);
     check(engine_->begin_step({.gradient_scale = gradient_scale,
                                .keeps_local_gradients = keeps_local_gradients,
                                .holds_zero_gradients = holds_zero_gradients,
-                               .device_stream = reinterpret_cast<void*>(device_stream)}));
+                               .device_stream = reinterpret_cast<void*>(device_stream),
+                               .device_gradient_scale = reinterpret_cast<const void*>(device_gradient_scale)}));
   }
 
   void submit(BucketMap& map, std::uintptr_t base) {
@@ -596,7 +598,7 @@ NB_MODULE(_core, m) {
            "tensors"_a, "what"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a, "takes_buffers"_a = false,
            "transport_version"_a = "", "timeout_s"_a = nb::none(), "device_library"_a = nb::none(), "device"_a = 0)
       .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
-           "holds_zero_gradients"_a = false, "device_stream"_a = 0)
+           "holds_zero_gradients"_a = false, "device_stream"_a = 0, "device_gradient_scale"_a = 0)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)
       .def("submit_buffer", &PyEngine::submit_buffer, "map"_a, "data"_a, "elems"_a, "dtype"_a)
       .def("finish_step", &PyEngine::finish_step, "local_gradient"_a = nb::none())

@@ -118,6 +118,9 @@ struct StepContext {
   bool holds_zero_gradients = false;
   // Engines on a device (cortado/cuda.h): the cudaStream_t that computes the gradients, and goes on with the means.
   void* device_stream = nullptr;
+  // Likewise: where the loss scale, a float, lies on the device once that stream has done what it was given so far. In
+  // place of gradient_scale; nobody waits for it before gradients have come. As it is until finish_step() returns.
+  const void* device_gradient_scale = nullptr;
 };
 
 // The kept copy of the local gradient of a tensor; nullptr stands for all zeros. Called only to undo a non-finite step.

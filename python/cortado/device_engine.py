@@ -22,15 +22,11 @@ class Place:
     reason: str = ""
 
 
-def place_of_engine(device, what, has_scaler=False):
-    """For parameters on ``device`` and ``what``, the text that the engine is given (spec.text_for_engine).
-
-    has_scaler: the gradients carry the scale of a GradScaler, which lies on the device. Gradients that are copied have
-    arrived before it is read, so nothing waits; an engine there would have to be told the scale before.
-    """
+def place_of_engine(device, what):
+    """For parameters on ``device`` and ``what``, the text that the engine is given (spec.text_for_engine)."""
     if device.type != "cuda":
         return Place()
-    reason = "the scale of a grad_scaler is on the device" if has_scaler else _refusal(what)
+    reason = _refusal(what)
     if reason:
         return Place(reason=reason)
     path = os.environ.get(VARIABLE) or str(Path(_core.__file__).parent / LIBRARY)

@@ -65,9 +65,9 @@ class DeviceMessageOf final : public DeviceMessage {
     return {};
   }
 
-  Status encode(std::span<void* const> gradients, double gradient_scale, std::int64_t step) override {
+  Status encode(std::span<void* const> gradients, const GradientScale& scale, std::int64_t step) override {
     CORTADO_RETURN_IF_ERROR(point_to(gradients));
-    gradient_scale_ = gradient_scale;
+    scale_ = scale;
     const auto number = static_cast<std::uint64_t>(step);
     std::memcpy(step_on_host_, &number, sizeof(number));
     CORTADO_RETURN_IF_ERROR(queue().copy_to_device(at(step_), step_on_host_, sizeof(number)));
@@ -89,6 +89,8 @@ class DeviceMessageOf final : public DeviceMessage {
         queue().copy_to_host(reinterpret_cast<std::byte*>(sizes_), sizes, slots() * sizeof(std::uint64_t)));
     return queue().record(sized_event_);
   }
+
+  void know_scale(double value) override { scale_ = {value}; }
 
   Result<bool> encoded() override {
     if (!sizes_are_known_) {
@@ -359,7 +361,9 @@ class DeviceMessageOf final : public DeviceMessage {
 
   FeedbackLaunches feedback() const { return {slots_.table(workspace_, setup_.has_feedback)}; }
   FeedbackStep feedback_step() const {
-    return FeedbackStep::of({.gradient_scale = static_cast<float>(1.0 / gradient_scale_)});
+    FeedbackStep step = FeedbackStep::of({.gradient_scale = unscale_of(scale_.value)});
+    step.loss_scale = scale_.on_device;
+    return step;
   }
 
   using Event = DeviceQueue::Event;
@@ -370,7 +374,7 @@ class DeviceMessageOf final : public DeviceMessage {
   std::size_t sources() const { return is_summed_ ? 2 : static_cast<std::size_t>(setup_.world_size); }
   bool is_fixed() const { return codec_->row().traits.fixed_size; }
   float mean_scale() const {
-    return static_cast<float>((setup_.has_feedback ? gradient_scale_ : 1.0) / setup_.world_size);
+    return static_cast<float>((setup_.has_feedback ? scale_.value : 1.0) / setup_.world_size);
   }
   std::byte* at(std::uint64_t offset) const { return memory_ + offset; }
   std::byte* values(std::size_t slot) const { return at(values_[slot]); }
@@ -415,7 +419,7 @@ class DeviceMessageOf final : public DeviceMessage {
 
   ResidualCopies copies_;
   Event sized_event_ = 0, encoded_event_ = 0, decoded_event_ = 0;
-  double gradient_scale_ = 1;
+  GradientScale scale_;
 };
 
 }  // namespace cortado

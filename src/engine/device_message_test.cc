@@ -171,7 +171,7 @@ class EmulatedMessage : public testing::TestWithParam<Case> {
         has_other_sizes_ = has_other_sizes_ || encoded.value().bytes != cpu.room[s];
         cpu.finite.push_back(encoded.value().finite);
       }
-      const Status status = device.message->encode(pointers, scale_of(step), step);
+      const Status status = device.message->encode(pointers, {scale_of(step)}, step);
       ASSERT_TRUE(status.ok()) << status.to_string();
       device.wait_until([&] { return device.message->encoded(); });
     }

@@ -2,6 +2,7 @@
 #include "engine/device_side.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "core/check.h"
@@ -48,6 +49,7 @@ void DeviceSide::add(Message message, std::vector<std::uint32_t> tensors) {
 }
 
 Status DeviceSide::allocate(bool all) {
+  CORTADO_ASSIGN_OR_RETURN(scale_on_host_, device_.queue->allocate_on_host(sizeof(float)));
   for (const Message& message : messages_) scratch_bytes_ = std::max(scratch_bytes_, message.work->scratch_bytes());
   if (!messages_.empty()) {
     CORTADO_ASSIGN_OR_RETURN(std::byte* const scratch, device_.queue->allocate_on_device(scratch_bytes_));
@@ -61,14 +63,19 @@ Status DeviceSide::allocate(bool all) {
   return {};
 }
 
-void DeviceSide::begin_step(double gradient_scale, std::int64_t step, bool is_dense, DeviceStream compute) {
-  gradient_scale_ = gradient_scale;
+Status DeviceSide::begin_step(const GradientScale& scale, std::int64_t step, bool is_dense, DeviceStream compute) {
+  scale_ = scale;
   step_ = step;
   is_dense_ = is_dense;
   compute_ = compute;
   arrivals_in_use_ = first_ = 0;
   std::fill(gradients_.begin(), gradients_.end(), nullptr);
   for (Message& message : messages_) message.missing = static_cast<int>(message.tensors.size());
+  if (scale_.on_device == nullptr) return {};
+  // It comes before all that is submitted, so it is there when something of that is.
+  CORTADO_RETURN_IF_ERROR(device_.queue->follow(compute_));
+  return device_.queue->copy_to_host(scale_on_host_, reinterpret_cast<const std::byte*>(scale_.on_device),
+                                     sizeof(float));
 }
 
 Result<DeviceSide::Arrival*> DeviceSide::new_arrival() {
@@ -112,7 +119,7 @@ Status DeviceSide::submit(std::span<const Gradient> gradients) {
     message.missing = -1;  // once
     CORTADO_ASSIGN_OR_RETURN(Arrival* const payloads, new_arrival());
     payloads->message = places_[gradient.tensor].message;
-    CORTADO_RETURN_IF_ERROR(message.work->encode(message.gradients, gradient_scale_, step_));
+    CORTADO_RETURN_IF_ERROR(message.work->encode(message.gradients, scale_, step_));
   }
   return {};
 }
@@ -136,6 +143,12 @@ Result<const DeviceSide::Arrival*> DeviceSide::next() {
                            arrival.message < 0 ? device_.queue->reached(arrival.event)
                                                : messages_[static_cast<std::size_t>(arrival.message)].work->encoded());
   if (!is_there) return nullptr;
+  if (scale_.on_device != nullptr) {
+    float value;
+    std::memcpy(&value, scale_on_host_, sizeof(value));
+    scale_ = {value};
+    for (Message& message : messages_) message.work->know_scale(value);
+  }
   ++first_;
   return &arrival;
 }

@@ -47,7 +47,7 @@ class DeviceSide {
 
   // ---- a step
 
-  void begin_step(double gradient_scale, std::int64_t step, bool is_dense, DeviceStream compute);
+  Status begin_step(const GradientScale& scale, std::int64_t step, bool is_dense, DeviceStream compute);
   Status submit(std::span<const Gradient> gradients);
   // Of the matrices of the message that `tensor` is in.
   Status encode_second_round(std::uint32_t tensor);
@@ -60,6 +60,8 @@ class DeviceSide {
   };
   // The oldest that has not been taken, if it is there; nullptr if not. Valid until the next call.
   Result<const Arrival*> next();
+  // Once something has arrived.
+  double gradient_scale() const { return scale_.value; }
   bool awaits() const { return first_ < arrivals_in_use_; }
 
   std::byte* host_copy(std::uint32_t tensor) const { return host_copies_[tensor]; }
@@ -126,7 +128,8 @@ class DeviceSide {
 
   bool is_dense_ = false;  // the step in hand
   bool decodes_ = false;   // finish_step() has given messages to decode
-  double gradient_scale_ = 1;
+  GradientScale scale_;
+  std::byte* scale_on_host_ = nullptr;
   std::int64_t step_ = 0;
   DeviceStream compute_ = nullptr;
 };

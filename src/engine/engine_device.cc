@@ -88,14 +88,16 @@ Status EngineImpl::add_device_matrices(const Message& message) {
 
 // ---- a step --------------------------------------------------------------------------------------------------------
 
-void EngineImpl::begin_step_on_device() {
+Status EngineImpl::begin_step_on_device() {
   context_.keeps_local_gradients = false;  // what decoding overwrites is a copy
   for (std::uint32_t t = 0; t < tensors_.size() && warm_up_ == nullptr; ++t) {
     if (!is_factored_on_device(t)) continue;
     device_->matrices_of(t).set_kind(device_->slot_of(t), first_->find_slot(t)->kind);
   }
-  device_->begin_step(context_.gradient_scale, phase_step_, warm_up_ != nullptr,
-                      static_cast<DeviceStream>(context_.device_stream));
+  const Status status = device_->begin_step(
+      {.value = context_.gradient_scale, .on_device = static_cast<const float*>(context_.device_gradient_scale)},
+      phase_step_, warm_up_ != nullptr, static_cast<DeviceStream>(context_.device_stream));
+  return status.ok() ? status : fail(status.with_context("to the device"));
 }
 
 Status EngineImpl::submit_on_device(std::span<const Gradient> gradients) {
@@ -111,6 +113,7 @@ Status EngineImpl::take_from_device() {
     if (!next.ok()) return fail(next.status().with_context("from the device"));
     if (next.value() == nullptr) break;
     const DeviceSide::Arrival& arrival = *next.value();
+    CORTADO_RETURN_IF_ERROR(know_gradient_scale());
     for (const std::uint32_t t : arrival.on_host) {
       steps_[t].gradient = device_->host_copy(t);
       arrived_.push_back({t, steps_[t].gradient});
@@ -141,6 +144,13 @@ Status EngineImpl::take_from_device() {
   CORTADO_RETURN_IF_ERROR(encode_and_start(arrived_));
   if (second_ == nullptr || warm_up_ != nullptr) return {};
   const Status status = second_->start_ready();
+  return status.ok() ? status : fail(status);
+}
+
+Status EngineImpl::know_gradient_scale() {
+  if (context_.device_gradient_scale == nullptr) return {};
+  context_.gradient_scale = device_->gradient_scale();
+  const Status status = check_gradient_scale(context_.gradient_scale);
   return status.ok() ? status : fail(status);
 }
 

@@ -115,6 +115,7 @@ class EngineImpl final : public Engine {
   std::chrono::nanoseconds timeout() const;
 
   // -- a step
+  static Status check_gradient_scale(double scale);
   Round& first_round() { return warm_up_ != nullptr ? *warm_up_ : *first_; }
   Status check_submission(std::span<const Gradient> gradients);
   Status encode_and_start(std::span<const Gradient> gradients);
@@ -122,9 +123,10 @@ class EngineImpl final : public Engine {
   bool is_factored_on_device(std::uint32_t tensor) const {
     return is_on_device(tensor) && low_rank_[tensor] != nullptr;
   }
-  void begin_step_on_device();
+  Status begin_step_on_device();
   Status submit_on_device(std::span<const Gradient> gradients);
   Status take_from_device();
+  Status know_gradient_scale();
   void write_factors(const DeviceSide::Arrival& arrival);
   Status encode_second_round_on_device(int message);
   Status wait_for_arrivals();

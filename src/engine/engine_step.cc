@@ -59,12 +59,18 @@ void EngineImpl::note_non_finite(const std::string& where, int rank) {
 
 // ---- submit: encode and start --------------------------------------------------------------------------------------
 
+Status EngineImpl::check_gradient_scale(double scale) {
+  if (scale > 0 && scale <= 1e30) return {};
+  return make_error(StatusCode::kInvalidArgument, "begin_step: gradient_scale must be above 0 and at most 1e30, got %g",
+                    scale);
+}
+
 Status EngineImpl::begin_step(const StepContext& context) {
   if (!failure_.ok()) return failure_;
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
-  if (!(context.gradient_scale > 0) || context.gradient_scale > 1e30) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "begin_step: gradient_scale must be above 0 and at most 1e30, got %g", context.gradient_scale);
+  CORTADO_RETURN_IF_ERROR(check_gradient_scale(context.gradient_scale));
+  if (context.device_gradient_scale != nullptr && device_ == nullptr && !passes_through()) {
+    return make_error(StatusCode::kInvalidArgument, "begin_step: a scale on a device, but gradients on the host");
   }
   context_ = context;
   in_step_ = true;
@@ -80,8 +86,7 @@ Status EngineImpl::begin_step(const StepContext& context) {
   Round& round = first_round();
   round.begin(round.layouts().of_parity.size() == 2 ? static_cast<int>(phase_step_ & 1) : 0);
   if (second_ != nullptr) second_->begin(0);
-  if (device_ != nullptr) begin_step_on_device();
-  return {};
+  return device_ != nullptr ? begin_step_on_device() : Status();
 }
 
 Status EngineImpl::check_submission(std::span<const Gradient> gradients) {

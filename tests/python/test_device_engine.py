@@ -13,7 +13,11 @@ import pytest
 import torch
 from cortado import _core, device_engine
 from cortado.device_engine import Place, place_of_engine
-from nets import make_net, train
+from cortado.side_stream import is_capturing
+from nets import loss_of, make_batch, make_net, train
+from ranks import Pool
+from test_ddp_algorithm import skip_under_scaler
+from test_ddp_bad_input import error_of
 from test_ddp_overflow import LAST_READY, compare_with_skipping, distance, train_through
 from test_reducer import reduced, train_reduced
 
@@ -82,7 +86,6 @@ def test_what_has_variants_is_compressed_on_the_device(library):
     for what in matrices + payloads:
         assert place_of_engine(ON_A_GPU, what) == Place(library=str(library.path))
         assert place_of_engine(IN_MEMORY, what) == Place()
-        assert "grad_scaler" in place_of_engine(ON_A_GPU, what, has_scaler=True).reason
 
 
 @pytest.mark.parametrize(
@@ -230,6 +233,73 @@ def test_a_step_that_is_not_finite_is_undone(pools, codec, view):
         assert difference < 1e-3 and error < 1e-5
 
 
+class CountedScaler(torch.amp.GradScaler):
+    """Counts what would wait for the device: reading the scale for the host."""
+
+    def __init__(self):
+        super().__init__("cpu", init_scale=64.0, growth_factor=4.0, growth_interval=2)
+        self.reads = 0
+
+    def get_scale(self):
+        self.reads += 1
+        return super().get_scale()
+
+
+def train_scaled(me, plan, front_end):
+    scaler, net = CountedScaler(), make_net()
+    if front_end == "ddp":
+        model = me.attach(net, plan, grad_scaler=scaler, **SMALL_BUCKETS)
+    else:
+        model = reduced(me, net, plan, grad_scaler=scaler)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    reads = 0
+    for step in range(STEPS):
+        loss = scaler.scale(loss_of(model, make_batch(me.rank, step)))
+        before = scaler.reads
+        loss.backward()
+        if front_end == "reducer":
+            model.cortado.wait()
+        reads += scaler.reads - before
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert scaler.get_scale() == 64.0 * 4.0 ** (STEPS // 2)
+    return parameters_of(net), reads, model.cortado.report().to_dict()["runs_on"]["engine"]
+
+
+def train_scaled_both(me, plan, front_end):
+    expected, reads, _ = train_scaled(me, plan, front_end)
+    assert reads == STEPS
+    with emulated_device():
+        found, reads, runs_on = train_scaled(me, plan, front_end)
+    return distance(found, expected), reads, runs_on
+
+
+@needs_emulated
+@pytest.mark.parametrize("front_end", ["ddp", "reducer"])
+@pytest.mark.parametrize(
+    "codec", ["sign(min_elems=0)", "topk(density=0.1, min_elems=0)", "cast(bf16)", "acp(rank=2)", "power(rank=2)"]
+)
+def test_the_scale_of_the_loss_is_read_on_the_device(pools, codec, front_end):
+    for error, reads, runs_on in pools(2).run(train_scaled_both, plan=codec, front_end=front_end):
+        assert error < 1e-3 if codec in LOW_RANK else error == 0
+        assert reads == 0
+        assert runs_on == ("cpu" if codec.startswith("cast") else "device")
+
+
+def skip_on_device(me, plan):
+    with emulated_device():
+        return skip_under_scaler(me, plan)
+
+
+@needs_emulated
+@pytest.mark.parametrize("codec", ["acp(rank=2)", "topk(density=0.1, min_elems=0)"])
+def test_a_step_that_the_scaler_skips_is_skipped_everywhere(pools, codec):
+    (error, scales), (_, other_scales) = pools(2).run(skip_on_device, plan=codec)
+    assert scales == other_scales and scales[4] < scales[3]
+    assert error < 1e-5
+
+
 def resume(me, plan):
     """Residuals, bases and step of a run go on in another one."""
     with emulated_device():
@@ -248,3 +318,33 @@ def resume(me, plan):
 @pytest.mark.parametrize("codec", ["acp(rank=2)", "topk(density=0.1, min_elems=0)"])
 def test_resumes_from_a_checkpoint(pools, codec):
     assert pools(2).run(resume, plan=codec) == [0, 0]
+
+
+# ---- what a device can't be asked for
+
+
+def capture(me, front_end):
+    """Steps while a graph is being captured, as far as the adapters can tell."""
+    net = make_net()
+    model = me.attach(net, "acp") if front_end == "ddp" else reduced(me, net, "acp")
+    cortado.attachment.is_capturing = lambda device: device == IN_MEMORY
+    if front_end == "wait":
+        return error_of(model.cortado.wait)
+    return error_of(loss_of(model, make_batch(me.rank, 0)).backward)
+
+
+@pytest.mark.parametrize("front_end", ["ddp", "reducer", "wait"])
+def test_a_graph_that_is_being_captured_gets_an_error_that_says_what_to_do(front_end):
+    pool = Pool(2)  # of its own: the step is broken off
+    try:
+        for kind, text in pool.run(capture, front_end=front_end):
+            assert kind == "CortadoError" and "make_graphed_callables" in text, text
+    finally:
+        pool.close()
+
+
+def test_only_streams_of_a_device_are_asked_whether_they_are_captured(monkeypatch):
+    assert not is_capturing(ON_A_GPU)  # no device has been used
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert is_capturing(ON_A_GPU) and not is_capturing(IN_MEMORY)
