@@ -48,6 +48,7 @@ class DeviceMessage : public DeviceWork {
     int world_size = 1;
     int rank = 0;
     bool has_feedback = false;
+    bool is_exact = false;         // a step that was not finite is undone to the bit, from a second residual
     std::uint64_t seed = 0;        // EncodeContext::seed, of this rank
     DeviceQueue* queue = nullptr;  // outlives the message
   };

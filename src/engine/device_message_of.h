@@ -247,6 +247,7 @@ class DeviceMessageOf final : public DeviceMessage {
     for (const auto& decoder : decoders_) decoder_workspaces_.push_back(on_device_.add(decoder->workspace_bytes()));
     for (const Tensor& tensor : setup_.tensors) {
       values_.push_back(on_device_.add(bytes_of(tensor, dtype_bytes(tensor.encoded))));
+      if (setup_.has_feedback && setup_.is_exact) spares_.push_back(on_device_.add(bytes_of(tensor, sizeof(float))));
       decoded_.push_back(in_scratch_.add(bytes_of(tensor, dtype_bytes(tensor.encoded))));
       sums_.push_back(in_scratch_.add(bytes_of(tensor, sizeof(float))));
       room_.push_back(codec_->max_payload_bytes(tensor.rows, tensor.cols, tensor.encoded));
@@ -307,6 +308,7 @@ class DeviceMessageOf final : public DeviceMessage {
       entries_.push_back({.gradient = gradients[s],
                           .values = at(values_[s]),
                           .velocity = nullptr,
+                          .spare = spares_.empty() ? nullptr : reinterpret_cast<float*>(at(spares_[s])),
                           .decoded = scratch_ + decoded_[s],
                           .sum = reinterpret_cast<float*>(scratch_ + sums_[s]),
                           .dtype = setup_.tensors[s].dtype,
@@ -397,7 +399,7 @@ class DeviceMessageOf final : public DeviceMessage {
   DevicePieces on_device_, in_scratch_, on_host_, payloads_;
   std::byte *memory_ = nullptr, *scratch_ = nullptr;  // on the device; the following are offsets in memory_
   std::uint64_t step_ = 0, encoder_workspace_ = 0;
-  std::vector<std::uint64_t> decoder_workspaces_, values_;
+  std::vector<std::uint64_t> decoder_workspaces_, values_, spares_;
   std::vector<std::uint64_t> decoded_, sums_;  // in scratch_
   std::uint64_t encoded_ = 0, received_ = 0;
   std::vector<std::uint64_t> payload_offsets_, room_, value_bytes_;  // of one source

@@ -32,9 +32,9 @@ Status EngineImpl::open_device(EngineDevice device) {
   std::vector<std::int64_t> bytes;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) bytes.push_back(gradient_bytes(t));
   device_ = std::make_unique<DeviceSide>(std::move(device), std::move(bytes));
-  if (options_.rollback == EngineOptions::Rollback::kExact) device_fallback_ = "rollback=exact";
   if (codec_.feedback == EngineOptions::Feedback::kDgc) device_fallback_ = "feedback=dgc";
   const bool is_low_rank = options_.method == Method::kAcp || options_.method == Method::kPower;
+  if (is_low_rank && is_exact()) device_fallback_ = "rollback=exact of a low-rank codec";
   if (!is_low_rank && options_.method != Method::kCodec) {
     device_fallback_ = "all that \"" + options_.to_spec() + "\" sends is dense";
   }
@@ -57,6 +57,7 @@ Status EngineImpl::add_device_message(const Message& message) {
                              .world_size = communicator_->world_size(),
                              .rank = communicator_->rank(),
                              .has_feedback = codec_.has_feedback(),
+                             .is_exact = is_exact(),
                              .seed = codec_seed()};
   std::vector<std::uint32_t> tensors;
   for (const Slot& slot : message.slots) {

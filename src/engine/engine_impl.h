@@ -108,6 +108,7 @@ class EngineImpl final : public Engine {
     return options_.method == EngineOptions::Method::kAcp && options_.sides == EngineOptions::Sides::kAlternate;
   }
   bool has_feedback() const;
+  bool is_exact() const { return options_.rollback == EngineOptions::Rollback::kExact; }
   // Whether the tensor has something to save.
   bool is_stateful(std::uint32_t tensor) const;
   bool passes_through() const { return communicator_->world_size() == 1; }

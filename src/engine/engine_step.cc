@@ -208,9 +208,7 @@ Status EngineImpl::wait_for(Round& round, int message) {
 }
 
 // Without error feedback, or with a spare residual, a rollback needs no gradient; nor does it if the caller keeps one.
-bool EngineImpl::may_decode_early() const {
-  return context_.keeps_local_gradients || !has_feedback() || options_.rollback == EngineOptions::Rollback::kExact;
-}
+bool EngineImpl::may_decode_early() const { return context_.keeps_local_gradients || !has_feedback() || is_exact(); }
 
 // The verdict is taken from what arrived, which is the same on every rank.
 void EngineImpl::look_for_non_finite(Round& round, int message) {

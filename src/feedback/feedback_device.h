@@ -23,6 +23,7 @@ struct FeedbackTensor {
   void* gradient = nullptr;         // `dtype`; overwritten with the mean
   void* values = nullptr;           // `encoded`; with feedback the residual
   float* velocity = nullptr;        // nullptr: no momentum correction
+  float* spare = nullptr;           // of the residual before the step, to undo it to the bit; without a velocity
   const void* decoded = nullptr;    // `encoded`; of the rank that is taken
   float* sum = nullptr;             // over ranks so far
   DType dtype = DType::kFloat32;    // fp32, fp16 or bf16
@@ -115,6 +116,7 @@ struct AddGradients {
     const bool finite = is_below(gradient, known.gradient_limit);
     const std::uint32_t flags = flags_of(finite, std::bit_cast<std::uint32_t>(gradient));
     float* const residual = static_cast<float*>(tensor.values);
+    if (tensor.spare != nullptr) tensor.spare[i] = residual[i];
     if (tensor.velocity == nullptr) {
       residual[i] += finite ? gradient * known.gradient_scale : 0.0f;
       return flags;
@@ -255,6 +257,10 @@ struct TakeBack {
 
  private:
   CORTADO_HD static void take_back(const FeedbackStep& known, const FeedbackTensor& tensor, std::int64_t i) {
+    if (tensor.spare != nullptr) {
+      static_cast<float*>(tensor.values)[i] = tensor.spare[i];
+      return;
+    }
     const float gradient = load_value(tensor.gradient, tensor.dtype, i);
     if (!is_below(gradient, known.gradient_limit)) return;
     float added = gradient * known.gradient_scale;
