@@ -146,8 +146,8 @@ class PyEngine {
   using Tensor = std::tuple<std::string, int, std::int64_t, std::int64_t, int, bool>;
 
   // `what`: a specification, one of auto, or the JSON text of a plan. `takes_buffers` and `transport_version` as in
-  // AutoOptions. `timeout_s`: instead of that of `what`. With `device_library`, its path, and a specification of a
-  // codec gradients are on `device`.
+  // AutoOptions. `timeout_s`: instead of that of `what`. With `device_library`, its path, gradients are on `device`,
+  // and `what` is no plan.
   PyEngine(const nb::list& tensors, const std::string& what, nb::object group, int rank, int world_size,
            const std::string& group_name, bool takes_buffers, const std::string& transport_version,
            std::optional<double> timeout_s, const std::optional<std::string>& device_library, int device)
@@ -161,6 +161,8 @@ class PyEngine {
                       .dimensions = nb::cast<int>(item[4]),
                       .is_embedding = nb::cast<bool>(item[5])});
     }
+    if (device_library.has_value()) library_ = unwrap(cortado::load_device_library(*device_library));
+    const OnDevice on_device(*this);
     if (is_plan(what)) {
       const cortado::Plan plan = unwrap(cortado::plan_from_json(what));
       cortado::EngineOptions options;
@@ -174,17 +176,18 @@ class PyEngine {
       options.takes_buffers = takes_buffers;
       options.transport_version = transport_version;
       options.timeout_s = timeout_s.value_or(options.timeout_s);
-      auto made = unwrapped_without_gil(
-          [&] { return cortado::AutoEngine::create(std::move(list), options, communicator_.get()); });
+      auto made = unwrapped_without_gil([&] {
+        return library_ != nullptr
+                   ? library_->create_auto_engine(std::move(list), options, communicator_.get(), device_)
+                   : cortado::AutoEngine::create(std::move(list), options, communicator_.get());
+      });
       auto_ = made.get();
       engine_ = std::move(made);
       return;
     }
     cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(what));
     options.timeout_s = timeout_s.value_or(options.timeout_s);
-    if (device_library.has_value()) {
-      library_ = unwrap(cortado::load_device_library(*device_library));
-      const OnDevice on_device(*this);
+    if (library_ != nullptr) {
       engine_ = unwrapped_without_gil(
           [&] { return library_->create_engine(std::move(list), options, communicator_.get(), device_); });
       return;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "cortado/auto.h"
 #include "cortado/communicator.h"
 #include "cortado/engine.h"
 #include "cortado/status.h"
@@ -27,5 +28,12 @@ namespace cortado {
 Result<std::unique_ptr<Engine>> create_cuda_engine(std::vector<EngineTensor> tensors, const EngineOptions& options,
                                                    Communicator* communicator, int device,
                                                    const Clock* clock = steady_clock(), TraceRecorder* trace = nullptr);
+
+// As AutoEngine::create(), with gradients on the device as above: settings run as create_cuda_engine() runs them; while
+// it runs dense, or a plan, gradients are copied to the host and back. Nothing is predicted without a cluster file,
+// because codecs would be measured on the CPU: each setting is tried.
+Result<std::unique_ptr<AutoEngine>> create_cuda_auto_engine(std::vector<EngineTensor> tensors,
+                                                            const AutoOptions& options, Communicator* communicator,
+                                                            int device, const Clock* clock = steady_clock());
 
 }  // namespace cortado

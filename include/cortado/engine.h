@@ -230,6 +230,7 @@ class Engine {
 
   virtual const EngineOptions& options() const = 0;
   virtual const std::vector<EngineTensor>& tensors() const = 0;
+  virtual bool is_on_device() const { return false; }  // takes gradients in device memory (cortado/cuda.h)
   virtual EngineReport report() const = 0;
   virtual void set_trace(TraceRecorder* trace) = 0;  // nullptr: off
   virtual Trace trace() const = 0;                   // what has been recorded; no events without a recorder

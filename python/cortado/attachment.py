@@ -115,6 +115,8 @@ class Attachment:
 
     @property
     def _submits_buffers(self):
+        if self._engine_place.library:
+            return False
         return self._engine.sends_buffers or (self.takes_buffers and self._engine.is_auto)
 
     def _poll(self):

@@ -45,10 +45,12 @@ def _refusal(what):
     if what.startswith("{"):
         return "a plan's engine is on the CPU"
     codec = what.partition("(")[0].strip()
+    if codec == "auto":
+        return ""
     if codec not in _CODECS or "|" in what:
         return f"{', '.join(_CODECS)} are compressed on a device, {codec if codec not in _CODECS else what} is not"
-    if "rollback=exact" in what:
-        return "rollback=exact"
+    if codec in ("acp", "power") and "rollback=exact" in what:
+        return f"rollback=exact of {codec}"
     return ""
 
 

@@ -153,6 +153,11 @@ Result<const DeviceSide::Arrival*> DeviceSide::next() {
   return &arrival;
 }
 
+Status DeviceSide::put_back(std::uint32_t tensor) {
+  return device_.queue->copy_to_device(static_cast<std::byte*>(gradients_[tensor]), host_copies_[tensor],
+                                       static_cast<std::uint64_t>(gradient_bytes_[tensor]));
+}
+
 std::span<const std::byte> DeviceSide::payload(std::uint32_t tensor) const {
   return message_of(tensor).coded->payload(places_[tensor].slot);
 }
@@ -186,9 +191,7 @@ Status DeviceSide::finish_step(bool step_finite, const std::function<bool(std::u
     CORTADO_RETURN_IF_ERROR(message.work->decode(step_finite, {message.finite.get(), slots}));
   }
   for (std::uint32_t t = 0; t < gradients_.size(); ++t) {
-    if (gradients_[t] == nullptr) continue;
-    CORTADO_RETURN_IF_ERROR(device_.queue->copy_to_device(static_cast<std::byte*>(gradients_[t]), host_copies_[t],
-                                                          static_cast<std::uint64_t>(gradient_bytes_[t])));
+    if (gradients_[t] != nullptr) CORTADO_RETURN_IF_ERROR(put_back(t));
   }
   return device_.queue->lead(compute_);
 }

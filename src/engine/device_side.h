@@ -64,6 +64,14 @@ class DeviceSide {
   double gradient_scale() const { return scale_.value; }
   bool awaits() const { return first_ < arrivals_in_use_; }
 
+  // -- for who gives gradients that were copied to the host to another queue
+  DeviceStream stream() const { return device_.queue->stream(); }
+  // The gradient becomes what the copy of it is now.
+  Status put_back(std::uint32_t tensor);
+  // What is given to the queue comes after what the caller's stream has been given so far; and the other way round.
+  Status follow() { return device_.queue->follow(compute_); }
+  Status lead() { return device_.queue->lead(compute_); }
+
   std::byte* host_copy(std::uint32_t tensor) const { return host_copies_[tensor]; }
   const std::vector<std::uint32_t>& tensors_of(int message) const {
     return messages_[static_cast<std::size_t>(message)].tensors;

@@ -51,6 +51,7 @@ class EngineImpl final : public Engine {
 
   const EngineOptions& options() const override { return options_; }
   const std::vector<EngineTensor>& tensors() const override { return tensors_; }
+  bool is_on_device() const override { return device_ != nullptr; }
   EngineReport report() const override;
   void set_trace(TraceRecorder* trace) override { trace_ = trace; }
   Trace trace() const override;

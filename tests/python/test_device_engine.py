@@ -82,8 +82,16 @@ def library(tmp_path, monkeypatch):
 
 def test_what_has_variants_is_compressed_on_the_device(library):
     matrices = ("acp", "acp(rank=4)", "power(rank=2, wire=fp16)")
-    payloads = ("sign", "quant(bits=4)", "fp8(e4m3)", "topk(density=0.1)", "randk", "compso", "float_rans")
-    for what in matrices + payloads:
+    payloads = (
+        "sign(rollback=exact)",
+        "quant(bits=4)",
+        "fp8(e4m3)",
+        "topk(density=0.1)",
+        "randk",
+        "compso",
+        "float_rans",
+    )
+    for what in (*matrices, *payloads, "auto", "auto(quality=safe)"):
         assert place_of_engine(ON_A_GPU, what) == Place(library=str(library.path))
         assert place_of_engine(IN_MEMORY, what) == Place()
 
@@ -93,9 +101,8 @@ def test_what_has_variants_is_compressed_on_the_device(library):
     [
         ("rans", "rans is not"),
         ("sign | rans", "sign | rans is not"),
-        ("auto(quality=safe)", "auto is not"),
         ("none", "none is not"),
-        ("acp(rank=2, rollback=exact)", "rollback=exact"),
+        ("acp(rank=2, rollback=exact)", "rollback=exact of acp"),
         ('{"format": "cortado.plan/1"}', "a plan's engine"),
     ],
 )
@@ -231,6 +238,34 @@ def undo(me, plan, view):
 def test_a_step_that_is_not_finite_is_undone(pools, codec, view):
     for difference, error in pools(2).run(undo, plan=codec, view=view):
         assert difference < 1e-3 and error < 1e-5
+
+
+def run_auto(me, front_end):
+    with emulated_device():
+        net = make_net()
+        if front_end == "ddp":
+            model = me.attach(net, "auto(quality=aggressive)", **SMALL_BUCKETS)
+            losses = train(me, model, 170)
+        else:
+            model = reduced(me, net, "auto(quality=aggressive)")
+            train_reduced(me, model, 170)
+            losses = [1] * 10 + [0] * 10
+        report, decision = model.cortado.report().to_dict(), model.cortado.decision()
+    assert decision["decided"] and sum(losses[-10:]) < sum(losses[:10])
+    assert len([c for c in decision["candidates"] if c["measured_ns"] is not None]) > 4
+    return decision, report["runs_on"]
+
+
+@needs_emulated
+@pytest.mark.parametrize("front_end", ["ddp", "reducer"])
+def test_auto_decides_with_gradients_on_the_device(pools, front_end):
+    answers = pools(2).run(run_auto, front_end=front_end)
+    for decision, runs_on in answers:
+        assert decision["reason"] == answers[0][0]["reason"]
+        chosen = decision["candidates"][decision["chosen"]]["label"]
+        on_host = chosen == "dense" or chosen.startswith("cast")
+        assert runs_on["engine"] == ("cpu" if on_host else "device")
+        assert ("reason" in runs_on) == on_host
 
 
 class CountedScaler(torch.amp.GradScaler):
