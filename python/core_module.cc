@@ -146,8 +146,8 @@ class PyEngine {
   using Tensor = std::tuple<std::string, int, std::int64_t, std::int64_t, int, bool>;
 
   // `what`: a specification, one of auto, or the JSON text of a plan. `takes_buffers` and `transport_version` as in
-  // AutoOptions. `timeout_s`: instead of that of `what`. With `device_library`, its path, and a specification of a
-  // codec gradients are on `device`.
+  // AutoOptions. `timeout_s`: instead of that of `what`. With `device_library`, its path, gradients are on `device`,
+  // and `what` is no plan.
   PyEngine(const nb::list& tensors, const std::string& what, nb::object group, int rank, int world_size,
            const std::string& group_name, bool takes_buffers, const std::string& transport_version,
            std::optional<double> timeout_s, const std::optional<std::string>& device_library, int device)
@@ -161,6 +161,8 @@ class PyEngine {
                       .dimensions = nb::cast<int>(item[4]),
                       .is_embedding = nb::cast<bool>(item[5])});
     }
+    if (device_library.has_value()) library_ = unwrap(cortado::load_device_library(*device_library));
+    const OnDevice on_device(*this);
     if (is_plan(what)) {
       const cortado::Plan plan = unwrap(cortado::plan_from_json(what));
       cortado::EngineOptions options;
@@ -174,17 +176,18 @@ class PyEngine {
       options.takes_buffers = takes_buffers;
       options.transport_version = transport_version;
       options.timeout_s = timeout_s.value_or(options.timeout_s);
-      auto made = unwrapped_without_gil(
-          [&] { return cortado::AutoEngine::create(std::move(list), options, communicator_.get()); });
+      auto made = unwrapped_without_gil([&] {
+        return library_ != nullptr
+                   ? library_->create_auto_engine(std::move(list), options, communicator_.get(), device_)
+                   : cortado::AutoEngine::create(std::move(list), options, communicator_.get());
+      });
       auto_ = made.get();
       engine_ = std::move(made);
       return;
     }
     cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(what));
     options.timeout_s = timeout_s.value_or(options.timeout_s);
-    if (device_library.has_value()) {
-      library_ = unwrap(cortado::load_device_library(*device_library));
-      const OnDevice on_device(*this);
+    if (library_ != nullptr) {
       engine_ = unwrapped_without_gil(
           [&] { return library_->create_engine(std::move(list), options, communicator_.get(), device_); });
       return;
@@ -199,11 +202,13 @@ class PyEngine {
   }
 
   void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients,
-                  std::uintptr_t device_stream) {
+                  std::uintptr_t device_stream, std::uintptr_t device_gradient_scale) {
+    const OnDevice on_device(*this);
     check(engine_->begin_step({.gradient_scale = gradient_scale,
                                .keeps_local_gradients = keeps_local_gradients,
                                .holds_zero_gradients = holds_zero_gradients,
-                               .device_stream = reinterpret_cast<void*>(device_stream)}));
+                               .device_stream = reinterpret_cast<void*>(device_stream),
+                               .device_gradient_scale = reinterpret_cast<const void*>(device_gradient_scale)}));
   }
 
   void submit(BucketMap& map, std::uintptr_t base) {
@@ -596,7 +601,7 @@ NB_MODULE(_core, m) {
            "tensors"_a, "what"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a, "takes_buffers"_a = false,
            "transport_version"_a = "", "timeout_s"_a = nb::none(), "device_library"_a = nb::none(), "device"_a = 0)
       .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
-           "holds_zero_gradients"_a = false, "device_stream"_a = 0)
+           "holds_zero_gradients"_a = false, "device_stream"_a = 0, "device_gradient_scale"_a = 0)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)
       .def("submit_buffer", &PyEngine::submit_buffer, "map"_a, "data"_a, "elems"_a, "dtype"_a)
       .def("finish_step", &PyEngine::finish_step, "local_gradient"_a = nb::none())

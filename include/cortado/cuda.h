@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "cortado/auto.h"
 #include "cortado/communicator.h"
 #include "cortado/engine.h"
 #include "cortado/status.h"
@@ -14,8 +15,8 @@
 namespace cortado {
 
 // As Engine::create(), but gradients are in the memory of CUDA device `device`, and the means are written there. Codecs
-// that are gathered, have a device variant and payloads of one size (sign, quant, fp8) run on the device, and only
-// their payloads leave it; of low rank (acp, power) matrices are projected and reconstructed there, and only factors
+// that have a device variant (sign, quant, fp8, topk, randk, compso, float_rans) run on the device, and only their
+// payloads leave it; of low rank (acp, power) matrices are projected and reconstructed there, and only factors
 // cross. report() says so of all others, which are copied to pinned memory and run on the CPU. Bytes on the wire are
 // the same either way, but for the rounding of factors, and replicas are equal to the bit, so ranks may differ in it.
 //
@@ -27,5 +28,12 @@ namespace cortado {
 Result<std::unique_ptr<Engine>> create_cuda_engine(std::vector<EngineTensor> tensors, const EngineOptions& options,
                                                    Communicator* communicator, int device,
                                                    const Clock* clock = steady_clock(), TraceRecorder* trace = nullptr);
+
+// As AutoEngine::create(), with gradients on the device as above: settings run as create_cuda_engine() runs them; while
+// it runs dense, or a plan, gradients are copied to the host and back. Nothing is predicted without a cluster file,
+// because codecs would be measured on the CPU: each setting is tried.
+Result<std::unique_ptr<AutoEngine>> create_cuda_auto_engine(std::vector<EngineTensor> tensors,
+                                                            const AutoOptions& options, Communicator* communicator,
+                                                            int device, const Clock* clock = steady_clock());
 
 }  // namespace cortado

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cortado/auto.h"
 #include "cortado/communicator.h"
 #include "cortado/engine.h"
 #include "cortado/status.h"
@@ -33,6 +34,10 @@ struct DeviceLibrary {
   // create_cuda_engine() (cortado/cuda.h).
   Result<std::unique_ptr<Engine>> (*create_engine)(std::vector<EngineTensor> tensors, const EngineOptions& options,
                                                    Communicator* communicator, int device) = nullptr;
+  // create_cuda_auto_engine() (cortado/cuda.h).
+  Result<std::unique_ptr<AutoEngine>> (*create_auto_engine)(std::vector<EngineTensor> tensors,
+                                                            const AutoOptions& options, Communicator* communicator,
+                                                            int device) = nullptr;
   // Of the calling thread; what engines change.
   int (*current_device)() = nullptr;
   void (*set_current_device)(int device) = nullptr;

@@ -118,6 +118,9 @@ struct StepContext {
   bool holds_zero_gradients = false;
   // Engines on a device (cortado/cuda.h): the cudaStream_t that computes the gradients, and goes on with the means.
   void* device_stream = nullptr;
+  // Likewise: where the loss scale, a float, lies on the device once that stream has done what it was given so far. In
+  // place of gradient_scale; nobody waits for it before gradients have come. As it is until finish_step() returns.
+  const void* device_gradient_scale = nullptr;
 };
 
 // The kept copy of the local gradient of a tensor; nullptr stands for all zeros. Called only to undo a non-finite step.
@@ -227,6 +230,7 @@ class Engine {
 
   virtual const EngineOptions& options() const = 0;
   virtual const std::vector<EngineTensor>& tensors() const = 0;
+  virtual bool is_on_device() const { return false; }  // takes gradients in device memory (cortado/cuda.h)
   virtual EngineReport report() const = 0;
   virtual void set_trace(TraceRecorder* trace) = 0;  // nullptr: off
   virtual Trace trace() const = 0;                   // what has been recorded; no events without a recorder

@@ -11,11 +11,11 @@ import torch
 from . import _core
 from .agreement import SETUP_TIMEOUT_S, on_all_ranks
 from .device_engine import compute_stream_of, place_of_engine
-from .errors import MismatchError, SpecError
+from .errors import CortadoError, MismatchError, SpecError
 from .group import TorchGroup
 from .parameters import engine_tensors
 from .reporting import Report
-from .side_stream import device_of, side_stream_of
+from .side_stream import device_of, is_capturing, side_stream_of
 from .spec import text_for_engine
 from .trace import Trace
 from .transfers import DeviceEngineTransfers, DeviceTransfers, HostTransfers
@@ -62,6 +62,7 @@ class Attachment:
         self._check_interval = check_replicas
         self._timeout_s = timeout_s
         self._steps_begun = 0
+        self._scale_in_use = None
         self._engine = self._make_engine(plan, list_parameters)
         self._group.set_timeout(self._engine.timeout_s)
         self._transfers = self._make_transfers()
@@ -83,7 +84,7 @@ class Attachment:
             what = text_for_engine(plan)
             tensors = engine_tensors(named)
             self._device = device_of(named)
-            self._engine_place = place_of_engine(self._device, what, self._grad_scaler is not None)
+            self._engine_place = place_of_engine(self._device, what)
             self._side_stream = None if self._engine_place.library else side_stream_of(self._device)
         self._names = [name for name, _, _ in named]
         self._parameters = [parameter for _, parameter, _ in named]
@@ -114,6 +115,8 @@ class Attachment:
 
     @property
     def _submits_buffers(self):
+        if self._engine_place.library:
+            return False
         return self._engine.sends_buffers or (self.takes_buffers and self._engine.is_auto)
 
     def _poll(self):
@@ -141,6 +144,16 @@ class Attachment:
         if self not in _failed:
             _failed.append(self)
 
+    def _refuse_capture(self):
+        """A graph would hold copies and kernels of this one step, and nothing of what the host does for it."""
+        if is_capturing(self._device):
+            raise CortadoError(
+                "a CUDA graph is being captured, which can't hold the exchange of gradients: the host decides in every "
+                "step what is sent, and waits for peers. Capture modules instead, before DDP wraps them or a Reducer "
+                "takes them: torch.cuda.make_graphed_callables(module, sample_args). Their gradients are exchanged "
+                "outside of the graphs"
+            )
+
     def _begin_step(self, keeps_local_gradients=False):
         if self._check_interval and self._steps_begun % self._check_interval == 0:
             self.check_replicas()
@@ -148,10 +161,26 @@ class Attachment:
         self._transfers.begin(partial(self._open_step, keeps_local_gradients))
 
     def _open_step(self, keeps_local_gradients):
-        scale = float(self._grad_scaler.get_scale()) if self._grad_scaler is not None else 1.0
+        scale, place = self._gradient_scale()
         # Nothing arrives for a parameter that no rank has used (DDP drops it), so nothing may be owed.
         stream = self._transfers.device_stream
-        self._engine.begin_step(scale, keeps_local_gradients, holds_zero_gradients=True, device_stream=stream)
+        self._engine.begin_step(
+            scale,
+            keeps_local_gradients,
+            holds_zero_gradients=True,
+            device_stream=stream,
+            device_gradient_scale=place,
+        )
+
+    def _gradient_scale(self):
+        """The scale of the loss and 0; or, where an engine on the device reads it there, 1 and its address."""
+        if self._grad_scaler is None:
+            return 1.0, 0
+        scale = getattr(self._grad_scaler, "_scale", None) if self._engine_place.library else None
+        if isinstance(scale, torch.Tensor) and scale.device == self._device and scale.dtype == torch.float32:
+            self._scale_in_use = scale
+            return 1.0, scale.data_ptr()
+        return float(self._grad_scaler.get_scale()), 0
 
     def _finish_step(self, *arguments):
         self._engine.finish_step(*arguments)

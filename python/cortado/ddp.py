@@ -122,6 +122,7 @@ class DdpState(Attachment):
         return future
 
     def _exchange(self, bucket):
+        self._refuse_capture()
         buffer = bucket.buffer()
         if not self._step_begun:
             self._begin(bucket, buffer)

@@ -11,7 +11,7 @@ from .side_stream import ComputeStream
 
 LIBRARY = "libcortado_cuda.so"  # beside _core, where it was built with nvcc
 VARIABLE = "CORTADO_CUDA_LIBRARY"  # or where this says
-_CODECS = ("acp", "power", "sign", "quant", "fp8")
+_CODECS = ("acp", "power", "sign", "quant", "fp8", "topk", "randk", "compso", "float_rans")
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,11 @@ class Place:
     reason: str = ""
 
 
-def place_of_engine(device, what, has_scaler=False):
-    """For parameters on ``device`` and ``what``, the text that the engine is given (spec.text_for_engine).
-
-    has_scaler: the gradients carry the scale of a GradScaler, which lies on the device. Gradients that are copied have
-    arrived before it is read, so nothing waits; an engine there would have to be told the scale before.
-    """
+def place_of_engine(device, what):
+    """For parameters on ``device`` and ``what``, the text that the engine is given (spec.text_for_engine)."""
     if device.type != "cuda":
         return Place()
-    reason = "the scale of a grad_scaler is on the device" if has_scaler else _refusal(what)
+    reason = _refusal(what)
     if reason:
         return Place(reason=reason)
     path = os.environ.get(VARIABLE) or str(Path(_core.__file__).parent / LIBRARY)
@@ -49,10 +45,12 @@ def _refusal(what):
     if what.startswith("{"):
         return "a plan's engine is on the CPU"
     codec = what.partition("(")[0].strip()
+    if codec == "auto":
+        return ""
     if codec not in _CODECS or "|" in what:
         return f"{', '.join(_CODECS)} are compressed on a device, {codec if codec not in _CODECS else what} is not"
-    if "rollback=exact" in what:
-        return "rollback=exact"
+    if codec in ("acp", "power") and "rollback=exact" in what:
+        return f"rollback=exact of {codec}"
     return ""
 
 

@@ -126,6 +126,7 @@ class Reducer(Attachment):
     def _check_usable(self):
         if not self._unhook.alive:
             raise CortadoError("this Reducer is closed")
+        self._refuse_capture()
         if self._failure is not None:
             raise CortadoError(f"this Reducer failed in an earlier step: {self._failure}") from self._failure
 

@@ -21,6 +21,11 @@ def device_of(named):
     return torch.device("cpu")
 
 
+def is_capturing(device):
+    """Whether a CUDA graph is being captured of what the caller gives ``device``."""
+    return device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def side_stream_of(device):
     """None where gradients are in host memory anyway."""
     return SideStream(device) if device.type == "cuda" else None

@@ -118,8 +118,9 @@ TEST_P(CudaEngine, HasTheResultsOfTheEngineOnTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Codecs, CudaEngine,
                          testing::Values("sign", "sign(scale=two_means, bucket_cap_mib=0)", "fp8(e4m3)",
                                          "quant(bits=4, round=stochastic)", "quant(bits=3, feedback=none)",
-                                         "topk(density=0.1)", "randk(density=0.2)", "acp(rank=2)",
-                                         "acp(rank=2, sides=alternate)", "power(rank=2)", "cast(bf16)"));
+                                         "topk(density=0.1)", "topk(density=0.05, select=sampled)", "compso",
+                                         "float_rans", "randk(density=0.2)", "topk(density=0.1) | quant(bits=4)",
+                                         "acp(rank=2)", "acp(rank=2, sides=alternate)", "power(rank=2)", "cast(bf16)"));
 
 }  // namespace
 }  // namespace cortado

@@ -15,6 +15,11 @@ extern "C" __attribute__((visibility("default"))) const cortado::DeviceLibrary* 
           [](std::vector<cortado::EngineTensor> tensors, const cortado::EngineOptions& options,
              cortado::Communicator* communicator,
              int device) { return cortado::create_cuda_engine(std::move(tensors), options, communicator, device); },
+      .create_auto_engine =
+          [](std::vector<cortado::EngineTensor> tensors, const cortado::AutoOptions& options,
+             cortado::Communicator* communicator, int device) {
+            return cortado::create_cuda_auto_engine(std::move(tensors), options, communicator, device);
+          },
       .current_device = cortado::current_cuda_device,
       .set_current_device = cortado::set_current_cuda_device};
   return &library;

@@ -37,9 +37,9 @@ class DeviceMatricesOf final : public DeviceMatrices {
 
   void set_kind(int slot, SlotKind kind) override { slots_[static_cast<std::size_t>(slot)].kind = kind; }
 
-  Status encode(std::span<void* const> gradients, double gradient_scale, std::int64_t) override {
+  Status encode(std::span<void* const> gradients, const GradientScale& scale, std::int64_t) override {
     CORTADO_CHECK(gradients.size() == slots_.size(), "a gradient for each slot");
-    gradient_scale_ = gradient_scale;
+    scale_ = scale;
     is_second_ = false;
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       Slot& slot = slots_[s];
@@ -49,6 +49,8 @@ class DeviceMatricesOf final : public DeviceMatrices {
     }
     return project();
   }
+
+  void know_scale(double value) override { scale_ = {value}; }
 
   Result<bool> encoded() override { return queue().reached(encoded_event_); }
 
@@ -109,7 +111,7 @@ class DeviceMatricesOf final : public DeviceMatrices {
       reinterpret_cast<LowRankEntry*>(means_on_host_)[s] = entry;
     }
     CORTADO_RETURN_IF_ERROR(queue().copy_to_device(at(up_), means_on_host_, pairs_.bytes()));
-    passes_.reconstruct(device, workspace_, entries(), slots_[0].tensor->decode_scale(gradient_scale_));
+    passes_.reconstruct(device, workspace_, entries(), slots_[0].tensor->decode_scale(scale_.value));
     for (const Slot& slot : slots_) {
       const LowRankTensor::Setup& tensor = slot.tensor->setup();
       const auto elems = static_cast<std::uint64_t>(tensor.rows * tensor.cols);
@@ -236,7 +238,8 @@ class DeviceMatricesOf final : public DeviceMatrices {
     LowRankEntry entry = entry_of(slot);
     entry.rank = bases.rank;
     entry.gradient = slot.gradient;
-    entry.gradient_scale = static_cast<float>(1.0 / gradient_scale_);
+    entry.gradient_scale = unscale_of(scale_.value);
+    entry.loss_scale = scale_.on_device;
     if (setup_.has_feedback) entry.residual_in = entry.residual_out = floats(slot.residual);
     entry.sent_row = floats(up_ + slot.row_pair);
     entry.sent_col = floats(up_ + slot.col_pair);
@@ -300,7 +303,7 @@ class DeviceMatricesOf final : public DeviceMatrices {
   ResidualCopies copies_;
   DeviceQueue::Event encoded_event_ = 0;
   bool is_second_ = false;
-  double gradient_scale_ = 1;
+  GradientScale scale_;
 };
 
 }  // namespace cortado

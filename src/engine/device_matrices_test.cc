@@ -147,7 +147,7 @@ class EmulatedMatrices : public testing::TestWithParam<Case> {
       gradients_.push_back(gradient_of(s, step));
     }
     for (Bytes& gradient : gradients_) pointers.push_back(gradient.data());
-    ASSERT_TRUE(matrices_->encode(pointers, scale_of(step), step).ok());
+    ASSERT_TRUE(matrices_->encode(pointers, {scale_of(step)}, step).ok());
     ASSERT_NO_FATAL_FAILURE(wait_until_encoded());
     std::vector<Bytes> sums;
     for (std::size_t s = 0; s < kSlots; ++s) {

@@ -2,6 +2,7 @@
 #include "engine/device_side.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "core/check.h"
@@ -48,6 +49,7 @@ void DeviceSide::add(Message message, std::vector<std::uint32_t> tensors) {
 }
 
 Status DeviceSide::allocate(bool all) {
+  CORTADO_ASSIGN_OR_RETURN(scale_on_host_, device_.queue->allocate_on_host(sizeof(float)));
   for (const Message& message : messages_) scratch_bytes_ = std::max(scratch_bytes_, message.work->scratch_bytes());
   if (!messages_.empty()) {
     CORTADO_ASSIGN_OR_RETURN(std::byte* const scratch, device_.queue->allocate_on_device(scratch_bytes_));
@@ -61,14 +63,19 @@ Status DeviceSide::allocate(bool all) {
   return {};
 }
 
-void DeviceSide::begin_step(double gradient_scale, std::int64_t step, bool is_dense, DeviceStream compute) {
-  gradient_scale_ = gradient_scale;
+Status DeviceSide::begin_step(const GradientScale& scale, std::int64_t step, bool is_dense, DeviceStream compute) {
+  scale_ = scale;
   step_ = step;
   is_dense_ = is_dense;
   compute_ = compute;
   arrivals_in_use_ = first_ = 0;
   std::fill(gradients_.begin(), gradients_.end(), nullptr);
   for (Message& message : messages_) message.missing = static_cast<int>(message.tensors.size());
+  if (scale_.on_device == nullptr) return {};
+  // It comes before all that is submitted, so it is there when something of that is.
+  CORTADO_RETURN_IF_ERROR(device_.queue->follow(compute_));
+  return device_.queue->copy_to_host(scale_on_host_, reinterpret_cast<const std::byte*>(scale_.on_device),
+                                     sizeof(float));
 }
 
 Result<DeviceSide::Arrival*> DeviceSide::new_arrival() {
@@ -112,7 +119,7 @@ Status DeviceSide::submit(std::span<const Gradient> gradients) {
     message.missing = -1;  // once
     CORTADO_ASSIGN_OR_RETURN(Arrival* const payloads, new_arrival());
     payloads->message = places_[gradient.tensor].message;
-    CORTADO_RETURN_IF_ERROR(message.work->encode(message.gradients, gradient_scale_, step_));
+    CORTADO_RETURN_IF_ERROR(message.work->encode(message.gradients, scale_, step_));
   }
   return {};
 }
@@ -126,13 +133,29 @@ Status DeviceSide::encode_second_round(std::uint32_t tensor) {
 
 Result<const DeviceSide::Arrival*> DeviceSide::next() {
   if (!awaits()) return nullptr;
+  // Later ones may have more to give to the queue.
+  for (std::size_t i = first_ + 1; i < arrivals_in_use_; ++i) {
+    if (arrivals_[i].message < 0) continue;
+    CORTADO_RETURN_IF_ERROR(messages_[static_cast<std::size_t>(arrivals_[i].message)].work->encoded().status());
+  }
   const Arrival& arrival = arrivals_[first_];
   CORTADO_ASSIGN_OR_RETURN(const bool is_there,
                            arrival.message < 0 ? device_.queue->reached(arrival.event)
                                                : messages_[static_cast<std::size_t>(arrival.message)].work->encoded());
   if (!is_there) return nullptr;
+  if (scale_.on_device != nullptr) {
+    float value;
+    std::memcpy(&value, scale_on_host_, sizeof(value));
+    scale_ = {value};
+    for (Message& message : messages_) message.work->know_scale(value);
+  }
   ++first_;
   return &arrival;
+}
+
+Status DeviceSide::put_back(std::uint32_t tensor) {
+  return device_.queue->copy_to_device(static_cast<std::byte*>(gradients_[tensor]), host_copies_[tensor],
+                                       static_cast<std::uint64_t>(gradient_bytes_[tensor]));
 }
 
 std::span<const std::byte> DeviceSide::payload(std::uint32_t tensor) const {
@@ -149,6 +172,14 @@ Status DeviceSide::take(std::uint32_t tensor, int rank, std::span<const std::byt
   return message_of(tensor).coded->take(rank, places_[tensor].slot, payload);
 }
 
+std::span<const std::byte> DeviceSide::values(std::uint32_t tensor) const {
+  return message_of(tensor).coded->values(places_[tensor].slot);
+}
+
+void DeviceSide::take_sum(std::uint32_t tensor, bool sent_zeros, std::span<const float> sum) {
+  message_of(tensor).coded->take_sum(places_[tensor].slot, sent_zeros, sum);
+}
+
 Status DeviceSide::finish_step(bool step_finite, const std::function<bool(std::uint32_t tensor)>& tensor_finite) {
   decodes_ = !is_dense_;
   // Gradients are written now; what the caller has queued since they were submitted may still read them.
@@ -160,9 +191,7 @@ Status DeviceSide::finish_step(bool step_finite, const std::function<bool(std::u
     CORTADO_RETURN_IF_ERROR(message.work->decode(step_finite, {message.finite.get(), slots}));
   }
   for (std::uint32_t t = 0; t < gradients_.size(); ++t) {
-    if (gradients_[t] == nullptr) continue;
-    CORTADO_RETURN_IF_ERROR(device_.queue->copy_to_device(static_cast<std::byte*>(gradients_[t]), host_copies_[t],
-                                                          static_cast<std::uint64_t>(gradient_bytes_[t])));
+    if (gradients_[t] != nullptr) CORTADO_RETURN_IF_ERROR(put_back(t));
   }
   return device_.queue->lead(compute_);
 }

@@ -1,10 +1,10 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// DeviceSide: what an engine does with gradients that are on a device. Tensors that travel in gathered messages of a
-// codec with a device variant are encoded and decoded there (DeviceMessage); those that travel as factors are projected
-// and reconstructed there (DeviceMatrices). Others, dense ones and those of the first dense steps among them, are
-// copied to pinned memory, go through the engine as if they had been there, and are copied back. Whatever comes from
-// the device is taken by next(), when it is there.
+// DeviceSide: what an engine does with gradients that are on a device. Tensors of a codec with a device variant are
+// encoded and decoded there (DeviceMessage); those that travel as factors are projected and reconstructed there
+// (DeviceMatrices). Others, dense ones and those of the first dense steps among them, are copied to pinned memory, go
+// through the engine as if they had been there, and are copied back. Whatever comes from the device is taken by next(),
+// when it is there.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ class DeviceSide {
   // gradient_bytes: of each tensor.
   DeviceSide(EngineDevice device, std::vector<std::int64_t> gradient_bytes);
 
-  // The tensors of one gathered message. kUnsupported: they can't be encoded on the device.
+  // The tensors of a codec in one message. kUnsupported: they can't be encoded on the device.
   Status add_message(const DeviceMessage::Setup& setup, std::vector<std::uint32_t> tensors);
   // The matrices of one message of factors.
   Status add_matrices(const DeviceMatrices::Setup& setup, std::vector<std::uint32_t> tensors);
@@ -47,7 +47,7 @@ class DeviceSide {
 
   // ---- a step
 
-  void begin_step(double gradient_scale, std::int64_t step, bool is_dense, DeviceStream compute);
+  Status begin_step(const GradientScale& scale, std::int64_t step, bool is_dense, DeviceStream compute);
   Status submit(std::span<const Gradient> gradients);
   // Of the matrices of the message that `tensor` is in.
   Status encode_second_round(std::uint32_t tensor);
@@ -60,7 +60,17 @@ class DeviceSide {
   };
   // The oldest that has not been taken, if it is there; nullptr if not. Valid until the next call.
   Result<const Arrival*> next();
+  // Once something has arrived.
+  double gradient_scale() const { return scale_.value; }
   bool awaits() const { return first_ < arrivals_in_use_; }
+
+  // -- for who gives gradients that were copied to the host to another queue
+  DeviceStream stream() const { return device_.queue->stream(); }
+  // The gradient becomes what the copy of it is now.
+  Status put_back(std::uint32_t tensor);
+  // What is given to the queue comes after what the caller's stream has been given so far; and the other way round.
+  Status follow() { return device_.queue->follow(compute_); }
+  Status lead() { return device_.queue->lead(compute_); }
 
   std::byte* host_copy(std::uint32_t tensor) const { return host_copies_[tensor]; }
   const std::vector<std::uint32_t>& tensors_of(int message) const {
@@ -71,6 +81,8 @@ class DeviceSide {
   bool finite(std::uint32_t tensor) const;
   bool has_gradient(std::uint32_t tensor) const;
   Status take(std::uint32_t tensor, int rank, std::span<const std::byte> payload);
+  std::span<const std::byte> values(std::uint32_t tensor) const;
+  void take_sum(std::uint32_t tensor, bool sent_zeros, std::span<const float> sum);
   // Of a tensor in a message of factors.
   DeviceMatrices& matrices_of(std::uint32_t tensor) { return *message_of(tensor).matrices; }
   int slot_of(std::uint32_t tensor) const { return places_[tensor].slot; }
@@ -124,7 +136,8 @@ class DeviceSide {
 
   bool is_dense_ = false;  // the step in hand
   bool decodes_ = false;   // finish_step() has given messages to decode
-  double gradient_scale_ = 1;
+  GradientScale scale_;
+  std::byte* scale_on_host_ = nullptr;
   std::int64_t step_ = 0;
   DeviceStream compute_ = nullptr;
 };

@@ -13,6 +13,12 @@
 
 namespace cortado {
 
+// The loss scale that gradients carry.
+struct GradientScale {
+  double value = 1;
+  const float* on_device = nullptr;  // where it lies there in the order of the queue; `value` is not known yet then
+};
+
 class DeviceWork {
  public:
   virtual ~DeviceWork() = default;
@@ -25,9 +31,12 @@ class DeviceWork {
   virtual Status set_up(std::byte* scratch) = 0;
 
   // Gives the queue what makes messages of gradients: a pointer to device memory for each slot.
-  virtual Status encode(std::span<void* const> gradients, double gradient_scale, std::int64_t step) = 0;
-  // True once it is on the host.
+  virtual Status encode(std::span<void* const> gradients, const GradientScale& scale, std::int64_t step) = 0;
+  // True once it is on the host. To be asked again and again: the queue may be given more before.
   virtual Result<bool> encoded() = 0;
+
+  // After encode(), before anything that follows on encoded(): the scale that was on the device.
+  virtual void know_scale(double value) = 0;
 
   // Once the verdict is known: gives the queue what makes means of messages. step_finite: no rank's gradient of any
   // tensor was not; then the step becomes the state.

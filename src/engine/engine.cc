@@ -252,10 +252,9 @@ void EngineImpl::allocate_feedback() {
     const bool is_here = treatments_[t].is_compressed() && !is_on_device(t);
     elems.push_back(is_here ? tensors_[t].rows * tensors_[t].cols : 0);
   }
-  const bool exact = options_.rollback == EngineOptions::Rollback::kExact;
-  residuals_ = ResidualStore(elems, exact);
+  residuals_ = ResidualStore(elems, is_exact());
   const bool has_velocity = codec_.feedback == EngineOptions::Feedback::kDgc;
-  if (has_velocity) velocities_ = ResidualStore(elems, exact);
+  if (has_velocity) velocities_ = ResidualStore(elems, is_exact());
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     if (low_rank_[t] != nullptr) low_rank_[t]->set_residual(residuals_.residual(t), residuals_.spare(t));
     if (codec_tensors_[t] == nullptr || is_on_device(t)) continue;

@@ -4,6 +4,7 @@
 // comes back is taken in by either, when it is there, and goes the way of everything that is encoded on the CPU.
 // finish_step() waits for what is left, as it does for peers.
 #include <cstring>
+#include <limits>
 #include <thread>
 
 #include "core/check.h"
@@ -31,15 +32,14 @@ Status EngineImpl::open_device(EngineDevice device) {
   std::vector<std::int64_t> bytes;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) bytes.push_back(gradient_bytes(t));
   device_ = std::make_unique<DeviceSide>(std::move(device), std::move(bytes));
-  if (options_.rollback == EngineOptions::Rollback::kExact) device_fallback_ = "rollback=exact";
   if (codec_.feedback == EngineOptions::Feedback::kDgc) device_fallback_ = "feedback=dgc";
   const bool is_low_rank = options_.method == Method::kAcp || options_.method == Method::kPower;
-  if (!is_low_rank && (options_.method != Method::kCodec || codec_.is_summed)) {
-    device_fallback_ = "what \"" + options_.to_spec() + "\" sends is summed";
+  if (is_low_rank && is_exact()) device_fallback_ = "rollback=exact of a low-rank codec";
+  if (!is_low_rank && options_.method != Method::kCodec) {
+    device_fallback_ = "all that \"" + options_.to_spec() + "\" sends is dense";
   }
   for (const Message& message : first_->layout().messages) {
     if (!device_fallback_.empty()) break;
-    if (!is_low_rank && message.collective != Collective::kAllGather) continue;
     const Status status = is_low_rank ? add_device_matrices(message) : add_device_message(message);
     if (status.code() == StatusCode::kUnsupported) {
       device_fallback_ = status.message();
@@ -57,9 +57,11 @@ Status EngineImpl::add_device_message(const Message& message) {
                              .world_size = communicator_->world_size(),
                              .rank = communicator_->rank(),
                              .has_feedback = codec_.has_feedback(),
+                             .is_exact = is_exact(),
                              .seed = codec_seed()};
   std::vector<std::uint32_t> tensors;
   for (const Slot& slot : message.slots) {
+    if (codec_tensors_[slot.tensor] == nullptr) continue;
     const EngineTensor& tensor = tensors_[slot.tensor];
     tensors.push_back(slot.tensor);
     setup.tensors.push_back({.name = tensor.name,
@@ -69,7 +71,7 @@ Status EngineImpl::add_device_message(const Message& message) {
                              .encoded = treatments_[slot.tensor].encoded,
                              .number = fnv1a_64(tensor.name)});
   }
-  return device_->add_message(setup, std::move(tensors));
+  return tensors.empty() ? Status() : device_->add_message(setup, std::move(tensors));
 }
 
 // Where sides alternate, the other layout may put them into other messages; together on the device they stay.
@@ -87,14 +89,16 @@ Status EngineImpl::add_device_matrices(const Message& message) {
 
 // ---- a step --------------------------------------------------------------------------------------------------------
 
-void EngineImpl::begin_step_on_device() {
+Status EngineImpl::begin_step_on_device() {
   context_.keeps_local_gradients = false;  // what decoding overwrites is a copy
   for (std::uint32_t t = 0; t < tensors_.size() && warm_up_ == nullptr; ++t) {
     if (!is_factored_on_device(t)) continue;
     device_->matrices_of(t).set_kind(device_->slot_of(t), first_->find_slot(t)->kind);
   }
-  device_->begin_step(context_.gradient_scale, phase_step_, warm_up_ != nullptr,
-                      static_cast<DeviceStream>(context_.device_stream));
+  const Status status = device_->begin_step(
+      {.value = context_.gradient_scale, .on_device = static_cast<const float*>(context_.device_gradient_scale)},
+      phase_step_, warm_up_ != nullptr, static_cast<DeviceStream>(context_.device_stream));
+  return status.ok() ? status : fail(status.with_context("to the device"));
 }
 
 Status EngineImpl::submit_on_device(std::span<const Gradient> gradients) {
@@ -110,6 +114,7 @@ Status EngineImpl::take_from_device() {
     if (!next.ok()) return fail(next.status().with_context("from the device"));
     if (next.value() == nullptr) break;
     const DeviceSide::Arrival& arrival = *next.value();
+    CORTADO_RETURN_IF_ERROR(know_gradient_scale());
     for (const std::uint32_t t : arrival.on_host) {
       steps_[t].gradient = device_->host_copy(t);
       arrived_.push_back({t, steps_[t].gradient});
@@ -124,10 +129,15 @@ Status EngineImpl::take_from_device() {
       if (steps_[t].held) {
         if (const Status status = encode_payload(t, *first_); !status.ok()) return fail(status);
       } else {
-        const std::span<const std::byte> payload = device_->payload(t);
-        std::memcpy(first_->slot_bytes(t).data(), payload.data(), payload.size());
-        steps_[t].payload_bytes = payload.size();
+        const std::span<const std::byte> sent = codec_.is_summed ? device_->values(t) : device_->payload(t);
+        std::byte* const slot = first_->slot_bytes(t).data();
+        std::memcpy(slot, sent.data(), sent.size());
+        steps_[t].payload_bytes = sent.size();
         steps_[t].finite = device_->finite(t);
+        if (codec_.is_summed && !steps_[t].finite) {  // as SummedTensor says it
+          const float nan = std::numeric_limits<float>::quiet_NaN();
+          std::memcpy(slot, &nan, sizeof(nan));
+        }
       }
       first_->mark_written(t, steps_[t].finite, steps_[t].payload_bytes);
     }
@@ -135,6 +145,13 @@ Status EngineImpl::take_from_device() {
   CORTADO_RETURN_IF_ERROR(encode_and_start(arrived_));
   if (second_ == nullptr || warm_up_ != nullptr) return {};
   const Status status = second_->start_ready();
+  return status.ok() ? status : fail(status);
+}
+
+Status EngineImpl::know_gradient_scale() {
+  if (context_.device_gradient_scale == nullptr) return {};
+  context_.gradient_scale = device_->gradient_scale();
+  const Status status = check_gradient_scale(context_.gradient_scale);
   return status.ok() ? status : fail(status);
 }
 

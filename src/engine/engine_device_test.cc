@@ -187,6 +187,23 @@ TEST_P(EngineOnDevice, UndoesStepsThatAreNotFinite) {
   }
 }
 
+TEST_P(EngineOnDevice, ReadsTheLossScaleWhereItLies) {
+  Training training = this->training();
+  training.world_size = 2;
+  training.gradients = with_bad_values;
+  training.scale = [](std::int64_t step) { return step % 3 == 0 ? 1.0 : 48.0; };
+  const History expected = train(training);
+  training.engine = make_on_device;
+  training.run_step = [](Engine& engine, Gradients& gradients, const StepContext& context, const LocalGradient& local) {
+    const auto scale = std::make_unique<float>(static_cast<float>(context.gradient_scale));
+    StepContext own = context;
+    own.gradient_scale = 1;
+    own.device_gradient_scale = scale.get();
+    return run_step(engine, gradients, own, local);
+  };
+  compare(train(training), expected);
+}
+
 TEST_P(EngineOnDevice, ResumesFromACheckpoint) {
   Training training = this->training();
   training.engine = make_on_device;
@@ -229,18 +246,22 @@ TEST_P(EngineOnDevice, HoldsZeroGradients) {
                           [](float value) { return value == 0; }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, EngineOnDevice,
-                         testing::Values(Case{"sign"}, Case{"sign(scale=two_means, bucket_cap_mib=0)"},
-                                         Case{"fp8(e4m3)"}, Case{"quant(bits=4, round=stochastic)"},
-                                         Case{"quant(bits=3, feedback=none)"}, Case{"sign(rollback=exact)", false},
-                                         Case{"topk(density=0.1)", false}, Case{"randk(density=0.2)", false},
-                                         Case{"topk(density=0.2) | quant(bits=4)", false}, Case{"cast(bf16)", false},
-                                         Case{"acp(rank=2)"}, Case{"acp(rank=3, sides=alternate)"},
-                                         Case{"acp(rank=2, wire=bf16, warm_start=false)"},
-                                         Case{"acp(rank=2, use_error_feedback=false)"},
-                                         Case{"acp(rank=2, rollback=exact)", false}, Case{"power(rank=2)"},
-                                         Case{"power(rank=3, wire=fp16, bucket_cap_mib=0)"},
-                                         Case{"power(rank=2, use_error_feedback=false)"}));
+INSTANTIATE_TEST_SUITE_P(
+    Codecs, EngineOnDevice,
+    testing::Values(Case{"sign"}, Case{"sign(scale=two_means, bucket_cap_mib=0)"}, Case{"fp8(e4m3)"},
+                    Case{"quant(bits=4, round=stochastic)"}, Case{"quant(bits=3, feedback=none)"},
+                    Case{"sign(rollback=exact)"}, Case{"topk(density=0.1, rollback=exact)"},
+                    Case{"randk(density=0.2, rollback=exact)"}, Case{"topk(density=0.1)"},
+                    Case{"topk(density=0.05, select=sampled, bucket_cap_mib=0)"},
+                    Case{"topk(density=0.3, index=bitmap, values=fp16, feedback=none)"},
+                    Case{"topk(density=0.1, block=256)", false}, Case{"compso"},
+                    Case{"compso(bound=0.01, filter=off, feedback=none)"}, Case{"float_rans"},
+                    Case{"randk(density=0.2)"}, Case{"randk(density=0.3, block=7, scale=unbiased, bucket_cap_mib=0)"},
+                    Case{"topk(density=0.2) | quant(bits=4)", false}, Case{"cast(bf16)", false}, Case{"acp(rank=2)"},
+                    Case{"acp(rank=3, sides=alternate)"}, Case{"acp(rank=2, wire=bf16, warm_start=false)"},
+                    Case{"acp(rank=2, use_error_feedback=false)"}, Case{"acp(rank=2, rollback=exact)", false},
+                    Case{"power(rank=2)"}, Case{"power(rank=3, wire=fp16, bucket_cap_mib=0)"},
+                    Case{"power(rank=2, use_error_feedback=false)"}));
 
 TEST(DeviceEngine, SaysWhatItCanNotDo) {
   for (const Status& status : run_ranks(2, [](Communicator& communicator) -> Status {
@@ -248,6 +269,30 @@ TEST(DeviceEngine, SaysWhatItCanNotDo) {
          options.method = EngineOptions::Method::kNone;
          const auto none = make_on_device(small_model(), options, &communicator);
          EXPECT_EQ(none.status().code(), StatusCode::kUnsupported) << none.status().to_string();
+         return {};
+       })) {
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+TEST(DeviceEngine, RefusesALossScaleThatCanNotBe) {
+  const std::vector<Status> statuses = run_ranks(2, [](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                             make_on_device(small_model(), coded("sign"), &communicator));
+    Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+    const float scale = communicator.rank() == 0 ? 2 : std::numeric_limits<float>::infinity();
+    return run_step(*engine, gradients, {.device_gradient_scale = &scale}).status();
+  });
+  EXPECT_FALSE(statuses[0].ok());
+  EXPECT_EQ(statuses[1].code(), StatusCode::kInvalidArgument) << statuses[1].to_string();
+  EXPECT_NE(statuses[1].message().find("gradient_scale must be above 0"), std::string::npos) << statuses[1].message();
+
+  const float scale = 2;
+  for (const Status& status : run_ranks(2, [&](Communicator& communicator) -> Status {
+         CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                                  Engine::create(small_model(), coded("sign"), &communicator));
+         const Status refused = engine->begin_step({.device_gradient_scale = &scale});
+         EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument) << refused.to_string();
          return {};
        })) {
     EXPECT_TRUE(status.ok()) << status.to_string();

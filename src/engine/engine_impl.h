@@ -51,6 +51,7 @@ class EngineImpl final : public Engine {
 
   const EngineOptions& options() const override { return options_; }
   const std::vector<EngineTensor>& tensors() const override { return tensors_; }
+  bool is_on_device() const override { return device_ != nullptr; }
   EngineReport report() const override;
   void set_trace(TraceRecorder* trace) override { trace_ = trace; }
   Trace trace() const override;
@@ -108,6 +109,7 @@ class EngineImpl final : public Engine {
     return options_.method == EngineOptions::Method::kAcp && options_.sides == EngineOptions::Sides::kAlternate;
   }
   bool has_feedback() const;
+  bool is_exact() const { return options_.rollback == EngineOptions::Rollback::kExact; }
   // Whether the tensor has something to save.
   bool is_stateful(std::uint32_t tensor) const;
   bool passes_through() const { return communicator_->world_size() == 1; }
@@ -115,6 +117,7 @@ class EngineImpl final : public Engine {
   std::chrono::nanoseconds timeout() const;
 
   // -- a step
+  static Status check_gradient_scale(double scale);
   Round& first_round() { return warm_up_ != nullptr ? *warm_up_ : *first_; }
   Status check_submission(std::span<const Gradient> gradients);
   Status encode_and_start(std::span<const Gradient> gradients);
@@ -122,9 +125,10 @@ class EngineImpl final : public Engine {
   bool is_factored_on_device(std::uint32_t tensor) const {
     return is_on_device(tensor) && low_rank_[tensor] != nullptr;
   }
-  void begin_step_on_device();
+  Status begin_step_on_device();
   Status submit_on_device(std::span<const Gradient> gradients);
   Status take_from_device();
+  Status know_gradient_scale();
   void write_factors(const DeviceSide::Arrival& arrival);
   Status encode_second_round_on_device(int message);
   Status wait_for_arrivals();

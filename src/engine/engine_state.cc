@@ -309,7 +309,7 @@ std::int64_t EngineImpl::residual_bytes_on_device() const {
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     if (has_feedback() && is_on_device(t)) elems += tensors_[t].rows * tensors_[t].cols;
   }
-  return elems * static_cast<std::int64_t>(sizeof(float));
+  return elems * static_cast<std::int64_t>(sizeof(float)) * (is_exact() ? 2 : 1);
 }
 
 std::int64_t EngineImpl::payload_bytes(std::uint32_t t) const {

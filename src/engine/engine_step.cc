@@ -59,12 +59,18 @@ void EngineImpl::note_non_finite(const std::string& where, int rank) {
 
 // ---- submit: encode and start --------------------------------------------------------------------------------------
 
+Status EngineImpl::check_gradient_scale(double scale) {
+  if (scale > 0 && scale <= 1e30) return {};
+  return make_error(StatusCode::kInvalidArgument, "begin_step: gradient_scale must be above 0 and at most 1e30, got %g",
+                    scale);
+}
+
 Status EngineImpl::begin_step(const StepContext& context) {
   if (!failure_.ok()) return failure_;
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
-  if (!(context.gradient_scale > 0) || context.gradient_scale > 1e30) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "begin_step: gradient_scale must be above 0 and at most 1e30, got %g", context.gradient_scale);
+  CORTADO_RETURN_IF_ERROR(check_gradient_scale(context.gradient_scale));
+  if (context.device_gradient_scale != nullptr && device_ == nullptr && !passes_through()) {
+    return make_error(StatusCode::kInvalidArgument, "begin_step: a scale on a device, but gradients on the host");
   }
   context_ = context;
   in_step_ = true;
@@ -80,8 +86,7 @@ Status EngineImpl::begin_step(const StepContext& context) {
   Round& round = first_round();
   round.begin(round.layouts().of_parity.size() == 2 ? static_cast<int>(phase_step_ & 1) : 0);
   if (second_ != nullptr) second_->begin(0);
-  if (device_ != nullptr) begin_step_on_device();
-  return {};
+  return device_ != nullptr ? begin_step_on_device() : Status();
 }
 
 Status EngineImpl::check_submission(std::span<const Gradient> gradients) {
@@ -203,9 +208,7 @@ Status EngineImpl::wait_for(Round& round, int message) {
 }
 
 // Without error feedback, or with a spare residual, a rollback needs no gradient; nor does it if the caller keeps one.
-bool EngineImpl::may_decode_early() const {
-  return context_.keeps_local_gradients || !has_feedback() || options_.rollback == EngineOptions::Rollback::kExact;
-}
+bool EngineImpl::may_decode_early() const { return context_.keeps_local_gradients || !has_feedback() || is_exact(); }
 
 // The verdict is taken from what arrived, which is the same on every rank.
 void EngineImpl::look_for_non_finite(Round& round, int message) {
@@ -303,6 +306,11 @@ Status EngineImpl::take_slot(Round& round, int message, const Slot& slot) {
 void EngineImpl::receive_slot(Round& round, int message, const Slot& slot) {
   if (slot.kind == SlotKind::kPayload && is_on_device(slot.tensor)) {
     steps_[slot.tensor].status = take_slot(round, message, slot);
+    return;
+  }
+  if (slot.kind == SlotKind::kValues && is_on_device(slot.tensor)) {
+    const auto* const sums = static_cast<const float*>(round.slot_data(message, slot));
+    device_->take_sum(slot.tensor, steps_[slot.tensor].held, {sums, static_cast<std::size_t>(slot.elems)});
     return;
   }
   const bool first_of_two = second_ != nullptr && &round != second_.get();

@@ -23,6 +23,7 @@ struct FeedbackTensor {
   void* gradient = nullptr;         // `dtype`; overwritten with the mean
   void* values = nullptr;           // `encoded`; with feedback the residual
   float* velocity = nullptr;        // nullptr: no momentum correction
+  float* spare = nullptr;           // of the residual before the step, to undo it to the bit; without a velocity
   const void* decoded = nullptr;    // `encoded`; of the rank that is taken
   float* sum = nullptr;             // over ranks so far
   DType dtype = DType::kFloat32;    // fp32, fp16 or bf16
@@ -50,9 +51,15 @@ struct FeedbackStep {
   float gradient_scale;
   float gradient_limit;
   float momentum;
+  const float* loss_scale = nullptr;  // in device memory: what the first two are made of, in place of theirs
 
   static FeedbackStep of(const FeedbackPass& pass) {
     return {pass.gradient_scale, pass.gradient_limit(), pass.momentum};
+  }
+  CORTADO_HD FeedbackStep resolved() const {
+    if (loss_scale == nullptr) return *this;
+    const float scale = unscale_of(*loss_scale);
+    return {scale, gradient_limit_of(scale), momentum, nullptr};
   }
 };
 
@@ -78,11 +85,12 @@ struct AddGradients {
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const Tile tile = table.tiling.tile(block.number());
     const FeedbackTensor& tensor = table.tensors[tile.tensor];
+    const FeedbackStep known = step.resolved();
     typename Block::template PerThread<std::uint32_t> flags;
     block.each_in_warp([&](int t) {
       std::uint32_t found = 0;
       for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) {
-        found |= table.has_feedback ? add(tensor, i) : copy(tensor, i);
+        found |= table.has_feedback ? add(known, tensor, i) : copy(tensor, i);
       }
       flags[t] = found;
     });
@@ -103,21 +111,22 @@ struct AddGradients {
     return (finite ? 0 : FeedbackTable::kNotFinite) | (bits != 0 ? FeedbackTable::kHasBits : 0);
   }
   // Both return the flags of the element.
-  CORTADO_HD std::uint32_t add(const FeedbackTensor& tensor, std::int64_t i) const {
+  CORTADO_HD static std::uint32_t add(const FeedbackStep& known, const FeedbackTensor& tensor, std::int64_t i) {
     const float gradient = load_value(tensor.gradient, tensor.dtype, i);
-    const bool finite = is_below(gradient, step.gradient_limit);
+    const bool finite = is_below(gradient, known.gradient_limit);
     const std::uint32_t flags = flags_of(finite, std::bit_cast<std::uint32_t>(gradient));
     float* const residual = static_cast<float*>(tensor.values);
+    if (tensor.spare != nullptr) tensor.spare[i] = residual[i];
     if (tensor.velocity == nullptr) {
-      residual[i] += finite ? gradient * step.gradient_scale : 0.0f;
+      residual[i] += finite ? gradient * known.gradient_scale : 0.0f;
       return flags;
     }
-    const float moved = step.momentum * tensor.velocity[i] + gradient * step.gradient_scale;
+    const float moved = known.momentum * tensor.velocity[i] + gradient * known.gradient_scale;
     residual[i] += finite ? moved : 0.0f;
     if (finite) tensor.velocity[i] = moved;
     return flags;
   }
-  CORTADO_HD std::uint32_t copy(const FeedbackTensor& tensor, std::int64_t i) const {
+  CORTADO_HD static std::uint32_t copy(const FeedbackTensor& tensor, std::int64_t i) {
     if (tensor.dtype == tensor.encoded && tensor.dtype != DType::kFloat32) {  // NaN keeps every bit
       const std::uint16_t bits = static_cast<const std::uint16_t*>(tensor.gradient)[i];
       static_cast<std::uint16_t*>(tensor.values)[i] = bits;
@@ -240,19 +249,24 @@ struct TakeBack {
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = table.tiling.tile(block.number());
     const FeedbackTensor& tensor = table.tensors[tile.tensor];
+    const FeedbackStep known = step.resolved();
     block.each([&](int t) {
-      for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) take_back(tensor, i);
+      for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) take_back(known, tensor, i);
     });
   }
 
  private:
-  CORTADO_HD void take_back(const FeedbackTensor& tensor, std::int64_t i) const {
+  CORTADO_HD static void take_back(const FeedbackStep& known, const FeedbackTensor& tensor, std::int64_t i) {
+    if (tensor.spare != nullptr) {
+      static_cast<float*>(tensor.values)[i] = tensor.spare[i];
+      return;
+    }
     const float gradient = load_value(tensor.gradient, tensor.dtype, i);
-    if (!is_below(gradient, step.gradient_limit)) return;
-    float added = gradient * step.gradient_scale;
+    if (!is_below(gradient, known.gradient_limit)) return;
+    float added = gradient * known.gradient_scale;
     if (tensor.velocity != nullptr) {
       const float moved = tensor.velocity[i];
-      tensor.velocity[i] = step.momentum > 0 ? without_rounding(moved - added, added) / step.momentum : 0.0f;
+      tensor.velocity[i] = known.momentum > 0 ? without_rounding(moved - added, added) / known.momentum : 0.0f;
       added = moved;
     }
     float& residual = static_cast<float*>(tensor.values)[i];

@@ -67,8 +67,6 @@ void copy_chunk(const float* from, float* to, std::int64_t at, std::int64_t coun
 
 }  // namespace
 
-float FeedbackPass::gradient_limit() const { return 1e38f / std::max(1.0f, std::fabs(gradient_scale)); }
-
 bool add_gradient(const FeedbackPass& pass, const FeedbackMemory& from, const FeedbackMemory& to) {
   bool finite = true;
   float buffer[kChunkElems];

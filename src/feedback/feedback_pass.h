@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "core/device.h"
+#include "core/loss_scale.h"
 #include "cortado/tensor_view.h"
 
 namespace cortado {
@@ -33,9 +34,7 @@ struct FeedbackPass {
   float gradient_scale = 1.0f;  // makes unscaled units of the gradient's
   float momentum = 0.0f;        // of the velocity
 
-  // Elements from this magnitude on count as not finite: neither they nor their product with gradient_scale may bring
-  // the sum over ranks near overflow.
-  float gradient_limit() const;
+  float gradient_limit() const { return gradient_limit_of(gradient_scale); }
 };
 
 // What is left of a sum that `taken` is taken from. Beside a gradient that exploded it is rounding, which must not be

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "codec/cast/float_chunks.h"
@@ -51,13 +52,24 @@ Result<std::unique_ptr<AutoEngine>> AutoEngine::create(std::vector<EngineTensor>
 }
 
 AutoEngineImpl::AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOptions& options,
-                               Communicator* communicator, const Clock* clock)
-    : tensors_(std::move(tensors)), options_(options), communicator_(communicator), clock_(clock) {
+                               Communicator* communicator, const Clock* clock, AutoDevice device)
+    : tensors_(std::move(tensors)),
+      options_(options),
+      communicator_(communicator),
+      clock_(clock),
+      device_(std::move(device)),
+      on_device_(tensors_.size()) {
   decision_.candidates = {{.label = "dense", .what = "none"}};
 }
 
 Status AutoEngineImpl::start(const Result<std::optional<LauncherPlace>>& place) {
-  CORTADO_RETURN_IF_ERROR(check_agreement(communicator_, options_.to_spec(), {}, timeout()));
+  // A device that can't be used is of one rank alone, which tells the others here.
+  const Status opened = open_device();
+  const std::string refusal = opened.ok() ? "" : ", a device that can't be used: " + opened.message();
+  const Status agreed = check_agreement(communicator_, options_.to_spec() + refusal, {}, timeout());
+  CORTADO_RETURN_IF_ERROR(opened);
+  CORTADO_RETURN_IF_ERROR(agreed);
+  CORTADO_RETURN_IF_ERROR(agree_on_buffers());
   CORTADO_ASSIGN_OR_RETURN(placement_, find_placement(place, communicator_, timeout()));
   CORTADO_ASSIGN_OR_RETURN(cluster_, given_cluster(options_, placement_.topology, communicator_));
   CORTADO_ASSIGN_OR_RETURN(inner_, make_inner(decision_.candidates[0].what));
@@ -68,6 +80,29 @@ Status AutoEngineImpl::start(const Result<std::optional<LauncherPlace>>& place) 
     return {};
   }
   begin_measuring();
+  return {};
+}
+
+Status AutoEngineImpl::open_device() {
+  if (!is_on_device() || communicator_->world_size() == 1) return {};
+  CORTADO_RETURN_IF_ERROR(device_.copies.failure);
+  std::vector<std::int64_t> bytes;
+  for (const EngineTensor& tensor : tensors_) {
+    bytes.push_back(tensor.rows * tensor.cols * static_cast<std::int64_t>(dtype_bytes(tensor.dtype)));
+  }
+  copies_ = std::make_unique<DeviceSide>(std::move(device_.copies), std::move(bytes));
+  return copies_->allocate(/*all=*/true);
+}
+
+// Where some rank does not hand over buffers in host memory, no rank's are summed whole. And what calibrate() measures
+// are codecs on the CPU, which says nothing of a device: then nothing is predicted, unless a file says it.
+Status AutoEngineImpl::agree_on_buffers() {
+  if (communicator_->world_size() == 1) return {};
+  const std::int64_t own[] = {!options_.takes_buffers || is_on_device(), is_on_device()};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most,
+                           largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
+  options_.takes_buffers = most[0] == 0;
+  if (most[1] != 0 && options_.cluster.empty()) options_.measure_s = 0;
   return {};
 }
 
@@ -88,6 +123,9 @@ Result<std::unique_ptr<Engine>> AutoEngineImpl::make_inner(const std::string& wh
   options.start_step = 0;  // dense steps have been made
   options.random_seed = options_.random_seed;
   options.timeout_s = options_.timeout_s;
+  if (is_on_device() && what != "none") {
+    return device_.make_engine(tensors_, options, communicator_, clock_, trace_);
+  }
   CORTADO_ASSIGN_OR_RETURN(made, Engine::create(tensors_, options, communicator_, clock_, trace_));
   return made;
 }
@@ -121,22 +159,46 @@ Status AutoEngineImpl::begin_step(const StepContext& context) {
   context_ = context;
   // What the caller keeps is not what is sent then.
   if (!carried_.empty()) context_.keeps_local_gradients = false;
-  CORTADO_RETURN_IF_ERROR(inner_->begin_step(context_));
+  const bool touches_gradients = !carried_.empty() || adds_squares();
+  way_ = copies_ == nullptr        ? Way::kDirect
+         : !inner_->is_on_device() ? Way::kHost
+         : touches_gradients       ? Way::kBoth
+                                   : Way::kDirect;
+  is_inside_begun_ = false;
+  if (way_ != Way::kDirect) {
+    const GradientScale scale{.value = context.gradient_scale,
+                              .on_device = static_cast<const float*>(context.device_gradient_scale)};
+    CORTADO_RETURN_IF_ERROR(
+        copies_->begin_step(scale, 0, /*is_dense=*/true, static_cast<DeviceStream>(context.device_stream)));
+  }
+  // The host learns the scale with the first gradients.
+  if (way_ != Way::kHost || context_.device_gradient_scale == nullptr) CORTADO_RETURN_IF_ERROR(begin_inside());
   in_step_ = true;
   own_ns_ = 0;
   gradient_squares_ = 0;
   carrying_.clear();
+  empty_.clear();
   return {};
+}
+
+Status AutoEngineImpl::begin_inside() {
+  is_inside_begun_ = true;
+  StepContext context = context_;
+  if (way_ == Way::kHost) {
+    context.keeps_local_gradients = false;  // what decoding overwrites is a copy
+    context.device_stream = nullptr;
+    context.device_gradient_scale = nullptr;
+  } else if (way_ == Way::kBoth) {
+    context.device_stream = copies_->stream();  // from which it gets gradients that have been changed
+  }
+  return inner_->begin_step(context);
 }
 
 // Before the engine inside gets them.
 Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
   if (!failure_.ok()) return failure_;
   if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
-  const bool measures = phase_ == Phase::kMeasure && uncounted_ == 0;
-  const std::int64_t ready_ns = measures ? clock_->now_ns() - step_start_ns_ - own_ns_ : 0;
-  const bool is_last_of_block = static_cast<std::int64_t>(times_ns_.size()) + 1 == block_steps_;
-  const bool samples = phase_ == Phase::kRun && uncounted_ == 0 && is_last_of_block;
+  const std::int64_t ready_ns = measures() ? clock_->now_ns() - step_start_ns_ - own_ns_ : 0;
   for (const Gradient& gradient : gradients) {
     if (gradient.tensor >= tensors_.size()) {
       return make_error(StatusCode::kInvalidArgument, "submit: there is no tensor %u, only %zu", gradient.tensor,
@@ -144,9 +206,10 @@ Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
     }
     const EngineTensor& tensor = tensors_[gradient.tensor];
     const std::int64_t elems = tensor.rows * tensor.cols;
-    if (measures) ready_ns_[gradient.tensor] += ready_ns;
-    if (elems == 0 || gradient.data == nullptr) continue;
-    if (samples) {
+    if (measures()) ready_ns_[gradient.tensor] += ready_ns;
+    // The rest is for gradients that the host can read.
+    if (elems == 0 || gradient.data == nullptr || (way_ == Way::kDirect && inner_->is_on_device())) continue;
+    if (adds_squares()) {
       float buffer[kChunkElems];
       for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
         const float* values = load_floats(gradient.data, tensor.dtype, at, count, buffer);
@@ -155,7 +218,7 @@ Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
         gradient_squares_ += squares;
       });
     }
-    if (measures && is_last_of_block) take_sample(gradient);
+    if (measures() && is_last_of_block()) take_sample(gradient);
     if (!carried_.empty()) add_carried(gradient);
   }
   return {};
@@ -192,10 +255,74 @@ void AutoEngineImpl::add_carried(const Gradient& gradient) {
 
 Status AutoEngineImpl::submit(std::span<const Gradient> gradients) {
   const std::int64_t start_ns = clock_->now_ns();
-  CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
-  CORTADO_RETURN_IF_ERROR(inner_->submit(gradients));
+  if (way_ != Way::kDirect) {
+    CORTADO_RETURN_IF_ERROR(submit_copied(gradients));
+  } else {
+    CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
+    CORTADO_RETURN_IF_ERROR(inner_->submit(gradients));
+  }
   own_ns_ += clock_->now_ns() - start_ns;
   return {};
+}
+
+Status AutoEngineImpl::submit_copied(std::span<const Gradient> gradients) {
+  if (!failure_.ok()) return failure_;
+  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
+  for (const Gradient& gradient : gradients) {
+    if (gradient.tensor >= tensors_.size()) {
+      return make_error(StatusCode::kInvalidArgument, "submit: there is no tensor %u, only %zu", gradient.tensor,
+                        tensors_.size());
+    }
+    const EngineTensor& tensor = tensors_[gradient.tensor];
+    const bool is_empty = tensor.rows * tensor.cols == 0;
+    if (gradient.data == nullptr && !is_empty) {
+      return make_error(StatusCode::kInvalidArgument, "submit: the gradient of \"%s\" is a null pointer",
+                        tensor.name.c_str());
+    }
+    on_device_[gradient.tensor] = gradient.data;
+    if (is_empty) empty_.push_back(gradient);
+  }
+  if (const Status status = copies_->submit(gradients); !status.ok()) return fail(status.with_context("submit"));
+  return take_copies();
+}
+
+// Gives the engine inside what has arrived on the host.
+Status AutoEngineImpl::take_copies() {
+  for (;;) {
+    const Result<const DeviceSide::Arrival*> next = copies_->next();
+    if (!next.ok()) return fail(next.status().with_context("from the device"));
+    if (next.value() == nullptr) break;
+    if (context_.device_gradient_scale != nullptr) context_.gradient_scale = copies_->gradient_scale();
+    if (!is_inside_begun_) CORTADO_RETURN_IF_ERROR(begin_inside());
+    arrived_.clear();
+    for (const std::uint32_t t : next.value()->on_host) arrived_.push_back({t, copies_->host_copy(t)});
+    const std::size_t changed = carrying_.size();
+    CORTADO_RETURN_IF_ERROR(note_gradients(arrived_));
+    if (way_ == Way::kBoth) {
+      for (std::size_t i = changed; i < carrying_.size(); ++i) {
+        if (const Status status = copies_->put_back(carrying_[i].tensor); !status.ok()) return fail(status);
+      }
+      for (Gradient& gradient : arrived_) gradient.data = on_device_[gradient.tensor];
+    }
+    CORTADO_RETURN_IF_ERROR(inner_->submit(arrived_));
+  }
+  return is_inside_begun_ ? inner_->submit({}) : Status();
+}
+
+Status AutoEngineImpl::wait_for_copies() {
+  constexpr std::chrono::microseconds kLook{50};
+  const std::int64_t deadline_ns = clock_->now_ns() + timeout().count();
+  for (;;) {
+    CORTADO_RETURN_IF_ERROR(take_copies());
+    if (!copies_->awaits()) break;
+    if (clock_->now_ns() >= deadline_ns) {
+      return fail(make_error(StatusCode::kTimeout, "rank %d: the device has not computed its gradients within %g s",
+                             communicator_->rank(), options_.timeout_s));
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+  if (!is_inside_begun_) CORTADO_RETURN_IF_ERROR(begin_inside());  // nothing was submitted but tensors without elements
+  return empty_.empty() ? Status() : inner_->submit(empty_);
 }
 
 Status AutoEngineImpl::submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) {
@@ -210,11 +337,25 @@ Status AutoEngineImpl::submit_buffer(std::span<const Gradient> gradients, void* 
 Result<StepOutcome> AutoEngineImpl::finish_step(const LocalGradient& local_gradient) {
   if (!failure_.ok()) return failure_;
   if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "finish_step: no step was begun");
-  const Result<StepOutcome> outcome = inner_->finish_step(local_gradient);
+  const Result<StepOutcome> outcome = finish_inside(local_gradient);
   in_step_ = false;
   if (!outcome.ok()) return failure_ = outcome.status();
   if (!carrying_.empty() && outcome.value().finite) count_delivered();
   if (const Status status = after_step(); !status.ok()) return fail(status);
+  return outcome;
+}
+
+Result<StepOutcome> AutoEngineImpl::finish_inside(const LocalGradient& local_gradient) {
+  if (way_ == Way::kDirect) return inner_->finish_step(local_gradient);
+  CORTADO_RETURN_IF_ERROR(wait_for_copies());
+  if (way_ == Way::kBoth) {
+    CORTADO_RETURN_IF_ERROR(copies_->follow());
+    CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome, inner_->finish_step(local_gradient));
+    CORTADO_RETURN_IF_ERROR(copies_->lead());
+    return outcome;
+  }
+  CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome, inner_->finish_step({}));
+  CORTADO_RETURN_IF_ERROR(copies_->finish_step(outcome.finite, [](std::uint32_t) { return true; }));
   return outcome;
 }
 
@@ -511,6 +652,10 @@ EngineReport AutoEngineImpl::report() const {
   if (report.last_non_finite.empty()) report.last_non_finite = last_non_finite_;
   for (int stage = 0; stage < kStageCount; ++stage) report.stage_ns[stage] += stage_ns_[stage];
   if (measured_steps_ > 0) report.fallbacks.push_back({"", "auto: measuring", measured_steps_});
+  if (copies_ != nullptr) {
+    report.message_bytes += copies_->memory_bytes();
+    if (!inner_->is_on_device()) report.host_reason = "auto runs " + current().label + ", which is summed on the host";
+  }
   return report;
 }
 

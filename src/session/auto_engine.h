@@ -10,8 +10,16 @@
 //
 // What an engine still owed when it was left (its residual) is added to the gradient of the next step, or, if it has
 // run for long, to those of the next kPieces.
+//
+// With gradients on a device settings run there, and dense steps and plans on the host. A step goes one of three ways:
+//
+//   kDirect  the engine inside gets the gradients as they are
+//   kHost    they are copied to the host, where the engine inside is, and the means are copied back
+//   kBoth    the engine inside is on the device, but something here reads or changes gradients: they are copied to the
+//            host, and back if they were changed, before it gets them
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,10 +29,20 @@
 #include "collective/agreement.h"
 #include "core/aligned_buffer.h"
 #include "cortado/auto.h"
+#include "engine/device_side.h"
 #include "session/candidates.h"
 #include "session/contest.h"
 
 namespace cortado {
+
+// Where gradients are; without make_engine on the host.
+struct AutoDevice {
+  EngineDevice copies;  // its queue
+  // Of a setting, with gradients on the device. Every rank calls it.
+  std::function<Result<std::unique_ptr<Engine>>(std::vector<EngineTensor> tensors, const EngineOptions& options,
+                                                Communicator* communicator, const Clock* clock, TraceRecorder* trace)>
+      make_engine;
+};
 
 class AutoEngineImpl final : public AutoEngine {
  public:
@@ -32,7 +50,7 @@ class AutoEngineImpl final : public AutoEngine {
   static constexpr int kPieces = 8;
 
   AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOptions& options, Communicator* communicator,
-                 const Clock* clock);
+                 const Clock* clock, AutoDevice device = {});
   Status start(const Result<std::optional<LauncherPlace>>& place = launcher_place());
 
   Status begin_step(const StepContext& context) override;
@@ -44,6 +62,7 @@ class AutoEngineImpl final : public AutoEngine {
 
   const EngineOptions& options() const override { return inner_->options(); }
   const std::vector<EngineTensor>& tensors() const override { return tensors_; }
+  bool is_on_device() const override { return device_.make_engine != nullptr; }
   EngineReport report() const override;
   void set_trace(TraceRecorder* trace) override;
   Trace trace() const override { return inner_->trace(); }
@@ -58,6 +77,7 @@ class AutoEngineImpl final : public AutoEngine {
 
  private:
   enum class Phase { kMeasure, kTry, kRun };
+  enum class Way { kDirect, kHost, kBoth };
   struct Carried {  // in gradients' unscaled units
     AlignedBuffer<float> values;
     int pieces = 1, pieces_left = 0;
@@ -69,7 +89,19 @@ class AutoEngineImpl final : public AutoEngine {
   bool sums_buffers() const { return inner_->options().method == EngineOptions::Method::kNone; }
   Status fail(const Status& status);
 
+  // -- set-up
+  Status open_device();
+  Status agree_on_buffers();
+
   // -- a step
+  Status begin_inside();
+  Status submit_copied(std::span<const Gradient> gradients);
+  Status take_copies();
+  Status wait_for_copies();
+  Result<StepOutcome> finish_inside(const LocalGradient& local_gradient);
+  bool is_last_of_block() const { return static_cast<std::int64_t>(times_ns_.size()) + 1 == block_steps_; }
+  bool measures() const { return phase_ == Phase::kMeasure && uncounted_ == 0; }
+  bool adds_squares() const { return phase_ == Phase::kRun && uncounted_ == 0 && is_last_of_block(); }
   Status note_gradients(std::span<const Gradient> gradients);
   void take_sample(const Gradient& gradient);
   void add_carried(const Gradient& gradient);
@@ -99,6 +131,8 @@ class AutoEngineImpl final : public AutoEngine {
   Communicator* communicator_;
   const Clock* clock_;
   TraceRecorder* trace_ = nullptr;
+  AutoDevice device_;
+  std::unique_ptr<DeviceSide> copies_;  // of gradients on the device
   Placement placement_;
   std::optional<Cluster> cluster_;  // given
   std::unique_ptr<Engine> inner_;
@@ -122,6 +156,11 @@ class AutoEngineImpl final : public AutoEngine {
   // -- the step in hand
   bool in_step_ = false;
   StepContext context_;
+  Way way_ = Way::kDirect;
+  bool is_inside_begun_ = false;
+  std::vector<Gradient> empty_;   // tensors without elements that were submitted, but for the engine inside
+  std::vector<void*> on_device_;  // by tensor: gradients that are copied
+  std::vector<Gradient> arrived_;
   std::int64_t step_start_ns_ = -1;     // end of the step before
   std::int64_t own_ns_ = 0;             // spent in this engine since
   std::vector<std::int64_t> ready_ns_;  // by tensor: sums over the measured steps

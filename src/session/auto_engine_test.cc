@@ -14,7 +14,12 @@
 #include "collective/rank_threads.h"
 #include "core/check.h"
 #include "core/checksum.h"
+#include "core/device_emulation.h"
+#include "core/emulated_queue.h"
 #include "cortado/calibrate.h"
+#include "engine/device_matrices_of.h"
+#include "engine/device_message_of.h"
+#include "engine/engine_impl.h"
 #include "session/cluster_testing.h"
 
 namespace cortado {
@@ -45,6 +50,17 @@ float made_up(int rank, std::int64_t step, std::size_t tensor, std::size_t i) {
   return static_cast<float>(std::sin(x) + 0.3 * std::cos(3.1 * x));
 }
 
+AutoDevice emulated_device() {
+  const auto make_engine = [](std::vector<EngineTensor> tensors, const EngineOptions& options,
+                              Communicator* communicator, const Clock* clock, TraceRecorder* trace) {
+    return EngineImpl::make(std::move(tensors), options, communicator, clock, trace,
+                            {.queue = std::make_unique<EmulatedQueue>(),
+                             .make_message = DeviceMessageOf<EmulatedDevice>::make,
+                             .make_matrices = DeviceMatricesOf<EmulatedDevice>::make});
+  };
+  return {.copies = {.queue = std::make_unique<EmulatedQueue>()}, .make_engine = make_engine};
+}
+
 constexpr std::int64_t kMs = 1'000'000;
 
 // Runs steps of auto on some ranks; how long a step takes depends on what runs inside.
@@ -55,6 +71,7 @@ struct Training {
   std::function<std::int64_t(const std::string& what, std::int64_t step, int rank)> step_ns;
   std::function<void(AutoEngine& engine, std::int64_t step)> after_step = nullptr;
   bool in_buckets = true;
+  std::function<bool(std::size_t rank)> on_device = nullptr;  // whose gradients are on a device
   bool clock_runs = false;
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps
   float gradient_scale = 1;
@@ -106,7 +123,8 @@ void Training::go() {
     HandClock clock(clock_runs);
     AutoOptions own = options;
     own.takes_buffers = in_buckets;
-    AutoEngineImpl made(tensors, own, &communicator, &clock);
+    const bool is_on_device = on_device && on_device(rank);
+    AutoEngineImpl made(tensors, own, &communicator, &clock, is_on_device ? emulated_device() : AutoDevice());
     const std::optional<LauncherPlace> place = places.empty() ? std::nullopt : std::optional(places[rank]);
     if (const Status s = made.start(place); !s.ok()) return s;
     AutoEngine& engine = made;
@@ -132,8 +150,10 @@ void Training::go() {
       if (poison && rank == 1 && poison(inside(engine), step)) buffer[elems(0)] = INFINITY;
       if (rank == 0) insides.push_back(inside(engine));
       clock.advance(step_ns(inside(engine), step, static_cast<int>(rank)));
-      if (const Status s = engine.begin_step({.gradient_scale = gradient_scale}); !s.ok()) return s;
-      const Status submitted = in_buckets
+      StepContext context{.gradient_scale = gradient_scale};
+      if (is_on_device) context = {.device_gradient_scale = &gradient_scale};
+      if (const Status s = engine.begin_step(context); !s.ok()) return s;
+      const Status submitted = in_buckets && !is_on_device
                                    ? engine.submit_buffer(gradients, buffer.data(),
                                                           static_cast<std::int64_t>(buffer.size()), DType::kFloat32)
                                    : engine.submit(gradients);
@@ -255,6 +275,102 @@ TEST(AutoEngine, NothingIsLostByTrials) {
       EXPECT_LT(gradients_lost({&run}), 0.02) << "in buckets " << in_buckets << ", scale " << scale;
     }
   }
+}
+
+// The fastest is `wanted`; of the others none owes anything.
+Training training_of(const std::string& wanted) {
+  Training run;
+  run.options = AutoOptions::parse("auto(measure_s=0, quality=aggressive)").value();
+  run.in_buckets = false;
+  run.gradient_scale = 64;
+  run.steps = 150;
+  run.step_ns = [wanted](const std::string& what, std::int64_t, int) {
+    return (what == wanted ? 100 : what == "dense" ? 500 : 800) * kMs;
+  };
+  return run;
+}
+
+// Trials, the steps in which debts are paid, and comparisons included: all but low rank has the same bits there.
+TEST(AutoEngine, RunsItsSettingsWhereGradientsAre) {
+  for (const std::string wanted : {"topk(density=0.01)", "cast(bf16)", "dense", "acp(rank=4)"}) {
+    const auto on_all = [](std::size_t) { return true; };
+    const auto on_one = [](std::size_t rank) { return rank == 1; };
+    Training on_host = training_of(wanted);
+    on_host.go();
+    expect_ok(on_host);
+    for (const std::function<bool(std::size_t)>& on_device :
+         {std::function<bool(std::size_t)>(on_all), std::function<bool(std::size_t)>(on_one)}) {
+      Training run = training_of(wanted);
+      run.on_device = on_device;
+      run.go();
+      expect_ok(run);
+      EXPECT_EQ(chosen(run.decisions[0]), wanted);
+      EXPECT_EQ(run.insides, on_host.insides);
+      EXPECT_NEAR(gradients_lost({&run}), gradients_lost({&on_host}), 1e-2);
+      EXPECT_NEAR(run.decisions[1].relative_error, on_host.decisions[1].relative_error, 1e-3);
+      EXPECT_NEAR(run.decisions[1].residual, on_host.decisions[1].residual, 1e-3 * on_host.decisions[1].residual);
+      const bool is_here = wanted.starts_with("topk") || wanted.starts_with("acp");
+      EXPECT_EQ(run.reports[1].host_reason.empty(), is_here) << run.reports[1].host_reason;
+    }
+  }
+}
+
+TEST(AutoEngine, HasTheBitsOfTheHostWithGradientsOnADevice) {
+  Training on_host = training_of("compso(bound=4e-3)");
+  on_host.options.quality = Quality::kBalanced;
+  Training run = on_host;
+  run.on_device = [](std::size_t) { return true; };
+  on_host.go();
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(chosen(run.decisions[0]), "compso(bound=4e-3)");
+  EXPECT_EQ(run.checksums, on_host.checksums);
+}
+
+// A rank that could sum whole buffers, beside one that has none in host memory.
+TEST(AutoEngine, SumsNoBuffersWhereSomeRankHasNone) {
+  Training run = training_of("cast(bf16)");
+  run.in_buckets = true;
+  run.on_device = [](std::size_t rank) { return rank == 1; };
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");
+}
+
+TEST(AutoEngine, ResumesOnADevice) {
+  for (const std::int64_t saved_after : {40, 140}) {
+    Training first = training_of("topk(density=0.01)");
+    first.on_device = [](std::size_t) { return true; };
+    first.steps = saved_after + 1;
+    first.save_after = saved_after;
+    first.go();
+    expect_ok(first);
+    Training second = training_of("topk(density=0.01)");
+    second.on_device = first.on_device;
+    second.first_step = first.steps;
+    second.load = first.saved;
+    second.go();
+    expect_ok(second);
+    EXPECT_EQ(chosen(second.decisions[0]), "topk(density=0.01)");
+    EXPECT_LT(gradients_lost({&first, &second}), 12) << saved_after;
+  }
+}
+
+TEST(AutoEngine, EveryRankHearsOfADeviceThatCanNotBeUsed) {
+  const std::vector<Status> statuses = run_ranks(2, [](Communicator& communicator) -> Status {
+    HandClock clock;
+    AutoDevice device;
+    if (communicator.rank() == 1) {
+      device = emulated_device();
+      device.copies = {.queue = nullptr, .failure = make_error(StatusCode::kInternal, "no stream")};
+    }
+    AutoEngineImpl engine(model(), AutoOptions(), &communicator, &clock, std::move(device));
+    return engine.start(std::optional<LauncherPlace>());
+  });
+  EXPECT_EQ(statuses[0].code(), StatusCode::kMismatch);
+  EXPECT_NE(statuses[0].message().find("a device that can't be used: no stream"), std::string::npos)
+      << statuses[0].message();
+  EXPECT_EQ(statuses[1].message(), "no stream");
 }
 
 TEST(AutoEngine, MeasuresAgainWhenTheLinkChanges) {

@@ -7,24 +7,48 @@
 
 #include <utility>
 
+#include "core/check.h"
 #include "core/device_emulation.h"
 #include "core/emulated_queue.h"
 #include "engine/device_matrices_of.h"
 #include "engine/device_message_of.h"
 #include "engine/engine_impl.h"
+#include "session/auto_engine.h"
+
+namespace {
+
+using namespace cortado;
+
+Result<std::unique_ptr<Engine>> make_engine(std::vector<EngineTensor> tensors, const EngineOptions& options,
+                                            Communicator* communicator, const Clock* clock, TraceRecorder* trace) {
+  return EngineImpl::make(std::move(tensors), options, communicator, clock, trace,
+                          {.queue = std::make_unique<EmulatedQueue>(),
+                           .make_message = DeviceMessageOf<EmulatedDevice>::make,
+                           .make_matrices = DeviceMatricesOf<EmulatedDevice>::make});
+}
+
+Result<std::unique_ptr<AutoEngine>> make_auto_engine(std::vector<EngineTensor> tensors, const AutoOptions& options,
+                                                     Communicator* communicator) {
+  AutoDevice device{.copies = {.queue = std::make_unique<EmulatedQueue>()}, .make_engine = make_engine};
+  auto engine =
+      std::make_unique<AutoEngineImpl>(std::move(tensors), options, communicator, steady_clock(), std::move(device));
+  CORTADO_RETURN_IF_ERROR(engine->start());
+  return std::unique_ptr<AutoEngine>(std::move(engine));
+}
+
+}  // namespace
 
 extern "C" __attribute__((visibility("default"))) const cortado::DeviceLibrary* cortado_device_library() {
-  using namespace cortado;
   static const DeviceLibrary library = {
       .build = this_build(),
       .device_count = [] { return 1; },
       .create_engine =
           [](std::vector<EngineTensor> tensors, const EngineOptions& options, Communicator* communicator, int) {
-            return EngineImpl::make(std::move(tensors), options, communicator, steady_clock(), nullptr,
-                                    {.queue = std::make_unique<EmulatedQueue>(),
-                                     .make_message = DeviceMessageOf<EmulatedDevice>::make,
-                                     .make_matrices = DeviceMatricesOf<EmulatedDevice>::make});
+            return make_engine(std::move(tensors), options, communicator, steady_clock(), nullptr);
           },
+      .create_auto_engine = [](std::vector<EngineTensor> tensors, const AutoOptions& options,
+                               Communicator* communicator,
+                               int) { return make_auto_engine(std::move(tensors), options, communicator); },
       .current_device = [] { return 0; },
       .set_current_device = [](int) {}};
   return &library;

@@ -120,9 +120,50 @@ def test_has_the_bits_of_host_memory(pools, codec, front_end):
 
 @pytest.mark.skipif(not os.path.exists(CUDA), reason=f"{CUDA} is not built")
 @pytest.mark.parametrize("front_end", ["ddp", "reducer"])
-@pytest.mark.parametrize("codec", [*LOW_RANK, SIGN, QUANT])
+@pytest.mark.parametrize("codec", [*LOW_RANK, SIGN, QUANT, TOPK, RANDK, "compso(min_elems=0)"])
 def test_is_compressed_on_the_device(pools, codec, front_end):
     assert len(set(pools(2).run(compare, plan=codec, front_end=front_end, on_device=True))) == 1
+
+
+def train_scaled(me, plan):
+    os.environ[VARIABLE] = CUDA
+    scaler = torch.amp.GradScaler("cuda", init_scale=64.0, growth_interval=2)
+    model = DistributedDataParallel(make_net().to("cuda:0"))
+    state = cortado.attach(model, plan, grad_scaler=scaler, verbose=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(STEPS):
+        inputs, labels = (each.to("cuda:0") for each in make_batch(me.rank, step))
+        loss = scaler.scale(torch.nn.functional.cross_entropy(model(inputs), labels))
+        with no_device_wide_wait():
+            loss.backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert scaler.get_scale() > 64.0
+    report = state.report().to_dict()
+    assert report["runs_on"]["engine"] == "device" and report["non_finite_steps"] == 0
+    return fingerprint(model.cpu())
+
+
+@pytest.mark.skipif(not os.path.exists(CUDA), reason=f"{CUDA} is not built")
+@pytest.mark.parametrize("codec", ["acp(rank=2)", TOPK])
+def test_the_scale_of_the_loss_is_not_waited_for(pools, codec):
+    assert len(set(pools(2).run(train_scaled, plan=codec))) == 1
+
+
+def run_auto(me):
+    os.environ[VARIABLE] = CUDA
+    watched = Watched(me, make_net(), "auto", "ddp")
+    for step in range(170):
+        watched.step(make_batch(me.rank, step))
+    decision = watched.cortado.decision()
+    assert decision["decided"]
+    return decision["reason"], fingerprint(watched.net.cpu())
+
+
+@pytest.mark.skipif(not os.path.exists(CUDA), reason=f"{CUDA} is not built")
+def test_auto_decides_alike_on_all_ranks(pools):
+    assert len(set(pools(2).run(run_auto))) == 1
 
 
 @pytest.mark.parametrize("codec", ["acp(rank=2)", TOPK])

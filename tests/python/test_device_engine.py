@@ -13,7 +13,11 @@ import pytest
 import torch
 from cortado import _core, device_engine
 from cortado.device_engine import Place, place_of_engine
-from nets import make_net, train
+from cortado.side_stream import is_capturing
+from nets import loss_of, make_batch, make_net, train
+from ranks import Pool
+from test_ddp_algorithm import skip_under_scaler
+from test_ddp_bad_input import error_of
 from test_ddp_overflow import LAST_READY, compare_with_skipping, distance, train_through
 from test_reducer import reduced, train_reduced
 
@@ -77,20 +81,28 @@ def library(tmp_path, monkeypatch):
 
 
 def test_what_has_variants_is_compressed_on_the_device(library):
-    for what in ("acp", "acp(rank=4)", "power(rank=2, wire=fp16)", "sign", "quant(bits=4)", "fp8(e4m3)"):
+    matrices = ("acp", "acp(rank=4)", "power(rank=2, wire=fp16)")
+    payloads = (
+        "sign(rollback=exact)",
+        "quant(bits=4)",
+        "fp8(e4m3)",
+        "topk(density=0.1)",
+        "randk",
+        "compso",
+        "float_rans",
+    )
+    for what in (*matrices, *payloads, "auto", "auto(quality=safe)"):
         assert place_of_engine(ON_A_GPU, what) == Place(library=str(library.path))
         assert place_of_engine(IN_MEMORY, what) == Place()
-        assert "grad_scaler" in place_of_engine(ON_A_GPU, what, has_scaler=True).reason
 
 
 @pytest.mark.parametrize(
     "what, reason",
     [
-        ("topk(density=0.1)", "topk is not"),
+        ("rans", "rans is not"),
         ("sign | rans", "sign | rans is not"),
-        ("auto(quality=safe)", "auto is not"),
         ("none", "none is not"),
-        ("acp(rank=2, rollback=exact)", "rollback=exact"),
+        ("acp(rank=2, rollback=exact)", "rollback=exact of acp"),
         ('{"format": "cortado.plan/1"}', "a plan's engine"),
     ],
 )
@@ -176,7 +188,19 @@ def test_the_report_says_when_the_engine_encodes_on_the_cpu_all_the_same(pools):
 
 @needs_emulated
 @pytest.mark.parametrize("front_end", ["ddp", "reducer"])
-@pytest.mark.parametrize("codec", ["sign(min_elems=0)", "quant(bits=4, min_elems=0)", "fp8(e4m3, min_elems=0)"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "sign(min_elems=0)",
+        "quant(bits=4, min_elems=0)",
+        "fp8(e4m3, min_elems=0)",
+        "topk(density=0.1, min_elems=0)",
+        "topk(density=0.05, select=sampled, min_elems=0)",
+        "compso(min_elems=0)",
+        "float_rans(min_elems=0, min_compression_rate=0)",
+        "randk(density=0.2, min_elems=0)",
+    ],
+)
 def test_trains_to_the_bit_as_on_the_cpu(pools, codec, front_end):
     assert pools(2).run(train_both, plan=codec, front_end=front_end) == [0, 0]
 
@@ -216,6 +240,102 @@ def test_a_step_that_is_not_finite_is_undone(pools, codec, view):
         assert difference < 1e-3 and error < 1e-5
 
 
+def run_auto(me, front_end):
+    with emulated_device():
+        net = make_net()
+        if front_end == "ddp":
+            model = me.attach(net, "auto", **SMALL_BUCKETS)
+            losses = train(me, model, 170)
+        else:
+            model = reduced(me, net, "auto")
+            train_reduced(me, model, 170)
+            losses = [1] * 10 + [0] * 10
+        report, decision = model.cortado.report().to_dict(), model.cortado.decision()
+    assert decision["decided"], decision["candidates"]
+    assert sum(losses[-10:]) < sum(losses[:10])
+    assert len([c for c in decision["candidates"] if c["measured_ns"] is not None]) > 4
+    return decision, report["runs_on"]
+
+
+@needs_emulated
+@pytest.mark.parametrize("front_end", ["ddp", "reducer"])
+def test_auto_decides_with_gradients_on_the_device(pools, front_end):
+    answers = pools(2).run(run_auto, front_end=front_end)
+    for decision, runs_on in answers:
+        assert decision["reason"] == answers[0][0]["reason"]
+        chosen = decision["candidates"][decision["chosen"]]["label"]
+        on_host = chosen == "dense" or chosen.startswith("cast")
+        assert runs_on["engine"] == ("cpu" if on_host else "device")
+        assert ("reason" in runs_on) == on_host
+
+
+class CountedScaler(torch.amp.GradScaler):
+    """Counts what would wait for the device: reading the scale for the host."""
+
+    def __init__(self):
+        super().__init__("cpu", init_scale=64.0, growth_factor=4.0, growth_interval=2)
+        self.reads = 0
+
+    def get_scale(self):
+        self.reads += 1
+        return super().get_scale()
+
+
+def train_scaled(me, plan, front_end):
+    scaler, net = CountedScaler(), make_net()
+    if front_end == "ddp":
+        model = me.attach(net, plan, grad_scaler=scaler, **SMALL_BUCKETS)
+    else:
+        model = reduced(me, net, plan, grad_scaler=scaler)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    reads = 0
+    for step in range(STEPS):
+        loss = scaler.scale(loss_of(model, make_batch(me.rank, step)))
+        before = scaler.reads
+        loss.backward()
+        if front_end == "reducer":
+            model.cortado.wait()
+        reads += scaler.reads - before
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert scaler.get_scale() == 64.0 * 4.0 ** (STEPS // 2)
+    return parameters_of(net), reads, model.cortado.report().to_dict()["runs_on"]["engine"]
+
+
+def train_scaled_both(me, plan, front_end):
+    expected, reads, _ = train_scaled(me, plan, front_end)
+    assert reads == STEPS
+    with emulated_device():
+        found, reads, runs_on = train_scaled(me, plan, front_end)
+    return distance(found, expected), reads, runs_on
+
+
+@needs_emulated
+@pytest.mark.parametrize("front_end", ["ddp", "reducer"])
+@pytest.mark.parametrize(
+    "codec", ["sign(min_elems=0)", "topk(density=0.1, min_elems=0)", "cast(bf16)", "acp(rank=2)", "power(rank=2)"]
+)
+def test_the_scale_of_the_loss_is_read_on_the_device(pools, codec, front_end):
+    for error, reads, runs_on in pools(2).run(train_scaled_both, plan=codec, front_end=front_end):
+        assert error < 1e-3 if codec in LOW_RANK else error == 0
+        assert reads == 0
+        assert runs_on == ("cpu" if codec.startswith("cast") else "device")
+
+
+def skip_on_device(me, plan):
+    with emulated_device():
+        return skip_under_scaler(me, plan)
+
+
+@needs_emulated
+@pytest.mark.parametrize("codec", ["acp(rank=2)", "topk(density=0.1, min_elems=0)"])
+def test_a_step_that_the_scaler_skips_is_skipped_everywhere(pools, codec):
+    (error, scales), (_, other_scales) = pools(2).run(skip_on_device, plan=codec)
+    assert scales == other_scales and scales[4] < scales[3]
+    assert error < 1e-5
+
+
 def resume(me, plan):
     """Residuals, bases and step of a run go on in another one."""
     with emulated_device():
@@ -231,5 +351,36 @@ def resume(me, plan):
 
 
 @needs_emulated
-def test_resumes_from_a_checkpoint(pools):
-    assert pools(2).run(resume, plan="acp(rank=2)") == [0, 0]
+@pytest.mark.parametrize("codec", ["acp(rank=2)", "topk(density=0.1, min_elems=0)"])
+def test_resumes_from_a_checkpoint(pools, codec):
+    assert pools(2).run(resume, plan=codec) == [0, 0]
+
+
+# ---- what a device can't be asked for
+
+
+def capture(me, front_end):
+    """Steps while a graph is being captured, as far as the adapters can tell."""
+    net = make_net()
+    model = me.attach(net, "acp") if front_end == "ddp" else reduced(me, net, "acp")
+    cortado.attachment.is_capturing = lambda device: device == IN_MEMORY
+    if front_end == "wait":
+        return error_of(model.cortado.wait)
+    return error_of(loss_of(model, make_batch(me.rank, 0)).backward)
+
+
+@pytest.mark.parametrize("front_end", ["ddp", "reducer", "wait"])
+def test_a_graph_that_is_being_captured_gets_an_error_that_says_what_to_do(front_end):
+    pool = Pool(2)  # of its own: the step is broken off
+    try:
+        for kind, text in pool.run(capture, front_end=front_end):
+            assert kind == "CortadoError" and "make_graphed_callables" in text, text
+    finally:
+        pool.close()
+
+
+def test_only_streams_of_a_device_are_asked_whether_they_are_captured(monkeypatch):
+    assert not is_capturing(ON_A_GPU)  # no device has been used
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert is_capturing(ON_A_GPU) and not is_capturing(IN_MEMORY)

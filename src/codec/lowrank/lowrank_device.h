@@ -14,6 +14,7 @@
 #include "codec/device_workspace.h"
 #include "codec/lowrank/orthogonalise.h"
 #include "core/exponent.h"
+#include "core/loss_scale.h"
 
 namespace cortado {
 
@@ -29,6 +30,7 @@ struct LowRankEntry {
   DType dtype;           // of gradient and output
   const void* gradient;  // nullptr: zeros
   float gradient_scale;
+  const float* loss_scale;   // in device memory: what the scale is made of, in its place
   const float* residual_in;  // as ResidualPass; nullptr: zeros
   float* residual_out;       // may be residual_in; nullptr: not kept
   const float* sent_row;     // subtracted from residual_in
@@ -87,13 +89,16 @@ struct LowRankTile {
 
 // Loops over rows and ranks have constant bounds here, so that what they index stays in registers.
 
+CORTADO_HD inline float scale_of(const LowRankEntry& entry) {
+  return entry.loss_scale == nullptr ? entry.gradient_scale : unscale_of(*entry.loss_scale);
+}
+
 // What all passes do: A = gradient * scale + (residual - sent), kept where it is asked for. Returns the bits of the
 // gradient, or-ed.
 template <class Block>
 CORTADO_HD std::uint32_t load_column(const LowRankEntry& entry, std::int64_t row, std::int64_t col,
                                      LowRankColumn* column, Block& block) {
-  const float scale = entry.gradient_scale, magnitude = fabsf(scale);
-  const float limit = 1e38f / (magnitude > 1 ? magnitude : 1.0f);
+  const float scale = scale_of(entry), limit = gradient_limit_of(scale);
   const std::int64_t rows = entry.rows - row < kLowRankTileRows ? entry.rows - row : kLowRankTileRows;
   float kept[kLowRankTileRows];
   for (int i = 0; i < kLowRankTileRows; ++i) {
@@ -382,8 +387,7 @@ struct LowRankUndo {
     const LowRankEntry& entry = entries[tile.tensor];
     const std::int64_t col_tiles = low_rank_tiles(entry.cols, kLowRankTileCols);
     const std::int64_t first = tile.number / col_tiles * kLowRankTileRows;
-    const float scale = entry.gradient_scale, magnitude = fabsf(scale);
-    const float limit = 1e38f / (magnitude > 1 ? magnitude : 1.0f);
+    const float scale = scale_of(entry), limit = gradient_limit_of(scale);
     block.each([&](int t) {
       const std::int64_t col = tile.number % col_tiles * kLowRankTileCols + t;
       if (col >= entry.cols || entry.residual_out == nullptr) return;
