@@ -6,7 +6,6 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -26,8 +25,6 @@ constexpr const char* kFusedDense = "acp(rank=1, dense=[*], start_step=0, use_er
 
 constexpr std::int64_t kBlockNs = 1'500'000'000;  // about what a block of steps takes, between these numbers of steps:
 constexpr std::int64_t kFewestSteps = 3, kMostSteps = 8;
-constexpr std::size_t kSampledTensors = 8;  // the largest, and of each so many values
-constexpr std::int64_t kSampleElems = 65536;
 constexpr int kUncountedOnTrial = 2;               // in the first one what the setting before owes is paid
 constexpr std::int64_t kWatchNs = 10'000'000'000;  // between comparisons, within these numbers of steps:
 constexpr std::int64_t kWatchFewest = 16, kWatchMost = 500;
@@ -405,16 +402,7 @@ void AutoEngineImpl::begin_measuring() {
   ready_ns_.assign(tensors_.size(), 0);
   ready_steps_ = 0;
   samples_.clear();
-  std::vector<std::uint32_t> largest(tensors_.size());
-  std::iota(largest.begin(), largest.end(), 0u);
-  const auto elems_of = [&](std::uint32_t t) { return tensors_[t].rows * tensors_[t].cols; };
-  std::stable_sort(largest.begin(), largest.end(),
-                   [&](std::uint32_t a, std::uint32_t b) { return elems_of(a) > elems_of(b); });
-  if (largest.size() > kSampledTensors) largest.resize(kSampledTensors);
-  for (const std::uint32_t t : largest) {
-    const std::int64_t elems = std::min(elems_of(t), kSampleElems);
-    if (tensors_[t].dimensions > 1) samples_[t].resize(static_cast<std::size_t>(elems));
-  }
+  for (const auto& [tensor, elems] : sampled_elems(tensors_)) samples_[tensor].resize(static_cast<std::size_t>(elems));
 }
 
 Status AutoEngineImpl::end_block() {

@@ -231,6 +231,22 @@ Cluster with_links_slower_by(const Cluster& cluster, double factor) {
 
 }  // namespace
 
+std::map<std::uint32_t, std::int64_t> sampled_elems(const std::vector<EngineTensor>& tensors) {
+  std::vector<std::uint32_t> largest(tensors.size());
+  std::iota(largest.begin(), largest.end(), 0u);
+  const auto elems_of = [&](std::uint32_t t) { return tensors[t].rows * tensors[t].cols; };
+  std::stable_sort(largest.begin(), largest.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return elems_of(a) > elems_of(b); });
+  std::int64_t left = std::int64_t{16} << 20;
+  std::map<std::uint32_t, std::int64_t> sampled;
+  for (const std::uint32_t t : largest) {
+    const std::int64_t elems = tensors[t].dimensions > 1 ? std::min(elems_of(t), left) : 0;
+    if (elems > 0) sampled[t] = elems;
+    left -= elems;
+  }
+  return sampled;
+}
+
 Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, std::int64_t dense_ns, bool takes_buffers) {
   constexpr double kMostFactor = 2, kCounts = 1.2;
   const auto dense = [&](double factor) {

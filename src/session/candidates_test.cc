@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "collective/rank_threads.h"
 #include "cortado/planner.h"
@@ -154,6 +155,22 @@ TEST(Candidates, SamplesTellWhatVaryingPayloadsTake) {
   EXPECT_EQ(predicted({std::vector<float>(65536), std::vector<float>(65536, nan)}, "compso(bound=4e-3)"), normal_ns);
   EXPECT_EQ(predicted({nearly_zero}, "quant(bits=4, round=dead_zone)"),
             predicted({}, "quant(bits=4, round=dead_zone)"));
+}
+
+// A sample of the first values of each would miss what most of a model is: rows of dead units, the range of a whole
+// gradient.
+TEST(Candidates, GradientsAreSampledWhole) {
+  constexpr std::int64_t kMi = 1 << 20;
+  using Elems = std::map<std::uint32_t, std::int64_t>;
+  const EngineTensor bias{.name = "bias", .rows = 1, .cols = 4096, .dimensions = 1};
+  const EngineTensor small{.name = "small", .rows = 10, .cols = 64};
+  const EngineTensor large{.name = "large", .rows = 2048, .cols = 3460};
+  const EngineTensor huge{.name = "huge", .rows = 20 * 1024, .cols = 1024};
+  EXPECT_EQ(sampled_elems({bias, small, large}), (Elems{{1, 640}, {2, 2048 * 3460}}));
+  EXPECT_EQ(sampled_elems({small, huge}), (Elems{{1, 16 * kMi}}));
+  EXPECT_EQ(sampled_elems({large, large, large}),
+            (Elems{{0, 2048 * 3460}, {1, 2048 * 3460}, {2, 16 * kMi - 2 * 2048 * 3460}}));
+  EXPECT_EQ(sampled_elems({bias}), Elems());
 }
 
 TEST(Candidates, LinksAreAsBusyAsTheDenseStepsShow) {
