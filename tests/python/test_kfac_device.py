@@ -4,7 +4,10 @@ on the emulated device of libcortado_emulated.so (built with the C++ tests; CORT
 
 import contextlib
 import copy
+import csv
 import os
+import subprocess
+import sys
 
 import cortado
 import cortado.kfac
@@ -239,6 +242,21 @@ def test_nothing_is_held_on_the_cpu():
     kfac = cortado.KFAC(model, **QUIET)
     model(torch.ones(5, 4)).sum().backward()
     assert kfac._batches._held == []
+
+
+# ---- the benchmark that tools/gpu_check runs
+
+
+@needs_emulated
+def test_the_benchmark_compares_before_it_measures():
+    program = BUILD.parents[1] / "benchmarks" / "training" / "kfac_cuda.py"
+    command = [sys.executable, str(program), EMULATED, "--emulated"]
+    rows = list(csv.DictReader(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()))
+    assert [(row["what"], row["who"]) for row in rows] == [
+        (what, who) for what in ("factors", "inverses", "precondition") for who in ("cortado", "torch")
+    ]
+    assert all(float(row["median_ms"]) > 0 for row in rows)
+    assert 0 < float(rows[0]["difference"]) < 1e-5 and 0 < float(rows[4]["difference"]) < 1e-3
 
 
 # ---- several ranks: replicas are compared to the bit when a scenario ends
