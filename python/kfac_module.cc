@@ -149,7 +149,11 @@ class PyKfac {
     const CurrentDevice current(library_);
     if (library_ != nullptr) {
       const int device = nb::cast<int>(options["device"]);
-      chosen.device = unwrapped_without_gil([&] { return library_->create_kfac_device(device); });
+      chosen.device = unwrapped_without_gil([&] {
+        auto made = library_->create_kfac_device(device);
+        if (!made.ok()) communicator_.get()->abandon(made.status().to_string());  // or the other ranks would wait
+        return made;
+      });
     }
     kfac_ = unwrapped_without_gil([&] { return Kfac::create(std::move(list), chosen, communicator_.get()); });
   }
