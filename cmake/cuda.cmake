@@ -1,7 +1,8 @@
 # cortado_cuda: the device variants of the codecs, where nvcc is found. Apart from the library, which stays free of CUDA.
 #
 #   src/**/*.cu, src/**/cuda_*.cc   library `cortado_cuda`, and libcortado_cuda.so, which Python loads
-#   src/core/cuda_linalg.cc, src/kfac/cuda_*.cc   library `cortado_cuda_kfac`, where cuSOLVER is found
+#   src/core/cuda_linalg.cc, cuda_products.cc, src/kfac/cuda_*.cc   library `cortado_cuda_kfac`, where cuSOLVER is found,
+#                                   and libcortado_cuda_kfac.so, which Python loads
 #   src/**/cuda_*_test.cc           programs `cortado_cuda_test`, `cortado_cuda_kfac_test`, which skip without a device
 #   benchmarks/**/cuda_*.cc         one benchmark a file
 include(CheckLanguage)
@@ -48,7 +49,7 @@ file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cu
 file(GLOB_RECURSE cuda_host_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*/cuda_*.cc")
 list(FILTER cuda_host_sources EXCLUDE REGEX "_test\\.cc$")
 set(cuda_kfac_sources ${cuda_host_sources})
-list(FILTER cuda_kfac_sources INCLUDE REGEX "/(core/cuda_linalg|kfac/cuda_)[^/]*$")
+list(FILTER cuda_kfac_sources INCLUDE REGEX "/(core/cuda_(linalg|products)|kfac/cuda_)[^/]*$")
 list(REMOVE_ITEM cuda_host_sources ${cuda_kfac_sources})
 # Plain C++, which sees CUDA's headers only: the options of all other sources.
 add_library(cortado_cuda_host OBJECT ${cuda_host_sources})
@@ -79,22 +80,34 @@ file(GLOB cuda_of_python LIST_DIRECTORIES true "${PROJECT_SOURCE_DIR}/.venv/lib/
 set(places ${CUDAToolkit_LIBRARY_DIR} ENV CORTADO_CUDA_PACKAGES PATHS ${cuda_of_python})
 find_path(CUSOLVER_INCLUDE_DIR cusolverDn.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${places} PATH_SUFFIXES include)
 find_library(CUSOLVER_LIBRARY NAMES cusolver libcusolver.so.12 libcusolver.so.11 HINTS ${places} PATH_SUFFIXES lib)
-if(CUSOLVER_INCLUDE_DIR AND CUSOLVER_LIBRARY)
+find_library(CUBLAS_LIBRARY NAMES cublas libcublas.so.13 libcublas.so.12 HINTS ${places} PATH_SUFFIXES lib)
+if(CUSOLVER_INCLUDE_DIR AND CUSOLVER_LIBRARY AND CUBLAS_LIBRARY)
   message(STATUS "cuSOLVER in ${CUSOLVER_INCLUDE_DIR}: building cortado_cuda_kfac")
+  set(cuda_kfac_libraries cortado_cuda "${CUSOLVER_LIBRARY}" "${CUBLAS_LIBRARY}" CUDA::cudart_static)
+  set(cuda_kfac_library "${PROJECT_SOURCE_DIR}/src/kfac/cuda_kfac_library.cc")
+  list(REMOVE_ITEM cuda_kfac_sources "${cuda_kfac_library}")
   add_library(cortado_cuda_kfac STATIC ${cuda_kfac_sources})
   add_library(cortado::cortado_cuda_kfac ALIAS cortado_cuda_kfac)
-  cortado_target(cortado_cuda_kfac)
-  set_target_properties(cortado_cuda_kfac PROPERTIES POSITION_INDEPENDENT_CODE ON)
-  target_include_directories(cortado_cuda_kfac PRIVATE "${PROJECT_SOURCE_DIR}/src")
+  # As a library to be loaded, too. Installed as a Python package it finds the libraries of NVIDIA's packages beside it.
+  add_library(cortado_cuda_kfac_module MODULE "${cuda_kfac_library}")
+  set_target_properties(cortado_cuda_kfac_module PROPERTIES OUTPUT_NAME cortado_cuda_kfac INSTALL_RPATH
+                                                                                         "$ORIGIN/../nvidia/cu13/lib")
+  target_link_options(cortado_cuda_kfac_module PRIVATE -Wl,--exclude-libs,ALL)
+  target_link_libraries(cortado_cuda_kfac_module PRIVATE cortado_cuda_kfac)
+  foreach(target cortado_cuda_kfac cortado_cuda_kfac_module)
+    cortado_target(${target})
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+    target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/src")
+  endforeach()
   target_include_directories(cortado_cuda_kfac SYSTEM PRIVATE "${CUSOLVER_INCLUDE_DIR}")
-  target_link_libraries(cortado_cuda_kfac PUBLIC cortado PRIVATE cortado_cuda "${CUSOLVER_LIBRARY}" CUDA::cudart_static)
+  target_link_libraries(cortado_cuda_kfac PUBLIC cortado PRIVATE ${cuda_kfac_libraries})
 else()
   message(STATUS "cuSOLVER: not found (CORTADO_CUDA_PACKAGES says where), cortado_cuda_kfac is left out")
 endif()
 
 add_custom_target(cuda) # all that needs CUDA, its tests and benchmarks included: tools/ci/cuda and tools/gpu_check build it
 add_dependencies(cuda cortado_cuda cortado_cuda_module)
-foreach(library cortado_nccl cortado_cuda_kfac)
+foreach(library cortado_nccl cortado_cuda_kfac cortado_cuda_kfac_module)
   if(TARGET ${library})
     add_dependencies(cuda ${library})
   endif()

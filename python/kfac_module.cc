@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "cortado/device_library.h"
 #include "cortado/owner_gather.h"
 #include "python/binding.h"
 
@@ -141,28 +142,50 @@ class PyKfac {
       chosen.cluster = unwrap(cortado::cluster_from_json(nb::cast<std::string>(options["cluster"])));
       chosen.candidates = nb::cast<std::vector<std::string>>(options["candidates"]);
     }
+    if (options.contains("device_library")) {
+      library_ = unwrap(cortado::load_device_library(nb::cast<std::string>(options["device_library"])));
+      if (library_->create_kfac_device == nullptr) throw nb::value_error("the library has no K-FAC");
+    }
+    const CurrentDevice current(library_);
+    if (library_ != nullptr) {
+      const int device = nb::cast<int>(options["device"]);
+      chosen.device = unwrapped_without_gil([&] {
+        auto made = library_->create_kfac_device(device);
+        if (!made.ok()) communicator_.get()->abandon(made.status().to_string());  // or the other ranks would wait
+        return made;
+      });
+    }
     kfac_ = unwrapped_without_gil([&] { return Kfac::create(std::move(list), chosen, communicator_.get()); });
   }
 
   bool wants_batches(std::size_t layer) const { return kfac_->wants_batches(layer); }
 
   void add_batch(std::size_t layer, bool is_activations, std::uintptr_t data, int dtype, std::int64_t count,
-                 std::int64_t height, std::int64_t width, double scale) {
-    const cortado::KfacBatch batch{address(data), static_cast<cortado::DType>(dtype), count, height, width};
+                 std::int64_t height, std::int64_t width, double scale, std::uintptr_t device_stream) {
+    const CurrentDevice current(library_);
+    const cortado::KfacBatch batch{address(data),         static_cast<cortado::DType>(dtype), count, height, width,
+                                   address(device_stream)};
     checked_without_gil([&] {
       return is_activations ? kfac_->add_activations(layer, batch) : kfac_->add_output_gradients(layer, batch, scale);
     });
   }
   void reset_batch() { kfac_->reset_batch(); }
+  void release_batches(std::uintptr_t device_stream) {
+    const CurrentDevice current(library_);
+    check(kfac_->release_batches(address(device_stream)));
+  }
 
-  void reduce_gradients(const std::vector<GradientTuple>& gradients) {
-    checked_without_gil([&] { return kfac_->reduce_gradients(gradients_of(gradients)); });
+  void reduce_gradients(const std::vector<GradientTuple>& gradients, std::uintptr_t device_stream) {
+    const CurrentDevice current(library_);
+    checked_without_gil([&] { return kfac_->reduce_gradients(gradients_of(gradients), address(device_stream)); });
   }
 
   bool step(double factor_decay, double damping, double kl_clip, double lr, bool update_factors, bool update_inverses,
-            const std::vector<GradientTuple>& gradients) {
+            const std::vector<GradientTuple>& gradients, std::uintptr_t device_stream) {
+    const CurrentDevice current(library_);
     const cortado::KfacHyperparameters values{factor_decay, damping, kl_clip, lr, update_factors, update_inverses};
-    return unwrapped_without_gil([&] { return kfac_->step(values, gradients_of(gradients)); }).finite;
+    return unwrapped_without_gil([&] { return kfac_->step(values, gradients_of(gradients), address(device_stream)); })
+        .finite;
   }
 
   void set_compression(const std::string& spec) { check(kfac_->set_compression(spec)); }
@@ -253,7 +276,25 @@ class PyKfac {
   }
 
  private:
+  // K-FAC on a device makes it the current one of the thread; the caller gets his own back.
+  class CurrentDevice {
+   public:
+    explicit CurrentDevice(const cortado::DeviceLibrary* library) : library_(library) {
+      if (library_ != nullptr) before_ = library_->current_device();
+    }
+    ~CurrentDevice() {
+      if (library_ != nullptr) library_->set_current_device(before_);
+    }
+    CurrentDevice(const CurrentDevice&) = delete;
+    CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+   private:
+    const cortado::DeviceLibrary* library_;
+    int before_ = 0;
+  };
+
   PyCommunicator communicator_;
+  const cortado::DeviceLibrary* library_ = nullptr;  // of the device, if there is one
   std::unique_ptr<Kfac> kfac_;
 };
 
@@ -326,11 +367,12 @@ void bind_kfac(nb::module_& m) {
            "layers"_a, "options"_a, "group"_a.none(), "rank"_a, "world_size"_a, "group_name"_a)
       .def("wants_batches", &PyKfac::wants_batches, "layer"_a)
       .def("add_batch", &PyKfac::add_batch, "layer"_a, "is_activations"_a, "data"_a, "dtype"_a, "count"_a,
-           "height"_a = 1, "width"_a = 1, "scale"_a = 1.0)
+           "height"_a = 1, "width"_a = 1, "scale"_a = 1.0, "device_stream"_a = 0)
       .def("reset_batch", &PyKfac::reset_batch)
-      .def("reduce_gradients", &PyKfac::reduce_gradients, "gradients"_a)
+      .def("release_batches", &PyKfac::release_batches, "device_stream"_a)
+      .def("reduce_gradients", &PyKfac::reduce_gradients, "gradients"_a, "device_stream"_a = 0)
       .def("step", &PyKfac::step, "factor_decay"_a, "damping"_a, "kl_clip"_a, "lr"_a, "update_factors"_a,
-           "update_inverses"_a, "gradients"_a)
+           "update_inverses"_a, "gradients"_a, "device_stream"_a = 0)
       .def("set_compression", &PyKfac::set_compression, "spec"_a)
       .def("set_factor_compression", &PyKfac::set_factor_compression, "spec"_a)
       .def("report", &PyKfac::report)

@@ -1,8 +1,9 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Engines on a device, from a library that is loaded while the program runs, so that who loads it is free of CUDA. The
-// library libcortado_cuda.so is built where nvcc is found. It brings the whole engine with it, so both must be of one
-// build: version, compiler and the texts of the public headers are compared before anything is called.
+// Engines and K-FAC on a device, from libraries that are loaded while the program runs, so that who loads them is free
+// of CUDA. libcortado_cuda.so, with the engine, is built where nvcc is found, libcortado_cuda_kfac.so, with K-FAC,
+// where cuSOLVER is found too, which it needs when it is loaded. Both sides must be of one build: version, compiler and
+// the texts of the public headers are compared before anything is called.
 #pragma once
 
 #include <memory>
@@ -12,6 +13,7 @@
 #include "cortado/auto.h"
 #include "cortado/communicator.h"
 #include "cortado/engine.h"
+#include "cortado/kfac.h"
 #include "cortado/status.h"
 
 namespace cortado {
@@ -31,14 +33,16 @@ struct DeviceLibrary {
   DeviceLibraryBuild build;  // first, so that it can be read of any library
 
   int (*device_count)() = nullptr;
-  // create_cuda_engine() (cortado/cuda.h).
+  // create_cuda_engine() (cortado/cuda.h); null in a library without engines.
   Result<std::unique_ptr<Engine>> (*create_engine)(std::vector<EngineTensor> tensors, const EngineOptions& options,
                                                    Communicator* communicator, int device) = nullptr;
-  // create_cuda_auto_engine() (cortado/cuda.h).
+  // create_cuda_auto_engine() (cortado/cuda.h); null in a library without engines.
   Result<std::unique_ptr<AutoEngine>> (*create_auto_engine)(std::vector<EngineTensor> tensors,
                                                             const AutoOptions& options, Communicator* communicator,
                                                             int device) = nullptr;
-  // Of the calling thread; what engines change.
+  // make_cuda_kfac_device() (cortado/kfac_cuda.h); null in a library without K-FAC.
+  Result<std::shared_ptr<KfacDevice>> (*create_kfac_device)(int device) = nullptr;
+  // Of the calling thread; what engines and K-FAC change.
   int (*current_device)() = nullptr;
   void (*set_current_device)(int device) = nullptr;
 };

@@ -21,6 +21,12 @@
 // image and position, its patch and the one divided by the number of positions; so has D. Groups are layers of their
 // own. Source: KAISA (arXiv 2107.01739) and gpauloski/kfac-pytorch; DP-KFAC (arXiv 2206.15143); COMPSO (PPoPP 2025).
 //
+// Batches and gradients may be in the memory of a device (KfacOptions::device): then what touches them, and all large
+// products, happen there, beside what its streams compute. Calls take the stream that computes what they are given
+// (device_stream, a cudaStream_t; null: the default stream). add_activations() and add_output_gradients() do not wait;
+// step() waits for the device where something must come to the host, and leaves its results in the order of that
+// stream. Results are near those of the CPU. With MEM-OPT and DP-KFAC ranks may differ in where they work.
+//
 // A Kfac is used by one thread at a time, by all ranks in the same order, and must be gone before its communicator.
 // After a fatal error each further call returns that error. Matrix products run in BLAS, so ranks that compute the same
 // thing for themselves (COMM-OPT, HYBRID-OPT) get the same bytes on machines of one kind; with MEM-OPT and DP-KFAC
@@ -119,6 +125,7 @@ std::string_view kfac_strategy_name(KfacStrategy strategy);  // "COMM-OPT" ...
 enum class KfacInverse : std::uint8_t { kEigen, kCholesky };
 
 class KfacInverter;  // who inverts factors: src/kfac/inverter.h
+class KfacDevice;    // where batches and gradients are, if not in host memory: src/kfac/kfac_device.h
 
 struct KfacOptions {
   KfacStrategy strategy = KfacStrategy::kCommOpt;
@@ -139,7 +146,8 @@ struct KfacOptions {
   bool factor_compression_changes = false;
   double timeout_s = 1800;                 // of each wait for a collective
   int threads = 1;                         // that invert factors, the caller's included; results do not depend on it
-  std::shared_ptr<KfacInverter> inverter;  // null: these threads; a CUDA device: cortado/kfac_cuda.h
+  std::shared_ptr<KfacInverter> inverter;  // null: `device`, or these threads; a CUDA device: cortado/kfac_cuda.h
+  std::shared_ptr<KfacDevice> device;      // null: host memory; a CUDA device: cortado/kfac_cuda.h
 
   // With "auto" as one of the two codecs: before the first message of a kind, and before the 10th, 100th, ... after it,
   // each rank encodes what it is about to send with every candidate, and rank 0 predicts from these sizes and from its
@@ -169,6 +177,7 @@ struct KfacBatch {
   DType dtype = DType::kFloat32;
   std::int64_t count = 0;  // rows, or images
   std::int64_t height = 1, width = 1;
+  void* device_stream = nullptr;  // that has computed it
 };
 
 // Gradients of a layer's parameters, dense and row-major, overwritten with what they become. A null weight stands for a
@@ -237,7 +246,7 @@ struct KfacReport {
   std::vector<KfacChoice> choices;  // of the messages whose codec is chosen
 };
 
-struct KfacMemory {
+struct KfacMemory {                // of the host and, with KfacOptions::device, of the device
   std::int64_t factors_bytes = 0;  // running averages this rank holds
   std::int64_t batch_bytes = 0;    // what add_activations() and add_output_gradients() add up in
   std::int64_t inverses_bytes = 0;
@@ -277,17 +286,20 @@ class Kfac {
   virtual bool wants_batches(std::size_t layer) const = 0;
 
   // Several in one step (micro-batches, a layer that is called twice) are averaged. `scale`: what the loss, and so the
-  // output gradients, were multiplied by.
+  // output gradients, were multiplied by. Memory on a device is read later: it must stay as it is until step() or
+  // release_batches() has returned, and may then change in the order of the stream that these were given.
   virtual Status add_activations(std::size_t layer, const KfacBatch& batch) = 0;
   virtual Status add_output_gradients(std::size_t layer, const KfacBatch& batch, double scale = 1) = 0;
   virtual void reset_batch() = 0;  // forgets what was added since the last step
+  virtual Status release_batches(void* device_stream) = 0;
 
   // Averages the gradients of this rank's micro-batches over all ranks, where the next step() needs them: on the
   // gradient workers of each layer. Elsewhere they stay as they are.
-  virtual Status reduce_gradients(std::span<const KfacGradient> gradients) = 0;
+  virtual Status reduce_gradients(std::span<const KfacGradient> gradients, void* device_stream = nullptr) = 0;
 
   // Preconditions. `gradients` has one entry a layer, averaged over ranks (by the caller, or by reduce_gradients()).
-  virtual Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) = 0;
+  virtual Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients,
+                                   void* device_stream = nullptr) = 0;
 
   // From the next step on the codec of preconditioned gradients; kFailedPrecondition in HYBRID-OPT without
   // compression_changes. Where ranks differ that step ends with an error on all of them.

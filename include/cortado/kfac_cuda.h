@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// K-FAC's inverses on a CUDA device. In the library cortado_cuda_kfac, which is built where the CUDA toolkit and
-// cuSOLVER are found. This header needs neither.
+// K-FAC on a CUDA device. In the library cortado_cuda_kfac, which is built where the CUDA toolkit and
+// cuSOLVER (with cuBLAS) are found. This header needs neither.
 #pragma once
 
 #include <memory>
@@ -17,5 +17,10 @@ namespace cortado {
 // CPU, not their bytes. Several Kfac, of several threads, may share one: they take turns. kUnsupported where there is
 // no device.
 Result<std::shared_ptr<KfacInverter>> make_cuda_inverter();
+
+// For KfacOptions::device, of one Kfac: batches and gradients are in the memory of CUDA device `device`. Products are
+// those of cuBLAS in float32, on a stream of its own, inverses as above. Calls make `device` the current device of
+// their thread. kUnsupported where there is no device.
+Result<std::shared_ptr<KfacDevice>> make_cuda_kfac_device(int device);
 
 }  // namespace cortado

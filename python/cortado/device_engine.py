@@ -1,5 +1,6 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""Whether gradients on a CUDA device are compressed there, or copied to the engine and back (docs/adr/0032, 0031)."""
+"""Whether gradients on a CUDA device are compressed there, or copied to the engine and back (docs/adr/0032, 0031); and
+the libraries that do anything there."""
 
 import os
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ _CODECS = ("acp", "power", "sign", "quant", "fp8", "topk", "randk", "compso", "f
 
 @dataclass(frozen=True)
 class Place:
-    """Where the engine is. ``reason``: why on the CPU though gradients are on a device."""
+    """Where the engine is, or K-FAC. ``reason``: why on the CPU though gradients are on a device."""
 
     library: str | None = None
     reason: str = ""
@@ -29,9 +30,14 @@ def place_of_engine(device, what):
     reason = _refusal(what)
     if reason:
         return Place(reason=reason)
-    path = os.environ.get(VARIABLE) or str(Path(_core.__file__).parent / LIBRARY)
+    return find_library(LIBRARY, VARIABLE)
+
+
+def find_library(name, variable):
+    """The place of what is loaded from the library ``name``, or from the path in the environment's ``variable``."""
+    path = os.environ.get(variable) or str(Path(_core.__file__).parent / name)
     if not os.path.exists(path):
-        return Place(reason=f"there is no {path}: build with nvcc and CORTADO_BUILD_CUDA=ON, or say {VARIABLE}")
+        return Place(reason=f"there is no {path}: build with nvcc and CORTADO_BUILD_CUDA=ON, or say {variable}")
     try:
         count = _core.device_count(path)
     except CortadoError as error:

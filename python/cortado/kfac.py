@@ -15,11 +15,13 @@ from .attachment import holder_of
 from .calibration import calibrate
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, TorchGroup
+from .kfac_device import Batches, device_of_layers, place_of_kfac
 from .kfac_layers import find_layers
 from .kfac_options import choose_strategy, one_of, scale_function, warn, without_effect
 from .parameters import fsdp_hint
 from .profiles import Cluster
 from .reporting import KfacReport
+from .side_stream import address_of_current_stream
 from .spec import spec_from
 
 _STATE_FORMAT = "cortado.kfac/1"
@@ -37,6 +39,9 @@ class KFAC:
     Make it on every rank, with the same arguments, before the first forward pass. A DistributedDataParallel, or
     a cortado.Reducer (its wait() before this step()), averages the gradients; without them step() does, those of
     preconditioned layers only to the ranks that need them.
+
+    The model is on the CPU or on one CUDA device; there K-FAC computes on the device (``libcortado_cuda_kfac.so`` is
+    needed, built with nvcc). Move it before.
 
     Options named as in kfac-pytorch; those marked * may be a function of the step number.
 
@@ -143,6 +148,10 @@ class KFAC:
             self._layers, self.skipped = find_layers(self._model, skip_layers or ())
             if not self._layers:
                 raise SpecError(f"no layer of the model can be preconditioned: {_list_skipped(self.skipped)}")
+            self._device = device_of_layers(self._layers)
+            self._place = place_of_kfac(self._device)
+            if self._device.type == "cuda" and self._place.library is None:
+                raise SpecError(f"cortado.KFAC can't work on {self._device}: {self._place.reason}")
             compresses = callable(compression) or self._spec != "none"
             name, workers, self._why = choose_strategy(strategy, grad_worker_fraction, self._world_size, compresses)
             options = {
@@ -162,6 +171,8 @@ class KFAC:
                 "timeout_s": timeout_s,
                 "threads": threads,
             }
+            if self._place.library is not None:
+                options.update(device_library=self._place.library, device=self._device.index or 0)
             is_auto = "auto" in (self._spec, self._factor_spec) and self._world_size > 1
             if is_auto:
                 options["candidates"] = [spec_from(codec) for codec in candidates]
@@ -174,6 +185,8 @@ class KFAC:
         self._core = _core.Kfac([layer.to_core() for layer in self._layers], options, *self._core_group())
         if self._group is not None:
             self._group.set_timeout(timeout_s)
+        self._batches = Batches(self._core, self._device, are_read_later=self._place.library is not None)
+        self._loss_scale = None  # of this step
         self._wanted = [self._core.wants_batches(i) for i in range(len(self._layers))]
         self._is_synchronized = False
         self._is_finite = True
@@ -234,11 +247,12 @@ class KFAC:
         """What is preconditioned, how it is exchanged, and what is left alone and why."""
         options = self._options
         feedback = " with error feedback" if options["use_error_feedback"] else ""
+        place = f"; computed on {self._device}" if self._place.library is not None else ""
         parameters = sum(p.numel() for layer in self._layers for p in layer.parameters)
         lines = [
             f"cortado: K-FAC, {options['strategy']} ({self._why}) on {self._world_size} ranks, "
             f"{'eigenvectors' if options['is_eigen'] else 'inverses'}; gradients as {self._spec}{feedback}, "
-            f"factors as {self._factor_spec}",
+            f"factors as {self._factor_spec}{place}",
             f"  preconditions {len(self._layers)} layers, {parameters} parameters: "
             + ", ".join(str(layer) for layer in self._layers),
         ]
@@ -274,9 +288,8 @@ class KFAC:
             values, count, height, width = layer.output_gradients(gradient)
             self._check_device(values, f"the output gradients of {layer.name}")
             if values.numel():
-                scale = float(self._get_scale()) if self._get_scale is not None else 1.0
-                code = DTYPE_CODES[values.dtype]
-                self._core.add_batch(index, False, values.data_ptr(), code, count, height, width, scale)
+                code, shape = DTYPE_CODES[values.dtype], (count, height, width)
+                self._batches.add(index, False, values, code, shape, self._scale_of_loss())
 
         @torch.compiler.disable
         def on_forward(module, inputs, named_inputs, output):
@@ -287,16 +300,27 @@ class KFAC:
             values, count, height, width = layer.activations(inputs[0] if inputs else named_inputs["input"])
             self._check_device(values, f"the activations of {layer.name}")
             if values.numel():
-                self._core.add_batch(index, True, values.data_ptr(), DTYPE_CODES[values.dtype], count, height, width)
+                if self._batches.are_read_later:
+                    self._scale_of_loss()
+                self._batches.add(index, True, values, DTYPE_CODES[values.dtype], (count, height, width))
             self._further_calls[index] += self._open_calls[index] > 0
             self._open_calls[index] += 1
             output.register_hook(on_output_gradient)
 
         return on_forward
 
+    def _scale_of_loss(self):
+        """A GradScaler's lies on the device, so it is read as a step's forward pass begins: little is under way."""
+        if self._get_scale is None:
+            return 1.0
+        if self._loss_scale is None or not self._batches.are_read_later:
+            self._loss_scale = float(self._get_scale())
+        return self._loss_scale
+
     def _check_device(self, tensor, what):
-        if tensor.device.type != "cpu":  # its address would mean nothing here
-            self._refuse(SpecError(f"cortado.KFAC works on the CPU for now; {what} are on {tensor.device}"))
+        if tensor.device != self._device:  # its address would mean nothing there
+            text = f"this cortado.KFAC was made for layers on {self._device}; {what} are on {tensor.device}"
+            self._refuse(SpecError(text))
 
     def _refuse(self, error):
         """Raises an error that other ranks may not have, and that ends their wait for this one."""
@@ -307,7 +331,12 @@ class KFAC:
     def reset_batch(self):
         """Forgets the activations and output gradients since the last step."""
         self._open_calls = [0] * len(self._layers)
+        self._forget_batches()
+
+    def _forget_batches(self):
         self._core.reset_batch()
+        self._batches.release()
+        self._loss_scale = None
 
     # ---- the step
 
@@ -332,8 +361,9 @@ class KFAC:
         finite = [torch.isfinite(p.grad).all() for p in own if p.grad is not None]
         non_finite = 1.0 - torch.stack(finite).all().float().reshape(1) if finite else torch.zeros(1)
         # One message: gradients that are not preconditioned, which parameters have one, who has an Inf or NaN.
-        flags = torch.cat([torch.tensor([float(p.grad is not None) for p in parameters]), non_finite])
-        flat = torch.cat([_dense_gradient(p).reshape(-1) for p in others] + [flags])
+        flags = torch.cat([torch.tensor([float(p.grad is not None) for p in parameters]), non_finite.cpu()])
+        dense = [_dense_gradient(p).reshape(-1) for p in others]
+        flat = torch.cat([torch.cat(dense).cpu(), flags]) if dense else flags
         try:
             self._group.all_reduce(flat, self._options["timeout_s"])
         except (RuntimeError, TimeoutError) as error:
@@ -348,7 +378,7 @@ class KFAC:
                 parameter.grad.copy_(mean.view(parameter.shape))
         self._is_finite = not flags[-1] and bool(torch.isfinite(dense).all())
         if self._is_finite:
-            self._with_gradients(self._core.reduce_gradients)
+            self._with_gradients(lambda gradients: self._core.reduce_gradients(gradients, self._stream()))
         else:  # as a sum over ranks would be, so that unscale_ sees it on all of them
             for parameter in own:
                 if parameter.grad is not None:
@@ -367,8 +397,10 @@ class KFAC:
         is_finite, self._is_finite = self._is_finite, True
         if is_finite:
             is_finite = self._precondition()
+            self._batches.forget()
+            self._loss_scale = None
         else:
-            self._core.reset_batch()
+            self._forget_batches()
         if not is_finite and self._reduces():
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
@@ -395,7 +427,10 @@ class KFAC:
         names = ("factor_decay", "damping", "kl_clip", "lr")
         values = [float(self._value(name) or 0.0) for name in names]  # None: kl_clip is off
         due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]
-        return self._with_gradients(lambda gradients: self._core.step(*values, *due, gradients))
+        return self._with_gradients(lambda gradients: self._core.step(*values, *due, gradients, self._stream()))
+
+    def _stream(self):
+        return address_of_current_stream(self._device)
 
     def _with_gradients(self, act):
         """Calls act with the gradients as the C++ side takes them; what it writes arrives in ``.grad``."""
@@ -437,6 +472,7 @@ class KFAC:
             factor_compression=self._factor_spec,
             skipped=dict(self.skipped),
             step_ns=self._step_ns,
+            runs_on="cpu" if self._place.library is None else "device",
         )
         reason = "called again before its backward pass: each call counts as a batch"
         values["fallbacks"] += [

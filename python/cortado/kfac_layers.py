@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from .errors import SpecError
 from .group import DTYPE_CODES
 
 MOST_FACTOR_ROWS = 32764  # kMaxMatrixDim of core/linalg.h
@@ -139,8 +138,6 @@ def _reason_to_skip(name, module, patterns, users):
 def _reason_of_size(module, weight):
     if weight.dtype not in DTYPE_CODES:
         return f"its weight is {weight.dtype}, expected float32, float16 or bfloat16"
-    if weight.device.type != "cpu":
-        raise SpecError(f"cortado.KFAC works on the CPU for now; a weight is on {weight.device}")
     if weight.numel() == 0:
         return "its weight is empty"
     groups = getattr(module, "groups", 1)

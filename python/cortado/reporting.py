@@ -91,7 +91,8 @@ class KfacReport:
     Keys of the dict: ``traffic`` by kind of message (factors, inverses, gradients, reduced_gradients: ``messages`` so
     far, and of the last one ``collectives``, ``payload_bytes``, ``dense_bytes``, ``relative_error`` of what this rank
     sent), ``time_by_stage_ns`` and ``step_ns`` (sums over all steps), ``fallbacks``, ``skipped``, ``strategy``,
-    ``compression``, ``factor_compression``, ``world_size``, ``steps``, ``non_finite_steps``, and ``auto``: where the
+    ``compression``, ``factor_compression``, ``world_size``, ``steps``, ``non_finite_steps``, ``runs_on`` ("cpu", or
+    "device" where it computes on that of the model), and ``auto``: where the
     codec is "auto", by kind of message ``codec``, ``aggregate``, ``reason``, ``predicted_ns`` and ``measured_ns`` of a
     message (0: none yet) and ``predicted_uncompressed_ns``.
     """

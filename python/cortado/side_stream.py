@@ -26,6 +26,11 @@ def is_capturing(device):
     return device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
+def address_of_current_stream(device):
+    """0 where gradients are in host memory."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
 def side_stream_of(device):
     """None where gradients are in host memory anyway."""
     return SideStream(device) if device.type == "cuda" else None

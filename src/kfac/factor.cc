@@ -123,13 +123,13 @@ Status check_batch(const KfacLayer& layer, const KfacBatch& batch, std::int64_t 
   return {};
 }
 
-// X^T X / N of rows divided by the number of positions.
-float mean_alpha(const KfacBatch& batch, std::int64_t positions) {
-  const auto s = static_cast<double>(positions);
-  return static_cast<float>(1.0 / (static_cast<double>(batch.count) * s * s * s));
-}
-
 }  // namespace
+
+float mean_alpha(const KfacBatch& batch, std::int64_t positions, double scale) {
+  const auto s = static_cast<double>(positions);
+  const auto alpha = static_cast<float>(1.0 / (static_cast<double>(batch.count) * s * s * s));
+  return static_cast<float>(static_cast<double>(alpha) / (scale * scale));
+}
 
 std::int64_t FactorScratch::bytes() const {
   return static_cast<std::int64_t>((matrix.size() + patches.size() + converted.size()) * sizeof(float) +
@@ -163,8 +163,7 @@ void add_activation_factors(const KfacLayer& layer, const KfacBatch& batch, floa
 
 void add_gradient_factors(const KfacLayer& layer, const KfacBatch& batch, double scale, float* triangles,
                           FactorScratch* scratch) {
-  const auto alpha =
-      static_cast<float>(static_cast<double>(mean_alpha(batch, batch.height * batch.width)) / (scale * scale));
+  const float alpha = mean_alpha(batch, batch.height * batch.width, scale);
   if (!layer.is_convolution) return add_rows(batch, layer.outputs, false, alpha, triangles, scratch);
   add_patches(batch, layer.groups, layer.outputs, kPoint, false, alpha, triangles, scratch);
 }

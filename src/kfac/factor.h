@@ -24,6 +24,10 @@ struct FactorScratch {
   std::int64_t bytes() const;
 };
 
+// What products of the rows of a batch are multiplied with: X^T X / N of rows divided by the number of positions, and
+// by `scale`.
+float mean_alpha(const KfacBatch& batch, std::int64_t positions, double scale = 1);
+
 // Says what is wrong with a batch of activations, or of output gradients, for the layer.
 Status check_activations(const KfacLayer& layer, const KfacBatch& batch);
 Status check_output_gradients(const KfacLayer& layer, const KfacBatch& batch);

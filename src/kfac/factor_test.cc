@@ -8,6 +8,8 @@
 
 #include "core/float16.h"
 #include "core/philox.h"
+#include "kfac/emulated_kfac_device.h"
+#include "kfac/factor_sync.h"
 #include "kfac/patches.h"
 #include "kfac/triangle.h"
 
@@ -99,6 +101,27 @@ Rows patches_of(const Convolution& c, const std::vector<float>& input, std::int6
   return rows;
 }
 
+// What a batch adds on a device.
+std::vector<float> device_factors(const KfacLayer& layer, Side side, const KfacBatch& batch, double scale = 1,
+                                  std::int64_t patch_elems = 1) {
+  const std::shared_ptr<KfacDevice> device = make_emulated_kfac_device(patch_elems);
+  const std::size_t slot = side == Side::kA ? 0 : 1;
+  EXPECT_TRUE(
+      device->prepare({.layers = {&layer, 1}, .adds = {true, true}, .preconditions = {false}, .offsets = {0}}).ok());
+  const Status added = device->add_batch(slot, batch, scale), fetched = device->fetch_factors();
+  EXPECT_TRUE(added.ok() && fetched.ok()) << added.to_string() << fetched.to_string();
+  const std::int64_t n = side == Side::kA ? layer.a_dim() : layer.g_dim();
+  const float* const triangles = device->triangles(slot);
+  return {triangles, triangles + layer.groups * triangle_elems(n)};
+}
+
+void expect_near(const std::vector<float>& found, const std::vector<float>& expected, const char* what) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_NEAR(found[i], expected[i], 2e-6f * (1 + std::fabs(expected[i]))) << what << " at " << i;
+  }
+}
+
 TEST(KfacFactor, ActivationsOfConvolutions) {
   for (const Convolution& c : convolutions()) {
     const std::int64_t n = c.layer.a_dim();
@@ -111,6 +134,11 @@ TEST(KfacFactor, ActivationsOfConvolutions) {
     for (std::int64_t group = 0; group < c.layer.groups; ++group) {
       expect_factor(patches_of(c, input, group), triangles.data() + group * triangle_elems(n), c.what);
     }
+    // In pieces of 32 columns, of 64, and in one.
+    const std::int64_t column = c.layer.groups * n;
+    for (const std::int64_t columns : {1, 70, 1000}) {
+      expect_near(device_factors(c.layer, Side::kA, batch, 1, columns * column), triangles, c.what);
+    }
   }
 }
 
@@ -121,8 +149,9 @@ TEST(KfacFactor, OutputGradientsOfConvolutions) {
     const std::vector<float> gradients = normal(kImages * groups * 3 * kHeight * kWidth, 8);
     std::vector<float> triangles(static_cast<std::size_t>(groups * triangle_elems(3)));
     FactorScratch scratch;
-    add_gradient_factors(layer, {gradients.data(), DType::kFloat32, kImages, kHeight, kWidth}, 4.0, triangles.data(),
-                         &scratch);
+    const KfacBatch batch{gradients.data(), DType::kFloat32, kImages, kHeight, kWidth};
+    add_gradient_factors(layer, batch, 4.0, triangles.data(), &scratch);
+    expect_near(device_factors(layer, Side::kG, batch, 4.0), triangles, "gradients");
     for (std::int64_t group = 0; group < groups; ++group) {
       Rows rows;
       for (std::int64_t at = 0; at < kImages * kHeight * kWidth; ++at) {
@@ -158,6 +187,7 @@ TEST(KfacFactor, LinearLayersInAllDtypes) {
       FactorScratch scratch;
       add_activation_factors(layer, {data, dtype, kRows}, triangle.data(), &scratch);
       for (float& value : triangle) value -= 1;  // it was added to what was there
+      expect_near(device_factors(layer, Side::kA, {data, dtype, kRows}), triangle, "linear");
       Rows rows;
       for (std::int64_t r = 0; r < kRows; ++r) {
         rows.emplace_back(wide.begin() + r * kInputs, wide.begin() + (r + 1) * kInputs);
@@ -199,6 +229,30 @@ TEST(KfacFactor, LargeBatchesInPieces) {
   for (std::size_t i = 0; i < mean.size(); ++i) {
     EXPECT_NEAR(whole[i], mean[i], 1e-9);  // values are about 1e-6
     EXPECT_NEAR(widened[i], mean[i], 1e-9);
+  }
+}
+
+// Batches of a step, then those of the next one.
+TEST(KfacFactor, BatchesOnADevice) {
+  constexpr std::int64_t kRows = 5;
+  const KfacLayer layer{.name = "linear", .inputs = 7, .outputs = 3, .has_bias = true};
+  const std::shared_ptr<KfacDevice> device = make_emulated_kfac_device();
+  ASSERT_TRUE(
+      device->prepare({.layers = {&layer, 1}, .adds = {true, true}, .preconditions = {false}, .offsets = {0}}).ok());
+  FactorScratch scratch;
+  for (std::uint64_t step = 0; step < 2; ++step) {
+    std::vector<float> a(static_cast<std::size_t>(triangle_elems(8))), g(static_cast<std::size_t>(triangle_elems(3)));
+    for (std::uint64_t seed : {10 + step, 20 + step}) {
+      const std::vector<float> x = normal(kRows * 7, seed), d = normal(kRows * 3, seed + 5);
+      const KfacBatch activations{x.data(), DType::kFloat32, kRows}, gradients{d.data(), DType::kFloat32, kRows};
+      ASSERT_TRUE(device->add_batch(0, activations, 1).ok());
+      ASSERT_TRUE(device->add_batch(1, gradients, 8).ok());
+      add_activation_factors(layer, activations, a.data(), &scratch);
+      add_gradient_factors(layer, gradients, 8, g.data(), &scratch);
+    }
+    ASSERT_TRUE(device->fetch_factors().ok());
+    expect_near({device->triangles(0), device->triangles(0) + a.size()}, a, "A");
+    expect_near({device->triangles(1), device->triangles(1) + g.size()}, g, "G");
   }
 }
 

@@ -146,6 +146,10 @@ std::string settings_text(const KfacOptions& options) {
   text += ", seed " + std::to_string(options.gradients.random_seed);
   text += ", factor_compression " + options.factor_compression;
   if (options.factor_compression_changes) text += " at first";
+  // Ranks that compute the same for themselves get the same bytes on devices of one kind only.
+  const bool compute_the_same =
+      options.strategy == KfacStrategy::kCommOpt || options.strategy == KfacStrategy::kHybridOpt;
+  if (compute_the_same && options.device != nullptr) text += ", on a device";
   if (!is_auto(options)) return text;
   for (const std::string& candidate : options.candidates) text += ", candidate " + candidate;
   const int ranks = options.cluster.has_value() ? options.cluster->topology().world_size() : 0;
@@ -193,6 +197,12 @@ Status KfacImpl::prepare() {
   CORTADO_ASSIGN_OR_RETURN(TensorListCodec codec, TensorListCodec::create(first_codec(options_.factor_compression)));
   sync_ = std::make_unique<FactorSync>(slots(), options_.strategy != KfacStrategy::kDpKfac, std::move(codec),
                                        options_.gradients.random_seed, options_.timeout_s, world_);
+  if (device_ != nullptr) {
+    if (Status status = prepare_device(); !status.ok()) return fail(status.with_context("K-FAC's device"));
+  }
+  for (const std::int64_t offset : offsets_) {  // a group of one neither reads nor writes
+    result_of_layer_.push_back(stays_on_device() ? static_cast<void*>(this) : results_ + offset);
+  }
   CORTADO_RETURN_IF_ERROR(prepare_inverse_gather());
   CORTADO_RETURN_IF_ERROR(prepare_gradient_gather());
   // Where nothing travels, nothing is chosen.
@@ -256,10 +266,36 @@ void KfacImpl::allocate() {
       largest = std::max(largest, layers_[i].gradient_elems() / layers_[i].groups);
     }
   }
-  gradients_.resize(static_cast<std::size_t>(at));
-  results_.resize(static_cast<std::size_t>(at));
+  gradient_elems_ = at;
+  if (device_ != nullptr) return;
+  for (std::vector<float>& memory : gradient_memory_) memory.resize(static_cast<std::size_t>(at));
+  gradients_ = gradient_memory_[0].data(), results_ = gradient_memory_[1].data();
   product_scratch_.resize(static_cast<std::size_t>(largest));
-  for (const std::int64_t offset : offsets_) result_of_layer_.push_back(results_.data() + offset);
+}
+
+// What batches and gradients on a device need, and pinned memory for what comes from there and travels.
+Status KfacImpl::prepare_device() {
+  KfacDevice::Setup setup{.layers = layers_,
+                          .adds = {},
+                          .preconditions = {},
+                          .offsets = offsets_,
+                          .elems = gradient_elems_,
+                          .is_eigen = is_eigen(),
+                          .splits = options_.pi_correction,
+                          .timeout_s = options_.timeout_s};
+  for (std::size_t s = 0; s < factors_.size(); ++s) setup.adds.push_back(sync_->triangles(s) != nullptr);
+  for (std::size_t i = 0; i < layers_.size(); ++i) setup.preconditions.push_back(is_worker(i));
+  const int column = grid_.column_of(rank());
+  for (int c = 0; c < column; ++c) setup.first += column_elems_[static_cast<std::size_t>(c)];
+  setup.own_elems = column_elems_[static_cast<std::size_t>(column)];
+  CORTADO_RETURN_IF_ERROR(device_->prepare(setup));
+  return stays_on_device() ? Status() : allocate(&results_);
+}
+
+Status KfacImpl::allocate(float** pinned) {
+  if (*pinned != nullptr) return {};
+  CORTADO_ASSIGN_OR_RETURN(*pinned, device_->host_memory(gradient_elems_));
+  return {};
 }
 
 Status KfacImpl::prepare_inverse_gather() {

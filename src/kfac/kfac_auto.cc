@@ -155,7 +155,7 @@ Status KfacImpl::decide_gradients() {
     const KfacLayer& layer = layers_[i];
     shape.elems[static_cast<std::size_t>(placements_[i].column)].push_back(layer.gradient_elems());
     if (!is_worker(i)) continue;
-    own[0].emplace_back(results_.data() + offsets_[i], DType::kFloat32, layer.groups * layer.g_dim(), layer.a_dim());
+    own[0].emplace_back(results_ + offsets_[i], DType::kFloat32, layer.groups * layer.g_dim(), layer.a_dim());
   }
   CORTADO_ASSIGN_OR_RETURN(const bool changed, decide(&auto_gradients_, shape, own));
   if (!changed) return {};

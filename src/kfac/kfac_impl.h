@@ -24,6 +24,7 @@
 #include "kfac/factor_sync.h"
 #include "kfac/grid_group.h"
 #include "kfac/inverter.h"
+#include "kfac/kfac_device.h"
 #include "kfac/message_choice.h"
 #include "kfac/precondition.h"
 
@@ -68,7 +69,8 @@ class KfacImpl final : public Kfac {
         grid_(grid),
         column_(std::move(column)),
         row_(std::move(row)),
-        inverter_(options.inverter != nullptr ? options.inverter : make_cpu_inverter(options.threads)) {}
+        device_(options.device),
+        inverter_(inverter_of(options)) {}
 
   // The second half of create(): what can fail.
   Status prepare();
@@ -83,10 +85,17 @@ class KfacImpl final : public Kfac {
   Status add_output_gradients(std::size_t layer, const KfacBatch& batch, double scale) override {
     return add_batch(layer, Side::kG, batch, scale);
   }
-  void reset_batch() override { sync_->reset(); }
+  void reset_batch() override {
+    sync_->reset();
+    if (device_ != nullptr) device_->forget_batches();
+  }
+  Status release_batches(void* device_stream) override {
+    return device_ != nullptr ? device_->lead(static_cast<DeviceStream>(device_stream)) : Status();
+  }
 
-  Status reduce_gradients(std::span<const KfacGradient> gradients) override;
-  Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) override;
+  Status reduce_gradients(std::span<const KfacGradient> gradients, void* device_stream) override;
+  Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients,
+                           void* device_stream) override;
 
   Status set_compression(std::string_view spec) override;
   Status set_factor_compression(std::string_view spec) override;
@@ -111,12 +120,15 @@ class KfacImpl final : public Kfac {
 
   void place_layers();
   void allocate();
+  Status prepare_device();
+  Status allocate(float** pinned);  // unless it is there; gradients_ or results_
   Status prepare_inverse_gather();
   Status prepare_gradient_gather();
 
   // Of gradients, over all rows, where it may change.
   Status compare_codecs();
   Status add_batch(std::size_t layer, Side side, const KfacBatch& batch, double scale);
+  Status fetch_factors();
   Status update_factors(double decay);
   Status update_inverses(const KfacHyperparameters& values);
   Status invert_all(double damping);
@@ -126,8 +138,18 @@ class KfacImpl final : public Kfac {
   // Whether the ranks of an exchange were given the same values.
   // Of ranks `first`, `first` + `apart` ...
   Status check_notes(std::span<const OwnerNote> notes, int first, int apart, const KfacHyperparameters& values) const;
-  double precondition(double damping, std::span<const KfacGradient> gradients);
+  Result<double> precondition(double damping, std::span<const KfacGradient> gradients);
+  Result<double> precondition_on_device(double damping, std::span<const KfacGradient> gradients);
+  // Whether what has been preconditioned need not come to the host, because no other rank gets it.
+  bool stays_on_device() const { return device_ != nullptr && row_->is_alone(); }
+  // `results`, nullptr those that stay on the device, times `scale` to the gradients of all layers, or of those of this
+  // rank's column.
+  Status store(const float* results, float scale, bool all, std::span<const KfacGradient> gradients,
+               DeviceStream stream);
   Result<KfacOutcome> exchange(const KfacHyperparameters& values, double own_product);
+  Result<KfacOutcome> run_step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients,
+                               DeviceStream stream);
+  Status load_all(std::span<const KfacGradient> gradients, float scale, DeviceStream stream);
   Status sum_gradients();
 
   std::vector<MessageTrial> trials() const;
@@ -147,6 +169,12 @@ class KfacImpl final : public Kfac {
     failure_ = status;
     world_->abandon(status.to_string());
     return status;
+  }
+
+  static std::shared_ptr<KfacInverter> inverter_of(const KfacOptions& options) {
+    if (options.inverter != nullptr) return options.inverter;
+    if (options.device != nullptr) return options.device;
+    return make_cpu_inverter(options.threads);
   }
 
   // Adds the time since the last call of lap() or start_lap() to a stage.
@@ -174,13 +202,18 @@ class KfacImpl final : public Kfac {
   // Gradients of all layers as matrices with the bias as last column, those of a column's layers next to each other.
   std::vector<std::int64_t> offsets_;       // of each layer
   std::vector<std::int64_t> column_elems_;  // of the layers of each column
-  std::vector<float> gradients_, results_;
+  // With a device they are pinned memory: what is to travel (nullptr where nothing does), and what has come.
+  float *gradients_ = nullptr, *results_ = nullptr;
+  std::int64_t gradient_elems_ = 0;        // of each
+  std::vector<float> gradient_memory_[2];  // without a device
   std::vector<void*> result_of_layer_;
   std::vector<float> product_scratch_;
 
   AutoMessage auto_factors_, auto_inverses_, auto_gradients_;
 
   FactorScratch factor_scratch_;
+  std::shared_ptr<KfacDevice> device_;  // nullptr: batches and gradients are in host memory
+  bool device_has_inverses_ = false;
   std::shared_ptr<KfacInverter> inverter_;
   std::int64_t step_ = 0;
   bool inverses_are_stale_ = false;

@@ -1,4 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 
 #include "core/check.h"
@@ -24,7 +25,9 @@ Status KfacImpl::add_batch(std::size_t layer, Side side, const KfacBatch& batch,
   float* triangles = sync_->triangles(slot);
   if (triangles == nullptr) return {};
   start_lap();
-  if (is_a) {
+  if (device_ != nullptr) {
+    if (Status status = device_->add_batch(slot, batch, scale); !status.ok()) return fail(status);
+  } else if (is_a) {
     add_activation_factors(layers_[layer], batch, triangles, &factor_scratch_);
   } else {
     add_gradient_factors(layers_[layer], batch, scale, triangles, &factor_scratch_);
@@ -34,7 +37,20 @@ Status KfacImpl::add_batch(std::size_t layer, Side side, const KfacBatch& batch,
   return {};
 }
 
+// From the device.
+Status KfacImpl::fetch_factors() {
+  CORTADO_RETURN_IF_ERROR(device_->fetch_factors());
+  for (std::size_t s = 0; s < factors_.size(); ++s) {
+    if (sync_->has_batch(s)) std::copy_n(device_->triangles(s), sync_->slots()[s].elems(), sync_->triangles(s));
+  }
+  return {};
+}
+
 Status KfacImpl::update_factors(double decay) {
+  if (device_ != nullptr) {
+    CORTADO_RETURN_IF_ERROR(fetch_factors());
+    lap(KfacStage::kFactors);
+  }
   CORTADO_RETURN_IF_ERROR(decide_factors());
   const std::int64_t begin_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(sync_->reduce(static_cast<std::uint64_t>(step_)));
@@ -96,6 +112,7 @@ InverseJob KfacImpl::inverse_job(std::size_t s, std::int64_t matrix, double damp
 
 Status KfacImpl::update_inverses(const KfacHyperparameters& values) {
   CORTADO_RETURN_IF_ERROR(invert_all(values.damping));
+  device_has_inverses_ = false;
   lap(KfacStage::kInverses);
   CORTADO_RETURN_IF_ERROR(gather_inverses(values));
   lap(KfacStage::kGatherInverses);

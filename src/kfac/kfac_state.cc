@@ -51,10 +51,16 @@ KfacMemory KfacImpl::memory() const {
     memory.inverses_bytes += bytes(factor.inverse) + bytes(factor.values) + bytes(factor.triangles);
   }
   memory.batch_bytes = sync_->memory_bytes();
-  memory.gradients_bytes = bytes(gradients_) + bytes(results_);
+  memory.gradients_bytes = bytes(gradient_memory_[0]) + bytes(gradient_memory_[1]);
   memory.exchange_bytes = inverse_gather_->report().memory_bytes + gradient_gather_->report().memory_bytes;
   memory.scratch_bytes = factor_scratch_.bytes() + bytes(product_scratch_);
   memory.scratch_bytes += inverter_->scratch_bytes();
+  if (device_ == nullptr) return memory;
+  const KfacMemory there = device_->memory();
+  memory.batch_bytes += there.batch_bytes;
+  memory.inverses_bytes += there.inverses_bytes;
+  memory.gradients_bytes += there.gradients_bytes;
+  memory.scratch_bytes += there.scratch_bytes;
   return memory;
 }
 
@@ -163,7 +169,8 @@ Result<std::string> KfacImpl::load_state(std::span<const KfacState> states) {
     count(layers_[i].name, "its factors were in no saved state: they begin anew");
   }
   step_ = states[0].step;
-  sync_->reset();
+  reset_batch();
+  device_has_inverses_ = false;
   inverses_are_stale_ = somebody_lacks[0] != 0;
   if (loading.begun_anew.empty()) return std::string();
   return "the states given lack factors of " + std::to_string(loading.begun_anew.size()) + " layers that rank " +

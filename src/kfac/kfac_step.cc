@@ -69,18 +69,19 @@ Status KfacImpl::check_gradients(std::span<const KfacGradient> gradients) const 
 }
 
 // Preconditions the layers of this rank's column into results_; returns the sum of their products with the gradients.
-double KfacImpl::precondition(double damping, std::span<const KfacGradient> gradients) {
+Result<double> KfacImpl::precondition(double damping, std::span<const KfacGradient> gradients) {
+  if (device_ != nullptr) return precondition_on_device(damping, gradients);
   double product = 0;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     if (!is_worker(i)) continue;
     const KfacLayer& layer = layers_[i];
     const std::int64_t a = layer.a_dim(), g = layer.g_dim();
-    float* w = gradients_.data() + offsets_[i];
+    float* w = gradients_ + offsets_[i];
     load_gradient(layer, gradients[i], w);
     for (std::int64_t m = 0; m < layer.groups; ++m) {
       const float *group_w = w + m * g * a, *a_inverse = factors_[2 * i].inverse.data() + m * a * a,
                   *g_inverse = factors_[2 * i + 1].inverse.data() + m * g * g;
-      float* v = results_.data() + offsets_[i] + m * g * a;
+      float* v = results_ + offsets_[i] + m * g * a;
       if (is_eigen()) {
         precondition_by_eigen(g, a, {g_inverse, factors_[2 * i + 1].values.data() + m * g},
                               {a_inverse, factors_[2 * i].values.data() + m * a}, damping, options_.pi_correction,
@@ -89,9 +90,34 @@ double KfacImpl::precondition(double damping, std::span<const KfacGradient> grad
         precondition_by_inverse(g, a, g_inverse, a_inverse, group_w, v, product_scratch_.data());
       }
     }
-    product += inner_product(results_.data() + offsets_[i], w, layer.gradient_elems());
+    product += inner_product(results_ + offsets_[i], w, layer.gradient_elems());
   }
   return product;
+}
+
+// The same there; to results_ only where they travel.
+Result<double> KfacImpl::precondition_on_device(double damping, std::span<const KfacGradient> gradients) {
+  for (std::size_t s = 0; s < factors_.size() && !device_has_inverses_; ++s) {
+    const HeldFactor& factor = factors_[s];
+    if (!is_worker(s / 2)) continue;
+    CORTADO_RETURN_IF_ERROR(device_->load_inverse(s, factor.inverse.data(), factor.values.data()));
+  }
+  device_has_inverses_ = true;
+  CORTADO_RETURN_IF_ERROR(device_->load_gradients(gradients, 1, /*all=*/false));
+  return device_->precondition(damping, stays_on_device() ? nullptr : results_);
+}
+
+Status KfacImpl::store(const float* results, float scale, bool all, std::span<const KfacGradient> gradients,
+                       DeviceStream stream) {
+  if (device_ != nullptr) {
+    CORTADO_RETURN_IF_ERROR(device_->follow(stream));
+    CORTADO_RETURN_IF_ERROR(device_->store_gradients(gradients, scale, all, results));
+    return device_->lead(stream);
+  }
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (all || is_worker(i)) store_gradient(layers_[i], results + offsets_[i], scale, gradients[i]);
+  }
+  return {};
 }
 
 Result<KfacOutcome> KfacImpl::exchange(const KfacHyperparameters& values, double own_product) {
@@ -121,55 +147,73 @@ Result<KfacOutcome> KfacImpl::exchange(const KfacHyperparameters& values, double
   return outcome;
 }
 
-Result<KfacOutcome> KfacImpl::step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) {
+Result<KfacOutcome> KfacImpl::step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients,
+                                   void* device_stream) {
   CORTADO_RETURN_IF_ERROR(failure_);
   CORTADO_RETURN_IF_ERROR(check_hyperparameters(values));
   CORTADO_RETURN_IF_ERROR(check_gradients(gradients));
-  if (Status status = compare_codecs(); !status.ok()) return fail(status);
-  start_lap();
-  if (values.update_factors) {
-    if (Status status = update_factors(values.factor_decay); !status.ok()) return fail(status);
-    lap(KfacStage::kReduceFactors);
-  } else {
-    sync_->reset();
-  }
-  if (values.update_inverses || inverses_are_stale_) {
-    if (Status status = update_inverses(values); !status.ok()) return fail(status);
-    inverses_are_stale_ = false;
-  }
-  const double product = precondition(values.damping, gradients);
-  lap(KfacStage::kPrecondition);
-  const Result<KfacOutcome> outcome = exchange(values, product);
+  const Result<KfacOutcome> outcome = run_step(values, gradients, static_cast<DeviceStream>(device_stream));
   if (!outcome.ok()) return fail(outcome.status());
-  if (outcome.value().finite) {
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      store_gradient(layers_[i], results_.data() + offsets_[i], static_cast<float>(outcome.value().scale),
-                     gradients[i]);
-    }
-  } else {
-    ++report_.non_finite_steps;
-  }
-  lap(KfacStage::kApply);
   ++step_;
   return outcome;
 }
 
-Status KfacImpl::reduce_gradients(std::span<const KfacGradient> gradients) {
+Result<KfacOutcome> KfacImpl::run_step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients,
+                                       DeviceStream stream) {
+  CORTADO_RETURN_IF_ERROR(compare_codecs());
+  start_lap();
+  if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(device_->follow(stream));
+  if (values.update_factors) {
+    CORTADO_RETURN_IF_ERROR(update_factors(values.factor_decay));
+    lap(KfacStage::kReduceFactors);
+  } else {
+    reset_batch();
+  }
+  if (values.update_inverses || inverses_are_stale_) {
+    CORTADO_RETURN_IF_ERROR(update_inverses(values));
+    inverses_are_stale_ = false;
+  }
+  CORTADO_ASSIGN_OR_RETURN(const double product, precondition(values.damping, gradients));
+  lap(KfacStage::kPrecondition);
+  CORTADO_ASSIGN_OR_RETURN(const KfacOutcome outcome, exchange(values, product));
+  if (outcome.finite) {
+    CORTADO_RETURN_IF_ERROR(store(stays_on_device() ? nullptr : results_, static_cast<float>(outcome.scale),
+                                  /*all=*/true, gradients, stream));
+  } else {
+    ++report_.non_finite_steps;
+  }
+  lap(KfacStage::kApply);
+  return outcome;
+}
+
+Status KfacImpl::reduce_gradients(std::span<const KfacGradient> gradients, void* device_stream) {
   CORTADO_RETURN_IF_ERROR(failure_);
   CORTADO_RETURN_IF_ERROR(check_gradients(gradients));
   if (world_->world_size() == 1) return {};
   start_lap();
+  const auto stream = static_cast<DeviceStream>(device_stream);
   const float share = 1.0f / static_cast<float>(world_->world_size());
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    float* w = gradients_.data() + offsets_[i];
-    load_gradient(layers_[i], gradients[i], w);
-    for (std::int64_t e = 0; e < layers_[i].gradient_elems(); ++e) w[e] *= share;
-  }
+  if (Status status = load_all(gradients, share, stream); !status.ok()) return fail(status);
   if (Status status = sum_gradients(); !status.ok()) return fail(status);
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    if (is_worker(i)) store_gradient(layers_[i], results_.data() + offsets_[i], 1, gradients[i]);
-  }
+  if (Status status = store(results_, 1, /*all=*/false, gradients, stream); !status.ok()) return fail(status);
   lap(KfacStage::kReduceGradients);
+  return {};
+}
+
+// Gradients of all layers times `scale` to gradients_.
+Status KfacImpl::load_all(std::span<const KfacGradient> gradients, float scale, DeviceStream stream) {
+  if (device_ != nullptr) {
+    CORTADO_RETURN_IF_ERROR(allocate(&gradients_));
+    CORTADO_RETURN_IF_ERROR(allocate(&results_));
+    CORTADO_RETURN_IF_ERROR(device_->follow(stream));
+    CORTADO_RETURN_IF_ERROR(device_->load_gradients(gradients, scale, /*all=*/true));
+    return device_->fetch_gradients(gradients_);
+  }
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    float* w = gradients_ + offsets_[i];
+    load_gradient(layers_[i], gradients[i], w);
+    for (std::int64_t e = 0; e < layers_[i].gradient_elems(); ++e) w[e] *= scale;
+  }
   return {};
 }
 
@@ -187,17 +231,17 @@ Status KfacImpl::sum_gradients() {
   report_.reduced_gradients.collectives = 0;
   ++report_.reduced_gradients.messages;
   report_.reduced_gradients.payload_bytes = report_.reduced_gradients.dense_bytes =
-      static_cast<std::int64_t>(gradients_.size() * sizeof(float));
-  if (grid_.columns == 1) std::copy(gradients_.begin(), gradients_.end(), results_.begin());
+      gradient_elems_ * static_cast<std::int64_t>(sizeof(float));
+  if (grid_.columns == 1) std::copy_n(gradients_, gradient_elems_, results_);
   CORTADO_RETURN_IF_ERROR(run(row_->get(), {.kind = CollectiveKind::kReduceScatter,
                                             .dtype = DType::kFloat32,
-                                            .sent = gradients_.data(),
-                                            .received = results_.data() + first,
+                                            .sent = gradients_,
+                                            .received = results_ + first,
                                             .counts = column_elems_}));
   return run(column_->get(), {.kind = CollectiveKind::kAllReduce,
                               .dtype = DType::kFloat32,
-                              .sent = results_.data() + first,
-                              .received = results_.data() + first,
+                              .sent = results_ + first,
+                              .received = results_ + first,
                               .elems = elems});
 }
 

@@ -40,7 +40,7 @@ double distance(const Gradients& got, const Gradients& expected) {
   return std::sqrt(lost / total);
 }
 
-void expect_reference(const SmallRun& run, const std::string& what) {
+void expect_reference_there(const SmallRun& run, const std::string& what) {
   constexpr int kSteps = 4;
   std::vector<int> batch_ranks;
   const History history = run_job(run, kSteps, [&](Kfac& kfac, int rank) {
@@ -53,6 +53,15 @@ void expect_reference(const SmallRun& run, const std::string& what) {
     EXPECT_LT(distance(history[0][static_cast<std::size_t>(step)], expected), 2e-5) << what << ", step " << step;
   }
   expect_replicas_are_equal(history);
+}
+
+// On the CPU and on a device.
+void expect_reference(const SmallRun& run, const std::string& what) {
+  SmallRun there = run;
+  for (const bool on_device : {false, true}) {
+    there.on_device = on_device;
+    expect_reference_there(there, what + (on_device ? ", on a device" : ""));
+  }
 }
 
 TEST(Kfac, AllStrategiesAreTheReference) {

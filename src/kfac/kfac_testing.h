@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "core/check.h"
 #include "core/philox.h"
 #include "cortado/kfac.h"
+#include "kfac/emulated_kfac_device.h"
 
 namespace cortado {
 
@@ -111,6 +113,9 @@ struct SmallRun {
   KfacHyperparameters values;
   int factor_update_steps = 1, inv_update_steps = 1;
   bool reduces = false;  // gradients come unaveraged
+  bool on_device = false;
+  std::vector<int> device_ranks = {};  // with on_device; empty: all
+  bool backwards = false;              // the order in which the emulated device runs blocks and threads
 };
 
 // One step; returns the preconditioned gradients.
@@ -133,7 +138,13 @@ using History = std::vector<std::vector<Gradients>>;
 inline History run_job(const SmallRun& run, int steps, const std::function<void(Kfac&, int rank)>& at_end = {}) {
   History history(static_cast<std::size_t>(run.world_size));
   const std::vector<Status> statuses = run_ranks(run.world_size, [&](Communicator& communicator) -> Status {
-    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Kfac> kfac, Kfac::create(small_job(), run.options, &communicator));
+    KfacOptions options = run.options;
+    EmulatedDevice::order() = run.backwards ? EmulatedOrder::kBackwards : EmulatedOrder::kForwards;
+    const std::vector<int>& there = run.device_ranks;
+    if (run.on_device && (there.empty() || std::find(there.begin(), there.end(), communicator.rank()) != there.end())) {
+      options.device = make_emulated_kfac_device();
+    }
+    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Kfac> kfac, Kfac::create(small_job(), options, &communicator));
     for (std::int64_t step = 0; step < steps; ++step) {
       CORTADO_ASSIGN_OR_RETURN(Gradients after, run_step(*kfac, run, communicator.rank(), step));
       history[static_cast<std::size_t>(communicator.rank())].push_back(std::move(after));

@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "collective/rank_threads.h"
 #include "core/check.h"
+#include "cortado/kfac.h"
 
 namespace cortado {
 namespace {
@@ -60,6 +62,26 @@ TEST(DeviceLibrary, TrainsOnItsDevice) {
        })) {
     EXPECT_TRUE(status.ok()) << status.to_string();
   }
+}
+
+TEST(DeviceLibrary, PreconditionsOnItsDevice) {
+  const DeviceLibrary* const library = load_device_library(CORTADO_EMULATED_LIBRARY).value();
+  std::vector<float> gradients[2];
+  for (const bool on_device : {false, true}) {
+    LocalGroup group(1);
+    KfacOptions options;
+    if (on_device) options.device = library->create_kfac_device(/*device=*/0).value();
+    const auto kfac = Kfac::create({{.name = "fc", .inputs = 3, .outputs = 2}}, options, group.communicator(0)).value();
+    const std::vector<float> x = {1, 2, 3, -1, 0, 4}, d = {0.5f, -1, 2, 1};
+    ASSERT_TRUE(kfac->add_activations(0, {.data = x.data(), .count = 2}).ok());
+    ASSERT_TRUE(kfac->add_output_gradients(0, {.data = d.data(), .count = 2}).ok());
+    std::vector<float>& gradient = gradients[on_device];
+    gradient = {1, 2, 3, 4, 5, 6};
+    const KfacGradient address{.weight = gradient.data()};
+    ASSERT_TRUE(kfac->step({}, {&address, 1}).ok());
+    EXPECT_NE(gradient[0], 1);
+  }
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(gradients[1][i], gradients[0][i], 1e-5 * std::fabs(gradients[0][i]));
 }
 
 #endif

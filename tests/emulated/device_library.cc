@@ -1,8 +1,8 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// libcortado_emulated.so, for tests without a GPU: what libcortado_cuda.so is, with an emulated device, whose memory is
-// that of the host and whose copies are late. Loaded by src/session/device_library_test.cc and by
-// tests/python/test_device_engine.py.
+// libcortado_emulated.so, for tests without a GPU: what libcortado_cuda.so and libcortado_cuda_kfac.so are, with an
+// emulated device, whose memory is that of the host and whose copies are late. Loaded by
+// src/session/device_library_test.cc and by tests/python/test_device_engine.py.
 #include "cortado/device_library.h"
 
 #include <utility>
@@ -13,6 +13,7 @@
 #include "engine/device_matrices_of.h"
 #include "engine/device_message_of.h"
 #include "engine/engine_impl.h"
+#include "kfac/emulated_kfac_device.h"
 #include "session/auto_engine.h"
 
 namespace {
@@ -49,6 +50,7 @@ extern "C" __attribute__((visibility("default"))) const cortado::DeviceLibrary* 
       .create_auto_engine = [](std::vector<EngineTensor> tensors, const AutoOptions& options,
                                Communicator* communicator,
                                int) { return make_auto_engine(std::move(tensors), options, communicator); },
+      .create_kfac_device = [](int) -> Result<std::shared_ptr<KfacDevice>> { return make_emulated_kfac_device(); },
       .current_device = [] { return 0; },
       .set_current_device = [](int) {}};
   return &library;

@@ -204,6 +204,31 @@ def test_python_tests_that_are_all_skipped_are_not_done(tmp_path):
     assert checks.python_tests(context).startswith("1 passed, 1 skipped")
 
 
+def test_libraries_that_were_built_are_found(tmp_path):
+    context = make_context(tmp_path, 30)
+    with pytest.raises(NotRun, match="libcortado_cuda_kfac.so was not built"):
+        checks.kfac(context)
+    library = context.build / "site" / "cortado" / "libcortado_cuda_kfac.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert checks.library_paths(context) == {"CORTADO_CUDA_KFAC_LIBRARY": str(library)}
+    file = tmp_path / "tests" / "python" / "test_cuda_one.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "import os\ndef test_one():\n    assert os.environ['CORTADO_CUDA_KFAC_LIBRARY'].endswith('kfac.so')\n"
+    )
+    assert checks.python_tests(context).startswith("1 passed")
+
+
+@pytest.mark.parametrize(
+    "printed", ["all: phony\ncortado_cuda_module: phony", "... all (the default)\n... cortado_cuda_module"]
+)
+def test_targets_of_both_generators_are_known(tmp_path, monkeypatch, printed):
+    context = make_context(tmp_path, 30)
+    monkeypatch.setattr(context, "command", lambda *_: printed)
+    assert "cortado_cuda_module" in checks.targets(context)
+
+
 def test_what_nvidia_smi_prints_is_understood():
     line = "NVIDIA H100 80GB HBM3, 580.159.04, 81559 MiB, 345 MHz, 1980 MHz, 2619 MHz, 2619 MHz, 700.00 W\nsecond"
     facts = machine.parse_device(line)
@@ -236,6 +261,15 @@ backward,354000000,32768,160000,161000
 powersgd hook,354000000,,9000,9100
 powersgd batched hook,354000000,,5000,5100
 """
+KFAC = """\
+model,what,who,median_ms,slowest_ms,difference
+gpt,factors,cortado,8.0,8.1,1e-07
+gpt,factors,torch,10.0,10.1,
+gpt,inverses,cortado,900,900,
+gpt,inverses,torch,800,800,
+gpt,precondition,cortado,3.0,3.1,2e-05
+gpt,precondition,torch,2.4,2.5,
+"""
 TRAINING = """\
 model,workers,rate,method,step_ms,slowest_ms,sent_bytes,error,replicas_equal,links
 gpt,4,1gbit,ddp,600,610,1,0,True,shaped
@@ -250,14 +284,14 @@ gpt,4,10gbit,acp(rank=4),40,41,1,0,True,shaped
 
 def write_rows(raw: Path) -> None:
     raw.mkdir(parents=True, exist_ok=True)
-    for name, text in (("codecs", CODECS), ("topk", TOPK), ("acp", ACP), ("training", TRAINING)):
+    for name, text in (("codecs", CODECS), ("topk", TOPK), ("acp", ACP), ("kfac", KFAC), ("training", TRAINING)):
         (raw / f"{name}.csv").write_text(text)
 
 
 def results_with_rows(bench, *others) -> tuple[Results, tuple[Section, ...]]:
     """Of sections that are done, and of the others."""
     write_rows(bench.folder / "gpu")
-    measuring = [bench.section(name) for name in ("kernels", "topk", "acp", "training")]
+    measuring = [bench.section(name) for name in ("kernels", "topk", "acp", "kfac", "training")]
     sections = (*(section for section in measuring if section.name not in {o.name for o in others}), *others)
     bench.run(*sections)
     return Results(bench.folder), sections
@@ -277,6 +311,8 @@ def test_goals_are_held_against_the_rows(bench):
         "ACP's step over a backward pass of 8192 tokens in bf16": ("0.050", False),
         "ACP's step over a backward pass of 32768 tokens in bf16": ("0.013", True),
         "PowerSGD's hook over ACP's step": ("2.50", True),
+        "K-FAC, gpt, factors: times faster than torch's own products": ("1.25", True),
+        "K-FAC, gpt, precondition: times faster than torch's own products": ("0.80", False),
         "gpt, 4 workers, 1gbit: `acp(rank=4)` faster than `powersgd(rank=4)`, the better of bf16 and PowerSGD": (
             "2.00x",
             True,

@@ -28,6 +28,11 @@ METHODS = (
     "power(rank=4)",
     "quant(bits=8)",
 )
+DEVICE_LIBRARIES = {  # and their targets; K-FAC's needs cuSOLVER and cuBLAS
+    "libcortado_cuda.so": "cortado_cuda_module",
+    "libcortado_cuda_kfac.so": "cortado_cuda_kfac_module",
+}
+LIBRARY_VARIABLES = ("CORTADO_CUDA_LIBRARY", "CORTADO_CUDA_KFAC_LIBRARY")
 PYTHON_FOLDERS = ("build/gpu/site", "benchmarks/training", "examples")
 
 
@@ -153,8 +158,27 @@ def module(context: Context) -> str:
     shutil.copytree(context.root / "python" / "cortado", site, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for file in context.build.glob("_core*.so"):
         shutil.copy(file, site)
+    for library, target in DEVICE_LIBRARIES.items():
+        if target in targets(context):
+            compile_target(context, target)
+            shutil.copy(context.build / library, site)
     ask = "import cortado; print(cortado.__version__)"
-    return f"cortado {context.command(context.python, '-c', ask, **context.python_path()).strip()}"
+    version = context.command(context.python, "-c", ask, **context.python_path()).strip()
+    found = [library for library in DEVICE_LIBRARIES if (site / library).exists()]
+    return f"cortado {version} with {' and '.join(found) or 'no library of devices'}"
+
+
+def targets(context: Context) -> set[str]:
+    """Ninja prints `name: rule`, Make `... name`."""
+    printed = context.command("cmake", "--build", context.build, "--target", "help")
+    return {line.removeprefix("... ").partition(":")[0].strip() for line in printed.splitlines()}
+
+
+def library_paths(context: Context) -> dict[str, str]:
+    """As tests look for them, which do not look beside the module."""
+    site = context.build / "site" / "cortado"
+    paths = {name: site / library for name, library in zip(LIBRARY_VARIABLES, DEVICE_LIBRARIES, strict=True)}
+    return {name: str(path) for name, path in paths.items() if path.exists()}
 
 
 # ---- tests
@@ -217,7 +241,8 @@ def python_tests(context: Context) -> str:
         raise NotRun("there is no tests/python/test_cuda_*.py")
     if not machine.output_of([context.python, "-c", "import pytest; print(pytest.__version__)"]):
         raise NotRun(f"{context.python} has no pytest")
-    printed = context.command(context.python, "-m", "pytest", "-q", *files, **context.python_path())
+    variables = {**context.python_path(), **library_paths(context)}
+    printed = context.command(context.python, "-m", "pytest", "-q", *files, **variables)
     summary = printed.strip().rpartition("\n")[2].strip("= ")
     if " passed" not in summary:
         raise NotRun(f"no test ran: {summary}")
@@ -246,6 +271,15 @@ def low_rank_step(context: Context) -> str:
     if head != ours.partition("\n")[0]:
         raise Failed(f"the columns of the two programs differ: {head}")
     return f"{context.write_rows('acp.csv', ours + rows)} rows"
+
+
+def kfac(context: Context) -> str:
+    library = library_paths(context).get(LIBRARY_VARIABLES[1])
+    if library is None:
+        raise NotRun("libcortado_cuda_kfac.so was not built: cuSOLVER or cuBLAS was not found")
+    program = context.root / "benchmarks" / "training" / "kfac_cuda.py"
+    printed = context.command(context.python, program, library, **context.python_path())
+    return f"{context.write_rows('kfac.csv', printed)} rows, factors and results compared with torch's before"
 
 
 def training(context: Context) -> str:
@@ -317,7 +351,10 @@ SECTIONS = (
     Section("kernels", "share of copy bandwidth of every codec", 100, kernels, needs=("build",)),
     Section("topk", "exact and sampled top-k against torch.topk", 40, selection, needs=("build",)),
     Section("acp", "ACP's step against a backward pass and PowerSGD", 80, low_rank_step, needs=("build",)),
-    Section("module", "the Python module", 90, module, needs=("build",), prepares=True, on_device=False),
+    Section(
+        "module", "the Python module and its libraries", 110, module, needs=("build",), prepares=True, on_device=False
+    ),
     Section("python", "Python tests that need a device", 120, python_tests, needs=("module",)),
+    Section("kfac", "K-FAC's work against torch's own products", 55, kfac, needs=("module",)),
     Section("training", "steps of training over shaped links", 200, training, needs=("module",)),
 )

@@ -28,6 +28,7 @@ EXACT_TOPK = "topk(density=0.01)"
 RANS_GB_PER_S = 400
 TOPK_TIMES = 3
 STEP_SHARE, STEP_TIMES = 0.03, 2
+KFAC_TIMES = {"factors": 1, "precondition": 1}  # as fast as torch's own products
 OURS = ("acp(rank=4)", "power(rank=4)", "quant(bits=8)")
 THEIRS = ("bf16", "powersgd(rank=4)", "powersgd-batched(rank=4)")
 
@@ -64,7 +65,13 @@ def write(results: Results, sections: tuple[Section, ...]) -> Path:
     return results.page
 
 
-SECTION_OF = {"codecs.csv": "kernels", "topk.csv": "topk", "acp.csv": "acp", "training.csv": "training"}
+SECTION_OF = {
+    "codecs.csv": "kernels",
+    "topk.csv": "topk",
+    "acp.csv": "acp",
+    "kfac.csv": "kfac",
+    "training.csv": "training",
+}
 
 INTRODUCTION = """\
 Written by `tools/gpu_check`, which says how. Every result was compared with the CPU's before it was timed: bytes where
@@ -86,6 +93,7 @@ TABLES = (
         "acp.csv",
         ("what", "elems", "tokens", "median_us", "slowest_us"),
     ),
+    ("K-FAC's work", "kfac.csv", ("model", "what", "who", "median_ms", "slowest_ms", "difference")),
     (
         "Training on one device over shaped links",
         "training.csv",
@@ -127,6 +135,7 @@ def numbers(results: Results) -> list[Number]:
         *rans(codecs),
         *topk(codecs, read(results, "topk.csv")),
         *low_rank_step(read(results, "acp.csv")),
+        *kfac(read(results, "kfac.csv")),
         *training(read(results, "training.csv")),
     ]
 
@@ -180,6 +189,18 @@ def low_rank_step(rows: Rows) -> list[Number]:
         factor = min(hooks) / own
         text = "PowerSGD's hook over ACP's step"
         found.append(Number(text, f"{factor:.2f}", f"at least {STEP_TIMES}", factor >= STEP_TIMES))
+    return found
+
+
+def kfac(rows: Rows) -> list[Number]:
+    times = {(row["model"], row["what"], row["who"]): float(row["median_ms"]) for row in rows}
+    found = []
+    for (model, what, who), own in times.items():
+        peer = times.get((model, what, "torch"))
+        if who == "cortado" and what in KFAC_TIMES and peer is not None:
+            factor, goal = peer / own, KFAC_TIMES[what]
+            text = f"K-FAC, {model}, {what}: times faster than torch's own products"
+            found.append(Number(text, f"{factor:.2f}", f"at least {goal}", factor >= goal))
     return found
 
 
