@@ -139,6 +139,22 @@ bool tells_sizes(const std::vector<float>& sample) {
          std::any_of(sample.begin(), sample.end(), [](float value) { return value != 0; });
 }
 
+// Of the payload that a codec makes of a gradient once training has settled: what it held back of the same gradient in
+// some steps before is added, where the engine does so.
+Result<double> settled_payload_bytes(const TrainedCodec& trained, const std::vector<float>& gradient) {
+  constexpr int kSteps = 4;
+  const auto elems = static_cast<std::int64_t>(gradient.size());
+  std::vector<float> values = gradient, decoded(gradient.size());
+  std::vector<std::byte> scratch(trained.codec->scratch_bytes(1, elems, DType::kFloat32));
+  for (int step = 1;; ++step) {
+    CORTADO_ASSIGN_OR_RETURN(const std::vector<std::byte> payload,
+                             encode_sample(*trained.codec, {values.data(), DType::kFloat32, 1, elems}));
+    if (step == kSteps || !trained.has_feedback()) return static_cast<double>(payload.size());
+    CORTADO_RETURN_IF_ERROR(trained.codec->decode(payload, {decoded.data(), DType::kFloat32, 1, elems}, scratch));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = gradient[i] + (values[i] - decoded[i]);
+  }
+}
+
 // What a codec sends, as a share of the most it could: of the samples or, without any, of normal values.
 Result<double> payload_share(const std::string& codec, const Samples& samples) {
   constexpr std::int64_t kSide = 256;
@@ -149,9 +165,8 @@ Result<double> payload_share(const std::string& codec, const Samples& samples) {
   for (const std::vector<float>& sample : samples) {
     if (trained.is_summed || !tells_sizes(sample)) continue;
     const auto elems = static_cast<std::int64_t>(sample.size());
-    CORTADO_ASSIGN_OR_RETURN(const std::vector<std::byte> payload,
-                             encode_sample(*trained.codec, {sample.data(), DType::kFloat32, 1, elems}));
-    expected += static_cast<double>(payload.size());
+    CORTADO_ASSIGN_OR_RETURN(const double bytes, settled_payload_bytes(trained, sample));
+    expected += bytes;
     most += static_cast<double>(trained.codec->max_payload_bytes(1, elems, DType::kFloat32));
   }
   if (most == 0) {
@@ -237,7 +252,7 @@ std::map<std::uint32_t, std::int64_t> sampled_elems(const std::vector<EngineTens
   const auto elems_of = [&](std::uint32_t t) { return tensors[t].rows * tensors[t].cols; };
   std::stable_sort(largest.begin(), largest.end(),
                    [&](std::uint32_t a, std::uint32_t b) { return elems_of(a) > elems_of(b); });
-  std::int64_t left = std::int64_t{16} << 20;
+  std::int64_t left = std::int64_t{8} << 20;
   std::map<std::uint32_t, std::int64_t> sampled;
   for (const std::uint32_t t : largest) {
     const std::int64_t elems = tensors[t].dimensions > 1 ? std::min(elems_of(t), left) : 0;

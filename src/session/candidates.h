@@ -59,8 +59,8 @@ struct CandidateRequest {
 // Whether a candidate's `what` may run at the options' quality: it may come from a checkpoint of another one.
 bool may_run(const std::string& what, const AutoOptions& options, const std::vector<std::string>& refused);
 
-// How many values of which tensors' gradients tell what codecs make of them: the largest matrices, whole, up to 16 Mi
-// values (64 MiB) in all. By tensor. Pure.
+// How many values of which tensors' gradients tell what codecs make of them: the largest matrices, whole, up to 8 Mi
+// values (32 MiB) in all. By tensor. Pure.
 std::map<std::uint32_t, std::int64_t> sampled_elems(const std::vector<EngineTensor>& tensors);
 
 // Settings of the options' quality that are not refused, predicted by rank 0, the same on every rank; those that are
