@@ -112,6 +112,8 @@ class DdpState(Attachment):
         self._copies = []  # gradients copied to undo a step
 
     def on_bucket(self, bucket):
+        if not self._step_begun:
+            self._refuse_capture()  # before anything is sent: no reason to end the exchange
         start_ns = time.perf_counter_ns()
         try:
             future = self._exchange(bucket)

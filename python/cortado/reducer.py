@@ -92,6 +92,8 @@ class Reducer(Attachment):
     # ---- the hooks
 
     def _on_gradient(self, index):
+        if not self._step_begun:
+            self._refuse_capture()  # before anything is sent: no reason to end the exchange
         start_ns = time.perf_counter_ns()
         try:
             self._take(index)

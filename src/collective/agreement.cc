@@ -20,6 +20,8 @@ constexpr std::size_t kSettingsBytes = 1000;
 // What each rank sends; compared byte by byte, so without padding.
 struct Summary {
   char settings[kSettingsBytes];
+  char failure[kSettingsBytes];
+  std::uint64_t failure_code;
   std::uint64_t settings_hash;
   std::uint64_t tensor_count;
 };
@@ -34,12 +36,28 @@ Result<std::vector<T>> gather(Communicator* communicator, std::string_view what,
   return all;
 }
 
+void copy_text(std::string_view text, char (&to)[kSettingsBytes]) {
+  std::memcpy(to, text.data(), std::min(text.size(), kSettingsBytes - 1));
+}
+
+Status first_failure(const std::vector<Summary>& summaries) {
+  Status first;
+  for (std::size_t rank = 0; rank < summaries.size(); ++rank) {
+    const auto code = static_cast<StatusCode>(summaries[rank].failure_code);
+    const Status status = Status(code, summaries[rank].failure).with_context("rank " + std::to_string(rank));
+    if (!status.ok() && (first.ok() || (status.is_fatal() && !first.is_fatal()))) first = status;
+  }
+  return first;
+}
+
 }  // namespace
 
 Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<std::string>& tensors,
-                       std::chrono::nanoseconds timeout) {
+                       std::chrono::nanoseconds timeout, const Status& failure) {
   Summary own{};
-  std::memcpy(own.settings, settings.data(), std::min(settings.size(), kSettingsBytes - 1));
+  copy_text(settings, own.settings);
+  copy_text(failure.message(), own.failure);
+  own.failure_code = static_cast<std::uint64_t>(failure.code());
   own.settings_hash = fnv1a_64(settings);
   own.tensor_count = tensors.size();
   CORTADO_ASSIGN_OR_RETURN(const std::vector<Summary> summaries, gather(communicator, "settings", &own, 1, timeout));
@@ -57,7 +75,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
   }
   std::vector<std::uint64_t> hashes;
   for (const std::string& tensor : tensors) hashes.push_back(fnv1a_64(tensor));
-  if (hashes.empty()) return {};
+  if (hashes.empty()) return first_failure(summaries);
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all,
                            gather(communicator, "models", hashes.data(), hashes.size(), timeout));
   for (std::size_t t = 0; t < hashes.size(); ++t) {
@@ -69,7 +87,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
                         t, rank, communicator->rank(), tensors[t].c_str());
     }
   }
-  return {};
+  return first_failure(summaries);
 }
 
 Status check_same_number(Communicator* communicator, std::string_view what, std::uint64_t number,

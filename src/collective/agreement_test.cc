@@ -27,6 +27,27 @@ TEST(LargestOfRanks, IsOfEachNumberTheSameOnAllRanks) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
+// With and without tensors; of several, a fatal one, which no rank may go on after.
+TEST(CheckAgreement, AllRanksGetWhatOneCanNotDo) {
+  const Status full(StatusCode::kIoError, "no memory"), broken(StatusCode::kInternal, "no device");
+  for (const std::vector<std::string>& tensors : {std::vector<std::string>(), {"weight 2 x 3"}}) {
+    const std::vector<Status> statuses = run_ranks(3, [&](Communicator& communicator) -> Status {
+      const auto agree = [&](const std::string& settings, const Status& first, const Status& second) {
+        const int rank = communicator.rank();
+        return check_agreement(&communicator, settings, tensors, std::chrono::seconds(60),
+                               rank == 0   ? Status()
+                               : rank == 1 ? first
+                                           : second);
+      };
+      EXPECT_EQ(agree("sign", {}, full).to_string(), "input/output error: rank 2: no memory");
+      EXPECT_EQ(agree("sign", full, broken).to_string(), "internal error: rank 2: no device");
+      EXPECT_EQ(agree(communicator.rank() == 2 ? "topk" : "sign", full, {}).code(), StatusCode::kMismatch);
+      return agree("sign", {}, {});
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
 // NaN is not lost among numbers, whichever rank has it: what is compared with a limit is then above it.
 TEST(LargestOfRanks, NanIsInfinity) {
   const std::vector<Status> statuses = run_ranks(3, [](Communicator& communicator) -> Status {

@@ -28,8 +28,13 @@ Status cuda_status(int cuda_error, const char* what) {
   if (error == cudaSuccess) return {};
   const bool is_unsupported = error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
                               error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion;
-  return make_error(is_unsupported ? StatusCode::kUnsupported : StatusCode::kInternal, "CUDA: %s: %s (%s)", what,
-                    cudaGetErrorString(error), cudaGetErrorName(error));
+  // Not the end of a training: something else may be asked for.
+  const bool is_out_of_memory = error == cudaErrorMemoryAllocation;
+  if (is_out_of_memory) cudaGetLastError();  // the device can be used as before, and the next launch is not to blame
+  const StatusCode code = is_unsupported     ? StatusCode::kUnsupported
+                          : is_out_of_memory ? StatusCode::kIoError
+                                             : StatusCode::kInternal;
+  return make_error(code, "CUDA: %s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
 int cuda_device_count() {

@@ -17,14 +17,21 @@
 
 namespace cortado {
 
-class EmulatedQueue final : public DeviceQueue {
+class EmulatedQueue : public DeviceQueue {
  public:
   static constexpr int kLooks = 2;  // at an event in vain
   static constexpr int kPoison = 0xa5;
 
-  DeviceStream stream() const override { return nullptr; }
+  explicit EmulatedQueue(DeviceStream stream = nullptr, std::uint64_t most_bytes = ~std::uint64_t{0})
+      : stream_(stream), bytes_left_(most_bytes) {}
 
-  Result<std::byte*> allocate_on_device(std::uint64_t bytes) override { return allocate(bytes); }
+  DeviceStream stream() const override { return stream_; }
+
+  Result<std::byte*> allocate_on_device(std::uint64_t bytes) override {
+    if (bytes > bytes_left_) return Status(StatusCode::kIoError, "emulated: device memory: out of memory");
+    bytes_left_ -= bytes;
+    return allocate(bytes);
+  }
   Result<std::byte*> allocate_on_host(std::uint64_t bytes) override { return allocate(bytes); }
   Result<Event> make_event() override {
     events_.push_back({});
@@ -87,11 +94,35 @@ class EmulatedQueue final : public DeviceQueue {
     return blocks_.back().get();
   }
 
+  DeviceStream stream_;
+  std::uint64_t bytes_left_;                 // on the device
   std::vector<std::function<void()>> work_;  // copies in order
   std::size_t done_ = 0;
   std::vector<DeviceStream> followed_, led_;
   std::vector<Recorded> events_;
   std::vector<std::unique_ptr<std::byte, Delete>> blocks_;
+};
+
+// A device whose work never ends.
+class StuckQueue final : public DeviceQueue {
+ public:
+  DeviceStream stream() const override { return nullptr; }
+  Result<std::byte*> allocate_on_device(std::uint64_t bytes) override { return inner_.allocate_on_device(bytes); }
+  Result<std::byte*> allocate_on_host(std::uint64_t bytes) override { return inner_.allocate_on_host(bytes); }
+  Result<Event> make_event() override { return inner_.make_event(); }
+  Status copy_to_host(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
+    return inner_.copy_to_host(to, from, bytes);
+  }
+  Status copy_to_device(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
+    return inner_.copy_to_device(to, from, bytes);
+  }
+  Status follow(DeviceStream other) override { return inner_.follow(other); }
+  Status lead(DeviceStream other) override { return inner_.lead(other); }
+  Status record(Event event) override { return inner_.record(event); }
+  Result<bool> reached(Event) override { return false; }
+
+ private:
+  EmulatedQueue inner_;
 };
 
 }  // namespace cortado

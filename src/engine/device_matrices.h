@@ -31,6 +31,7 @@ class DeviceMatrices : public DeviceWork {
   struct Setup {
     std::vector<LowRankTensor*> tensors;  // outlive the work; of one world size and wire
     bool has_feedback = false;
+    double timeout_s = 1800;       // of waits for the queue
     DeviceQueue* queue = nullptr;  // outlives the work
   };
 

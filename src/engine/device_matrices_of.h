@@ -205,7 +205,7 @@ class DeviceMatricesOf final : public DeviceMatrices {
     undo_on_host_ = host + undo;
     down_on_host_ = host + down_on_host;
     CORTADO_ASSIGN_OR_RETURN(encoded_event_, queue().make_event());
-    CORTADO_RETURN_IF_ERROR(copies_.open(&queue(), setup_.has_feedback));
+    CORTADO_RETURN_IF_ERROR(copies_.open(&queue(), setup_.has_feedback, setup_.timeout_s));
     workspace_ = layout.workspace(at(workspace), nullptr);
     Device device(queue().stream());
     device.upload(at(workspace), layout.tables().data(), layout.tables().size());

@@ -4,14 +4,17 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <thread>
 
 #include "codec/device_batch.h"
 #include "core/check.h"
 #include "core/device_queue.h"
+#include "core/seconds.h"
 
 namespace cortado {
 
@@ -33,8 +36,9 @@ class DevicePieces {
 class ResidualCopies {
  public:
   // open() before all others; nothing else of it is needed without feedback.
-  Status open(DeviceQueue* queue, bool has_feedback) {
+  Status open(DeviceQueue* queue, bool has_feedback, double timeout_s) {
     queue_ = queue;
+    timeout_s_ = timeout_s;
     bytes_ = has_feedback ? kPieceElems * sizeof(float) : 0;
     CORTADO_ASSIGN_OR_RETURN(piece_, queue_->allocate_on_host(bytes_));
     CORTADO_ASSIGN_OR_RETURN(event_, queue_->make_event());
@@ -42,10 +46,15 @@ class ResidualCopies {
   }
   Status wait_for_queue() {
     CORTADO_RETURN_IF_ERROR(queue_->record(event_));
-    for (bool is_reached = false; !is_reached;) {
-      CORTADO_ASSIGN_OR_RETURN(is_reached, queue_->reached(event_));
+    const auto deadline = std::chrono::steady_clock::now() + from_seconds(timeout_s_);
+    for (;;) {
+      CORTADO_ASSIGN_OR_RETURN(const bool is_reached, queue_->reached(event_));
+      if (is_reached) return {};
+      if (std::chrono::steady_clock::now() >= deadline) {
+        return make_error(StatusCode::kTimeout, "the device has not come to the residuals within %g s", timeout_s_);
+      }
+      std::this_thread::sleep_for(kLook);
     }
-    return {};
   }
   Status read(const std::byte* from, std::span<float> residual) {
     return in_pieces(residual.size(), [&](std::size_t first, std::size_t count) -> Status {
@@ -66,6 +75,7 @@ class ResidualCopies {
 
  private:
   static constexpr std::size_t kPieceElems = std::size_t{1} << 20;
+  static constexpr std::chrono::microseconds kLook{50};  // between two looks at the queue
 
   template <typename Act>
   static Status in_pieces(std::size_t elems, const Act& act) {
@@ -76,6 +86,7 @@ class ResidualCopies {
   }
 
   DeviceQueue* queue_ = nullptr;
+  double timeout_s_ = 0;
   std::byte* piece_ = nullptr;
   std::uint64_t bytes_ = 0;
   DeviceQueue::Event event_ = 0;

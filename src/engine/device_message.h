@@ -50,6 +50,7 @@ class DeviceMessage : public DeviceWork {
     bool has_feedback = false;
     bool is_exact = false;         // a step that was not finite is undone to the bit, from a second residual
     std::uint64_t seed = 0;        // EncodeContext::seed, of this rank
+    double timeout_s = 1800;       // of waits for the queue
     DeviceQueue* queue = nullptr;  // outlives the message
   };
 

@@ -30,6 +30,11 @@ class DeviceMessageOf final : public DeviceMessage {
     const char* reason = nullptr;
     if (codec->row().traits.low_rank) reason = "its factors are summed";
     if (codec->is_majority_vote()) reason = "it takes a vote";
+    // Their sum would be rounded to the dtype before the mean is taken.
+    const bool is_shared = codec->sparsifier() != nullptr && codec->sparsifier()->is_shared();
+    const bool is_narrow = std::any_of(setup.tensors.begin(), setup.tensors.end(),
+                                       [](const Tensor& tensor) { return tensor.encoded != DType::kFloat32; });
+    if (is_shared && is_narrow) reason = "it sums values of fp16 or bf16 gradients without feedback";
     if (reason != nullptr) {
       return make_error(StatusCode::kUnsupported, "messages of \"%s\" on a device: %s", setup.codec.c_str(), reason);
     }
@@ -284,7 +289,7 @@ class DeviceMessageOf final : public DeviceMessage {
     taken_moves_ = reinterpret_cast<PayloadMove*>(host + taken_moves);
     step_on_host_ = host + step;
     entries_on_host_ = host + entries;
-    CORTADO_RETURN_IF_ERROR(copies_.open(&queue(), setup_.has_feedback));
+    CORTADO_RETURN_IF_ERROR(copies_.open(&queue(), setup_.has_feedback, setup_.timeout_s));
     for (Event* event : {&sized_event_, &encoded_event_, &decoded_event_}) {
       CORTADO_ASSIGN_OR_RETURN(*event, queue().make_event());
     }

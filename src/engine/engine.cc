@@ -24,6 +24,8 @@ constexpr double kMiB = 1024.0 * 1024.0;
 constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kBuckets, kBucketBytes};
 constexpr FusionBudget kPublishedBudget{FusionBudget::Kind::kScaled, std::int64_t{25} << 20};
 
+constexpr const char* kDeviceRefused = "a device that can't be used";
+
 std::string describe_tensor(const EngineTensor& tensor) {
   char text[80];
   std::snprintf(text, sizeof(text), " %" PRId64 " x %" PRId64 " %s, %d-D%s", tensor.rows, tensor.cols,
@@ -54,7 +56,7 @@ Result<std::unique_ptr<Engine>> EngineImpl::make(std::vector<EngineTensor> tenso
   if (options.phase == EngineOptions::Phase::kGlobal) options.sides = EngineOptions::Sides::kAlternate;
   if (options.method == Method::kCodec) options.wire = DType::kFloat32;
   // Ranks agree on what they were asked for before one of them returns an error of its own model, which then comes on
-  // all of them; a device that can't be used is of one rank alone, which tells the others here.
+  // all of them; a device that can't be used is of one rank alone, which tells the others here: all fail as it does.
   const std::vector<std::string> descriptions = describe_tensors(tensors);
   Status opened = device.failure;
   const auto make_own = [&]() -> Result<std::unique_ptr<EngineImpl>> {
@@ -69,11 +71,8 @@ Result<std::unique_ptr<Engine>> EngineImpl::make(std::vector<EngineTensor> tenso
     return engine;
   };
   Result<std::unique_ptr<EngineImpl>> made = make_own();
-  const std::string settings =
-      options.results_spec() + (opened.ok() ? "" : ", a device that can't be used: " + opened.message());
-  const Status agreed = check_agreement(communicator, settings, descriptions, from_seconds(options.timeout_s));
-  CORTADO_RETURN_IF_ERROR(opened);
-  CORTADO_RETURN_IF_ERROR(agreed);
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), descriptions,
+                                          from_seconds(options.timeout_s), opened.with_context(kDeviceRefused)));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<EngineImpl> engine, std::move(made));
   if (engine->first_ != nullptr && !engine->in_warm_up()) engine->allocate_feedback();
   return std::unique_ptr<Engine>(std::move(engine));

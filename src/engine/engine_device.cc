@@ -5,8 +5,8 @@
 // finish_step() waits for what is left, as it does for peers.
 #include <cstring>
 #include <limits>
-#include <thread>
 
+#include "collective/device_wait.h"
 #include "core/check.h"
 #include "core/hash.h"
 #include "engine/engine_impl.h"
@@ -14,12 +14,6 @@
 namespace cortado {
 
 using Method = EngineOptions::Method;
-
-namespace {
-
-constexpr std::chrono::microseconds kLook{50};  // between two looks at the device
-
-}  // namespace
 
 // ---- set-up --------------------------------------------------------------------------------------------------------
 
@@ -58,7 +52,8 @@ Status EngineImpl::add_device_message(const Message& message) {
                              .rank = communicator_->rank(),
                              .has_feedback = codec_.has_feedback(),
                              .is_exact = is_exact(),
-                             .seed = codec_seed()};
+                             .seed = codec_seed(),
+                             .timeout_s = options_.timeout_s};
   std::vector<std::uint32_t> tensors;
   for (const Slot& slot : message.slots) {
     if (codec_tensors_[slot.tensor] == nullptr) continue;
@@ -76,7 +71,7 @@ Status EngineImpl::add_device_message(const Message& message) {
 
 // Where sides alternate, the other layout may put them into other messages; together on the device they stay.
 Status EngineImpl::add_device_matrices(const Message& message) {
-  DeviceMatrices::Setup setup{.tensors = {}, .has_feedback = has_feedback()};
+  DeviceMatrices::Setup setup{.tensors = {}, .has_feedback = has_feedback(), .timeout_s = options_.timeout_s};
   std::vector<std::uint32_t> tensors;
   for (const Slot& slot : message.slots) {
     if (low_rank_[slot.tensor] == nullptr) continue;
@@ -151,7 +146,7 @@ Status EngineImpl::take_from_device() {
 Status EngineImpl::know_gradient_scale() {
   if (context_.device_gradient_scale == nullptr) return {};
   context_.gradient_scale = device_->gradient_scale();
-  const Status status = check_gradient_scale(context_.gradient_scale);
+  const Status status = check_gradient_scale("on the device", context_.gradient_scale);
   return status.ok() ? status : fail(status);
 }
 
@@ -178,16 +173,12 @@ Status EngineImpl::encode_second_round_on_device(int message) {
 }
 
 Status EngineImpl::wait_for_arrivals() {
-  const std::int64_t deadline_ns = clock_->now_ns() + timeout().count();
+  DeviceWait wait(communicator_, clock_, timeout(), "computed its gradients");
   Interval interval{.start_ns = clock_->now_ns()};
   for (;;) {
     CORTADO_RETURN_IF_ERROR(take_from_device());
     if (!device_->awaits()) break;
-    if (clock_->now_ns() >= deadline_ns) {
-      return fail(make_error(StatusCode::kTimeout, "rank %d: the device has not computed its gradients within %g s",
-                             communicator_->rank(), options_.timeout_s));
-    }
-    std::this_thread::sleep_for(kLook);
+    if (const Status status = wait.pause(); !status.ok()) return fail(status);
   }
   interval.end_ns = clock_->now_ns();
   record(Stage::kWait, -1, -1, interval, 0);
@@ -202,16 +193,12 @@ Status EngineImpl::finish_on_device() {
 
 // Until the device has decoded the last step.
 Status EngineImpl::wait_until_finished() {
-  const std::int64_t deadline_ns = clock_->now_ns() + timeout().count();
+  DeviceWait wait(communicator_, clock_, timeout(), "decoded the step");
   for (;;) {
     const Result<bool> finished = device_->finished();
     if (!finished.ok()) return fail(finished.status().with_context("the step before"));
     if (finished.value()) return {};
-    if (clock_->now_ns() >= deadline_ns) {
-      return fail(make_error(StatusCode::kTimeout, "rank %d: the device has not decoded the step within %g s",
-                             communicator_->rank(), options_.timeout_s));
-    }
-    std::this_thread::sleep_for(kLook);
+    if (const Status status = wait.pause(); !status.ok()) return fail(status);
   }
 }
 

@@ -117,7 +117,7 @@ class EngineImpl final : public Engine {
   std::chrono::nanoseconds timeout() const;
 
   // -- a step
-  static Status check_gradient_scale(double scale);
+  static Status check_gradient_scale(const char* place, double scale);
   Round& first_round() { return warm_up_ != nullptr ? *warm_up_ : *first_; }
   Status check_submission(std::span<const Gradient> gradients);
   Status encode_and_start(std::span<const Gradient> gradients);

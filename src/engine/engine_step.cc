@@ -59,16 +59,16 @@ void EngineImpl::note_non_finite(const std::string& where, int rank) {
 
 // ---- submit: encode and start --------------------------------------------------------------------------------------
 
-Status EngineImpl::check_gradient_scale(double scale) {
+Status EngineImpl::check_gradient_scale(const char* place, double scale) {
   if (scale > 0 && scale <= 1e30) return {};
-  return make_error(StatusCode::kInvalidArgument, "begin_step: gradient_scale must be above 0 and at most 1e30, got %g",
+  return make_error(StatusCode::kInvalidArgument, "%s: gradient_scale must be above 0 and at most 1e30, got %g", place,
                     scale);
 }
 
 Status EngineImpl::begin_step(const StepContext& context) {
   if (!failure_.ok()) return failure_;
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
-  CORTADO_RETURN_IF_ERROR(check_gradient_scale(context.gradient_scale));
+  CORTADO_RETURN_IF_ERROR(check_gradient_scale("begin_step", context.gradient_scale));
   if (context.device_gradient_scale != nullptr && device_ == nullptr && !passes_through()) {
     return make_error(StatusCode::kInvalidArgument, "begin_step: a scale on a device, but gradients on the host");
   }

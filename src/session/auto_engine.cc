@@ -6,10 +6,10 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "codec/cast/float_chunks.h"
+#include "collective/device_wait.h"
 #include "core/check.h"
 #include "core/finite.h"
 #include "core/format.h"
@@ -61,14 +61,12 @@ AutoEngineImpl::AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOpti
 
 Status AutoEngineImpl::start(const Result<std::optional<LauncherPlace>>& place) {
   // A device that can't be used is of one rank alone, which tells the others here.
-  const Status opened = open_device();
-  const std::string refusal = opened.ok() ? "" : ", a device that can't be used: " + opened.message();
-  const Status agreed = check_agreement(communicator_, options_.to_spec() + refusal, {}, timeout());
-  CORTADO_RETURN_IF_ERROR(opened);
-  CORTADO_RETURN_IF_ERROR(agreed);
+  const Status opened = open_device().with_context("a device that can't be used");
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator_, options_.to_spec(), {}, timeout(), opened));
   CORTADO_RETURN_IF_ERROR(agree_on_buffers());
   CORTADO_ASSIGN_OR_RETURN(placement_, find_placement(place, communicator_, timeout()));
   CORTADO_ASSIGN_OR_RETURN(cluster_, given_cluster(options_, placement_.topology, communicator_));
+  if (!predicts_) cluster_.reset();  // the file is of these machines, and that is all
   CORTADO_ASSIGN_OR_RETURN(inner_, make_inner(decision_.candidates[0].what));
   if (communicator_->world_size() == 1) {
     decision_.decided = true;
@@ -92,14 +90,15 @@ Status AutoEngineImpl::open_device() {
 }
 
 // Where some rank does not hand over buffers in host memory, no rank's are summed whole. And what calibrate() measures
-// are codecs on the CPU, which says nothing of a device: then nothing is predicted, unless a file says it.
+// are codecs on the CPU, in a file too, which says nothing of a device: then nothing is predicted.
 Status AutoEngineImpl::agree_on_buffers() {
   if (communicator_->world_size() == 1) return {};
   const std::int64_t own[] = {!options_.takes_buffers || is_on_device(), is_on_device()};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most,
                            largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
   options_.takes_buffers = most[0] == 0;
-  if (most[1] != 0 && options_.cluster.empty()) options_.measure_s = 0;
+  predicts_ = most[1] == 0;
+  if (!predicts_) options_.measure_s = 0;
   return {};
 }
 
@@ -127,8 +126,14 @@ Result<std::unique_ptr<Engine>> AutoEngineImpl::make_inner(const std::string& wh
   return made;
 }
 
+// The step in hand is broken off: the caller's stream, from now on, comes after what was given to copy into gradients.
+void AutoEngineImpl::release_gradients() {
+  if (in_step_ && way_ != Way::kDirect) static_cast<void>(copies_->lead());
+}
+
 Status AutoEngineImpl::fail(const Status& status) {
   if (failure_.ok()) {
+    release_gradients();
     failure_ = status.with_context("auto");
     inner_->abandon(failure_.message());
     communicator_->abandon(failure_.message());
@@ -137,6 +142,7 @@ Status AutoEngineImpl::fail(const Status& status) {
 }
 
 void AutoEngineImpl::abandon(const std::string& why) {
+  if (failure_.ok()) release_gradients();
   inner_->abandon(why);
   if (failure_.ok())
     failure_ = make_error(StatusCode::kFailedPrecondition, "rank %d abandoned step %" PRId64 ": %s",
@@ -165,8 +171,9 @@ Status AutoEngineImpl::begin_step(const StepContext& context) {
   if (way_ != Way::kDirect) {
     const GradientScale scale{.value = context.gradient_scale,
                               .on_device = static_cast<const float*>(context.device_gradient_scale)};
-    CORTADO_RETURN_IF_ERROR(
-        copies_->begin_step(scale, 0, /*is_dense=*/true, static_cast<DeviceStream>(context.device_stream)));
+    const Status status =
+        copies_->begin_step(scale, 0, /*is_dense=*/true, static_cast<DeviceStream>(context.device_stream));
+    if (!status.ok()) return fail(status.with_context("to the device"));
   }
   // The host learns the scale with the first gradients.
   if (way_ != Way::kHost || context_.device_gradient_scale == nullptr) CORTADO_RETURN_IF_ERROR(begin_inside());
@@ -290,7 +297,10 @@ Status AutoEngineImpl::take_copies() {
     if (!next.ok()) return fail(next.status().with_context("from the device"));
     if (next.value() == nullptr) break;
     if (context_.device_gradient_scale != nullptr) context_.gradient_scale = copies_->gradient_scale();
-    if (!is_inside_begun_) CORTADO_RETURN_IF_ERROR(begin_inside());
+    if (!is_inside_begun_) {
+      const Status status = begin_inside();
+      if (!status.ok()) return fail(status.with_context("with the scale read on the device"));
+    }
     arrived_.clear();
     for (const std::uint32_t t : next.value()->on_host) arrived_.push_back({t, copies_->host_copy(t)});
     const std::size_t changed = carrying_.size();
@@ -307,18 +317,15 @@ Status AutoEngineImpl::take_copies() {
 }
 
 Status AutoEngineImpl::wait_for_copies() {
-  constexpr std::chrono::microseconds kLook{50};
-  const std::int64_t deadline_ns = clock_->now_ns() + timeout().count();
+  DeviceWait wait(communicator_, clock_, timeout(), "computed its gradients");
   for (;;) {
     CORTADO_RETURN_IF_ERROR(take_copies());
     if (!copies_->awaits()) break;
-    if (clock_->now_ns() >= deadline_ns) {
-      return fail(make_error(StatusCode::kTimeout, "rank %d: the device has not computed its gradients within %g s",
-                             communicator_->rank(), options_.timeout_s));
-    }
-    std::this_thread::sleep_for(kLook);
+    if (const Status status = wait.pause(); !status.ok()) return fail(status);
   }
-  if (!is_inside_begun_) CORTADO_RETURN_IF_ERROR(begin_inside());  // nothing was submitted but tensors without elements
+  if (!is_inside_begun_) {  // nothing was submitted but tensors without elements
+    if (const Status status = begin_inside(); !status.ok()) return fail(status);
+  }
   return empty_.empty() ? Status() : inner_->submit(empty_);
 }
 
@@ -335,6 +342,7 @@ Result<StepOutcome> AutoEngineImpl::finish_step(const LocalGradient& local_gradi
   if (!failure_.ok()) return failure_;
   if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "finish_step: no step was begun");
   const Result<StepOutcome> outcome = finish_inside(local_gradient);
+  if (!outcome.ok() && failure_.ok()) release_gradients();
   in_step_ = false;
   if (!outcome.ok()) return failure_ = outcome.status();
   if (!carrying_.empty() && outcome.value().finite) count_delivered();
@@ -345,14 +353,17 @@ Result<StepOutcome> AutoEngineImpl::finish_step(const LocalGradient& local_gradi
 Result<StepOutcome> AutoEngineImpl::finish_inside(const LocalGradient& local_gradient) {
   if (way_ == Way::kDirect) return inner_->finish_step(local_gradient);
   CORTADO_RETURN_IF_ERROR(wait_for_copies());
+  const auto checked = [this](const Status& status) {
+    return status.ok() ? status : fail(status.with_context("to the device"));
+  };
   if (way_ == Way::kBoth) {
-    CORTADO_RETURN_IF_ERROR(copies_->follow());
+    CORTADO_RETURN_IF_ERROR(checked(copies_->follow()));
     CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome, inner_->finish_step(local_gradient));
-    CORTADO_RETURN_IF_ERROR(copies_->lead());
+    CORTADO_RETURN_IF_ERROR(checked(copies_->lead()));
     return outcome;
   }
   CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome, inner_->finish_step({}));
-  CORTADO_RETURN_IF_ERROR(copies_->finish_step(outcome.finite, [](std::uint32_t) { return true; }));
+  CORTADO_RETURN_IF_ERROR(checked(copies_->finish_step(outcome.finite, [](std::uint32_t) { return true; })));
   return outcome;
 }
 
@@ -438,15 +449,8 @@ Status AutoEngineImpl::begin_trials() {
 
 Status AutoEngineImpl::next_trial() {
   while (contest_->next() >= 0) {
-    const int next = contest_->next();
-    if (next == current_) return exchange(next, nullptr);
-    const AutoCandidate& candidate = decision_.candidates[static_cast<std::size_t>(next)];
-    Result<std::unique_ptr<Engine>> made = make_inner(candidate.what);
-    if (made.ok()) return exchange(next, std::move(made).value());
-    // Models and settings are the same on all ranks, so all of them get here or none.
-    const Status& status = made.status();
-    if (next == 0 || status.is_fatal() || status.code() == StatusCode::kMismatch) return status;
-    say(candidate.label + " is left out: " + status.message());
+    CORTADO_ASSIGN_OR_RETURN(const bool is_there, try_to_switch(contest_->next()));
+    if (is_there) return {};
     contest_->drop();
   }
   return decide();
@@ -458,7 +462,12 @@ Status AutoEngineImpl::decide() {
     candidates[c].measured_ns = contest_->median_ns(static_cast<int>(c));
     candidates[c].steps = contest_->steps(static_cast<int>(c));
   }
-  const int best = contest_->best_other(), winner = contest_->winner(options_.min_gain);
+  for (int winner = contest_->winner(options_.min_gain);; winner = contest_->winner(options_.min_gain)) {
+    CORTADO_ASSIGN_OR_RETURN(const bool is_there, try_to_switch(winner));
+    if (is_there) break;
+    contest_->withdraw(winner);
+  }
+  const int best = contest_->best_other(), winner = current_;
   const AutoCandidate& dense = candidates[0];
   const auto gain = [&](const AutoCandidate& of) {
     return format_text("%.2fx", as_double(dense.measured_ns) / as_double(of.measured_ns));
@@ -488,7 +497,6 @@ Status AutoEngineImpl::decide() {
     others += (others.empty() ? "; tried: " : ", ") + candidates[c].label + " " +
               milliseconds(candidates[c].measured_ns) + predicted(candidates[c]);
   }
-  CORTADO_RETURN_IF_ERROR(switch_to(winner));
   say("auto, step " + std::to_string(step_number()) + ": " + decision_.reason + others);
   if (winner != 0) news_.push_back(inner_->describe());
   decision_.decided = true;
@@ -547,6 +555,26 @@ Status AutoEngineImpl::check_progress() {
 }
 
 // ---- from engine to engine ------------------------------------------------------------------------------------------
+
+// False: it can't be made, now and here. Models and settings are the same on all ranks, and where the device of one has
+// too little memory all hear of it, so all of them go on without it. What ran before it has gone then: two engines may
+// need more memory than there is.
+Result<bool> AutoEngineImpl::try_to_switch(int candidate) {
+  if (candidate != current_ && current_ != 0) CORTADO_RETURN_IF_ERROR(switch_to(0));
+  if (candidate == current_) {
+    CORTADO_RETURN_IF_ERROR(exchange(candidate, nullptr));
+    return true;
+  }
+  const AutoCandidate& wanted = decision_.candidates[static_cast<std::size_t>(candidate)];
+  Result<std::unique_ptr<Engine>> made = make_inner(wanted.what);
+  if (made.ok()) {
+    CORTADO_RETURN_IF_ERROR(exchange(candidate, std::move(made).value()));
+    return true;
+  }
+  if (made.status().is_fatal()) return made.status();
+  say(wanted.label + " is left out: " + made.status().message());
+  return false;
+}
 
 Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
   std::unique_ptr<Engine> made;

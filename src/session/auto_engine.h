@@ -87,6 +87,7 @@ class AutoEngineImpl final : public AutoEngine {
   const AutoCandidate& current() const { return decision_.candidates[static_cast<std::size_t>(current_)]; }
   std::int64_t step_number() const { return first_step_ + steps_; }
   bool sums_buffers() const { return inner_->options().method == EngineOptions::Method::kNone; }
+  void release_gradients();
   Status fail(const Status& status);
 
   // -- set-up
@@ -116,6 +117,7 @@ class AutoEngineImpl final : public AutoEngine {
   Status next_trial();
   Status decide();
   Status check_progress();
+  Result<bool> try_to_switch(int candidate);
   Status switch_to(int candidate, bool keep_residual = true);
   Status exchange(int candidate, std::unique_ptr<Engine> made, bool keep_residual = true);
   void put_inside(std::unique_ptr<Engine> made, int candidate);
@@ -134,7 +136,8 @@ class AutoEngineImpl final : public AutoEngine {
   AutoDevice device_;
   std::unique_ptr<DeviceSide> copies_;  // of gradients on the device
   Placement placement_;
-  std::optional<Cluster> cluster_;  // given
+  std::optional<Cluster> cluster_;  // given, to predict with
+  bool predicts_ = true;            // settings' times; no rank's gradients are on a device
   std::unique_ptr<Engine> inner_;
   int current_ = 0;  // of the candidates
 

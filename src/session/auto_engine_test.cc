@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <mutex>
+#include <set>
 
 #include "collective/rank_threads.h"
 #include "core/check.h"
@@ -50,15 +52,63 @@ float made_up(int rank, std::int64_t step, std::size_t tensor, std::size_t i) {
   return static_cast<float>(std::sin(x) + 0.3 * std::cos(3.1 * x));
 }
 
-AutoDevice emulated_device() {
-  const auto make_engine = [](std::vector<EngineTensor> tensors, const EngineOptions& options,
-                              Communicator* communicator, const Clock* clock, TraceRecorder* trace) {
+// What is seen of the engines that one rank makes on its device.
+struct MadeEngines {
+  std::function<bool(const EngineOptions& options, int made)> has_memory_for = nullptr;
+  std::map<std::string, int> made = {};  // of each setting
+  int alive = 0, most = 0;
+  // What comes after what: "e<c" is an engine's queue that follows that of auto's copies, "c>g" those before
+  // gradients'.
+  std::string order = {};
+  bool is_broken = false;  // the queue of auto's copies: its order can't be had any more
+};
+
+// Streams by their letters.
+DeviceStream stream_of(char letter) { return reinterpret_cast<DeviceStream>(static_cast<std::uintptr_t>(letter)); }
+
+class WatchedQueue : public EmulatedQueue {
+ public:
+  WatchedQueue(MadeEngines* engines, char letter, std::uint64_t most_bytes = std::uint64_t{1} << 30)
+      : EmulatedQueue(stream_of(letter), most_bytes), engines_(engines), letter_(letter) {}
+  Status follow(DeviceStream other) override { return note('<', other); }
+  Status lead(DeviceStream other) override { return note('>', other); }
+
+ protected:
+  MadeEngines* const engines_;
+
+ private:
+  Status note(char relation, DeviceStream other) {
+    if (engines_->is_broken && letter_ == 'c') return make_error(StatusCode::kInternal, "a broken device");
+    engines_->order += std::string(engines_->order.empty() ? "" : " ") + letter_ + relation +
+                       (other == nullptr ? '0' : static_cast<char>(reinterpret_cast<std::uintptr_t>(other)));
+    return {};
+  }
+
+  const char letter_;
+};
+
+// Counts itself as long as it lives.
+class CountedQueue final : public WatchedQueue {
+ public:
+  CountedQueue(MadeEngines* engines, std::uint64_t most_bytes) : WatchedQueue(engines, 'e', most_bytes) {
+    engines_->most = std::max(engines_->most, ++engines_->alive);
+  }
+  ~CountedQueue() override { --engines_->alive; }
+};
+
+AutoDevice emulated_device(MadeEngines* engines) {
+  const auto make_engine = [engines](std::vector<EngineTensor> tensors, const EngineOptions& options,
+                                     Communicator* communicator, const Clock* clock, TraceRecorder* trace) {
+    int& made = engines->made[options.to_spec()];
+    const bool has_memory = !engines->has_memory_for || engines->has_memory_for(options, made);
+    ++made;
+    const std::uint64_t most_bytes = has_memory ? std::uint64_t{1} << 30 : 1000;
     return EngineImpl::make(std::move(tensors), options, communicator, clock, trace,
-                            {.queue = std::make_unique<EmulatedQueue>(),
+                            {.queue = std::make_unique<CountedQueue>(engines, most_bytes),
                              .make_message = DeviceMessageOf<EmulatedDevice>::make,
                              .make_matrices = DeviceMatricesOf<EmulatedDevice>::make});
   };
-  return {.copies = {.queue = std::make_unique<EmulatedQueue>()}, .make_engine = make_engine};
+  return {.copies = {.queue = std::make_unique<WatchedQueue>(engines, 'c')}, .make_engine = make_engine};
 }
 
 constexpr std::int64_t kMs = 1'000'000;
@@ -70,8 +120,11 @@ struct Training {
   std::int64_t steps = 110;
   std::function<std::int64_t(const std::string& what, std::int64_t step, int rank)> step_ns;
   std::function<void(AutoEngine& engine, std::int64_t step)> after_step = nullptr;
+  std::function<Status(AutoEngine& engine, const MadeEngines& engines)> before_finish = nullptr;
   bool in_buckets = true;
   std::function<bool(std::size_t rank)> on_device = nullptr;  // whose gradients are on a device
+  // Whether the rank's device has room for a setting's engine, that it has made so often before.
+  std::function<bool(std::size_t rank, const EngineOptions& options, int made)> has_memory_for = nullptr;
   bool clock_runs = false;
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps
   float gradient_scale = 1;
@@ -83,6 +136,8 @@ struct Training {
 
   std::vector<Status> statuses;
   std::vector<AutoDecision> decisions;
+  std::vector<std::set<std::string>> orders;  // by rank: of steps, as in MadeEngines
+  std::vector<int> most_engines;              // by rank: on its device at once
   std::vector<std::vector<std::string>> news;
   std::vector<EngineReport> reports;
   std::vector<std::string> descriptions, loaded;  // at the start; what load_state() said
@@ -105,6 +160,8 @@ std::string inside(const AutoEngine& engine) {
 }
 
 void Training::go() {
+  orders.resize(static_cast<std::size_t>(ranks));
+  most_engines.resize(static_cast<std::size_t>(ranks));
   decisions.resize(static_cast<std::size_t>(ranks));
   news.resize(static_cast<std::size_t>(ranks));
   reports.resize(static_cast<std::size_t>(ranks));
@@ -124,7 +181,11 @@ void Training::go() {
     AutoOptions own = options;
     own.takes_buffers = in_buckets;
     const bool is_on_device = on_device && on_device(rank);
-    AutoEngineImpl made(tensors, own, &communicator, &clock, is_on_device ? emulated_device() : AutoDevice());
+    MadeEngines engines;
+    if (has_memory_for) {
+      engines.has_memory_for = [&](const EngineOptions& what, int made) { return has_memory_for(rank, what, made); };
+    }
+    AutoEngineImpl made(tensors, own, &communicator, &clock, is_on_device ? emulated_device(&engines) : AutoDevice());
     const std::optional<LauncherPlace> place = places.empty() ? std::nullopt : std::optional(places[rank]);
     if (const Status s = made.start(place); !s.ok()) return s;
     AutoEngine& engine = made;
@@ -151,14 +212,17 @@ void Training::go() {
       if (rank == 0) insides.push_back(inside(engine));
       clock.advance(step_ns(inside(engine), step, static_cast<int>(rank)));
       StepContext context{.gradient_scale = gradient_scale};
-      if (is_on_device) context = {.device_gradient_scale = &gradient_scale};
+      if (is_on_device) context = {.device_stream = stream_of('g'), .device_gradient_scale = &gradient_scale};
+      engines.order.clear();
       if (const Status s = engine.begin_step(context); !s.ok()) return s;
       const Status submitted = in_buckets && !is_on_device
                                    ? engine.submit_buffer(gradients, buffer.data(),
                                                           static_cast<std::int64_t>(buffer.size()), DType::kFloat32)
                                    : engine.submit(gradients);
       if (!submitted.ok()) return submitted;
+      if (before_finish) CORTADO_RETURN_IF_ERROR(before_finish(engine, engines));
       if (const Result<StepOutcome> outcome = engine.finish_step(); !outcome.ok()) return outcome.status();
+      orders[rank].insert(engines.order);
       for (std::size_t i = 0; rank == 0 && i < delivered.size(); ++i) {
         delivered[i] += static_cast<float*>(gradients[1].data)[i] / gradient_scale;
         double mean = 0;
@@ -172,6 +236,7 @@ void Training::go() {
       if (after_step) after_step(engine, step);
     }
     decisions[rank] = engine.decision();
+    most_engines[rank] = engines.most;
     reports[rank] = engine.report();
     return {};
   });
@@ -359,18 +424,129 @@ TEST(AutoEngine, ResumesOnADevice) {
 TEST(AutoEngine, EveryRankHearsOfADeviceThatCanNotBeUsed) {
   const std::vector<Status> statuses = run_ranks(2, [](Communicator& communicator) -> Status {
     HandClock clock;
+    MadeEngines engines;
     AutoDevice device;
     if (communicator.rank() == 1) {
-      device = emulated_device();
+      device = emulated_device(&engines);
       device.copies = {.queue = nullptr, .failure = make_error(StatusCode::kInternal, "no stream")};
     }
     AutoEngineImpl engine(model(), AutoOptions(), &communicator, &clock, std::move(device));
     return engine.start(std::optional<LauncherPlace>());
   });
-  EXPECT_EQ(statuses[0].code(), StatusCode::kMismatch);
-  EXPECT_NE(statuses[0].message().find("a device that can't be used: no stream"), std::string::npos)
-      << statuses[0].message();
-  EXPECT_EQ(statuses[1].message(), "no stream");
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.to_string(), "internal error: rank 1: a device that can't be used: no stream");
+  }
+}
+
+// A setting for which one rank's device is too full is left out on all of them: before its first trial, or later, when
+// it has won.
+TEST(AutoEngine, GoesOnWithoutWhatADeviceHasNoMemoryFor) {
+  for (const int makes : {0, 1}) {
+    Training run = training_of("topk(density=0.01)");
+    run.on_device = [](std::size_t) { return true; };
+    run.has_memory_for = [&](std::size_t rank, const EngineOptions& options, int made) {
+      return rank != 1 || !options.to_spec().starts_with("topk") || made < makes;
+    };
+    run.go();
+    expect_ok(run);
+    EXPECT_NE(chosen(run.decisions[0]), "topk(density=0.01)") << makes;
+    EXPECT_TRUE(says(run.news[0], "topk(density=0.01) is left out: rank 1: a device that can't be used")) << makes;
+    EXPECT_EQ(std::find(run.insides.begin(), run.insides.end(), "topk(density=0.01)") != run.insides.end(), makes > 0);
+    EXPECT_LT(gradients_lost({&run}), 12) << makes;
+  }
+}
+
+// Two engines at once may be more than there is room for.
+TEST(AutoEngine, HasOneEngineOnADeviceAtATime) {
+  Training run = training_of("topk(density=0.01)");
+  run.on_device = [](std::size_t) { return true; };
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(chosen(run.decisions[0]), "topk(density=0.01)");
+  EXPECT_EQ(run.most_engines, std::vector<int>({1, 1}));
+}
+
+// One order for each way that a step may go. The first that follows is for the scale of the loss, the last is the end.
+TEST(AutoEngine, IsOrderedBehindAndBeforeTheStreamThatComputes) {
+  Training run = training_of("topk(density=0.01)");
+  run.on_device = [](std::size_t) { return true; };
+  run.go();
+  expect_ok(run);
+  const std::set<std::string> expected = {"c<g c<g c<g c>g",                   // on the host
+                                          "e<g e<g e<g e>g",                   // direct
+                                          "c<g e<c c<g e<c c<g e<c e>c c>g"};  // both
+  EXPECT_EQ(run.orders[0], expected);
+  EXPECT_EQ(run.orders[1], expected);
+}
+
+// A step that is broken off may have given copies into gradients: who reads them next comes after these.
+TEST(AutoEngine, AStreamMayReadGradientsOfAStepThatWasBrokenOff) {
+  Training run = training_of("topk(density=0.01)");
+  run.on_device = [](std::size_t) { return true; };
+  std::atomic<int> broken_off = 0;
+  run.before_finish = [&](AutoEngine& engine, const MadeEngines& engines) -> Status {
+    if (engines.order.find("e<c") == std::string::npos) return {};
+    engine.abandon("enough");
+    ++broken_off;
+    EXPECT_TRUE(engines.order.ends_with(" c>g")) << engines.order;
+    return make_error(StatusCode::kFailedPrecondition, "broken off");
+  };
+  run.go();
+  EXPECT_GE(broken_off, 1);  // the other may hear of it first
+}
+
+// Peers hear of it at once, wherever in a step it happens; here by what the rank has told its group.
+TEST(AutoEngine, TellsItsPeersThatItsDeviceHasFailed) {
+  for (const std::string when : {"begin_step", "finish_step", "scale"}) {
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      HandClock clock(true);
+      MadeEngines engines;
+      AutoEngineImpl engine(model(), AutoOptions(), &communicator, &clock, emulated_device(&engines));
+      CORTADO_RETURN_IF_ERROR(engine.start(std::optional<LauncherPlace>()));
+      const bool fails = communicator.rank() == 0;
+      const float scale = fails && when == "scale" ? INFINITY : 1;
+      std::vector<std::vector<float>> values;
+      std::vector<Gradient> gradients;
+      for (const EngineTensor& tensor : model()) {
+        values.emplace_back(static_cast<std::size_t>(tensor.rows * tensor.cols), 1.0f);
+        gradients.push_back({static_cast<std::uint32_t>(gradients.size()), values.back().data()});
+      }
+      const auto step = [&]() -> Status {
+        engines.is_broken = fails && when == "begin_step";
+        CORTADO_RETURN_IF_ERROR(engine.begin_step({.device_gradient_scale = &scale}));
+        CORTADO_RETURN_IF_ERROR(engine.submit(gradients));
+        engines.is_broken = fails && when == "finish_step";
+        return engine.finish_step({}).status();
+      };
+      const Status status = step();
+      if (!fails) return {};
+      EXPECT_FALSE(status.ok()) << when;
+      EXPECT_NE(status.message().find("device"), std::string::npos) << status.message();
+      EXPECT_FALSE(communicator.peer_failure().ok()) << when;
+      return status;
+    });
+    EXPECT_FALSE(statuses[0].ok()) << when;
+  }
+}
+
+TEST(AutoEngine, DoesNotWaitForADeviceWhenAPeerHasFailed) {
+  const std::vector<Status> statuses = run_ranks(2, [](Communicator& communicator) -> Status {
+    MadeEngines engines;
+    AutoDevice device = emulated_device(&engines);
+    device.copies.queue = std::make_unique<StuckQueue>();
+    AutoOptions options;
+    options.timeout_s = 30;
+    AutoEngineImpl engine(model(), options, &communicator, steady_clock(), std::move(device));
+    CORTADO_RETURN_IF_ERROR(engine.start(std::optional<LauncherPlace>()));
+    if (communicator.rank() == 1) return make_error(StatusCode::kInternal, "out of coffee");
+    std::vector<float> values(40 * 24);
+    const Gradient gradient{0, values.data()};
+    CORTADO_RETURN_IF_ERROR(engine.begin_step({}));
+    CORTADO_RETURN_IF_ERROR(engine.submit({&gradient, 1}));
+    return engine.finish_step({}).status();
+  });
+  EXPECT_EQ(statuses[0].code(), StatusCode::kPeerFailed) << statuses[0].to_string();
+  EXPECT_NE(statuses[0].message().find("out of coffee"), std::string::npos) << statuses[0].message();
 }
 
 TEST(AutoEngine, MeasuresAgainWhenTheLinkChanges) {
@@ -493,6 +669,19 @@ TEST(AutoEngine, RunsThePlannersPlan) {
   // What it owed was paid after it was left.
   EXPECT_EQ(chosen(run.decisions[0]), "dense");
   EXPECT_LT(gradients_lost({&run}), 0.02);
+}
+
+// What a cluster file says of codecs is of those on the CPU: nothing is left out for it, and nothing planned.
+TEST(AutoEngine, PredictsNothingForADevice) {
+  Training run = with_a_plan();
+  run.steps = 60;
+  run.in_buckets = false;
+  run.on_device = [](std::size_t rank) { return rank == 1; };
+  run.go();
+  expect_ok(run);
+  ASSERT_EQ(run.decisions[0].candidates.size(), 10u);
+  for (const AutoCandidate& candidate : run.decisions[0].candidates) EXPECT_LT(candidate.predicted_ns, 0);
+  EXPECT_NE(run.descriptions[0].find("each of 9 settings"), std::string::npos) << run.descriptions[0];
 }
 
 TEST(AutoEngine, PredictsAndPlans) {

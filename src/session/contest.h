@@ -36,6 +36,9 @@ class Contest {
   // next() could not be made; it takes no further part.
   void drop();
 
+  // When it is over: one that was tried can't be made again, and has not won.
+  void withdraw(int contestant) { times_[index(contestant)].clear(); }
+
   std::int64_t median_ns(int contestant) const;  // -1: not tried
   std::int64_t steps(int contestant) const { return static_cast<std::int64_t>(times_[index(contestant)].size()); }
 

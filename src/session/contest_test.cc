@@ -26,6 +26,17 @@ TEST(Contest, SlowDenseIsNotTriedAgain) {
   EXPECT_EQ(contest.steps(0), 2);
 }
 
+TEST(Contest, WhoCanNotBeMadeAgainHasNotWon) {
+  Contest contest(3, Times{1000, 1000});
+  run(contest, {1000, 510, 300});
+  contest.withdraw(2);
+  EXPECT_EQ(contest.winner(0.03), 1);
+  EXPECT_EQ(contest.next(), -1);
+  contest.withdraw(1);
+  EXPECT_EQ(contest.winner(0.03), 0);
+  EXPECT_EQ(contest.best_other(), 0);
+}
+
 TEST(Contest, CloseOnesAreTriedAgainInOppositeOrder) {
   Contest contest(3, Times{1000});
   EXPECT_EQ(run(contest, {1000, 960, 940}), (std::vector<int>{1, 2, 0, 2, 1, 0, 0, 1, 2, 2, 1, 0}));

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from nets import COMPOSED, DGC, EXACT, QUANT, RANDK, SIGN, TOPK, VARYING, make_batch, make_net
 from ranks import fingerprint
+from test_ddp_overflow import distance
 from test_ddp_training import MODELS
-from test_device_engine import CUDA, VARIABLE
+from test_device_engine import CUDA, VARIABLE, parameters_of
 from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -125,8 +126,8 @@ def test_is_compressed_on_the_device(pools, codec, front_end):
     assert len(set(pools(2).run(compare, plan=codec, front_end=front_end, on_device=True))) == 1
 
 
-def train_scaled(me, plan):
-    os.environ[VARIABLE] = CUDA
+def train_scaled(me, plan, library):
+    os.environ[VARIABLE] = library
     scaler = torch.amp.GradScaler("cuda", init_scale=64.0, growth_interval=2)
     model = DistributedDataParallel(make_net().to("cuda:0"))
     state = cortado.attach(model, plan, grad_scaler=scaler, verbose=False)
@@ -134,21 +135,31 @@ def train_scaled(me, plan):
     for step in range(STEPS):
         inputs, labels = (each.to("cuda:0") for each in make_batch(me.rank, step))
         loss = scaler.scale(torch.nn.functional.cross_entropy(model(inputs), labels))
-        with no_device_wide_wait():
+        with no_device_wide_wait() if library == CUDA else contextlib.nullcontext():
             loss.backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
     assert scaler.get_scale() > 64.0
     report = state.report().to_dict()
-    assert report["runs_on"]["engine"] == "device" and report["non_finite_steps"] == 0
-    return fingerprint(model.cpu())
+    assert report["runs_on"]["engine"] == ("device" if library == CUDA else "cpu")
+    assert report["non_finite_steps"] == 0
+    return parameters_of(model.cpu()), fingerprint(model)
+
+
+def train_scaled_both(me, plan):
+    """The other engine is in host memory, and asks for the scale."""
+    found, replica = train_scaled(me, plan, CUDA)
+    expected, _ = train_scaled(me, plan, CUDA + ".none")
+    return distance(found, expected), replica
 
 
 @pytest.mark.skipif(not os.path.exists(CUDA), reason=f"{CUDA} is not built")
 @pytest.mark.parametrize("codec", ["acp(rank=2)", TOPK])
 def test_the_scale_of_the_loss_is_not_waited_for(pools, codec):
-    assert len(set(pools(2).run(train_scaled, plan=codec))) == 1
+    (error, replica), (_, other) = pools(2).run(train_scaled_both, plan=codec)
+    assert replica == other
+    assert error < 1e-3 if codec.startswith("acp") else error == 0
 
 
 def run_auto(me):

@@ -45,12 +45,17 @@ def reduced(me, net, plan, **options):
 
 
 def train_reduced(me, net, steps, optimizer=None):
+    """As train()."""
     optimizer = optimizer or make_optimizer(net)
+    losses = []
     for step in steps if not isinstance(steps, int) else range(steps):
         optimizer.zero_grad()
-        loss_of(net, make_batch(me.rank, step)).backward()
+        loss = loss_of(net, make_batch(me.rank, step))
+        loss.backward()
         net.cortado.wait()
         optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 def both_ways(me, plan, model=None):
