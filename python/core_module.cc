@@ -119,6 +119,11 @@ cortado::CommunicatorCallbacks callbacks_for(nb::handle group, int rank, int wor
       std::memcpy(received, all.data(), all.size());
     });
   };
+  if (nb::hasattr(group, "check_peers")) {
+    callbacks.check_peers = [](void* context, char* error, std::size_t bytes) {
+      return call_python(error, bytes, [&] { group_of(context).attr("check_peers")(); });
+    };
+  }
   callbacks.subgroup = [](void* context, const int* ranks, std::int64_t rank_count,
                           cortado::CommunicatorCallbacks* table, char* error, std::size_t bytes) {
     return call_python(error, bytes, [&] {

@@ -114,6 +114,11 @@ class Communicator {
   virtual Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                             std::chrono::nanoseconds timeout) = 0;
 
+  // The failure of a peer, where one is known by now; ok where none is, or where the transport learns of it from
+  // collectives alone. Does not wait for peers. For who waits for something else, such as a device, which may itself
+  // wait for a peer that is gone: about once a second (collective/device_wait.h).
+  virtual Status peer_failure() { return {}; }
+
   // A communicator for some of the ranks, in the order of the list: rank i of it is rank ranks[i] of this one. Every
   // rank of this communicator calls it at the same point of its program with the list it is in itself (lists of
   // different ranks are equal or share no rank), because some transports set up all sub-groups together; it may wait
@@ -206,6 +211,9 @@ struct CommunicatorCallbacks {
               std::size_t error_bytes) = nullptr;
   int (*all_gather)(void* context, const void* sent, std::int64_t sent_bytes, void* received, std::int64_t timeout_ns,
                     char* error, std::size_t error_bytes) = nullptr;
+  // An error where it is known that a peer has failed, otherwise 0 (Communicator::peer_failure). May be null: then
+  // nothing is known.
+  int (*check_peers)(void* context, char* error, std::size_t error_bytes) = nullptr;
   // Fills `table` for the sub-group of these ranks (Communicator::subgroup); its context lives as long as this one. May
   // be null: then there are no sub-groups.
   int (*subgroup)(void* context, const int* ranks, std::int64_t rank_count, CommunicatorCallbacks* table, char* error,
@@ -255,6 +263,7 @@ class RecordingCommunicator final : public Communicator {
   Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                     std::chrono::nanoseconds timeout) override;
   Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override;
+  Status peer_failure() override { return inner_->peer_failure(); }
   bool abandon(const std::string& why) override { return inner_->abandon(why); }
 
   const std::vector<RecordedCollective>& log() const { return whole_->log_; }

@@ -92,8 +92,7 @@ class TorchGroup:
                     raise self.failure(f"collective failed: {first_line(error)}") from error
                 if started.handle.is_completed():  # it ended well just after the slice did
                     return self._end(work)
-            if self.peer_has_failed():
-                raise self.failure("a peer reported a failure")
+            self.check_peers()
             if time.monotonic() >= deadline:
                 raise TimeoutError(str(self.failure(f"no result within {timeout_s:g} s")))
 
@@ -215,6 +214,11 @@ class TorchGroup:
 
     def peer_has_failed(self):
         return self._board.somebody_failed()
+
+    def check_peers(self):
+        """Raises if a peer is known to have failed; does not wait for peers."""
+        if self.peer_has_failed():
+            raise self.failure("a peer reported a failure")
 
     def announce(self, why):
         """Tells the other ranks that this one takes no further part; they stop waiting for it within about a second."""

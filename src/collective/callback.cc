@@ -71,6 +71,13 @@ class CallbackCommunicator final : public Communicator {
     return error.to_status(code, "all_gather uint8 " + std::to_string(sent.size()) + " on " + name());
   }
 
+  Status peer_failure() override {
+    if (callbacks_.check_peers == nullptr) return {};
+    ErrorText error;
+    const int code = callbacks_.check_peers(callbacks_.context, error.data(), error.bytes());
+    return code == 0 ? Status() : error.to_status(code, name());
+  }
+
   Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
     CORTADO_RETURN_IF_ERROR(index_in_subgroup(ranks, rank(), world_size()).status());
     if (callbacks_.subgroup == nullptr) return Communicator::subgroup(ranks);

@@ -80,6 +80,12 @@ struct Adapter {
     return 0;
   }
 
+  static int check_peers(void* context, char* error, std::size_t error_bytes) {
+    const auto& self = *static_cast<Adapter*>(context);
+    if (self.code != 0) return fail(self, error, error_bytes);
+    return convert(self.inner->peer_failure(), error, error_bytes);
+  }
+
   CommunicatorCallbacks callbacks() {
     CommunicatorCallbacks table;
     table.context = this;
@@ -133,6 +139,20 @@ TEST(Callback, EveryKindOfCollectiveAlsoInSubgroups) {
     return check_every_collective(*subgroup, kLong);
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(Callback, TellsThatAPeerHasFailedWhereTheTableCan) {
+  LocalGroup group(2);
+  Adapter adapter{group.communicator(0), 0, ""};
+  CommunicatorCallbacks table = adapter.callbacks();
+  const auto silent = make_callback_communicator(table).value();
+  table.check_peers = Adapter::check_peers;
+  const auto communicator = make_callback_communicator(table).value();
+  EXPECT_TRUE(communicator->peer_failure().ok());
+  group.abandon(1, "out of memory");
+  EXPECT_TRUE(silent->peer_failure().ok());
+  EXPECT_EQ(communicator->peer_failure().code(), StatusCode::kPeerFailed);
+  EXPECT_EQ(communicator->peer_failure().message(), "callback(threads): rank 1 has left the group: out of memory");
 }
 
 TEST(Callback, SubgroupsAreRefusedWhereTheTableHasNone) {

@@ -119,6 +119,7 @@ class FaultyCommunicator final : public Communicator {
     return std::unique_ptr<Communicator>(std::make_unique<FaultyCommunicator>(std::move(inner), plan_));
   }
 
+  Status peer_failure() override { return inner_->peer_failure(); }
   bool abandon(const std::string& why) override { return inner_->abandon(why); }
 
  private:

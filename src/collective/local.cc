@@ -68,6 +68,8 @@ class LocalCommunicator final : public Communicator {
     return wait(work, timeout);
   }
 
+  Status peer_failure() override { return rendezvous_->failure(); }
+
   Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
     CORTADO_ASSIGN_OR_RETURN(const int own, index_in_subgroup(ranks, rank_, world_size()));
     std::vector<int> names;

@@ -194,6 +194,24 @@ TEST(Local, WhatAllRanksStartedEndsWellAfterAFailure) {
       << "the first stays";
 }
 
+TEST(Local, TellsWithoutACollectiveThatAPeerHasFailed) {
+  LocalGroup group(2);
+  RecordingCommunicator decorated(group.communicator(0));
+  const auto verifying = make_verifying_communicator(&decorated);
+  const auto faulty = make_faulty_communicator(verifying.get(), {});
+  const std::array ranks{0};
+  const auto alone = faulty->subgroup(ranks).value();
+  EXPECT_TRUE(faulty->peer_failure().ok());
+  EXPECT_TRUE(alone->peer_failure().ok());
+  group.abandon(1, "out of memory");
+  for (Communicator* communicator : {faulty.get(), alone.get()}) {
+    const Status status = communicator->peer_failure();
+    EXPECT_EQ(status.code(), StatusCode::kPeerFailed);
+    EXPECT_EQ(status.message(), "rank 1 has left the group: out of memory");
+  }
+  EXPECT_TRUE(decorated.log().empty());
+}
+
 TEST(Local, AbandoningRankHasItsBuffersBack) {
   LocalGroup group(2);
   float mine = 1, theirs = 2;

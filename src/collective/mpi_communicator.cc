@@ -138,6 +138,8 @@ class MpiCommunicator final : public Communicator {
     return std::unique_ptr<Communicator>(std::make_unique<MpiCommunicator>(comm, job_, std::move(names)));
   }
 
+  Status peer_failure() override { return job_->failure(); }
+
   bool abandon(const std::string& why) override {
     (void)job_->fail(make_error(StatusCode::kPeerFailed, "rank %d has left the group: %s", job_->rank(), why.c_str()));
     return false;

@@ -146,6 +146,13 @@ class NcclCommunicator final : public Communicator {
 #endif
   }
 
+  Status peer_failure() override {
+    CORTADO_RETURN_IF_ERROR(failure_);
+    ncclResult_t report = ncclSuccess;
+    ncclCommGetAsyncError(comm_, &report);
+    return fail(nccl_status(report, "nccl"));
+  }
+
   bool abandon(const std::string& why) override {
     (void)fail(make_error(StatusCode::kPeerFailed, "rank %d has left the group: %s", rank_, why.c_str()));
     if (comm_ != nullptr) ncclCommAbort(std::exchange(comm_, nullptr));

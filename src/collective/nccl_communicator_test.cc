@@ -147,7 +147,9 @@ TEST(Nccl, WhatCanNotBeStartedIsRefused) {
   EXPECT_EQ(make_nccl_communicator(nullptr, nullptr).status().code(), StatusCode::kInvalidArgument);
   for_all_ranks([](Communicator& communicator) -> Status {
     EXPECT_EQ(communicator.wait(7, kLong).code(), StatusCode::kInvalidArgument);
+    EXPECT_TRUE(communicator.peer_failure().ok());
     EXPECT_TRUE(communicator.abandon("enough"));
+    EXPECT_EQ(communicator.peer_failure().code(), StatusCode::kPeerFailed);
     EXPECT_EQ(communicator.start({.elems = 0}).status().code(), StatusCode::kPeerFailed);
     return {};
   });

@@ -115,6 +115,11 @@ Status Rendezvous::wait_locked(int rank, WorkId work, std::int64_t deadline_ns, 
   return Status();
 }
 
+Status Rendezvous::failure() {
+  MutexLock lock(shared_.mutex);
+  return shared_.failure.ok() ? Status() : settled_failure();
+}
+
 void Rendezvous::fail(const Status& why) {
   MutexLock lock(shared_.mutex);
   fail_locked(why);

@@ -80,6 +80,9 @@ class Rendezvous {
   // and those that these wait for themselves.
   Status wait(int rank, WorkId work, std::chrono::nanoseconds timeout);
 
+  // The first failure, if there was one.
+  Status failure();
+
   // The first failure stays. Returns when no buffer is being read or written.
   void fail(const Status& why);
 

@@ -124,6 +124,7 @@ class VerifyingCommunicator final : public Communicator {
     return std::unique_ptr<Communicator>(std::make_unique<VerifyingCommunicator>(std::move(inner)));
   }
 
+  Status peer_failure() override { return inner_->peer_failure(); }
   bool abandon(const std::string& why) override { return inner_->abandon(why); }
 
  private:

@@ -77,6 +77,7 @@ class WatchedCommunicator final : public Communicator {
     return std::unique_ptr<Communicator>(std::make_unique<WatchedCommunicator>(std::move(inner).value(), watch_));
   }
 
+  Status peer_failure() override { return inner_->peer_failure(); }
   bool abandon(const std::string& why) override { return inner_->abandon(why); }
 
  private:

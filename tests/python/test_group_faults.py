@@ -63,6 +63,26 @@ def fails_to_come(me, kind, late_s, wait_s):
     raise AssertionError("no error")
 
 
+def asks_without_a_collective(me):
+    """How often a rank that waits for something else could ask before the broken one was known to have failed."""
+    import torch.distributed as dist
+    from cortado.group import TorchGroup
+
+    group = TorchGroup(dist.new_group(list(range(me.world_size))))
+    if me.rank == BROKEN:
+        time.sleep(0.3)
+        group.announce("out of coffee")
+        return None
+    deadline = time.monotonic() + 10
+    for asked in itertools.count():
+        try:
+            group.check_peers()
+        except RuntimeError as error:
+            return str(error), asked
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def dies(kind, rank, world_size, port):
     import torch.distributed as dist
     from cortado.group import TorchGroup
@@ -117,6 +137,12 @@ FEW_KINDS_FIRST = [
 
 
 # ---- in pytest -------------------------------------------------------------------------------------------------------
+
+
+def test_failures_are_known_without_a_collective(pools):
+    for message, asked in pools(3).run(asks_without_a_collective)[:BROKEN]:
+        assert "rank 2: out of coffee" in message
+        assert asked > 0
 
 
 @pytest.mark.parametrize("kind", FEW_KINDS_FIRST)
