@@ -121,6 +121,11 @@ class PyKfac {
       : communicator_(std::move(group), rank, world_size, group_name) {
     std::vector<KfacLayer> list;
     for (const LayerTuple& layer : layers) list.push_back(layer_of(layer));
+    if (options.contains("device_library")) {
+      library_ = unwrap(cortado::load_device_library(nb::cast<std::string>(options["device_library"])));
+      if (library_->create_kfac_device == nullptr) throw nb::value_error("the library has no K-FAC");
+    }
+    const CurrentDevice current(library_);  // before what may be destroyed here
     cortado::KfacOptions chosen;
     chosen.strategy = strategy_of(nb::cast<std::string>(options["strategy"]));
     chosen.workers = nb::cast<int>(options["workers"]);
@@ -142,11 +147,6 @@ class PyKfac {
       chosen.cluster = unwrap(cortado::cluster_from_json(nb::cast<std::string>(options["cluster"])));
       chosen.candidates = nb::cast<std::vector<std::string>>(options["candidates"]);
     }
-    if (options.contains("device_library")) {
-      library_ = unwrap(cortado::load_device_library(nb::cast<std::string>(options["device_library"])));
-      if (library_->create_kfac_device == nullptr) throw nb::value_error("the library has no K-FAC");
-    }
-    const CurrentDevice current(library_);
     if (library_ != nullptr) {
       const int device = nb::cast<int>(options["device"]);
       chosen.device = unwrapped_without_gil([&] {
@@ -157,6 +157,13 @@ class PyKfac {
     }
     kfac_ = unwrapped_without_gil([&] { return Kfac::create(std::move(list), chosen, communicator_.get()); });
   }
+
+  ~PyKfac() {
+    const CurrentDevice current(library_);
+    kfac_.reset();
+  }
+  PyKfac(const PyKfac&) = delete;
+  PyKfac& operator=(const PyKfac&) = delete;
 
   bool wants_batches(std::size_t layer) const { return kfac_->wants_batches(layer); }
 

@@ -3,7 +3,7 @@
 // Engines and K-FAC on a device, from libraries that are loaded while the program runs, so that who loads them is free
 // of CUDA. libcortado_cuda.so, with the engine, is built where nvcc is found, libcortado_cuda_kfac.so, with K-FAC,
 // where cuSOLVER is found too, which it needs when it is loaded. Both sides must be of one build: version, compiler and
-// the texts of the public headers are compared before anything is called.
+// the texts of the headers whose classes cross are compared before anything is called.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ namespace cortado {
 struct DeviceLibraryBuild {
   int version = 0;  // 1002003 is 1.2.3
   char compiler[96] = {};
-  char headers[72] = {};  // hash of include/cortado
+  char headers[72] = {};  // hash of include/cortado, and of the headers of KfacDevice
 };
 DeviceLibraryBuild this_build();
 

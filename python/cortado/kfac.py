@@ -185,8 +185,12 @@ class KFAC:
         self._core = _core.Kfac([layer.to_core() for layer in self._layers], options, *self._core_group())
         if self._group is not None:
             self._group.set_timeout(timeout_s)
-        self._batches = Batches(self._core, self._device, are_read_later=self._place.library is not None)
-        self._loss_scale = None  # of this step
+        are_read_later = self._place.library is not None
+        self._batches = Batches(
+            self._core, self._device, are_read_later=are_read_later, on_change=self._refuse_change_in_place
+        )
+        self._loss_scale = None  # of this forward and backward pass
+        self._first_layer = None  # with whose call the pass has begun
         self._wanted = [self._core.wants_batches(i) for i in range(len(self._layers))]
         self._is_synchronized = False
         self._is_finite = True
@@ -297,20 +301,32 @@ class KFAC:
                 return
             if not output.requires_grad or not self._is_due("factor_update_steps"):
                 return
-            values, count, height, width = layer.activations(inputs[0] if inputs else named_inputs["input"])
+            given = inputs[0] if inputs else named_inputs["input"]
+            values, count, height, width = layer.activations(given)
             self._check_device(values, f"the activations of {layer.name}")
             if values.numel():
                 if self._batches.are_read_later:
-                    self._scale_of_loss()
-                self._batches.add(index, True, values, DTYPE_CODES[values.dtype], (count, height, width))
+                    self._note_scale(index)
+                code, shape = DTYPE_CODES[values.dtype], (count, height, width)
+                # Where the layer has computed with a copy in another dtype, autograd keeps that one.
+                is_kept = given.grad_fn is not None and given.dtype == output.dtype
+                may_change = not is_kept and values.data_ptr() == given.data_ptr()
+                self._batches.add(index, True, values, code, shape, may_change=may_change)
             self._further_calls[index] += self._open_calls[index] > 0
             self._open_calls[index] += 1
             output.register_hook(on_output_gradient)
 
         return on_forward
 
+    def _note_scale(self, index):
+        """A pass has begun, perhaps after one that no step() came for: with another scale."""
+        if self._first_layer in (None, index) or not any(self._open_calls):
+            self._first_layer = index
+            self._loss_scale = None
+        self._scale_of_loss()
+
     def _scale_of_loss(self):
-        """A GradScaler's lies on the device, so it is read as a step's forward pass begins: little is under way."""
+        """A GradScaler's lies on the device, so it is read as a forward pass begins: little is under way."""
         if self._get_scale is None:
             return 1.0
         if self._loss_scale is None or not self._batches.are_read_later:
@@ -321,6 +337,10 @@ class KFAC:
         if tensor.device != self._device:  # its address would mean nothing there
             text = f"this cortado.KFAC was made for layers on {self._device}; {what} are on {tensor.device}"
             self._refuse(SpecError(text))
+
+    def _refuse_change_in_place(self, index, is_activations):
+        what = f"the {'activations' if is_activations else 'output gradients'} of layer {self._layers[index].name}"
+        self._refuse(SpecError(f"{what} were changed in place before kfac.step(), which reads them: change a copy"))
 
     def _refuse(self, error):
         """Raises an error that other ranks may not have, and that ends their wait for this one."""
@@ -336,7 +356,7 @@ class KFAC:
     def _forget_batches(self):
         self._core.reset_batch()
         self._batches.release()
-        self._loss_scale = None
+        self._loss_scale = self._first_layer = None
 
     # ---- the step
 
@@ -396,9 +416,10 @@ class KFAC:
         self._is_synchronized = False
         is_finite, self._is_finite = self._is_finite, True
         if is_finite:
+            self._batches.check()
             is_finite = self._precondition()
             self._batches.forget()
-            self._loss_scale = None
+            self._loss_scale = self._first_layer = None
         else:
             self._forget_batches()
         if not is_finite and self._reduces():
@@ -483,8 +504,10 @@ class KFAC:
         return KfacReport(values)
 
     def memory_usage(self):
-        """Bytes this rank holds, by purpose, and their total."""
-        return self._core.memory()
+        """Bytes this rank holds, by purpose, and their total; held: batches that a device may not have read yet."""
+        values = self._core.memory()
+        held = self._batches.held_bytes
+        return {**values, "held": held, "total": values["total"] + held}
 
     def state_dict(self, include_factors=True, *, include_inverses=None):
         """What this rank holds, keyed by layer; every rank saves its own.

@@ -42,15 +42,24 @@ class CudaLinalgImpl final : public CudaLinalg {
     return status_of(cusolverDnCreateParams(&parameters_), "cusolverDnCreateParams");
   }
 
+  Status reserve_symmetric_eigen(std::int64_t n, std::int64_t count) override {
+    if (n == 0 || count == 0) return {};
+    std::size_t host_bytes = 0;
+    CORTADO_RETURN_IF_ERROR(grow_for_eigen(n, count, nullptr, nullptr, &host_bytes));
+    static_cast<void>(host_workspace(host_bytes));
+    return {};
+  }
+  Status reserve_invert_positive_definite(std::int64_t n) override {
+    int elems = 0;
+    return n == 0 ? Status() : grow_for_inverse(n, nullptr, &elems);
+  }
+  std::int64_t workspace_bytes() const override { return static_cast<std::int64_t>(workspace_bytes_); }
+
   Status symmetric_eigen(std::int64_t n, std::int64_t count, float* matrices, float* values, int* infos) override {
     CORTADO_CHECK(n >= 0 && n <= kMaxMatrixDim && count >= 0);
     if (n == 0 || count == 0) return {};
-    std::size_t device_bytes = 0, host_bytes = 0;
-    CORTADO_RETURN_IF_ERROR(
-        status_of(cusolverDnXsyevBatched_bufferSize(solver_, parameters_, kVectors, kTriangle, n, kFloat, matrices, n,
-                                                    kFloat, values, kFloat, &device_bytes, &host_bytes, count),
-                  "cusolverDnXsyevBatched_bufferSize"));
-    CORTADO_RETURN_IF_ERROR(grow(device_bytes));
+    std::size_t host_bytes = 0;
+    CORTADO_RETURN_IF_ERROR(grow_for_eigen(n, count, matrices, values, &host_bytes));
     std::byte* const host = host_workspace(host_bytes);
     return status_of(
         cusolverDnXsyevBatched(solver_, parameters_, kVectors, kTriangle, n, kFloat, matrices, n, kFloat, values,
@@ -62,15 +71,8 @@ class CudaLinalgImpl final : public CudaLinalg {
     CORTADO_CHECK(n >= 0 && n <= kMaxMatrixDim);
     if (n == 0) return {};
     const auto size = static_cast<int>(n);
-    int factor_elems = 0, inverse_elems = 0;
-    CORTADO_RETURN_IF_ERROR(
-        status_of(cusolverDnSpotrf_bufferSize(solver_, kTriangle, size, matrix, size, &factor_elems),
-                  "cusolverDnSpotrf_bufferSize"));
-    CORTADO_RETURN_IF_ERROR(
-        status_of(cusolverDnSpotri_bufferSize(solver_, kTriangle, size, matrix, size, &inverse_elems),
-                  "cusolverDnSpotri_bufferSize"));
-    const int elems = std::max(factor_elems, inverse_elems);
-    CORTADO_RETURN_IF_ERROR(grow(static_cast<std::size_t>(elems) * sizeof(float) + kInfoBytes));
+    int elems = 0;
+    CORTADO_RETURN_IF_ERROR(grow_for_inverse(n, matrix, &elems));
     auto* const work = reinterpret_cast<float*>(workspace_ + kInfoBytes);
     CORTADO_RETURN_IF_ERROR(
         status_of(cusolverDnSpotrf(solver_, kTriangle, size, matrix, size, work, elems, info), "cusolverDnSpotrf"));
@@ -82,6 +84,28 @@ class CudaLinalgImpl final : public CudaLinalg {
 
  private:
   static constexpr std::size_t kInfoBytes = 256;  // an int, and the alignment of what follows
+
+  // How much is needed does not depend on where the matrices are.
+  Status grow_for_eigen(std::int64_t n, std::int64_t count, float* matrices, float* values, std::size_t* host_bytes) {
+    std::size_t device_bytes = 0;
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cusolverDnXsyevBatched_bufferSize(solver_, parameters_, kVectors, kTriangle, n, kFloat, matrices, n,
+                                                    kFloat, values, kFloat, &device_bytes, host_bytes, count),
+                  "cusolverDnXsyevBatched_bufferSize"));
+    return grow(device_bytes);
+  }
+  Status grow_for_inverse(std::int64_t n, float* matrix, int* elems) {
+    const auto size = static_cast<int>(n);
+    int factor_elems = 0, inverse_elems = 0;
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cusolverDnSpotrf_bufferSize(solver_, kTriangle, size, matrix, size, &factor_elems),
+                  "cusolverDnSpotrf_bufferSize"));
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cusolverDnSpotri_bufferSize(solver_, kTriangle, size, matrix, size, &inverse_elems),
+                  "cusolverDnSpotri_bufferSize"));
+    *elems = std::max(factor_elems, inverse_elems);
+    return grow(static_cast<std::size_t>(*elems) * sizeof(float) + kInfoBytes);
+  }
 
   Status grow(std::size_t bytes) {
     if (bytes <= workspace_bytes_) return {};

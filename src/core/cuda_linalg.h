@@ -23,6 +23,11 @@ class CudaLinalg {
   static Result<std::unique_ptr<CudaLinalg>> create(DeviceStream stream);
   virtual ~CudaLinalg() = default;
 
+  // Takes the memory that the calls below need, so that they don't.
+  virtual Status reserve_symmetric_eigen(std::int64_t n, std::int64_t count) = 0;
+  virtual Status reserve_invert_positive_definite(std::int64_t n) = 0;
+  virtual std::int64_t workspace_bytes() const = 0;
+
   // Of `count` matrices, one behind the other. Eigenvalues in ascending order to `values` (n of each); eigenvector i
   // becomes row i of its matrix.
   virtual Status symmetric_eigen(std::int64_t n, std::int64_t count, float* matrices, float* values, int* infos) = 0;

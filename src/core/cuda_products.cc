@@ -2,6 +2,9 @@
 #include "core/cuda_products.h"
 
 #include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+#include <string>
 
 #include "core/check.h"
 #include "core/cuda_device.h"
@@ -31,6 +34,15 @@ class CudaProducts final : public DeviceProducts {
   Status open(DeviceStream stream) {
     CORTADO_RETURN_IF_ERROR(status_of(cublasCreate(&blas_), "cublasCreate"));
     return status_of(cublasSetStream(blas_, stream), "cublasSetStream");
+  }
+
+  std::string kind() const override {
+    cudaDeviceProp properties{};
+    int version = 0;
+    if (cudaGetDeviceProperties(&properties, device_) != cudaSuccess) return "an unknown device";
+    cublasGetVersion(blas_, &version);
+    return std::string(properties.name) + " with " + std::to_string(properties.multiProcessorCount) +
+           " multiprocessors and cuBLAS " + std::to_string(version);
   }
 
   Status multiply(Operand op_a, Operand op_b, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
@@ -73,6 +85,7 @@ class CudaProducts final : public DeviceProducts {
  private:
   static int size(std::int64_t dimension) { return static_cast<int>(dimension); }
 
+  const int device_ = current_cuda_device();
   cublasHandle_t blas_ = nullptr;
 };
 

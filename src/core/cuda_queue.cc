@@ -83,7 +83,10 @@ class CudaQueue final : public DeviceQueue {
     CORTADO_RETURN_IF_ERROR(select());
     return order(other, stream_);
   }
-  Status lead(DeviceStream other) override { return order(stream_, other); }
+  Status lead(DeviceStream other) override {  // stream 0 is that of the current device
+    CORTADO_RETURN_IF_ERROR(select());
+    return order(stream_, other);
+  }
   Status record(Event event) override { return cuda_status(cudaEventRecord(of(event), stream_), "an event"); }
   Result<bool> reached(Event event) override {
     const cudaError_t error = cudaEventQuery(of(event));

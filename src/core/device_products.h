@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "core/linalg.h"
 #include "cortado/status.h"
@@ -15,6 +16,9 @@ namespace cortado {
 class DeviceProducts {
  public:
   virtual ~DeviceProducts() = default;
+
+  // The kind of device and of library: where it is the same, the bits are.
+  virtual std::string kind() const = 0;
 
   // c = op(a) op(b): m x n, from m x k and k x n after op.
   virtual Status multiply(Operand op_a, Operand op_b, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,

@@ -6,13 +6,19 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
+#include <utility>
 
 #include "core/device_products.h"
 
 namespace cortado {
 
-class EmulatedProducts final : public DeviceProducts {
+class EmulatedProducts : public DeviceProducts {
  public:
+  explicit EmulatedProducts(std::string kind = "emulated") : kind_(std::move(kind)) {}
+
+  std::string kind() const override { return kind_; }
+
   Status multiply(Operand op_a, Operand op_b, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
                   const float* b, float* c, std::int64_t count) override {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -45,6 +51,8 @@ class EmulatedProducts final : public DeviceProducts {
       std::fill(c + i * n + i + 1, c + (i + 1) * n, std::numeric_limits<float>::quiet_NaN());
     }
   }
+
+  const std::string kind_;
 };
 
 }  // namespace cortado

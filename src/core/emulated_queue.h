@@ -70,11 +70,15 @@ class EmulatedQueue : public DeviceQueue {
     return {};
   }
   Result<bool> reached(Event event) override {
+    if (hangs_) return false;
     Recorded& recorded = events_[static_cast<std::size_t>(event)];
     if (++recorded.looks <= kLooks) return false;
     for (; done_ < recorded.position; ++done_) std::exchange(work_[done_], nullptr)();
     return true;
   }
+
+  // From now on nothing ends.
+  void hang() { hangs_ = true; }
 
   std::uint64_t allocations() const { return blocks_.size(); }
 
@@ -98,6 +102,7 @@ class EmulatedQueue : public DeviceQueue {
   std::uint64_t bytes_left_;                 // on the device
   std::vector<std::function<void()>> work_;  // copies in order
   std::size_t done_ = 0;
+  bool hangs_ = false;
   std::vector<DeviceStream> followed_, led_;
   std::vector<Recorded> events_;
   std::vector<std::unique_ptr<std::byte, Delete>> blocks_;

@@ -2,9 +2,12 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,10 +26,14 @@ namespace {
 
 constexpr int kLanes = 4;  // streams: small decompositions leave most of a device idle
 constexpr std::size_t kAlignBytes = 256;
+constexpr std::chrono::seconds kPatience{2};    // of a destructor
+constexpr std::chrono::microseconds kLook{50};  // between two looks at a stream
 
 std::size_t aligned(std::int64_t elems) {
   return (static_cast<std::size_t>(elems) * sizeof(float) + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
 }
+
+using TimePoint = std::chrono::steady_clock::time_point;
 
 // Matrices of one size and kind. Its memory on the device, and the same again in pinned memory of the host, which both
 // ways are copied from and to: dampings and triangles go up, matrices, eigenvalues and infos come down.
@@ -44,9 +51,13 @@ struct Group {
   std::size_t bytes() const { return up_bytes() + down_bytes(); }
 };
 
+// In the order in which they are given to the lanes, the largest first.
+using Groups = std::map<std::pair<bool, std::int64_t>, Group>;
+
 class Lane {
  public:
   Lane() = default;
+  // With its stream at work, or other work on the device that never ends, cuSOLVER would wait for it: see leave().
   ~Lane() {
     linalg_.reset();
     if (done_ != nullptr) cudaEventDestroy(done_);
@@ -62,6 +73,15 @@ class Lane {
     CORTADO_ASSIGN_OR_RETURN(linalg_, CudaLinalg::create(stream_));
     return {};
   }
+
+  bool is_prepared() const { return linalg_ != nullptr; }
+
+  // So that start() allocates nothing.
+  Status reserve(const Group& group) {
+    return group.is_eigen ? linalg_->reserve_symmetric_eigen(group.n, group.count())
+                          : linalg_->reserve_invert_positive_definite(group.n);
+  }
+  std::int64_t workspace_bytes() const { return linalg_ == nullptr ? 0 : linalg_->workspace_bytes(); }
 
   // Gives the group to the stream.
   Status start(const Group& group, std::byte* device, std::byte* host) {
@@ -103,7 +123,22 @@ class Lane {
 
   // Behind what was started; then waits for that alone.
   Status mark() { return cuda_status(cudaEventRecord(done_, stream_), "cudaEventRecord"); }
-  Status wait() { return cuda_status(cudaEventSynchronize(done_), "cudaEventSynchronize"); }
+  Status wait(TimePoint deadline) {
+    for (;;) {
+      const cudaError_t error = cudaEventQuery(done_);
+      if (error != cudaErrorNotReady) return cuda_status(error, "inverses");
+      if (std::chrono::steady_clock::now() >= deadline) {
+        return make_error(StatusCode::kTimeout, "the device has not finished with inverses in time");
+      }
+      std::this_thread::sleep_for(kLook);
+    }
+  }
+
+  // What it has stays until the program ends.
+  void leave() {
+    static_cast<void>(linalg_.release());
+    done_ = nullptr, stream_ = nullptr;
+  }
 
  private:
   cudaStream_t stream_ = nullptr;
@@ -113,9 +148,16 @@ class Lane {
 
 class CudaInverter final : public KfacInverter {
  public:
+  // After a timeout work may be under way that never ends, and cudaFree() would wait for it: then all of it stays.
   ~CudaInverter() override {
+    const TimePoint deadline = std::chrono::steady_clock::now() + kPatience;
+    bool is_idle = true;
     for (Lane& lane : lanes_) {
-      if (lane.mark().ok()) (void)lane.wait();
+      if (lane.is_prepared()) is_idle &= lane.mark().ok() && lane.wait(deadline).ok();
+    }
+    if (!is_idle) {
+      for (Lane& lane : lanes_) lane.leave();
+      return;
     }
     cudaFree(device_);
     cudaFreeHost(host_);
@@ -126,15 +168,32 @@ class CudaInverter final : public KfacInverter {
     return {};
   }
 
-  Status invert(std::span<InverseJob> jobs) override {
+  Status reserve(std::span<const InverseJob> jobs) override {
     const MutexLock lock(mutex_);
+    CORTADO_RETURN_IF_ERROR(failure_);
+    std::vector<InverseJob> copies(jobs.begin(), jobs.end());
+    std::vector<InverseJob*> todo;
+    for (InverseJob& job : copies) {
+      if (job.n > 0) todo.push_back(&job);
+    }
+    const Groups groups = groups_of(todo);
+    CORTADO_RETURN_IF_ERROR(grow(groups));
+    int lane = 0;
+    for (const auto& [size, group] : groups) CORTADO_RETURN_IF_ERROR(lanes_[lane++ % kLanes].reserve(group));
+    return {};
+  }
+
+  Status invert(std::span<InverseJob> jobs, std::chrono::nanoseconds timeout) override {
+    const MutexLock lock(mutex_);
+    CORTADO_RETURN_IF_ERROR(failure_);
+    const TimePoint deadline = std::chrono::steady_clock::now() + timeout;
     std::vector<InverseJob*> todo;
     for (InverseJob& job : jobs) {
       job.failed = job.n > 0;
       if (job.failed) todo.push_back(&job);
     }
     for (int raises = 0; !todo.empty() && raises <= kMostRaises; ++raises) {
-      CORTADO_RETURN_IF_ERROR(run(todo));
+      if (Status status = run(todo, deadline); !status.ok()) return failure_ = status;
       // What is not positive definite again, with more damping. A failed iteration for eigenvalues does not get better.
       std::erase_if(todo, [](const InverseJob* job) { return !job->failed || job->values != nullptr; });
       for (InverseJob* job : todo) ++job->raised, job->damping *= 10;
@@ -144,20 +203,25 @@ class CudaInverter final : public KfacInverter {
 
   std::int64_t scratch_bytes() const override {
     const MutexLock lock(mutex_);
-    return static_cast<std::int64_t>(bytes_);
+    auto bytes = static_cast<std::int64_t>(bytes_);
+    for (const Lane& lane : lanes_) bytes += lane.workspace_bytes();
+    return bytes;
   }
 
  private:
-  Status run(const std::vector<InverseJob*>& jobs) REQUIRES(mutex_) {
-    std::map<std::pair<bool, std::int64_t>, Group> by_size;
+  static Groups groups_of(const std::vector<InverseJob*>& jobs) {
+    Groups by_size;
     for (InverseJob* job : jobs) {
-      Group& group = by_size[{job->values != nullptr, -job->n}];  // the largest first
+      Group& group = by_size[{job->values != nullptr, -job->n}];
       group.n = job->n, group.is_eigen = job->values != nullptr;
       group.jobs.push_back(job);
     }
-    std::size_t bytes = 0;
-    for (const auto& [size, group] : by_size) bytes += group.bytes();
-    CORTADO_RETURN_IF_ERROR(grow(bytes));
+    return by_size;
+  }
+
+  Status run(const std::vector<InverseJob*>& jobs, TimePoint deadline) REQUIRES(mutex_) {
+    const Groups by_size = groups_of(jobs);
+    CORTADO_RETURN_IF_ERROR(grow(by_size));
     std::size_t at = 0;
     int lane = 0;
     for (const auto& [size, group] : by_size) {
@@ -165,7 +229,7 @@ class CudaInverter final : public KfacInverter {
       at += group.bytes();
     }
     for (Lane& each : lanes_) CORTADO_RETURN_IF_ERROR(each.mark());
-    for (Lane& each : lanes_) CORTADO_RETURN_IF_ERROR(each.wait());
+    for (Lane& each : lanes_) CORTADO_RETURN_IF_ERROR(each.wait(deadline));
     at = 0;
     for (const auto& [size, group] : by_size) {
       take(group, host_ + at + group.up_bytes());
@@ -188,8 +252,10 @@ class CudaInverter final : public KfacInverter {
     }
   }
 
-  // Steps invert matrices of the same sizes: after the first one nothing is allocated.
-  Status grow(std::size_t bytes) REQUIRES(mutex_) {
+  // Steps invert matrices of the sizes that were reserved: then nothing is allocated.
+  Status grow(const Groups& groups) REQUIRES(mutex_) {
+    std::size_t bytes = 0;
+    for (const auto& [size, group] : groups) bytes += group.bytes();
     if (bytes <= bytes_) return {};
     cudaFree(device_);
     cudaFreeHost(host_);
@@ -208,6 +274,7 @@ class CudaInverter final : public KfacInverter {
   Lane lanes_[kLanes];
   std::byte *device_ GUARDED_BY(mutex_) = nullptr, *host_ GUARDED_BY(mutex_) = nullptr;
   std::size_t bytes_ GUARDED_BY(mutex_) = 0;
+  Status failure_ GUARDED_BY(mutex_);  // with work under way, the memory can't be used again
 };
 
 }  // namespace

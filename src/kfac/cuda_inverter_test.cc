@@ -4,6 +4,7 @@
 // equal: compared is what they are the decomposition of.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -68,6 +69,8 @@ Floats product(const Floats& vectors, const Floats& values) {
   return matrix;
 }
 
+constexpr std::chrono::seconds kTimeout{100};
+
 const std::vector<std::int64_t> kSizes = {1, 65, 2, 64, 65, 130, 1, 65, 300};
 
 class CudaInverterTest : public testing::Test {
@@ -84,8 +87,8 @@ class CudaInverterTest : public testing::Test {
 TEST_F(CudaInverterTest, EigenvectorsDecomposeTheFactor) {
   Matrices found(kSizes, true), expected(kSizes, true);
   for (int run = 0; run < 2; ++run) {
-    ASSERT_TRUE(device_->invert(found.jobs).ok());
-    ASSERT_TRUE(host_->invert(expected.jobs).ok());
+    ASSERT_TRUE(device_->invert(found.jobs, kTimeout).ok());
+    ASSERT_TRUE(host_->invert(expected.jobs, kTimeout).ok());
     for (std::size_t i = 0; i < kSizes.size(); ++i) {
       SCOPED_TRACE(i);
       EXPECT_FALSE(found.jobs[i].failed);
@@ -99,11 +102,31 @@ TEST_F(CudaInverterTest, EigenvectorsDecomposeTheFactor) {
   }
 }
 
+// So that a first inverse does not find the device full.
+TEST_F(CudaInverterTest, NothingIsAllocatedForWhatWasReserved) {
+  for (const bool is_eigen : {true, false}) {
+    Matrices found(kSizes, is_eigen);
+    ASSERT_TRUE(device_->reserve(found.jobs).ok());
+    const std::int64_t bytes = device_->scratch_bytes();
+    EXPECT_GT(bytes, 0);
+    ASSERT_TRUE(device_->invert(found.jobs, kTimeout).ok());
+    EXPECT_EQ(device_->scratch_bytes(), bytes);
+  }
+}
+
+TEST_F(CudaInverterTest, ADeviceThatIsLateIsAnErrorForGood) {
+  Matrices found(kSizes, true);
+  for (int run = 0; run < 2; ++run) {
+    const Status status = device_->invert(found.jobs, std::chrono::nanoseconds(0));
+    EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.to_string();
+  }
+}
+
 TEST_F(CudaInverterTest, DampedInversesAreThoseOfTheCpu) {
   Matrices found(kSizes, false), expected(kSizes, false);
   for (int run = 0; run < 2; ++run) {
-    ASSERT_TRUE(device_->invert(found.jobs).ok());
-    ASSERT_TRUE(host_->invert(expected.jobs).ok());
+    ASSERT_TRUE(device_->invert(found.jobs, kTimeout).ok());
+    ASSERT_TRUE(host_->invert(expected.jobs, kTimeout).ok());
     for (std::size_t i = 0; i < kSizes.size(); ++i) {
       SCOPED_TRACE(i);
       EXPECT_FALSE(found.jobs[i].failed);
@@ -125,8 +148,8 @@ TEST_F(CudaInverterTest, DampingIsRaisedAsOnTheCpu) {
     each->triangles[3][0] -= 5;  // indefinite: damping must come to more than that
     each->triangles[8][0] -= 50;
   }
-  ASSERT_TRUE(device_->invert(found.jobs).ok());
-  ASSERT_TRUE(host_->invert(expected.jobs).ok());
+  ASSERT_TRUE(device_->invert(found.jobs, kTimeout).ok());
+  ASSERT_TRUE(host_->invert(expected.jobs, kTimeout).ok());
   for (std::size_t i = 0; i < kSizes.size(); ++i) {
     SCOPED_TRACE(i);
     EXPECT_EQ(found.jobs[i].raised, expected.jobs[i].raised);
@@ -139,8 +162,8 @@ TEST_F(CudaInverterTest, DampingIsRaisedAsOnTheCpu) {
 TEST_F(CudaInverterTest, IndefiniteFactorsAreReported) {
   Matrices found({64, 64}, true), expected({64, 64}, true);
   found.triangles[1][0] -= 5, expected.triangles[1][0] -= 5;
-  ASSERT_TRUE(device_->invert(found.jobs).ok());
-  ASSERT_TRUE(host_->invert(expected.jobs).ok());
+  ASSERT_TRUE(device_->invert(found.jobs, kTimeout).ok());
+  ASSERT_TRUE(host_->invert(expected.jobs, kTimeout).ok());
   EXPECT_FALSE(found.jobs[0].is_indefinite);
   EXPECT_TRUE(found.jobs[1].is_indefinite);
   EXPECT_EQ(found.values[1][0], 0.0f);

@@ -1,4 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <chrono>
 #include <utility>
 
 #include "core/check.h"
@@ -18,9 +19,13 @@ class InverterOfDevice final : public KfacInverter {
   InverterOfDevice(std::shared_ptr<KfacInverter> inverter, int device)
       : inverter_(std::move(inverter)), device_(device) {}
 
-  Status invert(std::span<InverseJob> jobs) override {
+  Status reserve(std::span<const InverseJob> jobs) override {
     set_current_cuda_device(device_);
-    return inverter_->invert(jobs);
+    return inverter_->reserve(jobs);
+  }
+  Status invert(std::span<InverseJob> jobs, std::chrono::nanoseconds timeout) override {
+    set_current_cuda_device(device_);
+    return inverter_->invert(jobs, timeout);
   }
   std::int64_t scratch_bytes() const override { return inverter_->scratch_bytes(); }
 

@@ -16,8 +16,10 @@ class CpuInverter final : public KfacInverter {
  public:
   explicit CpuInverter(int threads) : pool_(threads), scratch_(static_cast<std::size_t>(pool_.threads())) {}
 
+  Status reserve(std::span<const InverseJob> /*jobs*/) override { return {}; }
+
   // Matrices of one size next to each other, the largest first, so that threads end together and reuse their scratch.
-  Status invert(std::span<InverseJob> jobs) override {
+  Status invert(std::span<InverseJob> jobs, std::chrono::nanoseconds /*timeout*/) override {
     order_.resize(jobs.size());
     std::iota(order_.begin(), order_.end(), std::size_t{0});
     std::stable_sort(order_.begin(), order_.end(), [&](std::size_t x, std::size_t y) { return jobs[x].n > jobs[y].n; });

@@ -149,7 +149,7 @@ std::string settings_text(const KfacOptions& options) {
   // Ranks that compute the same for themselves get the same bytes on devices of one kind only.
   const bool compute_the_same =
       options.strategy == KfacStrategy::kCommOpt || options.strategy == KfacStrategy::kHybridOpt;
-  if (compute_the_same && options.device != nullptr) text += ", on a device";
+  if (compute_the_same && options.device != nullptr) text += ", on a device: " + options.device->kind();
   if (!is_auto(options)) return text;
   for (const std::string& candidate : options.candidates) text += ", candidate " + candidate;
   const int ranks = options.cluster.has_value() ? options.cluster->topology().world_size() : 0;
@@ -200,6 +200,7 @@ Status KfacImpl::prepare() {
   if (device_ != nullptr) {
     if (Status status = prepare_device(); !status.ok()) return fail(status.with_context("K-FAC's device"));
   }
+  if (Status status = reserve_inverses(); !status.ok()) return fail(status.with_context("memory for inverses"));
   for (const std::int64_t offset : offsets_) {  // a group of one neither reads nor writes
     result_of_layer_.push_back(stays_on_device() ? static_cast<void*>(this) : results_ + offset);
   }
@@ -282,7 +283,8 @@ Status KfacImpl::prepare_device() {
                           .elems = gradient_elems_,
                           .is_eigen = is_eigen(),
                           .splits = options_.pi_correction,
-                          .timeout_s = options_.timeout_s};
+                          .timeout_s = options_.timeout_s,
+                          .peer_failure = [this] { return world_->peer_failure(); }};
   for (std::size_t s = 0; s < factors_.size(); ++s) setup.adds.push_back(sync_->triangles(s) != nullptr);
   for (std::size_t i = 0; i < layers_.size(); ++i) setup.preconditions.push_back(is_worker(i));
   const int column = grid_.column_of(rank());

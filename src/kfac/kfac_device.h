@@ -7,7 +7,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/device.h"
@@ -29,7 +31,13 @@ class KfacDevice : public KfacInverter {
     bool is_eigen = true;
     bool splits = false;      // the damping: pi_correction
     double timeout_s = 1800;  // of each wait for the device
+    // Asked about once a second of a wait, which ends with its error: the device may itself wait for a peer that is
+    // gone. May be empty.
+    std::function<Status()> peer_failure = {};
   };
+  // Of device and libraries: preconditions to the same bits wherever it is the same.
+  virtual std::string kind() const = 0;
+
   // First of all, and once.
   virtual Status prepare(const Setup& setup) = 0;
 

@@ -4,11 +4,13 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -27,7 +29,7 @@
 namespace cortado {
 
 template <class Device>
-class KfacDeviceOf final : public KfacDevice {
+class KfacDeviceOf : public KfacDevice {
  public:
   // patch_elems: most values of a matrix that is copied before it is multiplied; at least 32 columns fit all the same.
   KfacDeviceOf(std::unique_ptr<DeviceQueue> queue, std::unique_ptr<DeviceProducts> products,
@@ -36,6 +38,19 @@ class KfacDeviceOf final : public KfacDevice {
         products_(std::move(products)),
         inverter_(std::move(inverter)),
         patch_elems_(patch_elems) {}
+
+  // cuBLAS, cuSOLVER and cudaFree() wait for the whole device before they let go. After a timeout it may never end:
+  // then all that there is stays until the program ends.
+  ~KfacDeviceOf() override {
+    if (!inverter_has_timed_out_ && ends_soon()) return;
+    auto* const left = new Left{std::move(queue_), std::move(products_), std::move(inverter_), left_.load()};
+    while (!left_.compare_exchange_weak(left->next, left)) {
+    }
+  }
+  KfacDeviceOf(const KfacDeviceOf&) = delete;
+  KfacDeviceOf& operator=(const KfacDeviceOf&) = delete;
+
+  std::string kind() const override { return products_->kind(); }
 
   Status prepare(const Setup& setup) override {
     if (is_prepared_) return make_error(StatusCode::kFailedPrecondition, "a KfacDevice is of one Kfac only");
@@ -53,7 +68,12 @@ class KfacDeviceOf final : public KfacDevice {
 
   Result<float*> host_memory(std::int64_t elems) override { return on_host<float>(elems, &memory_.gradients_bytes); }
 
-  Status invert(std::span<InverseJob> jobs) override { return inverter_->invert(jobs); }
+  Status reserve(std::span<const InverseJob> jobs) override { return inverter_->reserve(jobs); }
+  Status invert(std::span<InverseJob> jobs, std::chrono::nanoseconds timeout) override {
+    Status status = inverter_->invert(jobs, timeout);
+    inverter_has_timed_out_ |= status.code() == StatusCode::kTimeout;
+    return status;
+  }
   std::int64_t scratch_bytes() const override { return inverter_->scratch_bytes(); }
 
   // ---- factors
@@ -177,6 +197,8 @@ class KfacDeviceOf final : public KfacDevice {
 
  private:
   static constexpr std::chrono::microseconds kLook{50};               // between two looks at the device
+  static constexpr std::chrono::seconds kPeers{1};                    // between two questions for failed peers
+  static constexpr double kPatienceS = 2;                             // of the destructor, at most
   static constexpr std::int64_t kColumns = 32;                        // of patches are a multiple of it
   static constexpr std::int64_t kStrideElems = 4;                     // rows that are copied begin at a multiple of it
   static constexpr std::int64_t kPieceElems = std::int64_t{1} << 20;  // of what is uploaded at a time
@@ -188,6 +210,13 @@ class KfacDeviceOf final : public KfacDevice {
     std::int64_t triangles_at = 0;
     float *inverse = nullptr, *values = nullptr;
   };
+  struct Left {
+    std::unique_ptr<DeviceQueue> queue;
+    std::unique_ptr<DeviceProducts> products;
+    std::shared_ptr<KfacInverter> inverter;
+    Left* next;
+  };
+  static inline std::atomic<Left*> left_ = nullptr;  // of all that were destroyed
   struct Inverses {
     std::vector<double> a_means{}, g_means{};  // of eigenvalues, of each group
     double* pis = nullptr;
@@ -385,16 +414,28 @@ class KfacDeviceOf final : public KfacDevice {
     return {};
   }
 
+  bool ends_soon() {
+    if (!is_prepared_) return true;
+    setup_.peer_failure = nullptr;  // who asks may be gone
+    return wait("what it was given", std::min(kPatienceS, setup_.timeout_s)).code() != StatusCode::kTimeout;
+  }
+
   // For all that was given.
-  Status wait(const char* what) {
+  Status wait(const char* what) { return wait(what, setup_.timeout_s); }
+  Status wait(const char* what, double timeout_s) {
     CORTADO_RETURN_IF_ERROR(queue_->record(event_));
-    const auto deadline = std::chrono::steady_clock::now() + from_seconds(setup_.timeout_s);
+    const auto begin = std::chrono::steady_clock::now(), deadline = begin + from_seconds(timeout_s);
+    auto asks_peers = begin + kPeers;
     for (;;) {
       CORTADO_ASSIGN_OR_RETURN(const bool is_reached, queue_->reached(event_));
       if (is_reached) return {};
-      if (std::chrono::steady_clock::now() >= deadline) {
-        return make_error(StatusCode::kTimeout, "the device has not finished with %s within %g s", what,
-                          setup_.timeout_s);
+      const auto now = std::chrono::steady_clock::now();
+      if (setup_.peer_failure && now >= asks_peers) {
+        CORTADO_RETURN_IF_ERROR(setup_.peer_failure().with_context("while waiting for the device"));
+        asks_peers = now + kPeers;
+      }
+      if (now >= deadline) {
+        return make_error(StatusCode::kTimeout, "the device has not finished with %s within %g s", what, timeout_s);
       }
       std::this_thread::sleep_for(kLook);
     }
@@ -405,6 +446,7 @@ class KfacDeviceOf final : public KfacDevice {
   std::shared_ptr<KfacInverter> inverter_;
   std::int64_t patch_elems_;
   bool is_prepared_ = false;
+  bool inverter_has_timed_out_ = false;
   Setup setup_;
   std::vector<KfacLayer> layers_;
   DeviceQueue::Event event_ = 0;

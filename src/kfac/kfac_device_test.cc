@@ -6,10 +6,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/float16.h"
@@ -108,6 +111,128 @@ TEST(KfacDevice, OneThatFailsIsEverybodysError) {
        })) {
     EXPECT_NE(status.to_string().find("of one Kfac only"), std::string::npos) << status.to_string();
   }
+}
+
+// Devices of two kinds give other bytes.
+TEST(KfacDevice, RanksThatComputeTheSameMustBeOfOneKind) {
+  for (const Status& status : run_ranks(2, [](Communicator& communicator) -> Status {
+         KfacOptions options = options_of(KfacStrategy::kCommOpt);
+         auto products = std::make_unique<EmulatedProducts>(communicator.rank() == 0 ? "old" : "new");
+         options.device = std::make_shared<KfacDeviceOf<EmulatedDevice>>(std::make_unique<EmulatedQueue>(),
+                                                                         std::move(products), make_cpu_inverter(1));
+         return Kfac::create(small_job(), options, &communicator).status();
+       })) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+    EXPECT_NE(status.message().find("on a device: new"), std::string::npos) << status.to_string();
+  }
+}
+
+class NotedProducts final : public EmulatedProducts {
+ public:
+  explicit NotedProducts(bool* is_gone) : is_gone_(is_gone) {}
+  ~NotedProducts() override { *is_gone_ = true; }
+
+ private:
+  bool* is_gone_;
+};
+
+// cuBLAS would wait for the device before it lets go.
+TEST(KfacDevice, OneThatHangsIsAnErrorAndLeftAsItIs) {
+  for (const bool hangs : {false, true}) {
+    LocalGroup group(1);
+    bool is_gone = false;
+    auto owned = std::make_unique<EmulatedQueue>();
+    EmulatedQueue& queue = *owned;
+    KfacOptions options = options_of(KfacStrategy::kMemOpt);
+    options.timeout_s = 0.05;
+    options.device = std::make_shared<KfacDeviceOf<EmulatedDevice>>(
+        std::move(owned), std::make_unique<NotedProducts>(&is_gone), make_cpu_inverter(1));
+    auto kfac = Kfac::create(small_job(), options, group.communicator(0)).value();
+    options.device.reset();
+    const SmallRun run{.world_size = 1, .options = options, .values = {}};
+    if (hangs) queue.hang();
+    const Status status = run_step(*kfac, run, 0, 0).status();
+    EXPECT_EQ(status.code(), hangs ? StatusCode::kTimeout : StatusCode::kOk) << status.to_string();
+    kfac.reset();
+    EXPECT_EQ(is_gone, !hangs);
+  }
+}
+
+// Long before the timeout.
+TEST(KfacDevice, AFailedPeerEndsTheWaitForTheDevice) {
+  const std::vector<Status> statuses = run_ranks(2, [](Communicator& communicator) -> Status {
+    auto owned = std::make_unique<EmulatedQueue>();
+    EmulatedQueue& queue = *owned;
+    KfacOptions options = options_of(KfacStrategy::kDpKfac);
+    options.timeout_s = 100;
+    options.device = make_emulated_kfac_device(1, std::move(owned));
+    CORTADO_ASSIGN_OR_RETURN(auto kfac, Kfac::create(small_job(), options, &communicator));
+    if (communicator.rank() == 1) {
+      communicator.abandon("no more memory");
+      return make_error(StatusCode::kInternal, "no more memory");
+    }
+    queue.hang();
+    const SmallRun run{.world_size = 2, .options = options, .values = {}};
+    return run_step(*kfac, run, 0, 0).status();
+  });
+  EXPECT_NE(statuses[0].to_string().find("while waiting for the device"), std::string::npos) << statuses[0].to_string();
+  EXPECT_NE(statuses[0].to_string().find("no more memory"), std::string::npos) << statuses[0].to_string();
+}
+
+class NotedInverter final : public KfacInverter {
+ public:
+  Status reserve(std::span<const InverseJob> jobs) override {
+    for (const InverseJob& job : jobs) reserved.emplace_back(job.n, job.values != nullptr);
+    return {};
+  }
+  Status invert(std::span<InverseJob> jobs, std::chrono::nanoseconds timeout) override {
+    for (const InverseJob& job : jobs) inverted.emplace_back(job.n, job.values != nullptr);
+    timeouts.push_back(timeout);
+    return times_out ? make_error(StatusCode::kTimeout, "late") : cpu_->invert(jobs, timeout);
+  }
+  std::int64_t scratch_bytes() const override { return 0; }
+
+  std::vector<std::pair<std::int64_t, bool>> reserved, inverted;
+  std::vector<std::chrono::nanoseconds> timeouts;
+  bool times_out = false;
+
+ private:
+  std::unique_ptr<KfacInverter> cpu_ = make_cpu_inverter(1);
+};
+
+// Before others have taken the device's memory.
+TEST(KfacDevice, MemoryForInversesIsTakenAtTheStart) {
+  for (const KfacInverse inverse : {KfacInverse::kEigen, KfacInverse::kCholesky}) {
+    LocalGroup group(1);
+    const auto inverter = std::make_shared<NotedInverter>();
+    KfacOptions options = options_of(KfacStrategy::kMemOpt);
+    options.inverse = inverse;
+    options.device = std::make_shared<KfacDeviceOf<EmulatedDevice>>(std::make_unique<EmulatedQueue>(),
+                                                                    std::make_unique<EmulatedProducts>(), inverter);
+    const auto kfac = Kfac::create(small_job(), options, group.communicator(0)).value();
+    EXPECT_TRUE(inverter->inverted.empty());
+    const SmallRun run{.world_size = 1, .options = options, .values = {}};
+    ASSERT_TRUE(run_step(*kfac, run, 0, 0).ok());
+    EXPECT_FALSE(inverter->reserved.empty());
+    EXPECT_EQ(inverter->reserved, inverter->inverted);
+    EXPECT_EQ(inverter->timeouts, std::vector<std::chrono::nanoseconds>{std::chrono::seconds(20)});
+  }
+}
+
+TEST(KfacDevice, AfterInversesThatAreLateItIsLeftAsItIs) {
+  LocalGroup group(1);
+  bool is_gone = false;
+  const auto inverter = std::make_shared<NotedInverter>();
+  inverter->times_out = true;
+  KfacOptions options = options_of(KfacStrategy::kMemOpt);
+  options.device = std::make_shared<KfacDeviceOf<EmulatedDevice>>(std::make_unique<EmulatedQueue>(),
+                                                                  std::make_unique<NotedProducts>(&is_gone), inverter);
+  auto kfac = Kfac::create(small_job(), options, group.communicator(0)).value();
+  options.device.reset();
+  const SmallRun run{.world_size = 1, .options = options, .values = {}};
+  EXPECT_EQ(run_step(*kfac, run, 0, 0).status().code(), StatusCode::kTimeout);
+  kfac.reset();
+  EXPECT_FALSE(is_gone);
 }
 
 TEST(KfacDevice, RanksMayDifferWhereEveryByteComesFromOneOfThem) {

@@ -131,6 +131,7 @@ class KfacImpl final : public Kfac {
   Status fetch_factors();
   Status update_factors(double decay);
   Status update_inverses(const KfacHyperparameters& values);
+  Status reserve_inverses();
   Status invert_all(double damping);
   InverseJob inverse_job(std::size_t slot, std::int64_t matrix, double damping);
   SplitDamping damping_of(std::size_t layer, std::int64_t group, double damping) const;

@@ -81,6 +81,17 @@ SplitDamping KfacImpl::damping_of(std::size_t layer, std::int64_t group, double 
                        mean_diagonal(g, factors_[2 * layer + 1].running.data() + group * triangle_elems(g)));
 }
 
+Status KfacImpl::reserve_inverses() {
+  std::vector<InverseJob> jobs;
+  for (const FactorSlot& slot : sync_->slots()) {
+    float unread = 0;
+    if (slot.owner != rank()) continue;
+    jobs.insert(jobs.end(), static_cast<std::size_t>(slot.matrices),
+                {.n = slot.n, .values = is_eigen() ? &unread : nullptr});
+  }
+  return inverter_->reserve(jobs);
+}
+
 Status KfacImpl::invert_all(double damping) {
   std::vector<InverseJob> jobs;
   std::vector<const std::string*> names;  // of their layers
@@ -90,7 +101,7 @@ Status KfacImpl::invert_all(double damping) {
       names.push_back(&layers_[s / 2].name);
     }
   }
-  CORTADO_RETURN_IF_ERROR(inverter_->invert(jobs));
+  CORTADO_RETURN_IF_ERROR(inverter_->invert(jobs, timeout()));
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     if (jobs[i].is_indefinite) count(*names[i], "a factor is indefinite: eigenvalues below 0 count as 0");
     if (jobs[i].raised > 0) count(*names[i], "a factor is not positive definite: damping was raised");

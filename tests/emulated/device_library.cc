@@ -37,7 +37,25 @@ Result<std::unique_ptr<AutoEngine>> make_auto_engine(std::vector<EngineTensor> t
   return std::unique_ptr<AutoEngine>(std::move(engine));
 }
 
+thread_local int current_device = 0;
+
+// Makes its device the current one when it is made and when it is destroyed, as one of CUDA does.
+Result<std::shared_ptr<KfacDevice>> make_kfac_device(int device) {
+  std::shared_ptr<KfacDevice> made = make_late_kfac_device();
+  current_device = device;
+  return std::shared_ptr<KfacDevice>(made.get(), [made, device](KfacDevice*) mutable {
+    made.reset();
+    current_device = device;
+  });
+}
+
 }  // namespace
+
+// For tests of who changes it.
+extern "C" __attribute__((visibility("default"))) int cortado_emulated_device() { return current_device; }
+extern "C" __attribute__((visibility("default"))) void cortado_set_emulated_device(int device) {
+  current_device = device;
+}
 
 extern "C" __attribute__((visibility("default"))) const cortado::DeviceLibrary* cortado_device_library() {
   static const DeviceLibrary library = {
@@ -50,8 +68,8 @@ extern "C" __attribute__((visibility("default"))) const cortado::DeviceLibrary* 
       .create_auto_engine = [](std::vector<EngineTensor> tensors, const AutoOptions& options,
                                Communicator* communicator,
                                int) { return make_auto_engine(std::move(tensors), options, communicator); },
-      .create_kfac_device = [](int) -> Result<std::shared_ptr<KfacDevice>> { return make_emulated_kfac_device(); },
-      .current_device = [] { return 0; },
-      .set_current_device = [](int) {}};
+      .create_kfac_device = make_kfac_device,
+      .current_device = [] { return current_device; },
+      .set_current_device = [](int device) { current_device = device; }};
   return &library;
 }

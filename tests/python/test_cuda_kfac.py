@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """K-FAC on a real CUDA device: what it makes of gradients is near what the CPU makes of them, activations and output
-gradients come late, their memory is used again, and no hook makes a thread wait for the device."""
+gradients are read late, their memory is overwritten as soon as it is free, and no hook makes a thread wait for the
+device."""
 
 import os
 
@@ -25,8 +26,24 @@ def library(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
+class Late:
+    """A _core.Kfac that reads every batch late: behind a stream that sleeps when what it waits for is there."""
+
+    def __init__(self, core):
+        self._core = core
+        self._stream = torch.cuda.Stream()
+
+    def __getattr__(self, name):
+        return getattr(self._core, name)
+
+    def add_batch(self, *arguments):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            torch.cuda._sleep(DELAY_CYCLES)
+        self._core.add_batch(*arguments[:-1], self._stream.cuda_stream)
+
+
 def backward(model, step, device, scale=1.0):
-    """Each gradient of an output is computed late, and its memory is overwritten behind it."""
     model.zero_grad()
     inputs, labels = (each.to(device) for each in batch(step))
     loss = torch.nn.functional.cross_entropy(model(inputs), labels) * scale
@@ -37,10 +54,20 @@ def backward(model, step, device, scale=1.0):
         loss.backward()
 
 
-def delay(model):
+def delay(model, kfac):
+    """Gradients of outputs are computed late, K-FAC reads later, and memory that is free is overwritten meanwhile."""
+    add, sizes = kfac._batches.add, set()
+    kfac._batches._core = Late(kfac._core)
+
+    def noted(layer, is_activations, values, *arguments, **keywords):
+        sizes.add(values.numel())
+        add(layer, is_activations, values, *arguments, **keywords)
+
     def on_backward(_module, _gradients):
         torch.cuda._sleep(DELAY_CYCLES)
+        _nans = [torch.full((size,), float("nan"), device="cuda") for size in sizes for _ in range(4)]
 
+    kfac._batches.add = noted
     for module in model.modules():
         if not list(module.children()):
             module.register_full_backward_pre_hook(on_backward)
@@ -48,9 +75,9 @@ def delay(model):
 
 def gradients_after(device, options, steps=3, scale=1.0):
     model = Net().to(device)
-    if device.type == "cuda":
-        delay(model)
     kfac = cortado.KFAC(model, **options, **QUIET)
+    if device.type == "cuda":
+        delay(model, kfac)
     for step in range(steps):
         backward(model, step, device, scale)
         for parameter in model.parameters():

@@ -5,6 +5,7 @@ on the emulated device of libcortado_emulated.so (built with the C++ tests; CORT
 import contextlib
 import copy
 import csv
+import ctypes
 import os
 import subprocess
 import sys
@@ -150,6 +151,55 @@ def test_the_scale_of_the_loss_is_read_once_a_step():
 
 
 @needs_emulated
+def test_the_current_device_stays_that_of_the_caller():
+    library = ctypes.CDLL(EMULATED)
+    library.cortado_set_emulated_device(3)
+    with emulated_kfac():
+        model = Net()
+        kfac = cortado.KFAC(model, **QUIET)
+        assert library.cortado_emulated_device() == 3
+        backward(model, 0)
+        kfac.step()
+        assert library.cortado_emulated_device() == 3
+        kfac.detach()
+        kfac._core = kfac._batches._core = None  # the last references
+        assert library.cortado_emulated_device() == 3
+        with pytest.raises(cortado.SpecError, match="threads"):
+            cortado.KFAC(model, threads=0, **QUIET)
+    assert library.cortado_emulated_device() == 3
+    library.cortado_set_emulated_device(0)
+
+
+@needs_emulated
+def test_the_scale_of_the_loss_is_that_of_the_pass():
+    """Though no step() came after the one before, as where the gradients were not worth it."""
+
+    def gradients(on_device):
+        with here(on_device):
+            torch.manual_seed(3)
+            model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+            read = 0
+
+            def scale():
+                nonlocal read
+                read += 1
+                return current
+
+            kfac = cortado.KFAC(model, grad_scaler=scale, kl_clip=None, **QUIET)
+            for current in (2.0, 64.0):
+                model.zero_grad()
+                (model(torch.ones(6, 4)).square().sum() * current).backward()
+            for parameter in model.parameters():
+                parameter.grad /= current
+            kfac.step()
+            assert read == (2 if on_device else 4)
+            return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    found, expected = gradients(True), gradients(False)
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+@needs_emulated
 def test_a_step_that_is_not_finite_leaves_gradients_alone():
     with emulated_kfac():
         model = Net()
@@ -210,13 +260,13 @@ def test_batches_are_held_until_the_step_has_ended(monkeypatch):
         model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
         kfac = cortado.KFAC(model, **QUIET)
         kfac._batches._core = Recorded(kfac._core, calls)
-        held = kfac._batches._held
         model(torch.ones(5, 4)).sum().backward()
+        held = [each.values for each in kfac._batches._held]
         assert [len(values) for values in held] == [5] * 4
         given = [(arguments[2], arguments[-1]) for name, arguments in calls if name == "add_batch"]
         assert given == [(values.data_ptr(), 48) for values in held]
         kfac.step()
-        assert kfac._batches._held == [] and kfac._batches._held_bytes == 0
+        assert kfac._batches._held == [] and kfac._batches.held_bytes == 0
         assert all(name != "release_batches" for name, _ in calls)
 
 
@@ -235,6 +285,99 @@ def test_the_computing_stream_waits_where_too_much_is_held(monkeypatch):
         model(torch.ones(1, 4))
         kfac.reset_batch()
         assert calls[-1] == ("release_batches", (48,)) and kfac._batches._held == []
+
+
+@needs_emulated
+def test_streams_that_have_computed_what_was_held_wait_too(monkeypatch):
+    """Their memory is given to what they are given next, whoever is current when it is let go."""
+    calls, current = [], 8
+    monkeypatch.setattr(kfac_device, "address_of_current_stream", lambda _: current)
+    with emulated_kfac():
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        kfac = cortado.KFAC(model, **QUIET)
+        kfac._batches._core = Recorded(kfac._core, calls)
+        hidden = model[0](torch.ones(5, 4))
+        current = 16
+        model[1](hidden)
+        current = 24
+        kfac.reset_batch()
+        assert [arguments for name, arguments in calls if name == "release_batches"] == [(8,), (16,), (24,)]
+
+
+@needs_emulated
+def test_memory_that_is_held_is_counted_once_and_whole():
+    with emulated_kfac():
+        model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 2)])
+        kfac = cortado.KFAC(model, **QUIET)
+        before = kfac.memory_usage()
+        assert before["held"] == 0
+        whole = torch.ones(10, 4, requires_grad=True) * 1
+        for layer in model:
+            layer(whole[:5])
+        after = kfac.memory_usage()
+        assert after["held"] == 10 * 4 * 4 and after["total"] == before["total"] + after["held"]
+        kfac.reset_batch()
+
+
+def static_net(dtype=None):
+    """One whose hidden layer gets what autograd keeps, or with autocast a copy of it."""
+
+    class Static(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 2)
+
+        def forward(self, inputs):
+            hidden = self.first(inputs).float()
+            result = self.last(hidden)
+            if dtype is not None:
+                hidden.mul_(-3.0)  # autograd has a copy, and does not mind
+            return result.float()
+
+    return Static()
+
+
+def gradients_of_static_input(on_device, dtype):
+    """Two micro-batches in one buffer, which is overwritten when all that autograd needs of it was used."""
+    with here(on_device):
+        model = static_net(dtype)
+        kfac = cortado.KFAC(model, kl_clip=None, **QUIET)
+        buffer = torch.empty(6, 4)
+        for number in range(2):
+            generator = torch.Generator().manual_seed(number)
+            buffer.copy_(torch.randn(6, 4, generator=generator))
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+                model(buffer).square().mean().backward()
+        buffer.fill_(float("nan"))
+        kfac.step()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@needs_emulated
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_inputs_may_be_overwritten_before_the_device_has_read_them(dtype):
+    found, expected = (gradients_of_static_input(on_device, dtype) for on_device in (True, False))
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+@needs_emulated
+@pytest.mark.parametrize("most_held", [1 << 30, 1])
+def test_other_changes_in_place_are_errors(monkeypatch, most_held):
+    monkeypatch.setattr(kfac_device, "MOST_HELD_BYTES", most_held)
+    with emulated_kfac():
+        model = static_net()
+        kfac = cortado.KFAC(model, **QUIET)
+        kept = []
+        model.last.register_forward_hook(lambda _module, inputs, _output: kept.append(inputs[0]))
+        model(torch.ones(6, 4)).sum().backward()
+        with torch.no_grad():
+            kept[0].zero_()
+        if most_held == 1:  # it was read
+            assert kfac.step()
+            return
+        with pytest.raises(cortado.SpecError, match="the activations of layer last were changed in place before"):
+            kfac.step()
 
 
 def test_nothing_is_held_on_the_cpu():
