@@ -30,17 +30,6 @@ KfacOptions options_of(KfacStrategy strategy) {
   return options;
 }
 
-double distance(const Gradients& got, const Gradients& expected) {
-  double lost = 0, total = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    for (std::size_t e = 0; e < got[i].size(); ++e) {
-      lost += std::pow(static_cast<double>(got[i][e]) - static_cast<double>(expected[i][e]), 2);
-      total += std::pow(static_cast<double>(expected[i][e]), 2);
-    }
-  }
-  return std::sqrt(lost / total);
-}
-
 TEST(KfacDevice, KernelsDoNotDependOnTheOrderOfBlocks) {
   SmallRun run{.world_size = 2, .options = options_of(KfacStrategy::kMemOpt), .values = {}};
   run.on_device = true;

@@ -29,17 +29,6 @@ const std::vector<KfacOptions>& strategies() {  // of four ranks
   return all;
 }
 
-double distance(const Gradients& got, const Gradients& expected) {
-  double lost = 0, total = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    for (std::size_t e = 0; e < got[i].size(); ++e) {
-      lost += std::pow(static_cast<double>(got[i][e]) - static_cast<double>(expected[i][e]), 2);
-      total += std::pow(static_cast<double>(expected[i][e]), 2);
-    }
-  }
-  return std::sqrt(lost / total);
-}
-
 void expect_reference_there(const SmallRun& run, const std::string& what) {
   constexpr int kSteps = 4;
   std::vector<int> batch_ranks;

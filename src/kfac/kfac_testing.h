@@ -162,4 +162,16 @@ inline void expect_replicas_are_equal(const History& history) {
   }
 }
 
+// Relative, L2.
+inline double distance(const Gradients& got, const Gradients& expected) {
+  double lost = 0, total = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    for (std::size_t e = 0; e < got[i].size(); ++e) {
+      lost += std::pow(static_cast<double>(got[i][e]) - static_cast<double>(expected[i][e]), 2);
+      total += std::pow(static_cast<double>(expected[i][e]), 2);
+    }
+  }
+  return std::sqrt(lost / total);
+}
+
 }  // namespace cortado

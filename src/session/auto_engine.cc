@@ -198,16 +198,23 @@ Status AutoEngineImpl::begin_inside() {
   return inner_->begin_step(context);
 }
 
-// Before the engine inside gets them.
-Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
+Status AutoEngineImpl::check_submission(std::span<const Gradient> gradients) const {
   if (!failure_.ok()) return failure_;
   if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
-  const std::int64_t ready_ns = measures() ? clock_->now_ns() - step_start_ns_ - own_ns_ : 0;
   for (const Gradient& gradient : gradients) {
     if (gradient.tensor >= tensors_.size()) {
       return make_error(StatusCode::kInvalidArgument, "submit: there is no tensor %u, only %zu", gradient.tensor,
                         tensors_.size());
     }
+  }
+  return {};
+}
+
+// Before the engine inside gets them.
+Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
+  CORTADO_RETURN_IF_ERROR(check_submission(gradients));
+  const std::int64_t ready_ns = measures() ? clock_->now_ns() - step_start_ns_ - own_ns_ : 0;
+  for (const Gradient& gradient : gradients) {
     const EngineTensor& tensor = tensors_[gradient.tensor];
     const std::int64_t elems = tensor.rows * tensor.cols;
     if (measures()) ready_ns_[gradient.tensor] += ready_ns;
@@ -270,13 +277,8 @@ Status AutoEngineImpl::submit(std::span<const Gradient> gradients) {
 }
 
 Status AutoEngineImpl::submit_copied(std::span<const Gradient> gradients) {
-  if (!failure_.ok()) return failure_;
-  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
+  CORTADO_RETURN_IF_ERROR(check_submission(gradients));
   for (const Gradient& gradient : gradients) {
-    if (gradient.tensor >= tensors_.size()) {
-      return make_error(StatusCode::kInvalidArgument, "submit: there is no tensor %u, only %zu", gradient.tensor,
-                        tensors_.size());
-    }
     const EngineTensor& tensor = tensors_[gradient.tensor];
     const bool is_empty = tensor.rows * tensor.cols == 0;
     if (gradient.data == nullptr && !is_empty) {

@@ -96,6 +96,7 @@ class AutoEngineImpl final : public AutoEngine {
 
   // -- a step
   Status begin_inside();
+  Status check_submission(std::span<const Gradient> gradients) const;
   Status submit_copied(std::span<const Gradient> gradients);
   Status take_copies();
   Status wait_for_copies();
