@@ -29,8 +29,8 @@ LEVELS = {"intra": 2, "inter": 2}
 RANKS = 4
 HEADER_BYTES = 66  # of a packet: 14 Ethernet, 20 IP, 20 TCP, 12 TCP time stamps
 LARGE_ELEMS, SMALL_ELEMS = 1_000_000, 20_000
-TIMED_ELEMS = 4_000_000
-TIMED_MESSAGES = 8  # as in a training: what one does within a machine, another does between machines
+TIMED_ELEMS = 16_000_000
+TIMED_MESSAGES = 32  # as in a training: what one does within a machine, another does between machines
 MOST_RATIO, MOST_SMALL_BYTES, LARGE_PLAN_BYTES = 0.03, 65536, 1_000_000
 MOST_OFF = 0.10
 
@@ -223,8 +223,8 @@ def write_report(large: dict, small: dict, timed: dict, options) -> bool:
         f"## Hierarchical against flat, {TIMED_ELEMS:,} values in {TIMED_MESSAGES} messages",
         f"MB that the machines send each other in a step, counted on their links, and time of a step: medians. Bar: "
         f"the factor of times is within {MOST_OFF:.0%} of that of bytes. A step is more than its transfer between "
-        "machines: all ranks encode and decode on the cores of one computer, most where a plan encodes twice. A factor "
-        "above the predicted one is the flat plan's: a gather of four ranks in one ring takes longer than its bytes.",
+        "machines: what the first message does within its machine, and the last on its way back, nothing hides. With 8 "
+        "messages of 500,000 values, and other work beside, the factor of `none` was 1.28.",
         gains,
     ]
     path = options.out / "topology.md"
