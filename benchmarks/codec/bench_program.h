@@ -71,16 +71,23 @@ class Samples {
     seconds_.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
 
-  double median_s() const {
-    std::vector<double> sorted = seconds_;
-    const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
-    std::nth_element(sorted.begin(), middle, sorted.end());
-    return *middle;
+  double median_s() const { return median(seconds_); }
+  // Of the ratios of samples that were taken in turn: what slows the machine down slows both.
+  double median_ratio_to(const Samples& other) const {
+    std::vector<double> ratios;
+    for (std::size_t i = 0; i < seconds_.size(); ++i) ratios.push_back(seconds_[i] / other.seconds_[i]);
+    return median(std::move(ratios));
   }
   double median_ms() const { return median_s() * 1e3; }
   double gb_per_s(double bytes) const { return bytes / median_s() / 1e9; }
 
  private:
+  static double median(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+  }
+
   std::vector<double> seconds_;
 };
 
