@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 
@@ -24,6 +25,11 @@ struct Summary {
   std::uint64_t failure_code;
   std::uint64_t settings_hash;
   std::uint64_t tensor_count;
+  std::uint64_t check;  // of the above
+
+  std::uint64_t expected_check() const {
+    return checksum_64({reinterpret_cast<const std::byte*>(this), offsetof(Summary, check)});
+  }
 };
 
 template <typename T>
@@ -60,7 +66,13 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
   own.failure_code = static_cast<std::uint64_t>(failure.code());
   own.settings_hash = fnv1a_64(settings);
   own.tensor_count = tensors.size();
+  own.check = own.expected_check();
   CORTADO_ASSIGN_OR_RETURN(const std::vector<Summary> summaries, gather(communicator, "settings", &own, 1, timeout));
+  for (std::size_t rank = 0; rank < summaries.size(); ++rank) {
+    if (summaries[rank].check == summaries[rank].expected_check()) continue;
+    return make_error(StatusCode::kCorruptData, "comparing settings over all ranks: what rank %zu sent was damaged",
+                      rank);
+  }
   for (std::size_t rank = 1; rank < summaries.size(); ++rank) {
     if (summaries[rank].settings_hash != summaries[0].settings_hash) {
       return make_error(StatusCode::kMismatch,

@@ -15,7 +15,10 @@
 #include <mutex>
 #include <thread>
 
+#include "collective/agreement.h"
+#include "collective/rank_threads.h"
 #include "tests/campaign/scenario.h"
+#include "tests/campaign/watched_communicator.h"
 
 namespace cortado {
 namespace {
@@ -134,6 +137,20 @@ TEST(EngineCampaign, TheJudgeSeesReplicasThatComeApart) {
   const Judgement judgement = judge(scenario);
   EXPECT_EQ(judgement.verdict, Verdict::kWrong);
   EXPECT_NE(judgement.text.find("rank 1: another result in step"), std::string::npos) << judgement.text;
+}
+
+// Wherever the bit was that was flipped: in the code of a failure, which there is none, too.
+TEST(CheckAgreement, NamesTheRankWhoseSettingsWereDamagedOnTheirWay) {
+  constexpr std::uint64_t kSummaryBits = 8 * 2032;
+  for (std::uint64_t bit = kSummaryBits; bit < 2 * kSummaryBits; bit += 37) {
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      WatchedCommunicator::Watch watch{.damaged = communicator.rank() == 0 ? 0 : -1, .bit = bit};
+      WatchedCommunicator watched(make_faulty_communicator(&communicator, {}), &watch);
+      return check_agreement(&watched, "sign", {}, std::chrono::seconds(60));
+    });
+    ASSERT_EQ(statuses[0].to_string(), "corrupt data: comparing settings over all ranks: what rank 1 sent was damaged");
+    EXPECT_TRUE(statuses[1].ok());
+  }
 }
 
 }  // namespace
