@@ -32,9 +32,10 @@ Status PlanEngine::switch_plan(const Plan& plan) {
   if (!failure_.ok()) return failure_;
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "switch_plan: a step is under way");
   // Everything that can differ between ranks is compared first, so that all of them go on or none does.
-  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the step at which the plan is switched",
-                                            static_cast<std::uint64_t>(step_number()), timeout()));
-  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the plan (its hash)", plan_hash(plan), timeout()));
+  Status agreed = check_same_number(communicator_, "the step at which the plan is switched",
+                                    static_cast<std::uint64_t>(step_number()), timeout());
+  if (agreed.ok()) agreed = check_same_number(communicator_, "the plan (its hash)", plan_hash(plan), timeout());
+  if (!agreed.ok()) return agreed.with_context("switch_plan before step " + std::to_string(step_number()));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Schedule> next, make_schedule(plan));
   carry_over(next.get());
   schedule_ = std::move(next);

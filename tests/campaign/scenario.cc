@@ -107,30 +107,29 @@ EngineOptions make_options(Dice& dice) {
   return options;
 }
 
-const std::vector<Option>& all_options() {
-  static const std::vector<Option> options = generate_options({}).value();
-  return options;
+// The decision tree; with sums of payloads too for codecs that are linear.
+const std::vector<Option>& all_options(bool sum_payloads = false) {
+  static const std::vector<Option> tree = generate_options({}).value();
+  static const std::vector<Option> more = generate_options({.sum_payloads = true}).value();
+  return sum_payloads ? more : tree;
 }
 
-// After their sum, to ranks that do not take part in it.
-bool moves_plain_values(const Option& option) {
-  return std::any_of(option.operations.begin(), option.operations.end(), [](const Operation& op) {
-    return !op.encoded && (op.kind == OpKind::kAllGather || op.kind == OpKind::kBroadcast);
+// After their sum, to ranks that do not take part in it: plain values, or summed payloads.
+bool moves_without_check(const Option& option) {
+  bool is_summed = false;
+  return std::any_of(option.operations.begin(), option.operations.end(), [&](const Operation& op) {
+    if (op.kind == OpKind::kEncode || op.kind == OpKind::kDecode) is_summed = false;
+    is_summed = is_summed || op.kind == OpKind::kReduceScatter || op.kind == OpKind::kReduce;
+    return (!op.encoded || is_summed) && (op.kind == OpKind::kAllGather || op.kind == OpKind::kBroadcast);
   });
 }
 
-// Buckets of one to three tensors, each with an option of the tree and a codec of its own.
+// Buckets of one to three tensors, each with an option and a codec of its own.
 Plan make_plan(Dice& dice, const std::vector<EngineTensor>& tensors, int machines) {
-  const std::vector<Option>& options = all_options();
-  static const std::vector<std::string> codecs = {"none",
-                                                  "float_rans",
-                                                  "cast(bf16)",
-                                                  "topk(density=0.1)",
-                                                  "sign(scale=mean_abs)",
-                                                  "quant(bits=4)",
-                                                  "fp8(e4m3)",
-                                                  "randk(density=0.2)",
-                                                  "topk(density=0.3) | quant(bits=8)"};
+  static const std::vector<std::string> codecs = {
+      "none",          "float_rans",         "cast(bf16)",           "acp(rank=2)",
+      "power(rank=1)", "topk(density=0.1)",  "sign(scale=mean_abs)", "quant(bits=4)",
+      "fp8(e4m3)",     "randk(density=0.2)", "compso(bound=4e-3)",   "topk(density=0.3) | quant(bits=8) | rans"};
   Plan plan{.job = "campaign",
             .cluster = "threads",
             .topology = {{{"intra", 2}, {"inter", machines}}},
@@ -141,8 +140,10 @@ Plan make_plan(Dice& dice, const std::vector<EngineTensor>& tensors, int machine
     PlanBucket& bucket = plan.buckets.emplace_back();
     const std::size_t end = std::min(tensors.size(), next + 1 + static_cast<std::size_t>(dice.below(3)));
     while (next < end) bucket.tensors.push_back(tensors[next++].name);
-    bucket.option = dice.any(options);
     bucket.codec = dice.any(codecs);
+    do {
+      bucket.option = dice.any(all_options(dice.one_in(2)));
+    } while (!check_plan(plan).ok());
     bucket.error_feedback = !dice.one_in(4);
   }
   return plan;
@@ -234,13 +235,17 @@ class Rank {
 
   Status train() {
     Memory gradients, kept;  // outlive the engine, which may have them in flight
-    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, create());
-    int step = 0;
+    int step = run_.resume_from != nullptr ? scenario_.saved_after : 0;
+    const bool has_switched = scenario_.next_plan.has_value() && scenario_.switched_after < step;
+    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
+                             create(has_switched ? scenario_.next_plan : scenario_.plan));
     if (run_.resume_from != nullptr) {
-      step = scenario_.saved_after;
       CORTADO_RETURN_IF_ERROR(load(*engine, (*run_.resume_from)[communicator_->rank()].saved));
     }
     for (; step < scenario_.steps; ++step) {
+      if (scenario_.next_plan.has_value() && step == scenario_.switched_after) {
+        CORTADO_RETURN_IF_ERROR(engine->switch_plan(*scenario_.next_plan));
+      }
       gradients = make_gradients(scenario_, communicator_->rank(), step);
       kept = gradients;
       CORTADO_RETURN_IF_ERROR(take_step(*engine, gradients, kept));
@@ -257,17 +262,16 @@ class Rank {
  private:
   bool has(Trouble trouble) const { return is_victim_ && run_.trouble == trouble; }
 
-  Result<std::unique_ptr<Engine>> create() {
+  Result<std::unique_ptr<Engine>> create(std::optional<Plan> plan) {
     EngineOptions options = scenario_.options;
     std::vector<EngineTensor> tensors = scenario_.tensors;
     // What changes only speed may differ between ranks.
     options.overlap = !dice_.one_in(6);
     if (scenario_.options.method != EngineOptions::Method::kNone && dice_.one_in(6))
       options.threads = 3 - options.threads;
-    std::optional<Plan> plan = scenario_.plan;
     if (has(Trouble::kOtherSettings)) {
       options.random_seed += 1;
-      if (plan.has_value()) plan->buckets.back().codec = plan->buckets.back().codec == "none" ? "sign" : "none";
+      if (plan.has_value()) plan->buckets.back().error_feedback = !plan->buckets.back().error_feedback;
     }
     if (has(Trouble::kOtherModel)) {
       EngineTensor& changed = tensors[scenario_.at % tensors.size()];
@@ -450,6 +454,7 @@ bool names_tensor(const Scenario& scenario, const std::string& text) {
 bool names_place(const Scenario& scenario, const std::string& text, bool in_step) {
   const auto has = [&](const char* word) { return text.find(word) != std::string::npos; };
   if (has("load_state") || has("state to load")) return true;
+  if (has("switch_plan before step ")) return true;
   if (has("differs in name, shape or dtype")) return names_tensor(scenario, text);
   if (!in_step) {
     return has("comparing settings") || has("comparing models") || has("different settings") || has("different models");
@@ -563,11 +568,17 @@ Scenario make_scenario(std::uint64_t seed) {
   scenario.context.holds_zero_gradients = dice.one_in(2);
   if (dice.one_in(4)) scenario.non_finite_step = dice.below(scenario.steps);
   scenario.saved_after = 1 + dice.below(scenario.steps - 1);
+  if (scenario.plan.has_value() && dice.one_in(2)) {
+    scenario.next_plan = make_plan(dice, scenario.tensors, scenario.world_size / 2);
+    scenario.switched_after = 1 + dice.below(scenario.steps - 1);
+  }
   scenario.trouble = static_cast<Trouble>(dice.below(kTroubleCount));
-  const bool damages = scenario.trouble == Trouble::kCorruption || scenario.trouble == Trouble::kTruncation;
-  if (scenario.plan.has_value() && damages) {  // of plain values only check_replicas() can see it
-    for (PlanBucket& bucket : scenario.plan->buckets) {
-      while (moves_plain_values(bucket.option)) bucket.option = dice.any(all_options());
+  const bool damages = scenario.trouble == Trouble::kCorruption || scenario.trouble == Trouble::kTruncation ||
+                       scenario.trouble == Trouble::kArrival;
+  for (std::optional<Plan>* plan : {&scenario.plan, &scenario.next_plan}) {
+    if (!plan->has_value() || !damages) continue;  // only check_replicas() can see it
+    for (PlanBucket& bucket : (*plan)->buckets) {
+      while (moves_without_check(bucket.option)) bucket.option = dice.any(all_options());
     }
   }
   scenario.victim = dice.below(scenario.world_size);

@@ -41,7 +41,9 @@ struct Scenario {
   std::uint64_t seed = 0;
   int world_size = 2;
   EngineOptions options;
-  std::optional<Plan> plan;  // instead of the options' codec
+  std::optional<Plan> plan;       // instead of the options' codec
+  std::optional<Plan> next_plan;  // to which all ranks switch
+  int switched_after = 0;         // steps
   std::vector<EngineTensor> tensors;
   int steps = 2;
   StepContext context;
