@@ -17,6 +17,7 @@ from pathlib import Path
 
 from first_order_report import write_report
 from launch import WorkerFailed
+from links import UNSHAPED
 from methods import require_cortado
 from quality import measure as measure_quality
 from records import append_record, read_records
@@ -37,7 +38,8 @@ EVALUATED = [
     PUBLISHED,
     "acp(rank=4)",
 ]
-SWEPT = [LIMIT, S_SGD, "power(rank=4)", "acp(rank=4)"]
+BASELINES = [LIMIT, S_SGD, "bf16", "powersgd(rank=4)"]
+SWEPT = [*BASELINES, "power(rank=4)", "acp(rank=4)"]
 # Those that are gathered receive more with each worker, those that are summed do not.
 WITH_GATHERED = [*SWEPT, "sign(vote=majority)", "topk(density=0.001)"]
 
@@ -62,9 +64,12 @@ STUDIES = {
     "methods-1gbit": Study("Which method is fastest at 1 Gb/s?", EVALUATED),
     "methods-10gbit": Study("And at 10 Gb/s?", EVALUATED, rate="10gbit"),
     "methods-vgg": Study("And on a net whose gradient is large for its computing?", EVALUATED, model="vgg"),
+    "methods-digits": Study(
+        "And on a small net without a slow link, where nothing is to be gained?", EVALUATED, "digits", UNSHAPED
+    ),
     "collectives": Study(
         "What does a sum of payloads gain over a gather of them?",
-        [LIMIT, S_SGD]
+        BASELINES
         + [
             f"{codec} via {collective}"
             for codec in ("cast(bf16)", "randk(density=0.01)", "quant(abs_bound=1e-4, bits=8)", "acp(rank=4)")
@@ -74,7 +79,7 @@ STUDIES = {
     "overlap": Study(
         "What does overlap with the backward pass gain?",
         [
-            LIMIT,
+            *BASELINES,
             "none",
             "none(overlap=off)",
             "power(rank=4)",
@@ -85,9 +90,9 @@ STUDIES = {
     ),
     "fusion": Study(
         "What does fusion gain, and which size of messages?",
-        [LIMIT, "acp(rank=4)"] + [f"acp(rank=4, bucket_cap_mib={cap})" for cap in (0, 1, 5, 25, 100)],
+        [*BASELINES, "acp(rank=4)"] + [f"acp(rank=4, bucket_cap_mib={cap})" for cap in (0, 1, 5, 25, 100)],
     ),
-    "rank": Study("What does matrix rank cost?", [LIMIT, S_SGD, *ranks("power"), *ranks("acp")]),
+    "rank": Study("What does matrix rank cost?", [*BASELINES, *ranks("power"), *ranks("acp")]),
     "batch-1": Study("What does a smaller batch change?", model="gpt-1"),
     "batch-4": Study("What does a larger batch change?", model="gpt-4"),
     "batch-8": Study("And an even larger one?", model="gpt-8"),

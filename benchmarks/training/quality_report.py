@@ -17,6 +17,7 @@ HEADER = [
     "error",
     "training loss",
     "validation loss",
+    "accuracy",
     "against DDP",
     "against PowerSGD r4",
     "steps at equal time",
@@ -69,13 +70,16 @@ def section(task: str, steps: int, workers: int, group: dict[str, dict[int, dict
     loads = sorted(float(run["machine"].get("load at start", "nan")) for run in runs)
     commits = {run.get("commit", "unknown") for run in runs}
     machine = ", ".join(f"{key} {value}" for key, value in sample["machine"].items() if key != "load at start")
-    rate = sample.get("equal_time_rate", "-")
+    rate = sample.get("equal_time_rate")
+    has_equal_time = any(run.get("equal_time_validation_loss") is not None for run in runs)
     head = (
         f"{len(runs)} runs from {started[0]} to {started[-1]}, of {len(commits)} commits (of each run in the .jsonl), "
-        f"load at start {loads[0]:g} to {loads[-1]:g}; {machine}; links: {sample['links']}; equal time at {rate}"
+        f"load at start {loads[0]:g} to {loads[-1]:g}; {machine}; links: {sample['links']}"
+        + (f"; equal time at {rate}" if has_equal_time else "")
     )
-    rows = [row(name, runs, methods) for name, runs in methods.items()]
-    return "\n\n".join([f"## {task}; {steps} steps, {workers} workers", head, markdown_table(HEADER, rows)])
+    columns = zip(HEADER, *(row(name, runs, methods) for name, runs in methods.items()), strict=True)
+    header, *rows = zip(*(column for column in columns if set(column[1:]) != {"-"}), strict=True)
+    return "\n\n".join([f"## {task}; {steps} steps, {workers} workers", head, markdown_table(header, rows)])
 
 
 def row(name: str, runs: list[dict], methods: dict[str, list[dict]]) -> list[str]:
@@ -89,6 +93,7 @@ def row(name: str, runs: list[dict], methods: dict[str, list[dict]]) -> list[str
         f"{statistics.mean(_values(runs, 'error')):.3f}",
         _mean_and_std(_values(runs, "training_loss")),
         _mean_and_std(_values(runs, "validation_loss")),
+        _accuracy(runs),
         _against(runs, methods.get(DENSE)),
         _against(runs, methods.get(POWER)),
         *_at_equal_time(runs, methods.get(POWER)),
@@ -103,6 +108,11 @@ def _at_equal_time(runs: list[dict], baseline: list[dict] | None) -> list[str]:
     # At equal time PowerSGD makes all its steps, so against itself there is nothing to compare.
     against = "-" if runs is baseline else _against(timed, baseline, "equal_time_validation_loss")
     return [str(timed[0]["equal_time_steps"]), loss, against]
+
+
+def _accuracy(runs: list[dict]) -> str:
+    shares = [run["validation_accuracy"] for run in runs if run.get("validation_accuracy") is not None]
+    return f"{100 * statistics.mean(shares):.1f} %" if len(shares) == len(runs) else "-"
 
 
 def _against(runs: list[dict], baseline: list[dict] | None, field: str = "validation_loss") -> str:

@@ -15,7 +15,7 @@ def run(task: Task, method: str, seed: int, steps: int, equal_time_steps: int | 
     trainer = Trainer(task, method, seed)
     module = trainer.wrapped.ddp.module
     initial = task.validation_loss(module)
-    losses, step_s, validation_losses = [], [], {}
+    losses, step_s, validation_losses, accuracy = [], [], {}, None
     for step in range(1, max(steps, equal_time_steps or 0) + 1):
         if step == steps - FINAL_STEPS + 1:
             sent_before = sent_bytes()
@@ -26,6 +26,7 @@ def run(task: Task, method: str, seed: int, steps: int, equal_time_steps: int | 
             validation_losses[step] = task.validation_loss(module)
         if step == steps:
             sent_after = sent_bytes()
+            accuracy = task.validation_accuracy(module) if task.validation_accuracy else None
         if step % 50 == 0:
             emit("progress", method=method, seed=seed, step=step, loss=loss)
     losses = mean_over_ranks(losses)
@@ -33,6 +34,7 @@ def run(task: Task, method: str, seed: int, steps: int, equal_time_steps: int | 
     result = {
         "initial_validation_loss": initial,
         "validation_loss": validation_losses[steps],
+        "validation_accuracy": accuracy,
         "training_loss": statistics.mean(losses[steps - FINAL_STEPS : steps]),
         "equal_time_steps": equal_time_steps,
         "equal_time_validation_loss": validation_losses.get(equal_time_steps),
