@@ -158,7 +158,7 @@ struct EngineReport {
   std::int64_t residual_bytes = 0, factor_bytes = 0, message_bytes = 0;  // memory held
   std::vector<TensorReport> tensors;
   std::vector<Fallback> fallbacks;
-  std::string host_reason;  // of an engine on a device: why it encodes on the CPU all the same; empty if it does not
+  std::string host_reason;  // why it encodes on the CPU, where gradients are on a device or a plan says gpu; else empty
 };
 
 // The state that a checkpoint must hold besides the model and the optimiser: per rank, keyed by tensor name.

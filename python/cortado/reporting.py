@@ -81,7 +81,7 @@ class Report:
         lines = [f"  dense           {count} tensors: {reason}" for reason, count in tensors.most_common()]
         for fallback in self._values["fallbacks"]:
             if not fallback["tensor"]:
-                lines.append(f"  not compressed  {fallback['steps']} steps: {fallback['reason']}")
+                lines.append(f"  fallback        {fallback['steps']} steps: {fallback['reason']}")
         return lines
 
 

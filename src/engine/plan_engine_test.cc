@@ -527,5 +527,20 @@ TEST(PlanEngine, ReportsBytesErrorsAndMessages) {
   });
 }
 
+TEST(PlanEngine, SaysThatTheCpuEncodesWhatWasPlannedForTheGpu) {
+  Plan plan = dense_plan(kTwoByTwo);
+  plan.buckets[0].option = Option::parse("encode@gpu all_gather@flat decode@cpu", kTwoByTwo).value();
+  plan.buckets[0].codec = "cast(bf16)";
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+    const std::string count = "1 of " + std::to_string(plan.buckets.size()) + " buckets on the GPU";
+    EXPECT_NE(engine->report().host_reason.find(count), std::string::npos) << engine->report().host_reason;
+    EXPECT_EQ(engine->report().fallbacks.size(), 1u);
+    CORTADO_RETURN_IF_ERROR(engine->switch_plan(dense_plan(kTwoByTwo)));
+    EXPECT_EQ(engine->report().host_reason, "");
+    return {};
+  });
+}
+
 }  // namespace
 }  // namespace cortado
