@@ -111,6 +111,7 @@ if(CORTADO_BUILD_TRANSPORTS AND NOT CORTADO_SANITIZE)
   endif()
   cortado_add_mpi_test(Example.mpi_least_squares_3_ranks 3 mpi_least_squares)
   cortado_add_mpi_test(Example.mpi_least_squares_topk_4_ranks 4 mpi_least_squares "topk(density=0.1)")
+  cortado_add_mpi_test(Example.mpi_least_squares_plan_4_ranks 4 mpi_least_squares examples/mpi_least_squares.json)
   if(CORTADO_BUILD_CLI)
     # The program, as its help shows it: first the file is made, then nothing is left to be measured.
     set(calibrate calibrate -o "${PROJECT_BINARY_DIR}/calibrated.json" --budget 0.5 --codec "cast(bf16)")
