@@ -1,9 +1,11 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // Data-parallel training in a C++ program with MPI: a linear model, fitted by gradient descent, whose gradients are
-// averaged over all ranks with ACP-SGD. Link cortado_mpi.
+// averaged over all ranks: with ACP-SGD, another method, or as a plan says. Link cortado_mpi.
 //
-//   mpirun -n 4 mpi_least_squares [SPEC]        SPEC is a method as everywhere, acp(rank=4) by default
+//   mpirun -n 4 mpi_least_squares                                    acp(rank=4)
+//   mpirun -n 4 mpi_least_squares "topk(density=0.1)"                another method
+//   mpirun -n 4 mpi_least_squares examples/mpi_least_squares.json    a plan: each tensor its own way
 //
 // Ends with 0 if the model was found and all ranks have the same bytes.
 #include <mpi.h>
@@ -11,14 +13,21 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "cortado/engine.h"
 #include "cortado/mpi.h"
+#include "cortado/plan.h"
 
 namespace {
+
+constexpr const char* kUsage =
+    "usage: mpirun -n RANKS mpi_least_squares [METHOD | PLAN.json]\n"
+    "  METHOD     how gradients travel: acp(rank=4), which is the default, topk(density=0.1) ...\n"
+    "  PLAN.json  a plan for the tensors weight and bias; examples/mpi_least_squares.json is one for 4 ranks\n";
 
 constexpr int kInputs = 48, kOutputs = 32, kSamples = 256, kSteps = 400;
 constexpr float kLearningRate = 0.2f;
@@ -88,13 +97,19 @@ T unwrap(cortado::Result<T> result) {
   return std::move(result).value();
 }
 
-int train(const std::string& spec) {
-  const auto communicator = unwrap(cortado::make_mpi_communicator(MPI_Comm_c2f(MPI_COMM_WORLD)));
-  const int rank = communicator->rank();
-  const cortado::EngineOptions options = unwrap(cortado::EngineOptions::parse(spec));
+std::unique_ptr<cortado::Engine> make_engine(const std::string& method, cortado::Communicator* communicator) {
   const std::vector<cortado::EngineTensor> tensors{{.name = "weight", .rows = kInputs, .cols = kOutputs},
                                                    {.name = "bias", .rows = 1, .cols = kOutputs, .dimensions = 1}};
-  const auto engine = unwrap(cortado::Engine::create(tensors, options, communicator.get()));
+  if (method.ends_with(".json")) {
+    return unwrap(cortado::Engine::create(tensors, unwrap(cortado::load_plan(method)), {}, communicator));
+  }
+  return unwrap(cortado::Engine::create(tensors, unwrap(cortado::EngineOptions::parse(method)), communicator));
+}
+
+int train(const std::string& method) {
+  const auto communicator = unwrap(cortado::make_mpi_communicator(MPI_Comm_c2f(MPI_COMM_WORLD)));
+  const int rank = communicator->rank();
+  const auto engine = make_engine(method, communicator.get());
   if (rank == 0) std::printf("%s\n", engine->describe().c_str());
 
   const Problem problem(rank);
@@ -138,8 +153,14 @@ int train(const std::string& spec) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const std::string method = argc > 1 ? argv[1] : "acp(rank=4)";
+  const bool asks = method == "--help" || method == "-h";
+  if (asks || argc > 2) {
+    std::fputs(kUsage, asks ? stdout : stderr);
+    return asks ? EXIT_SUCCESS : EXIT_FAILURE;
+  }
   MPI_Init(&argc, &argv);
-  const int code = train(argc > 1 ? argv[1] : "acp(rank=4)");
+  const int code = train(method);
   MPI_Finalize();
   return code;
 }

@@ -3,10 +3,12 @@
 
 torchrun --nproc-per-node 4 examples/train_reducer.py
 torchrun --nproc-per-node 4 examples/train_reducer.py --plan "topk(density=0.01)"
+mpirun -n 4 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 -x OMP_NUM_THREADS=1 python examples/train_reducer.py
 """
 
 import argparse
 import contextlib
+import os
 
 import cortado
 import torch
@@ -23,6 +25,9 @@ def main() -> None:
     parser.add_argument("--plan", default="acp(rank=4)", help="how the gradients travel")
     parser.add_argument("--steps", type=int, default=200)
     arguments = parser.parse_args()
+    for name, of_mpirun in (("RANK", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
+        if of_mpirun in os.environ:  # Open MPI's; torchrun sets RANK and WORLD_SIZE itself
+            os.environ.setdefault(name, os.environ[of_mpirun])
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
 

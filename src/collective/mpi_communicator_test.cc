@@ -20,10 +20,14 @@
 #include <vector>
 
 #include "collective/communicator_testing.h"
+#include "collective/mpi_testing.h"
 #include "core/check.h"
 #include "cortado/mpi.h"
 
 namespace cortado {
+
+std::unique_ptr<Communicator> make_mpi_world() { return make_mpi_communicator(MPI_Comm_c2f(MPI_COMM_WORLD)).value(); }
+
 namespace {
 
 using std::chrono::milliseconds;
@@ -32,17 +36,15 @@ using std::chrono::steady_clock;
 
 constexpr seconds kLong(30);
 
-std::unique_ptr<Communicator> make_world() { return make_mpi_communicator(MPI_Comm_c2f(MPI_COMM_WORLD)).value(); }
-
 TEST(Mpi, EveryKindOfCollective) {
-  const auto world = make_world();
+  const auto world = make_mpi_world();
   EXPECT_EQ(world->name(), "mpi");
   const Status status = check_every_collective(*world, kLong);
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
 TEST(Mpi, ManyInFlightEndInAnyOrder) {
-  const auto world = make_world();
+  const auto world = make_mpi_world();
   std::vector<CheckedCollective> collectives;
   collectives.reserve(2000);
   std::vector<WorkId> works;
@@ -66,7 +68,7 @@ TEST(Mpi, ManyInFlightEndInAnyOrder) {
 }
 
 TEST(Mpi, TestSeesTheEndWithoutWaiting) {
-  const auto world = make_world();
+  const auto world = make_mpi_world();
   float value = 1;
   if (world->rank() == 0) std::this_thread::sleep_for(milliseconds(100));
   const WorkId work = world->start_all_reduce(&value, 1, DType::kFloat32).value();
@@ -77,7 +79,7 @@ TEST(Mpi, TestSeesTheEndWithoutWaiting) {
 
 // 256 + 1 is no bf16: a sum that rounds at each of at most three additions is within three steps of 2 of the true one.
 TEST(Mpi, SumsOfHalvesAreTakenInFloat32) {
-  const auto world = make_world();
+  const auto world = make_mpi_world();
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     const float start = dtype == DType::kBFloat16 ? 256 : 2048;
     const auto store = dtype == DType::kBFloat16 ? float_to_bf16 : float_to_fp16;
@@ -99,7 +101,7 @@ TEST(Mpi, SumsOfHalvesAreTakenInFloat32) {
 }
 
 TEST(Mpi, SubgroupsRunEveryKindOfCollective) {
-  const auto world = make_world();
+  const auto world = make_mpi_world();
   std::vector<int> ranks;  // evens, and odds from the last to the first
   for (int rank = world->rank() % 2; rank < world->world_size(); rank += 2) {
     ranks.insert(world->rank() % 2 == 0 ? ranks.end() : ranks.begin(), rank);
@@ -112,14 +114,14 @@ TEST(Mpi, SubgroupsRunEveryKindOfCollective) {
 }
 
 TEST(Mpi, VerifiedCollectives) {
-  const auto world = make_world();
+  const auto world = make_mpi_world();
   const auto verifying = make_verifying_communicator(world.get());
   const Status status = check_every_collective(*verifying, kLong);
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
 TEST(Mpi, RefusesWrongArguments) {
-  const auto world = make_world();
+  const auto world = make_mpi_world();
   float value = 1;
   EXPECT_EQ(world->start_all_reduce(nullptr, 1, DType::kFloat32).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(world->test(0).status().code(), StatusCode::kInvalidArgument);
@@ -141,7 +143,7 @@ Status reduce_one(Communicator& communicator, std::chrono::nanoseconds timeout) 
 void barrier() { MPI_Barrier(MPI_COMM_WORLD); }
 
 TEST(MpiFault, StalledRankTimesOut) {
-  Communicator* world = make_world().release();
+  Communicator* world = make_mpi_world().release();
   ASSERT_TRUE(reduce_one(*world, kLong).ok());
   const int last = world->world_size() - 1;
   barrier();
@@ -162,7 +164,7 @@ TEST(MpiFault, StalledRankTimesOut) {
 }
 
 TEST(MpiFault, AbandonReachesEveryRank) {
-  Communicator* world = make_world().release();
+  Communicator* world = make_mpi_world().release();
   const auto begin = steady_clock::now();
   Status status;
   if (world->rank() == 1) {
@@ -180,7 +182,7 @@ TEST(MpiFault, AbandonReachesEveryRank) {
 }
 
 TEST(MpiFault, MismatchIsToldToEveryRank) {
-  Communicator* world = make_world().release();
+  Communicator* world = make_mpi_world().release();
   Communicator* verifying = make_verifying_communicator(world).release();
   static float values[8] = {};
   const std::int64_t elems = world->rank() == 2 ? 5 : 4;
@@ -192,7 +194,7 @@ TEST(MpiFault, MismatchIsToldToEveryRank) {
 }
 
 TEST(MpiFault, FailureInASubgroupIsEverybodys) {
-  Communicator* world = make_world().release();
+  Communicator* world = make_mpi_world().release();
   const bool paired = world->rank() < 2;
   std::vector<int> others;
   for (int rank = 2; rank < world->world_size(); ++rank) others.push_back(rank);
@@ -216,7 +218,7 @@ TEST(MpiFault, FailureInASubgroupIsEverybodys) {
 
 // mpirun ends the whole job when a process dies; the others do not sit out their timeouts.
 TEST(MpiFault, DeadRankEndsTheJob) {
-  Communicator* world = make_world().release();
+  Communicator* world = make_mpi_world().release();
   ASSERT_TRUE(reduce_one(*world, kLong).ok());
   if (world->rank() == 1) {
     std::printf("rank 1 dies\n");

@@ -4,65 +4,14 @@
 
 #include "core/check.h"
 #include "core/counting_new.h"
-#include "cortado/codec.h"
 #include "cortado/plan.h"
-#include "cortado/planner.h"
-#include "engine/engine_testing.h"
+#include "engine/plan_engine_testing.h"
 
 namespace cortado {
 namespace {
 
 const Topology kTwoByTwo = {{{"intra", 2}, {"inter", 2}}};
 const Topology kTwoByThree = {{{"intra", 2}, {"inter", 3}}};
-
-// Every bucket has another option of the tree and another codec; buckets of one to three tensors.
-Plan mixed_plan(const Topology& topology, std::size_t seed, const std::vector<std::string>& codecs) {
-  static const std::vector<Option> options = generate_options({}).value();
-  std::vector<std::string> names;
-  for (const EngineTensor& tensor : small_model()) names.push_back(tensor.name);
-  std::rotate(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(seed % names.size()), names.end());
-  Plan plan{.job = "small", .cluster = "test", .topology = topology, .buckets = {}, .notes = {}, .unknown = {}};
-  for (std::size_t b = 0, next = 0; next < names.size(); ++b) {
-    const std::size_t count = std::min(names.size() - next, 1 + (b + seed) % 3);
-    PlanBucket& bucket = plan.buckets.emplace_back();
-    for (std::size_t i = 0; i < count; ++i) bucket.tensors.push_back(names[next++]);
-    bucket.option = options[(seed * 7919 + b * 1543) % options.size()];
-    bucket.codec = codecs[(seed + b) % codecs.size()];
-    if (find_codec(bucket.codec.substr(0, bucket.codec.find('(')))->traits.low_rank && seed % 3 != 0) {
-      bucket.option = Option::parse("encode@cpu all_reduce@flat decode@cpu", topology).value();
-    }
-  }
-  return plan;
-}
-
-Plan dense_plan(const Topology& topology) {
-  Plan plan = mixed_plan(topology, 0, {"none"});
-  const std::string all = topology.range_name({0, static_cast<int>(topology.levels.size()) - 1});
-  for (PlanBucket& bucket : plan.buckets) bucket.option = Option::parse("all_reduce@" + all, topology).value();
-  return plan;
-}
-
-const std::vector<std::string> kLossless = {"none", "float_rans"};
-const std::vector<std::string> kLossy = {"topk(density=0.1)", "quant(bits=4)",      "sign",
-                                         "cast(bf16)",        "randk(density=0.2)", "topk(density=0.3) | quant(bits=8)",
-                                         "acp(rank=2)",       "power(rank=2)"};
-
-EngineOptions with_timeout() {
-  EngineOptions options;
-  options.timeout_s = 20;
-  return options;
-}
-
-// What `rank` submits last to first, or first to last: ranks differ.
-Result<StepOutcome> run_plan_step(Engine& engine, int rank, Gradients& gradients, const StepContext& context = {}) {
-  CORTADO_RETURN_IF_ERROR(engine.begin_step(context));
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const std::size_t t = rank % 2 == 0 ? gradients.size() - 1 - i : i;
-    const Gradient gradient{static_cast<std::uint32_t>(t), gradients[t].data()};
-    CORTADO_RETURN_IF_ERROR(engine.submit({&gradient, 1}));
-  }
-  return engine.finish_step();
-}
 
 Gradients zeros_like(const Gradients& gradients) {
   Gradients zeros;
