@@ -369,7 +369,7 @@ def test_other_changes_in_place_are_errors(monkeypatch, most_held):
         model = static_net()
         kfac = cortado.KFAC(model, **QUIET)
         kept = []
-        model.last.register_forward_hook(lambda _module, inputs, _output: kept.append(inputs[0]))
+        model.last.register_forward_hook(lambda _module, inputs, _output: kept.append(inputs[0].detach()))
         model(torch.ones(6, 4)).sum().backward()
         with torch.no_grad():
             kept[0].zero_()
