@@ -40,7 +40,7 @@ struct TraceEvent {
   std::int64_t step = 0;
   std::int64_t start_ns = 0;
   std::int64_t end_ns = 0;
-  std::int64_t bytes = 0;  // payload bytes of the message, or gradient bytes of the tensor
+  std::int64_t bytes = 0;  // payload bytes of the collective, or gradient bytes of the tensor or message
 
   bool operator==(const TraceEvent&) const = default;
 };

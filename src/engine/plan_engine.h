@@ -69,6 +69,8 @@ class PlanEngine final : public Engine {
     std::unique_ptr<PlanMessage> message;  // null: nothing to send, because all tensors are empty
     int missing = 0;                       // tensors not yet submitted in this step
     std::int64_t in_flight_ns = 0;         // when the collective in flight was started
+    std::int64_t in_flight_bytes = 0;      // what this rank handed over to it
+    std::int64_t gradient_bytes = 0;
   };
   struct Place {
     int bucket = -1;
@@ -138,7 +140,8 @@ class PlanEngine final : public Engine {
   Status for_values(const EngineState& state, bool with_places, Act&& act);
   static std::vector<MessageResidual> residuals_of(Bucket& bucket);
 
-  void record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes, std::int32_t tensor = -1);
+  void record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes);
+  void record_work(const Bucket& bucket);
   std::int64_t gradient_bytes(std::uint32_t tensor) const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - schedule_->buckets.data()); }
 

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/check.h"
 #include "engine/engine_testing.h"
 
 namespace cortado {
@@ -47,6 +48,15 @@ TEST(Trace, DrawsEachStepOverTime) {
             "step 8: 20.00 ms, waited 0.00 ms, sent 0 B\n"
             "  message             sent   from ms     to ms\n"
             "  (tensors)                     0.00     20.00  |EEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEE|\n");
+}
+
+TEST(Trace, AMessageSendsWhatItsCollectivesDo) {
+  Trace trace = known_trace();
+  trace.events[3] = {Stage::kCommunicate, 0, -1, 7, 91 * kMs, 95 * kMs, 700};
+  trace.events[3].start_ns += trace.events[0].start_ns;
+  trace.events[3].end_ns += trace.events[0].start_ns;
+  EXPECT_NE(trace_to_text(trace).find("waited 0.00 ms, sent 2.2 kB\n"), std::string::npos) << trace_to_text(trace);
+  EXPECT_NE(trace_to_text(trace).find("  0                 2.2 kB"), std::string::npos) << trace_to_text(trace);
 }
 
 TEST(Trace, SumsUpByStage) {
@@ -137,15 +147,6 @@ TEST(Trace, DamagedFilesAreRefusedWithThePlace) {
   }
 }
 
-// The clock goes one nanosecond forward whenever it is asked.
-class CountingClock final : public Clock {
- public:
-  std::int64_t now_ns() const override { return ++now_ns_; }
-
- private:
-  mutable std::int64_t now_ns_ = 0;
-};
-
 TEST(Trace, TheEngineRecordsEveryStageOfEveryTensorAndMessage) {
   const std::vector<Status> statuses = run_ranks(2, [](Communicator& communicator) -> Status {
     const CountingClock clock;
@@ -175,6 +176,39 @@ TEST(Trace, TheEngineRecordsEveryStageOfEveryTensorAndMessage) {
     return {};
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+// Two rounds; and payloads that outgrow what the messages of the steps before had room for, so that rests follow.
+TEST(Trace, WhatCollectivesSentAddsUp) {
+  for (const char* codec : {"acp(rank=2)", "power(rank=2)", "float_rans", "sign"}) {
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      TraceRecorder recorder(1000);
+      CORTADO_ASSIGN_OR_RETURN(const auto engine,
+                               Engine::create(small_model(), coded(codec), &communicator, steady_clock(), &recorder));
+      std::int64_t messages_before = 0;
+      for (std::int64_t step = 0; step < 4; ++step) {
+        messages_before = engine->report().messages;
+        Gradients gradients = made_up_gradients(small_model(), communicator.rank(), step);
+        for (std::vector<float>& values : gradients) {
+          if (step < 3) std::fill(values.begin(), values.end(), 1.0f);
+        }
+        recorder.clear();
+        CORTADO_RETURN_IF_ERROR(run_step(*engine, gradients).status());
+        std::int64_t bytes = 0, collectives = 0;
+        for (const TraceEvent& event : recorder.events()) {
+          if (event.stage != Stage::kCommunicate) continue;
+          bytes += event.bytes;
+          ++collectives;
+        }
+        EXPECT_EQ(bytes, engine->report().payload_bytes) << codec << ", step " << step;
+        EXPECT_EQ(collectives, engine->report().messages) << codec << ", step " << step;
+      }
+      const bool has_rest = engine->report().messages > messages_before;
+      EXPECT_EQ(has_rest, codec == std::string("float_rans")) << codec;
+      return {};
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
 }
 
 }  // namespace
