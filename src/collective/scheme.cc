@@ -133,8 +133,11 @@ void SchemeRun::list_collectives() {
   for (const SchemeStep& step : program_.steps) {
     if (!is_collective(step.op.kind)) continue;
     const int count = step.op.encoded && !coder_.fixed_size() ? 2 : 1;
+    const std::string name =
+        std::string(op_kind_name(step.op.kind)) + "@" + setup_.levels->topology().range_name(step.op.levels);
     for (int i = 0; i < count; ++i, ++ordinal) {
-      if (step.active) collectives_.push_back({step.op.levels, ordinal, step.op.encoded});
+      if (!step.active) continue;
+      collectives_.push_back({step.op.levels, ordinal, step.op.encoded, i < count - 1 ? name + ", sizes" : name});
     }
   }
 }

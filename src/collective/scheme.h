@@ -47,6 +47,7 @@ struct SchemeCollective {
   LevelRange levels;
   int ordinal = 0;          // among the collectives of all ranks; a rank that sits some of them out lacks these numbers
   bool is_checked = false;  // what arrives, payloads or their sizes
+  std::string name;         // "all_gather@intra", "all_gather@intra, sizes"
 };
 
 class SchemeRun {

@@ -47,7 +47,12 @@ Result<std::unique_ptr<PlanMessage>> LowRankMessage::make(const Setup& setup) {
   const bool is_power = options.method == EngineOptions::Method::kPower;
   if (is_power) message->kind_ = SlotKind::kRowFactor;
   const int rounds = is_power ? 2 : 1;
-  for (int round = 0; round < rounds; ++round) message->collectives_.push_back({all, round});
+  for (int round = 0; round < rounds; ++round) {
+    SchemeCollective& collective = message->collectives_.emplace_back();
+    collective.levels = all;
+    collective.ordinal = round;
+    collective.name = "all_reduce@" + topology.range_name(all);
+  }
 
   std::vector<std::int64_t> residual_elems;
   std::int64_t elems[2] = {};

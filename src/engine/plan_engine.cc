@@ -28,6 +28,7 @@ Result<std::unique_ptr<PlanEngine>> PlanEngine::make(std::vector<EngineTensor> t
                                                      const Clock* clock, TraceRecorder* trace) {
   std::unique_ptr<PlanEngine> engine(new PlanEngine(std::move(tensors), options, communicator, clock, trace));
   CORTADO_ASSIGN_OR_RETURN(engine->schedule_, engine->make_schedule(plan));
+  engine->name_collectives();
   return engine;
 }
 
@@ -136,10 +137,27 @@ void PlanEngine::abandon(const std::string& why) {
   communicator_->abandon(why);
 }
 
-void PlanEngine::record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes) {
+void PlanEngine::record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes,
+                        std::int32_t collective) {
   stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
   if (trace_ == nullptr) return;
-  trace_->record({stage, message, tensor, step_number(), interval.start_ns, interval.end_ns, bytes});
+  trace_->record({stage, message, tensor, step_number(), interval.start_ns, interval.end_ns, bytes, collective});
+}
+
+void PlanEngine::name_collectives() {
+  if (trace_ == nullptr) return;
+  for (Bucket& bucket : schedule_->buckets) {
+    bucket.names.clear();
+    if (bucket.message == nullptr) continue;
+    for (const SchemeCollective& collective : bucket.message->collectives()) {
+      bucket.names.push_back(trace_->name_collective(collective.name));
+    }
+  }
+}
+
+void PlanEngine::set_trace(TraceRecorder* trace) {
+  trace_ = trace;
+  name_collectives();
 }
 
 // What a message has encoded, decoded and orthogonalised, tensor by tensor.
@@ -275,10 +293,12 @@ Status PlanEngine::test_oldest(bool* moved) {
 
 Status PlanEngine::proceed(Bucket& bucket) {
   Interval interval{.start_ns = clock_->now_ns()};
-  record(Stage::kCommunicate, index_of(bucket), -1, {bucket.in_flight_ns, interval.start_ns}, bucket.in_flight_bytes);
-  const bool is_checked = bucket.message->collective().is_checked;
+  const SchemeCollective& collective = bucket.message->collective();
+  const auto place = static_cast<std::size_t>(&collective - bucket.message->collectives().data());
+  record(Stage::kCommunicate, index_of(bucket), -1, {bucket.in_flight_ns, interval.start_ns}, bucket.in_flight_bytes,
+         trace_ == nullptr ? -1 : bucket.names[place]);
   CORTADO_RETURN_IF_ERROR(bucket.message->proceed());
-  if (is_checked) {
+  if (collective.is_checked) {
     const std::vector<TraceEvent>& work = bucket.message->work();
     interval.end_ns = work.empty() ? clock_->now_ns() : work.front().start_ns;
     record(Stage::kDecode, index_of(bucket), -1, interval, bucket.gradient_bytes);

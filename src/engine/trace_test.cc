@@ -98,6 +98,28 @@ TEST(Trace, ComesBackFromItsFileFormat) {
   EXPECT_EQ(back.value(), trace);
 }
 
+TEST(Trace, CollectivesHaveNames) {
+  Trace trace = known_trace();
+  trace.collectives = {"all_gather@intra, sizes", "all_gather@intra"};
+  trace.events[2].collective = 1;
+  trace.events.push_back(trace.events[2]);
+  trace.events.back().collective = -1;
+  const Result<Trace> back = parse_trace(trace_to_json(trace));
+  ASSERT_TRUE(back.ok()) << back.status().to_string();
+  EXPECT_EQ(back.value(), trace);
+  EXPECT_NE(trace_to_chrome(trace).find("\"collective\":\"all_gather@intra\""), std::string::npos);
+  EXPECT_EQ(trace_to_chrome(trace).find("sizes"), std::string::npos);
+  for (const auto& [places, found] : std::vector<std::pair<nlohmann::json, std::string>>{
+           {{1}, "got [1]"}, {{1, -1, 0}, "got [1,-1,0]"}, {{1, 2}, "got 2"}, {{-2, 0}, "got -2"}, {1.5, "got 1.5"}}) {
+    nlohmann::json file = nlohmann::json::parse(trace_to_json(trace));
+    file["collective_of"] = places;
+    const Status status = parse_trace(file.dump()).status();
+    EXPECT_EQ(status.code(), StatusCode::kCorruptData) << found;
+    EXPECT_NE(status.message().find("collective_of: expected a place in collectives"), std::string::npos) << found;
+    EXPECT_NE(status.message().find(found), std::string::npos) << status.message();
+  }
+}
+
 TEST(Trace, TheOrderOfStagesIsThatOfTheFile) {
   nlohmann::json file = nlohmann::json::parse(trace_to_json(known_trace()));
   std::swap(file["stages"][0], file["stages"][1]);
