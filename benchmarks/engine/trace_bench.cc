@@ -17,12 +17,15 @@
 
 #include "core/philox.h"
 #include "cortado/engine.h"
+#include "cortado/plan.h"
 
 namespace cortado {
 namespace {
 
 constexpr int kRanks = 2;
-constexpr const char* kSpecs[] = {"acp(rank=4, start_step=0)", "topk(density=0.01, start_step=0)", "cast(bf16)"};
+constexpr char kPlanOf[] = "plan of ";
+constexpr const char* kSpecs[] = {"acp(rank=4, start_step=0)", "topk(density=0.01, start_step=0)", "cast(bf16)",
+                                  "plan of quant(bits=4)"};
 
 // examples/train_lm.py: width 384, 6 blocks, 256 bytes.
 std::vector<EngineTensor> gpt_tensors() {
@@ -61,15 +64,34 @@ struct RankOfBench {
   TraceRecorder recorder{10'000};
 };
 
-void measure(const char* spec, int steps) {
+// All ranks gather what each has encoded, in two buckets: one collective each, so that one thread can drive two ranks.
+Plan plan_of(const char* codec, const std::vector<EngineTensor>& tensors) {
+  Plan plan;
+  plan.topology = {{{"all", kRanks}}};
+  plan.buckets.resize(2);
+  for (PlanBucket& bucket : plan.buckets) {
+    bucket.option = Option::parse("encode@cpu all_gather@all decode@cpu", plan.topology).value();
+    bucket.codec = codec;
+  }
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    plan.buckets[t < tensors.size() / 2 ? 0 : 1].tensors.push_back(tensors[t].name);
+  }
+  return plan;
+}
+
+void measure(const std::string& spec, int steps) {
   const std::vector<EngineTensor> tensors = gpt_tensors();
-  const EngineOptions options = EngineOptions::parse(spec).value();
+  const bool has_plan = spec.starts_with(kPlanOf);
   LocalGroup group(kRanks);
   std::vector<RankOfBench> ranks(kRanks);
   std::vector<std::thread> makers;
   for (int r = 0; r < kRanks; ++r) {
     makers.emplace_back([&, r] {
-      ranks[r].engine = Engine::create(tensors, options, group.communicator(r)).value();
+      ranks[r].engine =
+          has_plan ? Engine::create(tensors, plan_of(spec.c_str() + std::strlen(kPlanOf), tensors), EngineOptions{},
+                                    group.communicator(r))
+                         .value()
+                   : Engine::create(tensors, EngineOptions::parse(spec).value(), group.communicator(r)).value();
       for (std::size_t t = 0; t < tensors.size(); ++t) {
         std::vector<float>& values =
             ranks[r].gradients.emplace_back(static_cast<std::size_t>(tensors[t].rows * tensors[t].cols));
@@ -102,7 +124,7 @@ void measure(const char* spec, int steps) {
     if (traced) events = ranks[0].recorder.events().size();
   }
   const double without = median(seconds[0]), with = median(seconds[1]);
-  std::printf("| `%s` | %zu | %.3f | %.3f | %+.2f %% |\n", spec, events, without * 1e3, with * 1e3,
+  std::printf("| `%s` | %zu | %.3f | %.3f | %+.2f %% |\n", spec.c_str(), events, without * 1e3, with * 1e3,
               100 * (with / without - 1));
 }
 

@@ -3,6 +3,7 @@
 // What the engine did and when: one event for every stage of every message.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -40,7 +41,8 @@ struct TraceEvent {
   std::int64_t step = 0;
   std::int64_t start_ns = 0;
   std::int64_t end_ns = 0;
-  std::int64_t bytes = 0;  // payload bytes of the message, or gradient bytes of the tensor
+  std::int64_t bytes = 0;        // payload bytes of the collective, or gradient bytes of the tensor or message
+  std::int32_t collective = -1;  // of kCommunicate: index of its name, or -1: it has none
 
   bool operator==(const TraceEvent&) const = default;
 };
@@ -57,12 +59,21 @@ class TraceRecorder {
       ++dropped_;
     }
   }
+  // The index of a collective's name. May allocate, so not for use within a step. clear() keeps the names.
+  std::int32_t name_collective(const std::string& name) {
+    const auto found = std::find(collectives_.begin(), collectives_.end(), name);
+    const auto index = static_cast<std::int32_t>(found - collectives_.begin());
+    if (found == collectives_.end()) collectives_.push_back(name);
+    return index;
+  }
   const std::vector<TraceEvent>& events() const { return events_; }
+  const std::vector<std::string>& collectives() const { return collectives_; }
   std::int64_t dropped() const { return dropped_; }
   void clear() { events_.clear(), dropped_ = 0; }
 
  private:
   std::vector<TraceEvent> events_;
+  std::vector<std::string> collectives_;
   std::int64_t dropped_ = 0;
 };
 
@@ -73,7 +84,8 @@ struct Trace {
   int world_size = 1;
   std::vector<std::string> tensors;  // names, by TraceEvent::tensor
   std::vector<TraceEvent> events = {};
-  std::int64_t dropped = 0;  // events that found no room
+  std::int64_t dropped = 0;                   // events that found no room
+  std::vector<std::string> collectives = {};  // "all_gather@intra", by TraceEvent::collective
 
   bool operator==(const Trace&) const = default;
 };

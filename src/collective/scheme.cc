@@ -38,7 +38,7 @@ Result<std::unique_ptr<SchemeRun>> SchemeRun::make(const SchemeSetup& setup) {
 SchemeRun::SchemeRun(const SchemeSetup& setup, SchemeProgram program)
     : setup_(setup),
       program_(std::move(program)),
-      coder_({setup.codec, setup.tensors, setup.has_feedback, setup.seed}, &program_) {
+      coder_({setup.codec, setup.tensors, setup.has_feedback, setup.seed, setup.clock}, &program_) {
   std::int64_t offset = 0;
   for (const SchemeTensor& tensor : setup_.tensors) {
     offsets_.push_back(offset);
@@ -133,8 +133,11 @@ void SchemeRun::list_collectives() {
   for (const SchemeStep& step : program_.steps) {
     if (!is_collective(step.op.kind)) continue;
     const int count = step.op.encoded && !coder_.fixed_size() ? 2 : 1;
+    const std::string name =
+        std::string(op_kind_name(step.op.kind)) + "@" + setup_.levels->topology().range_name(step.op.levels);
     for (int i = 0; i < count; ++i, ++ordinal) {
-      if (step.active) collectives_.push_back({step.op.levels, ordinal});
+      if (!step.active) continue;
+      collectives_.push_back({step.op.levels, ordinal, step.op.encoded, i < count - 1 ? name + ", sizes" : name});
     }
   }
 }
@@ -316,6 +319,7 @@ Status SchemeRun::run(std::int64_t step, std::chrono::nanoseconds timeout) {
 
 Status SchemeRun::proceed() {
   CORTADO_CHECK(state_ == SchemeState::kArrived, "nothing has arrived");
+  coder_.forget_work();
   ++next_collective_;
   if (step().op.encoded && sizes_first_) {
     if (is_root_of_broadcast()) {

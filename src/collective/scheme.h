@@ -35,16 +35,19 @@ struct SchemeSetup {
   Option option = {};
   const Codec* codec = nullptr;  // may be null if the option encodes nothing; must outlive the run
   std::vector<SchemeTensor> tensors = {};
-  bool has_feedback = false;  // what an encode loses is added to what it encodes in the next step
-  bool averages = false;      // encode means, see compile_scheme()
-  std::uint64_t seed = 0;     // of codecs that draw; the same on all ranks
+  bool has_feedback = false;     // what an encode loses is added to what it encodes in the next step
+  bool averages = false;         // encode means, see compile_scheme()
+  std::uint64_t seed = 0;        // of codecs that draw; the same on all ranks
+  const Clock* clock = nullptr;  // null: encodes and decodes are not timed
 };
 
 enum class SchemeState : std::uint8_t { kIdle, kReady, kInFlight, kArrived, kDone, kFailed };
 
 struct SchemeCollective {
   LevelRange levels;
-  int ordinal = 0;  // among the collectives of all ranks; a rank that sits some of them out lacks these numbers
+  int ordinal = 0;          // among the collectives of all ranks; a rank that sits some of them out lacks these numbers
+  bool is_checked = false;  // what arrives, payloads or their sizes
+  std::string name;         // "all_gather@intra", "all_gather@intra, sizes"
 };
 
 class SchemeRun {

@@ -86,9 +86,10 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
   lossy_ = !traits.lossless;
   shares_key_ = traits.linear;
   votes_ = setup_.codec->is_majority_vote();
-  std::size_t elems = 0, scratch_bytes = 0, payload_bytes = 0;
+  std::size_t elems = 0, scratch_bytes = 0, payload_bytes = 0, pieces = 0;
   bool makes_sum_forms = false;
   for (const Cell& cell : program->cells) {
+    pieces += cell.pieces.size();
     for (const Piece& piece : cell.pieces) {
       elems = std::max(elems, static_cast<std::size_t>(piece.elems()));
       makes_sum_forms = makes_sum_forms || cell.form == PayloadForm::kSumForm;
@@ -109,6 +110,7 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
     device_values_ = AlignedBuffer<float>(elems);
     device_payload_ = AlignedBuffer<std::byte>(payload_bytes);
   }
+  if (setup_.clock != nullptr) work_ = TraceRecorder(pieces * program->steps.size());
   if (!setup_.has_feedback) return;
   for (const FeedbackPlace& place : program->places) {
     const auto count = place.active ? static_cast<std::size_t>(program->elems_of(place.region)) : 0;
@@ -120,6 +122,7 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
 void SchemeCoder::begin(std::int64_t step) {
   step_ = step;
   statistics_ = {};
+  forget_work();
   std::fill(squares_.begin(), squares_.end(), Squares{});
   std::fill(encoded_bytes_.begin(), encoded_bytes_.end(), 0);
 }
@@ -150,6 +153,11 @@ void SchemeCoder::copy_to_host(const void* from, void* to, std::uint64_t bytes) 
   statistics_.bytes_to_host += static_cast<std::int64_t>(bytes);
 }
 
+void SchemeCoder::note_work(Stage stage, const Piece& piece, std::int64_t start_ns) {
+  if (setup_.clock == nullptr) return;
+  work_.record({.stage = stage, .tensor = piece.tensor, .start_ns = start_ns, .end_ns = now_ns()});
+}
+
 // ---- encode --------------------------------------------------------------------------------------------------------
 
 Status SchemeCoder::encode(const SchemeStep& step, float* values, std::byte* memory, PayloadSet* set) {
@@ -157,8 +165,10 @@ Status SchemeCoder::encode(const SchemeStep& step, float* values, std::byte* mem
   std::uint64_t at = 0;
   for (const PayloadUnit& unit : step.result_units) {
     for (const Piece& piece : cell_of(unit).pieces) {
+      const std::int64_t start_ns = now_ns();
       const Result<std::uint64_t> bytes = encode_piece(step, cell_of(unit), piece, values + piece.offset, memory + at);
       if (!bytes.ok()) return bytes.status().with_context("\"" + setup_.tensors[piece.tensor].name + "\"");
+      note_work(Stage::kEncode, piece, start_ns);
       set->bytes.push_back(bytes.value());
       at += bytes.value();
       encoded_bytes_[static_cast<std::size_t>(piece.tensor)] += static_cast<std::int64_t>(bytes.value());
@@ -255,6 +265,7 @@ Status SchemeCoder::decode(const SchemeStep& step, const PayloadSet& set, const 
     for (std::size_t p = 0; p < cell.pieces.size(); ++p) {
       const Piece& piece = cell.pieces[p];
       const int contributors = static_cast<int>(end - begin);
+      const std::int64_t start_ns = now_ns();
       for (int c = 0; c < contributors; ++c) {
         const std::size_t entry = step.first_entry[static_cast<std::size_t>(step.decode_order[begin + c])] + p;
         const Contribution contribution{{memory + set.offsets[entry], set.bytes[entry]}, c, contributors};
@@ -262,6 +273,7 @@ Status SchemeCoder::decode(const SchemeStep& step, const PayloadSet& set, const 
         if (status.ok()) continue;
         return status.with_context("\"" + setup_.tensors[piece.tensor].name + "\", contributor " + std::to_string(c));
       }
+      note_work(Stage::kDecode, piece, start_ns);
     }
     begin = end;
   }

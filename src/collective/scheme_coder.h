@@ -16,6 +16,7 @@
 
 #include "collective/scheme_program.h"
 #include "core/aligned_buffer.h"
+#include "cortado/trace.h"
 
 namespace cortado {
 
@@ -45,6 +46,7 @@ class SchemeCoder {
     std::vector<SchemeTensor> tensors;
     bool has_feedback = false;
     std::uint64_t seed = 0;
+    const Clock* clock = nullptr;  // null: work() stays empty
   };
   SchemeCoder(Setup setup, const SchemeProgram* program);
 
@@ -57,6 +59,10 @@ class SchemeCoder {
   // message.
   Status encode(const SchemeStep& step, float* values, std::byte* memory, PayloadSet* set);
   Status decode(const SchemeStep& step, const PayloadSet& set, const std::byte* memory, float* values);
+
+  // What was encoded and decoded since begin() or forget_work(), piece by piece: stage, tensor and times.
+  const std::vector<TraceEvent>& work() const { return work_.events(); }
+  void forget_work() { work_.clear(); }
 
   // What the last step lost replaces what was kept.
   void commit();
@@ -101,6 +107,8 @@ class SchemeCoder {
   Status decode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece, Contribution contribution,
                       float* values);
   void add(int contributor, int contributors, const float* decoded, std::int64_t elems, float* sum);
+  std::int64_t now_ns() const { return setup_.clock == nullptr ? 0 : setup_.clock->now_ns(); }
+  void note_work(Stage stage, const Piece& piece, std::int64_t start_ns);
   void copy_to_device(const void* from, void* to, std::uint64_t bytes);
   void copy_to_host(const void* from, void* to, std::uint64_t bytes);
 
@@ -119,6 +127,7 @@ class SchemeCoder {
   std::vector<Squares> squares_;
   std::vector<std::int64_t> encoded_bytes_;  // of tensors
   SchemeStatistics statistics_;
+  TraceRecorder work_{0};
 };
 
 // Squares of `values` and of what `decoded` differs from them by, which is written to `lost` unless that is null.

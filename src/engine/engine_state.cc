@@ -290,6 +290,7 @@ Trace EngineImpl::trace() const {
   if (trace_ != nullptr) {
     trace.events = trace_->events();
     trace.dropped = trace_->dropped();
+    trace.collectives = trace_->collectives();
   }
   return trace;
 }

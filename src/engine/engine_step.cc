@@ -42,7 +42,7 @@ void EngineImpl::record(Stage stage, int message, int tensor, const Interval& in
 }
 
 void EngineImpl::record_message(Round& round, int message) {
-  record(Stage::kCommunicate, message, -1, {round.start_ns(message), clock_->now_ns()}, round.sent_bytes(message));
+  record(Stage::kCommunicate, message, -1, {round.start_ns(message), clock_->now_ns()}, round.last_sent_bytes(message));
 }
 
 std::int64_t EngineImpl::gradient_bytes(std::uint32_t t) const {

@@ -42,10 +42,17 @@ Result<std::unique_ptr<PlanMessage>> LowRankMessage::make(const Setup& setup) {
   const Topology& topology = setup.levels->topology();
   const LevelRange all = {0, static_cast<int>(topology.levels.size()) - 1};
   message->communicator_ = setup.levels->of(all);
+  message->clock_ = setup.clock;
+  message->work_ = TraceRecorder(2 * setup.tensors.size());
   const bool is_power = options.method == EngineOptions::Method::kPower;
   if (is_power) message->kind_ = SlotKind::kRowFactor;
   const int rounds = is_power ? 2 : 1;
-  for (int round = 0; round < rounds; ++round) message->collectives_.push_back({all, round});
+  for (int round = 0; round < rounds; ++round) {
+    SchemeCollective& collective = message->collectives_.emplace_back();
+    collective.levels = all;
+    collective.ordinal = round;
+    collective.name = "all_reduce@" + topology.range_name(all);
+  }
 
   std::vector<std::int64_t> residual_elems;
   std::int64_t elems[2] = {};
@@ -117,6 +124,8 @@ void LowRankMessage::write(int index, const void* gradient, const float* carried
 Status LowRankMessage::begin(std::int64_t step) {
   step_ = step;
   round_ = 0;
+  sent_bytes_ = 0;
+  work_.clear();
   state_ = SchemeState::kReady;
   return {};
 }
@@ -126,36 +135,49 @@ Status LowRankMessage::start() {
   const Result<WorkId> work =
       communicator_->start_all_reduce(message.data(), static_cast<std::int64_t>(message.size()), DType::kFloat32);
   if (!work.ok()) return fail(work.status());
-  work_ = work.value();
+  in_flight_ = work.value();
+  sent_bytes_ += static_cast<std::int64_t>(message.size() * sizeof(float));
   state_ = SchemeState::kInFlight;
   return {};
 }
 
 Result<bool> LowRankMessage::test() {
-  const Result<bool> ended = communicator_->test(work_);
+  const Result<bool> ended = communicator_->test(in_flight_);
   if (!ended.ok()) return fail(ended.status());
   if (ended.value()) state_ = SchemeState::kArrived;
   return ended;
 }
 
 Status LowRankMessage::wait(std::chrono::nanoseconds timeout) {
-  if (const Status status = communicator_->wait(work_, timeout); !status.ok()) return fail(status);
+  if (const Status status = communicator_->wait(in_flight_, timeout); !status.ok()) return fail(status);
   state_ = SchemeState::kArrived;
   return {};
 }
 
+void LowRankMessage::note_work(Stage stage, int slot, std::int64_t start_ns) {
+  work_.record({.stage = stage, .tensor = slot, .start_ns = start_ns, .end_ns = clock_->now_ns()});
+}
+
 Status LowRankMessage::proceed() {
   const bool has_next = round_ + 1 < collectives_.size();
-  for (Slot& slot : slots_) {
+  work_.clear();
+  for (std::size_t s = 0; s < slots_.size(); ++s) {
+    Slot& slot = slots_[s];
     if (slot.matrix == nullptr) continue;
+    const int index = static_cast<int>(s);
     const float* summed = messages_[round_].data() + slot.offset[round_];
-    if (!has_next) {
+    std::int64_t start_ns = clock_->now_ns();
+    if (has_next) {
+      slot.matrix->receive_first_round(summed, step_);
+    } else {
       slot.matrix->receive(is_power() ? SlotKind::kColFactor : kind_, summed, step_);
-      continue;
     }
-    slot.matrix->receive_first_round(summed, step_);
+    note_work(Stage::kOrthogonalise, index, start_ns);
+    if (!has_next) continue;
     float* data = messages_[1].data() + slot.offset[1];
+    start_ns = clock_->now_ns();
     if (!slot.matrix->encode_second_round(data)) data[0] = std::numeric_limits<float>::quiet_NaN();
+    note_work(Stage::kEncode, index, start_ns);
   }
   if (has_next) ++round_;
   state_ = has_next ? SchemeState::kReady : SchemeState::kDone;
@@ -226,16 +248,14 @@ SchemeCoder::Squares LowRankMessage::squares(int index) const {
                            : SchemeCoder::Squares{matrix->sum_squares(), matrix->error_squares()};
 }
 
-std::int64_t LowRankMessage::sent_bytes() const {
-  return static_cast<std::int64_t>((messages_[0].size() + messages_[1].size()) * sizeof(float));
-}
-
 std::int64_t LowRankMessage::factor_bytes() const {
   std::int64_t bytes = 0;
   for (const Slot& slot : slots_) bytes += slot.matrix == nullptr ? 0 : slot.matrix->factor_bytes();
   return bytes;
 }
 
-std::int64_t LowRankMessage::buffer_bytes() const { return sent_bytes(); }
+std::int64_t LowRankMessage::buffer_bytes() const {
+  return static_cast<std::int64_t>((messages_[0].size() + messages_[1].size()) * sizeof(float));
+}
 
 }  // namespace cortado

@@ -28,6 +28,7 @@ class LowRankMessage final : public PlanMessage {
   Result<bool> test() override;
   Status wait(std::chrono::nanoseconds timeout) override;
   Status proceed() override;
+  const std::vector<TraceEvent>& work() const override { return work_.events(); }
   bool read(int slot, void* gradient) override;
   void commit() override;
 
@@ -41,7 +42,7 @@ class LowRankMessage final : public PlanMessage {
   bool is_compressed(int slot) const override { return slots_[static_cast<std::size_t>(slot)].matrix != nullptr; }
   std::int64_t payload_bytes(int slot) const override;
   SchemeCoder::Squares squares(int slot) const override;
-  std::int64_t sent_bytes() const override;
+  std::int64_t sent_bytes() const override { return sent_bytes_; }
   std::int64_t residual_bytes() const override { return residuals_.bytes(); }
   std::int64_t factor_bytes() const override;
   std::int64_t buffer_bytes() const override;
@@ -55,6 +56,7 @@ class LowRankMessage final : public PlanMessage {
   LowRankMessage() = default;
 
   Status fail(const Status& status);
+  void note_work(Stage stage, int slot, std::int64_t start_ns);
   bool is_power() const { return kind_ == SlotKind::kRowFactor; }
   bool has_feedback() const { return residuals_.bytes() > 0; }
 
@@ -68,7 +70,10 @@ class LowRankMessage final : public PlanMessage {
   SchemeState state_ = SchemeState::kIdle;
   std::size_t round_ = 0;
   std::int64_t step_ = 0;
-  WorkId work_ = 0;
+  WorkId in_flight_ = 0;
+  std::int64_t sent_bytes_ = 0;
+  const Clock* clock_ = nullptr;
+  TraceRecorder work_{0};
 };
 
 }  // namespace cortado

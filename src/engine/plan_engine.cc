@@ -28,6 +28,7 @@ Result<std::unique_ptr<PlanEngine>> PlanEngine::make(std::vector<EngineTensor> t
                                                      const Clock* clock, TraceRecorder* trace) {
   std::unique_ptr<PlanEngine> engine(new PlanEngine(std::move(tensors), options, communicator, clock, trace));
   CORTADO_ASSIGN_OR_RETURN(engine->schedule_, engine->make_schedule(plan));
+  engine->name_collectives();
   return engine;
 }
 
@@ -82,17 +83,19 @@ Result<std::unique_ptr<PlanEngine::Schedule>> PlanEngine::make_schedule(const Pl
 
 Result<PlanEngine::Bucket> PlanEngine::make_bucket(const PlanBucket& planned, Schedule* schedule) const {
   Bucket bucket;
-  PlanMessage::Setup setup{
-      .bucket = &planned, .tensors = {}, .levels = schedule->levels.get(), .seed = options_.random_seed};
-  std::int64_t bytes = 0;
+  PlanMessage::Setup setup{.bucket = &planned,
+                           .tensors = {},
+                           .levels = schedule->levels.get(),
+                           .seed = options_.random_seed,
+                           .clock = clock_};
   for (const std::string& name : planned.tensors) {
     const auto found = std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& t) { return t.name == name; });
     const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
     bucket.tensors.push_back(t);
     setup.tensors.push_back(*found);
-    bytes += gradient_bytes(t);
+    bucket.gradient_bytes += gradient_bytes(t);
   }
-  if (bytes == 0 || passes_through()) return bucket;
+  if (bucket.gradient_bytes == 0 || passes_through()) return bucket;
   CORTADO_ASSIGN_OR_RETURN(bucket.message, PlanMessage::make(setup));
   return bucket;
 }
@@ -134,10 +137,36 @@ void PlanEngine::abandon(const std::string& why) {
   communicator_->abandon(why);
 }
 
-void PlanEngine::record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes, std::int32_t tensor) {
+void PlanEngine::record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes,
+                        std::int32_t collective) {
   stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
   if (trace_ == nullptr) return;
-  trace_->record({stage, bucket, tensor, step_number(), interval.start_ns, interval.end_ns, bytes});
+  trace_->record({stage, message, tensor, step_number(), interval.start_ns, interval.end_ns, bytes, collective});
+}
+
+void PlanEngine::name_collectives() {
+  if (trace_ == nullptr) return;
+  for (Bucket& bucket : schedule_->buckets) {
+    bucket.names.clear();
+    if (bucket.message == nullptr) continue;
+    for (const SchemeCollective& collective : bucket.message->collectives()) {
+      bucket.names.push_back(trace_->name_collective(collective.name));
+    }
+  }
+}
+
+void PlanEngine::set_trace(TraceRecorder* trace) {
+  trace_ = trace;
+  name_collectives();
+}
+
+// What a message has encoded, decoded and orthogonalised, tensor by tensor.
+void PlanEngine::record_work(const Bucket& bucket) {
+  for (const TraceEvent& work : bucket.message->work()) {
+    const std::uint32_t t = bucket.tensors[static_cast<std::size_t>(work.tensor)];
+    record(work.stage, index_of(bucket), static_cast<int>(t), {work.start_ns, work.end_ns},
+           work.stage == Stage::kOrthogonalise ? 0 : gradient_bytes(t));
+  }
 }
 
 std::int64_t PlanEngine::gradient_bytes(std::uint32_t t) const {
@@ -178,15 +207,13 @@ Status PlanEngine::write(std::uint32_t t, const void* gradient) {
   Interval interval{.start_ns = clock_->now_ns()};
   bucket.message->write(slot_of(t), gradient, steps_[t].delivers_carried ? carried->second.data() : nullptr);
   interval.end_ns = clock_->now_ns();
-  record(Stage::kEncode, index_of(bucket), interval, 0, static_cast<std::int32_t>(t));
+  record(Stage::kEncode, -1, static_cast<int>(t), interval, gradient_bytes(t));
   return --bucket.missing == 0 ? begin_message(bucket) : Status();
 }
 
 Status PlanEngine::begin_message(Bucket& bucket) {
-  Interval interval{.start_ns = clock_->now_ns()};
   CORTADO_RETURN_IF_ERROR(bucket.message->begin(step_));
-  interval.end_ns = clock_->now_ns();
-  record(Stage::kEncode, index_of(bucket), interval, 0);
+  record_work(bucket);
   if (bucket.message->state() == SchemeState::kDone) deliver(bucket);
   return {};
 }
@@ -241,7 +268,9 @@ Status PlanEngine::start_turns(bool* moved) {
                            bucket.message->collective().ordinal == turn.ordinal;
       if (!is_next) break;
       bucket.in_flight_ns = clock_->now_ns();
+      bucket.in_flight_bytes = -bucket.message->sent_bytes();
       CORTADO_RETURN_IF_ERROR(bucket.message->start());
+      bucket.in_flight_bytes += bucket.message->sent_bytes();
       *moved = true;
     }
   }
@@ -264,10 +293,17 @@ Status PlanEngine::test_oldest(bool* moved) {
 
 Status PlanEngine::proceed(Bucket& bucket) {
   Interval interval{.start_ns = clock_->now_ns()};
-  record(Stage::kCommunicate, index_of(bucket), {bucket.in_flight_ns, interval.start_ns}, 0);
+  const SchemeCollective& collective = bucket.message->collective();
+  const auto place = static_cast<std::size_t>(&collective - bucket.message->collectives().data());
+  record(Stage::kCommunicate, index_of(bucket), -1, {bucket.in_flight_ns, interval.start_ns}, bucket.in_flight_bytes,
+         trace_ == nullptr ? -1 : bucket.names[place]);
   CORTADO_RETURN_IF_ERROR(bucket.message->proceed());
-  interval.end_ns = clock_->now_ns();
-  record(Stage::kDecode, index_of(bucket), interval, 0);
+  if (collective.is_checked) {
+    const std::vector<TraceEvent>& work = bucket.message->work();
+    interval.end_ns = work.empty() ? clock_->now_ns() : work.front().start_ns;
+    record(Stage::kDecode, index_of(bucket), -1, interval, bucket.gradient_bytes);
+  }
+  record_work(bucket);
   if (bucket.message->state() == SchemeState::kDone) deliver(bucket);
   return {};
 }
@@ -284,22 +320,23 @@ Status PlanEngine::wait_for_earliest() {
   Interval interval{.start_ns = clock_->now_ns()};
   CORTADO_RETURN_IF_ERROR(bucket.message->wait(timeout()));
   interval.end_ns = clock_->now_ns();
-  record(Stage::kWait, index_of(bucket), interval, 0);
+  record(Stage::kWait, index_of(bucket), -1, interval, 0);
   return {};
 }
 
 void PlanEngine::deliver(Bucket& bucket) {
-  Interval interval{.start_ns = clock_->now_ns()};
   for (std::size_t slot = 0; slot < bucket.tensors.size(); ++slot) {
     const std::uint32_t t = bucket.tensors[slot];
-    if (gradient_bytes(t) == 0 || bucket.message->read(static_cast<int>(slot), steps_[t].gradient) || !finite_)
-      continue;
+    if (gradient_bytes(t) == 0) continue;
+    Interval interval{.start_ns = clock_->now_ns()};
+    const bool is_finite = bucket.message->read(static_cast<int>(slot), steps_[t].gradient);
+    interval.end_ns = clock_->now_ns();
+    record(Stage::kDecode, index_of(bucket), static_cast<int>(t), interval, gradient_bytes(t));
+    if (is_finite || !finite_) continue;
     finite_ = false;
     last_non_finite_ = "step " + std::to_string(step_number()) + ": " + tensors_[t].name + ", in the sum over ranks";
   }
   --undelivered_;
-  interval.end_ns = clock_->now_ns();
-  record(Stage::kDecode, index_of(bucket), interval, 0);
 }
 
 // ---- finish --------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class PlanEngine final : public Engine {
   const EngineOptions& options() const override { return options_; }
   const std::vector<EngineTensor>& tensors() const override { return tensors_; }
   EngineReport report() const override;
-  void set_trace(TraceRecorder* trace) override { trace_ = trace; }
+  void set_trace(TraceRecorder* trace) override;
   Trace trace() const override;
   std::string describe() const override;
   Status check_replicas(std::span<const ReplicaTensor> tensors) override;
@@ -68,7 +68,10 @@ class PlanEngine final : public Engine {
     std::vector<std::uint32_t> tensors;
     std::unique_ptr<PlanMessage> message;  // null: nothing to send, because all tensors are empty
     int missing = 0;                       // tensors not yet submitted in this step
+    std::vector<std::int32_t> names;       // of its collectives in the trace
     std::int64_t in_flight_ns = 0;         // when the collective in flight was started
+    std::int64_t in_flight_bytes = 0;      // what this rank handed over to it
+    std::int64_t gradient_bytes = 0;
   };
   struct Place {
     int bucket = -1;
@@ -138,7 +141,10 @@ class PlanEngine final : public Engine {
   Status for_values(const EngineState& state, bool with_places, Act&& act);
   static std::vector<MessageResidual> residuals_of(Bucket& bucket);
 
-  void record(Stage stage, int bucket, const Interval& interval, std::int64_t bytes, std::int32_t tensor = -1);
+  void record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes,
+              std::int32_t collective = -1);
+  void name_collectives();
+  void record_work(const Bucket& bucket);
   std::int64_t gradient_bytes(std::uint32_t tensor) const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - schedule_->buckets.data()); }
 

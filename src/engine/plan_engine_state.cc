@@ -39,6 +39,7 @@ Status PlanEngine::switch_plan(const Plan& plan) {
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Schedule> next, make_schedule(plan));
   carry_over(next.get());
   schedule_ = std::move(next);
+  name_collectives();
   options_.codec = plan_summary(plan);
   return {};
 }
@@ -316,6 +317,7 @@ Trace PlanEngine::trace() const {
   if (trace_ != nullptr) {
     trace.events = trace_->events();
     trace.dropped = trace_->dropped();
+    trace.collectives = trace_->collectives();
   }
   return trace;
 }

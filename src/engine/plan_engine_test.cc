@@ -435,7 +435,9 @@ TEST(PlanEngine, AllocatesNothingInSteadyState) {
   const Plan plan = mixed_plan(kTwoByTwo, 4, {"topk(density=0.1)", "quant(bits=4)", "float_rans", "none"});
   on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
     const int rank = communicator.rank();
-    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+    TraceRecorder recorder(10'000);
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator,
+                                                               steady_clock(), &recorder));
     Gradients gradients = made_up_gradients(small_model(), rank, 0);
     CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients).status());
     std::byte all[4];
@@ -445,6 +447,7 @@ TEST(PlanEngine, AllocatesNothingInSteadyState) {
     CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients).status());
     CORTADO_RETURN_IF_ERROR(communicator.all_gather({&mine, 1}, all, std::chrono::seconds(20)));
     EXPECT_EQ(allocation_count() - before, 0);
+    EXPECT_EQ(recorder.dropped(), 0);
     return {};
   });
 }
@@ -489,6 +492,105 @@ TEST(PlanEngine, SaysThatTheCpuEncodesWhatWasPlannedForTheGpu) {
     EXPECT_EQ(engine->report().host_reason, "");
     return {};
   });
+}
+
+// ---- traces --------------------------------------------------------------------------------------------------------
+
+// Two buckets of small_model() with one option and codec.
+Plan two_buckets(const std::string& option, const std::string& codec) {
+  Plan plan = dense_plan(kTwoByTwo);
+  std::vector<PlanBucket> buckets(2);
+  for (const EngineTensor& tensor : small_model()) {
+    buckets[tensor.name < "first" ? 0 : 1].tensors.push_back(tensor.name);
+  }
+  for (PlanBucket& bucket : buckets) {
+    bucket.option = Option::parse(option, kTwoByTwo).value();
+    bucket.codec = codec;
+  }
+  plan.buckets = std::move(buckets);
+  return plan;
+}
+
+struct TracedPlan {
+  const char* option;
+  const char* codec;
+  std::vector<std::string> collectives;  // of a message
+};
+
+// Fixed sizes gathered, varying ones behind their sizes, encoded twice, sums on two levels, factors in two rounds.
+const TracedPlan kTracedPlans[] = {
+    {"encode@cpu all_gather@flat decode@cpu", "quant(bits=4)", {"all_gather@flat"}},
+    {"encode@cpu all_gather@flat decode@cpu", "float_rans", {"all_gather@flat, sizes", "all_gather@flat"}},
+    {"encode@cpu all_to_all@intra decode@cpu encode@cpu all_gather@inter decode@cpu all_gather@intra",
+     "sign",
+     {"all_to_all@intra", "all_gather@inter", "all_gather@intra"}},
+    {"reduce_scatter@intra all_reduce@inter all_gather@intra",
+     "none",
+     {"reduce_scatter@intra", "all_reduce@inter", "all_gather@intra"}},
+    {"encode@cpu all_reduce@flat decode@cpu", "power(rank=2)", {"all_reduce@flat", "all_reduce@flat"}},
+};
+
+TEST(PlanEngine, TracesWhatEachMessageSentAndEachTensorTook) {
+  for (const TracedPlan& traced : kTracedPlans) {
+    SCOPED_TRACE(std::string(traced.option) + ", " + traced.codec);
+    const Plan plan = two_buckets(traced.option, traced.codec);
+    on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+      const CountingClock clock;
+      TraceRecorder recorder(1000);
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), dense_plan(kTwoByTwo), with_timeout(),
+                                                                 &communicator, &clock));
+      engine->set_trace(&recorder);
+      CORTADO_RETURN_IF_ERROR(engine->switch_plan(plan));
+      for (std::int64_t step = 0; step < 2; ++step) {
+        Gradients gradients = made_up_gradients(small_model(), communicator.rank(), step);
+        recorder.clear();
+        CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, communicator.rank(), gradients).status());
+        const EngineReport report = engine->report();
+        const bool has_factors = report.factor_bytes > 0;
+        std::int64_t sent_bytes = 0;
+        std::vector<std::string> collectives[2];
+        const Trace trace = engine->trace();
+        std::vector<std::vector<std::int64_t>> stage_ns(small_model().size(), std::vector<std::int64_t>(kStageCount));
+        std::vector<bool> coded(small_model().size());
+        for (const TraceEvent& event : trace.events) {
+          EXPECT_EQ(event.step, step);
+          EXPECT_GT(event.end_ns, event.start_ns);
+          if (event.stage == Stage::kCommunicate) {
+            EXPECT_EQ(event.tensor, -1);
+            EXPECT_GT(event.bytes, 0);
+            sent_bytes += event.bytes;
+            collectives[event.message].push_back(trace.collectives.at(static_cast<std::size_t>(event.collective)));
+          } else if (event.tensor >= 0) {
+            const auto t = static_cast<std::size_t>(event.tensor);
+            const std::int64_t gradient_bytes = static_cast<std::int64_t>(gradients[t].size() * sizeof(float));
+            EXPECT_EQ(event.bytes, event.stage == Stage::kOrthogonalise ? 0 : gradient_bytes);
+            stage_ns[t][static_cast<std::size_t>(event.stage)] += event.end_ns - event.start_ns;
+            coded[t] = coded[t] || (event.stage == Stage::kEncode && event.message >= 0);
+            if (event.message >= 0) {
+              const std::vector<std::string>& names = plan.buckets[static_cast<std::size_t>(event.message)].tensors;
+              EXPECT_NE(std::find(names.begin(), names.end(), small_model()[t].name), names.end());
+            } else {
+              EXPECT_EQ(event.stage, Stage::kEncode);
+            }
+          } else {
+            EXPECT_TRUE(event.stage == Stage::kWait || event.stage == Stage::kDecode);
+          }
+        }
+        EXPECT_EQ(sent_bytes, report.payload_bytes);
+        for (const auto& of_message : collectives) EXPECT_EQ(of_message, traced.collectives);
+        for (std::size_t t = 0; t < gradients.size(); ++t) {
+          const bool has_elems = !gradients[t].empty();
+          EXPECT_EQ(stage_ns[t][static_cast<std::size_t>(Stage::kEncode)] > 0, has_elems) << small_model()[t].name;
+          EXPECT_EQ(stage_ns[t][static_cast<std::size_t>(Stage::kDecode)] > 0, has_elems) << small_model()[t].name;
+          EXPECT_EQ(coded[t], has_elems && report.tensors[t].compressed) << small_model()[t].name;
+          EXPECT_EQ(stage_ns[t][static_cast<std::size_t>(Stage::kOrthogonalise)] > 0,
+                    has_factors && report.tensors[t].compressed)
+              << small_model()[t].name;
+        }
+      }
+      return {};
+    });
+  }
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ class PlanMessage {
     std::vector<EngineTensor> tensors;           // of the bucket, in its order: the slots
     const LevelCommunicators* levels = nullptr;  // outlives the message
     std::uint64_t seed = 0;
+    const Clock* clock = nullptr;
   };
   static Result<std::unique_ptr<PlanMessage>> make(const Setup& setup);
   virtual ~PlanMessage() = default;
@@ -54,6 +55,8 @@ class PlanMessage {
   virtual Result<bool> test() = 0;
   virtual Status wait(std::chrono::nanoseconds timeout) = 0;
   virtual Status proceed() = 0;
+  // Of begin() or proceed(), whichever was last: stage, slot (TraceEvent::tensor) and times.
+  virtual const std::vector<TraceEvent>& work() const = 0;
   // Writes the mean; false if it is not finite, on every rank alike.
   virtual bool read(int slot, void* gradient) = 0;
   virtual void commit() = 0;
@@ -72,7 +75,7 @@ class PlanMessage {
   virtual bool is_compressed(int slot) const = 0;
   virtual std::int64_t payload_bytes(int slot) const = 0;
   virtual SchemeCoder::Squares squares(int slot) const = 0;
-  virtual std::int64_t sent_bytes() const = 0;
+  virtual std::int64_t sent_bytes() const = 0;  // so far
   virtual std::int64_t residual_bytes() const = 0;
   virtual std::int64_t factor_bytes() const = 0;
   virtual std::int64_t buffer_bytes() const = 0;

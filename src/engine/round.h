@@ -70,8 +70,11 @@ class Round {
   int message_count() const { return static_cast<int>(layout().messages.size()); }
   MessageState state(int message) const { return runs_[message].state; }
   bool is_gathered(int message) const { return layout().messages[message].collective == Collective::kAllGather; }
-  std::int64_t sent_bytes(int message) const { return runs_[message].sent_bytes; }  // flags, headers and rest included
-  std::int64_t sent_bytes() const;                                                  // of all messages of this step
+  // In the collective that was started last: the message with flags and headers, or its rest.
+  std::int64_t last_sent_bytes(int message) const {
+    return runs_[message].rest_bytes > 0 ? runs_[message].rest_bytes : runs_[message].sent_bytes;
+  }
+  std::int64_t sent_bytes() const;  // of all messages of this step
   int collectives() const;
   std::int64_t buffer_bytes() const { return static_cast<std::int64_t>(buffer_.size()); }
   std::int64_t start_ns(int message) const { return runs_[message].start_ns; }

@@ -24,6 +24,7 @@ class SchemeMessage final : public PlanMessage {
   Result<bool> test() override { return run_->test(); }
   Status wait(std::chrono::nanoseconds timeout) override { return run_->wait(timeout); }
   Status proceed() override { return run_->proceed(); }
+  const std::vector<TraceEvent>& work() const override { return run_->coder().work(); }
   bool read(int slot, void* gradient) override;
   void commit() override { run_->commit(); }
 

@@ -87,6 +87,24 @@ Result<TraceEvent> event_of(const json& fields, const std::vector<Stage>& stages
                     .bytes = bytes};
 }
 
+// What files of engines without a plan, and older ones, lack.
+Status name_collectives(const json& file, Trace* trace) {
+  CORTADO_ASSIGN_OR_RETURN(trace->collectives, texts(file, "collectives"));
+  constexpr const char* kExpected = "a place in collectives, or -1, for each communicate event";
+  const json places = file.value("collective_of", json());
+  std::size_t next = 0;
+  for (TraceEvent& event : trace->events) {
+    if (event.stage != Stage::kCommunicate) continue;
+    if (!places.is_array() || next == places.size()) return wrong("collective_of", kExpected, places);
+    const json& place = places[next++];
+    const bool is_known = place.is_number_unsigned() && place.get<std::uint64_t>() < trace->collectives.size();
+    if (!is_known && place != -1) return wrong("collective_of", kExpected, place);
+    event.collective = static_cast<std::int32_t>(place.get<std::int64_t>());
+  }
+  if (!places.is_array() || next != places.size()) return wrong("collective_of", kExpected, places);
+  return {};
+}
+
 Result<Trace> trace_of(const json& file) {
   if (!file.is_object() || file.value("format", json()) != kFormat) {
     return wrong("the file", "an object of \"format\": \"cortado.trace/1\"",
@@ -111,6 +129,7 @@ Result<Trace> trace_of(const json& file) {
     CORTADO_ASSIGN_OR_RETURN(const TraceEvent event, event_of(events[i], known, trace.tensors.size(), place));
     trace.events.push_back(event);
   }
+  if (file.contains("collectives")) CORTADO_RETURN_IF_ERROR(name_collectives(file, &trace));
   return trace;
 }
 
@@ -131,14 +150,18 @@ std::string trace_to_json(const Trace& trace) {
     events.push_back({static_cast<int>(event.stage), event.step, event.message, event.tensor, event.start_ns,
                       event.end_ns, event.bytes});
   }
-  return dump({{"format", kFormat},
-               {"spec", trace.spec},
-               {"rank", trace.rank},
-               {"world_size", trace.world_size},
-               {"dropped", trace.dropped},
-               {"tensors", trace.tensors},
-               {"stages", std::move(stages)},
-               {"events", std::move(events)}});
+  json file = {{"format", kFormat},           {"spec", trace.spec},
+               {"rank", trace.rank},          {"world_size", trace.world_size},
+               {"dropped", trace.dropped},    {"tensors", trace.tensors},
+               {"stages", std::move(stages)}, {"events", std::move(events)}};
+  if (trace.collectives.empty()) return dump(file);
+  json places = json::array();
+  for (const TraceEvent& event : trace.events) {
+    if (event.stage == Stage::kCommunicate) places.push_back(event.collective);
+  }
+  file["collectives"] = trace.collectives;
+  file["collective_of"] = std::move(places);
+  return dump(file);
 }
 
 Result<Trace> parse_trace(std::string_view text) {
@@ -165,13 +188,17 @@ std::string trace_to_chrome(const Trace& trace) {
     } else if (event.message >= 0) {
       name += " message " + std::to_string(event.message);
     }
+    json arguments = {{"step", event.step}, {"bytes", event.bytes}};
+    if (event.collective >= 0 && event.collective < static_cast<std::int32_t>(trace.collectives.size())) {
+      arguments["collective"] = trace.collectives[static_cast<std::size_t>(event.collective)];
+    }
     list.push_back({{"name", name},
                     {"ph", "X"},
                     {"pid", trace.rank},
                     {"tid", static_cast<int>(event.stage)},
                     {"ts", static_cast<double>(event.start_ns) / 1e3},  // the format counts in microseconds
                     {"dur", static_cast<double>(event.end_ns - event.start_ns) / 1e3},
-                    {"args", {{"step", event.step}, {"bytes", event.bytes}}}});
+                    {"args", std::move(arguments)}});
   }
   return dump({{"traceEvents", std::move(list)}, {"displayTimeUnit", "ms"}});
 }

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/check.h"
 #include "engine/engine_testing.h"
 
 namespace cortado {
@@ -49,6 +50,15 @@ TEST(Trace, DrawsEachStepOverTime) {
             "  (tensors)                     0.00     20.00  |EEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEE|\n");
 }
 
+TEST(Trace, AMessageSendsWhatItsCollectivesDo) {
+  Trace trace = known_trace();
+  trace.events[3] = {Stage::kCommunicate, 0, -1, 7, 91 * kMs, 95 * kMs, 700};
+  trace.events[3].start_ns += trace.events[0].start_ns;
+  trace.events[3].end_ns += trace.events[0].start_ns;
+  EXPECT_NE(trace_to_text(trace).find("waited 0.00 ms, sent 2.2 kB\n"), std::string::npos) << trace_to_text(trace);
+  EXPECT_NE(trace_to_text(trace).find("  0                 2.2 kB"), std::string::npos) << trace_to_text(trace);
+}
+
 TEST(Trace, SumsUpByStage) {
   EXPECT_EQ(summarize_by_stage(known_trace()),
             "acp(rank=2), rank 1 of 3: 8 events of 2 steps; 2 more found no room\n"
@@ -86,6 +96,28 @@ TEST(Trace, ComesBackFromItsFileFormat) {
   const Result<Trace> back = parse_trace(trace_to_json(trace));
   ASSERT_TRUE(back.ok()) << back.status().to_string();
   EXPECT_EQ(back.value(), trace);
+}
+
+TEST(Trace, CollectivesHaveNames) {
+  Trace trace = known_trace();
+  trace.collectives = {"all_gather@intra, sizes", "all_gather@intra"};
+  trace.events[2].collective = 1;
+  trace.events.push_back(trace.events[2]);
+  trace.events.back().collective = -1;
+  const Result<Trace> back = parse_trace(trace_to_json(trace));
+  ASSERT_TRUE(back.ok()) << back.status().to_string();
+  EXPECT_EQ(back.value(), trace);
+  EXPECT_NE(trace_to_chrome(trace).find("\"collective\":\"all_gather@intra\""), std::string::npos);
+  EXPECT_EQ(trace_to_chrome(trace).find("sizes"), std::string::npos);
+  for (const auto& [places, found] : std::vector<std::pair<nlohmann::json, std::string>>{
+           {{1}, "got [1]"}, {{1, -1, 0}, "got [1,-1,0]"}, {{1, 2}, "got 2"}, {{-2, 0}, "got -2"}, {1.5, "got 1.5"}}) {
+    nlohmann::json file = nlohmann::json::parse(trace_to_json(trace));
+    file["collective_of"] = places;
+    const Status status = parse_trace(file.dump()).status();
+    EXPECT_EQ(status.code(), StatusCode::kCorruptData) << found;
+    EXPECT_NE(status.message().find("collective_of: expected a place in collectives"), std::string::npos) << found;
+    EXPECT_NE(status.message().find(found), std::string::npos) << status.message();
+  }
 }
 
 TEST(Trace, TheOrderOfStagesIsThatOfTheFile) {
@@ -137,15 +169,6 @@ TEST(Trace, DamagedFilesAreRefusedWithThePlace) {
   }
 }
 
-// The clock goes one nanosecond forward whenever it is asked.
-class CountingClock final : public Clock {
- public:
-  std::int64_t now_ns() const override { return ++now_ns_; }
-
- private:
-  mutable std::int64_t now_ns_ = 0;
-};
-
 TEST(Trace, TheEngineRecordsEveryStageOfEveryTensorAndMessage) {
   const std::vector<Status> statuses = run_ranks(2, [](Communicator& communicator) -> Status {
     const CountingClock clock;
@@ -175,6 +198,39 @@ TEST(Trace, TheEngineRecordsEveryStageOfEveryTensorAndMessage) {
     return {};
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+// Two rounds; and payloads that outgrow what the messages of the steps before had room for, so that rests follow.
+TEST(Trace, WhatCollectivesSentAddsUp) {
+  for (const char* codec : {"acp(rank=2)", "power(rank=2)", "float_rans", "sign"}) {
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      TraceRecorder recorder(1000);
+      CORTADO_ASSIGN_OR_RETURN(const auto engine,
+                               Engine::create(small_model(), coded(codec), &communicator, steady_clock(), &recorder));
+      std::int64_t messages_before = 0;
+      for (std::int64_t step = 0; step < 4; ++step) {
+        messages_before = engine->report().messages;
+        Gradients gradients = made_up_gradients(small_model(), communicator.rank(), step);
+        for (std::vector<float>& values : gradients) {
+          if (step < 3) std::fill(values.begin(), values.end(), 1.0f);
+        }
+        recorder.clear();
+        CORTADO_RETURN_IF_ERROR(run_step(*engine, gradients).status());
+        std::int64_t bytes = 0, collectives = 0;
+        for (const TraceEvent& event : recorder.events()) {
+          if (event.stage != Stage::kCommunicate) continue;
+          bytes += event.bytes;
+          ++collectives;
+        }
+        EXPECT_EQ(bytes, engine->report().payload_bytes) << codec << ", step " << step;
+        EXPECT_EQ(collectives, engine->report().messages) << codec << ", step " << step;
+      }
+      const bool has_rest = engine->report().messages > messages_before;
+      EXPECT_EQ(has_rest, codec == std::string("float_rans")) << codec;
+      return {};
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
 }
 
 }  // namespace

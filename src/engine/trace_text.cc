@@ -90,11 +90,11 @@ std::string draw(const std::vector<const TraceEvent*>& events, const Span& step)
   return row;
 }
 
-// Payload bytes that a message's collectives carried (its first, and the rest if there was one).
+// Payload bytes of all collectives of a message.
 std::int64_t sent_bytes(const std::vector<const TraceEvent*>& events) {
   std::int64_t bytes = 0;
   for (const TraceEvent* event : events) {
-    if (event->stage == Stage::kCommunicate) bytes = std::max(bytes, event->bytes);
+    if (event->stage == Stage::kCommunicate) bytes += event->bytes;
   }
   return bytes;
 }
