@@ -129,6 +129,7 @@ def parse_arguments():
     options.studies = [] if options.report_only else options.studies.split(",")
     if unknown := set(options.studies) - set(known):
         parser.error(f"--studies: {unknown.pop()!r} is none of {', '.join(known)}")
+    options.device = "cpu"
     options.rate = "1gbit"  # of the step times that equal time goes by
     return options
 
