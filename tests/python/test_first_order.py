@@ -2,18 +2,21 @@
 """benchmarks/training/first_order.py: one study, as short as can be. It shares what it measures with speed.py."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "training" / "first_order.py"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
+
+import links as shaped
+
+PROGRAM = Path(shaped.__file__).with_name("first_order.py")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces")
+@pytest.mark.skipif(shaped.why_not_shaped() is not None, reason=f"{shaped.why_not_shaped()}")
 def test_a_study_is_measured_and_reported(tmp_path):
     command = [sys.executable, str(PROGRAM), "--studies", "methods-digits", "--out", str(tmp_path)]
     shortest = ["--rounds", "1", "--discard", "0", "--timed", "1"]
