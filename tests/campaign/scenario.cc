@@ -114,13 +114,14 @@ const std::vector<Option>& all_options(bool sum_payloads = false) {
   return sum_payloads ? more : tree;
 }
 
-// After their sum, to ranks that do not take part in it: plain values, or summed payloads.
-bool moves_without_check(const Option& option) {
+// After their sum, to ranks that do not take part in it: summed payloads, and where asked for plain values.
+bool moves_without_check(const Option& option, bool plain_values_too) {
   bool is_summed = false;
   return std::any_of(option.operations.begin(), option.operations.end(), [&](const Operation& op) {
     if (op.kind == OpKind::kEncode || op.kind == OpKind::kDecode) is_summed = false;
     is_summed = is_summed || op.kind == OpKind::kReduceScatter || op.kind == OpKind::kReduce;
-    return (!op.encoded || is_summed) && (op.kind == OpKind::kAllGather || op.kind == OpKind::kBroadcast);
+    return (op.encoded ? is_summed : plain_values_too) &&
+           (op.kind == OpKind::kAllGather || op.kind == OpKind::kBroadcast);
   });
 }
 
@@ -573,12 +574,13 @@ Scenario make_scenario(std::uint64_t seed) {
     scenario.switched_after = 1 + dice.below(scenario.steps - 1);
   }
   scenario.trouble = static_cast<Trouble>(dice.below(kTroubleCount));
-  const bool damages = scenario.trouble == Trouble::kCorruption || scenario.trouble == Trouble::kTruncation ||
-                       scenario.trouble == Trouble::kArrival;
+  const bool is_arrival = scenario.trouble == Trouble::kArrival;  // spares plain values (WatchedCommunicator)
+  const bool damages =
+      scenario.trouble == Trouble::kCorruption || scenario.trouble == Trouble::kTruncation || is_arrival;
   for (std::optional<Plan>* plan : {&scenario.plan, &scenario.next_plan}) {
     if (!plan->has_value() || !damages) continue;  // only check_replicas() can see it
     for (PlanBucket& bucket : (*plan)->buckets) {
-      while (moves_without_check(bucket.option)) bucket.option = dice.any(all_options());
+      while (moves_without_check(bucket.option, !is_arrival)) bucket.option = dice.any(all_options());
     }
   }
   scenario.victim = dice.below(scenario.world_size);
