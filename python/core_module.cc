@@ -151,8 +151,8 @@ class PyEngine {
   using Tensor = std::tuple<std::string, int, std::int64_t, std::int64_t, int, bool>;
 
   // `what`: a specification, one of auto, or the JSON text of a plan. `takes_buffers` and `transport_version` as in
-  // AutoOptions. `timeout_s`: instead of that of `what`. With `device_library`, its path, gradients are on `device`,
-  // and `what` is no plan.
+  // AutoOptions. `timeout_s`: instead of that of `what`. With `device_library`, its path, gradients are on `device`;
+  // those of a plan are in host memory, and it encodes on `device` what it gives to a GPU.
   PyEngine(const nb::list& tensors, const std::string& what, nb::object group, int rank, int world_size,
            const std::string& group_name, bool takes_buffers, const std::string& transport_version,
            std::optional<double> timeout_s, const std::optional<std::string>& device_library, int device)
@@ -172,8 +172,11 @@ class PyEngine {
       const cortado::Plan plan = unwrap(cortado::plan_from_json(what));
       cortado::EngineOptions options;
       options.timeout_s = timeout_s.value_or(options.timeout_s);
-      engine_ = unwrapped_without_gil(
-          [&] { return cortado::Engine::create(std::move(list), plan, options, communicator_.get()); });
+      engine_ = unwrapped_without_gil([&] {
+        return cortado::Engine::create(std::move(list), plan, options, communicator_.get(), cortado::steady_clock(),
+                                       nullptr,
+                                       library_ == nullptr ? nullptr : library_->create_scheme_device(device_));
+      });
       return;
     }
     if (cortado::is_auto_spec(what)) {

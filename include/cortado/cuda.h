@@ -29,6 +29,10 @@ Result<std::unique_ptr<Engine>> create_cuda_engine(std::vector<EngineTensor> ten
                                                    Communicator* communicator, int device,
                                                    const Clock* clock = steady_clock(), TraceRecorder* trace = nullptr);
 
+// Of engines of a plan, whose gradients are in host memory (Engine::create): what encodes and decodes there what the
+// plan gives to a GPU, on CUDA device `device`. An engine makes a stream and its memory for each bucket.
+std::shared_ptr<const SchemeDevice> create_cuda_scheme_device(int device);
+
 // As AutoEngine::create(), with gradients on the device as above: settings run as create_cuda_engine() runs them; while
 // it runs dense, or a plan, gradients are copied to the host and back. Nothing is predicted without a cluster file,
 // because codecs would be measured on the CPU: each setting is tried.

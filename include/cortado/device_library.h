@@ -40,6 +40,8 @@ struct DeviceLibrary {
   Result<std::unique_ptr<AutoEngine>> (*create_auto_engine)(std::vector<EngineTensor> tensors,
                                                             const AutoOptions& options, Communicator* communicator,
                                                             int device) = nullptr;
+  // create_cuda_scheme_device() (cortado/cuda.h); null in a library without engines.
+  std::shared_ptr<const SchemeDevice> (*create_scheme_device)(int device) = nullptr;
   // make_cuda_kfac_device() (cortado/kfac_cuda.h); null in a library without K-FAC.
   Result<std::shared_ptr<KfacDevice>> (*create_kfac_device)(int device) = nullptr;
   // Of the calling thread; what engines and K-FAC change.

@@ -85,7 +85,7 @@ class Attachment:
             tensors = engine_tensors(named)
             self._device = device_of(named)
             self._engine_place = place_of_engine(self._device, what)
-            self._side_stream = None if self._engine_place.library else side_stream_of(self._device)
+            self._side_stream = None if self._engine_place.takes_gradients else side_stream_of(self._device)
         self._names = [name for name, _, _ in named]
         self._parameters = [parameter for _, parameter, _ in named]
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
@@ -107,7 +107,7 @@ class Attachment:
         )
 
     def _make_transfers(self):
-        if self._engine_place.library:
+        if self._engine_place.takes_gradients:
             return DeviceEngineTransfers(compute_stream_of(self._device))
         if self._side_stream is None:
             return HostTransfers()
@@ -115,7 +115,7 @@ class Attachment:
 
     @property
     def _submits_buffers(self):
-        if self._engine_place.library:
+        if self._engine_place.takes_gradients:
             return False
         return self._engine.sends_buffers or (self.takes_buffers and self._engine.is_auto)
 
@@ -198,7 +198,7 @@ class Attachment:
         times = {"hook_ns": self._hook_ns, "device_wait_ns": self._transfers.wait_ns}
         report = self._engine.report()
         host_reason = report.pop("host_reason")
-        reason = self._engine_place.reason or host_reason
+        reason = "; ".join(filter(None, (self._engine_place.reason, host_reason)))
         on_device = self._engine_place.library and not reason
         runs_on = {"gradients": str(self._device), "engine": "device" if on_device else "cpu"}
         if reason:

@@ -17,16 +17,24 @@ _CODECS = ("acp", "power", "sign", "quant", "fp8", "topk", "randk", "compso", "f
 
 @dataclass(frozen=True)
 class Place:
-    """Where the engine is, or K-FAC. ``reason``: why on the CPU though gradients are on a device."""
+    """Where the engine is, or K-FAC. ``reason``: why on the CPU though gradients are on a device. With both, gradients
+    come to the host, and what a plan gives to the GPU is encoded there."""
 
     library: str | None = None
     reason: str = ""
+
+    @property
+    def takes_gradients(self):
+        return self.library is not None and not self.reason
 
 
 def place_of_engine(device, what):
     """For parameters on ``device`` and ``what``, the text that the engine is given (spec.text_for_engine)."""
     if device.type != "cuda":
         return Place()
+    if what.startswith("{"):
+        found = find_library(LIBRARY, VARIABLE)
+        return Place(found.library, "; ".join(filter(None, ("a plan's sums are made on the host", found.reason))))
     reason = _refusal(what)
     if reason:
         return Place(reason=reason)
@@ -48,8 +56,6 @@ def find_library(name, variable):
 
 
 def _refusal(what):
-    if what.startswith("{"):
-        return "a plan's engine is on the CPU"
     codec = what.partition("(")[0].strip()
     if codec == "auto":
         return ""

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "collective/collective_call.h"
+#include "collective/device_wait.h"
 #include "core/check.h"
 #include "core/format.h"
 
@@ -32,7 +33,9 @@ Result<std::unique_ptr<SchemeRun>> SchemeRun::make(const SchemeSetup& setup) {
   const LevelRange all = {0, static_cast<int>(topology.levels.size()) - 1};
   CORTADO_ASSIGN_OR_RETURN(SchemeProgram program, compile_scheme(topology, setup.levels->of(all)->rank(), setup.option,
                                                                  setup.codec, setup.tensors, setup.averages));
-  return std::unique_ptr<SchemeRun>(new SchemeRun(setup, std::move(program)));
+  std::unique_ptr<SchemeRun> run(new SchemeRun(setup, std::move(program)));
+  if (setup.device != nullptr) run->coder_.open_device(*setup.device);
+  return run;
 }
 
 SchemeRun::SchemeRun(const SchemeSetup& setup, SchemeProgram program)
@@ -183,21 +186,31 @@ Status SchemeRun::begin(std::int64_t step) {
 Status SchemeRun::advance() {
   for (; next_ < program_.steps.size(); ++next_) {
     if (!step().active) continue;
-    const OpKind kind = step().op.kind;
-    float* values = values_[memory().values].data();
-    std::byte* payloads = payloads_[memory().payloads].data();
-    if (kind == OpKind::kEncode) {
-      if (const Status status = coder_.encode(step(), values, payloads, &held_); !status.ok()) return fail(status);
-    } else if (kind == OpKind::kDecode) {
-      if (const Status status = coder_.decode(step(), held_, payloads, values); !status.ok()) return fail(status);
-    } else {
+    if (is_collective(step().op.kind)) {
       if (step().op.encoded) prepare_payloads();
       state_ = SchemeState::kReady;
       return {};
     }
+    if (coder_.runs_on_device(step())) {
+      const Status status =
+          coder_.start_on_device(step(), held_, payloads_[memory().payloads].data(), values_[memory().values].data());
+      if (!status.ok()) return fail(status);
+      state_ = SchemeState::kOnDevice;
+      return {};
+    }
+    CORTADO_RETURN_IF_ERROR(code());
   }
   state_ = SchemeState::kDone;
   return {};
+}
+
+// Encodes or decodes, or takes what the device has.
+Status SchemeRun::code() {
+  float* values = values_[memory().values].data();
+  std::byte* payloads = payloads_[memory().payloads].data();
+  const Status status = step().op.kind == OpKind::kEncode ? coder_.encode(step(), values, payloads, &held_)
+                                                          : coder_.decode(step(), held_, payloads, values);
+  return status.ok() ? status : fail(status);
 }
 
 void SchemeRun::prepare_payloads() {
@@ -290,7 +303,26 @@ Status SchemeRun::start() {
   return {};
 }
 
+Result<bool> SchemeRun::ended_on_device() {
+  const Result<bool> ended = coder_.ended_on_device(step());
+  if (!ended.ok()) return fail(ended.status());
+  if (ended.value()) state_ = SchemeState::kArrived;
+  return ended;
+}
+
+Status SchemeRun::wait_for_device(std::chrono::nanoseconds timeout) {
+  const LevelRange all = {0, static_cast<int>(setup_.levels->topology().levels.size()) - 1};
+  DeviceWait wait(setup_.levels->of(all), setup_.clock == nullptr ? steady_clock() : setup_.clock, timeout,
+                  step().op.kind == OpKind::kEncode ? "encoded" : "decoded");
+  for (;;) {
+    CORTADO_ASSIGN_OR_RETURN(const bool ended, ended_on_device());
+    if (ended) return {};
+    if (const Status status = wait.pause(); !status.ok()) return fail(status);
+  }
+}
+
 Result<bool> SchemeRun::test() {
+  if (state_ == SchemeState::kOnDevice) return ended_on_device();
   CORTADO_CHECK(state_ == SchemeState::kInFlight, "nothing in flight");
   const Result<bool> ended = setup_.levels->of(step().op.levels)->test(work_);
   if (!ended.ok()) return fail(ended.status());
@@ -299,6 +331,7 @@ Result<bool> SchemeRun::test() {
 }
 
 Status SchemeRun::wait(std::chrono::nanoseconds timeout) {
+  if (state_ == SchemeState::kOnDevice) return wait_for_device(timeout);
   CORTADO_CHECK(state_ == SchemeState::kInFlight, "nothing in flight");
   if (const Status status = setup_.levels->of(step().op.levels)->wait(work_, timeout); !status.ok()) {
     return fail(status);
@@ -310,7 +343,7 @@ Status SchemeRun::wait(std::chrono::nanoseconds timeout) {
 Status SchemeRun::run(std::int64_t step, std::chrono::nanoseconds timeout) {
   CORTADO_RETURN_IF_ERROR(begin(step));
   while (state_ != SchemeState::kDone) {
-    CORTADO_RETURN_IF_ERROR(start());
+    if (state_ == SchemeState::kReady) CORTADO_RETURN_IF_ERROR(start());
     CORTADO_RETURN_IF_ERROR(wait(timeout));
     CORTADO_RETURN_IF_ERROR(proceed());
   }
@@ -320,6 +353,11 @@ Status SchemeRun::run(std::int64_t step, std::chrono::nanoseconds timeout) {
 Status SchemeRun::proceed() {
   CORTADO_CHECK(state_ == SchemeState::kArrived, "nothing has arrived");
   coder_.forget_work();
+  if (!is_collective(step().op.kind)) {
+    CORTADO_RETURN_IF_ERROR(code());
+    ++next_;
+    return advance();
+  }
   ++next_collective_;
   if (step().op.encoded && sizes_first_) {
     if (is_root_of_broadcast()) {

@@ -6,13 +6,14 @@
 //   begin() --> ready --start()--> in flight --test(), wait()--> arrived --proceed()--> ready ... --> done
 //
 // begin() and proceed() encode and decode until the next collective or the end; no call allocates. Values are float32.
-// Every rank ends with the same bytes.
+// Every rank ends with the same bytes. With a device (scheme_device.h) either may end on device instead, while it
+// encodes or decodes: test() and wait() ask for its end as for that of a collective, and proceed() goes on.
 //
 // Payloads of codecs whose sizes vary travel behind their sizes: two collectives of the same kind, the first of one u64
 // for each payload. Payloads that are summed on the way (Codec::sum_form) are summed headers and all; then the headers,
 // which are equal on all ranks, are put back.
 //
-// Device gpu is the CPU's variant working in memory of its own; what is copied there and back is counted.
+// Without a device gpu is the CPU's variant working in memory of its own; what is copied there and back is counted.
 #pragma once
 
 #include <chrono>
@@ -35,13 +36,14 @@ struct SchemeSetup {
   Option option = {};
   const Codec* codec = nullptr;  // may be null if the option encodes nothing; must outlive the run
   std::vector<SchemeTensor> tensors = {};
-  bool has_feedback = false;     // what an encode loses is added to what it encodes in the next step
-  bool averages = false;         // encode means, see compile_scheme()
-  std::uint64_t seed = 0;        // of codecs that draw; the same on all ranks
-  const Clock* clock = nullptr;  // null: encodes and decodes are not timed
+  bool has_feedback = false;             // what an encode loses is added to what it encodes in the next step
+  bool averages = false;                 // encode means, see compile_scheme()
+  std::uint64_t seed = 0;                // of codecs that draw; the same on all ranks
+  const Clock* clock = nullptr;          // null: encodes and decodes are not timed
+  const SchemeDevice* device = nullptr;  // null: there is none; must outlive the run
 };
 
-enum class SchemeState : std::uint8_t { kIdle, kReady, kInFlight, kArrived, kDone, kFailed };
+enum class SchemeState : std::uint8_t { kIdle, kReady, kInFlight, kOnDevice, kArrived, kDone, kFailed };
 
 struct SchemeCollective {
   LevelRange levels;
@@ -68,8 +70,8 @@ class SchemeRun {
   Status begin(std::int64_t step);
   SchemeState state() const { return state_; }
   Status start();                                 // ready: starts the next collective
-  Result<bool> test();                            // in flight: whether it has ended, and so has arrived
-  Status wait(std::chrono::nanoseconds timeout);  // in flight: until it has
+  Result<bool> test();                            // in flight, on device: whether it has ended, and so has arrived
+  Status wait(std::chrono::nanoseconds timeout);  // in flight, on device: until it has
   Status proceed();                               // arrived
   Status run(std::int64_t step, std::chrono::nanoseconds timeout);  // all of it
 
@@ -104,6 +106,9 @@ class SchemeRun {
 
   // -- a step
   Status advance();
+  Status code();
+  Result<bool> ended_on_device();
+  Status wait_for_device(std::chrono::nanoseconds timeout);
   Status fail(const Status& status);
   void prepare_payloads();
   void reorder();

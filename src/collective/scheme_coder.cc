@@ -103,10 +103,10 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
   scratch_ = AlignedBuffer<std::byte>(scratch_bytes);
   if (makes_sum_forms) payload_ = AlignedBuffer<std::byte>(payload_bytes);
   if (votes_) magnitude_ = AlignedBuffer<float>(elems);
-  const bool uses_device = std::any_of(program->steps.begin(), program->steps.end(), [](const SchemeStep& step) {
+  uses_device_ = std::any_of(program->steps.begin(), program->steps.end(), [](const SchemeStep& step) {
     return !is_collective(step.op.kind) && step.op.device == OpDevice::kGpu;
   });
-  if (uses_device) {
+  if (uses_device_) {
     device_values_ = AlignedBuffer<float>(elems);
     device_payload_ = AlignedBuffer<std::byte>(payload_bytes);
   }
@@ -130,15 +130,18 @@ void SchemeCoder::begin(std::int64_t step) {
 // Contributors draw independent numbers, so that what they round at random cancels out, except where payloads must have
 // the same places to be added. Ranks that encode the same sums draw the same.
 EncodeContext SchemeCoder::context_of(const SchemeStep& step, const Piece& piece) const {
-  EncodeContext context{
-      .seed = setup_.seed,
-      .step = static_cast<std::uint64_t>(step_),
-      .tensor = keys_[static_cast<std::size_t>(piece.tensor)] + kOddNumber * static_cast<std::uint64_t>(piece.begin)};
-  if (shares_key_) return context;
+  return {.seed = seed_of(step), .step = static_cast<std::uint64_t>(step_), .tensor = number_of(piece)};
+}
+
+std::uint64_t SchemeCoder::seed_of(const SchemeStep& step) const {
+  if (shares_key_) return setup_.seed;
   const auto place = static_cast<std::uint64_t>(step.place);
   const auto contributor = static_cast<std::uint64_t>(program_->places[place].contributor);
-  context.seed += kOddNumber * (contributor + (place << 32));
-  return context;
+  return setup_.seed + kOddNumber * (contributor + (place << 32));
+}
+
+std::uint64_t SchemeCoder::number_of(const Piece& piece) const {
+  return keys_[static_cast<std::size_t>(piece.tensor)] + kOddNumber * static_cast<std::uint64_t>(piece.begin);
 }
 
 void SchemeCoder::copy_to_device(const void* from, void* to, std::uint64_t bytes) {
@@ -161,12 +164,20 @@ void SchemeCoder::note_work(Stage stage, const Piece& piece, std::int64_t start_
 // ---- encode --------------------------------------------------------------------------------------------------------
 
 Status SchemeCoder::encode(const SchemeStep& step, float* values, std::byte* memory, PayloadSet* set) {
+  const DeviceEncode* const on_device = encode_of(step);
+  if (on_device != nullptr) statistics_ += on_device->copies();
   set->bytes.clear();
   std::uint64_t at = 0;
   for (const PayloadUnit& unit : step.result_units) {
     for (const Piece& piece : cell_of(unit).pieces) {
-      const std::int64_t start_ns = now_ns();
-      const Result<std::uint64_t> bytes = encode_piece(step, cell_of(unit), piece, values + piece.offset, memory + at);
+      const bool is_first = at == 0;
+      const std::int64_t start_ns = on_device != nullptr && is_first ? device_start_ns_ : now_ns();
+      const std::size_t i = set->bytes.size();
+      const Result<std::uint64_t> bytes =
+          on_device == nullptr
+              ? encode_piece(step, cell_of(unit), piece, values + piece.offset, memory + at)
+              : finish_piece(step, cell_of(unit), piece, on_device->payload(i), held_[i] != 0, values + piece.offset,
+                             decoded_on_device(*on_device, step, piece), memory + at);
       if (!bytes.ok()) return bytes.status().with_context("\"" + setup_.tensors[piece.tensor].name + "\"");
       note_work(Stage::kEncode, piece, start_ns);
       set->bytes.push_back(bytes.value());
@@ -205,31 +216,42 @@ Result<std::uint64_t> SchemeCoder::encode_piece(const SchemeStep& step, const Ce
   const bool held = add_residual(step, piece, values);
   const bool on_gpu = step.op.device == OpDevice::kGpu;
   const std::uint64_t max_bytes = setup_.codec->max_payload_bytes(piece.rows, piece.cols, DType::kFloat32);
-  const bool is_sum_form = cell.form == PayloadForm::kSumForm;
-  std::byte* host = is_sum_form ? payload_.data() : slot;
+  std::byte* host = cell.form == PayloadForm::kSumForm ? payload_.data() : slot;
   const float* input = values;
   if (on_gpu) {
     copy_to_device(values, device_values_.data(), static_cast<std::uint64_t>(piece.elems()) * sizeof(float));
     input = device_values_.data();
   }
   CORTADO_ASSIGN_OR_RETURN(
-      std::uint64_t bytes,
+      const std::uint64_t bytes,
       setup_.codec->encode({input, DType::kFloat32, piece.rows, piece.cols}, context_of(step, piece),
                            {on_gpu ? device_payload_.data() : host, static_cast<std::size_t>(max_bytes)},
                            scratch_.span()));
   if (on_gpu) copy_to_host(device_payload_.data(), host, bytes);
-  const std::span<const std::byte> payload(host, static_cast<std::size_t>(bytes));
-  const TensorView decoded = {decoded_.data(), DType::kFloat32, piece.rows, piece.cols};
+  return finish_piece(step, cell, piece, {host, static_cast<std::size_t>(bytes)}, held, values, nullptr, slot);
+}
+
+Result<std::uint64_t> SchemeCoder::finish_piece(const SchemeStep& step, const Cell& cell, const Piece& piece,
+                                                std::span<const std::byte> payload, bool held, const float* values,
+                                                const float* decoded, std::byte* slot) {
+  const bool is_sum_form = cell.form == PayloadForm::kSumForm;
+  const bool loses = lossy_ && !held;
+  std::uint64_t bytes = payload.size();
+  const TensorView target = {decoded_.data(), DType::kFloat32, piece.rows, piece.cols};
   if (is_sum_form) {
-    const std::span<std::byte> form(slot, static_cast<std::size_t>(piece.max_bytes));
+    bytes = piece.max_bytes;
+    const std::span<std::byte> form(slot, static_cast<std::size_t>(bytes));
     CORTADO_RETURN_IF_ERROR(
         setup_.codec->to_sum_form(payload, piece.rows, piece.cols, step.terms, form, decoded_.span()));
-    if (lossy_ && !held) CORTADO_RETURN_IF_ERROR(setup_.codec->decode_sum(form, {step.terms, 1}, decoded));
-    bytes = piece.max_bytes;
-  } else if (lossy_ && !held) {
-    CORTADO_RETURN_IF_ERROR(setup_.codec->decode(payload, decoded, scratch_.span()));
+    if (loses) CORTADO_RETURN_IF_ERROR(setup_.codec->decode_sum(form, {step.terms, 1}, target));
+    decoded = nullptr;
+  } else {
+    if (payload.data() != slot) std::memcpy(slot, payload.data(), payload.size());
+    if (loses && decoded == nullptr) {
+      CORTADO_RETURN_IF_ERROR(setup_.codec->decode(payload, target, scratch_.span()));
+    }
   }
-  if (lossy_ && !held) keep_loss(step, piece, input);
+  if (loses) keep_loss(step, piece, values, decoded == nullptr ? decoded_.data() : decoded);
   if (cell.form == PayloadForm::kChecked) {
     const std::uint32_t check = check_of(payload);
     std::memcpy(slot + bytes, &check, kPayloadCheckBytes);
@@ -244,40 +266,59 @@ float* SchemeCoder::residual_of(std::vector<AlignedBuffer<float>>& residuals, co
   return residuals[place].data() + (piece.offset - program_->begin_of(program_->places[place].region));
 }
 
-// Of what stands in decoded_.
-void SchemeCoder::keep_loss(const SchemeStep& step, const Piece& piece, const float* values) {
+void SchemeCoder::keep_loss(const SchemeStep& step, const Piece& piece, const float* values, const float* decoded) {
   float* lost = setup_.has_feedback ? residual_of(fresh_, step, piece) : nullptr;
-  const Squares squares = take_differences(values, decoded_.data(), piece.elems(), lost);
+  const Squares squares = take_differences(values, decoded, piece.elems(), lost);
   squares_[static_cast<std::size_t>(piece.tensor)].of_values += squares.of_values;
   squares_[static_cast<std::size_t>(piece.tensor)].of_differences += squares.of_differences;
 }
 
 // ---- decode --------------------------------------------------------------------------------------------------------
 
-Status SchemeCoder::decode(const SchemeStep& step, const PayloadSet& set, const std::byte* memory, float* values) {
+// Calls act(cell, piece, entries of its payloads, one for each contributor in their order) for each piece.
+template <typename Act>
+Status SchemeCoder::for_contributions(const SchemeStep& step, Act&& act) const {
+  const auto unit_at = [&](std::size_t i) -> const PayloadUnit& {
+    return step.units[static_cast<std::size_t>(step.decode_order[i])];
+  };
   for (std::size_t begin = 0; begin < step.decode_order.size();) {
-    const auto unit_at = [&](std::size_t i) -> const PayloadUnit& {
-      return step.units[static_cast<std::size_t>(step.decode_order[i])];
-    };
     std::size_t end = begin;
     while (end < step.decode_order.size() && unit_at(end).cell == unit_at(begin).cell) ++end;
     const Cell& cell = cell_of(unit_at(begin));
     for (std::size_t p = 0; p < cell.pieces.size(); ++p) {
-      const Piece& piece = cell.pieces[p];
-      const int contributors = static_cast<int>(end - begin);
-      const std::int64_t start_ns = now_ns();
-      for (int c = 0; c < contributors; ++c) {
-        const std::size_t entry = step.first_entry[static_cast<std::size_t>(step.decode_order[begin + c])] + p;
-        const Contribution contribution{{memory + set.offsets[entry], set.bytes[entry]}, c, contributors};
-        const Status status = decode_piece(step, cell, piece, contribution, values + piece.offset);
-        if (status.ok()) continue;
-        return status.with_context("\"" + setup_.tensors[piece.tensor].name + "\", contributor " + std::to_string(c));
-      }
-      note_work(Stage::kDecode, piece, start_ns);
+      const auto entry_of = [&](int contributor) {
+        const int unit = step.decode_order[begin + static_cast<std::size_t>(contributor)];
+        return step.first_entry[static_cast<std::size_t>(unit)] + p;
+      };
+      CORTADO_RETURN_IF_ERROR(act(cell, cell.pieces[p], static_cast<int>(end - begin), entry_of));
     }
     begin = end;
   }
   return {};
+}
+
+Status SchemeCoder::decode(const SchemeStep& step, const PayloadSet& set, const std::byte* memory, float* values) {
+  if (const DeviceDecode* const on_device = decode_of(step); on_device != nullptr) {
+    take_sums(step, *on_device, values);
+    return {};
+  }
+  return for_contributions(
+      step, [&](const Cell& cell, const Piece& piece, int contributors, const auto& entry_of) -> Status {
+        const std::int64_t start_ns = now_ns();
+        for (int c = 0; c < contributors; ++c) {
+          const std::size_t entry = entry_of(c);
+          const Contribution contribution{{memory + set.offsets[entry], set.bytes[entry]}, c, contributors};
+          const Status status = decode_piece(step, cell, piece, contribution, values + piece.offset);
+          if (!status.ok()) return status.with_context(name_of(piece, c));
+        }
+        note_work(Stage::kDecode, piece, start_ns);
+        return {};
+      });
+}
+
+std::string SchemeCoder::name_of(const Piece& piece, int contributor) const {
+  return "\"" + setup_.tensors[static_cast<std::size_t>(piece.tensor)].name + "\", contributor " +
+         std::to_string(contributor);
 }
 
 Status SchemeCoder::decode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece,
@@ -324,6 +365,134 @@ void SchemeCoder::add(int contributor, int contributors, const float* decoded, s
   }
   if (contributor < contributors - 1) return;
   for (std::int64_t i = 0; i < elems; ++i) sum[i] = sign_of(sum[i]) * magnitude[i];
+}
+
+// ---- on a device ---------------------------------------------------------------------------------------------------
+
+DeviceEncode* SchemeCoder::encode_of(const SchemeStep& step) const {
+  return device_encodes_.empty() ? nullptr : device_encodes_[index_of(step)].get();
+}
+
+DeviceDecode* SchemeCoder::decode_of(const SchemeStep& step) const {
+  return device_decodes_.empty() ? nullptr : device_decodes_[index_of(step)].get();
+}
+
+void SchemeCoder::open_device(const SchemeDevice& device) {
+  if (!uses_device_) return;
+  // Ranks that encode the same sums must make the same payloads, on whatever they run.
+  if (setup_.codec->row().traits.low_rank) {
+    host_reason_ = setup_.codec->spec() + ": factors have the same bits on one kind of device only";
+    return;
+  }
+  const Status status = open_steps(device);
+  if (status.ok()) return;
+  host_reason_ = status.message();
+  device_encodes_.clear();
+  device_decodes_.clear();
+  queue_.reset();
+}
+
+Status SchemeCoder::open_steps(const SchemeDevice& device) {
+  CORTADO_ASSIGN_OR_RETURN(queue_, device.make_queue());
+  device_encodes_.resize(program_->steps.size());
+  device_decodes_.resize(program_->steps.size());
+  for (const SchemeStep& step : program_->steps) {
+    if (!step.active || is_collective(step.op.kind) || step.op.device != OpDevice::kGpu) continue;
+    CORTADO_RETURN_IF_ERROR(open_step(device, step));
+  }
+  return {};
+}
+
+// Sums of codes are made on the host, of payloads that have come there, and decoded there.
+Status SchemeCoder::open_step(const SchemeDevice& device, const SchemeStep& step) {
+  const std::int64_t begin = program_->begin_of(step.before);
+  DeviceOperationSetup setup{.device = &device,
+                             .queue = queue_.get(),
+                             .codec = setup_.codec,
+                             .pieces = {},
+                             .elems = program_->elems_of(step.before)};
+  const auto add = [&](const Piece& piece) {
+    setup.pieces.push_back({.name = setup_.tensors[static_cast<std::size_t>(piece.tensor)].name,
+                            .offset = piece.offset - begin,
+                            .rows = piece.rows,
+                            .cols = piece.cols,
+                            .number = number_of(piece)});
+  };
+  bool has_sum_form = false;
+  if (step.op.kind == OpKind::kEncode) {
+    for (const PayloadUnit& unit : step.result_units) {
+      has_sum_form = has_sum_form || cell_of(unit).form == PayloadForm::kSumForm;
+      for (const Piece& piece : cell_of(unit).pieces) add(piece);
+    }
+    if (setup.pieces.empty()) return {};
+    held_.resize(std::max(held_.size(), setup.pieces.size()));
+    CORTADO_ASSIGN_OR_RETURN(device_encodes_[index_of(step)],
+                             DeviceEncode::make(setup, seed_of(step), lossy_ && !has_sum_form));
+    return {};
+  }
+  int terms = 0;
+  CORTADO_RETURN_IF_ERROR(
+      for_contributions(step, [&](const Cell& cell, const Piece& piece, int contributors, const auto&) -> Status {
+        has_sum_form = has_sum_form || cell.form == PayloadForm::kSumForm;
+        CORTADO_CHECK(terms == 0 || terms == contributors, "cells of one step have equally many contributors");
+        terms = contributors;
+        add(piece);
+        return {};
+      }));
+  if (has_sum_form) host_reason_ = setup_.codec->spec() + ": sums of codes are decoded on the CPU";
+  if (setup.pieces.empty() || has_sum_form) return {};
+  CORTADO_ASSIGN_OR_RETURN(device_decodes_[index_of(step)], DeviceDecode::make(setup, terms));
+  return {};
+}
+
+Status SchemeCoder::start_on_device(const SchemeStep& step, const PayloadSet& set, const std::byte* memory,
+                                    float* values) {
+  device_start_ns_ = now_ns();
+  if (DeviceEncode* const encode = encode_of(step); encode != nullptr) {
+    std::size_t i = 0;
+    for (const PayloadUnit& unit : step.result_units) {
+      for (const Piece& piece : cell_of(unit).pieces) held_[i++] = add_residual(step, piece, values + piece.offset);
+    }
+    return encode->start(values + program_->begin_of(step.before), static_cast<std::uint64_t>(step_));
+  }
+  DeviceDecode* const decode = decode_of(step);
+  std::size_t i = 0;
+  CORTADO_RETURN_IF_ERROR(for_contributions(
+      step, [&](const Cell& cell, const Piece& piece, int contributors, const auto& entry_of) -> Status {
+        for (int c = 0; c < contributors; ++c) {
+          const std::size_t entry = entry_of(c);
+          const std::uint64_t check_bytes = cell.form == PayloadForm::kChecked ? kPayloadCheckBytes : 0;
+          const Status status = decode->put(i, c, {memory + set.offsets[entry], set.bytes[entry] - check_bytes});
+          if (!status.ok()) return status.with_context(name_of(piece, c));
+        }
+        ++i;
+        return {};
+      }));
+  return decode->start();
+}
+
+Result<bool> SchemeCoder::ended_on_device(const SchemeStep& step) {
+  DeviceEncode* const encode = encode_of(step);
+  return encode != nullptr ? encode->ended() : decode_of(step)->ended();
+}
+
+const float* SchemeCoder::decoded_on_device(const DeviceEncode& device, const SchemeStep& step,
+                                            const Piece& piece) const {
+  return device.decoded() == nullptr ? nullptr : device.decoded() + (piece.offset - program_->begin_of(step.before));
+}
+
+// The time of the device is that of the first piece.
+void SchemeCoder::take_sums(const SchemeStep& step, const DeviceDecode& device, float* values) {
+  statistics_ += device.copies();
+  const std::int64_t begin = program_->begin_of(step.before);
+  std::int64_t start_ns = device_start_ns_;
+  const Status status = for_contributions(step, [&](const Cell&, const Piece& piece, int, const auto&) -> Status {
+    std::copy_n(device.sums() + (piece.offset - begin), piece.elems(), values + piece.offset);
+    note_work(Stage::kDecode, piece, start_ns);
+    start_ns = now_ns();
+    return {};
+  });
+  CORTADO_CHECK(status.ok(), "nothing can fail");
 }
 
 // ---- residuals -----------------------------------------------------------------------------------------------------

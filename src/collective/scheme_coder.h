@@ -6,14 +6,20 @@
 //   decode   values = decoded payloads of all contributors, added in their order, so equal on all ranks; of a codec
 //            with majority vote: the sign of the sum of their signs times the sum of their magnitudes
 //
-// A new residual replaces the old one in commit(). Never allocates after its constructor.
+// A new residual replaces the old one in commit(). Never allocates in a step.
+//
+// What runs on a device (runs_on_device) is given to it by start_on_device(); once ended_on_device() says so, encode()
+// or decode() of the same step takes what has come of it.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "collective/scheme_device.h"
 #include "collective/scheme_program.h"
 #include "core/aligned_buffer.h"
 #include "cortado/trace.h"
@@ -33,10 +39,8 @@ struct PayloadSet {
 };
 
 // Of this rank, in the step in hand or the last one.
-struct SchemeStatistics {
+struct SchemeStatistics : DeviceCopies {
   std::int64_t encoded_bytes = 0;  // payloads written
-  std::int64_t copies_to_device = 0, bytes_to_device = 0;
-  std::int64_t copies_to_host = 0, bytes_to_host = 0;
 };
 
 class SchemeCoder {
@@ -50,6 +54,11 @@ class SchemeCoder {
   };
   SchemeCoder(Setup setup, const SchemeProgram* program);
 
+  // Before the first step, if there is one: from now on what says gpu runs there. What can't, because of the codec or
+  // of the device's memory, is left to the CPU's variant, and host_reason() says why. It must outlive the coder.
+  void open_device(const SchemeDevice& device);
+  const std::string& host_reason() const { return host_reason_; }
+
   bool fixed_size() const { return fixed_size_; }
 
   // Whether a piece whose values are all zeros is encoded as that, while its residual waits.
@@ -59,6 +68,10 @@ class SchemeCoder {
   // message.
   Status encode(const SchemeStep& step, float* values, std::byte* memory, PayloadSet* set);
   Status decode(const SchemeStep& step, const PayloadSet& set, const std::byte* memory, float* values);
+
+  bool runs_on_device(const SchemeStep& step) const { return encode_of(step) != nullptr || decode_of(step) != nullptr; }
+  Status start_on_device(const SchemeStep& step, const PayloadSet& set, const std::byte* memory, float* values);
+  Result<bool> ended_on_device(const SchemeStep& step);
 
   // What was encoded and decoded since begin() or forget_work(), piece by piece: stage, tensor and times.
   const std::vector<TraceEvent>& work() const { return work_.events(); }
@@ -92,12 +105,30 @@ class SchemeCoder {
  private:
   const Cell& cell_of(const PayloadUnit& unit) const { return program_->cells[static_cast<std::size_t>(unit.cell)]; }
   EncodeContext context_of(const SchemeStep& step, const Piece& piece) const;
+  std::uint64_t seed_of(const SchemeStep& step) const;
+  std::uint64_t number_of(const Piece& piece) const;
+  std::size_t index_of(const SchemeStep& step) const {
+    return static_cast<std::size_t>(&step - program_->steps.data());
+  }
+  DeviceEncode* encode_of(const SchemeStep& step) const;
+  DeviceDecode* decode_of(const SchemeStep& step) const;
+  Status open_steps(const SchemeDevice& device);
+  Status open_step(const SchemeDevice& device, const SchemeStep& step);
+  const float* decoded_on_device(const DeviceEncode& device, const SchemeStep& step, const Piece& piece) const;
+  void take_sums(const SchemeStep& step, const DeviceDecode& device, float* values);
+  template <typename Act>
+  Status for_contributions(const SchemeStep& step, Act&& act) const;
+  std::string name_of(const Piece& piece, int contributor) const;
   Result<std::uint64_t> encode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece, float* values,
                                      std::byte* slot);
+  // Makes of a payload what travels, in `slot`, where it may already be. `decoded`: null, or what it decodes to.
+  Result<std::uint64_t> finish_piece(const SchemeStep& step, const Cell& cell, const Piece& piece,
+                                     std::span<const std::byte> payload, bool held, const float* values,
+                                     const float* decoded, std::byte* slot);
   bool add_residual(const SchemeStep& step, const Piece& piece, float* values);
   // What of the residual of the step's place belongs to the piece.
   float* residual_of(std::vector<AlignedBuffer<float>>& residuals, const SchemeStep& step, const Piece& piece) const;
-  void keep_loss(const SchemeStep& step, const Piece& piece, const float* values);
+  void keep_loss(const SchemeStep& step, const Piece& piece, const float* values, const float* decoded);
   // What some contributor has made of the piece.
   struct Contribution {
     std::span<const std::byte> payload;
@@ -120,6 +151,7 @@ class SchemeCoder {
   bool shares_key_ = false;  // all contributors draw the same numbers, so that their payloads can be added
   bool votes_ = false;
   bool holds_zeros_ = false;
+  bool uses_device_ = false;  // some operation says gpu
   std::int64_t step_ = 0;
   AlignedBuffer<float> decoded_, magnitude_, device_values_;
   AlignedBuffer<std::byte> scratch_, payload_, device_payload_;
@@ -128,6 +160,14 @@ class SchemeCoder {
   std::vector<std::int64_t> encoded_bytes_;  // of tensors
   SchemeStatistics statistics_;
   TraceRecorder work_{0};
+
+  // A queue and its operations, by step of the program; none without a device.
+  std::unique_ptr<DeviceQueue> queue_;
+  std::vector<std::unique_ptr<DeviceEncode>> device_encodes_;
+  std::vector<std::unique_ptr<DeviceDecode>> device_decodes_;
+  std::vector<char> held_;  // of the pieces that the device encodes
+  std::int64_t device_start_ns_ = 0;
+  std::string host_reason_;
 };
 
 // Squares of `values` and of what `decoded` differs from them by, which is written to `lost` unless that is null.

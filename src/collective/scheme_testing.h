@@ -69,9 +69,12 @@ class SchemeRanks {
 
 class SchemeRuns {
  public:
-  SchemeRuns(const SchemeRanks& ranks, SchemeSetup setup) : tensors_(setup.tensors) {
+  // `device`: of the ranks with even numbers.
+  SchemeRuns(const SchemeRanks& ranks, SchemeSetup setup, const SchemeDevice* device = nullptr)
+      : tensors_(setup.tensors) {
     for (int rank = 0; rank < ranks.size(); ++rank) {
       setup.levels = ranks.levels(rank);
+      setup.device = rank % 2 == 0 ? device : nullptr;
       Result<std::unique_ptr<SchemeRun>> run = SchemeRun::make(setup);
       if (!run.ok()) {
         status_ = run.status();
@@ -100,7 +103,7 @@ class SchemeRuns {
         if (run->state() == SchemeState::kReady) {
           if (Status status = run->start(); !status.ok()) return status;
         }
-        if (run->state() == SchemeState::kInFlight) {
+        if (run->state() == SchemeState::kInFlight || run->state() == SchemeState::kOnDevice) {
           const Result<bool> ended = run->test();
           if (!ended.ok()) return ended.status();
         }

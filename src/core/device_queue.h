@@ -42,4 +42,20 @@ class DeviceQueue {
   virtual Result<bool> reached(Event event) = 0;
 };
 
+// Pieces of one allocation, aligned as allocations are.
+class DevicePieces {
+ public:
+  std::uint64_t add(std::uint64_t bytes) {
+    const std::uint64_t offset = bytes_;
+    bytes_ += (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    return offset;
+  }
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  static constexpr std::uint64_t kAlignBytes = 256;
+
+  std::uint64_t bytes_ = 0;
+};
+
 }  // namespace cortado

@@ -20,6 +20,7 @@ extern "C" __attribute__((visibility("default"))) const cortado::DeviceLibrary* 
              cortado::Communicator* communicator, int device) {
             return cortado::create_cuda_auto_engine(std::move(tensors), options, communicator, device);
           },
+      .create_scheme_device = cortado::create_cuda_scheme_device,
       .create_kfac_device = nullptr,  // of libcortado_cuda_kfac.so
       .current_device = cortado::current_cuda_device,
       .set_current_device = cortado::set_current_cuda_device};

@@ -11,26 +11,11 @@
 #include <span>
 #include <thread>
 
-#include "codec/device_batch.h"
 #include "core/check.h"
 #include "core/device_queue.h"
 #include "core/seconds.h"
 
 namespace cortado {
-
-// Pieces of one allocation.
-class DevicePieces {
- public:
-  std::uint64_t add(std::uint64_t bytes) {
-    const std::uint64_t offset = bytes_;
-    bytes_ += (bytes + kWorkspaceAlignBytes - 1) / kWorkspaceAlignBytes * kWorkspaceAlignBytes;
-    return offset;
-  }
-  std::uint64_t bytes() const { return bytes_; }
-
- private:
-  std::uint64_t bytes_ = 0;
-};
 
 // Residuals to and from memory that is not pinned, through some that is. Every call waits for the queue.
 class ResidualCopies {

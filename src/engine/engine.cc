@@ -80,7 +80,8 @@ Result<std::unique_ptr<Engine>> EngineImpl::make(std::vector<EngineTensor> tenso
 
 Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors, const Plan& plan,
                                                const EngineOptions& given, Communicator* communicator,
-                                               const Clock* clock, TraceRecorder* trace) {
+                                               const Clock* clock, TraceRecorder* trace,
+                                               std::shared_ptr<const SchemeDevice> device) {
   EngineOptions options;
   options.method = Method::kPlan;
   options.codec = plan_summary(plan);
@@ -89,8 +90,9 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   const auto timeout = from_seconds(options.timeout_s);
   CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
   CORTADO_RETURN_IF_ERROR(check_tensors(tensors));
-  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<PlanEngine> engine,
-                           PlanEngine::make(std::move(tensors), plan, options, communicator, clock, trace));
+  CORTADO_ASSIGN_OR_RETURN(
+      std::unique_ptr<PlanEngine> engine,
+      PlanEngine::make(std::move(tensors), plan, options, communicator, clock, trace, std::move(device)));
   return std::unique_ptr<Engine>(std::move(engine));
 }
 

@@ -5,12 +5,17 @@
 #include <cinttypes>
 #include <utility>
 
+#include "collective/device_wait.h"
 #include "core/check.h"
 #include "core/finite.h"
 #include "core/seconds.h"
 #include "engine/abandoned.h"
 
 namespace cortado {
+
+bool PlanEngine::is_on_device(const Bucket& bucket) {
+  return bucket.message != nullptr && bucket.message->state() == SchemeState::kOnDevice;
+}
 
 // ---- set-up --------------------------------------------------------------------------------------------------------
 
@@ -25,8 +30,10 @@ PlanEngine::PlanEngine(std::vector<EngineTensor> tensors, const EngineOptions& o
 
 Result<std::unique_ptr<PlanEngine>> PlanEngine::make(std::vector<EngineTensor> tensors, const Plan& plan,
                                                      const EngineOptions& options, Communicator* communicator,
-                                                     const Clock* clock, TraceRecorder* trace) {
+                                                     const Clock* clock, TraceRecorder* trace,
+                                                     std::shared_ptr<const SchemeDevice> device) {
   std::unique_ptr<PlanEngine> engine(new PlanEngine(std::move(tensors), options, communicator, clock, trace));
+  engine->device_ = std::move(device);
   CORTADO_ASSIGN_OR_RETURN(engine->schedule_, engine->make_schedule(plan));
   engine->name_collectives();
   return engine;
@@ -87,7 +94,8 @@ Result<PlanEngine::Bucket> PlanEngine::make_bucket(const PlanBucket& planned, Sc
                            .tensors = {},
                            .levels = schedule->levels.get(),
                            .seed = options_.random_seed,
-                           .clock = clock_};
+                           .clock = clock_,
+                           .device = device_.get()};
   for (const std::string& name : planned.tensors) {
     const auto found = std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& t) { return t.name == name; });
     const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
@@ -255,6 +263,22 @@ Status PlanEngine::progress() {
     moved = false;
     if (const Status status = start_turns(&moved); !status.ok()) return fail(status);
     if (const Status status = test_oldest(&moved); !status.ok()) return fail(status);
+    if (const Status status = take_from_device(&moved); !status.ok()) return fail(status);
+  }
+  return {};
+}
+
+// Lets those messages go on that the device has encoded or decoded.
+Status PlanEngine::take_from_device(bool* moved) {
+  for (std::size_t b = 0; device_ != nullptr && b < schedule_->buckets.size(); ++b) {
+    Bucket& bucket = schedule_->buckets[b];
+    if (!is_on_device(bucket)) continue;
+    CORTADO_ASSIGN_OR_RETURN(const bool ended, bucket.message->test());
+    if (!ended) continue;
+    *moved = true;
+    CORTADO_RETURN_IF_ERROR(bucket.message->proceed());
+    record_work(bucket);
+    if (bucket.message->state() == SchemeState::kDone) deliver(bucket);
   }
   return {};
 }
@@ -324,6 +348,24 @@ Status PlanEngine::wait_for_earliest() {
   return {};
 }
 
+bool PlanEngine::awaits_device() const {
+  return device_ != nullptr && std::any_of(schedule_->buckets.begin(), schedule_->buckets.end(), is_on_device);
+}
+
+// A rank that waited for a peer meanwhile would keep others from what they wait for.
+Status PlanEngine::wait_for_device() {
+  if (!awaits_device()) return {};
+  DeviceWait wait(communicator_, clock_, timeout(), "encoded and decoded its part of the step");
+  Interval interval{.start_ns = clock_->now_ns()};
+  while (awaits_device()) {
+    if (const Status status = wait.pause(); !status.ok()) return fail(status);
+    CORTADO_RETURN_IF_ERROR(progress());
+  }
+  interval.end_ns = clock_->now_ns();
+  record(Stage::kWait, -1, -1, interval, 0);
+  return {};
+}
+
 void PlanEngine::deliver(Bucket& bucket) {
   for (std::size_t slot = 0; slot < bucket.tensors.size(); ++slot) {
     const std::uint32_t t = bucket.tensors[slot];
@@ -355,6 +397,7 @@ Result<StepOutcome> PlanEngine::finish_step(const LocalGradient&) {
     }
     while (undelivered_ > 0) {
       CORTADO_RETURN_IF_ERROR(progress());
+      CORTADO_RETURN_IF_ERROR(wait_for_device());
       if (undelivered_ == 0) break;
       if (const Status status = wait_for_earliest(); !status.ok()) return fail(status);
     }

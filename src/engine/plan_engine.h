@@ -34,10 +34,11 @@ std::string plan_summary(const Plan& plan);
 
 class PlanEngine final : public Engine {
  public:
-  // After check_plan() and check_agreement(). Every rank calls it.
+  // After check_plan() and check_agreement(). Every rank calls it. `device` may be null.
   static Result<std::unique_ptr<PlanEngine>> make(std::vector<EngineTensor> tensors, const Plan& plan,
                                                   const EngineOptions& options, Communicator* communicator,
-                                                  const Clock* clock, TraceRecorder* trace);
+                                                  const Clock* clock, TraceRecorder* trace,
+                                                  std::shared_ptr<const SchemeDevice> device);
 
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
@@ -120,7 +121,12 @@ class PlanEngine final : public Engine {
   Status start_turns(bool* moved);
   Status begin_message(Bucket& bucket);
   Status test_oldest(bool* moved);
+  Status take_from_device(bool* moved);
+  static bool is_on_device(const Bucket& bucket);
+  bool awaits_device() const;
   Status wait_for_earliest();
+  Status wait_for_device();
+  void report_devices(EngineReport* report) const;
   Status proceed(Bucket& bucket);
   void deliver(Bucket& bucket);
   void commit();
@@ -153,6 +159,7 @@ class PlanEngine final : public Engine {
   Communicator* communicator_;
   const Clock* clock_;
   TraceRecorder* trace_;
+  std::shared_ptr<const SchemeDevice> device_;  // outlives the messages
   std::unique_ptr<Schedule> schedule_;
   // By tensor: what an earlier plan lost and this rank still has to deliver, as it stands in the mean. Added to the
   // next gradient that is committed.

@@ -290,21 +290,33 @@ EngineReport PlanEngine::report() const {
     report.residual_bytes += static_cast<std::int64_t>(carried.size() * sizeof(float));
   }
   std::copy(std::begin(stage_ns_), std::end(stage_ns_), std::begin(report.stage_ns));
-  const std::vector<PlanBucket>& planned = schedule_->plan.buckets;
-  const auto is_for_gpu = [](const Operation& op) {
-    return (op.kind == OpKind::kEncode || op.kind == OpKind::kDecode) && op.device == OpDevice::kGpu;
-  };
-  const auto for_gpu = std::count_if(planned.begin(), planned.end(), [&](const PlanBucket& bucket) {
-    return std::any_of(bucket.option.operations.begin(), bucket.option.operations.end(), is_for_gpu);
-  });
-  if (for_gpu > 0) {
-    report.host_reason = "the plan encodes or decodes " + std::to_string(for_gpu) + " of " +
-                         std::to_string(planned.size()) + " buckets on the GPU, which schemes do on the CPU";
-    report.fallbacks.push_back({"", report.host_reason, finished_steps_});
-  }
+  report_devices(&report);
   if (passes_through()) report.fallbacks.push_back({"", "world size 1: nothing to exchange", finished_steps_});
   if (non_finite_steps_ > 0) report.fallbacks.push_back({"", "non-finite: step rolled back", non_finite_steps_});
   return report;
+}
+
+// Whether the CPU does what the plan gives to a GPU, and why.
+void PlanEngine::report_devices(EngineReport* report) const {
+  const auto is_for_gpu = [](const Operation& op) {
+    return (op.kind == OpKind::kEncode || op.kind == OpKind::kDecode) && op.device == OpDevice::kGpu;
+  };
+  const std::vector<PlanBucket>& planned = schedule_->plan.buckets;
+  int on_host = 0;
+  std::string reason;
+  for (std::size_t b = 0; b < planned.size(); ++b) {
+    const std::vector<Operation>& operations = planned[b].option.operations;
+    const Bucket& bucket = schedule_->buckets[b];
+    if (bucket.message == nullptr || std::none_of(operations.begin(), operations.end(), is_for_gpu)) continue;
+    const std::string why = device_ == nullptr ? "this engine has no device" : bucket.message->host_reason();
+    if (why.empty()) continue;
+    ++on_host;
+    if (reason.empty()) reason = why;
+  }
+  if (on_host == 0) return;
+  report->host_reason = "the plan encodes or decodes " + std::to_string(on_host) + " of " +
+                        std::to_string(planned.size()) + " buckets on the GPU, which the CPU does: " + reason;
+  report->fallbacks.push_back({"", report->host_reason, finished_steps_});
 }
 
 Trace PlanEngine::trace() const {

@@ -1,9 +1,12 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <atomic>
 #include <limits>
 
+#include "collective/emulated_scheme_device.h"
 #include "core/check.h"
 #include "core/counting_new.h"
+#include "core/sanitized.h"
 #include "cortado/plan.h"
 #include "engine/plan_engine_testing.h"
 
@@ -492,6 +495,97 @@ TEST(PlanEngine, SaysThatTheCpuEncodesWhatWasPlannedForTheGpu) {
     EXPECT_EQ(engine->report().host_reason, "");
     return {};
   });
+}
+
+// Ranks with and without a device, whatever the plan: the same steps, to the bit, and residuals that can be carried
+// over.
+TEST(PlanEngine, EncodesOnTheDeviceWhatIsPlannedForIt) {
+  class Counted final : public EmulatedSchemeDevice {
+   public:
+    Result<std::unique_ptr<DeviceBatch>> make_batch(std::string_view spec,
+                                                    std::span<const DeviceTensor> tensors) const override {
+      ++batches;
+      return EmulatedSchemeDevice::make_batch(spec, tensors);
+    }
+    mutable std::atomic<int> batches = 0;
+  };
+  std::vector<std::string> codecs = kLossy;
+  codecs.push_back("float_rans");
+  for (std::size_t seed = 0; seed < (kSanitized ? 3u : 12u); ++seed) {
+    SCOPED_TRACE(seed);
+    std::vector<Gradients> delivered[2][6];
+    const auto device = std::make_shared<const Counted>();
+    for (const bool has_device : {false, true}) {
+      for (std::vector<Gradients>& of_step : delivered[has_device]) of_step.resize(6);
+      on_ranks(kTwoByThree, [&](Communicator& communicator) -> Status {
+        const int rank = communicator.rank();
+        TraceRecorder trace(10'000);
+        CORTADO_ASSIGN_OR_RETURN(
+            const auto engine,
+            Engine::create(small_model(), mixed_plan(kTwoByThree, seed, codecs), with_timeout(), &communicator,
+                           steady_clock(), &trace, has_device && rank % 2 == 0 ? device : nullptr));
+        for (std::int64_t step = 0; step < 6; ++step) {
+          if (step == 2) CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(kTwoByThree, seed + 50, codecs)));
+          Gradients gradients = made_up_gradients(small_model(), rank, step);
+          if (step == 4 && rank == 1) gradients[0][0] = std::numeric_limits<float>::infinity();
+          CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome, run_plan_step(*engine, rank, gradients));
+          EXPECT_EQ(outcome.finite, step != 4);
+          delivered[has_device][step][static_cast<std::size_t>(rank)] = std::move(gradients);
+        }
+        return {};
+      });
+      ASSERT_FALSE(HasFailure());
+    }
+    EXPECT_GT(device->batches, 0);
+    for (std::size_t step = 0; step < 6; ++step) {
+      for (std::size_t rank = 0; rank < 6 && step != 4; ++rank) {
+        EXPECT_TRUE(same_bits(delivered[1][step][rank], delivered[0][step][rank])) << "step " << step << ", " << rank;
+      }
+    }
+  }
+}
+
+TEST(PlanEngine, SaysWhatTheDeviceCannotEncode) {
+  const auto device = std::make_shared<const EmulatedSchemeDevice>();
+  Plan plan = dense_plan(kTwoByTwo);
+  plan.buckets[0].option = Option::parse("encode@gpu all_gather@flat decode@gpu", kTwoByTwo).value();
+  plan.buckets[0].codec = "cast(bf16)";
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator,
+                                                               steady_clock(), nullptr, device));
+    EXPECT_EQ(engine->report().host_reason, "");
+    Plan other = plan;
+    other.buckets[0].codec = "topk(density=0.1) | quant(bits=8)";
+    CORTADO_RETURN_IF_ERROR(engine->switch_plan(other));
+    EXPECT_NE(engine->report().host_reason.find("which the CPU does: topk(density=0.1"), std::string::npos)
+        << engine->report().host_reason;
+    return {};
+  });
+}
+
+TEST(PlanEngine, AStuckDeviceEndsTheStepOnAllRanks) {
+  class Stuck final : public EmulatedSchemeDevice {
+   public:
+    Result<std::unique_ptr<DeviceQueue>> make_queue() const override {
+      return std::unique_ptr<DeviceQueue>(std::make_unique<StuckQueue>());
+    }
+  };
+  Plan plan = dense_plan(kTwoByTwo);
+  plan.buckets[0].option = Option::parse("encode@gpu all_gather@flat decode@gpu", kTwoByTwo).value();
+  plan.buckets[0].codec = "cast(bf16)";
+  const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+    EngineOptions options;
+    options.timeout_s = 0.3;
+    CORTADO_ASSIGN_OR_RETURN(const auto engine,
+                             Engine::create(small_model(), plan, options, &communicator, steady_clock(), nullptr,
+                                            communicator.rank() == 2 ? std::make_shared<const Stuck>() : nullptr));
+    Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+    return run_plan_step(*engine, communicator.rank(), gradients).status();
+  });
+  EXPECT_EQ(statuses[2].code(), StatusCode::kTimeout) << statuses[2].to_string();
+  EXPECT_NE(statuses[2].message().find("rank 2: the device has not encoded and decoded"), std::string::npos)
+      << statuses[2].message();
+  for (const Status& status : statuses) EXPECT_FALSE(status.ok());
 }
 
 // ---- traces --------------------------------------------------------------------------------------------------------

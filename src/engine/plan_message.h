@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -40,6 +41,7 @@ class PlanMessage {
     const LevelCommunicators* levels = nullptr;  // outlives the message
     std::uint64_t seed = 0;
     const Clock* clock = nullptr;
+    const SchemeDevice* device = nullptr;  // null: there is none; outlives the message
   };
   static Result<std::unique_ptr<PlanMessage>> make(const Setup& setup);
   virtual ~PlanMessage() = default;
@@ -50,7 +52,7 @@ class PlanMessage {
   // Each slot that has elements once. `carried`: null, or values to be added, which stand for themselves in the mean.
   virtual void write(int slot, const void* gradient, const float* carried) = 0;
   virtual Status begin(std::int64_t step) = 0;
-  virtual SchemeState state() const = 0;
+  virtual SchemeState state() const = 0;  // on device: in flight, but no collective is
   virtual Status start() = 0;
   virtual Result<bool> test() = 0;
   virtual Status wait(std::chrono::nanoseconds timeout) = 0;
@@ -79,6 +81,7 @@ class PlanMessage {
   virtual std::int64_t residual_bytes() const = 0;
   virtual std::int64_t factor_bytes() const = 0;
   virtual std::int64_t buffer_bytes() const = 0;
+  virtual std::string host_reason() const = 0;  // why the CPU does what the plan gives to a GPU that there is
 };
 
 // Whether a bucket's payloads are factors that all ranks sum, each with all the others.

@@ -28,7 +28,8 @@ Result<std::unique_ptr<PlanMessage>> SchemeMessage::make(const Setup& setup) {
                      .has_feedback = message->has_feedback_,
                      .averages = message->codec_ != nullptr,
                      .seed = setup.seed,
-                     .clock = setup.clock};
+                     .clock = setup.clock,
+                     .device = setup.device};
   for (const EngineTensor& tensor : setup.tensors) scheme.tensors.push_back({tensor.name, tensor.rows, tensor.cols});
   CORTADO_ASSIGN_OR_RETURN(message->run_, SchemeRun::make(scheme));
   return std::unique_ptr<PlanMessage>(std::move(message));

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "collective/emulated_scheme_device.h"
 #include "core/check.h"
 #include "core/device_emulation.h"
 #include "core/emulated_queue.h"
@@ -30,7 +31,9 @@ Result<std::unique_ptr<Engine>> make_engine(std::vector<EngineTensor> tensors, c
 
 Result<std::unique_ptr<AutoEngine>> make_auto_engine(std::vector<EngineTensor> tensors, const AutoOptions& options,
                                                      Communicator* communicator) {
-  AutoDevice device{.copies = {.queue = std::make_unique<EmulatedQueue>()}, .make_engine = make_engine};
+  AutoDevice device{.copies = {.queue = std::make_unique<EmulatedQueue>()},
+                    .make_engine = make_engine,
+                    .schemes = std::make_shared<const EmulatedSchemeDevice>()};
   auto engine =
       std::make_unique<AutoEngineImpl>(std::move(tensors), options, communicator, steady_clock(), std::move(device));
   CORTADO_RETURN_IF_ERROR(engine->start());
@@ -68,6 +71,9 @@ extern "C" __attribute__((visibility("default"))) const cortado::DeviceLibrary* 
       .create_auto_engine = [](std::vector<EngineTensor> tensors, const AutoOptions& options,
                                Communicator* communicator,
                                int) { return make_auto_engine(std::move(tensors), options, communicator); },
+      .create_scheme_device = [](int) -> std::shared_ptr<const SchemeDevice> {
+        return std::make_shared<const EmulatedSchemeDevice>();
+      },
       .create_kfac_device = make_kfac_device,
       .current_device = [] { return current_device; },
       .set_current_device = [](int device) { current_device = device; }};

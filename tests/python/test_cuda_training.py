@@ -14,6 +14,7 @@ from ranks import fingerprint
 from test_ddp_overflow import distance
 from test_ddp_training import MODELS
 from test_device_engine import CUDA, VARIABLE, parameters_of
+from test_plan import TWO, make_plan
 from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -90,8 +91,16 @@ class Twin:
         return {name: parameter.grad for name, parameter in named.items()}
 
 
-def compare(me, plan, front_end, model=None, two_devices=False, on_device=False, **options):
-    os.environ[VARIABLE] = CUDA if on_device else "none, so that gradients are copied"
+ON_GPU = make_plan(
+    TWO,
+    ("quant(bits=4)", "encode@gpu all_to_all@all decode@gpu encode@gpu all_gather@all decode@gpu"),
+    ("float_rans", "encode@gpu all_gather@all decode@cpu"),
+    ("topk(density=0.2)", "encode@cpu all_gather@all decode@gpu"),
+)
+
+
+def compare(me, plan, front_end, model=None, two_devices=False, on_device=False, library=None, **options):
+    os.environ[VARIABLE] = CUDA if on_device else library or "none, so that gradients are copied"
     group = dist.new_group(backend="cpu:gloo,cuda:nccl") if two_devices else None
     if two_devices:
         torch.cuda.set_device(me.rank)
@@ -124,6 +133,12 @@ def test_has_the_bits_of_host_memory(pools, codec, front_end):
 @pytest.mark.parametrize("codec", [*LOW_RANK, SIGN, QUANT, TOPK, RANDK, "compso(min_elems=0)"])
 def test_is_compressed_on_the_device(pools, codec, front_end):
     assert len(set(pools(2).run(compare, plan=codec, front_end=front_end, on_device=True))) == 1
+
+
+@pytest.mark.skipif(not os.path.exists(CUDA), reason=f"{CUDA} is not built")
+def test_a_plan_encodes_on_the_device(pools):
+    """The twin, in host memory, has no device and does it on the CPU."""
+    assert len(set(pools(2).run(compare, plan=ON_GPU, front_end="ddp", library=CUDA))) == 1
 
 
 def train_scaled(me, plan, library):

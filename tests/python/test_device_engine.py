@@ -18,6 +18,7 @@ from nets import loss_of, make_batch, make_net, train
 from test_ddp_algorithm import skip_under_scaler
 from test_ddp_bad_input import error_of
 from test_ddp_overflow import LAST_READY, compare_with_skipping, distance, train_through
+from test_plan import MIXED, OTHER
 from test_reducer import reduced, train_reduced
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "release"
@@ -53,11 +54,11 @@ class EmulatedStream:
 
 
 @contextlib.contextmanager
-def emulated_device():
-    """Every attachment made in here has its engine on the emulated device."""
+def emulated_device(reason=""):
+    """Every attachment made in here has its engine on the emulated device; with a reason, as a plan's engine has it."""
     module = cortado.attachment
     before = module.place_of_engine, module.compute_stream_of
-    module.place_of_engine, module.compute_stream_of = lambda *_: Place(library=EMULATED), EmulatedStream
+    module.place_of_engine, module.compute_stream_of = lambda *_: Place(EMULATED, reason), EmulatedStream
     try:
         yield
     finally:
@@ -102,12 +103,22 @@ def test_what_has_variants_is_compressed_on_the_device(library):
         ("sign | rans", "sign | rans is not"),
         ("none", "none is not"),
         ("acp(rank=2, rollback=exact)", "rollback=exact of acp"),
-        ('{"format": "cortado.plan/1"}', "a plan's engine"),
     ],
 )
 def test_all_else_is_copied(library, what, reason):
     place = place_of_engine(ON_A_GPU, what)
     assert place.library is None and reason in place.reason
+
+
+def test_a_plan_encodes_on_the_device_what_it_gives_to_the_gpu(library):
+    plan = '{"format": "cortado.plan/1"}'
+    place = place_of_engine(ON_A_GPU, plan)
+    assert place.library == str(library.path) and place.reason == "a plan's sums are made on the host"
+    assert not place.takes_gradients
+    library.count = lambda: 0
+    place = place_of_engine(ON_A_GPU, plan)
+    assert place.library is None and "on the host; " in place.reason and "finds no device" in place.reason
+    assert place_of_engine(IN_MEMORY, plan) == Place()
 
 
 def test_says_why_there_is_no_engine_on_the_device(library, monkeypatch):
@@ -176,6 +187,25 @@ def fall_back(me, plan):
         model = me.attach(make_net(), plan, **SMALL_BUCKETS)
         train(me, model, STEPS)
         return model.cortado.report().to_dict()["runs_on"]
+
+
+def train_plan_both(me, plan):
+    ends = []
+    for device in (contextlib.nullcontext(), emulated_device("sums on the host")):
+        with device:
+            net = make_net()
+            model = me.attach(net, plan, **SMALL_BUCKETS)
+            train(me, model, STEPS)
+            ends.append(parameters_of(net))
+    assert distance(*ends) == 0
+    return model.cortado.report().to_dict()["runs_on"]
+
+
+@needs_emulated
+def test_plans_encode_on_the_device_to_the_bit(pools):
+    for plan in (MIXED, OTHER):
+        for runs_on in pools(4).run(train_plan_both, plan=plan):
+            assert runs_on["engine"] == "cpu" and runs_on["reason"].startswith("sums on the host")
 
 
 @needs_emulated

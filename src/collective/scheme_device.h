@@ -1,0 +1,148 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// SchemeDevice: the GPU of a rank, for the encodes and decodes of schemes that say gpu. Payloads and sums are those of
+// the CPU's variant to the bit, so ranks with and without a device may be mixed.
+//
+// The values of a message are in host memory. An encode copies its region there, and the payloads back, with the
+// decoded values where something was lost; a decode copies payloads there and the sum back. Work is given to a queue of
+// the message by start(), which does not wait; ended() asks.
+//
+//   DeviceEncode   one encode of a scheme: all its pieces in one batch
+//   DeviceDecode   one decode: a batch for each contributor, added in their order
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "codec/device_batch.h"
+#include "collective/add_term.h"
+#include "core/device_queue.h"
+
+namespace cortado {
+
+class SchemeDevice {
+ public:
+  virtual ~SchemeDevice() = default;
+
+  virtual Result<std::unique_ptr<DeviceQueue>> make_queue() const = 0;
+  // kUnsupported: codecs that have no device variant.
+  virtual Result<std::unique_ptr<DeviceBatch>> make_batch(std::string_view spec,
+                                                          std::span<const DeviceTensor> tensors) const = 0;
+  virtual Status add(DeviceStream stream, const AddTerm& term) const = 0;
+};
+
+struct DeviceCopies {
+  std::int64_t copies_to_device = 0, bytes_to_device = 0;
+  std::int64_t copies_to_host = 0, bytes_to_host = 0;
+
+  DeviceCopies& operator+=(const DeviceCopies& other);
+};
+
+// A tensor, or a part of one, that is encoded by itself.
+struct DevicePiece {
+  std::string name;
+  std::int64_t offset = 0;  // in the region, which its pieces fill
+  std::int64_t rows = 0, cols = 0;
+  std::uint64_t number = 0;  // EncodeContext::tensor
+
+  std::int64_t elems() const { return rows * cols; }
+};
+
+struct DeviceOperationSetup {
+  const SchemeDevice* device = nullptr;
+  DeviceQueue* queue = nullptr;  // outlives the operation, as the codec does
+  const Codec* codec = nullptr;
+  std::vector<DevicePiece> pieces;
+  std::int64_t elems = 0;  // of the region
+};
+
+// What both have in common: pieces, their room, and copies that are counted.
+class DeviceOperation {
+ public:
+  const DeviceCopies& copies() const { return copies_; }  // since start()
+  std::int64_t memory_bytes() const { return static_cast<std::int64_t>(on_device_.bytes() + on_host_.bytes()); }
+
+ protected:
+  explicit DeviceOperation(const DeviceOperationSetup& setup);
+  ~DeviceOperation() = default;
+
+  std::size_t count() const { return setup_.pieces.size(); }
+  std::uint64_t region_bytes() const { return static_cast<std::uint64_t>(setup_.elems) * sizeof(float); }
+  std::uint64_t stride() const { return payloads_.bytes(); }  // of the payloads of all pieces
+  DeviceQueue& queue() { return *setup_.queue; }
+  std::vector<DeviceTensor> shapes() const;
+  // With values from `values` on and payloads from `payloads` on.
+  std::vector<DeviceTensor> tensors_at(std::byte* values, std::byte* payloads) const;
+  Status allocate();
+  Status to_device(std::byte* to, const std::byte* from, std::uint64_t bytes);
+  Status to_host(std::byte* to, const std::byte* from, std::uint64_t bytes);
+
+  const DeviceOperationSetup setup_;
+  const bool is_fixed_;                        // payloads have the size that there is room for
+  std::vector<std::uint64_t> room_, offsets_;  // of each payload: bytes, and where in all of them
+  DevicePieces on_device_, on_host_, payloads_;
+  std::byte *device_ = nullptr, *host_ = nullptr;
+  DeviceCopies copies_;
+};
+
+class DeviceEncode final : public DeviceOperation {
+ public:
+  // `seed` is EncodeContext::seed.
+  static Result<std::unique_ptr<DeviceEncode>> make(const DeviceOperationSetup& setup, std::uint64_t seed,
+                                                    bool is_lossy);
+
+  // Copies the values of the region; `step` is EncodeContext::step.
+  Status start(const float* values, std::uint64_t step);
+  Result<bool> ended();
+  // Once it has ended, until the next start(). decoded(): of the whole region; null for lossless codecs.
+  std::span<const std::byte> payload(std::size_t piece) const;
+  const float* decoded() const { return is_lossy_ ? reinterpret_cast<const float*>(host_ + values_on_host_) : nullptr; }
+
+ private:
+  DeviceEncode(const DeviceOperationSetup& setup, bool is_lossy) : DeviceOperation(setup), is_lossy_(is_lossy) {}
+  Status open(std::uint64_t seed);
+  Status fetch_payloads();
+  std::uint64_t* sizes() const { return reinterpret_cast<std::uint64_t*>(host_ + sizes_on_host_); }
+
+  const bool is_lossy_;
+  std::unique_ptr<DeviceBatch> batch_;
+  std::uint64_t values_ = 0, encoded_ = 0, step_ = 0;  // on the device
+  std::uint64_t values_on_host_ = 0, payloads_on_host_ = 0, sizes_on_host_ = 0, step_on_host_ = 0;
+  DeviceQueue::Event sized_ = 0, ended_ = 0;
+  bool sizes_are_known_ = false;
+};
+
+class DeviceDecode final : public DeviceOperation {
+ public:
+  // `terms` contributors of every piece.
+  static Result<std::unique_ptr<DeviceDecode>> make(const DeviceOperationSetup& setup, int terms);
+
+  // Copies a payload, of each piece and contributor once before start(). kCorruptData if its size can't be.
+  Status put(std::size_t piece, int term, std::span<const std::byte> payload);
+  Status start();
+  // kCorruptData if a decoder refused a payload, with its name and contributor.
+  Result<bool> ended();
+  // Once it has ended: of the whole region.
+  const float* sums() const { return reinterpret_cast<const float*>(host_ + sums_on_host_); }
+
+ private:
+  DeviceDecode(const DeviceOperationSetup& setup, int terms) : DeviceOperation(setup), terms_(terms) {}
+  Status open();
+  std::size_t index(std::size_t piece, int term) const { return static_cast<std::size_t>(term) * count() + piece; }
+  std::uint64_t* sizes() const { return reinterpret_cast<std::uint64_t*>(host_ + sizes_on_host_); }
+  const std::uint32_t* faults() const { return reinterpret_cast<const std::uint32_t*>(host_ + faults_on_host_); }
+
+  const int terms_;
+  std::vector<std::unique_ptr<DeviceBatch>> batches_;  // of contributors
+  bool is_vote_ = false;
+  std::uint64_t sums_ = 0, decoded_ = 0, magnitude_ = 0, received_ = 0;  // on the device
+  std::uint64_t payloads_on_host_ = 0, sizes_on_host_ = 0, faults_on_host_ = 0, sums_on_host_ = 0;
+  DeviceQueue::Event ended_ = 0;
+};
+
+}  // namespace cortado
