@@ -206,6 +206,7 @@ class PyEngine {
 
   void switch_plan(const std::string& json) {
     const cortado::Plan plan = unwrap(cortado::plan_from_json(json));
+    const OnDevice on_device(*this);
     checked_without_gil([&] { return engine_->switch_plan(plan); });
   }
 
@@ -316,7 +317,7 @@ class PyEngine {
   }
 
   PyCommunicator communicator_;
-  const cortado::DeviceLibrary* library_ = nullptr;  // of the engine, if it is on a device
+  const cortado::DeviceLibrary* library_ = nullptr;  // of an engine that is on a device, or encodes there
   int device_ = 0;
   std::unique_ptr<cortado::TraceRecorder> trace_;
   std::unique_ptr<cortado::Engine> engine_;

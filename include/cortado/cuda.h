@@ -30,7 +30,8 @@ Result<std::unique_ptr<Engine>> create_cuda_engine(std::vector<EngineTensor> ten
                                                    const Clock* clock = steady_clock(), TraceRecorder* trace = nullptr);
 
 // Of engines of a plan, whose gradients are in host memory (Engine::create): what encodes and decodes there what the
-// plan gives to a GPU, on CUDA device `device`. An engine makes a stream and its memory for each bucket.
+// plan gives to a GPU, on CUDA device `device`. An engine makes a stream and its memory for each bucket, and its calls
+// make `device` the current device of their thread.
 std::shared_ptr<const SchemeDevice> create_cuda_scheme_device(int device);
 
 // As AutoEngine::create(), with gradients on the device as above: settings run as create_cuda_engine() runs them; while

@@ -85,7 +85,7 @@ class Attachment:
             tensors = engine_tensors(named)
             self._device = device_of(named)
             self._engine_place = place_of_engine(self._device, what)
-            self._side_stream = None if self._engine_place.takes_gradients else side_stream_of(self._device)
+            self._side_stream = None if self._engine_place.library else side_stream_of(self._device)
         self._names = [name for name, _, _ in named]
         self._parameters = [parameter for _, parameter, _ in named]
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
@@ -102,12 +102,12 @@ class Attachment:
             self.takes_buffers,
             version,
             self._timeout_s,
-            self._engine_place.library,
+            self._engine_place.library or self._engine_place.schemes,
             self._device.index or 0,
         )
 
     def _make_transfers(self):
-        if self._engine_place.takes_gradients:
+        if self._engine_place.library:
             return DeviceEngineTransfers(compute_stream_of(self._device))
         if self._side_stream is None:
             return HostTransfers()
@@ -115,7 +115,7 @@ class Attachment:
 
     @property
     def _submits_buffers(self):
-        if self._engine_place.takes_gradients:
+        if self._engine_place.library:
             return False
         return self._engine.sends_buffers or (self.takes_buffers and self._engine.is_auto)
 

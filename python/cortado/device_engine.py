@@ -17,15 +17,12 @@ _CODECS = ("acp", "power", "sign", "quant", "fp8", "topk", "randk", "compso", "f
 
 @dataclass(frozen=True)
 class Place:
-    """Where the engine is, or K-FAC. ``reason``: why on the CPU though gradients are on a device. With both, gradients
-    come to the host, and what a plan gives to the GPU is encoded there."""
+    """Where the engine is, or K-FAC. ``library``: of the one on the device. ``reason``: why on the CPU though gradients
+    are on a device. ``schemes``: of what encodes there what a plan gives to the GPU, for an engine on the CPU."""
 
     library: str | None = None
     reason: str = ""
-
-    @property
-    def takes_gradients(self):
-        return self.library is not None and not self.reason
+    schemes: str | None = None
 
 
 def place_of_engine(device, what):
@@ -33,8 +30,7 @@ def place_of_engine(device, what):
     if device.type != "cuda":
         return Place()
     if what.startswith("{"):
-        found = find_library(LIBRARY, VARIABLE)
-        return Place(found.library, "; ".join(filter(None, ("a plan's sums are made on the host", found.reason))))
+        return _place_of_plan(what)
     reason = _refusal(what)
     if reason:
         return Place(reason=reason)
@@ -53,6 +49,16 @@ def find_library(name, variable):
     if count == 0:
         return Place(reason=f"{path} finds no device")
     return Place(library=path)
+
+
+def _place_of_plan(text):
+    found = find_library(LIBRARY, VARIABLE)  # of plans that are switched to, too
+    reason = "a plan's sums are made on the host"
+    if '"gpu"' in text:
+        reason += (
+            "; what it gives to the GPU is encoded there" if found.library else f"; so is the rest: {found.reason}"
+        )
+    return Place(reason=reason, schemes=found.library)
 
 
 def _refusal(what):

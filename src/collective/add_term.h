@@ -11,8 +11,8 @@
 
 namespace cortado {
 
-// sum += decoded; with `magnitude` a vote: behind the last term sum is the sign of the sum of signs times the sum of
-// magnitudes. Pointers are to device memory.
+// sum += decoded, which the first term begins; with `magnitude` a vote: behind the last term sum is the sign of the sum
+// of signs times the sum of magnitudes. Pointers are to device memory.
 struct AddTerm {
   static constexpr int kThreads = 256;
   static constexpr std::int64_t kTileElems = 4096;
@@ -21,7 +21,7 @@ struct AddTerm {
   float* sum = nullptr;
   float* magnitude = nullptr;  // null: no vote
   std::int64_t elems = 0;
-  bool is_first = false, is_last = false;  // of a vote
+  bool is_first = false, is_last = false;
 
   struct Shared {};
 
@@ -39,7 +39,7 @@ struct AddTerm {
  private:
   CORTADO_HD static float sign_of(float value) { return static_cast<float>((value > 0.0f) - (value < 0.0f)); }
 
-  CORTADO_HD void add(std::int64_t i) const { sum[i] += decoded[i]; }
+  CORTADO_HD void add(std::int64_t i) const { sum[i] = is_first ? decoded[i] : sum[i] + decoded[i]; }
   CORTADO_HD void vote(std::int64_t i) const {
     const float votes = (is_first ? 0.0f : sum[i]) + sign_of(decoded[i]);
     const float total = (is_first ? 0.0f : magnitude[i]) + fabsf(decoded[i]);

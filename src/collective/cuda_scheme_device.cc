@@ -22,6 +22,11 @@ class CudaSchemeDevice final : public SchemeDevice {
     device.launch(term.blocks(), term);
     return device.status();
   }
+  Status move(DeviceStream stream, std::int64_t blocks, const MovePayloads& moves) const override {
+    CudaDevice device(stream);
+    device.launch(blocks, moves);
+    return device.status();
+  }
 
  private:
   int device_;

@@ -27,6 +27,11 @@ class EmulatedSchemeDevice : public SchemeDevice {
     device.launch(term.blocks(), term);
     return device.status();
   }
+  Status move(DeviceStream stream, std::int64_t blocks, const MovePayloads& moves) const override {
+    EmulatedDevice device(stream);
+    device.launch(blocks, moves);
+    return device.status();
+  }
 };
 
 }  // namespace cortado

@@ -103,10 +103,10 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
   scratch_ = AlignedBuffer<std::byte>(scratch_bytes);
   if (makes_sum_forms) payload_ = AlignedBuffer<std::byte>(payload_bytes);
   if (votes_) magnitude_ = AlignedBuffer<float>(elems);
-  uses_device_ = std::any_of(program->steps.begin(), program->steps.end(), [](const SchemeStep& step) {
+  says_gpu_ = std::any_of(program->steps.begin(), program->steps.end(), [](const SchemeStep& step) {
     return !is_collective(step.op.kind) && step.op.device == OpDevice::kGpu;
   });
-  if (uses_device_) {
+  if (says_gpu_) {
     device_values_ = AlignedBuffer<float>(elems);
     device_payload_ = AlignedBuffer<std::byte>(payload_bytes);
   }
@@ -170,8 +170,7 @@ Status SchemeCoder::encode(const SchemeStep& step, float* values, std::byte* mem
   std::uint64_t at = 0;
   for (const PayloadUnit& unit : step.result_units) {
     for (const Piece& piece : cell_of(unit).pieces) {
-      const bool is_first = at == 0;
-      const std::int64_t start_ns = on_device != nullptr && is_first ? device_start_ns_ : now_ns();
+      const std::int64_t start_ns = now_ns();
       const std::size_t i = set->bytes.size();
       const Result<std::uint64_t> bytes =
           on_device == nullptr
@@ -378,14 +377,19 @@ DeviceDecode* SchemeCoder::decode_of(const SchemeStep& step) const {
 }
 
 void SchemeCoder::open_device(const SchemeDevice& device) {
-  if (!uses_device_) return;
+  if (!says_gpu_) return;
   // Ranks that encode the same sums must make the same payloads, on whatever they run.
   if (setup_.codec->row().traits.low_rank) {
     host_reason_ = setup_.codec->spec() + ": factors have the same bits on one kind of device only";
     return;
   }
   const Status status = open_steps(device);
-  if (status.ok()) return;
+  if (status.ok()) {
+    if (!host_reason_.empty()) return;
+    device_values_ = {};  // of the CPU's variant
+    device_payload_ = {};
+    return;
+  }
   host_reason_ = status.message();
   device_encodes_.clear();
   device_decodes_.clear();
@@ -394,6 +398,11 @@ void SchemeCoder::open_device(const SchemeDevice& device) {
 
 Status SchemeCoder::open_steps(const SchemeDevice& device) {
   CORTADO_ASSIGN_OR_RETURN(queue_, device.make_queue());
+  // A launch says whether there are kernels for this device.
+  CORTADO_ASSIGN_OR_RETURN(std::byte* const sum, queue_->allocate_on_device(2 * sizeof(float)));
+  auto* const floats = reinterpret_cast<float*>(sum);
+  CORTADO_RETURN_IF_ERROR(
+      device.add(queue_->stream(), {.decoded = floats + 1, .sum = floats, .elems = 1, .is_first = true}));
   device_encodes_.resize(program_->steps.size());
   device_decodes_.resize(program_->steps.size());
   for (const SchemeStep& step : program_->steps) {
@@ -447,28 +456,36 @@ Status SchemeCoder::open_step(const SchemeDevice& device, const SchemeStep& step
 
 Status SchemeCoder::start_on_device(const SchemeStep& step, const PayloadSet& set, const std::byte* memory,
                                     float* values) {
-  device_start_ns_ = now_ns();
+  const std::int64_t start_ns = now_ns();
+  const Piece* first = nullptr;
   if (DeviceEncode* const encode = encode_of(step); encode != nullptr) {
     std::size_t i = 0;
     for (const PayloadUnit& unit : step.result_units) {
-      for (const Piece& piece : cell_of(unit).pieces) held_[i++] = add_residual(step, piece, values + piece.offset);
+      for (const Piece& piece : cell_of(unit).pieces) {
+        first = first == nullptr ? &piece : first;
+        held_[i++] = add_residual(step, piece, values + piece.offset);
+      }
     }
-    return encode->start(values + program_->begin_of(step.before), static_cast<std::uint64_t>(step_));
+    CORTADO_RETURN_IF_ERROR(encode->start(values + program_->begin_of(step.before), static_cast<std::uint64_t>(step_)));
+    note_work(Stage::kEncode, *first, start_ns);
+    return {};
   }
   DeviceDecode* const decode = decode_of(step);
-  std::size_t i = 0;
-  CORTADO_RETURN_IF_ERROR(for_contributions(
-      step, [&](const Cell& cell, const Piece& piece, int contributors, const auto& entry_of) -> Status {
-        for (int c = 0; c < contributors; ++c) {
-          const std::size_t entry = entry_of(c);
+  for (int contributor = 0; contributor < decode->terms(); ++contributor) {
+    std::size_t i = 0;
+    CORTADO_RETURN_IF_ERROR(
+        for_contributions(step, [&](const Cell& cell, const Piece& piece, int, const auto& entry_of) -> Status {
+          const std::size_t entry = entry_of(contributor);
           const std::uint64_t check_bytes = cell.form == PayloadForm::kChecked ? kPayloadCheckBytes : 0;
-          const Status status = decode->put(i, c, {memory + set.offsets[entry], set.bytes[entry] - check_bytes});
-          if (!status.ok()) return status.with_context(name_of(piece, c));
-        }
-        ++i;
-        return {};
-      }));
-  return decode->start();
+          const std::span<const std::byte> payload(memory + set.offsets[entry], set.bytes[entry] - check_bytes);
+          first = first == nullptr ? &piece : first;
+          const Status status = decode->put(i++, contributor, payload);
+          return status.ok() ? status : status.with_context(name_of(piece, contributor));
+        }));
+  }
+  CORTADO_RETURN_IF_ERROR(decode->start());
+  note_work(Stage::kDecode, *first, start_ns);
+  return {};
 }
 
 Result<bool> SchemeCoder::ended_on_device(const SchemeStep& step) {
@@ -481,15 +498,13 @@ const float* SchemeCoder::decoded_on_device(const DeviceEncode& device, const Sc
   return device.decoded() == nullptr ? nullptr : device.decoded() + (piece.offset - program_->begin_of(step.before));
 }
 
-// The time of the device is that of the first piece.
 void SchemeCoder::take_sums(const SchemeStep& step, const DeviceDecode& device, float* values) {
   statistics_ += device.copies();
   const std::int64_t begin = program_->begin_of(step.before);
-  std::int64_t start_ns = device_start_ns_;
   const Status status = for_contributions(step, [&](const Cell&, const Piece& piece, int, const auto&) -> Status {
+    const std::int64_t start_ns = now_ns();
     std::copy_n(device.sums() + (piece.offset - begin), piece.elems(), values + piece.offset);
     note_work(Stage::kDecode, piece, start_ns);
-    start_ns = now_ns();
     return {};
   });
   CORTADO_CHECK(status.ok(), "nothing can fail");
@@ -531,7 +546,11 @@ std::int64_t SchemeCoder::residual_bytes() const {
 
 std::int64_t SchemeCoder::scratch_bytes() const {
   const std::size_t floats = decoded_.size() + magnitude_.size() + device_values_.size();
-  return static_cast<std::int64_t>(floats * sizeof(float) + scratch_.size() + payload_.size() + device_payload_.size());
+  auto bytes =
+      static_cast<std::int64_t>(floats * sizeof(float) + scratch_.size() + payload_.size() + device_payload_.size());
+  for (const auto& encode : device_encodes_) bytes += encode == nullptr ? 0 : encode->memory_bytes();
+  for (const auto& decode : device_decodes_) bytes += decode == nullptr ? 0 : decode->memory_bytes();
+  return bytes;
 }
 
 }  // namespace cortado

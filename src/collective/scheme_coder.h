@@ -58,6 +58,7 @@ class SchemeCoder {
   // of the device's memory, is left to the CPU's variant, and host_reason() says why. It must outlive the coder.
   void open_device(const SchemeDevice& device);
   const std::string& host_reason() const { return host_reason_; }
+  bool uses_device() const { return !device_encodes_.empty(); }
 
   bool fixed_size() const { return fixed_size_; }
 
@@ -91,7 +92,7 @@ class SchemeCoder {
   };
   std::vector<Residual> residuals();
   std::int64_t residual_bytes() const;
-  std::int64_t scratch_bytes() const;
+  std::int64_t scratch_bytes() const;  // on a device and pinned, too
 
   // Squares of what this rank encoded of a tensor in the last step, and of what that lost.
   struct Squares {
@@ -151,7 +152,7 @@ class SchemeCoder {
   bool shares_key_ = false;  // all contributors draw the same numbers, so that their payloads can be added
   bool votes_ = false;
   bool holds_zeros_ = false;
-  bool uses_device_ = false;  // some operation says gpu
+  bool says_gpu_ = false;  // some operation does
   std::int64_t step_ = 0;
   AlignedBuffer<float> decoded_, magnitude_, device_values_;
   AlignedBuffer<std::byte> scratch_, payload_, device_payload_;
@@ -166,7 +167,6 @@ class SchemeCoder {
   std::vector<std::unique_ptr<DeviceEncode>> device_encodes_;
   std::vector<std::unique_ptr<DeviceDecode>> device_decodes_;
   std::vector<char> held_;  // of the pieces that the device encodes
-  std::int64_t device_start_ns_ = 0;
   std::string host_reason_;
 };
 

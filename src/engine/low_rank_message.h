@@ -46,6 +46,7 @@ class LowRankMessage final : public PlanMessage {
   std::int64_t residual_bytes() const override { return residuals_.bytes(); }
   std::int64_t factor_bytes() const override;
   std::int64_t buffer_bytes() const override;
+  bool uses_device() const override { return false; }
   std::string host_reason() const override { return "factors that all ranks sum are made on the CPU"; }
 
  private:

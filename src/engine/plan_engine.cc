@@ -82,6 +82,8 @@ Result<std::unique_ptr<PlanEngine::Schedule>> PlanEngine::make_schedule(const Pl
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
     Result<Bucket> bucket = make_bucket(plan.buckets[b], schedule.get());
     if (!bucket.ok()) return bucket.status().with_context("$.buckets[" + std::to_string(b) + "]");
+    const PlanMessage* const message = bucket.value().message.get();
+    schedule->uses_device = schedule->uses_device || (message != nullptr && message->uses_device());
     schedule->buckets.push_back(std::move(bucket).value());
   }
   make_lanes(schedule.get());
@@ -190,6 +192,9 @@ Status PlanEngine::begin_step(const StepContext& context) {
     return make_error(StatusCode::kInvalidArgument,
                       "begin_step: gradient_scale must be above 0 and at most 1e30, got %g", context.gradient_scale);
   }
+  if (context.device_gradient_scale != nullptr) {
+    return make_error(StatusCode::kInvalidArgument, "begin_step: a scale on a device, but gradients on the host");
+  }
   context_ = context;
   in_step_ = true;
   finite_ = true;
@@ -270,8 +275,8 @@ Status PlanEngine::progress() {
 
 // Lets those messages go on that the device has encoded or decoded.
 Status PlanEngine::take_from_device(bool* moved) {
-  for (std::size_t b = 0; device_ != nullptr && b < schedule_->buckets.size(); ++b) {
-    Bucket& bucket = schedule_->buckets[b];
+  if (!schedule_->uses_device) return {};
+  for (Bucket& bucket : schedule_->buckets) {
     if (!is_on_device(bucket)) continue;
     CORTADO_ASSIGN_OR_RETURN(const bool ended, bucket.message->test());
     if (!ended) continue;
@@ -349,7 +354,7 @@ Status PlanEngine::wait_for_earliest() {
 }
 
 bool PlanEngine::awaits_device() const {
-  return device_ != nullptr && std::any_of(schedule_->buckets.begin(), schedule_->buckets.end(), is_on_device);
+  return schedule_->uses_device && std::any_of(schedule_->buckets.begin(), schedule_->buckets.end(), is_on_device);
 }
 
 // A rank that waited for a peer meanwhile would keep others from what they wait for.
@@ -357,11 +362,13 @@ Status PlanEngine::wait_for_device() {
   if (!awaits_device()) return {};
   DeviceWait wait(communicator_, clock_, timeout(), "encoded and decoded its part of the step");
   Interval interval{.start_ns = clock_->now_ns()};
+  interval.end_ns = interval.start_ns;
   while (awaits_device()) {
+    const std::int64_t pause_ns = clock_->now_ns();
     if (const Status status = wait.pause(); !status.ok()) return fail(status);
+    interval.end_ns += clock_->now_ns() - pause_ns;  // of the pauses alone: the rest is recorded as what it is
     CORTADO_RETURN_IF_ERROR(progress());
   }
-  interval.end_ns = clock_->now_ns();
   record(Stage::kWait, -1, -1, interval, 0);
   return {};
 }

@@ -106,6 +106,7 @@ class PlanEngine final : public Engine {
     std::vector<Bucket> buckets;
     std::vector<Place> places;  // of tensors
     std::vector<Lane> lanes;
+    bool uses_device = false;  // some message does
   };
   Result<std::unique_ptr<Schedule>> make_schedule(const Plan& plan);
   Result<Bucket> make_bucket(const PlanBucket& bucket, Schedule* schedule) const;

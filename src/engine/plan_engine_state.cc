@@ -314,8 +314,8 @@ void PlanEngine::report_devices(EngineReport* report) const {
     if (reason.empty()) reason = why;
   }
   if (on_host == 0) return;
-  report->host_reason = "the plan encodes or decodes " + std::to_string(on_host) + " of " +
-                        std::to_string(planned.size()) + " buckets on the GPU, which the CPU does: " + reason;
+  report->host_reason = "of " + std::to_string(on_host) + " of " + std::to_string(planned.size()) +
+                        " buckets the CPU does what the plan gives to the GPU: " + reason;
   report->fallbacks.push_back({"", report->host_reason, finished_steps_});
 }
 

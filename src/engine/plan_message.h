@@ -81,6 +81,7 @@ class PlanMessage {
   virtual std::int64_t residual_bytes() const = 0;
   virtual std::int64_t factor_bytes() const = 0;
   virtual std::int64_t buffer_bytes() const = 0;
+  virtual bool uses_device() const = 0;
   virtual std::string host_reason() const = 0;  // why the CPU does what the plan gives to a GPU that there is
 };
 

@@ -42,6 +42,7 @@ class SchemeMessage final : public PlanMessage {
   std::int64_t residual_bytes() const override { return run_->coder().residual_bytes(); }
   std::int64_t factor_bytes() const override { return 0; }
   std::int64_t buffer_bytes() const override { return run_->buffer_bytes() + run_->coder().scratch_bytes(); }
+  bool uses_device() const override { return run_->coder().uses_device(); }
   std::string host_reason() const override { return run_->coder().host_reason(); }
 
  private:

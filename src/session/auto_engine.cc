@@ -111,8 +111,7 @@ Result<std::unique_ptr<Engine>> AutoEngineImpl::make_inner(const std::string& wh
     CORTADO_ASSIGN_OR_RETURN(const Plan plan, plan_from_json(what));
     options.random_seed = options_.random_seed;
     options.timeout_s = options_.timeout_s;
-    CORTADO_ASSIGN_OR_RETURN(made,
-                             Engine::create(tensors_, plan, options, communicator_, clock_, trace_, device_.schemes));
+    CORTADO_ASSIGN_OR_RETURN(made, Engine::create(tensors_, plan, options, communicator_, clock_, trace_));
     return made;
   }
   CORTADO_ASSIGN_OR_RETURN(options,

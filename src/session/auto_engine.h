@@ -42,7 +42,6 @@ struct AutoDevice {
   std::function<Result<std::unique_ptr<Engine>>(std::vector<EngineTensor> tensors, const EngineOptions& options,
                                                 Communicator* communicator, const Clock* clock, TraceRecorder* trace)>
       make_engine;
-  std::shared_ptr<const SchemeDevice> schemes;  // of plans, whose gradients are on the host
 };
 
 class AutoEngineImpl final : public AutoEngine {

@@ -13,7 +13,6 @@
 #include <mutex>
 #include <set>
 
-#include "collective/emulated_scheme_device.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
 #include "core/checksum.h"
@@ -109,9 +108,7 @@ AutoDevice emulated_device(MadeEngines* engines) {
                              .make_message = DeviceMessageOf<EmulatedDevice>::make,
                              .make_matrices = DeviceMatricesOf<EmulatedDevice>::make});
   };
-  return {.copies = {.queue = std::make_unique<WatchedQueue>(engines, 'c')},
-          .make_engine = make_engine,
-          .schemes = std::make_shared<const EmulatedSchemeDevice>()};
+  return {.copies = {.queue = std::make_unique<WatchedQueue>(engines, 'c')}, .make_engine = make_engine};
 }
 
 constexpr std::int64_t kMs = 1'000'000;

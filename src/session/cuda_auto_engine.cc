@@ -13,9 +13,7 @@ Result<std::unique_ptr<AutoEngine>> create_cuda_auto_engine(std::vector<EngineTe
                                     const Clock* own_clock, TraceRecorder* trace) {
     return create_cuda_engine(std::move(of), setting, over, device, own_clock, trace);
   };
-  AutoDevice on_device;
-  on_device.make_engine = make_engine;
-  on_device.schemes = create_cuda_scheme_device(device);
+  AutoDevice on_device{.copies = {}, .make_engine = make_engine};
   Result<std::unique_ptr<DeviceQueue>> queue = make_cuda_queue(device);
   if (queue.ok()) {
     on_device.copies.queue = std::move(queue).value();

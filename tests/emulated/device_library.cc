@@ -31,9 +31,7 @@ Result<std::unique_ptr<Engine>> make_engine(std::vector<EngineTensor> tensors, c
 
 Result<std::unique_ptr<AutoEngine>> make_auto_engine(std::vector<EngineTensor> tensors, const AutoOptions& options,
                                                      Communicator* communicator) {
-  AutoDevice device{.copies = {.queue = std::make_unique<EmulatedQueue>()},
-                    .make_engine = make_engine,
-                    .schemes = std::make_shared<const EmulatedSchemeDevice>()};
+  AutoDevice device{.copies = {.queue = std::make_unique<EmulatedQueue>()}, .make_engine = make_engine};
   auto engine =
       std::make_unique<AutoEngineImpl>(std::move(tensors), options, communicator, steady_clock(), std::move(device));
   CORTADO_RETURN_IF_ERROR(engine->start());

@@ -14,11 +14,12 @@ import torch
 from cortado import _core, device_engine
 from cortado.device_engine import Place, place_of_engine
 from cortado.side_stream import is_capturing
+from cortado.spec import text_for_engine
 from nets import loss_of, make_batch, make_net, train
 from test_ddp_algorithm import skip_under_scaler
 from test_ddp_bad_input import error_of
 from test_ddp_overflow import LAST_READY, compare_with_skipping, distance, train_through
-from test_plan import MIXED, OTHER
+from test_plan import DENSE, MIXED
 from test_reducer import reduced, train_reduced
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "release"
@@ -54,11 +55,11 @@ class EmulatedStream:
 
 
 @contextlib.contextmanager
-def emulated_device(reason=""):
-    """Every attachment made in here has its engine on the emulated device; with a reason, as a plan's engine has it."""
+def emulated_device(place=None):
+    """Every attachment made in here has its engine on the emulated device, or at ``place``."""
     module = cortado.attachment
     before = module.place_of_engine, module.compute_stream_of
-    module.place_of_engine, module.compute_stream_of = lambda *_: Place(EMULATED, reason), EmulatedStream
+    module.place_of_engine, module.compute_stream_of = lambda *_: place or Place(EMULATED), EmulatedStream
     try:
         yield
     finally:
@@ -111,13 +112,15 @@ def test_all_else_is_copied(library, what, reason):
 
 
 def test_a_plan_encodes_on_the_device_what_it_gives_to_the_gpu(library):
-    plan = '{"format": "cortado.plan/1"}'
+    plan = text_for_engine(MIXED)
     place = place_of_engine(ON_A_GPU, plan)
-    assert place.library == str(library.path) and place.reason == "a plan's sums are made on the host"
-    assert not place.takes_gradients
+    assert place.library is None and place.schemes == str(library.path)
+    assert place.reason == "a plan's sums are made on the host; what it gives to the GPU is encoded there"
     library.count = lambda: 0
     place = place_of_engine(ON_A_GPU, plan)
-    assert place.library is None and "on the host; " in place.reason and "finds no device" in place.reason
+    assert place.library is None and place.schemes is None
+    assert "; so is the rest: " in place.reason and "finds no device" in place.reason
+    assert place_of_engine(ON_A_GPU, text_for_engine(DENSE)) == Place(reason="a plan's sums are made on the host")
     assert place_of_engine(IN_MEMORY, plan) == Place()
 
 
@@ -189,9 +192,12 @@ def fall_back(me, plan):
         return model.cortado.report().to_dict()["runs_on"]
 
 
+ENCODES_PLANS = Place(reason="sums on the host", schemes=EMULATED)
+
+
 def train_plan_both(me, plan):
     ends = []
-    for device in (contextlib.nullcontext(), emulated_device("sums on the host")):
+    for device in (contextlib.nullcontext(), emulated_device(ENCODES_PLANS)):
         with device:
             net = make_net()
             model = me.attach(net, plan, **SMALL_BUCKETS)
@@ -203,9 +209,9 @@ def train_plan_both(me, plan):
 
 @needs_emulated
 def test_plans_encode_on_the_device_to_the_bit(pools):
-    for plan in (MIXED, OTHER):
-        for runs_on in pools(4).run(train_plan_both, plan=plan):
-            assert runs_on["engine"] == "cpu" and runs_on["reason"].startswith("sums on the host")
+    for runs_on in pools(4).run(train_plan_both, plan=MIXED):
+        # Nothing else: an engine without a device would say so, and of a codec without a variant, too.
+        assert runs_on == {"gradients": "cpu", "engine": "cpu", "reason": "sums on the host"}
 
 
 @needs_emulated
@@ -329,6 +335,19 @@ def train_scaled(me, plan, front_end):
         optimizer.zero_grad()
     assert scaler.get_scale() == 64.0 * 4.0 ** (STEPS // 2)
     return parameters_of(net), reads, model.cortado.report().to_dict()["runs_on"]["engine"]
+
+
+def train_plan_scaled_both(me, plan):
+    expected, reads, _ = train_scaled(me, plan, "ddp")
+    with emulated_device(ENCODES_PLANS):
+        found, reads_with_device, _ = train_scaled(me, plan, "ddp")
+    assert reads == reads_with_device == STEPS
+    return distance(expected, found)
+
+
+@needs_emulated
+def test_a_plan_takes_the_scale_out_of_what_the_device_encodes(pools):
+    assert pools(4).run(train_plan_scaled_both, plan=MIXED) == [0.0] * 4
 
 
 def train_scaled_both(me, plan, front_end):
