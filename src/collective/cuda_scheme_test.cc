@@ -2,7 +2,7 @@
 //
 // Every option of the tree that has a GPU in it, executed on one, with a codec of fixed and one of varying size, and
 // one option in 23 with the others: sums and residuals of the CPU's variant, to the bit.
-#include "collective/scheme_device_cases.h"
+#include "collective/scheme_device_testing.h"
 #include "core/cuda_device.h"
 #include "cortado/cuda.h"
 

@@ -2,7 +2,7 @@
 #include "collective/scheme_device.h"
 
 #include "collective/emulated_scheme_device.h"
-#include "collective/scheme_device_cases.h"
+#include "collective/scheme_device_testing.h"
 #include "core/counting_new.h"
 #include "core/sanitized.h"
 
