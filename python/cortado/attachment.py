@@ -198,6 +198,8 @@ class Attachment:
         times = {"hook_ns": self._hook_ns, "device_wait_ns": self._transfers.wait_ns}
         report = self._engine.report()
         host_reason = report.pop("host_reason")
+        if host_reason and self._engine_place.why_no_schemes:
+            host_reason += f" ({self._engine_place.why_no_schemes})"
         reason = "; ".join(filter(None, (self._engine_place.reason, host_reason)))
         on_device = self._engine_place.library and not reason
         runs_on = {"gradients": str(self._device), "engine": "device" if on_device else "cpu"}

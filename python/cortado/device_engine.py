@@ -18,11 +18,13 @@ _CODECS = ("acp", "power", "sign", "quant", "fp8", "topk", "randk", "compso", "f
 @dataclass(frozen=True)
 class Place:
     """Where the engine is, or K-FAC. ``library``: of the one on the device. ``reason``: why on the CPU though gradients
-    are on a device. ``schemes``: of what encodes there what a plan gives to the GPU, for an engine on the CPU."""
+    are on a device. ``schemes``: of what encodes there what a plan gives to the GPU, for an engine on the CPU;
+    ``why_no_schemes``: why there is none."""
 
     library: str | None = None
     reason: str = ""
     schemes: str | None = None
+    why_no_schemes: str = ""
 
 
 def place_of_engine(device, what):
@@ -30,7 +32,7 @@ def place_of_engine(device, what):
     if device.type != "cuda":
         return Place()
     if what.startswith("{"):
-        return _place_of_plan(what)
+        return _place_of_plan()
     reason = _refusal(what)
     if reason:
         return Place(reason=reason)
@@ -51,14 +53,9 @@ def find_library(name, variable):
     return Place(library=path)
 
 
-def _place_of_plan(text):
-    found = find_library(LIBRARY, VARIABLE)  # of plans that are switched to, too
-    reason = "a plan's sums are made on the host"
-    if '"gpu"' in text:
-        reason += (
-            "; what it gives to the GPU is encoded there" if found.library else f"; so is the rest: {found.reason}"
-        )
-    return Place(reason=reason, schemes=found.library)
+def _place_of_plan():
+    found = find_library(LIBRARY, VARIABLE)
+    return Place(reason="a plan's sums are made on the host", schemes=found.library, why_no_schemes=found.reason)
 
 
 def _refusal(what):

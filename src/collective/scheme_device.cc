@@ -151,7 +151,11 @@ Result<bool> DeviceEncode::ended() {
 Status DeviceEncode::fetch_payloads() {
   std::uint64_t end = 0;
   for (std::size_t i = 0; i < count(); ++i) {
-    CORTADO_CHECK(sizes()[i] <= room_[i], "a payload of %llu bytes", static_cast<unsigned long long>(sizes()[i]));
+    if (sizes()[i] > room_[i]) {
+      return make_error(StatusCode::kInternal, "\"%s\": the device encoded %llu bytes, expected at most %llu",
+                        setup_.pieces[i].name.c_str(), static_cast<unsigned long long>(sizes()[i]),
+                        static_cast<unsigned long long>(room_[i]));
+    }
     found_at_[i] = end;
     moves(0)[i] = {.from = offsets_[i], .to = end, .bytes = sizes()[i]};
     end += aligned(sizes()[i]);

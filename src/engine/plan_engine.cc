@@ -360,14 +360,17 @@ bool PlanEngine::awaits_device() const {
 // A rank that waited for a peer meanwhile would keep others from what they wait for.
 Status PlanEngine::wait_for_device() {
   if (!awaits_device()) return {};
-  DeviceWait wait(communicator_, clock_, timeout(), "encoded and decoded its part of the step");
   Interval interval{.start_ns = clock_->now_ns()};
   interval.end_ns = interval.start_ns;
   while (awaits_device()) {
-    const std::int64_t pause_ns = clock_->now_ns();
-    if (const Status status = wait.pause(); !status.ok()) return fail(status);
-    interval.end_ns += clock_->now_ns() - pause_ns;  // of the pauses alone: the rest is recorded as what it is
-    CORTADO_RETURN_IF_ERROR(progress());
+    DeviceWait wait(communicator_, clock_, timeout(), "encoded and decoded its part of the step");
+    for (bool moved = false; !moved && awaits_device();) {
+      const std::int64_t pause_ns = clock_->now_ns();
+      if (const Status status = wait.pause(); !status.ok()) return fail(status);
+      interval.end_ns += clock_->now_ns() - pause_ns;  // of the pauses alone: the rest is recorded as what it is
+      if (const Status status = take_from_device(&moved); !status.ok()) return fail(status);
+      CORTADO_RETURN_IF_ERROR(progress());
+    }
   }
   record(Stage::kWait, -1, -1, interval, 0);
   return {};

@@ -113,15 +113,27 @@ def test_all_else_is_copied(library, what, reason):
 
 def test_a_plan_encodes_on_the_device_what_it_gives_to_the_gpu(library):
     plan = text_for_engine(MIXED)
-    place = place_of_engine(ON_A_GPU, plan)
-    assert place.library is None and place.schemes == str(library.path)
-    assert place.reason == "a plan's sums are made on the host; what it gives to the GPU is encoded there"
+    reason = "a plan's sums are made on the host"
+    assert place_of_engine(ON_A_GPU, plan) == Place(reason=reason, schemes=str(library.path))
     library.count = lambda: 0
     place = place_of_engine(ON_A_GPU, plan)
-    assert place.library is None and place.schemes is None
-    assert "; so is the rest: " in place.reason and "finds no device" in place.reason
-    assert place_of_engine(ON_A_GPU, text_for_engine(DENSE)) == Place(reason="a plan's sums are made on the host")
+    assert place.reason == reason and place.schemes is None and "finds no device" in place.why_no_schemes
     assert place_of_engine(IN_MEMORY, plan) == Place()
+
+
+def report_without_schemes(me, plan):
+    place = Place(reason="sums on the host", why_no_schemes="there is no library")
+    with emulated_device(place):
+        model = me.attach(make_net(), plan, **SMALL_BUCKETS)
+    return model.cortado.report().to_dict()["runs_on"]["reason"]
+
+
+def test_the_report_says_why_a_plan_has_no_device(pools):
+    for reason in pools(4).run(report_without_schemes, plan=MIXED):
+        assert reason.startswith("sums on the host; of 2 of 5 buckets the CPU does what")
+        assert reason.endswith("this engine has no device (there is no library)")
+    for reason in pools(2).run(report_without_schemes, plan=DENSE):
+        assert reason == "sums on the host"
 
 
 def test_says_why_there_is_no_engine_on_the_device(library, monkeypatch):
