@@ -8,7 +8,7 @@ namespace cortado {
 
 namespace {
 
-class CudaSchemeDevice final : public SchemeDevice {
+class CudaSchemeDevice final : public SchemeDeviceOf<CudaDevice> {
  public:
   explicit CudaSchemeDevice(int device) : device_(device) {}
 
@@ -16,16 +16,6 @@ class CudaSchemeDevice final : public SchemeDevice {
   Result<std::unique_ptr<DeviceBatch>> make_batch(std::string_view spec,
                                                   std::span<const DeviceTensor> tensors) const override {
     return make_cuda_batch(spec, tensors);
-  }
-  Status add(DeviceStream stream, const AddTerm& term) const override {
-    CudaDevice device(stream);
-    device.launch(term.blocks(), term);
-    return device.status();
-  }
-  Status move(DeviceStream stream, std::int64_t blocks, const MovePayloads& moves) const override {
-    CudaDevice device(stream);
-    device.launch(blocks, moves);
-    return device.status();
   }
 
  private:

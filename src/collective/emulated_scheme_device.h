@@ -13,7 +13,7 @@
 
 namespace cortado {
 
-class EmulatedSchemeDevice : public SchemeDevice {
+class EmulatedSchemeDevice : public SchemeDeviceOf<EmulatedDevice> {
  public:
   Result<std::unique_ptr<DeviceQueue>> make_queue() const override {
     return std::unique_ptr<DeviceQueue>(std::make_unique<EmulatedQueue>());
@@ -21,16 +21,6 @@ class EmulatedSchemeDevice : public SchemeDevice {
   Result<std::unique_ptr<DeviceBatch>> make_batch(std::string_view spec,
                                                   std::span<const DeviceTensor> tensors) const override {
     return cortado::make_batch<EmulatedDevice>(spec, tensors);
-  }
-  Status add(DeviceStream stream, const AddTerm& term) const override {
-    EmulatedDevice device(stream);
-    device.launch(term.blocks(), term);
-    return device.status();
-  }
-  Status move(DeviceStream stream, std::int64_t blocks, const MovePayloads& moves) const override {
-    EmulatedDevice device(stream);
-    device.launch(blocks, moves);
-    return device.status();
   }
 };
 

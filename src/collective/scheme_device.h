@@ -40,6 +40,24 @@ class SchemeDevice {
   virtual Status move(DeviceStream stream, std::int64_t blocks, const MovePayloads& moves) const = 0;
 };
 
+// With the kernels of `Device`.
+template <class Device>
+class SchemeDeviceOf : public SchemeDevice {
+ public:
+  Status add(DeviceStream stream, const AddTerm& term) const override { return launch(stream, term.blocks(), term); }
+  Status move(DeviceStream stream, std::int64_t blocks, const MovePayloads& moves) const override {
+    return launch(stream, blocks, moves);
+  }
+
+ private:
+  template <class Kernel>
+  static Status launch(DeviceStream stream, std::int64_t blocks, const Kernel& kernel) {
+    Device device(stream);
+    device.launch(blocks, kernel);
+    return device.status();
+  }
+};
+
 struct DeviceCopies {
   std::int64_t copies_to_device = 0, bytes_to_device = 0;
   std::int64_t copies_to_host = 0, bytes_to_host = 0;
