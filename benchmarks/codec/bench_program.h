@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -25,20 +26,24 @@
 namespace cortado {
 
 // Two of Google Benchmark's options, as tools/bench gives them: --benchmark_filter=REGEX chooses rows,
-// --benchmark_min_time=... (any) asks for one round only. What is left are the program's own arguments.
+// --benchmark_min_time=... (any) asks for one round only. --rounds=N are more or fewer than the program's own number.
+// What is left are the program's own arguments.
 struct BenchOptions {
   int rounds;
   std::string filter_text = ".";
   std::vector<std::string> arguments = {};
 
   BenchOptions(int argc, char** argv, int default_rounds) : rounds(default_rounds) {
-    constexpr std::string_view kFilter = "--benchmark_filter=", kMinTime = "--benchmark_min_time=";
+    constexpr std::string_view kFilter = "--benchmark_filter=", kMinTime = "--benchmark_min_time=",
+                               kRounds = "--rounds=";
     for (int i = 1; i < argc; ++i) {
       const std::string_view argument = argv[i];
       if (argument.starts_with(kFilter)) {
         filter_text = argument.substr(kFilter.size());
       } else if (argument.starts_with(kMinTime)) {
         rounds = 1;
+      } else if (argument.starts_with(kRounds)) {
+        rounds = std::max(1, std::atoi(argv[i] + kRounds.size()));
       } else {
         arguments.emplace_back(argument);
       }

@@ -2,10 +2,15 @@
 //
 // What does an interpreted scheme cost over the same collectives, encodes and decodes called by hand?
 //
-// Four ranks (2 x 2) of one process, driven by one thread, so that processor time is all there is. Both ways work on
-// one message of one tensor, keep residuals where something is lost, measure them, and guard payloads by a check; both
-// are timed in turn, round after round; overhead is the median of the ratios of rounds. First their results are
-// compared, bit by bit.
+// Four ranks (2 x 2): of one process, driven by one thread, so that processor time is all there is and collectives are
+// copies in memory; or, with --mpi, of four processes that mpirun started, timed by the clock of the first. Both ways
+// work on one message of one tensor, keep residuals where something is lost, measure them, and guard payloads by a
+// check; both are timed in turn, round after round; overhead is the median of the ratios of rounds. First their results
+// are compared, bit by bit.
+#ifdef CORTADO_BENCH_HAS_MPI
+#include <mpi.h>
+#endif
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +25,9 @@
 #include "collective/scheme.h"
 #include "core/checksum.h"
 #include "core/philox.h"
+#ifdef CORTADO_BENCH_HAS_MPI
+#include "cortado/mpi.h"
+#endif
 
 namespace cortado {
 namespace {
@@ -38,8 +46,8 @@ struct HandRank {
   Communicator *flat, *intra, *inter;
   const Codec* codec = nullptr;
   std::int64_t elems = 0;
-  std::vector<float> values, other, decoded, kept[2], fresh[2];
-  std::vector<std::byte> sent, received, scratch;
+  AlignedBuffer<float> values, other, decoded, kept[2], fresh[2];
+  AlignedBuffer<std::byte> sent, received, scratch;
   double lost = 0;
   Communicator* running = nullptr;
   WorkId work = 0;
@@ -63,10 +71,11 @@ struct HandRank {
     float* kept_here = kept[place].data() + at;
     for (std::int64_t i = 0; i < count; ++i) input[i] += kept_here[i];
     const std::uint64_t room = codec->max_payload_bytes(1, count, DType::kFloat32);
-    const std::uint64_t bytes = codec->encode(part(input, count), {.step = step}, {payload, room}, scratch).value();
-    must(codec->decode({payload, bytes}, part(decoded.data(), count), scratch));
+    const std::uint64_t bytes =
+        codec->encode(part(input, count), {.step = step}, {payload, room}, scratch.span()).value();
+    must(codec->decode({payload, bytes}, part(decoded.data(), count), scratch.span()));
     float* fresh_here = fresh[place].data() + at;
-    const SchemeCoder::Squares squares = take_differences(input, decoded.data(), count, fresh_here);
+    const DifferenceSquares squares = take_differences(input, decoded.data(), count, fresh_here);
     lost += squares.of_differences;
     const auto check = static_cast<std::uint32_t>(checksum_64({payload, bytes}));
     std::memcpy(payload + bytes, &check, kPayloadCheckBytes);
@@ -77,7 +86,7 @@ struct HandRank {
     std::uint32_t found = 0;
     std::memcpy(&found, sent.data() + payload.size(), kPayloadCheckBytes);
     if (found != static_cast<std::uint32_t>(checksum_64(payload))) std::abort();
-    must(codec->decode(payload, part(is_first ? sum : decoded.data(), count), scratch));
+    must(codec->decode(payload, part(is_first ? sum : decoded.data(), count), scratch.span()));
     if (is_first) return;
     for (std::int64_t i = 0; i < count; ++i) sum[i] += decoded[static_cast<std::size_t>(i)];
   }
@@ -210,18 +219,23 @@ std::vector<float> input_of(int rank, std::int64_t elems) {
   return values;
 }
 
+// The ranks of this process: one way's and the other's communicators.
+struct Ranks {
+  std::vector<Communicator*> by_hand, of_schemes;
+};
+
 class Comparison {
  public:
-  explicit Comparison(const Workload& workload) : workload_(workload), hand_group_(kRanks), scheme_group_(kRanks) {
+  Comparison(const Workload& workload, const Ranks& ranks) : workload_(workload) {
     if (workload.codec != "none") codec_ = make_codec(workload.codec).value();
-    for (int rank = 0; rank < kRanks; ++rank) {
-      inputs_.push_back(input_of(rank, workload.elems));
-      hand_levels_.push_back(LevelCommunicators::create(hand_group_.communicator(rank), kTopology).value());
-      scheme_levels_.push_back(LevelCommunicators::create(scheme_group_.communicator(rank), kTopology).value());
+    for (std::size_t i = 0; i < ranks.by_hand.size(); ++i) {
+      inputs_.push_back(input_of(ranks.by_hand[i]->rank(), workload.elems));
+      hand_levels_.push_back(LevelCommunicators::create(ranks.by_hand[i], kTopology).value());
+      scheme_levels_.push_back(LevelCommunicators::create(ranks.of_schemes[i], kTopology).value());
     }
-    for (int rank = 0; rank < kRanks; ++rank) {
-      make_hand(rank);
-      runs_.push_back(SchemeRun::make({.levels = &scheme_levels_[static_cast<std::size_t>(rank)],
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      make_hand(hand_levels_[i]);
+      runs_.push_back(SchemeRun::make({.levels = &scheme_levels_[i],
                                        .option = Option::parse(workload.option, kTopology).value(),
                                        .codec = codec_.get(),
                                        .tensors = {{"tensor", 1, workload.elems}},
@@ -231,7 +245,8 @@ class Comparison {
   }
 
   void run_by_hand(std::uint64_t step) {
-    for (std::size_t rank = 0; rank < kRanks; ++rank) hand_[rank].values = inputs_[rank];
+    for (std::size_t rank = 0; rank < inputs_.size(); ++rank)
+      std::copy(inputs_[rank].begin(), inputs_[rank].end(), hand_[rank].values.data());
     for (const Phase& phase : workload_.by_hand) {
       for (HandRank& rank : hand_) {
         rank.running = nullptr;
@@ -244,7 +259,7 @@ class Comparison {
   }
 
   void run_scheme(std::int64_t step) {
-    for (std::size_t rank = 0; rank < kRanks; ++rank) {
+    for (std::size_t rank = 0; rank < inputs_.size(); ++rank) {
       std::copy(inputs_[rank].begin(), inputs_[rank].end(), runs_[rank]->values(0).begin());
       must(runs_[rank]->begin(step));
     }
@@ -257,7 +272,7 @@ class Comparison {
   }
 
   bool results_are_equal() {
-    for (std::size_t rank = 0; rank < kRanks; ++rank) {
+    for (std::size_t rank = 0; rank < inputs_.size(); ++rank) {
       const std::span<const float> sums = runs_[rank]->sums(0);
       if (std::memcmp(sums.data(), hand_[rank].values.data(), sums.size_bytes()) != 0) return false;
     }
@@ -265,44 +280,46 @@ class Comparison {
   }
 
  private:
-  void make_hand(int rank) {
-    const LevelCommunicators& levels = hand_levels_[static_cast<std::size_t>(rank)];
+  void make_hand(const LevelCommunicators& levels) {
     HandRank& hand = hand_.emplace_back();
     hand.flat = levels.of({0, 1});
     hand.intra = levels.of({0, 0});
     hand.inter = levels.of({1, 1});
     hand.elems = workload_.elems;
     const auto elems = static_cast<std::size_t>(workload_.elems);
-    hand.values.resize(elems);
-    hand.other.resize(elems);
+    hand.values = AlignedBuffer<float>(elems);
+    hand.other = AlignedBuffer<float>(elems);
     if (codec_ == nullptr) return;
     hand.codec = codec_.get();
-    hand.decoded.resize(elems);
+    hand.decoded = AlignedBuffer<float>(elems);
     for (int place = 0; place < 2; ++place) {
-      hand.kept[place].resize(elems);
-      hand.fresh[place].resize(elems);
+      hand.kept[place] = AlignedBuffer<float>(elems);
+      hand.fresh[place] = AlignedBuffer<float>(elems);
     }
     const std::uint64_t bytes = 2 * hand.most_bytes(workload_.elems);
-    hand.sent.resize(bytes);
-    hand.received.resize(kRanks * bytes);
-    hand.scratch.resize(codec_->scratch_bytes(1, workload_.elems, DType::kFloat32));
+    hand.sent = AlignedBuffer<std::byte>(bytes);
+    hand.received = AlignedBuffer<std::byte>(kRanks * bytes);
+    hand.scratch = AlignedBuffer<std::byte>(codec_->scratch_bytes(1, workload_.elems, DType::kFloat32));
   }
 
   const Workload& workload_;
   std::unique_ptr<Codec> codec_;
   std::vector<std::vector<float>> inputs_;
-  LocalGroup hand_group_, scheme_group_;
   std::vector<LevelCommunicators> hand_levels_, scheme_levels_;
   std::vector<HandRank> hand_;
   std::vector<std::unique_ptr<SchemeRun>> runs_;
 };
 
-int run(const BenchOptions& options) {
-  print_conditions(options);
-  std::printf("%-26s %10s %14s %14s %9s\n", "scheme, 2 x 2 ranks", "values", "by hand [us]", "scheme [us]", "overhead");
+int run(const BenchOptions& options, const Ranks& ranks) {
+  const bool prints = ranks.by_hand.front()->rank() == 0, one_process = ranks.by_hand.size() == kRanks;
+  if (prints) {
+    print_conditions(options);
+    std::printf("%-26s %10s %14s %14s %9s\n", one_process ? "2 x 2 ranks, one process" : "2 x 2 ranks, over MPI",
+                "values", "by hand [us]", "scheme [us]", "overhead");
+  }
   for (const Workload& workload : workloads()) {
-    if (!options.wants(workload.name)) continue;
-    Comparison comparison(workload);
+    if (!options.wants(workload.name + " " + std::to_string(workload.elems))) continue;
+    Comparison comparison(workload, ranks);
     for (int step = 0; step < 2; ++step) {
       comparison.run_by_hand(static_cast<std::uint64_t>(step));
       comparison.run_scheme(step);
@@ -311,24 +328,66 @@ int run(const BenchOptions& options) {
       return 1;
     }
     Samples by_hand, scheme;
-    const int repeats = static_cast<int>(std::max<std::int64_t>(1, (std::int64_t{1} << 20) / workload.elems));
+    const std::int64_t values_a_sample = one_process ? std::int64_t{1} << 20 : std::int64_t{1} << 18;
+    const int repeats = static_cast<int>(std::max<std::int64_t>(1, values_a_sample / workload.elems));
+    const auto add_to = [&](Samples& samples, const auto& step) {
+      const auto steps = [&] {
+        for (int i = 0; i < repeats; ++i) step(i);
+      };
+      one_process ? samples.add(steps) : samples.add_elapsed(steps);
+    };
     for (int round = 0; round < options.rounds; ++round) {
-      by_hand.add([&] {
-        for (int i = 0; i < repeats; ++i) comparison.run_by_hand(static_cast<std::uint64_t>(i));
-      });
-      scheme.add([&] {
-        for (int i = 0; i < repeats; ++i) comparison.run_scheme(i);
-      });
+      add_to(by_hand, [&](int i) { comparison.run_by_hand(static_cast<std::uint64_t>(i)); });
+      add_to(scheme, [&](int i) { comparison.run_scheme(i); });
     }
-    const double hand_us = by_hand.median_s() * 1e6 / repeats / kRanks,
-                 scheme_us = scheme.median_s() * 1e6 / repeats / kRanks;
+    if (!prints) continue;
+    const double a_step = 1e6 / repeats / static_cast<double>(ranks.by_hand.size());
     std::printf("%-26s %10lld %14.2f %14.2f %8.1f%%\n", workload.name.c_str(), static_cast<long long>(workload.elems),
-                hand_us, scheme_us, (scheme.median_ratio_to(by_hand) - 1) * 100);
+                by_hand.median_s() * a_step, scheme.median_s() * a_step, (scheme.median_ratio_to(by_hand) - 1) * 100);
+    std::fflush(stdout);
   }
   return 0;
 }
 
+int run_in_process(const BenchOptions& options) {
+  LocalGroup hand_group(kRanks), scheme_group(kRanks);
+  Ranks ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ranks.by_hand.push_back(hand_group.communicator(rank));
+    ranks.of_schemes.push_back(scheme_group.communicator(rank));
+  }
+  return run(options, ranks);
+}
+
+#ifdef CORTADO_BENCH_HAS_MPI
+int run_over_mpi(const BenchOptions& options) {
+  MPI_Init(nullptr, nullptr);
+  int code = 1;
+  {
+    const auto by_hand = make_mpi_communicator(MPI_Comm_c2f(MPI_COMM_WORLD)).value();
+    const auto of_schemes = make_mpi_communicator(MPI_Comm_c2f(MPI_COMM_WORLD)).value();
+    if (by_hand->world_size() == kRanks) {
+      code = run(options, {{by_hand.get()}, {of_schemes.get()}});
+    } else {
+      std::fprintf(stderr, "%d processes, expected %d: mpirun -n %d scheme_bench --mpi\n", by_hand->world_size(),
+                   kRanks, kRanks);
+    }
+  }
+  MPI_Finalize();
+  return code;
+}
+#else
+int run_over_mpi(const BenchOptions&) {
+  std::fprintf(stderr, "--mpi: MPI was not found when this was built\n");
+  return 1;
+}
+#endif
+
 }  // namespace
 }  // namespace cortado
 
-int main(int argc, char** argv) { return cortado::run(cortado::BenchOptions(argc, argv, 41)); }
+int main(int argc, char** argv) {
+  const cortado::BenchOptions options(argc, argv, 41);
+  const bool over_mpi = !options.arguments.empty() && options.arguments.front() == "--mpi";
+  return over_mpi ? cortado::run_over_mpi(options) : cortado::run_in_process(options);
+}

@@ -239,7 +239,7 @@ void SchemeRun::reorder() {
   held_.place();
 }
 
-// Calls check(rank that sent it, piece, entry) for all that was received.
+// Calls check(member of the group that sent it, cell, piece, entry) for all that was received.
 template <typename Check>
 Status SchemeRun::check_received(Check&& check) const {
   const SchemeStep& now = step();
@@ -249,7 +249,7 @@ Status SchemeRun::check_received(Check&& check) const {
     const int member = now.op.kind == OpKind::kBroadcast ? 0 : static_cast<int>(u / block);
     const Cell& cell = program_.cells[static_cast<std::size_t>(now.result_units[u].cell)];
     for (const Piece& piece : cell.pieces) {
-      CORTADO_RETURN_IF_ERROR(check(rank_of(member), cell, piece, entry++));
+      CORTADO_RETURN_IF_ERROR(check(member, cell, piece, entry++));
     }
   }
   return {};
@@ -267,12 +267,12 @@ int SchemeRun::rank_of(int member) const {
 }
 
 Status SchemeRun::check_sizes() const {
-  return check_received([&](int rank, const Cell&, const Piece& piece, std::size_t entry) -> Status {
+  return check_received([&](int member, const Cell&, const Piece& piece, std::size_t entry) -> Status {
     const std::uint64_t bytes = received_.bytes[entry];
     if (bytes <= piece.max_bytes) return {};
     return make_error(StatusCode::kCorruptData,
-                      "rank %d announces %" PRIu64 " bytes for \"%s\", expected at most %" PRIu64, rank, bytes,
-                      setup_.tensors[static_cast<std::size_t>(piece.tensor)].name.c_str(), piece.max_bytes);
+                      "rank %d announces %" PRIu64 " bytes for \"%s\", expected at most %" PRIu64, rank_of(member),
+                      bytes, setup_.tensors[static_cast<std::size_t>(piece.tensor)].name.c_str(), piece.max_bytes);
   });
 }
 
@@ -282,11 +282,11 @@ Status SchemeRun::check_payloads() const {
   const OpKind kind = step().op.kind;
   if (is_sum(kind) || (kind == OpKind::kGather && step().group_rank != 0)) return {};
   const std::byte* payloads = payloads_[memory().payloads_after].data();
-  return check_received([&](int rank, const Cell& cell, const Piece& piece, std::size_t entry) -> Status {
+  return check_received([&](int member, const Cell& cell, const Piece& piece, std::size_t entry) -> Status {
     if (cell.form != PayloadForm::kChecked) return {};
     const Status status = check_payload({payloads + received_.offsets[entry], received_.bytes[entry]});
     if (status.ok()) return {};
-    return status.with_context("what rank " + std::to_string(rank) + " sent of \"" +
+    return status.with_context("what rank " + std::to_string(rank_of(member)) + " sent of \"" +
                                setup_.tensors[static_cast<std::size_t>(piece.tensor)].name + "\"");
   });
 }

@@ -24,36 +24,6 @@ float sign_of(float value) { return static_cast<float>((value > 0.0f) - (value <
 
 }  // namespace
 
-// 16 sums side by side, so that compilers vectorise without reordering.
-SchemeCoder::Squares take_differences(const float* values, const float* decoded, std::int64_t elems, float* lost) {
-  constexpr std::int64_t kLanes = 16, kPiece = 4096;
-  SchemeCoder::Squares total;
-  for (std::int64_t begin = 0; begin < elems; begin += kPiece) {
-    const std::int64_t count = std::min(kPiece, elems - begin);
-    float of_values[kLanes] = {}, of_differences[kLanes] = {}, differences[kPiece];
-    for (std::int64_t i = 0; i < count; ++i) differences[i] = values[begin + i] - decoded[begin + i];
-    std::int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-        const float value = values[begin + i + lane], difference = differences[i + lane];
-        of_values[lane] += value * value;
-        of_differences[lane] += difference * difference;
-      }
-    }
-    for (; i < count; ++i) {
-      const float value = values[begin + i];
-      of_values[i % kLanes] += value * value;
-      of_differences[i % kLanes] += differences[i] * differences[i];
-    }
-    if (lost != nullptr) std::copy_n(differences, count, lost + begin);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      total.of_values += of_values[lane];
-      total.of_differences += of_differences[lane];
-    }
-  }
-  return total;
-}
-
 Status check_payload(std::span<const std::byte> payload) {
   if (payload.size() < kPayloadCheckBytes) {
     return make_error(StatusCode::kCorruptData, "%zu bytes, expected a payload and a check of %d bytes", payload.size(),
@@ -123,7 +93,7 @@ void SchemeCoder::begin(std::int64_t step) {
   step_ = step;
   statistics_ = {};
   forget_work();
-  std::fill(squares_.begin(), squares_.end(), Squares{});
+  std::fill(squares_.begin(), squares_.end(), DifferenceSquares{});
   std::fill(encoded_bytes_.begin(), encoded_bytes_.end(), 0);
 }
 
@@ -267,7 +237,7 @@ float* SchemeCoder::residual_of(std::vector<AlignedBuffer<float>>& residuals, co
 
 void SchemeCoder::keep_loss(const SchemeStep& step, const Piece& piece, const float* values, const float* decoded) {
   float* lost = setup_.has_feedback ? residual_of(fresh_, step, piece) : nullptr;
-  const Squares squares = take_differences(values, decoded, piece.elems(), lost);
+  const DifferenceSquares squares = take_differences(values, decoded, piece.elems(), lost);
   squares_[static_cast<std::size_t>(piece.tensor)].of_values += squares.of_values;
   squares_[static_cast<std::size_t>(piece.tensor)].of_differences += squares.of_differences;
 }
@@ -277,21 +247,16 @@ void SchemeCoder::keep_loss(const SchemeStep& step, const Piece& piece, const fl
 // Calls act(cell, piece, entries of its payloads, one for each contributor in their order) for each piece.
 template <typename Act>
 Status SchemeCoder::for_contributions(const SchemeStep& step, Act&& act) const {
-  const auto unit_at = [&](std::size_t i) -> const PayloadUnit& {
-    return step.units[static_cast<std::size_t>(step.decode_order[i])];
-  };
-  for (std::size_t begin = 0; begin < step.decode_order.size();) {
-    std::size_t end = begin;
-    while (end < step.decode_order.size() && unit_at(end).cell == unit_at(begin).cell) ++end;
-    const Cell& cell = cell_of(unit_at(begin));
+  const auto contributors = static_cast<std::size_t>(step.contributors);
+  for (std::size_t begin = 0; begin < step.decode_order.size(); begin += contributors) {
+    const Cell& cell = cell_of(step.units[static_cast<std::size_t>(step.decode_order[begin])]);
     for (std::size_t p = 0; p < cell.pieces.size(); ++p) {
       const auto entry_of = [&](int contributor) {
         const int unit = step.decode_order[begin + static_cast<std::size_t>(contributor)];
         return step.first_entry[static_cast<std::size_t>(unit)] + p;
       };
-      CORTADO_RETURN_IF_ERROR(act(cell, cell.pieces[p], static_cast<int>(end - begin), entry_of));
+      CORTADO_RETURN_IF_ERROR(act(cell, cell.pieces[p], entry_of));
     }
-    begin = end;
   }
   return {};
 }
@@ -301,18 +266,17 @@ Status SchemeCoder::decode(const SchemeStep& step, const PayloadSet& set, const 
     take_sums(step, *on_device, values);
     return {};
   }
-  return for_contributions(
-      step, [&](const Cell& cell, const Piece& piece, int contributors, const auto& entry_of) -> Status {
-        const std::int64_t start_ns = now_ns();
-        for (int c = 0; c < contributors; ++c) {
-          const std::size_t entry = entry_of(c);
-          const Contribution contribution{{memory + set.offsets[entry], set.bytes[entry]}, c, contributors};
-          const Status status = decode_piece(step, cell, piece, contribution, values + piece.offset);
-          if (!status.ok()) return status.with_context(name_of(piece, c));
-        }
-        note_work(Stage::kDecode, piece, start_ns);
-        return {};
-      });
+  return for_contributions(step, [&](const Cell& cell, const Piece& piece, const auto& entry_of) -> Status {
+    const std::int64_t start_ns = now_ns();
+    for (int c = 0; c < step.contributors; ++c) {
+      const std::size_t entry = entry_of(c);
+      const Status status =
+          decode_piece(step, cell, piece, {memory + set.offsets[entry], set.bytes[entry]}, c, values + piece.offset);
+      if (!status.ok()) return status.with_context(name_of(piece, c));
+    }
+    note_work(Stage::kDecode, piece, start_ns);
+    return {};
+  });
 }
 
 std::string SchemeCoder::name_of(const Piece& piece, int contributor) const {
@@ -321,18 +285,17 @@ std::string SchemeCoder::name_of(const Piece& piece, int contributor) const {
 }
 
 Status SchemeCoder::decode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece,
-                                 Contribution contribution, float* values) {
+                                 std::span<const std::byte> payload, int contributor, float* values) {
   const bool on_gpu = step.op.device == OpDevice::kGpu;
   const bool is_sum_form = cell.form == PayloadForm::kSumForm;
-  std::span<const std::byte> payload = contribution.payload;
   if (cell.form == PayloadForm::kChecked) payload = payload.first(payload.size() - kPayloadCheckBytes);
   if (on_gpu) {
     copy_to_device(payload.data(), device_payload_.data(), payload.size());
     payload = {device_payload_.data(), payload.size()};
   }
   float* sum = on_gpu ? device_values_.data() : values;
-  const bool is_alone = contribution.contributors == 1 && is_sum_form;  // then votes have been counted
-  const bool begins_sum = contribution.contributor == 0 && (!votes_ || is_alone);
+  const bool is_alone = step.contributors == 1 && is_sum_form;  // then votes have been counted
+  const bool begins_sum = contributor == 0 && (!votes_ || is_alone);
   float* target = begins_sum ? sum : decoded_.data();
   const TensorView decoded = {target, DType::kFloat32, piece.rows, piece.cols};
   if (is_sum_form) {
@@ -341,8 +304,8 @@ Status SchemeCoder::decode_piece(const SchemeStep& step, const Cell& cell, const
   } else {
     CORTADO_RETURN_IF_ERROR(setup_.codec->decode(payload, decoded, scratch_.span()));
   }
-  if (target != sum) add(contribution.contributor, contribution.contributors, target, piece.elems(), sum);
-  if (on_gpu && contribution.contributor == contribution.contributors - 1) {
+  if (target != sum) add(contributor, step.contributors, target, piece.elems(), sum);
+  if (on_gpu && contributor == step.contributors - 1) {
     copy_to_host(sum, values, static_cast<std::uint64_t>(piece.elems()) * sizeof(float));
   }
   return {};
@@ -439,18 +402,14 @@ Status SchemeCoder::open_step(const SchemeDevice& device, const SchemeStep& step
                              DeviceEncode::make(setup, seed_of(step), lossy_ && !has_sum_form));
     return {};
   }
-  int terms = 0;
-  CORTADO_RETURN_IF_ERROR(
-      for_contributions(step, [&](const Cell& cell, const Piece& piece, int contributors, const auto&) -> Status {
-        has_sum_form = has_sum_form || cell.form == PayloadForm::kSumForm;
-        CORTADO_CHECK(terms == 0 || terms == contributors, "cells of one step have equally many contributors");
-        terms = contributors;
-        add(piece);
-        return {};
-      }));
+  CORTADO_RETURN_IF_ERROR(for_contributions(step, [&](const Cell& cell, const Piece& piece, const auto&) -> Status {
+    has_sum_form = has_sum_form || cell.form == PayloadForm::kSumForm;
+    add(piece);
+    return {};
+  }));
   if (has_sum_form) host_reason_ = setup_.codec->spec() + ": sums of codes are decoded on the CPU";
   if (setup.pieces.empty() || has_sum_form) return {};
-  CORTADO_ASSIGN_OR_RETURN(device_decodes_[index_of(step)], DeviceDecode::make(setup, terms));
+  CORTADO_ASSIGN_OR_RETURN(device_decodes_[index_of(step)], DeviceDecode::make(setup, step.contributors));
   return {};
 }
 
@@ -474,7 +433,7 @@ Status SchemeCoder::start_on_device(const SchemeStep& step, const PayloadSet& se
   for (int contributor = 0; contributor < decode->terms(); ++contributor) {
     std::size_t i = 0;
     CORTADO_RETURN_IF_ERROR(
-        for_contributions(step, [&](const Cell& cell, const Piece& piece, int, const auto& entry_of) -> Status {
+        for_contributions(step, [&](const Cell& cell, const Piece& piece, const auto& entry_of) -> Status {
           const std::size_t entry = entry_of(contributor);
           const std::uint64_t check_bytes = cell.form == PayloadForm::kChecked ? kPayloadCheckBytes : 0;
           const std::span<const std::byte> payload(memory + set.offsets[entry], set.bytes[entry] - check_bytes);
@@ -501,7 +460,7 @@ const float* SchemeCoder::decoded_on_device(const DeviceEncode& device, const Sc
 void SchemeCoder::take_sums(const SchemeStep& step, const DeviceDecode& device, float* values) {
   statistics_ += device.copies();
   const std::int64_t begin = program_->begin_of(step.before);
-  const Status status = for_contributions(step, [&](const Cell&, const Piece& piece, int, const auto&) -> Status {
+  const Status status = for_contributions(step, [&](const Cell&, const Piece& piece, const auto&) -> Status {
     const std::int64_t start_ns = now_ns();
     std::copy_n(device.sums() + (piece.offset - begin), piece.elems(), values + piece.offset);
     note_work(Stage::kDecode, piece, start_ns);

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "collective/differences.h"
 #include "collective/scheme_device.h"
 #include "collective/scheme_program.h"
 #include "core/aligned_buffer.h"
@@ -95,11 +96,7 @@ class SchemeCoder {
   std::int64_t scratch_bytes() const;  // on a device and pinned, too
 
   // Squares of what this rank encoded of a tensor in the last step, and of what that lost.
-  struct Squares {
-    double of_values = 0;
-    double of_differences = 0;
-  };
-  const Squares& squares(int tensor) const { return squares_[static_cast<std::size_t>(tensor)]; }
+  const DifferenceSquares& squares(int tensor) const { return squares_[static_cast<std::size_t>(tensor)]; }
   std::int64_t encoded_bytes(int tensor) const { return encoded_bytes_[static_cast<std::size_t>(tensor)]; }
   const SchemeStatistics& statistics() const { return statistics_; }
 
@@ -130,14 +127,9 @@ class SchemeCoder {
   // What of the residual of the step's place belongs to the piece.
   float* residual_of(std::vector<AlignedBuffer<float>>& residuals, const SchemeStep& step, const Piece& piece) const;
   void keep_loss(const SchemeStep& step, const Piece& piece, const float* values, const float* decoded);
-  // What some contributor has made of the piece.
-  struct Contribution {
-    std::span<const std::byte> payload;
-    int contributor = 0;
-    int contributors = 1;
-  };
-  Status decode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece, Contribution contribution,
-                      float* values);
+  // `payload`: what a contributor has made of the piece.
+  Status decode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece, std::span<const std::byte> payload,
+                      int contributor, float* values);
   void add(int contributor, int contributors, const float* decoded, std::int64_t elems, float* sum);
   std::int64_t now_ns() const { return setup_.clock == nullptr ? 0 : setup_.clock->now_ns(); }
   void note_work(Stage stage, const Piece& piece, std::int64_t start_ns);
@@ -157,7 +149,7 @@ class SchemeCoder {
   AlignedBuffer<float> decoded_, magnitude_, device_values_;
   AlignedBuffer<std::byte> scratch_, payload_, device_payload_;
   std::vector<AlignedBuffer<float>> kept_, fresh_;  // of places
-  std::vector<Squares> squares_;
+  std::vector<DifferenceSquares> squares_;
   std::vector<std::int64_t> encoded_bytes_;  // of tensors
   SchemeStatistics statistics_;
   TraceRecorder work_{0};
@@ -169,8 +161,5 @@ class SchemeCoder {
   std::vector<char> held_;  // of the pieces that the device encodes
   std::string host_reason_;
 };
-
-// Squares of `values` and of what `decoded` differs from them by, which is written to `lost` unless that is null.
-SchemeCoder::Squares take_differences(const float* values, const float* decoded, std::int64_t elems, float* lost);
 
 }  // namespace cortado

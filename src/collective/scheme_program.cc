@@ -184,6 +184,7 @@ class Compiler {
       const PayloadUnit &left = units_[static_cast<std::size_t>(a)], &right = units_[static_cast<std::size_t>(b)];
       return std::pair(left.cell, left.contributor) < std::pair(right.cell, right.contributor);
     });
+    for (const PayloadUnit& unit : units_) step.contributors += unit.cell == units_.front().cell;
     add_step(std::move(step));
   }
 

@@ -86,6 +86,7 @@ struct SchemeStep {
   std::vector<std::size_t> moved_from =
       {};                              // which entry of the memory before each entry of `units` is; empty: the same
   std::vector<int> decode_order = {};  // decode: indices of units by cell, those of a cell by contributor
+  int contributors = 0;                // decode: to each cell
   int terms = 1;                       // encode, decode: so many payloads are added up on the way
   float scale = 1;                     // decode: of what comes out
   int place = -1;                      // encode: index into SchemeProgram::places

@@ -242,10 +242,9 @@ std::int64_t LowRankMessage::payload_bytes(int index) const {
   return (slot.elems[0] + slot.elems[1]) * static_cast<std::int64_t>(sizeof(float));
 }
 
-SchemeCoder::Squares LowRankMessage::squares(int index) const {
+DifferenceSquares LowRankMessage::squares(int index) const {
   const LowRankTensor* matrix = slots_[static_cast<std::size_t>(index)].matrix.get();
-  return matrix == nullptr ? SchemeCoder::Squares{}
-                           : SchemeCoder::Squares{matrix->sum_squares(), matrix->error_squares()};
+  return matrix == nullptr ? DifferenceSquares{} : DifferenceSquares{matrix->sum_squares(), matrix->error_squares()};
 }
 
 std::int64_t LowRankMessage::factor_bytes() const {

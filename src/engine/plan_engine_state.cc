@@ -265,7 +265,7 @@ EngineReport PlanEngine::report() const {
     if (finished_steps_ == 0) continue;
     tensor.compressed = message->is_compressed(place.slot);
     tensor.payload_bytes = message->payload_bytes(place.slot);
-    const SchemeCoder::Squares squares = message->squares(place.slot);
+    const DifferenceSquares squares = message->squares(place.slot);
     if (squares.of_values > 0) tensor.relative_l2_error = std::sqrt(squares.of_differences / squares.of_values);
     sum_squares += squares.of_values;
     error_squares += squares.of_differences;

@@ -76,7 +76,7 @@ class PlanMessage {
   // -- the last step
   virtual bool is_compressed(int slot) const = 0;
   virtual std::int64_t payload_bytes(int slot) const = 0;
-  virtual SchemeCoder::Squares squares(int slot) const = 0;
+  virtual DifferenceSquares squares(int slot) const = 0;
   virtual std::int64_t sent_bytes() const = 0;  // so far
   virtual std::int64_t residual_bytes() const = 0;
   virtual std::int64_t factor_bytes() const = 0;

@@ -37,7 +37,7 @@ class SchemeMessage final : public PlanMessage {
 
   bool is_compressed(int) const override { return codec_ != nullptr; }
   std::int64_t payload_bytes(int slot) const override;
-  SchemeCoder::Squares squares(int slot) const override { return run_->coder().squares(slot); }
+  DifferenceSquares squares(int slot) const override { return run_->coder().squares(slot); }
   std::int64_t sent_bytes() const override { return run_->sent_bytes(); }
   std::int64_t residual_bytes() const override { return run_->coder().residual_bytes(); }
   std::int64_t factor_bytes() const override { return 0; }

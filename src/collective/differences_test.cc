@@ -1,0 +1,54 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "collective/differences.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/philox.h"
+#include "core/simd_target.h"
+
+namespace cortado {
+namespace {
+
+DifferenceSquares reference_of(const std::vector<float>& values, const std::vector<float>& decoded) {
+  DifferenceSquares total;
+  for (std::size_t begin = 0; begin < values.size(); begin += 4096) {
+    float of_values[16] = {}, of_differences[16] = {};
+    for (std::size_t i = begin; i < std::min(values.size(), begin + 4096); ++i) {
+      const float difference = values[i] - decoded[i];
+      of_values[i % 16] += values[i] * values[i];
+      of_differences[i % 16] += difference * difference;
+    }
+    for (int k = 0; k < 16; ++k) {
+      total.of_values += of_values[k];
+      total.of_differences += of_differences[k];
+    }
+  }
+  return total;
+}
+
+TEST(Differences, EveryInstructionSetAddsInOneOrder) {
+  for (const std::int64_t target : simd_targets()) {
+    const ForcedSimdTarget forced(target);
+    SCOPED_TRACE(simd_target_name(target));
+    for (const std::int64_t elems : {0, 1, 15, 16, 17, 1000, 4095, 4096, 4097, 20000}) {
+      const auto count = static_cast<std::size_t>(elems);
+      std::vector<float> values(count), decoded(count), lost(count + 1, 7.0f);
+      philox_fill_normal(1, 0, 0, values.data(), elems);
+      philox_fill_normal(1, 0, 1, decoded.data(), elems);
+      const DifferenceSquares expected = reference_of(values, decoded);
+      for (float* const kept : {lost.data(), static_cast<float*>(nullptr)}) {
+        const DifferenceSquares squares = take_differences(values.data(), decoded.data(), elems, kept);
+        EXPECT_EQ(squares.of_values, expected.of_values) << elems;
+        EXPECT_EQ(squares.of_differences, expected.of_differences) << elems;
+      }
+      for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(lost[i], values[i] - decoded[i]) << i;
+      EXPECT_EQ(lost[count], 7.0f) << "nothing is written behind the end";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cortado
