@@ -52,6 +52,8 @@ struct CalibrateOptions {
 //                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written
 //   contention    by how much a matrix product slows down while another thread of the rank encodes with the codec that
 //                 takes longest for a value; 0 where it is not measured
+//   transfers     by how much computation slows down while a transfer runs: what an all-reduce of all ranks adds to
+//                 matrix products that outlast it, as a share of what it takes alone
 //   overlap       of each level, two all-reduces of the largest size that was measured, at once against one after the
 //                 other (without all-reduce: the first collective that was measured)
 //

@@ -19,10 +19,10 @@
 #include <string_view>
 #include <vector>
 
-#include "collective/differences.h"
 #include "collective/scheme_device.h"
 #include "collective/scheme_program.h"
 #include "core/aligned_buffer.h"
+#include "core/differences.h"
 #include "cortado/trace.h"
 
 namespace cortado {

@@ -1,10 +1,10 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "collective/differences.h"
+#include "core/differences.h"
 
 #include <algorithm>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "collective/differences.cc"
+#define HWY_TARGET_INCLUDE "core/differences.cc"
 #include "core/simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -14,7 +14,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::CappedTag<float, 16>;
 
-constexpr std::int64_t kSums = 16, kPiece = 4096;
+constexpr std::int64_t kSums = 16, kPiece = 1024;
 
 template <bool kKeeps>
 void add_piece(const float* values, const float* decoded, std::int64_t count, float* lost, DifferenceSquares* total) {

@@ -101,7 +101,7 @@ class CodecTensor {
   // What makes the mean of a sum, in the units of the output.
   float mean_scale(double gradient_scale) const;
   void settle_if(Settle settle, const float* own);
-  void keep_error(const FeedbackSquares& squares) { squares_ = squares; }
+  void keep_error(const DifferenceSquares& squares) { squares_ = squares; }
 
   // This rank's own tensor as the others decode it, in scratch.decoded.
   virtual Status decode_own(PayloadOfRank payload, CodecScratch& scratch) = 0;
@@ -116,7 +116,7 @@ class CodecTensor {
   FeedbackPass pass_;
   bool settled_ = false;
   bool is_held_ = false;  // in the step in hand
-  FeedbackSquares squares_;
+  DifferenceSquares squares_;
 };
 
 class GatheredTensor final : public CodecTensor {

@@ -69,7 +69,7 @@ class DeviceMessage : public DeviceWork {
   virtual void take_sum(int slot, bool sent_zeros, std::span<const float> sum) = 0;
 
   // Of the last finite step, after decoded(): of what was encoded, and of what that lost.
-  virtual FeedbackSquares squares(int slot) const = 0;
+  virtual DifferenceSquares squares(int slot) const = 0;
 };
 
 // On the CUDA device of the queue, in the library cortado_cuda. kUnsupported, with the reason, for codecs that have no

@@ -175,7 +175,7 @@ class DeviceMessageOf final : public DeviceMessage {
     if (step_finite) {
       const auto* const squares = reinterpret_cast<const std::byte*>(feedback().table.squares);
       CORTADO_RETURN_IF_ERROR(
-          queue().copy_to_host(reinterpret_cast<std::byte*>(squares_), squares, slots() * sizeof(FeedbackSquares)));
+          queue().copy_to_host(reinterpret_cast<std::byte*>(squares_), squares, slots() * sizeof(DifferenceSquares)));
     }
     return queue().record(decoded_event_);
   }
@@ -192,7 +192,7 @@ class DeviceMessageOf final : public DeviceMessage {
     return true;
   }
 
-  FeedbackSquares squares(int slot) const override { return known_squares_[static_cast<std::size_t>(slot)]; }
+  DifferenceSquares squares(int slot) const override { return known_squares_[static_cast<std::size_t>(slot)]; }
 
   Status read_residual(int slot, std::span<float> residual) override {
     return copies_.read(values(static_cast<std::size_t>(slot)), residual);
@@ -272,7 +272,7 @@ class DeviceMessageOf final : public DeviceMessage {
     const std::uint64_t sent_moves = on_host_.add(varying * sizeof(PayloadMove));
     const std::uint64_t taken_sizes = on_host_.add(sources() * varying * sizeof(std::uint64_t));
     const std::uint64_t taken_moves = on_host_.add(sources() * varying * sizeof(PayloadMove));
-    const std::uint64_t squares = on_host_.add(slots() * sizeof(FeedbackSquares));
+    const std::uint64_t squares = on_host_.add(slots() * sizeof(DifferenceSquares));
     const std::uint64_t step = on_host_.add(sizeof(std::uint64_t));
     const std::uint64_t entries = on_host_.add(slots() * sizeof(FeedbackTensor));
 
@@ -282,7 +282,7 @@ class DeviceMessageOf final : public DeviceMessage {
     taken_ = host + taken;
     flags_ = reinterpret_cast<std::uint32_t*>(host + flags);
     faults_ = reinterpret_cast<std::uint32_t*>(host + faults);
-    squares_ = reinterpret_cast<FeedbackSquares*>(host + squares);
+    squares_ = reinterpret_cast<DifferenceSquares*>(host + squares);
     sizes_ = reinterpret_cast<std::uint64_t*>(host + sizes);
     sent_moves_ = reinterpret_cast<PayloadMove*>(host + sent_moves);
     taken_sizes_ = reinterpret_cast<std::uint64_t*>(host + taken_sizes);
@@ -419,10 +419,10 @@ class DeviceMessageOf final : public DeviceMessage {
   // On the host, pinned.
   std::byte *sent_ = nullptr, *taken_ = nullptr, *step_on_host_ = nullptr, *entries_on_host_ = nullptr;
   std::uint32_t *flags_ = nullptr, *faults_ = nullptr;
-  FeedbackSquares* squares_ = nullptr;
+  DifferenceSquares* squares_ = nullptr;
   std::uint64_t *sizes_ = nullptr, *taken_sizes_ = nullptr;
   PayloadMove *sent_moves_ = nullptr, *taken_moves_ = nullptr;
-  std::vector<FeedbackSquares> known_squares_;  // of the last step that is known to have been decoded
+  std::vector<DifferenceSquares> known_squares_;  // of the last step that is known to have been decoded
 
   ResidualCopies copies_;
   Event sized_event_ = 0, encoded_event_ = 0, decoded_event_ = 0;

@@ -238,7 +238,7 @@ class EmulatedMessage : public testing::TestWithParam<Case> {
           EXPECT_EQ(found, expected) << where;
         }
         if (step != kBadStep) {
-          const FeedbackSquares squares = device_[rank]->message->squares(static_cast<int>(s));
+          const DifferenceSquares squares = device_[rank]->message->squares(static_cast<int>(s));
           EXPECT_NEAR(squares.of_values, cpu_[rank]->tensors[s]->sum_squares(), 1e-5 * squares.of_values) << where;
           EXPECT_NEAR(squares.of_differences, cpu_[rank]->tensors[s]->error_squares(), 1e-5 * squares.of_values);
         }

@@ -213,7 +213,7 @@ std::int64_t DeviceSide::memory_bytes() const {
   return bytes;
 }
 
-FeedbackSquares DeviceSide::squares(std::uint32_t tensor) const {
+DifferenceSquares DeviceSide::squares(std::uint32_t tensor) const {
   return message_of(tensor).coded->squares(places_[tensor].slot);
 }
 

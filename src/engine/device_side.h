@@ -96,7 +96,7 @@ class DeviceSide {
   std::int64_t memory_bytes() const;  // held, on the device and pinned
 
   // Of tensors coded here, and then of tensors encoded here.
-  FeedbackSquares squares(std::uint32_t tensor) const;
+  DifferenceSquares squares(std::uint32_t tensor) const;
   Status read_residual(std::uint32_t tensor, std::span<float> residual);
   Status write_residual(std::uint32_t tensor, std::span<const float> residual);
 

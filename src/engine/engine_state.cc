@@ -246,7 +246,7 @@ EngineReport EngineImpl::report() const {
       squares = low_rank->sum_squares();
       lost = low_rank->error_squares();
     } else if (coded != nullptr && is_on_device(t) && last_step_compressed_) {
-      const FeedbackSquares of_device = steps_[t].held ? FeedbackSquares{} : device_->squares(t);
+      const DifferenceSquares of_device = steps_[t].held ? DifferenceSquares{} : device_->squares(t);
       squares = of_device.of_values;
       lost = of_device.of_differences;
     } else if (coded != nullptr && last_step_compressed_) {

@@ -59,10 +59,12 @@ bool SchemeMessage::read(int slot, void* gradient) {
   const std::span<const float> sums = run_->sums(slot);
   const auto elems = static_cast<std::int64_t>(sums.size());
   const float unscale = run_->result_scale() * (codec_ == nullptr ? 1.0f : loss_scale());
+  bool finite = true;
   for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
     store_floats(sums.data() + at, unscale, count, gradient, tensors_[static_cast<std::size_t>(slot)].dtype, at);
+    finite = all_finite(sums.data() + at, count, DType::kFloat32) && finite;
   });
-  return all_finite(sums.data(), elems, DType::kFloat32);
+  return finite;
 }
 
 std::vector<MessageResidual> SchemeMessage::residuals() {

@@ -11,8 +11,8 @@ FeedbackSlots FeedbackSlots::make(DeviceLayout& layout) {
   slots.tiling = layout.tile(FeedbackTable::kTileElems);
   slots.tensors = layout.scratch<FeedbackTensor>(count);
   slots.flags = layout.scratch<std::uint32_t>(count);
-  slots.tile_squares = layout.scratch<FeedbackSquares>(static_cast<std::uint64_t>(slots.tiling.tiles));
-  slots.squares = layout.scratch<FeedbackSquares>(count);
+  slots.tile_squares = layout.scratch<DifferenceSquares>(static_cast<std::uint64_t>(slots.tiling.tiles));
+  slots.squares = layout.scratch<DifferenceSquares>(count);
   return slots;
 }
 

@@ -42,8 +42,8 @@ struct FeedbackTable {
   // Of a tensor: what is true of some element of its gradient.
   static constexpr std::uint32_t kNotFinite = 1, kHasBits = 2;
   std::uint32_t* flags;
-  FeedbackSquares* tile_squares;  // scratch
-  FeedbackSquares* squares;       // of a tensor
+  DifferenceSquares* tile_squares;  // scratch
+  DifferenceSquares* squares;       // of a tensor
 };
 
 // Of one step; its elems, gradient and dtype count for nothing.
@@ -150,14 +150,14 @@ struct TakeDecoded {
   bool is_own;             // and the step is finite
 
   struct Shared {
-    FeedbackSquares of_warp[kWarps];
+    DifferenceSquares of_warp[kWarps];
   };
 
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const Tile tile = table.tiling.tile(block.number());
     const FeedbackTensor& tensor = table.tensors[tile.tensor];
-    typename Block::template PerThread<FeedbackSquares> squares;
+    typename Block::template PerThread<DifferenceSquares> squares;
     block.each_in_warp([&](int t) {
       squares[t] = {};
       for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) {
@@ -172,16 +172,16 @@ struct TakeDecoded {
       }
     });
     if (!is_own) return;
-    block.butterfly(squares, kWarpThreads, [](const FeedbackSquares& a, const FeedbackSquares& b) {
-      return FeedbackSquares{a.of_values + b.of_values, a.of_differences + b.of_differences};
+    block.butterfly(squares, kWarpThreads, [](const DifferenceSquares& a, const DifferenceSquares& b) {
+      return DifferenceSquares{a.of_values + b.of_values, a.of_differences + b.of_differences};
     });
     block.each([&](int t) {
       if (t % kWarpThreads == 0) shared.of_warp[t / kWarpThreads] = squares[t];
     });
     block.each([&](int t) {
       if (t != 0) return;
-      FeedbackSquares total;
-      for (const FeedbackSquares& warp : shared.of_warp) {
+      DifferenceSquares total;
+      for (const DifferenceSquares& warp : shared.of_warp) {
         total.of_values += warp.of_values;
         total.of_differences += warp.of_differences;
       }
@@ -190,7 +190,8 @@ struct TakeDecoded {
   }
 
  private:
-  CORTADO_HD void settle(const FeedbackTensor& tensor, std::int64_t i, float decoded, FeedbackSquares& squares) const {
+  CORTADO_HD void settle(const FeedbackTensor& tensor, std::int64_t i, float decoded,
+                         DifferenceSquares& squares) const {
     const float value = load_value(tensor.values, tensor.encoded, i);
     const float difference = value - decoded;
     squares.of_values += static_cast<double>(value * value);
@@ -208,7 +209,7 @@ struct SumSquares {
   FeedbackTable table;
 
   struct Shared {
-    FeedbackSquares of_thread[kThreads];
+    DifferenceSquares of_thread[kThreads];
   };
 
   template <class Block>
@@ -218,7 +219,7 @@ struct SumSquares {
     const std::int64_t tiles =
         (table.tiling.tensor_elems[tensor] + table.tiling.tile_elems - 1) / table.tiling.tile_elems;
     block.each([&](int t) {
-      FeedbackSquares own;
+      DifferenceSquares own;
       for (std::int64_t i = t; i < tiles; i += kThreads) {
         own.of_values += table.tile_squares[first + i].of_values;
         own.of_differences += table.tile_squares[first + i].of_differences;
@@ -227,8 +228,8 @@ struct SumSquares {
     });
     block.each([&](int t) {
       if (t != 0) return;
-      FeedbackSquares total;
-      for (const FeedbackSquares& thread : shared.of_thread) {
+      DifferenceSquares total;
+      for (const DifferenceSquares& thread : shared.of_thread) {
         total.of_values += thread.of_values;
         total.of_differences += thread.of_differences;
       }
@@ -293,7 +294,7 @@ struct FeedbackSlots {
   TilingSlots tiling;
   WorkspaceSlot<FeedbackTensor> tensors;
   WorkspaceSlot<std::uint32_t> flags;
-  WorkspaceSlot<FeedbackSquares> tile_squares, squares;
+  WorkspaceSlot<DifferenceSquares> tile_squares, squares;
 };
 
 // Each reads and writes only what its table says, in the order of the device's stream.

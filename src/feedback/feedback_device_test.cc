@@ -61,7 +61,7 @@ class FeedbackOnDevice : public testing::TestWithParam<Case> {
   struct Tensor {
     Bytes gradient, values;
     std::vector<float> velocity, sum;
-    FeedbackSquares squares;
+    DifferenceSquares squares;
     bool finite = true;
   };
 

@@ -11,28 +11,6 @@ namespace cortado {
 
 namespace {
 
-// Sums side by side, so that compilers vectorise without reordering.
-class SquareSums {
- public:
-  void add(const float* values, const float* differences, std::int64_t count) {
-    float of_values[kLanes] = {};
-    float of_differences[kLanes] = {};
-    for (std::int64_t i = 0; i < count; ++i) {
-      of_values[i % kLanes] += values[i] * values[i];
-      of_differences[i % kLanes] += differences[i] * differences[i];
-    }
-    for (int lane = 0; lane < kLanes; ++lane) {
-      total_.of_values += of_values[lane];
-      total_.of_differences += of_differences[lane];
-    }
-  }
-  const FeedbackSquares& total() const { return total_; }
-
- private:
-  static constexpr int kLanes = 16;
-  FeedbackSquares total_;
-};
-
 // In place, so that loops have one pointer to each buffer and vectorise.
 bool add_chunk(const float* gradient, const FeedbackPass& pass, std::int64_t count, float* residual) {
   const float scale = pass.gradient_scale;
@@ -104,34 +82,25 @@ void take_back(const FeedbackPass& pass, const FeedbackMemory& memory) {
   });
 }
 
-FeedbackSquares subtract_sent(const float* sent, std::int64_t elems, const FeedbackMemory& memory) {
-  SquareSums squares;
-  float values[kChunkElems];
-  for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
-    float* residual = memory.residual + at;
-    for (std::int64_t i = 0; i < count; ++i) {
-      values[i] = residual[i];
-      residual[i] -= sent[at + i];
-    }
-    squares.add(values, residual, count);
-    if (memory.velocity == nullptr) return;
-    float* velocity = memory.velocity + at;
-    for (std::int64_t i = 0; i < count; ++i) velocity[i] = sent[at + i] != 0.0f ? 0.0f : velocity[i];
-  });
-  return squares.total();
+DifferenceSquares subtract_sent(const float* sent, std::int64_t elems, const FeedbackMemory& memory) {
+  for (std::int64_t i = 0; i < elems && memory.velocity != nullptr; ++i) {
+    memory.velocity[i] = sent[i] != 0.0f ? 0.0f : memory.velocity[i];
+  }
+  return take_differences(memory.residual, sent, elems, memory.residual);
 }
 
-FeedbackSquares compare_sent(const void* values, DType values_dtype, const void* sent, DType sent_dtype,
-                             std::int64_t elems) {
-  SquareSums squares;
-  float value_buffer[kChunkElems], sent_buffer[kChunkElems], differences[kChunkElems];
+DifferenceSquares compare_sent(const void* values, DType values_dtype, const void* sent, DType sent_dtype,
+                               std::int64_t elems) {
+  DifferenceSquares total;
+  float value_buffer[kChunkElems], sent_buffer[kChunkElems];
   for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
-    const float* wanted = load_floats(values, values_dtype, at, count, value_buffer);
-    const float* got = load_floats(sent, sent_dtype, at, count, sent_buffer);
-    for (std::int64_t i = 0; i < count; ++i) differences[i] = wanted[i] - got[i];
-    squares.add(wanted, differences, count);
+    const DifferenceSquares squares =
+        take_differences(load_floats(values, values_dtype, at, count, value_buffer),
+                         load_floats(sent, sent_dtype, at, count, sent_buffer), count, nullptr);
+    total.of_values += squares.of_values;
+    total.of_differences += squares.of_differences;
   });
-  return squares.total();
+  return total;
 }
 
 }  // namespace cortado

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "core/device.h"
+#include "core/differences.h"
 #include "core/loss_scale.h"
 #include "cortado/tensor_view.h"
 
@@ -53,16 +54,11 @@ bool add_gradient(const FeedbackPass& pass, const FeedbackMemory& from, const Fe
 // of the gradient beside it is taken for rounding and becomes zero.
 void take_back(const FeedbackPass& pass, const FeedbackMemory& memory);
 
-struct FeedbackSquares {
-  double of_values = 0;       // of what was to be sent
-  double of_differences = 0;  // of what was lost
-};
-
-// residual -= sent; the velocity becomes zero where `sent` is not.
-FeedbackSquares subtract_sent(const float* sent, std::int64_t elems, const FeedbackMemory& memory);
+// residual -= sent; the velocity becomes zero where `sent` is not. Squares of what was to be sent and of what was lost.
+DifferenceSquares subtract_sent(const float* sent, std::int64_t elems, const FeedbackMemory& memory);
 
 // Changes nothing: squares of `values` and of what `sent` differs from them by.
-FeedbackSquares compare_sent(const void* values, DType values_dtype, const void* sent, DType sent_dtype,
-                             std::int64_t elems);
+DifferenceSquares compare_sent(const void* values, DType values_dtype, const void* sent, DType sent_dtype,
+                               std::int64_t elems);
 
 }  // namespace cortado

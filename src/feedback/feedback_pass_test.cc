@@ -99,7 +99,7 @@ TEST(FeedbackPass, VelocityFollowsTheFormulasOfDgc) {
       if (is_sent) u[i] = v[i] = 0;
       of_differences += v[i] * v[i];
     }
-    const FeedbackSquares squares = subtract_sent(sent.data(), kElems, memory);
+    const DifferenceSquares squares = subtract_sent(sent.data(), kElems, memory);
     EXPECT_EQ(residual, v);
     EXPECT_EQ(velocity, u);
     EXPECT_NEAR(squares.of_values, of_values, 1e-5 * of_values);
@@ -111,8 +111,8 @@ TEST(FeedbackPass, WhatWasSentRoundedIsOwed) {
   std::vector<float> residual = normal(8), sent(kElems);
   const std::vector<float> wanted = residual;
   for (std::int64_t i = 0; i < kElems; ++i) sent[i] = std::round(wanted[i]);
-  const FeedbackSquares compared = compare_sent(wanted.data(), DType::kFloat32, sent.data(), DType::kFloat32, kElems);
-  const FeedbackSquares squares = subtract_sent(sent.data(), kElems, {.residual = residual.data()});
+  const DifferenceSquares compared = compare_sent(wanted.data(), DType::kFloat32, sent.data(), DType::kFloat32, kElems);
+  const DifferenceSquares squares = subtract_sent(sent.data(), kElems, {.residual = residual.data()});
   EXPECT_EQ(squares.of_values, compared.of_values);
   EXPECT_EQ(squares.of_differences, compared.of_differences);
   for (std::int64_t i = 0; i < kElems; ++i) EXPECT_EQ(residual[i] + sent[i], wanted[i]);

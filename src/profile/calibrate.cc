@@ -14,6 +14,8 @@
 #include "collective/collective_call.h"
 #include "core/aligned_buffer.h"
 #include "core/check.h"
+#include "core/checksum.h"
+#include "core/differences.h"
 #include "core/linalg.h"
 #include "core/philox.h"
 #include "core/seconds.h"
@@ -34,7 +36,7 @@ constexpr double kLargestShare = 2;  // of a point's share of the budget, for on
 // Of the whole budget, for one run of a collective: links are what is least known, and come last.
 constexpr double kShareOfBudget = 0.04;
 constexpr std::size_t kFewestSizes = 2;
-constexpr std::int64_t kProductSide = 192;
+constexpr std::int64_t kProductSide = 192, kMostProducts = 10000;
 
 // Two sizes or more, the last one `largest`. They lie a factor of two apart at least: two that are close would tell
 // nothing of the slope.
@@ -103,6 +105,19 @@ bool is_measured(const std::vector<CodecTimes>& times, const std::string& spec) 
                        [&](const CodecTimes& entry) { return is_cpu_curve(entry, spec); }) == 2;
 }
 
+// Stands for computation.
+class MatrixProduct {
+ public:
+  Status run() {
+    multiply(Operand::kAsIs, Operand::kAsIs, kProductSide, kProductSide, kProductSide, a_.data(), b_.data(), c_.data());
+    return {};
+  }
+
+ private:
+  static constexpr std::size_t kElems = static_cast<std::size_t>(kProductSide * kProductSide);
+  AlignedBuffer<float> a_{kElems}, b_{kElems}, c_{kElems};
+};
+
 class Calibrator {
  public:
   Calibrator(Communicator* communicator, const CalibrateOptions& options, const Clock* clock)
@@ -125,6 +140,7 @@ class Calibrator {
   Status measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
                              CollectiveCurves* curves, UnknownFields* unknown);
   Status measure_overlap(Communicator* group, std::int64_t groups, ClusterLevel* level);
+  Status measure_transfers(const CollectiveCurves& curves, Cluster* cluster);
   Status measure_codec(const std::string& spec, std::vector<CodecTimes>* times);
   Status measure_contention(Cluster* cluster);
 
@@ -167,6 +183,7 @@ Result<Cluster> Calibrator::start(const Topology& topology, const ClusterIdentit
 
 void Calibrator::count_points(const Cluster& cluster) {
   std::size_t kept = 0, missing_collectives = 0, missing_codecs = 0, of_contention = options_.codecs.empty() ? 0 : 2;
+  const std::size_t of_transfers = cluster.transfers_slow_backward.has_value() ? 0 : 3;
   const auto count = [&](const CollectiveCurves& curves) {
     for (const OpKind kind : options_.collectives) ++(curves.contains(kind) ? kept : missing_collectives);
   };
@@ -178,7 +195,7 @@ void Calibrator::count_points(const Cluster& cluster) {
   for (const std::string& spec : options_.codecs) (is_measured(cluster.codecs, spec) ? kept : missing_codecs) += 2;
   points_ = static_cast<double>(missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
                                 missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
-                                (options_.contention ? of_contention : 0));
+                                (options_.contention ? of_contention : 0) + of_transfers);
   share_ns_ = options_.budget_s * 1e9 / std::max(1.0, points_);
   if (!options_.note || kept == 0) return;
   const std::size_t missing = missing_collectives + missing_codecs;
@@ -310,20 +327,61 @@ Status Calibrator::measure_overlap(Communicator* group, std::int64_t groups, Clu
   return {};
 }
 
+// What computation loses to a transfer that runs beside it: time that is added to enough products to outlast the
+// transfer, as a share of what the transfer takes alone.
+Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cluster) {
+  const auto all_reduce = curves.find(OpKind::kAllReduce);
+  if (cluster->transfers_slow_backward.has_value() || communicator_->world_size() == 1) return {};
+  if (all_reduce == curves.end()) return {};
+  // The largest that fits into a point's share: of small ones it is latency that takes the time.
+  const TimeCurve& curve = all_reduce->second;
+  std::size_t size = curve.sizes.size() - 1;
+  while (size > 0 && static_cast<double>(curve.times_ns[size]) > share_ns_) --size;
+  AlignedBuffer<float> values(static_cast<std::size_t>(curve.sizes[size]) / sizeof(float) + 1);
+  const CollectiveCall call =
+      make_call(OpKind::kAllReduce, curve.sizes[size], communicator_->world_size(), values.data(), values.data()).call;
+  const auto transfer = [&](const auto& meanwhile) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator_->start(call));
+    meanwhile();
+    return communicator_->wait(work, timeout_);
+  };
+  MatrixProduct product;
+  CORTADO_ASSIGN_OR_RETURN(const Point once, measure("computation", [&] { return product.run(); }));
+  const std::int64_t transfer_ns = std::max<std::int64_t>(1, curve.times_ns[size]);
+  const auto products = static_cast<int>(
+      std::clamp<std::int64_t>(transfer_ns / std::max<std::int64_t>(1, once.median_ns) + 1, 1, kMostProducts));
+  const auto compute = [&] {
+    for (int i = 0; i < products; ++i) (void)product.run();
+  };
+  CORTADO_ASSIGN_OR_RETURN(const Point alone, measure("computation alone", [&]() -> Status {
+                             compute();
+                             return {};
+                           }));
+  CORTADO_ASSIGN_OR_RETURN(const Point beside,
+                           measure("computation beside all_reduce", [&] { return transfer(compute); }));
+  const double share =
+      static_cast<double>(beside.median_ns - std::max(alone.median_ns, transfer_ns)) / static_cast<double>(transfer_ns);
+  cluster->transfers_slow_backward = std::round(1000 * std::clamp(share, 0.0, 1.0)) / 1000;
+  return {};
+}
+
 // ---- codecs --------------------------------------------------------------------------------------------------------
 
-// What a rank's thread does for one tensor.
+// What a rank's thread does for one tensor: beside encode and decode the passes of error feedback and, of payloads that
+// are gathered, checks and sums; where codecs are fast these cost as much.
 class CodecWork {
  public:
   CodecWork(const Codec& codec, std::int64_t elems)
       : codec_(codec),
         has_feedback_(!codec.row().traits.lossless && !codec.is_majority_vote()),
+        is_gathered_(!codec.row().traits.linear),
         cols_(static_cast<std::int64_t>(std::sqrt(static_cast<double>(elems)))),
         rows_(elems / cols_),
         gradient_(size()),
         residual_(has_feedback_ ? size() : 0),
         values_(size()),
         decoded_(size()),
+        sum_(is_gathered_ ? size() : 0),
         payload_(codec.max_payload_bytes(rows_, cols_, DType::kFloat32)),
         scratch_(codec.scratch_bytes(rows_, cols_, DType::kFloat32)) {
     philox_fill_normal(1, 0, 0, gradient_.data(), rows_ * cols_);
@@ -342,26 +400,33 @@ class CodecWork {
     CORTADO_ASSIGN_OR_RETURN(
         payload_bytes_, codec_.encode({input, DType::kFloat32, rows_, cols_}, {.seed = 1, .step = step_++, .tensor = 1},
                                       payload_.span(), scratch_.span()));
+    if (is_gathered_) check_ = checksum_64(payload());
     if (!has_feedback_) return {};
-    CORTADO_RETURN_IF_ERROR(decode());
-    for (std::size_t i = 0; i < count; ++i) residual_[i] = values_[i] - decoded_[i];
+    CORTADO_RETURN_IF_ERROR(decode_alone());
+    (void)take_differences(values_.data(), decoded_.data(), elems(), residual_.data());
     return {};
   }
 
   Status decode() {
-    return codec_.decode(payload_.span().first(payload_bytes_), {decoded_.data(), DType::kFloat32, rows_, cols_},
-                         scratch_.span());
+    CORTADO_CHECK(!is_gathered_ || checksum_64(payload()) == check_, "nothing has touched it");
+    CORTADO_RETURN_IF_ERROR(decode_alone());
+    for (std::size_t i = 0; i < sum_.size(); ++i) sum_[i] += decoded_[i];
+    return {};
   }
 
  private:
   std::size_t size() const { return static_cast<std::size_t>(rows_ * cols_); }
+  std::span<const std::byte> payload() { return payload_.span().first(payload_bytes_); }
+  Status decode_alone() {
+    return codec_.decode(payload(), {decoded_.data(), DType::kFloat32, rows_, cols_}, scratch_.span());
+  }
 
   const Codec& codec_;
-  bool has_feedback_;
+  bool has_feedback_, is_gathered_;
   std::int64_t cols_, rows_;
-  AlignedBuffer<float> gradient_, residual_, values_, decoded_;
+  AlignedBuffer<float> gradient_, residual_, values_, decoded_, sum_;
   AlignedBuffer<std::byte> payload_, scratch_;
-  std::uint64_t payload_bytes_ = 0, step_ = 0;
+  std::uint64_t payload_bytes_ = 0, step_ = 0, check_ = 0;
 };
 
 Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes>* times) {
@@ -414,12 +479,8 @@ Status Calibrator::measure_contention(Cluster* cluster) {
   if (spec == cluster->cpu_codec) return {};  // known; or there is none
   CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(spec));
   CodecWork work(*codec, std::min<std::int64_t>(options_.max_elems, 1 << 18));
-  const auto side = static_cast<std::size_t>(kProductSide);
-  AlignedBuffer<float> a(side * side), b(side * side), c(side * side);
-  const auto product = [&]() -> Status {
-    multiply(Operand::kAsIs, Operand::kAsIs, kProductSide, kProductSide, kProductSide, a.data(), b.data(), c.data());
-    return {};
-  };
+  MatrixProduct matrices;
+  const auto product = [&] { return matrices.run(); };
   CORTADO_ASSIGN_OR_RETURN(const Point alone, measure("matrix product", product));
   std::atomic<bool> stop = false;
   Status encoded;
@@ -478,6 +539,10 @@ Result<Cluster> Calibrator::run() {
     if (!is_flat(range)) continue;  // of a file that has more
     CORTADO_RETURN_IF_ERROR(measure_collectives(communicator_, "flat", 1, &range.collectives, &range.unknown));
   }
+  const auto flat_range = std::find_if(cluster.ranges.begin(), cluster.ranges.end(), is_flat);
+  const bool has_range = flat_range != cluster.ranges.end();
+  CORTADO_RETURN_IF_ERROR(
+      measure_transfers(has_range ? flat_range->collectives : cluster.levels.back().collectives, &cluster));
   const std::int64_t elapsed[] = {clock_->now_ns() - start_ns_};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> longest_ns, longest(elapsed));
   cluster.unknown["/calibration_ns"] = std::to_string(longest_ns[0]);

@@ -214,6 +214,26 @@ TEST(Calibrate, MeasuresTwoTransfersAtOnce) {
   EXPECT_FALSE(calibrate_ranks(4, options)[0].levels[0].overlap_time_share.has_value());
 }
 
+TEST(Calibrate, MeasuresWhatTransfersTakeFromComputation) {
+  CalibrateOptions options = quick();
+  options.collectives = {OpKind::kAllReduce};
+  options.contention = false;
+  EXPECT_FALSE(calibrate_ranks(1, options)[0].transfers_slow_backward.has_value()) << "there is nobody to send to";
+  const std::vector<Cluster> clusters = calibrate_ranks(2, options);
+  for (const Cluster& cluster : clusters) {
+    ASSERT_TRUE(cluster.transfers_slow_backward.has_value());
+    EXPECT_GE(*cluster.transfers_slow_backward, 0);
+    EXPECT_LE(*cluster.transfers_slow_backward, 1);
+    EXPECT_EQ(cluster.transfers_slow_backward, clusters[0].transfers_slow_backward);
+  }
+  options.known = clusters[0];
+  options.known->transfers_slow_backward = 0.375;
+  EXPECT_EQ(calibrate_ranks(2, options)[0].transfers_slow_backward, 0.375);
+  options.known.reset();
+  options.collectives = {OpKind::kAllGather};
+  EXPECT_FALSE(calibrate_ranks(2, options)[0].transfers_slow_backward.has_value()) << "without all-reduce";
+}
+
 // Curves with times that no machine has stay, and are the only ones that are not measured.
 TEST(Calibrate, KeepsWhatIsKnown) {
   CalibrateOptions options = quick();

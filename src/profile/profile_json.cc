@@ -471,6 +471,7 @@ Result<Cluster> cluster_from_json(std::string_view json) {
   fields.inner("contention", [&](Fields& contention) {
     cluster.gpu_codec_slows_backward = contention.number_or("gpu_codec_slows_backward", 0);
     cluster.cpu_codec_slows_backward = contention.number_or("cpu_codec_slows_backward", 0);
+    cluster.transfers_slow_backward = contention.number_or_null("transfers_slow_backward");
     cluster.cpu_codec = contention.text_or("cpu_codec", "");
     cluster.cpu_codec_workers = read_int(contention, "cpu_codec_workers", "a number of workers", 1);
     cluster.cpu_codec_threads = read_int(contention, "cpu_codec_threads", "a number of threads", 1);
@@ -517,6 +518,9 @@ std::string cluster_to_json(const Cluster& cluster) {
                             {"cpu_codec_workers", cluster.cpu_codec_workers},
                             {"cpu_codec_threads", cluster.cpu_codec_threads}};
   if (!cluster.cpu_codec.empty()) document["contention"]["cpu_codec"] = cluster.cpu_codec;
+  if (cluster.transfers_slow_backward.has_value()) {
+    document["contention"]["transfers_slow_backward"] = *cluster.transfers_slow_backward;
+  }
   document["host"] = {{"fingerprint", cluster.fingerprint}, {"communicator", cluster.communicator}};
   add_unknown(cluster.unknown, &document);
   return dump_by_lines(document);

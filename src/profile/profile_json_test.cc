@@ -26,7 +26,7 @@ constexpr const char* kCluster = R"json({
  "ranges": [{"levels": "flat", "collectives": {"all_reduce": {"bytes": [8], "time_ns": [9]}}}],
  "codecs": [{"codec": "cast(fp16)", "device": "cpu", "threads": 2, "direction": "encode", "elems": [1], "time_ns": [1]}],
  "copies": {"host_to_device": {"bytes": [8], "time_ns": [9]}},
- "contention": {"gpu_codec_slows_backward": 0.5, "cpu_codec_workers": 3, "cpu_codec": "rans", "measured": true},
+ "contention": {"gpu_codec_slows_backward": 0.5, "cpu_codec_workers": 3, "cpu_codec": "rans", "transfers_slow_backward": 0.25, "measured": true},
  "host": {"fingerprint": "abc"}})json";
 
 std::string with(std::string text, const std::string& from, const std::string& to) {
@@ -73,6 +73,7 @@ TEST(ClusterJson, ReadsWhatThereIs) {
   EXPECT_EQ(cluster.gpu_codec_slows_backward, 0.5);
   EXPECT_EQ(cluster.cpu_codec_workers, 3);
   EXPECT_EQ(cluster.cpu_codec, "rans");
+  EXPECT_EQ(cluster.transfers_slow_backward, 0.25);
   EXPECT_EQ(cluster.levels[0].overlap_time_share, 0.75);
   EXPECT_FALSE(cluster.levels[1].overlap_time_share.has_value());
   EXPECT_EQ(cluster.fingerprint, "abc");
@@ -157,6 +158,7 @@ TEST(ClusterJson, RefusesBadInputWithItsPlace) {
       {"\"direction\": \"encode\"", "\"direction\": \"both\"", "$.codecs[0].direction: expected"},
       {"\"threads\": 2", "\"threads\": 0", "$.codecs[0].threads: expected from 1"},
       {"0.5", "1.5", "$.contention.gpu_codec_slows_backward: expected a number from 0 to 1"},
+      {"0.25", "-1", "$.contention.transfers_slow_backward: expected a number from 0 to 1"},
       {"0.75", "0", "$.levels[0].overlap_time_share: expected a number above 0"},
       {"\"cpu_codec_workers\": 3", "\"cpu_codec_workers\": 0", "$.contention.cpu_codec_workers: expected from 1"},
       {"cortado.cluster/1", "cortado.cluster/9", "$.format: expected \"cortado.cluster/1\", got \"cortado.cluster/9\""},

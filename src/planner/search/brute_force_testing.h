@@ -115,6 +115,7 @@ inline RandomCase random_case(std::uint64_t seed, int tensors, int levels, const
     }
   }
   result.cluster.gpu_codec_slows_backward = pick(0, 2) / 2.0;
+  result.cluster.transfers_slow_backward = pick(0, 2) / 2.0;
   result.cluster.cpu_codec_workers = pick(1, 2);
   result.cluster.host_to_device = result.cluster.device_to_host = {{1024, 1 << 24}, {10000, 1500000}};
   result.job.name = "random";

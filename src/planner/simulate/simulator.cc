@@ -18,6 +18,12 @@ std::int64_t muldiv(std::int64_t a, std::int64_t b, std::int64_t c) {
   return static_cast<std::int64_t>(static_cast<__int128>(a) * b / c);
 }
 
+// Which of Compute::slowed_until_ns it is that takes speed from the compute stream; -1: none.
+int slowdown_by(int resource) {
+  if (resource >= kLink) return 2;
+  return resource <= kCpuCodec ? resource : -1;
+}
+
 }  // namespace
 
 SimulatedJob simulated_job(const Job& job, const Cluster& cluster) {
@@ -28,10 +34,12 @@ SimulatedJob simulated_job(const Job& job, const Cluster& cluster) {
           .overlap_forward = job.overlap_forward,
           .cpu_workers = cluster.cpu_codec_workers,
           .gpu_slowdown_ppm = ppm(cluster.gpu_codec_slows_backward),
-          .cpu_slowdown_ppm = ppm(cluster.cpu_codec_slows_backward)};
+          .cpu_slowdown_ppm = ppm(cluster.cpu_codec_slows_backward),
+          .link_slowdown_ppm = ppm(cluster.transfers_slow_backward.value_or(0))};
 }
 
-Simulator::Simulator(const SimulatedJob& job, int levels) : job_(job) {
+Simulator::Simulator(const SimulatedJob& job, int levels)
+    : job_(job), slowdowns_ppm_{job.gpu_slowdown_ppm, job.cpu_slowdown_ppm, job.link_slowdown_ppm} {
   std::int16_t next = 0;
   for (int r = 0; r <= kMaxResources; ++r) {
     servers_of_[r] = next;
@@ -145,39 +153,46 @@ void Simulator::plan_next(std::span<const SimulatedBucket> buckets) {
   }
   std::int64_t time_ns = compute.time_ns;
   std::int64_t left_ns = milestone_work(buckets) - compute.work_ns;
-  for (;;) {
-    const bool gpu = compute.codec_until_ns[0] > time_ns, cpu = compute.codec_until_ns[1] > time_ns;
-    if (left_ns <= 0 || (!gpu && !cpu)) break;
-    const std::int64_t speed = std::max<std::int64_t>(
-        kFullSpeedPpm - (gpu ? job_.gpu_slowdown_ppm : 0) - (cpu ? job_.cpu_slowdown_ppm : 0), 0);
-    const std::int64_t until =
-        std::min(gpu ? compute.codec_until_ns[0] : kNever, cpu ? compute.codec_until_ns[1] : kNever);
-    const std::int64_t done_ns = muldiv(until - time_ns, speed, kFullSpeedPpm);
+  while (left_ns > 0) {
+    const Pace pace = pace_at(time_ns);
+    if (pace.speed_ppm == kFullSpeedPpm) break;
+    const std::int64_t done_ns = muldiv(pace.until_ns - time_ns, pace.speed_ppm, kFullSpeedPpm);
     if (done_ns >= left_ns) {
-      time_ns += muldiv(left_ns, kFullSpeedPpm, speed);
+      time_ns += muldiv(left_ns, kFullSpeedPpm, pace.speed_ppm);
       left_ns = 0;
       break;
     }
     left_ns -= done_ns;
-    time_ns = until;
+    time_ns = pace.until_ns;
   }
   compute.next_ns = time_ns + std::max<std::int64_t>(left_ns, 0);
+}
+
+// The speed of the compute stream from `time_ns` on, and until when.
+Simulator::Pace Simulator::pace_at(std::int64_t time_ns) const {
+  Pace pace = {kFullSpeedPpm, kNever};
+  for (std::size_t by = 0; by < slowdowns_ppm_.size(); ++by) {
+    const std::int64_t until_ns = state_.compute.slowed_until_ns[by];
+    if (until_ns <= time_ns) continue;
+    pace.speed_ppm -= slowdowns_ppm_[by];
+    pace.until_ns = std::min(pace.until_ns, until_ns);
+  }
+  pace.speed_ppm = std::max<std::int64_t>(pace.speed_ppm, 0);
+  return pace;
 }
 
 // Brings the compute stream to `time_ns`, which is not after its next milestone.
 void Simulator::settle(std::int64_t time_ns) {
   Compute& compute = state_.compute;
   while (compute.time_ns < time_ns) {
-    const bool gpu = compute.codec_until_ns[0] > compute.time_ns, cpu = compute.codec_until_ns[1] > compute.time_ns;
-    std::int64_t until = time_ns, speed = kFullSpeedPpm;
-    if (gpu) until = std::min(until, compute.codec_until_ns[0]), speed -= job_.gpu_slowdown_ppm;
-    if (cpu) until = std::min(until, compute.codec_until_ns[1]), speed -= job_.cpu_slowdown_ppm;
+    const Pace pace = pace_at(compute.time_ns);
+    const std::int64_t until_ns = std::min(time_ns, pace.until_ns);
     if (compute.waits_for < 0) {
-      compute.work_ns += speed == kFullSpeedPpm
-                             ? until - compute.time_ns
-                             : muldiv(until - compute.time_ns, std::max<std::int64_t>(speed, 0), kFullSpeedPpm);
+      compute.work_ns += pace.speed_ppm == kFullSpeedPpm
+                             ? until_ns - compute.time_ns
+                             : muldiv(until_ns - compute.time_ns, pace.speed_ppm, kFullSpeedPpm);
     }
-    compute.time_ns = until;
+    compute.time_ns = until_ns;
   }
 }
 
@@ -283,10 +298,9 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, const Waitin
   const Waiting result = {server.free_ns, ready.bucket, ready.step + 1};
   if (server.queue.empty()) heads_[s] = result;
   server.queue.push_back(result);
-  if (step.resource <= kCpuCodec) {
-    const std::int64_t slowdown = step.resource == kGpuCodec ? job_.gpu_slowdown_ppm : job_.cpu_slowdown_ppm;
-    std::int64_t& until_ns = state_.compute.codec_until_ns[step.resource];
-    if (slowdown > 0 && server.free_ns > until_ns) {
+  if (const int by = slowdown_by(step.resource); by >= 0 && slowdowns_ppm_[static_cast<std::size_t>(by)] > 0) {
+    std::int64_t& until_ns = state_.compute.slowed_until_ns[by];
+    if (server.free_ns > until_ns) {
       settle(ready.time_ns);
       until_ns = server.free_ns;
       plan_next(buckets);

@@ -5,7 +5,7 @@
 // The compute stream runs the backward pass and, if it may overlap, the next forward pass. When it has done the work of
 // a bucket, the bucket's chain begins; each of its steps waits for its resource. A resource serves in the order in
 // which steps become ready, at equal times the lower bucket first; it does one thing at a time, except the CPU, which
-// has workers. Codecs take speed from the compute stream while they run. Not modelled: docs/planner.md.
+// has workers. Codecs and transfers take speed from the compute stream while they run. Not modelled: docs/planner.md.
 //
 // PERF: a resource's results come in order, so that every server has a queue of its own and the next event is the least
 // of their heads: 15 ns an event, where one heap over all buckets in flight takes 40.
@@ -31,6 +31,7 @@ struct SimulatedJob {
   int cpu_workers = 1;
   std::int64_t gpu_slowdown_ppm = 0;  // of the compute stream while a codec runs: 1,000,000 stands still
   std::int64_t cpu_slowdown_ppm = 0;
+  std::int64_t link_slowdown_ppm = 0;  // while a link is busy
 };
 
 SimulatedJob simulated_job(const Job& job, const Cluster& cluster);
@@ -92,7 +93,7 @@ class Simulator {
   // pass begin that need a bucket, the forward pass ends.
   struct Compute {
     std::int64_t time_ns = 0, work_ns = 0;  // so much work is done at that time
-    std::int64_t codec_until_ns[2] = {};    // a codec runs until then: GPU, CPU
+    std::int64_t slowed_until_ns[3] = {};   // by codecs on the GPU, on the CPU, by transfers
     std::int32_t milestone = 0;
     std::int32_t waits_for = -1;  // a bucket
     std::int64_t next_ns = 0;     // when the milestone will be reached, if no other codec starts before
@@ -121,10 +122,15 @@ class Simulator {
   void arrive(std::int32_t bucket, std::int64_t time_ns);
   std::int64_t milestone_work(std::span<const SimulatedBucket> buckets) const;
   void plan_next(std::span<const SimulatedBucket> buckets);
+  struct Pace {
+    std::int64_t speed_ppm, until_ns;
+  };
+  Pace pace_at(std::int64_t time_ns) const;
   void settle(std::int64_t time_ns);
   void keep();
 
   SimulatedJob job_;
+  std::array<std::int64_t, 3> slowdowns_ppm_;               // in the order of Compute::slowed_until_ns
   std::array<std::int16_t, kMaxResources + 1> servers_of_;  // first server of a resource; and one past the last
   std::vector<Server> servers_;
   std::vector<Waiting> heads_;  // of each server; at kNever: none

@@ -100,6 +100,15 @@ TEST(Simulator, CodecsOnBothDevicesSlowTheComputationTogether) {
   EXPECT_EQ(simulator.run(buckets_of({{10, &both}, {10, &cpu}, {50, &none}})), 80);
 }
 
+TEST(Simulator, ATransferSlowsTheComputation) {
+  // A link is busy from 10 to 50, the other level's from 20 to 80: half the speed from 10 to 80.
+  const Chain inner = {{40, kLink, 0}}, outer = {{10, kDeviceToHost, 0}, {60, kLink + 1, 1}}, none;
+  for (const auto& [ppm, step_ns] : {std::pair(0, 80), std::pair(500000, 135), std::pair(1000000, 170)}) {
+    Simulator simulator({.backward_ns = 100, .link_slowdown_ppm = ppm}, 2);
+    EXPECT_EQ(simulator.run(buckets_of({{10, &inner}, {10, &outer}, {100, &none}})), std::max(step_ns, 100)) << ppm;
+  }
+}
+
 TEST(Simulator, TheForwardPassMayBeginBeforeAllHasArrived) {
   // The second tensor is needed at once, the first one after 60 of 100: it was ready at 40 of 100.
   const Chain first = {{100, kLink, 0}}, second = {{10, kLink, 0}};
@@ -166,7 +175,8 @@ SimulatedJob random_job(std::mt19937_64& random, const RandomPlan& plan) {
           .overlap_forward = random() % 2 == 0,
           .cpu_workers = 1 + static_cast<int>(random() % 3),
           .gpu_slowdown_ppm = static_cast<std::int64_t>(random() % 3) * 500000,
-          .cpu_slowdown_ppm = static_cast<std::int64_t>(random() % 3) * 250000};
+          .cpu_slowdown_ppm = static_cast<std::int64_t>(random() % 3) * 250000,
+          .link_slowdown_ppm = static_cast<std::int64_t>(random() % 3) * 500000};
 }
 
 TEST(Simulator, ContinuingGivesWhatARunFromTheStartGives) {
