@@ -368,7 +368,8 @@ int run_over_mpi(const BenchOptions& options) {
     const auto of_schemes = make_mpi_communicator(MPI_Comm_c2f(MPI_COMM_WORLD)).value();
     if (by_hand->world_size() == kRanks) {
       code = run(options, {{by_hand.get()}, {of_schemes.get()}});
-    } else {
+      if (code != 0) MPI_Abort(MPI_COMM_WORLD, code);  // the others may have seen nothing, and go on
+    } else if (by_hand->rank() == 0) {
       std::fprintf(stderr, "%d processes, expected %d: mpirun -n %d scheme_bench --mpi\n", by_hand->world_size(),
                    kRanks, kRanks);
     }
@@ -388,6 +389,10 @@ int run_over_mpi(const BenchOptions&) {
 
 int main(int argc, char** argv) {
   const cortado::BenchOptions options(argc, argv, 41);
-  const bool over_mpi = !options.arguments.empty() && options.arguments.front() == "--mpi";
+  const bool over_mpi = options.arguments == std::vector<std::string>{"--mpi"};
+  if (!over_mpi && !options.arguments.empty()) {
+    std::fprintf(stderr, "%s: expected --mpi, --rounds=N or nothing\n", options.arguments.front().c_str());
+    return 1;
+  }
   return over_mpi ? cortado::run_over_mpi(options) : cortado::run_in_process(options);
 }

@@ -49,16 +49,18 @@ struct CalibrateOptions {
 //                 called several times in a row. A level's groups run at the same time, so points of outer levels are
 //                 what their whole link takes
 //   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
-//                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written
+//                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written. Of
+//                 payloads that are gathered checks are made and proved, and what is decoded is added up
 //   contention    by how much a matrix product slows down while another thread of the rank encodes with the codec that
 //                 takes longest for a value; 0 where it is not measured
-//   transfers     by how much computation slows down while a transfer runs: what an all-reduce of all ranks adds to
+//   transfers     always: by how much computation slows down while a transfer runs: what an all-reduce of all ranks
+//   adds to
 //                 matrix products that outlast it, as a share of what it takes alone
 //   overlap       of each level, two all-reduces of the largest size that was measured, at once against one after the
 //                 other (without all-reduce: the first collective that was measured)
 //
 // Beside "time_ns" stand "spread_ns" (from the first to the ninth decile, the largest of any rank) and "runs". Times
-// are made to rise with size. Takes memory for four of the largest collectives, and for the largest tensor thrice.
+// are made to rise with size. Takes memory for four of the largest collectives, and for the largest tensor six times.
 Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& options,
                           const Clock* clock = steady_clock());
 

@@ -184,7 +184,13 @@ class Compiler {
       const PayloadUnit &left = units_[static_cast<std::size_t>(a)], &right = units_[static_cast<std::size_t>(b)];
       return std::pair(left.cell, left.contributor) < std::pair(right.cell, right.contributor);
     });
-    for (const PayloadUnit& unit : units_) step.contributors += unit.cell == units_.front().cell;
+    std::vector<int> contributors(program_.cells.size());
+    for (const PayloadUnit& unit : units_) ++contributors[static_cast<std::size_t>(unit.cell)];
+    for (const int count : contributors) {
+      CORTADO_CHECK(count == 0 || step.contributors == 0 || count == step.contributors,
+                    "cells of one step have equally many contributors");
+      step.contributors = std::max(step.contributors, count);
+    }
     add_step(std::move(step));
   }
 

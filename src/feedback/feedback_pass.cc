@@ -83,8 +83,8 @@ void take_back(const FeedbackPass& pass, const FeedbackMemory& memory) {
 }
 
 DifferenceSquares subtract_sent(const float* sent, std::int64_t elems, const FeedbackMemory& memory) {
-  for (std::int64_t i = 0; i < elems && memory.velocity != nullptr; ++i) {
-    memory.velocity[i] = sent[i] != 0.0f ? 0.0f : memory.velocity[i];
+  if (float* const velocity = memory.velocity; velocity != nullptr) {
+    for (std::int64_t i = 0; i < elems; ++i) velocity[i] = sent[i] != 0.0f ? 0.0f : velocity[i];
   }
   return take_differences(memory.residual, sent, elems, memory.residual);
 }

@@ -183,7 +183,7 @@ Result<Cluster> Calibrator::start(const Topology& topology, const ClusterIdentit
 
 void Calibrator::count_points(const Cluster& cluster) {
   std::size_t kept = 0, missing_collectives = 0, missing_codecs = 0, of_contention = options_.codecs.empty() ? 0 : 2;
-  const std::size_t of_transfers = cluster.transfers_slow_backward.has_value() ? 0 : 3;
+  const bool measures_transfers = !cluster.transfers_slow_backward.has_value() && communicator_->world_size() > 1;
   const auto count = [&](const CollectiveCurves& curves) {
     for (const OpKind kind : options_.collectives) ++(curves.contains(kind) ? kept : missing_collectives);
   };
@@ -195,7 +195,7 @@ void Calibrator::count_points(const Cluster& cluster) {
   for (const std::string& spec : options_.codecs) (is_measured(cluster.codecs, spec) ? kept : missing_codecs) += 2;
   points_ = static_cast<double>(missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
                                 missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
-                                (options_.contention ? of_contention : 0) + of_transfers);
+                                (options_.contention ? of_contention : 0) + (measures_transfers ? 3 : 0));
   share_ns_ = options_.budget_s * 1e9 / std::max(1.0, points_);
   if (!options_.note || kept == 0) return;
   const std::size_t missing = missing_collectives + missing_codecs;

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "collective/rank_threads.h"
 #include "core/check.h"
 
@@ -103,6 +106,37 @@ class SlowLink final : public Communicator, public Clock {
   Communicator* inner_ = group_.communicator(0);
   std::int64_t ns_per_byte_;
   std::int64_t now_ns_ = 0;
+};
+
+// All-reduces that take `time` from their start on, or from the wait on: then nothing travels beside computation.
+class TimedLink final : public Communicator {
+ public:
+  TimedLink(Communicator* inner, std::chrono::milliseconds time, bool only_in_wait)
+      : inner_(inner), time_(time), only_in_wait_(only_in_wait) {}
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string name() const override { return inner_->name(); }
+  Result<WorkId> start(const CollectiveCall& call) override {
+    is_timed_ = call.kind == CollectiveKind::kAllReduce;
+    started_ = std::chrono::steady_clock::now();
+    return inner_->start(call);
+  }
+  Result<bool> test(WorkId work) override { return inner_->test(work); }
+  Status wait(WorkId work, std::chrono::nanoseconds timeout) override {
+    if (is_timed_) std::this_thread::sleep_until((only_in_wait_ ? std::chrono::steady_clock::now() : started_) + time_);
+    return inner_->wait(work, timeout);
+  }
+  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
+                    std::chrono::nanoseconds timeout) override {
+    return inner_->all_gather(sent, received, timeout);
+  }
+
+ private:
+  Communicator* inner_;
+  std::chrono::milliseconds time_;
+  bool only_in_wait_, is_timed_ = false;
+  std::chrono::steady_clock::time_point started_;
 };
 
 TEST(Calibrate, StaysWithinItsBudget) {
@@ -232,6 +266,26 @@ TEST(Calibrate, MeasuresWhatTransfersTakeFromComputation) {
   options.known.reset();
   options.collectives = {OpKind::kAllGather};
   EXPECT_FALSE(calibrate_ranks(2, options)[0].transfers_slow_backward.has_value()) << "without all-reduce";
+}
+
+TEST(Calibrate, WhatTravelsOnlyInWaitTakesAllFromComputation) {
+  CalibrateOptions options = quick();
+  options.collectives = {OpKind::kAllReduce};
+  options.codecs = {};
+  options.contention = false;
+  options.max_bytes = 16384;
+  options.topology = Topology::two_levels(2, 1).value();
+  double shares[2] = {};
+  for (const bool only_in_wait : {false, true}) {
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      TimedLink link(&communicator, std::chrono::milliseconds(10), only_in_wait);
+      CORTADO_ASSIGN_OR_RETURN(const Cluster cluster, calibrate(&link, options));
+      if (link.rank() == 0) shares[only_in_wait ? 1 : 0] = cluster.transfers_slow_backward.value();
+      return {};
+    });
+    for (const Status& status : statuses) ASSERT_TRUE(status.ok()) << status.to_string();
+  }
+  EXPECT_GT(shares[1], shares[0]);  // about 1 and 0; machines are busy
 }
 
 // Curves with times that no machine has stay, and are the only ones that are not measured.
