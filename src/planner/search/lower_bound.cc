@@ -29,9 +29,13 @@ class Bounds {
   explicit Bounds(Problem& problem)
       : problem_(problem),
         job_(problem.simulated()),
-        slowdown_(static_cast<double>(job_.gpu_slowdown_ppm) * 1e-6),
         last_(problem.tensors() - 1),
         outer_(kLink + problem.levels() - 1) {
+    const std::int64_t all_ppm = job_.gpu_slowdown_ppm + job_.cpu_slowdown_ppm + job_.link_slowdown_ppm;
+    const double per_ppm = 1.0 / static_cast<double>(std::max<std::int64_t>(1000000, all_ppm));
+    slowdown_[kGpuCodec] = static_cast<double>(job_.gpu_slowdown_ppm) * per_ppm;
+    slowdown_[kCpuCodec] = static_cast<double>(job_.cpu_slowdown_ppm) * per_ppm / job_.cpu_workers;
+    slowdown_[static_cast<std::size_t>(outer_)] = static_cast<double>(job_.link_slowdown_ppm) * per_ppm;
     // The bytes of the narrowest elements.
     for (int tensor = 0; tensor <= last_; ++tensor) {
       if (dtype_bytes(problem.shape(tensor, tensor).dtype) < dtype_bytes(dtype_))
@@ -117,9 +121,9 @@ class Bounds {
     PriceSets prices = {};
     for (int set = 0; set < kPriceSets; ++set) {
       for (int r = 0; r < kMaxResources; ++r) {
-        prices[r][set] = static_cast<float>(weights[set].resource[r] / (r == kCpuCodec ? job_.cpu_workers : 1));
+        prices[r][set] = static_cast<float>(weights[set].resource[r] / (r == kCpuCodec ? job_.cpu_workers : 1) +
+                                            weights[set].compute * slowdown_[r]);
       }
-      prices[kGpuCodec][set] += static_cast<float>(weights[set].compute * slowdown_);
     }
     const std::int64_t all = problem_.elems(0, last_);
     const Costs costs = least_costs(all, prices);
@@ -295,8 +299,8 @@ class Bounds {
 
   Problem& problem_;
   const SimulatedJob& job_;
-  double slowdown_;
   int last_, outer_;
+  std::array<double, kMaxResources> slowdown_ = {};  // of the compute stream by each resource, as (c) counts it
   DType dtype_ = DType::kFloat32;
   std::vector<int> starts_;  // the tensors from which on loads are worth adding up
   LowerBound best_;

@@ -7,10 +7,11 @@
 //   (b) one tensor: its ready time, and the least time that any option takes for a bucket of its size; larger buckets
 //       take no less
 //   (c) loads, for any first tensor j and any weights w of the resources and v of the compute stream that sum to 1:
-//       what becomes ready from j on needs each resource for its load after r_j, and a codec on the GPU keeps the
+//       what becomes ready from j on needs each resource for its load after r_j, and codecs and transfers keep the
 //       compute stream, so that the last arrival A has
 //         A >= r_j + load(resource)          for each resource, with the loads of all buckets from j on
-//         A >= backward + slowdown * load(GPU codecs)
+//         A >= backward + the sum of slowdown * load over GPU codecs, CPU codecs (per worker) and the outer link,
+//              with slowdowns that sum to 1 at most: what is not done when the backward pass ends comes after it
 //       and the weighted sum of these is at least (1 - v) r_j + v backward + the least weighted load of any option.
 //       The least load of a bucket per element is that of all elements in one bucket, as no time per element rises with
 //       the size; the weights are searched for the largest bound. This is linear-programming duality: every choice of

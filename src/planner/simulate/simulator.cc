@@ -254,12 +254,12 @@ bool Simulator::reach_milestone(std::span<const SimulatedBucket> buckets, std::i
   const auto n = static_cast<std::int32_t>(buckets.size());
   const std::int32_t m = compute.milestone;
   if (keep_every_ > 0 && m < n && m % keep_every_ == 0) keep();
-  if (events_ != nullptr && compute.next_ns > compute.time_ns) {
+  if (events_ != nullptr && compute.next_ns > compute.began_ns) {
     events_->push_back(
-        {.start_ns = compute.time_ns, .end_ns = compute.next_ns, .step = m < n || !job_.overlap_forward ? 0 : 2});
+        {.start_ns = compute.began_ns, .end_ns = compute.next_ns, .step = m < n || !job_.overlap_forward ? 0 : 2});
   }
   compute.work_ns = milestone_work(buckets);
-  compute.time_ns = compute.next_ns;
+  compute.began_ns = compute.time_ns = compute.next_ns;
   if (m < n) {
     ++compute.milestone;
     plan_next(buckets);
@@ -281,6 +281,7 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, const Waitin
     arrive(ready.bucket, ready.time_ns);
     if (state_.compute.waits_for == ready.bucket) {
       settle(ready.time_ns);
+      state_.compute.began_ns = state_.compute.time_ns;
       state_.compute.waits_for = -1;
       plan_next(buckets);
     }

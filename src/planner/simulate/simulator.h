@@ -93,10 +93,11 @@ class Simulator {
   // pass begin that need a bucket, the forward pass ends.
   struct Compute {
     std::int64_t time_ns = 0, work_ns = 0;  // so much work is done at that time
+    std::int64_t began_ns = 0;              // the stretch that the next milestone ends
     std::int64_t slowed_until_ns[3] = {};   // by codecs on the GPU, on the CPU, by transfers
     std::int32_t milestone = 0;
     std::int32_t waits_for = -1;  // a bucket
-    std::int64_t next_ns = 0;     // when the milestone will be reached, if no other codec starts before
+    std::int64_t next_ns = 0;     // when the milestone will be reached, if no other codec or transfer starts before
   };
   struct State {
     Compute compute;

@@ -233,15 +233,25 @@ TEST(Simulator, EventsFillTheStepWithoutOverlap) {
     std::vector<SimulatedEvent> events;
     const std::int64_t step_ns = simulator.run(plan.buckets(), Simulator::kNever, &events);
     std::map<std::pair<int, int>, std::int64_t> free_ns;
+    std::int64_t computed_until_ns = 0;
     std::size_t steps = 0;
     for (const SimulatedEvent& event : events) {
       EXPECT_LE(event.end_ns, step_ns);
-      if (event.bucket < 0) continue;
+      if (event.bucket < 0) {
+        EXPECT_GE(event.start_ns, computed_until_ns);
+        // The backward pass waits for nothing: it may be slow, but has no gaps.
+        if (event.step == 0) {
+          EXPECT_EQ(event.start_ns, computed_until_ns);
+        }
+        computed_until_ns = event.end_ns;
+        continue;
+      }
       ++steps;
       std::int64_t& free = free_ns[{event.server, event.worker}];
       EXPECT_GE(event.start_ns, free);
       free = event.end_ns;
     }
+    EXPECT_GE(computed_until_ns, job.backward_ns);
     std::size_t expected = 0;
     for (const Chain& chain : plan.chains) expected += chain.size();
     EXPECT_EQ(steps, expected);
