@@ -35,6 +35,10 @@ constexpr std::int64_t kOfSize = 3;
 constexpr double kLargestShare = 2;  // of a point's share of the budget, for one run
 // Of the whole budget, for one run of a collective: links are what is least known, and come last.
 constexpr double kShareOfBudget = 0.04;
+// The transfer that computation runs beside costs a dozen times what it takes: of what is left of the budget, or of
+// half a budget too much.
+constexpr double kTimesBeside = 12, kShareBeside = 0.02;
+constexpr double kOutlasts = 1.5;  // so much longer than the transfer computation takes, alone
 constexpr std::size_t kFewestSizes = 2;
 constexpr std::int64_t kProductSide = 192, kMostProducts = 10000;
 
@@ -183,7 +187,10 @@ Result<Cluster> Calibrator::start(const Topology& topology, const ClusterIdentit
 
 void Calibrator::count_points(const Cluster& cluster) {
   std::size_t kept = 0, missing_collectives = 0, missing_codecs = 0, of_contention = options_.codecs.empty() ? 0 : 2;
-  const bool measures_transfers = !cluster.transfers_slow_backward.has_value() && communicator_->world_size() > 1;
+  const bool has_all_reduce =
+      std::count(options_.collectives.begin(), options_.collectives.end(), OpKind::kAllReduce) > 0;
+  const bool measures_transfers =
+      has_all_reduce && !cluster.transfers_slow_backward.has_value() && communicator_->world_size() > 1;
   const auto count = [&](const CollectiveCurves& curves) {
     for (const OpKind kind : options_.collectives) ++(curves.contains(kind) ? kept : missing_collectives);
   };
@@ -328,39 +335,45 @@ Status Calibrator::measure_overlap(Communicator* group, std::int64_t groups, Clu
 }
 
 // What computation loses to a transfer that runs beside it: time that is added to enough products to outlast the
-// transfer, as a share of what the transfer takes alone.
+// transfer, as a share of what the transfer takes alone. Not of transfers that are mostly latency: what they seem to
+// take is how late ranks leave a barrier.
 Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cluster) {
   const auto all_reduce = curves.find(OpKind::kAllReduce);
   if (cluster->transfers_slow_backward.has_value() || communicator_->world_size() == 1) return {};
   if (all_reduce == curves.end()) return {};
-  // The largest that fits into a point's share: of small ones it is latency that takes the time.
   const TimeCurve& curve = all_reduce->second;
+  const double budget_ns = options_.budget_s * 1e9;
+  if (left_ns_ < -budget_ns / 2) return {};
+  const double most_ns = std::max(left_ns_ / kTimesBeside, kShareBeside * budget_ns);
   std::size_t size = curve.sizes.size() - 1;
-  while (size > 0 && static_cast<double>(curve.times_ns[size]) > share_ns_) --size;
+  while (size > 0 && static_cast<double>(curve.times_ns[size]) > most_ns) --size;
+  const std::int64_t transfer_ns = curve.times_ns[size];
+  if (transfer_ns < kOfSize * curve.times_ns[0] || transfer_ns == 0) return {};
+
+  MatrixProduct product;
+  std::int64_t products = 1;
+  const auto compute = [&]() -> Status {
+    for (std::int64_t i = 0; i < products; ++i) CORTADO_RETURN_IF_ERROR(product.run());
+    return {};
+  };
+  Point alone;
+  for (;;) {
+    CORTADO_ASSIGN_OR_RETURN(alone, measure("computation alone", compute));
+    const double missing = kOutlasts * static_cast<double>(transfer_ns) / static_cast<double>(alone.median_ns + 1);
+    if (missing <= 1) break;
+    if (products == kMostProducts) return {};
+    // A single one, just after a barrier, takes longer than many do.
+    products = std::min(kMostProducts, static_cast<std::int64_t>(1.2 * missing * static_cast<double>(products)) + 1);
+  }
   AlignedBuffer<float> values(static_cast<std::size_t>(curve.sizes[size]) / sizeof(float) + 1);
   const CollectiveCall call =
       make_call(OpKind::kAllReduce, curve.sizes[size], communicator_->world_size(), values.data(), values.data()).call;
-  const auto transfer = [&](const auto& meanwhile) -> Status {
-    CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator_->start(call));
-    meanwhile();
-    return communicator_->wait(work, timeout_);
-  };
-  MatrixProduct product;
-  CORTADO_ASSIGN_OR_RETURN(const Point once, measure("computation", [&] { return product.run(); }));
-  const std::int64_t transfer_ns = std::max<std::int64_t>(1, curve.times_ns[size]);
-  const auto products = static_cast<int>(
-      std::clamp<std::int64_t>(transfer_ns / std::max<std::int64_t>(1, once.median_ns) + 1, 1, kMostProducts));
-  const auto compute = [&] {
-    for (int i = 0; i < products; ++i) (void)product.run();
-  };
-  CORTADO_ASSIGN_OR_RETURN(const Point alone, measure("computation alone", [&]() -> Status {
-                             compute();
-                             return {};
+  CORTADO_ASSIGN_OR_RETURN(const Point beside, measure("computation beside all_reduce", [&]() -> Status {
+                             CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator_->start(call));
+                             CORTADO_RETURN_IF_ERROR(compute());
+                             return communicator_->wait(work, timeout_);
                            }));
-  CORTADO_ASSIGN_OR_RETURN(const Point beside,
-                           measure("computation beside all_reduce", [&] { return transfer(compute); }));
-  const double share =
-      static_cast<double>(beside.median_ns - std::max(alone.median_ns, transfer_ns)) / static_cast<double>(transfer_ns);
+  const double share = static_cast<double>(beside.median_ns - alone.median_ns) / static_cast<double>(transfer_ns);
   cluster->transfers_slow_backward = std::round(1000 * std::clamp(share, 0.0, 1.0)) / 1000;
   return {};
 }

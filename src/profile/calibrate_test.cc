@@ -108,17 +108,19 @@ class SlowLink final : public Communicator, public Clock {
   std::int64_t now_ns_ = 0;
 };
 
-// All-reduces that take `time` from their start on, or from the wait on: then nothing travels beside computation.
+// All-reduces that take `latency` and 300 ns a byte from their start on, or from the wait on: then nothing
+// travels beside computation.
 class TimedLink final : public Communicator {
  public:
-  TimedLink(Communicator* inner, std::chrono::milliseconds time, bool only_in_wait)
-      : inner_(inner), time_(time), only_in_wait_(only_in_wait) {}
+  TimedLink(Communicator* inner, std::chrono::milliseconds latency, bool only_in_wait)
+      : inner_(inner), latency_(latency), only_in_wait_(only_in_wait) {}
 
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
   std::string name() const override { return inner_->name(); }
   Result<WorkId> start(const CollectiveCall& call) override {
     is_timed_ = call.kind == CollectiveKind::kAllReduce;
+    time_ = latency_ + std::chrono::nanoseconds(300 * call.elems * static_cast<std::int64_t>(dtype_bytes(call.dtype)));
     started_ = std::chrono::steady_clock::now();
     return inner_->start(call);
   }
@@ -134,7 +136,8 @@ class TimedLink final : public Communicator {
 
  private:
   Communicator* inner_;
-  std::chrono::milliseconds time_;
+  std::chrono::milliseconds latency_;
+  std::chrono::nanoseconds time_{};
   bool only_in_wait_, is_timed_ = false;
   std::chrono::steady_clock::time_point started_;
 };
@@ -248,44 +251,54 @@ TEST(Calibrate, MeasuresTwoTransfersAtOnce) {
   EXPECT_FALSE(calibrate_ranks(4, options)[0].levels[0].overlap_time_share.has_value());
 }
 
-TEST(Calibrate, MeasuresWhatTransfersTakeFromComputation) {
-  CalibrateOptions options = quick();
-  options.collectives = {OpKind::kAllReduce};
-  options.contention = false;
-  EXPECT_FALSE(calibrate_ranks(1, options)[0].transfers_slow_backward.has_value()) << "there is nobody to send to";
-  const std::vector<Cluster> clusters = calibrate_ranks(2, options);
-  for (const Cluster& cluster : clusters) {
-    ASSERT_TRUE(cluster.transfers_slow_backward.has_value());
-    EXPECT_GE(*cluster.transfers_slow_backward, 0);
-    EXPECT_LE(*cluster.transfers_slow_backward, 1);
-    EXPECT_EQ(cluster.transfers_slow_backward, clusters[0].transfers_slow_backward);
-  }
-  options.known = clusters[0];
-  options.known->transfers_slow_backward = 0.375;
-  EXPECT_EQ(calibrate_ranks(2, options)[0].transfers_slow_backward, 0.375);
-  options.known.reset();
-  options.collectives = {OpKind::kAllGather};
-  EXPECT_FALSE(calibrate_ranks(2, options)[0].transfers_slow_backward.has_value()) << "without all-reduce";
+// On two ranks, over a TimedLink.
+Cluster calibrate_timed(const CalibrateOptions& options, std::chrono::milliseconds latency, bool only_in_wait) {
+  Cluster clusters[2];
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    TimedLink link(&communicator, latency, only_in_wait);
+    CORTADO_ASSIGN_OR_RETURN(clusters[communicator.rank()], calibrate(&link, options));
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(clusters[0].transfers_slow_backward, clusters[1].transfers_slow_backward);
+  return clusters[0];
 }
 
-TEST(Calibrate, WhatTravelsOnlyInWaitTakesAllFromComputation) {
+CalibrateOptions only_transfers() {
   CalibrateOptions options = quick();
   options.collectives = {OpKind::kAllReduce};
   options.codecs = {};
   options.contention = false;
-  options.max_bytes = 16384;
+  options.max_bytes = 65536;
   options.topology = Topology::two_levels(2, 1).value();
-  double shares[2] = {};
-  for (const bool only_in_wait : {false, true}) {
-    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
-      TimedLink link(&communicator, std::chrono::milliseconds(10), only_in_wait);
-      CORTADO_ASSIGN_OR_RETURN(const Cluster cluster, calibrate(&link, options));
-      if (link.rank() == 0) shares[only_in_wait ? 1 : 0] = cluster.transfers_slow_backward.value();
-      return {};
-    });
-    for (const Status& status : statuses) ASSERT_TRUE(status.ok()) << status.to_string();
-  }
-  EXPECT_GT(shares[1], shares[0]);  // about 1 and 0; machines are busy
+  options.budget_s = 2;
+  return options;
+}
+
+TEST(Calibrate, MeasuresWhatTransfersTakeFromComputation) {
+  using std::chrono::milliseconds;
+  CalibrateOptions options = only_transfers();
+  // What travels only while it is waited for takes all from computation.
+  const double beside = calibrate_timed(options, milliseconds(0), false).transfers_slow_backward.value();
+  const double in_wait = calibrate_timed(options, milliseconds(0), true).transfers_slow_backward.value();
+  EXPECT_GE(beside, 0);
+  EXPECT_LE(in_wait, 1);
+  EXPECT_GT(in_wait, beside);  // about 1 and 0; machines are busy
+
+  options.known = calibrate_timed(options, milliseconds(0), false);
+  options.known->transfers_slow_backward = 0.375;
+  EXPECT_EQ(calibrate_timed(options, milliseconds(0), false).transfers_slow_backward, 0.375);
+}
+
+TEST(Calibrate, LeavesUnknownWhatTransfersTakeWhereItCannotTell) {
+  const std::chrono::milliseconds none(0), latency(20);  // 65 KB take 20 ms
+  CalibrateOptions options = only_transfers();
+  EXPECT_FALSE(calibrate_timed(options, latency, false).transfers_slow_backward.has_value())
+      << "latency takes the time";
+  options.collectives = {OpKind::kAllGather};
+  EXPECT_FALSE(calibrate_timed(options, none, false).transfers_slow_backward.has_value()) << "without all-reduce";
+  options = quick();
+  EXPECT_FALSE(calibrate_ranks(1, options)[0].transfers_slow_backward.has_value()) << "there is nobody to send to";
 }
 
 // Curves with times that no machine has stay, and are the only ones that are not measured.
