@@ -193,8 +193,8 @@ Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& c
   return scaled;
 }
 
-Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster, const Samples& samples,
-                             bool takes_buffers) {
+Result<Timeline> simulate_setting(const std::string& codec, const Job& job, const Cluster& cluster,
+                                  const Samples& samples, bool takes_buffers) {
   CodecTraits traits;
   Cluster scaled = cluster;
   if (codec != "none") {
@@ -209,8 +209,31 @@ Result<std::int64_t> predict(const std::string& codec, const Job& job, const Clu
   if (codec != "none" || !takes_buffers) {
     for (JobTensor& tensor : sent.tensors) tensor.dtype = DType::kFloat32;  // what engines work in
   }
-  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, sent, scaled));
+  return simulate_plan(plan, sent, scaled);
+}
+
+Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster, const Samples& samples,
+                             bool takes_buffers) {
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_setting(codec, job, cluster, samples, takes_buffers));
   return timeline.step_ns;
+}
+
+// When the last gradient is ready, if nothing is compressed.
+Result<std::int64_t> dense_backward_ns(const Job& job, const Cluster& cluster, bool takes_buffers) {
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_setting("none", job, cluster, {}, takes_buffers));
+  std::int64_t end_ns = 0;
+  for (const TimelineEvent& event : timeline.events) {
+    if (event.bucket < 0) end_ns = std::max(end_ns, event.end_ns);
+  }
+  return end_ns;
+}
+
+Job with_times(const Job& job, double factor) {
+  Job scaled = job;
+  for (JobTensor& tensor : scaled.tensors) {
+    tensor.ready_ns = std::llround(static_cast<double>(tensor.ready_ns) * factor);
+  }
+  return scaled;
 }
 
 // The planner's own plan, if it encodes anything.
@@ -262,10 +285,24 @@ std::map<std::uint32_t, std::int64_t> sampled_elems(const std::vector<EngineTens
   return sampled;
 }
 
+Result<Job> without_transfers(const Job& job, const Cluster& cluster, bool takes_buffers) {
+  if (cluster.transfers_slow_backward.value_or(0) == 0) return job;
+  double least = 1.0 / 8, most = 1;
+  for (int halving = 0; halving < 10; ++halving) {
+    const double middle = (least + most) / 2;
+    CORTADO_ASSIGN_OR_RETURN(const std::int64_t end_ns,
+                             dense_backward_ns(with_times(job, middle), cluster, takes_buffers));
+    (end_ns < job.backward_end_ns() ? least : most) = middle;
+  }
+  return with_times(job, most);
+}
+
 Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, std::int64_t dense_ns, bool takes_buffers) {
   constexpr double kMostFactor = 2, kCounts = 1.2;
-  const auto dense = [&](double factor) {
-    return predict("none", job, with_links_slower_by(cluster, factor), {}, takes_buffers);
+  const auto dense = [&](double factor) -> Result<std::int64_t> {
+    const Cluster links = with_links_slower_by(cluster, factor);
+    CORTADO_ASSIGN_OR_RETURN(const Job alone, without_transfers(job, links, takes_buffers));
+    return predict("none", alone, links, {}, takes_buffers);
   };
   CORTADO_ASSIGN_OR_RETURN(const std::int64_t as_measured_ns, dense(1));
   CORTADO_ASSIGN_OR_RETURN(const std::int64_t slower_ns, dense(kMostFactor));
@@ -282,16 +319,19 @@ Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, std:
 namespace {
 
 // On rank 0: predictions for `candidates`, that of dense from `cluster` and the others from `fitted`; and the planner's
-// plan with `codecs`, if there are any.
-Status add_predictions(const Job& job, const Cluster& cluster, const Cluster& fitted, const Samples& samples,
+// plan with `codecs`, if there are any. `measured`: the job as the dense steps show it.
+Status add_predictions(const Job& measured, const Cluster& cluster, const Cluster& fitted, const Samples& samples,
                        const AutoOptions& options, const std::vector<std::string>& codecs, Candidates* candidates) {
+  CORTADO_ASSIGN_OR_RETURN(const Job dense_job, without_transfers(measured, cluster, options.takes_buffers));
+  CORTADO_ASSIGN_OR_RETURN(const Job job, without_transfers(measured, fitted, options.takes_buffers));
   for (AutoCandidate& candidate : candidates->list) {
     std::string codec = "none";
     if (candidate.what != "none") {
       CORTADO_ASSIGN_OR_RETURN(codec, codec_of_setting(candidate.what));
     }
-    const Cluster& links = codec == "none" ? cluster : fitted;
-    const Result<std::int64_t> predicted_ns = predict(codec, job, links, samples, options.takes_buffers);
+    const bool is_dense = codec == "none";
+    const Result<std::int64_t> predicted_ns =
+        predict(codec, is_dense ? dense_job : job, is_dense ? cluster : fitted, samples, options.takes_buffers);
     if (predicted_ns.ok()) {
       candidate.predicted_ns = predicted_ns.value();
     } else if (candidate.what == "none") {

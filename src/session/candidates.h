@@ -71,9 +71,14 @@ constexpr int kMostTried = 5;
 Result<Candidates> find_candidates(const CandidateRequest& request, const MeasuredSteps& steps,
                                    Communicator* communicator, const Clock* clock);
 
+// Dense steps have transfers beside their backward pass, which slow it down as `cluster` says. `job`, as they show it,
+// with all times shorter by the factor that has the last gradient of a simulated dense step ready when it was. Pure.
+Result<Job> without_transfers(const Job& job, const Cluster& cluster, bool takes_buffers);
+
 // Links are measured in some seconds, with messages smaller than those of training and nothing beside them; what the
 // dense steps took tells better how long they are busy. `cluster` with all links as much slower or faster, by a factor
-// of two at most, as makes the prediction of dense come true; as it is, where links hardly count. Pure.
+// of two at most, as makes the prediction of dense come true; as it is, where links hardly count. `job`: as the dense
+// steps show it. Pure.
 Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, std::int64_t dense_ns, bool takes_buffers);
 
 // Texts for the way from rank 0 to the others.

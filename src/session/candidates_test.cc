@@ -177,36 +177,44 @@ TEST(Candidates, GradientsAreSampledWhole) {
   EXPECT_EQ(sampled_elems({bias}), Elems());
 }
 
-TEST(Candidates, LinksAreAsBusyAsTheDenseStepsShow) {
+// Layers of 4 MB, ready one after the other.
+Job job_of_layers(int count, std::int64_t apart_ns) {
   Job job;
-  job.name = "two layers";
+  job.name = "layers";
   job.device = OpDevice::kCpu;
-  for (const char* name : {"last", "first"}) {
+  for (int layer = 1; layer <= count; ++layer) {
     JobTensor& tensor = job.tensors.emplace_back();
-    tensor.name = name;
+    tensor.name = "layer" + std::to_string(count - layer);
     tensor.shape = {1000, 1000};
-    tensor.ready_ns = 50'000'000 * static_cast<std::int64_t>(job.tensors.size());
+    tensor.ready_ns = apart_ns * layer;
   }
+  return job;
+}
+
+// Of a step that sends each gradient on its own.
+std::int64_t dense_step_ns(const Job& job, const Cluster& cluster) {
+  Plan plan;
+  plan.topology = cluster.topology();
+  for (const JobTensor& tensor : job.tensors) {
+    PlanBucket& bucket = plan.buckets.emplace_back();
+    bucket.tensors = {tensor.name};
+    bucket.option.operations = {{.kind = OpKind::kAllReduce, .levels = {0, 1}}};
+  }
+  return simulate_plan(plan, job, cluster).value().step_ns;
+}
+
+TEST(Candidates, LinksAreAsBusyAsTheDenseStepsShow) {
+  const Job job = job_of_layers(2, 50'000'000);
   // Of the slowest link: 4 MB at 10 Mb/s take seconds.
   const Cluster cluster = two_machines(500, {"cast(bf16)"});
   const auto time_of = [](const Cluster& of) {
     return of.levels[1].collectives.at(OpKind::kAllReduce).times_ns.back();
   };
-  const auto dense_step_ns = [&](const Cluster& of) {
-    Plan plan;
-    plan.topology = of.topology();
-    for (const JobTensor& tensor : job.tensors) {
-      PlanBucket& bucket = plan.buckets.emplace_back();
-      bucket.tensors = {tensor.name};
-      bucket.option.operations = {{.kind = OpKind::kAllReduce, .levels = {0, 1}}};
-    }
-    return simulate_plan(plan, job, of).value().step_ns;
-  };
-  const std::int64_t measured_ns = dense_step_ns(cluster);
+  const std::int64_t measured_ns = dense_step_ns(job, cluster);
   ASSERT_GT(measured_ns, 500'000'000);
   const std::int64_t seen_ns = measured_ns * 13 / 10;
   const Cluster slower = as_dense_steps_show(cluster, job, seen_ns, true).value();
-  EXPECT_NEAR(static_cast<double>(dense_step_ns(slower)) / static_cast<double>(seen_ns), 1, 0.01);
+  EXPECT_NEAR(static_cast<double>(dense_step_ns(job, slower)) / static_cast<double>(seen_ns), 1, 0.01);
   EXPECT_GT(time_of(slower), time_of(cluster));
   // Never by more than a factor of two.
   EXPECT_NEAR(static_cast<double>(time_of(as_dense_steps_show(cluster, job, 9 * measured_ns, true).value())) /
@@ -215,6 +223,22 @@ TEST(Candidates, LinksAreAsBusyAsTheDenseStepsShow) {
   // A link that hardly counts is left as it is, whatever the steps took.
   const Cluster fast = two_machines(0, {"cast(bf16)"});
   EXPECT_EQ(time_of(as_dense_steps_show(fast, job, 900'000'000, true).value()), time_of(fast));
+}
+
+// Dense steps are measured with their transfers beside the backward pass; these must not count twice.
+TEST(Candidates, ABackwardPassIsShorterWithoutTheTransfersOfDenseSteps) {
+  const Job measured = job_of_layers(3, 400'000'000);
+  Cluster cluster = two_machines(20, {"cast(bf16)"});
+  EXPECT_EQ(without_transfers(measured, cluster, true).value().backward_end_ns(), 1'200'000'000);
+  const std::int64_t transfer_ns = dense_step_ns(measured, cluster) - 1'200'000'000;  // the last one's
+  ASSERT_GT(transfer_ns, 50'000'000);
+  ASSERT_LT(transfer_ns, 300'000'000);
+  cluster.transfers_slow_backward = 0.5;
+  const Job alone = without_transfers(measured, cluster, true).value();
+  // Two of three run before the last gradient is ready, and take half of their time from the computation.
+  EXPECT_NEAR(static_cast<double>(alone.backward_end_ns()), 1.2e9 - static_cast<double>(transfer_ns), 5e6);
+  EXPECT_NEAR(static_cast<double>(alone.tensors[0].ready_ns), static_cast<double>(alone.backward_end_ns()) / 3, 10);
+  EXPECT_NEAR(static_cast<double>(dense_step_ns(alone, cluster)), 1.2e9 + static_cast<double>(transfer_ns), 5e6);
 }
 
 // Settings are measured by what dense steps took; dense stays, however much slower it was predicted to be.
