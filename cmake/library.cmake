@@ -48,6 +48,9 @@ set_source_files_properties(
 add_library(cortado STATIC ${sources})
 add_library(cortado::cortado ALIAS cortado)
 cortado_target(cortado)
+if(CORTADO_BUILD_FUZZERS)
+  target_compile_options(cortado PRIVATE -fsanitize=fuzzer-no-link) # the coverage that fuzzers follow; tests do without
+endif()
 if(CORTADO_SANITIZE)
   cortado_precompile_headers(cortado)
   set_target_properties(cortado PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)

@@ -43,7 +43,7 @@ function(cortado_add_test_program name)
         ${test}
         PROPERTIES
           TIMEOUT 600 ENVIRONMENT
-          "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${shard};UBSAN_OPTIONS=print_stacktrace=1;ASAN_OPTIONS=detect_stack_use_after_return=1;TSAN_OPTIONS=halt_on_error=1")
+          "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${shard};UBSAN_OPTIONS=print_stacktrace=1;TSAN_OPTIONS=halt_on_error=1")
     endforeach()
   else()
     gtest_discover_tests(

@@ -16,13 +16,15 @@
 // The build forbids contraction (-ffp-contract=off): Mul then Add stay two roundings on every target.
 // Kernels keep vectors in arrays, which sizeless SVE and RISC-V vectors do not allow; NEON serves Arm.
 //
-// CORTADO_FEW_SIMD_TARGETS: sanitized builds keep the plainest target and AVX2; the release build tests them all.
+// No SSSE3: what has it and not SSE4 is older than torch supports, and each target costs as much to compile as any
+// other. CORTADO_FEW_SIMD_TARGETS: sanitized builds keep the plainest target and AVX2; the release build tests them
+// all.
 #ifndef HWY_DISABLED_TARGETS
-#define CORTADO_SIZELESS_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define CORTADO_UNUSED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV | HWY_SSSE3)
 #ifdef CORTADO_FEW_SIMD_TARGETS
-#define HWY_DISABLED_TARGETS (CORTADO_SIZELESS_TARGETS | HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL)
+#define HWY_DISABLED_TARGETS (CORTADO_UNUSED_TARGETS | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL)
 #else
-#define HWY_DISABLED_TARGETS CORTADO_SIZELESS_TARGETS
+#define HWY_DISABLED_TARGETS CORTADO_UNUSED_TARGETS
 #endif
 #endif
 
