@@ -35,8 +35,8 @@ constexpr std::int64_t kOfSize = 3;
 constexpr double kLargestShare = 2;  // of a point's share of the budget, for one run
 // Of the whole budget, for one run of a collective: links are what is least known, and come last.
 constexpr double kShareOfBudget = 0.04;
-// The transfer that computation runs beside costs a dozen times what it takes: of what is left of the budget, or of
-// half a budget too much.
+// The transfer that computation runs beside costs a dozen times what it takes: of what is left of the budget, or a
+// quarter of it too much.
 constexpr double kTimesBeside = 12, kShareBeside = 0.02;
 constexpr double kOutlasts = 1.5;  // so much longer than the transfer computation takes, alone
 constexpr std::size_t kFewestSizes = 2;
@@ -342,9 +342,7 @@ Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cl
   if (cluster->transfers_slow_backward.has_value() || communicator_->world_size() == 1) return {};
   if (all_reduce == curves.end()) return {};
   const TimeCurve& curve = all_reduce->second;
-  const double budget_ns = options_.budget_s * 1e9;
-  if (left_ns_ < -budget_ns / 2) return {};
-  const double most_ns = std::max(left_ns_ / kTimesBeside, kShareBeside * budget_ns);
+  const double most_ns = std::max(left_ns_ / kTimesBeside, kShareBeside * options_.budget_s * 1e9);
   std::size_t size = curve.sizes.size() - 1;
   while (size > 0 && static_cast<double>(curve.times_ns[size]) > most_ns) --size;
   const std::int64_t transfer_ns = curve.times_ns[size];

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "bucket/layout.h"
@@ -318,24 +319,30 @@ Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, std:
 
 namespace {
 
-// On rank 0: predictions for `candidates`, that of dense from `cluster` and the others from `fitted`; and the planner's
-// plan with `codecs`, if there are any. `measured`: the job as the dense steps show it.
-Status add_predictions(const Job& measured, const Cluster& cluster, const Cluster& fitted, const Samples& samples,
+// On rank 0: predictions for `candidates`, that of dense from `cluster`; and the planner's plan with `codecs`, if there
+// are any. Those of the others are fitted to the dense steps: links as these show, and what a dense step took beyond
+// the prediction of it then is added to all. `measured`: as the dense steps show it. `fits`: else the cluster counts as
+// it is.
+Status add_predictions(const Job& measured, const MeasuredSteps& steps, const Cluster& cluster, bool fits,
                        const AutoOptions& options, const std::vector<std::string>& codecs, Candidates* candidates) {
-  CORTADO_ASSIGN_OR_RETURN(const Job dense_job, without_transfers(measured, cluster, options.takes_buffers));
-  CORTADO_ASSIGN_OR_RETURN(const Job job, without_transfers(measured, fitted, options.takes_buffers));
-  for (AutoCandidate& candidate : candidates->list) {
-    std::string codec = "none";
-    if (candidate.what != "none") {
-      CORTADO_ASSIGN_OR_RETURN(codec, codec_of_setting(candidate.what));
-    }
-    const bool is_dense = codec == "none";
-    const Result<std::int64_t> predicted_ns =
-        predict(codec, is_dense ? dense_job : job, is_dense ? cluster : fitted, samples, options.takes_buffers);
+  const bool takes_buffers = options.takes_buffers;
+  CORTADO_ASSIGN_OR_RETURN(const Job dense_job, without_transfers(measured, cluster, takes_buffers));
+  CORTADO_ASSIGN_OR_RETURN(candidates->list[0].predicted_ns, predict("none", dense_job, cluster, {}, takes_buffers));
+  Cluster fitted = cluster;
+  Job job = dense_job;
+  std::int64_t rest_ns = 0;
+  if (fits) {
+    CORTADO_ASSIGN_OR_RETURN(fitted, as_dense_steps_show(cluster, measured, steps.dense_ns, takes_buffers));
+    CORTADO_ASSIGN_OR_RETURN(job, without_transfers(measured, fitted, takes_buffers));
+    CORTADO_ASSIGN_OR_RETURN(const std::int64_t fitted_ns, predict("none", job, fitted, {}, takes_buffers));
+    rest_ns = steps.dense_ns - fitted_ns;
+  }
+  const auto with_rest = [&](std::int64_t predicted_ns) { return std::max<std::int64_t>(1, predicted_ns + rest_ns); };
+  for (AutoCandidate& candidate : std::span(candidates->list).subspan(1)) {
+    CORTADO_ASSIGN_OR_RETURN(const std::string codec, codec_of_setting(candidate.what));
+    const Result<std::int64_t> predicted_ns = predict(codec, job, fitted, steps.samples, takes_buffers);
     if (predicted_ns.ok()) {
-      candidate.predicted_ns = predicted_ns.value();
-    } else if (candidate.what == "none") {
-      return predicted_ns.status();
+      candidate.predicted_ns = with_rest(predicted_ns.value());
     } else {  // a cluster file may have no times of this codec
       candidates->notes.push_back("auto has no prediction of " + candidate.label + ", which is tried only after the " +
                                   "others: " + predicted_ns.status().message());
@@ -347,6 +354,7 @@ Status add_predictions(const Job& measured, const Cluster& cluster, const Cluste
     candidates->notes.push_back("auto has no plan to try: " + planned.status().message());
   } else if (planned.value().has_value()) {
     candidates->list.push_back(*std::move(planned).value());
+    candidates->list.back().predicted_ns = with_rest(candidates->list.back().predicted_ns);
   }
   return {};
 }
@@ -454,16 +462,10 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
     const Job job = make_job(request.tensors, steps);
     // A file was measured with more time, and perhaps for other plans: it counts as it is.
     const bool fits = !request.cluster.has_value();
-    Cluster fitted = *cluster;
     Status predicted = job.check();
-    if (predicted.ok() && fits) {
-      Result<Cluster> found = as_dense_steps_show(*cluster, job, steps.dense_ns, options.takes_buffers);
-      predicted = found.status();
-      if (found.ok()) fitted = std::move(found).value();
-    }
     if (predicted.ok()) {
-      predicted = add_predictions(job, *cluster, fitted, steps.samples, options,
-                                  codecs_for_plans(options, request.refused), &candidates);
+      predicted =
+          add_predictions(job, steps, *cluster, fits, options, codecs_for_plans(options, request.refused), &candidates);
     }
     if (predicted.ok()) {
       keep_promising(fits ? steps.dense_ns : candidates.list[0].predicted_ns, &candidates);

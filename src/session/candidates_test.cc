@@ -257,6 +257,25 @@ TEST(Candidates, DenseIsFirstEvenIfItsPredictionWasFarOff) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
+// What dense steps spend on neither computation nor links others spend too.
+TEST(Candidates, WhatDenseStepsTakeBeyondTheirPredictionIsAddedToAll) {
+  AutoOptions options{.quality = Quality::kSafe, .cluster = {}, .measure_s = 0.05, .transport_version = {}};
+  const MeasuredSteps steps{.ready_ns = {200'000'000, 100'000'000}, .dense_ns = 10'000'000'000, .samples = {}};
+  const Topology topology = Topology::two_levels(2, 1).value();
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    const CandidateRequest request{kTensors, options, topology, std::nullopt, {}};
+    const Result<Candidates> found = find_candidates(request, steps, &communicator, steady_clock());
+    if (!found.ok()) return found.status();
+    EXPECT_LT(found.value().list[0].predicted_ns, 5'000'000'000) << "dense is told as the links were measured";
+    EXPECT_GT(found.value().list.size(), 1u);
+    for (const AutoCandidate& candidate : std::span(found.value().list).subspan(1)) {
+      EXPECT_GT(candidate.predicted_ns, 9'000'000'000) << candidate.label;
+    }
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
 TEST(Candidates, WithoutAClusterAllAre) {
   for (const auto& [quality, count] :
        {std::pair(Quality::kSafe, 3), std::pair(Quality::kBalanced, 5), std::pair(Quality::kAggressive, 10)}) {
