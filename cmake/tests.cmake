@@ -32,6 +32,8 @@ function(cortado_add_test_program name)
     target_precompile_headers(${name} REUSE_FROM ${first})
   endif()
   if(CORTADO_SANITIZE)
+    # Checked in the library; in tests they take a fifth of clang's time.
+    target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:Clang>:-fno-sanitize=null,vptr>)
     # Few processes a program: starting a sanitized one costs more than most tests.
     set(shards 3)
     math(EXPR last "${shards} - 1")

@@ -53,10 +53,10 @@ struct CalibrateOptions {
 //                 payloads that are gathered checks are made and proved, and what is decoded is added up
 //   contention    by how much a matrix product slows down while another thread of the rank encodes with the codec that
 //                 takes longest for a value; 0 where it is not measured
-//   transfers     wherever there are all-reduces: by how much computation slows down while a transfer runs, which is
-//   what
+//   transfers     wherever there are all-reduces: by how much computation slows down while a transfer runs. It is what
 //                 an all-reduce of all ranks adds to matrix products that outlast it, as a share of what it takes
-//                 alone. Not given where latency takes most of its time, or there is no budget for it
+//                 alone. Not given where the largest that fits into the budget does not take thrice the smallest's
+//                 time, as latency does not count, nor where it takes seconds
 //   overlap       of each level, two all-reduces of the largest size that was measured, at once against one after the
 //                 other (without all-reduce: the first collective that was measured)
 //

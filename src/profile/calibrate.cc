@@ -35,8 +35,8 @@ constexpr std::int64_t kOfSize = 3;
 constexpr double kLargestShare = 2;  // of a point's share of the budget, for one run
 // Of the whole budget, for one run of a collective: links are what is least known, and come last.
 constexpr double kShareOfBudget = 0.04;
-// The transfer that computation runs beside costs a dozen times what it takes: of what is left of the budget, or a
-// quarter of it too much.
+// The transfer that computation runs beside costs some dozen times what it takes: of what is left of the budget, or a
+// quarter of all too much.
 constexpr double kTimesBeside = 12, kShareBeside = 0.02;
 constexpr double kOutlasts = 1.5;  // so much longer than the transfer computation takes, alone
 constexpr std::size_t kFewestSizes = 2;
@@ -203,7 +203,8 @@ void Calibrator::count_points(const Cluster& cluster) {
   points_ = static_cast<double>(missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
                                 missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
                                 (options_.contention ? of_contention : 0) + (measures_transfers ? 3 : 0));
-  share_ns_ = options_.budget_s * 1e9 / std::max(1.0, points_);
+  left_ns_ = options_.budget_s * 1e9;
+  share_ns_ = left_ns_ / std::max(1.0, points_);
   if (!options_.note || kept == 0) return;
   const std::size_t missing = missing_collectives + missing_codecs;
   options_.note("keeps " + std::to_string(kept) + " of " + std::to_string(kept + missing) +

@@ -278,16 +278,28 @@ CalibrateOptions only_transfers() {
 TEST(Calibrate, MeasuresWhatTransfersTakeFromComputation) {
   using std::chrono::milliseconds;
   CalibrateOptions options = only_transfers();
-  // What travels only while it is waited for takes all from computation.
-  const double beside = calibrate_timed(options, milliseconds(0), false).transfers_slow_backward.value();
-  const double in_wait = calibrate_timed(options, milliseconds(0), true).transfers_slow_backward.value();
-  EXPECT_GE(beside, 0);
-  EXPECT_LE(in_wait, 1);
-  EXPECT_GT(in_wait, beside);  // about 1 and 0; machines are busy
+  // What travels only while it is waited for takes all from computation: about 1 and 0, where nothing else runs.
+  bool is_more = false;
+  for (int attempt = 0; attempt < 5 && !is_more; ++attempt) {
+    const std::optional<double> beside = calibrate_timed(options, milliseconds(0), false).transfers_slow_backward;
+    const std::optional<double> in_wait = calibrate_timed(options, milliseconds(0), true).transfers_slow_backward;
+    if (!beside.has_value() || !in_wait.has_value()) continue;
+    EXPECT_GE(*beside, 0);
+    EXPECT_LE(*in_wait, 1);
+    is_more = *in_wait > *beside;
+  }
+  EXPECT_TRUE(is_more);
 
   options.known = calibrate_timed(options, milliseconds(0), false);
   options.known->transfers_slow_backward = 0.375;
   EXPECT_EQ(calibrate_timed(options, milliseconds(0), false).transfers_slow_backward, 0.375);
+  // A file of before it was measured: there is all of the budget for it, of which a twelfth is enough.
+  options.known->transfers_slow_backward.reset();
+  const TimeCurve as_on_the_link = {.sizes = {4096, 65536}, .times_ns = {1'228'800, 19'660'800}};
+  for (ClusterLevel& level : options.known->levels) level.collectives[OpKind::kAllReduce] = as_on_the_link;
+  for (ClusterRange& range : options.known->ranges) range.collectives[OpKind::kAllReduce] = as_on_the_link;
+  options.budget_s = 0.5;
+  EXPECT_TRUE(calibrate_timed(options, milliseconds(0), false).transfers_slow_backward.has_value());
 }
 
 TEST(Calibrate, LeavesUnknownWhatTransfersTakeWhereItCannotTell) {

@@ -224,16 +224,16 @@ Result<std::int64_t> dense_backward_ns(const Job& job, const Cluster& cluster, b
   CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_setting("none", job, cluster, {}, takes_buffers));
   std::int64_t end_ns = 0;
   for (const TimelineEvent& event : timeline.events) {
-    if (event.bucket < 0) end_ns = std::max(end_ns, event.end_ns);
+    if (event.name == "backward") end_ns = std::max(end_ns, event.end_ns);
   }
   return end_ns;
 }
 
 Job with_times(const Job& job, double factor) {
+  const auto scale = [&](std::int64_t time_ns) { return std::llround(static_cast<double>(time_ns) * factor); };
   Job scaled = job;
-  for (JobTensor& tensor : scaled.tensors) {
-    tensor.ready_ns = std::llround(static_cast<double>(tensor.ready_ns) * factor);
-  }
+  if (job.backward_ns.has_value()) scaled.backward_ns = scale(*job.backward_ns);
+  for (JobTensor& tensor : scaled.tensors) tensor.ready_ns = scale(tensor.ready_ns);
   return scaled;
 }
 
@@ -288,12 +288,18 @@ std::map<std::uint32_t, std::int64_t> sampled_elems(const std::vector<EngineTens
 
 Result<Job> without_transfers(const Job& job, const Cluster& cluster, bool takes_buffers) {
   if (cluster.transfers_slow_backward.value_or(0) == 0) return job;
+  const auto ends_before = [&](double factor) -> Result<bool> {
+    CORTADO_ASSIGN_OR_RETURN(const std::int64_t end_ns,
+                             dense_backward_ns(with_times(job, factor), cluster, takes_buffers));
+    return end_ns < job.backward_end_ns();
+  };
   double least = 1.0 / 8, most = 1;
+  CORTADO_ASSIGN_OR_RETURN(const bool is_possible, ends_before(least));
+  if (!is_possible) return job;  // such links can't have been there
   for (int halving = 0; halving < 10; ++halving) {
     const double middle = (least + most) / 2;
-    CORTADO_ASSIGN_OR_RETURN(const std::int64_t end_ns,
-                             dense_backward_ns(with_times(job, middle), cluster, takes_buffers));
-    (end_ns < job.backward_end_ns() ? least : most) = middle;
+    CORTADO_ASSIGN_OR_RETURN(const bool is_before, ends_before(middle));
+    (is_before ? least : most) = middle;
   }
   return with_times(job, most);
 }
@@ -321,23 +327,29 @@ namespace {
 
 // On rank 0: predictions for `candidates`, that of dense from `cluster`; and the planner's plan with `codecs`, if there
 // are any. Those of the others are fitted to the dense steps: links as these show, and what a dense step took beyond
-// the prediction of it then is added to all. `measured`: as the dense steps show it. `fits`: else the cluster counts as
-// it is.
+// the prediction of it then is added to all; if it took less, all are shortened in proportion. `measured`: as the dense
+// steps show it. `fits`: else the cluster counts as it is.
 Status add_predictions(const Job& measured, const MeasuredSteps& steps, const Cluster& cluster, bool fits,
                        const AutoOptions& options, const std::vector<std::string>& codecs, Candidates* candidates) {
   const bool takes_buffers = options.takes_buffers;
   CORTADO_ASSIGN_OR_RETURN(const Job dense_job, without_transfers(measured, cluster, takes_buffers));
-  CORTADO_ASSIGN_OR_RETURN(candidates->list[0].predicted_ns, predict("none", dense_job, cluster, {}, takes_buffers));
+  CORTADO_ASSIGN_OR_RETURN(const std::int64_t dense_ns, predict("none", dense_job, cluster, {}, takes_buffers));
+  candidates->list[0].predicted_ns = dense_ns;
   Cluster fitted = cluster;
   Job job = dense_job;
   std::int64_t rest_ns = 0;
+  double share = 1;
   if (fits) {
     CORTADO_ASSIGN_OR_RETURN(fitted, as_dense_steps_show(cluster, measured, steps.dense_ns, takes_buffers));
     CORTADO_ASSIGN_OR_RETURN(job, without_transfers(measured, fitted, takes_buffers));
     CORTADO_ASSIGN_OR_RETURN(const std::int64_t fitted_ns, predict("none", job, fitted, {}, takes_buffers));
-    rest_ns = steps.dense_ns - fitted_ns;
+    rest_ns = std::max<std::int64_t>(0, steps.dense_ns - fitted_ns);
+    share =
+        std::min(1.0, static_cast<double>(steps.dense_ns) / static_cast<double>(std::max<std::int64_t>(1, fitted_ns)));
   }
-  const auto with_rest = [&](std::int64_t predicted_ns) { return std::max<std::int64_t>(1, predicted_ns + rest_ns); };
+  const auto with_rest = [&](std::int64_t predicted_ns) {
+    return std::max<std::int64_t>(1, std::llround(static_cast<double>(predicted_ns) * share) + rest_ns);
+  };
   for (AutoCandidate& candidate : std::span(candidates->list).subspan(1)) {
     CORTADO_ASSIGN_OR_RETURN(const std::string codec, codec_of_setting(candidate.what));
     const Result<std::int64_t> predicted_ns = predict(codec, job, fitted, steps.samples, takes_buffers);

@@ -72,7 +72,8 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
                                    Communicator* communicator, const Clock* clock);
 
 // Dense steps have transfers beside their backward pass, which slow it down as `cluster` says. `job`, as they show it,
-// with all times shorter by the factor that has the last gradient of a simulated dense step ready when it was. Pure.
+// with all times shorter by the factor that has the last gradient of a simulated dense step ready when it was; as it
+// is, where no factor does. Pure.
 Result<Job> without_transfers(const Job& job, const Cluster& cluster, bool takes_buffers);
 
 // Links are measured in some seconds, with messages smaller than those of training and nothing beside them; what the

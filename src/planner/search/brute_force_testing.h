@@ -132,6 +132,7 @@ inline RandomCase random_case(std::uint64_t seed, int tensors, int levels, const
     result.job.forward_ns = static_cast<std::int64_t>(ready_ns / 2);
     result.job.overlap_forward = true;
   }
+  result.cluster.cpu_codec_slows_backward = pick(0, 2) / 2.0;
   return result;
 }
 

@@ -45,8 +45,9 @@ Gaps gaps(int cases, int tensors, int levels, const std::vector<OpDevice>& devic
 // benchmarks/planner/planner_exhaustive.cc does the same for thousands.
 TEST(Search, IsWithinOnePercentOfExhaustiveSearch) {
   const int cases = kSanitized ? 10 : 60;
-  for (auto [tensors, levels] : {std::pair(4, 1), std::pair(2, 2)}) {
-    Gaps found = gaps(cases, tensors, levels, {OpDevice::kGpu});
+  for (const auto& [tensors, levels, device] :
+       {std::tuple(4, 1, OpDevice::kGpu), std::tuple(2, 2, OpDevice::kGpu), std::tuple(4, 1, OpDevice::kCpu)}) {
+    Gaps found = gaps(cases, tensors, levels, {device});
     EXPECT_EQ(found.median(), 0);
     EXPECT_LE(found.worst(), 1) << tensors << " tensors, " << levels << " levels";
   }
