@@ -55,8 +55,8 @@ struct CalibrateOptions {
 //                 takes longest for a value; 0 where it is not measured
 //   transfers     wherever there are all-reduces: by how much computation slows down while a transfer runs. It is what
 //                 an all-reduce of all ranks adds to matrix products that outlast it, as a share of what it takes
-//                 alone. Not given where the largest that fits into the budget does not take thrice the smallest's
-//                 time, as latency does not count, nor where it takes seconds
+//                 alone. Not given where even the largest that fits into the budget takes less than thrice the
+//                 smallest's time, which is mostly latency, or where it takes longer than some seconds of products
 //   overlap       of each level, two all-reduces of the largest size that was measured, at once against one after the
 //                 other (without all-reduce: the first collective that was measured)
 //
