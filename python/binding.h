@@ -54,7 +54,8 @@ auto unwrapped_without_gil(F&& call) {
 // and the name live in here.
 class PyCommunicator {
  public:
-  PyCommunicator(nb::object group, int rank, int world_size, const std::string& name);
+  // `is_checked`: what collectives deliver is compared with what the ranks sent (make_checking_communicator).
+  PyCommunicator(nb::object group, int rank, int world_size, const std::string& name, bool is_checked = false);
 
   cortado::Communicator* get() const { return communicator_; }
 
@@ -63,6 +64,7 @@ class PyCommunicator {
   std::string name_;
   std::unique_ptr<cortado::LocalGroup> alone_;
   std::unique_ptr<cortado::Communicator> owned_;
+  std::unique_ptr<cortado::Communicator> checking_;
   cortado::Communicator* communicator_ = nullptr;
 };
 

@@ -151,12 +151,14 @@ class PyEngine {
   using Tensor = std::tuple<std::string, int, std::int64_t, std::int64_t, int, bool>;
 
   // `what`: a specification, one of auto, or the JSON text of a plan. `takes_buffers` and `transport_version` as in
-  // AutoOptions. `timeout_s`: instead of that of `what`. With `device_library`, its path, gradients are on `device`;
-  // those of a plan are in host memory, and it encodes on `device` what it gives to a GPU.
+  // AutoOptions. `timeout_s`: instead of that of `what`. `checks_collectives`: over a checking communicator. With
+  // `device_library`, its path, gradients are on `device`; those of a plan are in host memory, and it encodes on
+  // `device` what it gives to a GPU.
   PyEngine(const nb::list& tensors, const std::string& what, nb::object group, int rank, int world_size,
            const std::string& group_name, bool takes_buffers, const std::string& transport_version,
-           std::optional<double> timeout_s, const std::optional<std::string>& device_library, int device)
-      : communicator_(std::move(group), rank, world_size, group_name), device_(device) {
+           std::optional<double> timeout_s, bool checks_collectives, const std::optional<std::string>& device_library,
+           int device)
+      : communicator_(std::move(group), rank, world_size, group_name, checks_collectives), device_(device) {
     std::vector<cortado::EngineTensor> list;
     for (nb::handle item : tensors) {
       list.push_back({.name = nb::cast<std::string>(item[0]),
@@ -566,7 +568,7 @@ namespace cortado_python {
   throw std::runtime_error(status.to_string());  // not reached: raise_status raises
 }
 
-PyCommunicator::PyCommunicator(nb::object group, int rank, int world_size, const std::string& name)
+PyCommunicator::PyCommunicator(nb::object group, int rank, int world_size, const std::string& name, bool is_checked)
     : group_(std::move(group)), name_(name) {
   if (group_.is_none()) {
     alone_ = std::make_unique<cortado::LocalGroup>(1);
@@ -575,6 +577,9 @@ PyCommunicator::PyCommunicator(nb::object group, int rank, int world_size, const
   }
   owned_ = unwrap(cortado::make_callback_communicator(callbacks_for(group_, rank, world_size, name_.c_str())));
   communicator_ = owned_.get();
+  if (!is_checked) return;
+  checking_ = cortado::make_checking_communicator(communicator_);
+  communicator_ = checking_.get();
 }
 
 nb::object to_numpy(std::vector<float>&& values) {
@@ -606,9 +611,10 @@ NB_MODULE(_core, m) {
 
   nb::class_<PyEngine>(m, "Engine", "cortado::Engine over a process group given as a Python object.")
       .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&, bool,
-                    const std::string&, std::optional<double>, const std::optional<std::string>&, int>(),
+                    const std::string&, std::optional<double>, bool, const std::optional<std::string>&, int>(),
            "tensors"_a, "what"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a, "takes_buffers"_a = false,
-           "transport_version"_a = "", "timeout_s"_a = nb::none(), "device_library"_a = nb::none(), "device"_a = 0)
+           "transport_version"_a = "", "timeout_s"_a = nb::none(), "checks_collectives"_a = false,
+           "device_library"_a = nb::none(), "device"_a = 0)
       .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
            "holds_zero_gradients"_a = false, "device_stream"_a = 0, "device_gradient_scale"_a = 0)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)

@@ -14,7 +14,7 @@
 
 ` @ 4` after a name sets DDP's `bucket_cap_mb` to 4 MiB. ` via all_gather` after a codec string makes a plan of it:
 buckets of 25 MiB that are encoded, exchanged by that collective among all ranks, and decoded; `via all_reduce` sums
-what is encoded. The parsing here needs no torch.
+what is encoded. ` + checks` last: with checked collectives (attach's check_collectives). The parsing needs no torch.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 NO_COMMUNICATION = "no-communication"
 TUNED = "ddp-tuned"
 BASELINES = (NO_COMMUNICATION, "ddp", "bf16", "fp16", "powersgd", "powersgd-batched", "torch-acp", TUNED)
+CHECKS = " + checks"
 ONE_BUCKET_MIB = 4096
 PLAN_BUCKET_BYTES = 25 * 2**20
 DDP_FLAGS = {"gradient_as_bucket_view": True, "init_sync": False}
@@ -39,6 +40,7 @@ class Method:
     rank: int
     bucket_cap_mib: float | None  # None: DDP's default
     via: str = ""  # a collective: the codec's payloads travel as a plan says
+    checks: bool = False  # of what collectives deliver
 
     @property
     def is_baseline(self) -> bool:
@@ -50,6 +52,8 @@ class Method:
 
 
 def parse_method(name: str) -> Method:
+    unchecked = name.removesuffix(CHECKS)
+    checks, name = unchecked != name, unchecked
     name, _, via = (part.strip() for part in name.partition(" via "))
     if via not in ("", "all_gather", "all_reduce"):
         raise ValueError(f"method {name!r} via {via!r}: expected all_gather or all_reduce")
@@ -60,7 +64,9 @@ def parse_method(name: str) -> Method:
     if not codec or (codec in BASELINES and not baseline_form):
         raise ValueError(f"method {name!r}: expected for example powersgd(rank=4) or acp(rank=4)")
     cap_mib = float(cap) if cap else ONE_BUCKET_MIB if codec.startswith("powersgd") else None
-    return Method(spec, codec, int(rank[1]) if rank else 4, cap_mib, via)
+    if checks and codec in BASELINES:
+        raise ValueError(f"method {name!r} with checks: only Cortado's collectives can be checked")
+    return Method(spec, codec, int(rank[1]) if rank else 4, cap_mib, via, checks)
 
 
 def require_cortado(names: list[str]) -> None:
@@ -129,7 +135,8 @@ def _attach(ddp, method: Method):
     if not method.is_baseline:
         import cortado
 
-        return cortado.attach(ddp, _plan_of(ddp, method) if method.via else method.name)
+        plan = _plan_of(ddp, method) if method.via else method.name
+        return cortado.attach(ddp, plan, check_collectives=method.checks)
     state, hook = {
         "bf16": lambda: (baselines.CastState(torch.bfloat16), baselines.cast_hook),
         "fp16": lambda: (baselines.CastState(torch.float16), baselines.cast_hook),

@@ -2,7 +2,7 @@
 //
 // Communicator: what the engine needs of a process group. Implementations: LocalGroup (ranks as threads of one
 // process, deterministic), a table of functions over whatever group the caller has, MPI (cortado/mpi.h) and NCCL
-// (cortado/nccl.h), and decorators that wrap any of them: verifying, and for tests recording and faulty.
+// (cortado/nccl.h), and decorators that wrap any of them: verifying, checking, and for tests recording and faulty.
 //
 // Every collective is one plain CollectiveCall given to start(): so a decorator, a transport or an interpreter of
 // schemes is one function, not one for each kind.
@@ -34,6 +34,7 @@
 
 namespace cortado {
 
+class Clock;         // cortado/trace.h
 class VirtualClock;  // src/collective/virtual_clock.h: tests may bring their own time
 
 // What a collective does. In the table, "a block for each" is world_size blocks one after the other in rank order,
@@ -231,6 +232,25 @@ Result<std::unique_ptr<Communicator>> make_callback_communicator(const Communica
 // sums, a timeout or a crash of the transport. Costs one small all-gather a collective. After a mismatch the buffers in
 // flight stay the inner communicator's.
 std::unique_ptr<Communicator> make_verifying_communicator(Communicator* inner);
+
+// ---- checking: did it arrive as it was sent? -----------------------------------------------------------------------
+
+// For links and memory that damage what they carry: beside every collective a second one of the same kind carries
+// checks of what each rank has put in, and what arrives is compared with them. A difference is kCorruptData from test()
+// or wait(), with the rank that sent it, and no further collective can be started.
+//
+//   moved   all_gather, all_to_all, broadcast, gather: a hash of 8 bytes a block. Any change is seen (all but one in
+//   2^64). sums    all_reduce, reduce_scatter, reduce: linear checks of blocks, 0.2 % of the bytes of float32, 6 % of
+//   16 bits,
+//           0.1 % of uint8. The transport adds them as it adds the values. Whose contribution it was a sum does not
+//           tell. uint8 exactly. Floats as far as it is not what rounding may have done (collective/sum_checks.h): of
+//           float32 what changes a block of 1024 sums by some thousandths of one value; of 16 bits, where rounding
+//           itself is coarse, only what is much larger than the other values. A sum that reaches only one rank
+//           otherwise than the others is the same: replicas may differ in what rounding might have done.
+//
+// Memory must be the host's. Reads what is sent and what has come once each; waits take their time from `clock`, which
+// must outlive it (null: the machine's).
+std::unique_ptr<Communicator> make_checking_communicator(Communicator* inner, const Clock* clock = nullptr);
 
 // ---- decorators for tests ------------------------------------------------------------------------------------------
 

@@ -51,15 +51,28 @@ class Attachment:
     """The engine, and what users of every front end call. Made on every rank at the same time.
 
     list_parameters: returns what parameters.trainable_of() does, or raises; an error is raised on all ranks.
-    takes_buffers: whole buffers of gradients are handed over (auto may sum them as they are).
+    takes_buffers: whole buffers of gradients are handed over (auto may sum them as they are). The other options are
+    described at attach().
     """
 
     takes_buffers = False
 
-    def __init__(self, plan, list_parameters, process_group, grad_scaler, check_replicas, timeout_s, verbose):
+    def __init__(
+        self,
+        plan,
+        list_parameters,
+        process_group,
+        *,
+        grad_scaler=None,
+        check_replicas=0,
+        check_collectives=False,
+        timeout_s=None,
+        verbose=True,
+    ):
         self._group = TorchGroup(process_group)
         self._grad_scaler = grad_scaler
         self._check_interval = check_replicas
+        self._checks_collectives = check_collectives
         self._timeout_s = timeout_s
         self._steps_begun = 0
         self._scale_in_use = None
@@ -78,6 +91,8 @@ class Attachment:
             named = list_parameters()
             if not isinstance(self._check_interval, int) or not 0 <= self._check_interval < 2**63:
                 raise SpecError(f"check_replicas is a number of steps, or 0 for never; got {self._check_interval!r}")
+            if not isinstance(self._checks_collectives, bool):
+                raise SpecError(f"check_collectives is True or False; got {self._checks_collectives!r}")
             is_time = isinstance(self._timeout_s, int | float) and 0.001 <= self._timeout_s <= 1e6
             if self._timeout_s is not None and not is_time:
                 raise SpecError(f"timeout_s is from 0.001 to 1e6 seconds, or None; got {self._timeout_s!r}")
@@ -102,6 +117,7 @@ class Attachment:
             self.takes_buffers,
             version,
             self._timeout_s,
+            self._checks_collectives,
             self._engine_place.library or self._engine_place.schemes,
             self._device.index or 0,
         )
@@ -127,14 +143,16 @@ class Attachment:
             self._engine.submit(_NOTHING, 0)
 
     def _agree_on_arguments(self):
-        own = struct.pack("<?q", self._grad_scaler is not None, self._check_interval)
+        own = struct.pack("<?q?", self._grad_scaler is not None, self._check_interval, self._checks_collectives)
         gathered = self._group.all_gather(own, SETUP_TIMEOUT_S)
-        scaled, intervals = zip(*struct.iter_unpack("<?q", gathered), strict=True)
+        scaled, intervals, checking = zip(*struct.iter_unpack("<?q?", gathered), strict=True)
         if len(set(scaled)) > 1:
             without = ", ".join(str(rank) for rank, has in enumerate(scaled) if not has)
             raise MismatchError(f"some ranks were attached with a grad_scaler, rank {without} without", "mismatch")
         if len(set(intervals)) > 1:
             raise MismatchError(f"check_replicas differs: ranks have {', '.join(map(str, intervals))}", "mismatch")
+        if len(set(checking)) > 1:
+            raise MismatchError(f"check_collectives differs: ranks have {', '.join(map(str, checking))}", "mismatch")
 
     def _fail(self, error):
         """An error within a step ends the exchange: the other ranks hear of it, and no further step is possible."""

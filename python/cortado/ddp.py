@@ -23,7 +23,16 @@ from .parameters import fsdp_hint, in_memory_order, trainable_of
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
 
 
-def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, timeout_s=None, verbose=True):
+def attach(
+    ddp,
+    plan="auto",
+    *,
+    grad_scaler=None,
+    check_replicas=0,
+    check_collectives=False,
+    timeout_s=None,
+    verbose=True,
+):
     """Makes ``ddp`` exchange its gradients as ``plan`` says; returns the state. Call it on every rank, before backward.
 
     plan: "auto" measures, decides, and goes on watching; "auto(quality=safe)", balanced (default) or aggressive says
@@ -32,6 +41,8 @@ def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, timeout_s=No
         .json of a file that holds such a dict or a plan.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
+    check_collectives: whether what arrives is compared with what the ranks sent, for links or memory that damage it;
+        sums as far as rounding lets one tell (docs/training.md). An error then ends training on every rank.
     timeout_s: longest wait for a peer, in place of what a codec string says; a plan has none, and waits 1800 s.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
@@ -42,7 +53,14 @@ def attach(ddp, plan="auto", *, grad_scaler=None, check_replicas=0, timeout_s=No
     if not dist.is_initialized():
         raise refusal or CortadoError("attach needs a process group: call torch.distributed.init_process_group first")
     group = ddp.process_group if is_ddp else None
-    state = DdpState(plan, ddp, group, grad_scaler, check_replicas, timeout_s, verbose, refusal=refusal)
+    options = {
+        "grad_scaler": grad_scaler,
+        "check_replicas": check_replicas,
+        "check_collectives": check_collectives,
+        "timeout_s": timeout_s,
+        "verbose": verbose,
+    }
+    state = DdpState(plan, ddp, group, refusal=refusal, **options)
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
@@ -71,14 +89,15 @@ def _refusal(ddp):
     return None
 
 
-def ddp_hook(plan, model, *, process_group=None, grad_scaler=None, check_replicas=0, timeout_s=None, verbose=True):
+def ddp_hook(plan, model, *, process_group=None, **options):
     """The (state, hook) pair for ``ddp.register_comm_hook`` or Lightning's DDPStrategy.
 
-    model is the module that will be wrapped (or the DDP itself); it gives the parameters their names.
+    model is the module that will be wrapped (or the DDP itself); it gives the parameters their names. options: those
+    of attach().
     """
     if process_group is None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
         process_group = model.process_group
-    return DdpState(plan, model, process_group, grad_scaler, check_replicas, timeout_s, verbose), hook
+    return DdpState(plan, model, process_group, **options), hook
 
 
 def report(attached):
@@ -99,13 +118,13 @@ class DdpState(Attachment):
 
     takes_buffers = True
 
-    def __init__(self, plan, model, process_group, grad_scaler, check_replicas, timeout_s, verbose, *, refusal=None):
+    def __init__(self, plan, model, process_group, *, refusal=None, **options):
         def list_parameters():
             if refusal is not None:
                 raise refusal
             return _exchanged_by(model)
 
-        super().__init__(plan, list_parameters, process_group, grad_scaler, check_replicas, timeout_s, verbose)
+        super().__init__(plan, list_parameters, process_group, **options)
         self._places = {}  # by bucket index
         self._pending = []  # (future, buffer, its gradients in host memory, place) of this step's buckets
         self._step_begun = False

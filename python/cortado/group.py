@@ -73,25 +73,33 @@ class TorchGroup:
         call = _Call(_DTYPES[dtype], sent, received, elems, root, counts, received_counts)
         self._works[work] = getattr(self, "_" + kind)(call)
 
+    # Both may be asked again of one that has ended, which is in no list any more.
+
     def test(self, work):
+        if work not in self._works:
+            return True
         if not self._works[work].handle.is_completed():
             return False
         self.wait(work, 1.0)  # raises what the collective raised
         return True
 
     def wait(self, work, timeout_s):
-        started = self._works[work]
+        started = self._works.get(work)
+        if started is None:
+            return
         deadline = time.monotonic() + timeout_s
         while True:
             slice_s = max(0.001, min(_SLICE_S, deadline - time.monotonic()))
             try:
                 started.handle.wait(timedelta(seconds=slice_s))
-                return self._end(work)
+                self._end(work)
+                return
             except RuntimeError as error:
                 if started.handle.is_completed() and not self._succeeded(started.handle):
                     raise self.failure(f"collective failed: {first_line(error)}") from error
                 if started.handle.is_completed():  # it ended well just after the slice did
-                    return self._end(work)
+                    self._end(work)
+                    return
             self.check_peers()
             if time.monotonic() >= deadline:
                 raise TimeoutError(str(self.failure(f"no result within {timeout_s:g} s")))

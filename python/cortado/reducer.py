@@ -40,7 +40,7 @@ class Reducer(Attachment):
     init_sync: parameters (and a module's buffers) start equal to those of the group's first rank, as with DDP.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
-    timeout_s: as for cortado.attach.
+    check_collectives, timeout_s: as for cortado.attach.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
     A parameter without a gradient counts as zeros here. If every rank is without one, its .grad stays None; else it is
@@ -58,6 +58,7 @@ class Reducer(Attachment):
         init_sync=True,
         grad_scaler=None,
         check_replicas=0,
+        check_collectives=False,
         timeout_s=None,
         verbose=True,
     ):
@@ -72,7 +73,16 @@ class Reducer(Attachment):
             _check(trainable)
             return trainable
 
-        super().__init__(plan, list_parameters, group, grad_scaler, check_replicas, timeout_s, verbose)
+        super().__init__(
+            plan,
+            list_parameters,
+            group,
+            grad_scaler=grad_scaler,
+            check_replicas=check_replicas,
+            check_collectives=check_collectives,
+            timeout_s=timeout_s,
+            verbose=verbose,
+        )
         if init_sync:
             _broadcast([tensor for _, tensor in named_tensors], group)
         # Shape, dtype and order in memory as the engine knows them; of no memory.

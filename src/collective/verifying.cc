@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collective/collective_call.h"
+#include "collective/work_ring.h"
 #include "core/check.h"
 #include "core/hash.h"
 #include "cortado/communicator.h"
@@ -68,7 +69,7 @@ Signature sign(const CollectiveCall& call, int rank, int world_size) {
 
 class VerifyingCommunicator final : public Communicator {
  public:
-  explicit VerifyingCommunicator(Communicator* inner) : inner_(inner), ring_(64) {}
+  explicit VerifyingCommunicator(Communicator* inner) : inner_(inner) {}
   explicit VerifyingCommunicator(std::unique_ptr<Communicator> inner) : VerifyingCommunicator(inner.get()) {
     owned_ = std::move(inner);
   }
@@ -81,14 +82,13 @@ class VerifyingCommunicator final : public Communicator {
   Result<WorkId> start(const CollectiveCall& call) override {
     CORTADO_RETURN_IF_ERROR(failure_);
     CORTADO_RETURN_IF_ERROR(check_call(call, rank(), world_size()));
-    Started& started = slot_for(next_work_);
+    Started& started = started_.take(next_work_, [this](const Started& before) { return has_ended(before); });
     started.own = sign(call, rank(), world_size());
     started.all.resize(static_cast<std::size_t>(world_size()));
     CORTADO_ASSIGN_OR_RETURN(started.signatures,
                              inner_->start_all_gather(std::as_bytes(std::span(&started.own, 1)),
                                                       std::as_writable_bytes(std::span(started.all))));
     CORTADO_ASSIGN_OR_RETURN(started.call, inner_->start(call));
-    started.work = next_work_;
     return next_work_++;
   }
 
@@ -96,11 +96,12 @@ class VerifyingCommunicator final : public Communicator {
     CORTADO_RETURN_IF_ERROR(check_started(work));
     while (verified_ <= work) {
       CORTADO_RETURN_IF_ERROR(failure_);
-      CORTADO_ASSIGN_OR_RETURN(const bool arrived, inner_->test(of(verified_).signatures));
+      CORTADO_ASSIGN_OR_RETURN(const bool arrived, inner_->test(started_.find(verified_)->signatures));
       if (!arrived) return false;
       CORTADO_RETURN_IF_ERROR(verify());
     }
-    return is_recent(work) ? inner_->test(of(work).call) : true;
+    const Started* started = started_.find(work);
+    return started != nullptr ? inner_->test(started->call) : true;
   }
 
   Status wait(WorkId work, nanoseconds timeout) override {
@@ -109,10 +110,11 @@ class VerifyingCommunicator final : public Communicator {
     const auto left = [&] { return std::max(nanoseconds(0), timeout - nanoseconds(steady_clock::now() - begin)); };
     while (verified_ <= work) {
       CORTADO_RETURN_IF_ERROR(failure_);
-      CORTADO_RETURN_IF_ERROR(inner_->wait(of(verified_).signatures, left()));
+      CORTADO_RETURN_IF_ERROR(inner_->wait(started_.find(verified_)->signatures, left()));
       CORTADO_RETURN_IF_ERROR(verify());
     }
-    return is_recent(work) ? inner_->wait(of(work).call, left()) : Status();
+    const Started* started = started_.find(work);
+    return started != nullptr ? inner_->wait(started->call, left()) : Status();
   }
 
   Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received, nanoseconds timeout) override {
@@ -134,31 +136,15 @@ class VerifyingCommunicator final : public Communicator {
     std::vector<Signature> all;
   };
 
-  Started& of(WorkId work) { return *ring_[work % ring_.size()]; }
-
-  // False if its slot has been taken by a later one, which happens only after it has ended.
-  bool is_recent(WorkId work) { return of(work).work == work; }
-
-  Started& slot_for(WorkId work) {
-    std::unique_ptr<Started>& slot = ring_[work % ring_.size()];
-    if (slot == nullptr) slot = std::make_unique<Started>();
-    if (work < ring_.size()) return *slot;
-    if (slot->work < verified_) {
-      const Result<bool> ended = inner_->test(slot->call);
-      if (ended.ok() && ended.value()) return *slot;
-    }
-    std::vector<std::unique_ptr<Started>> bigger(2 * ring_.size());
-    for (auto& started : ring_) bigger[started->work % bigger.size()] = std::move(started);
-    ring_ = std::move(bigger);
-    for (auto& started : ring_) {
-      if (started == nullptr) started = std::make_unique<Started>();
-    }
-    return of(work);
+  bool has_ended(const Started& started) {
+    if (started.work >= verified_) return false;
+    const Result<bool> ended = inner_->test(started.call);
+    return ended.ok() && ended.value();
   }
 
   // Of collective number verified_, whose signatures have arrived.
   Status verify() {
-    const Started& started = of(verified_);
+    const Started& started = *started_.find(verified_);
     std::uint64_t balance = 0;
     for (int peer = 0; peer < world_size(); ++peer) {
       const Signature& theirs = started.all[static_cast<std::size_t>(peer)];
@@ -193,7 +179,7 @@ class VerifyingCommunicator final : public Communicator {
   WorkId next_work_ = 0;
   WorkId verified_ = 0;  // collectives below it are
   Status failure_;
-  std::vector<std::unique_ptr<Started>> ring_;  // collective k lies at k modulo the size; by pointer: peers write there
+  WorkRing<Started> started_;
 };
 
 }  // namespace

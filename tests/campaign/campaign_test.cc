@@ -13,7 +13,9 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "collective/agreement.h"
 #include "collective/rank_threads.h"
@@ -72,15 +74,18 @@ struct Tally {
   int scenarios = 0, correct = 0, errors = 0, restarted = 0, alike = 0;
 };
 
-void print(const std::map<Trouble, Tally>& tallies) {
+using Kind = std::pair<Trouble, bool>;  // and whether collectives are checked
+
+void print(const std::map<Kind, Tally>& tallies) {
   std::printf("| trouble | scenarios | correct everywhere | an error everywhere | of these restarted | alike |\n");
   std::printf("|---|---|---|---|---|---|\n");
   Tally all;
-  const auto row = [](const char* name, const Tally& t) {
-    std::printf("| %s | %d | %d | %d | %d | %d |\n", name, t.scenarios, t.correct, t.errors, t.restarted, t.alike);
+  const auto row = [](const std::string& name, const Tally& t) {
+    std::printf("| %s | %d | %d | %d | %d | %d |\n", name.c_str(), t.scenarios, t.correct, t.errors, t.restarted,
+                t.alike);
   };
-  for (const auto& [trouble, tally] : tallies) {
-    row(trouble_name(trouble), tally);
+  for (const auto& [kind, tally] : tallies) {
+    row(std::string(trouble_name(kind.first)) + (kind.second ? ", checked" : ""), tally);
     all.scenarios += tally.scenarios;
     all.correct += tally.correct;
     all.errors += tally.errors;
@@ -93,13 +98,13 @@ void print(const std::map<Trouble, Tally>& tallies) {
 TEST(EngineCampaign, EveryScenarioEndsWellOrInAnErrorOnEveryRank) {
   const std::uint64_t count = environment("CORTADO_FAULT_SCENARIOS", kScenarios);
   const std::uint64_t first = environment("CORTADO_FAULT_SEED", 1);
-  std::map<Trouble, Tally> tallies;
+  std::map<Kind, Tally> tallies;
   Watchdog watchdog;
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
     watchdog.begin(seed);
     const Scenario scenario = make_scenario(seed);
     const Judgement judgement = judge(scenario);
-    Tally& tally = tallies[scenario.trouble];
+    Tally& tally = tallies[{scenario.trouble, scenario.checks_collectives}];
     ++tally.scenarios;
     tally.correct += judgement.verdict == Verdict::kCorrect;
     tally.errors += judgement.verdict == Verdict::kError;
@@ -112,11 +117,13 @@ TEST(EngineCampaign, EveryScenarioEndsWellOrInAnErrorOnEveryRank) {
   if (count < kScenarios) return;
   for (int t = 0; t < kTroubleCount; ++t) {
     const auto trouble = static_cast<Trouble>(t);
-    const Tally& tally = tallies[trouble];
     const bool is_harmless =
         trouble == Trouble::kNone || trouble == Trouble::kShortDelay || trouble == Trouble::kShortStall;
-    EXPECT_GT(tally.scenarios, 0) << trouble_name(trouble);
-    EXPECT_EQ(tally.errors > 0, !is_harmless) << trouble_name(trouble);
+    for (const bool checked : {false, true}) {
+      const Tally& tally = tallies[{trouble, checked}];
+      EXPECT_GT(tally.scenarios, 0) << trouble_name(trouble);
+      EXPECT_EQ(tally.errors > 0, !is_harmless) << trouble_name(trouble) << (checked ? ", checked" : "");
+    }
   }
 }
 
@@ -127,6 +134,7 @@ TEST(EngineCampaign, TheJudgeSeesReplicasThatComeApart) {
   scenario.tensors = {{.name = "a", .rows = 10, .cols = 10}};
   scenario.world_size = 3;
   scenario.trouble = Trouble::kArrival;
+  scenario.checks_collectives = false;
   scenario.victim = 1;
   scenario.steps = 3;
   scenario.saved_after = 1;

@@ -54,7 +54,8 @@ struct Scenario {
   int victim = 0;
   std::uint64_t at = 0;  // where it happens: modulo the collectives, or the calls of the engine, that the victim makes
   std::int64_t pause_ns = 0;
-  bool damages_sums = false;  // kArrival in sums too, to see that the judge sees it
+  bool checks_collectives = false;  // over a checking communicator
+  bool damages_sums = false;        // kArrival in sums too, to see that the judge sees it
 };
 
 Scenario make_scenario(std::uint64_t seed);
@@ -70,13 +71,14 @@ struct RankOutcome {
   std::int64_t ended_ns = 0;  // virtual
   std::int64_t collectives = 0;
   std::int64_t calls = 0;
-  bool damaged_a_sum = false;  // kCorruption, kTruncation: of the victim
+  bool may_be_unseen = false;  // of the victim: what kCorruption or kTruncation did nobody can see
 };
 
 enum class Verdict {
   kCorrect,  // every rank: what a run without trouble delivers, to the bit
   kError,    // every rank: an error that names the victim and the place, in time, or its last step done before
-  kAlike,    // a contribution to a sum was damaged (adr/0017): every rank has the same, and nobody can know better
+  kAlike,    // a contribution to a sum was damaged (adr/0017): every rank has the same, and nobody can know better.
+             // With checks only where the sum is of 16-bit floats, or the damage no larger than rounding may be
   kWrong,    // anything else: a bug
 };
 

@@ -1,12 +1,16 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "collective/collective_call.h"
 #include "cortado/communicator.h"
@@ -23,9 +27,13 @@ class WatchedCommunicator final : public Communicator {
     std::int64_t damaged = -1;
     std::uint64_t bit = 0;  // modulo those received
     bool damages_sums = false;
-    // Of the collective with this number: whether what the rank contributes is added, or moved, without a check.
+    bool is_checked = false;  // by a communicator above this one: then values that travel as they are have a check, too
+    // Of the collective with this number: whether what the rank contributes is added, or moved, without a check; and of
+    // a sum how large the values are that Fault::kCorrupt (the middle one) and kTruncate (the second half) change, as a
+    // share of the rank's largest: 0 of 16-bit floats, whose checks see only what is larger than all others.
     std::int64_t asked = -1;
     bool asked_has_no_check = false;
+    double corrupted_share = 1, truncated_share = 1;
   };
   WatchedCommunicator(std::unique_ptr<Communicator> inner, Watch* watch) : inner_(std::move(inner)), watch_(watch) {}
 
@@ -36,10 +44,13 @@ class WatchedCommunicator final : public Communicator {
   Result<WorkId> start(const CollectiveCall& call) override {
     const bool is_sum = call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduceScatter ||
                         call.kind == CollectiveKind::kReduce;
-    const bool has_check = call.dtype == DType::kUint8 && !is_sum;
+    const bool has_check = (call.dtype == DType::kUint8 || watch_->is_checked) && !is_sum;
     const bool receives = (call.kind != CollectiveKind::kBroadcast || rank() != call.root) &&
                           (call.kind != CollectiveKind::kGather || rank() == call.root);
-    if (watch_->starts == watch_->asked) watch_->asked_has_no_check = !has_check;
+    if (watch_->starts == watch_->asked) {
+      watch_->asked_has_no_check = !has_check;
+      if (is_sum) measure_shares(call);
+    }
     const bool is_damaged = watch_->starts++ == watch_->damaged && receives && (watch_->damages_sums || has_check);
     Result<WorkId> work = inner_->start(call);
     if (is_damaged && work.ok()) {
@@ -81,6 +92,25 @@ class WatchedCommunicator final : public Communicator {
   bool abandon(const std::string& why) override { return inner_->abandon(why); }
 
  private:
+  void measure_shares(const CollectiveCall& call) {
+    if (call.dtype == DType::kUint8) return;  // checked exactly
+    watch_->corrupted_share = watch_->truncated_share = 0;
+    if (call.dtype != DType::kFloat32) return;
+    std::vector<float> values(static_cast<std::size_t>(sent_elems(call, rank(), world_size())));
+    if (values.empty()) return;
+    std::memcpy(values.data(), call.sent, values.size() * sizeof(float));
+    const auto largest = [&](std::size_t begin, std::size_t end) {
+      double magnitude = 0;
+      for (std::size_t i = begin; i < end; ++i) magnitude = std::max<double>(magnitude, std::abs(values[i]));
+      return magnitude;
+    };
+    const std::size_t middle = values.size() / 2;
+    const double all = largest(0, values.size());
+    if (all == 0) return;
+    watch_->corrupted_share = largest(middle, middle + 1) / all;
+    watch_->truncated_share = largest(middle, values.size()) / all;
+  }
+
   void arrive(WorkId work) {
     if (damaged_.empty() || work != damaged_work_) return;
     const std::uint64_t bit = watch_->bit % (8 * damaged_.size());

@@ -113,6 +113,8 @@ def land(group, work, collective):
     else:
         group.wait(work, 30.0)
     collective.check()
+    assert group.test(work)  # of what has ended both may be asked again
+    group.wait(work, 30.0)
 
 
 def every_kind(me):
