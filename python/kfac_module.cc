@@ -118,7 +118,7 @@ class PyKfac {
  public:
   PyKfac(const std::vector<LayerTuple>& layers, const nb::dict& options, nb::object group, int rank, int world_size,
          const std::string& group_name)
-      : communicator_(std::move(group), rank, world_size, group_name) {
+      : communicator_(std::move(group), rank, world_size, group_name, nb::cast<bool>(options["checks_collectives"])) {
     std::vector<KfacLayer> list;
     for (const LayerTuple& layer : layers) list.push_back(layer_of(layer));
     if (options.contains("device_library")) {
@@ -312,8 +312,8 @@ class PyOwnerGather {
  public:
   PyOwnerGather(const std::vector<TensorTuple>& tensors, const std::string& codec, bool use_error_feedback,
                 std::int64_t aggregate, std::uint64_t random_seed, double timeout_s, nb::object group, int rank,
-                int world_size, const std::string& group_name)
-      : communicator_(std::move(group), rank, world_size, group_name) {
+                int world_size, const std::string& group_name, bool checks_collectives)
+      : communicator_(std::move(group), rank, world_size, group_name, checks_collectives) {
     std::vector<cortado::OwnedTensor> list;
     for (const auto& [name, dtype, rows, cols, owner] : tensors) {
       list.push_back({name, static_cast<cortado::DType>(dtype), rows, cols, owner});
@@ -391,9 +391,9 @@ void bind_kfac(nb::module_& m) {
 
   nb::class_<PyOwnerGather>(m, "OwnerGather", "cortado::OwnerGather over a process group given as a Python object.")
       .def(nb::init<const std::vector<TensorTuple>&, const std::string&, bool, std::int64_t, std::uint64_t, double,
-                    nb::object, int, int, const std::string&>(),
+                    nb::object, int, int, const std::string&, bool>(),
            "tensors"_a, "codec"_a, "use_error_feedback"_a, "aggregate"_a, "random_seed"_a, "timeout_s"_a,
-           "group"_a.none(), "rank"_a, "world_size"_a, "group_name"_a)
+           "group"_a.none(), "rank"_a, "world_size"_a, "group_name"_a, "checks_collectives"_a)
       .def("run", &PyOwnerGather::run, "step"_a, "addresses"_a)
       .def("set_codec", &PyOwnerGather::set_codec, "spec"_a)
       .def("report", &PyOwnerGather::report)

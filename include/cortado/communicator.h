@@ -237,19 +237,21 @@ std::unique_ptr<Communicator> make_verifying_communicator(Communicator* inner);
 
 // For links and memory that damage what they carry: beside every collective a second one of the same kind carries
 // checks of what each rank has put in, and what arrives is compared with them. A difference is kCorruptData from test()
-// or wait(), with the rank that sent it, and no further collective can be started.
+// or wait(); then no further collective can be started, on this communicator and all its sub-groups.
 //
-//   moved   all_gather, all_to_all, broadcast, gather: a hash of 8 bytes a block. Any change is seen (all but one in
-//   2^64). sums    all_reduce, reduce_scatter, reduce: linear checks of blocks, 0.2 % of the bytes of float32, 6 % of
-//   16 bits,
-//           0.1 % of uint8. The transport adds them as it adds the values. Whose contribution it was a sum does not
-//           tell. uint8 exactly. Floats as far as it is not what rounding may have done (collective/sum_checks.h): of
-//           float32 what changes a block of 1024 sums by some thousandths of one value; of 16 bits, where rounding
-//           itself is coarse, only what is much larger than the other values. A sum that reaches only one rank
-//           otherwise than the others is the same: replicas may differ in what rounding might have done.
+// What is moved (all_gather, all_to_all, broadcast, gather) has a hash of 8 bytes a block: any change is seen, but for
+// one in 2^64, and the error names the rank that sent it.
 //
-// Memory must be the host's. Reads what is sent and what has come once each; waits take their time from `clock`, which
-// must outlive it (null: the machine's).
+// Sums (all_reduce, reduce_scatter, reduce) have linear checks of blocks, which the transport adds as it adds the
+// values: 0.2 % of the bytes of float32, 6 % of 16 bits, 0.3 % of uint8. Whose contribution was damaged a sum does not
+// tell. Of uint8 any change of one or two values of a block is seen; of floats what is more than rounding may do
+// (collective/sum_checks.h): of float32 and 4 ranks a change of one value by a hundredth, of 16 bits, where rounding
+// itself is coarse, only by some times the other values. Not seen are smaller changes, also where they reach one rank
+// alone, changes of several values that cancel, and blocks in which a rank has an Inf or NaN.
+//
+// Memory must be the host's. Reads what is sent and what has come once each. Goes by the name of `inner`, which must
+// outlive it, as must `clock`, by which waits are timed (null: the machine's). Destroyed with collectives in flight it
+// abandons `inner`.
 std::unique_ptr<Communicator> make_checking_communicator(Communicator* inner, const Clock* clock = nullptr);
 
 // ---- decorators for tests ------------------------------------------------------------------------------------------

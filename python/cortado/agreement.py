@@ -3,7 +3,7 @@
 
 import contextlib
 
-from .errors import MismatchError, PeerError
+from .errors import MismatchError, PeerError, SpecError
 
 SETUP_TIMEOUT_S = 60.0  # how long a rank waits for the others
 
@@ -29,3 +29,13 @@ def on_all_ranks(group, failed_to, timeout_s=SETUP_TIMEOUT_S):
         text = texts[rank * _TEXT_BYTES : (rank + 1) * _TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
         if text:
             raise MismatchError(f"rank {rank} {failed_to}: {text}", "mismatch")
+
+
+def agree_on_flag(group, name, flag, timeout_s=SETUP_TIMEOUT_S):
+    """SpecError where ``flag`` is no bool, MismatchError on all ranks where they have different ones."""
+    own = flag if isinstance(flag, bool) else 2
+    said = [("False", "True", "neither")[byte] for byte in group.all_gather(bytes([own]), timeout_s)]
+    if own == 2:
+        raise SpecError(f"{name} is True or False; got {flag!r}")
+    if len(set(said)) > 1:
+        raise MismatchError(f"{name} differs: ranks have {', '.join(said)}", "mismatch")

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from . import _core
-from .agreement import SETUP_TIMEOUT_S, on_all_ranks
+from .agreement import SETUP_TIMEOUT_S, agree_on_flag, on_all_ranks
 from .device_engine import compute_stream_of, place_of_engine
 from .errors import CortadoError, MismatchError, SpecError
 from .group import TorchGroup
@@ -91,8 +91,6 @@ class Attachment:
             named = list_parameters()
             if not isinstance(self._check_interval, int) or not 0 <= self._check_interval < 2**63:
                 raise SpecError(f"check_replicas is a number of steps, or 0 for never; got {self._check_interval!r}")
-            if not isinstance(self._checks_collectives, bool):
-                raise SpecError(f"check_collectives is True or False; got {self._checks_collectives!r}")
             is_time = isinstance(self._timeout_s, int | float) and 0.001 <= self._timeout_s <= 1e6
             if self._timeout_s is not None and not is_time:
                 raise SpecError(f"timeout_s is from 0.001 to 1e6 seconds, or None; got {self._timeout_s!r}")
@@ -143,16 +141,15 @@ class Attachment:
             self._engine.submit(_NOTHING, 0)
 
     def _agree_on_arguments(self):
-        own = struct.pack("<?q?", self._grad_scaler is not None, self._check_interval, self._checks_collectives)
+        own = struct.pack("<?q", self._grad_scaler is not None, self._check_interval)
         gathered = self._group.all_gather(own, SETUP_TIMEOUT_S)
-        scaled, intervals, checking = zip(*struct.iter_unpack("<?q?", gathered), strict=True)
+        scaled, intervals = zip(*struct.iter_unpack("<?q", gathered), strict=True)
         if len(set(scaled)) > 1:
             without = ", ".join(str(rank) for rank, has in enumerate(scaled) if not has)
             raise MismatchError(f"some ranks were attached with a grad_scaler, rank {without} without", "mismatch")
         if len(set(intervals)) > 1:
             raise MismatchError(f"check_replicas differs: ranks have {', '.join(map(str, intervals))}", "mismatch")
-        if len(set(checking)) > 1:
-            raise MismatchError(f"check_collectives differs: ranks have {', '.join(map(str, checking))}", "mismatch")
+        agree_on_flag(self._group, "check_collectives", self._checks_collectives)
 
     def _fail(self, error):
         """An error within a step ends the exchange: the other ranks hear of it, and no further step is possible."""

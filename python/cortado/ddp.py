@@ -89,14 +89,31 @@ def _refusal(ddp):
     return None
 
 
-def ddp_hook(plan, model, *, process_group=None, **options):
+def ddp_hook(
+    plan,
+    model,
+    *,
+    process_group=None,
+    grad_scaler=None,
+    check_replicas=0,
+    check_collectives=False,
+    timeout_s=None,
+    verbose=True,
+):
     """The (state, hook) pair for ``ddp.register_comm_hook`` or Lightning's DDPStrategy.
 
-    model is the module that will be wrapped (or the DDP itself); it gives the parameters their names. options: those
-    of attach().
+    model is the module that will be wrapped (or the DDP itself); it gives the parameters their names. The other options
+    are those of attach().
     """
     if process_group is None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
         process_group = model.process_group
+    options = {
+        "grad_scaler": grad_scaler,
+        "check_replicas": check_replicas,
+        "check_collectives": check_collectives,
+        "timeout_s": timeout_s,
+        "verbose": verbose,
+    }
     return DdpState(plan, model, process_group, **options), hook
 
 

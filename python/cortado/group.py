@@ -73,7 +73,7 @@ class TorchGroup:
         call = _Call(_DTYPES[dtype], sent, received, elems, root, counts, received_counts)
         self._works[work] = getattr(self, "_" + kind)(call)
 
-    # Both may be asked again of one that has ended, which is in no list any more.
+    # Both may be asked again of one that has ended, which is not kept any more.
 
     def test(self, work):
         if work not in self._works:
@@ -105,9 +105,10 @@ class TorchGroup:
                 raise TimeoutError(str(self.failure(f"no result within {timeout_s:g} s")))
 
     def _end(self, work):
-        started = self._works.pop(work)
-        if started.finish is not None:
-            started.finish()
+        finish = self._works[work].finish
+        if finish is not None:
+            finish()
+        del self._works[work]
 
     @staticmethod
     def _succeeded(handle):

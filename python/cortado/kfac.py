@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .agreement import on_all_ranks
+from .agreement import agree_on_flag, on_all_ranks
 from .attachment import holder_of
 from .calibration import calibrate
 from .errors import CortadoError, MismatchError, PeerError, SpecError
@@ -72,7 +72,8 @@ class KFAC:
     aggregate: layers that share a table of codes in ``compso``; 0: all of a rank.
     reduce_gradients: whether step() averages the gradients; None: unless DDP or a cortado.Reducer does.
     threads: that invert factors, each its own; the results do not depend on it.
-    process_group, random_seed, timeout_s: of the exchange. verbose: rank 0 prints what is preconditioned, and what not.
+    process_group, random_seed, timeout_s: of the exchange. check_collectives: as for cortado.attach.
+    verbose: rank 0 prints what is preconditioned, and what not.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class KFAC:
         process_group=None,
         random_seed=0,
         timeout_s=1800.0,
+        check_collectives=False,
         threads=1,
         verbose=True,
     ):
@@ -169,6 +171,7 @@ class KFAC:
                 "factor_compression": self._factor_spec,
                 "factor_compression_changes": callable(factor_compression),
                 "timeout_s": timeout_s,
+                "checks_collectives": check_collectives,
                 "threads": threads,
             }
             if self._place.library is not None:
@@ -177,6 +180,8 @@ class KFAC:
             if is_auto:
                 options["candidates"] = [spec_from(codec) for codec in candidates]
                 options["cluster"] = _cluster_text(cluster)
+        if self._group is not None:
+            agree_on_flag(self._group, "check_collectives", check_collectives)
         if is_auto and options["cluster"] is None:
             measured = calibrate(self._process_group, codecs=options["candidates"], budget_s=_CALIBRATION_S)
             options["cluster"] = measured.to_json()

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .agreement import on_all_ranks
+from .agreement import agree_on_flag, on_all_ranks
 from .errors import CortadoError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .spec import spec_from
@@ -31,6 +31,7 @@ class CompressedAllGather:
 
     The owner of a tensor gets the decoded values too, so all ranks hold the same. error_feedback: the owner adds to a
     tensor what encoding it has lost so far. aggregate: tensors that share a table of codes in ``compso``; 0: all.
+    check_collectives: as for cortado.attach.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class CompressedAllGather:
         process_group=None,
         random_seed=0,
         timeout_s=1800.0,
+        check_collectives=False,
     ):
         if not dist.is_initialized():
             raise CortadoError("a gather needs a process group: call torch.distributed.init_process_group first")
@@ -56,6 +58,7 @@ class CompressedAllGather:
                 self._describe(i, tensor, owner) for i, (tensor, owner) in enumerate(zip(tensors, owners, strict=True))
             ]
             spec = spec_from(codec)
+        agree_on_flag(group, "check_collectives", check_collectives, timeout_s)
         self._core = _core.OwnerGather(
             described,
             spec,
@@ -67,6 +70,7 @@ class CompressedAllGather:
             group.rank,
             group.world_size,
             group.name,
+            check_collectives,
         )
         group.set_timeout(timeout_s)
         self._step = 0

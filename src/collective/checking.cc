@@ -21,11 +21,6 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-bool is_sum(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter ||
-         kind == CollectiveKind::kReduce;
-}
-
 // The blocks of different ranks that one side of a call consists of, one after the other in memory.
 struct Blocks {
   const std::byte* data = nullptr;
@@ -54,7 +49,6 @@ Blocks received_blocks(const CollectiveCall& call, int rank, int world_size) {
   switch (call.kind) {
     case CollectiveKind::kAllGather:
     case CollectiveKind::kGather:
-      return {.data = received, .count = world_size, .are_received = true};
     case CollectiveKind::kAllToAll:
       return {.data = received, .count = world_size, .are_received = true};
     case CollectiveKind::kReduceScatter:
@@ -68,16 +62,18 @@ Blocks received_blocks(const CollectiveCall& call, int rank, int world_size) {
 
 class CheckingCommunicator final : public Communicator {
  public:
-  CheckingCommunicator(Communicator* inner, const Clock* clock, std::vector<int> subgroup)
-      : inner_(inner), clock_(clock), subgroup_(std::move(subgroup)) {}
-  CheckingCommunicator(std::unique_ptr<Communicator> inner, const Clock* clock, std::vector<int> subgroup)
-      : CheckingCommunicator(inner.get(), clock, std::move(subgroup)) {
-    owned_ = std::move(inner);
-  }
+  CheckingCommunicator(Communicator* inner, const Clock* clock) : inner_(inner), clock_(clock) {}
+  // A sub-group of `whole`: the ranks of it.
+  CheckingCommunicator(std::unique_ptr<Communicator> inner, const CheckingCommunicator& whole, std::vector<int> ranks)
+      : owned_(std::move(inner)),
+        inner_(owned_.get()),
+        clock_(whole.clock_),
+        subgroup_(std::move(ranks)),
+        failure_(whole.failure_) {}
 
   ~CheckingCommunicator() override {
     bool in_flight = false;
-    started_.for_each([&](const Started& started) { in_flight = in_flight || !started.has_ended; });
+    started_.for_each([&](const Started& started) { in_flight = in_flight || !started.has_ended(); });
     if (in_flight && !inner_->abandon("its communicator was destroyed within a collective")) {
       new WorkRing<Started>(std::move(started_));  // the transport may still write there
     }
@@ -85,46 +81,54 @@ class CheckingCommunicator final : public Communicator {
 
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
-  std::string name() const override { return "checking(" + inner_->name() + ")"; }
+  // Of the transport, by which measurements of it are told apart.
+  std::string name() const override { return inner_->name(); }
 
-  // Checks first: what is sent may become the result in the same memory.
   Result<WorkId> start(const CollectiveCall& call) override {
-    CORTADO_RETURN_IF_ERROR(failure_);
+    CORTADO_RETURN_IF_ERROR(*failure_);
     CORTADO_RETURN_IF_ERROR(check_call(call, rank(), world_size()));
-    Started& started = started_.take(next_work_, [](const Started& before) { return before.has_ended; });
+    Started& started = started_.take(next_work_, [](const Started& before) { return before.has_ended(); });
     started.call = call;
-    started.has_ended = true;  // unless both have been started
-    CORTADO_ASSIGN_OR_RETURN(started.check_work, inner_->start(prepare_checks(call, &started)));
-    started.has_ended = false;
-    CORTADO_ASSIGN_OR_RETURN(started.call_work, inner_->start(call));
-    return next_work_++;
+    started.status = {};
+    CORTADO_ASSIGN_OR_RETURN(started.checks.work, inner_->start(prepare_checks(call, &started)));
+    started.checks.has_ended = false;
+    const WorkId work = next_work_++;
+    const Result<WorkId> of_call = inner_->start(call);
+    if (!of_call.ok()) return *failure_ = of_call.status();  // the checks are on their way
+    started.values = {.work = of_call.value(), .has_ended = false};
+    return work;
   }
 
   Result<bool> test(WorkId work) override {
-    CORTADO_RETURN_IF_ERROR(failure_);
     CORTADO_RETURN_IF_ERROR(check_started(work));
     Started* started = started_.find(work);
-    if (started == nullptr || started->has_ended) return true;
-    for (const WorkId part : {started->check_work, started->call_work}) {
-      CORTADO_ASSIGN_OR_RETURN(const bool has_ended, inner_->test(part));
-      if (!has_ended) return false;
+    if (started == nullptr) return true;
+    for (Part* part : {&started->values, &started->checks}) {
+      if (part->has_ended) continue;
+      CORTADO_ASSIGN_OR_RETURN(part->has_ended, inner_->test(part->work));
+      if (!part->has_ended) return false;
+      if (started->has_ended()) compare(started);
     }
-    CORTADO_RETURN_IF_ERROR(finish(started));
+    CORTADO_RETURN_IF_ERROR(started->status);
     return true;
   }
 
   Status wait(WorkId work, nanoseconds timeout) override {
-    CORTADO_RETURN_IF_ERROR(failure_);
     CORTADO_RETURN_IF_ERROR(check_started(work));
     Started* started = started_.find(work);
-    if (started == nullptr || started->has_ended) return {};
+    if (started == nullptr) return {};
     const std::int64_t begin_ns = clock_->now_ns();
-    CORTADO_RETURN_IF_ERROR(inner_->wait(started->call_work, timeout));
-    CORTADO_RETURN_IF_ERROR(inner_->wait(started->check_work, rest_of(timeout, begin_ns)));
-    return finish(started);
+    for (Part* part : {&started->values, &started->checks}) {
+      if (part->has_ended) continue;
+      CORTADO_RETURN_IF_ERROR(inner_->wait(part->work, rest_of(timeout, begin_ns)));
+      part->has_ended = true;
+      if (started->has_ended()) compare(started);
+    }
+    return started->status;
   }
 
   Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received, nanoseconds timeout) override {
+    CORTADO_RETURN_IF_ERROR(*failure_);
     const std::int64_t begin_ns = clock_->now_ns();
     const std::uint64_t own = checksum_64(sent);
     std::vector<std::uint64_t> expected(static_cast<std::size_t>(world_size()));
@@ -134,7 +138,7 @@ class CheckingCommunicator final : public Communicator {
     for (int peer = 0; peer < world_size(); ++peer) {
       const auto p = static_cast<std::size_t>(peer);
       if (checksum_64(received.subspan(p * sent.size(), sent.size())) == expected[p]) continue;
-      return damaged(peer, "all_gather of " + std::to_string(sent.size()) + " bytes");
+      return *failure_ = damaged(peer, "all_gather of " + std::to_string(sent.size()) + " bytes");
     }
     return {};
   }
@@ -144,19 +148,26 @@ class CheckingCommunicator final : public Communicator {
     std::vector<int> whole;
     for (const int rank : ranks) whole.push_back(rank_in_whole(rank));
     return std::unique_ptr<Communicator>(
-        std::make_unique<CheckingCommunicator>(std::move(inner), clock_, std::move(whole)));
+        std::make_unique<CheckingCommunicator>(std::move(inner), *this, std::move(whole)));
   }
 
   Status peer_failure() override { return inner_->peer_failure(); }
   bool abandon(const std::string& why) override { return inner_->abandon(why); }
 
  private:
+  struct Part {
+    WorkId work = 0;  // the inner communicator's
+    bool has_ended = true;
+  };
   struct Started {
-    WorkId work = 0, check_work = 0, call_work = 0;  // the last two are the inner communicator's
+    WorkId work = 0;
+    Part values, checks;
+    Status status;  // once both have ended: whether they fit
     CollectiveCall call;
-    bool has_ended = false;                     // or was never started
     std::vector<std::uint64_t> sent, received;  // checks: of what is summed those of sum_checks.h, else a hash a block
     std::vector<std::int64_t> counts;           // of a reduce_scatter in varying blocks
+
+    bool has_ended() const { return values.has_ended && checks.has_ended; }
   };
 
   std::int64_t block_elems_of(const CollectiveCall& call, const Blocks& blocks, int peer) const {
@@ -181,7 +192,7 @@ class CheckingCommunicator final : public Communicator {
     const bool sums = is_sum(call.kind);
     const DType dtype = sums ? sum_check_dtype(call.dtype) : DType::kUint8;
     const auto check_elems = [&](std::int64_t elems) {
-      return sums ? sum_check_elems(call.dtype, elems) : static_cast<std::int64_t>(sizeof(std::uint64_t));
+      return sums ? sum_check_elems(call.dtype, elems, world_size()) : static_cast<std::int64_t>(sizeof(std::uint64_t));
     };
     const auto make_room = [&](const Blocks& blocks, std::vector<std::uint64_t>* checks) {
       std::size_t bytes = 0;
@@ -199,7 +210,7 @@ class CheckingCommunicator final : public Communicator {
     (void)for_each_block(call, sent, [&](int, const std::byte* data, std::int64_t elems) {
       const auto value_bytes = static_cast<std::size_t>(elems) * dtype_bytes(call.dtype);
       if (sums) {
-        write_sum_checks(data, call.dtype, elems, to);
+        write_sum_checks(data, call.dtype, elems, world_size(), to);
       } else {
         const std::uint64_t hash = checksum_64({data, value_bytes});
         std::copy_n(reinterpret_cast<const std::byte*>(&hash), sizeof(hash), to);
@@ -220,12 +231,11 @@ class CheckingCommunicator final : public Communicator {
             .counts = started->counts};
   }
 
-  // Both have ended.
-  Status finish(Started* started) {
-    started->has_ended = true;
+  // Both parts have ended.
+  void compare(Started* started) {
     const CollectiveCall& call = started->call;
     const auto* expected = reinterpret_cast<const std::byte*>(started->received.data());
-    const auto compare = [&](int peer, const std::byte* data, std::int64_t elems) -> Status {
+    const auto compare_block = [&](int peer, const std::byte* data, std::int64_t elems) -> Status {
       if (is_sum(call.kind)) {
         const Status status = compare_with_sum_checks(data, call.dtype, elems, expected, world_size());
         return status.ok() ? status : damaged_sum(status, *started);
@@ -236,7 +246,8 @@ class CheckingCommunicator final : public Communicator {
       const auto bytes = static_cast<std::size_t>(elems) * dtype_bytes(call.dtype);
       return checksum_64({data, bytes}) == hash ? Status() : damaged(peer, what(*started));
     };
-    return failure_ = for_each_block(call, received_blocks(call, rank(), world_size()), compare);
+    started->status = for_each_block(call, received_blocks(call, rank(), world_size()), compare_block);
+    if (!started->status.ok()) *failure_ = started->status;
   }
 
   std::string what(const Started& started) const {
@@ -244,7 +255,7 @@ class CheckingCommunicator final : public Communicator {
   }
 
   Status damaged(int peer, const std::string& what) const {
-    return make_error(StatusCode::kCorruptData, "%s: %s: what rank %d sent was damaged or cut on its way",
+    return make_error(StatusCode::kCorruptData, "%s, checked: %s: what rank %d sent was damaged or cut on its way",
                       name().c_str(), what.c_str(), rank_in_whole(peer));
   }
 
@@ -254,8 +265,8 @@ class CheckingCommunicator final : public Communicator {
       ranks += (peer == 0 ? "" : ", ") + std::to_string(rank_in_whole(peer));
     }
     return make_error(StatusCode::kCorruptData,
-                      "%s: %s: damaged on its way, what one of ranks %s sent or the result: %s", name().c_str(),
-                      what(started).c_str(), ranks.c_str(), found.message().c_str());
+                      "%s, checked: %s: damaged on its way, what one of ranks %s sent or the result: %s",
+                      name().c_str(), what(started).c_str(), ranks.c_str(), found.message().c_str());
   }
 
   int rank_in_whole(int rank) const { return subgroup_.empty() ? rank : subgroup_[static_cast<std::size_t>(rank)]; }
@@ -276,14 +287,14 @@ class CheckingCommunicator final : public Communicator {
   const Clock* clock_;
   std::vector<int> subgroup_;  // ranks of the whole; empty: all of them
   WorkId next_work_ = 0;
-  Status failure_;
+  std::shared_ptr<Status> failure_ = std::make_shared<Status>();  // of the whole and all its sub-groups
   WorkRing<Started> started_;
 };
 
 }  // namespace
 
 std::unique_ptr<Communicator> make_checking_communicator(Communicator* inner, const Clock* clock) {
-  return std::make_unique<CheckingCommunicator>(inner, clock == nullptr ? steady_clock() : clock, std::vector<int>());
+  return std::make_unique<CheckingCommunicator>(inner, clock == nullptr ? steady_clock() : clock);
 }
 
 }  // namespace cortado

@@ -114,6 +114,11 @@ bool is_rooted(CollectiveKind kind) {
   return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce || kind == CollectiveKind::kGather;
 }
 
+bool is_sum(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter ||
+         kind == CollectiveKind::kReduce;
+}
+
 bool reads_sent(const CollectiveCall& call, int rank) {
   return call.kind != CollectiveKind::kBroadcast || rank == call.root;
 }

@@ -21,8 +21,9 @@ Status check_call(const CollectiveCall& call, int rank, int world_size);
 // The collective that an operation of an option is; not for encode and decode.
 CollectiveKind collective_of(OpKind kind);
 
-// True for the kinds that have a root.
+// True for the kinds that have a root, and for those that add.
 bool is_rooted(CollectiveKind kind);
+bool is_sum(CollectiveKind kind);
 
 // True if a rank reads `sent` (as rank `rank`), or writes `received`.
 bool reads_sent(const CollectiveCall& call, int rank);

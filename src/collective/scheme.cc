@@ -79,7 +79,7 @@ bool SchemeRun::has_headers(const SchemeStep& step) {
 // Two buffers each for values and payloads: a collective that can't work in place goes from one to the other.
 void SchemeRun::plan_memory() {
   std::uint64_t payload_bytes[2] = {};
-  std::size_t entries = 0, group_size = 0;
+  std::size_t entries = 0, group_size = 0, headers = 0;
   bool second_values = false;
   StepMemory now;
   const auto need = [&](int buffer, const std::vector<PayloadUnit>& units) {
@@ -103,6 +103,7 @@ void SchemeRun::plan_memory() {
         if (!step.moved_from.empty()) now.payloads = 1 - now.payloads;  // reorder() moves them
       }
       now.restores_headers = is_sum(kind) && has_headers(step);
+      if (now.restores_headers) headers = std::max(headers, header_bytes_of(step.units));
       const bool in_place = is_undivided(kind) && !now.restores_headers;
       now.payloads_after = in_place ? now.payloads : 1 - now.payloads;
     } else if (kind == OpKind::kReduceScatter) {
@@ -127,6 +128,7 @@ void SchemeRun::plan_memory() {
     set->bytes.reserve(entries);
     set->offsets.reserve(entries);
   }
+  headers_.reserve(headers);
   counts_.reserve(group_size);
   received_counts_.reserve(group_size);
 }
@@ -294,6 +296,7 @@ Status SchemeRun::check_payloads() const {
 Status SchemeRun::start() {
   CORTADO_CHECK(state_ == SchemeState::kReady, "nothing to start");
   const bool encoded = step().op.encoded;
+  if (encoded && !sizes_first_ && memory().restores_headers) set_headers_aside();
   const CollectiveCall call = !encoded ? values_call() : sizes_first_ ? sizes_call() : payload_call();
   const Result<WorkId> work = setup_.levels->of(step().op.levels)->start(call);
   if (!work.ok()) return fail(work.status());
@@ -379,17 +382,46 @@ Status SchemeRun::proceed() {
   return advance();
 }
 
-// Of sums, which took them for values: they are what this rank sent for the same cells.
+std::size_t SchemeRun::header_bytes_of(std::span<const PayloadUnit> units) const {
+  std::size_t bytes = 0;
+  for (const PayloadUnit& unit : units) {
+    for (const Piece& piece : program_.cells[static_cast<std::size_t>(unit.cell)].pieces) {
+      bytes += setup_.codec->sum_form(piece.rows, piece.cols, DType::kFloat32)->header_bytes;
+    }
+  }
+  return bytes;
+}
+
+// Of payloads that are summed. They are no values, and might be any: zeros are added in their place.
+void SchemeRun::set_headers_aside() {
+  std::byte* sent = payloads_[memory().payloads].data();
+  headers_.clear();
+  std::size_t from = 0;
+  for (const PayloadUnit& unit : step().units) {
+    for (const Piece& piece : program_.cells[static_cast<std::size_t>(unit.cell)].pieces) {
+      const SumForm form = *setup_.codec->sum_form(piece.rows, piece.cols, DType::kFloat32);
+      std::byte* header = sent + held_.offsets[from++];
+      headers_.insert(headers_.end(), header, header + form.header_bytes);
+      std::fill_n(header, form.header_bytes, std::byte{});
+    }
+  }
+}
+
+// They are what this rank had for the same cells.
 void SchemeRun::restore_headers() {
   if (step().op.kind == OpKind::kReduce && step().group_rank != 0) return;
-  const std::byte* sent = payloads_[memory().payloads].data();
   std::byte* received = payloads_[memory().payloads_after].data();
-  std::size_t from = 0, to = 0;
-  if (step().op.kind == OpKind::kReduceScatter) from = first_entry_of_block(step().first_entry, step().group_rank);
+  std::size_t to = 0, skipped = 0;
+  if (step().op.kind == OpKind::kReduceScatter) {
+    skipped =
+        step().units.size() / static_cast<std::size_t>(step().group_size) * static_cast<std::size_t>(step().group_rank);
+  }
+  const std::byte* header = headers_.data() + header_bytes_of(std::span(step().units).first(skipped));
   for (const PayloadUnit& unit : step().result_units) {
     for (const Piece& piece : program_.cells[static_cast<std::size_t>(unit.cell)].pieces) {
       const SumForm form = *setup_.codec->sum_form(piece.rows, piece.cols, DType::kFloat32);
-      std::memcpy(received + received_.offsets[to++], sent + held_.offsets[from++], form.header_bytes);
+      std::memcpy(received + received_.offsets[to++], header, form.header_bytes);
+      header += form.header_bytes;
     }
   }
 }

@@ -10,8 +10,8 @@
 // encodes or decodes: test() and wait() ask for its end as for that of a collective, and proceed() goes on.
 //
 // Payloads of codecs whose sizes vary travel behind their sizes: two collectives of the same kind, the first of one u64
-// for each payload. Payloads that are summed on the way (Codec::sum_form) are summed headers and all; then the headers,
-// which are equal on all ranks, are put back.
+// for each payload. Payloads that are summed on the way (Codec::sum_form) travel with zeros for headers; then the
+// headers, which are equal on all ranks, are put back.
 //
 // Without a device gpu is the CPU's variant working in memory of its own; what is copied there and back is counted.
 #pragma once
@@ -117,6 +117,8 @@ class SchemeRun {
   int rank_of(int member) const;
   Status check_sizes() const;
   Status check_payloads() const;
+  std::size_t header_bytes_of(std::span<const PayloadUnit> units) const;
+  void set_headers_aside();
   void restore_headers();
 
   CollectiveCall values_call();
@@ -151,6 +153,7 @@ class SchemeRun {
   bool sizes_first_ = false;  // the collective in hand is that of the sizes
   WorkId work_ = 0;
   PayloadSet held_, received_;
+  std::vector<std::byte> headers_;  // of the payloads that are being summed
   std::vector<std::int64_t> counts_, received_counts_;
   std::int64_t sent_bytes_ = 0;
 };

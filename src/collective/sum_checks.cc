@@ -85,11 +85,14 @@ struct FloatCheck {
   float magnitude = 0;
 };
 static_assert(std::is_trivially_copyable_v<FloatCheck> && sizeof(FloatCheck) == 2 * sizeof(float));
-using ByteCheck = std::array<std::uint8_t, 4>;
+constexpr std::int64_t kBytesOfBlock = 4096;
+constexpr int kPositionBits = 12;
+using ByteCheck = std::array<std::uint8_t, 1 + kPositionBits>;
 
-std::int64_t block_elems(DType dtype) {
-  if (dtype == DType::kUint8) return 4096;
-  return dtype == DType::kFloat32 ? 1024 : 64;
+// The error that goes unseen grows with the square of the ranks, so that many have smaller blocks.
+std::int64_t block_elems(DType dtype, int ranks) {
+  if (dtype == DType::kUint8) return kBytesOfBlock;
+  return dtype == DType::kFloat32 ? std::clamp<std::int64_t>(8192 / ranks, 64, 1024) : 64;
 }
 
 std::size_t check_bytes(DType dtype) { return dtype == DType::kUint8 ? sizeof(ByteCheck) : sizeof(FloatCheck); }
@@ -101,25 +104,23 @@ FloatCheck check_float_block(const std::byte* block, DType dtype, std::int64_t e
 }
 
 ByteCheck check_byte_block(const std::byte* block, std::int64_t elems) {
-  std::uint32_t sums[4] = {};
-  for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(elems); ++i) {
-    const auto value = std::to_integer<std::uint32_t>(block[i]);
-    const std::uint32_t weights = i * 0x9e3779b1u;
-    sums[0] += value;
-    sums[1] += value * (weights >> 24);
-    sums[2] += value * (weights >> 16 & 0xffu);
-    sums[3] += value * (weights >> 8 & 0xffu);
+  ByteCheck check{};
+  for (std::int64_t i = 0; i < elems; ++i) {
+    const auto value = std::to_integer<std::uint8_t>(block[i]);
+    check[0] = static_cast<std::uint8_t>(check[0] + value);
+    for (int k = 0; k < kPositionBits; ++k) {
+      check[1 + k] = static_cast<std::uint8_t>(check[1 + k] + value * (i >> k & 1));
+    }
   }
-  ByteCheck check;
-  std::copy(std::begin(sums), std::end(sums), check.begin());
   return check;
 }
 
 template <typename Visit>  // visit(number, first value, values) returns a Status
-Status for_each_block(DType dtype, std::int64_t elems, Visit&& visit) {
+Status for_each_block(DType dtype, std::int64_t elems, int ranks, Visit&& visit) {
+  const std::int64_t most = block_elems(dtype, ranks);
   std::int64_t number = 0;
-  for (std::int64_t begin = 0; begin < elems; begin += block_elems(dtype), ++number) {
-    CORTADO_RETURN_IF_ERROR(visit(number, begin, std::min(block_elems(dtype), elems - begin)));
+  for (std::int64_t begin = 0; begin < elems; begin += most, ++number) {
+    CORTADO_RETURN_IF_ERROR(visit(number, begin, std::min(most, elems - begin)));
   }
   return {};
 }
@@ -144,9 +145,9 @@ Status compare_floats(const FloatCheck& found, const FloatCheck& expected, DType
   if (!std::isfinite(expected.sum) || !std::isfinite(expected.magnitude)) return {};
   const Format format = format_of(dtype);
   const double magnitude = expected.magnitude;
-  const bool may_overflow = magnitude * (1 + ranks * format.epsilon) >= format.largest;
+  const bool may_overflow = magnitude * (1 + (ranks + 1) * format.epsilon) >= format.largest;
   if (may_overflow && !std::isfinite(found.magnitude)) return {};
-  const double bound = ranks * (format.epsilon * magnitude + format.tiny * static_cast<double>(elems));
+  const double bound = (ranks + 1) * (format.epsilon * magnitude + format.tiny * static_cast<double>(elems));
   const double off = std::abs(static_cast<double>(found.sum) - static_cast<double>(expected.sum));
   if (off <= bound) return {};  // no NaN is
   return make_error(StatusCode::kCorruptData,
@@ -159,16 +160,17 @@ Status compare_floats(const FloatCheck& found, const FloatCheck& expected, DType
 
 DType sum_check_dtype(DType dtype) { return dtype == DType::kUint8 ? DType::kUint8 : DType::kFloat32; }
 
-std::int64_t sum_check_elems(DType dtype, std::int64_t elems) {
-  const std::int64_t blocks = (elems + block_elems(dtype) - 1) / block_elems(dtype);
+std::int64_t sum_check_elems(DType dtype, std::int64_t elems, int ranks) {
+  const std::int64_t most = block_elems(dtype, ranks);
+  const std::int64_t blocks = elems / most + (elems % most != 0);
   return blocks * static_cast<std::int64_t>(check_bytes(dtype) / dtype_bytes(sum_check_dtype(dtype)));
 }
 
-void write_sum_checks(const void* values, DType dtype, std::int64_t elems, void* checks) {
+void write_sum_checks(const void* values, DType dtype, std::int64_t elems, int ranks, void* checks) {
   const auto* from = static_cast<const std::byte*>(values);
   auto* to = static_cast<std::byte*>(checks);
   const auto value_bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
-  (void)for_each_block(dtype, elems, [&](std::int64_t number, std::int64_t begin, std::int64_t count) {
+  (void)for_each_block(dtype, elems, ranks, [&](std::int64_t number, std::int64_t begin, std::int64_t count) {
     const std::byte* block = from + begin * value_bytes;
     std::byte* check = to + static_cast<std::size_t>(number) * check_bytes(dtype);
     if (dtype == DType::kUint8) {
@@ -185,20 +187,21 @@ void write_sum_checks(const void* values, DType dtype, std::int64_t elems, void*
 Status compare_with_sum_checks(const void* sums, DType dtype, std::int64_t elems, const void* checks, int ranks) {
   const auto* from = static_cast<const std::byte*>(sums);
   const auto value_bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
-  return for_each_block(dtype, elems, [&](std::int64_t number, std::int64_t begin, std::int64_t count) -> Status {
-    const std::byte* block = from + begin * value_bytes;
-    const std::byte* check =
-        static_cast<const std::byte*>(checks) + static_cast<std::size_t>(number) * check_bytes(dtype);
-    if (dtype != DType::kUint8) {
-      FloatCheck expected;
-      std::memcpy(&expected, check, sizeof(expected));
-      return compare_floats(check_float_block(block, dtype, count), expected, dtype, begin, count, ranks);
-    }
-    const ByteCheck found = check_byte_block(block, count);
-    if (std::memcmp(found.data(), check, found.size()) == 0) return {};
-    return make_error(StatusCode::kCorruptData, "the sum of bytes %lld to %lld is not that of the contributions",
-                      static_cast<long long>(begin), static_cast<long long>(begin + count - 1));
-  });
+  return for_each_block(
+      dtype, elems, ranks, [&](std::int64_t number, std::int64_t begin, std::int64_t count) -> Status {
+        const std::byte* block = from + begin * value_bytes;
+        const std::byte* check =
+            static_cast<const std::byte*>(checks) + static_cast<std::size_t>(number) * check_bytes(dtype);
+        if (dtype != DType::kUint8) {
+          FloatCheck expected;
+          std::memcpy(&expected, check, sizeof(expected));
+          return compare_floats(check_float_block(block, dtype, count), expected, dtype, begin, count, ranks);
+        }
+        const ByteCheck found = check_byte_block(block, count);
+        if (std::memcmp(found.data(), check, found.size()) == 0) return {};
+        return make_error(StatusCode::kCorruptData, "the sum of bytes %lld to %lld is not that of the contributions",
+                          static_cast<long long>(begin), static_cast<long long>(begin + count - 1));
+      });
 }
 
 }  // namespace cortado

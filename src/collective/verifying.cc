@@ -88,8 +88,11 @@ class VerifyingCommunicator final : public Communicator {
     CORTADO_ASSIGN_OR_RETURN(started.signatures,
                              inner_->start_all_gather(std::as_bytes(std::span(&started.own, 1)),
                                                       std::as_writable_bytes(std::span(started.all))));
-    CORTADO_ASSIGN_OR_RETURN(started.call, inner_->start(call));
-    return next_work_++;
+    const WorkId work = next_work_++;
+    const Result<WorkId> of_call = inner_->start(call);
+    if (!of_call.ok()) return failure_ = of_call.status();  // the signatures are on their way
+    started.call = of_call.value();
+    return work;
   }
 
   Result<bool> test(WorkId work) override {

@@ -17,8 +17,8 @@ namespace cortado {
 template <typename Slot>
 class WorkRing {
  public:
-  // For collective `work`, one above the last, or again for one that could not be started; `has_ended(slot)` of the
-  // one whose place it would take.
+  // For collective `work`, one above the last, or the last again if nothing of it was started;
+  // `has_ended(slot)` of the one whose place it would take.
   template <typename HasEnded>
   Slot& take(WorkId work, HasEnded&& has_ended) {
     std::unique_ptr<Slot>& slot = slots_[work % slots_.size()];

@@ -573,7 +573,8 @@ Result<bool> AutoEngineImpl::try_to_switch(int candidate) {
     CORTADO_RETURN_IF_ERROR(exchange(candidate, std::move(made).value()));
     return true;
   }
-  if (made.status().is_fatal()) return made.status();
+  // What came damaged may have come so to this rank alone.
+  if (made.status().is_fatal() || made.status().code() == StatusCode::kCorruptData) return made.status();
   say(wanted.label + " is left out: " + made.status().message());
   return false;
 }

@@ -42,14 +42,13 @@ class WatchedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
   Result<WorkId> start(const CollectiveCall& call) override {
-    const bool is_sum = call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduceScatter ||
-                        call.kind == CollectiveKind::kReduce;
-    const bool has_check = (call.dtype == DType::kUint8 || watch_->is_checked) && !is_sum;
+    const bool is_added = is_sum(call.kind);
+    const bool has_check = (call.dtype == DType::kUint8 || watch_->is_checked) && !is_added;
     const bool receives = (call.kind != CollectiveKind::kBroadcast || rank() != call.root) &&
                           (call.kind != CollectiveKind::kGather || rank() == call.root);
     if (watch_->starts == watch_->asked) {
       watch_->asked_has_no_check = !has_check;
-      if (is_sum) measure_shares(call);
+      if (is_added) measure_shares(call);
     }
     const bool is_damaged = watch_->starts++ == watch_->damaged && receives && (watch_->damages_sums || has_check);
     Result<WorkId> work = inner_->start(call);
