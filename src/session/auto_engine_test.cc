@@ -113,6 +113,32 @@ AutoDevice emulated_device(MadeEngines* engines) {
 
 constexpr std::int64_t kMs = 1'000'000;
 
+// Flips a bit of what one blocking gather brings.
+class DamagingCommunicator final : public Communicator {
+ public:
+  DamagingCommunicator(Communicator* inner, std::int64_t damaged) : inner_(inner), damaged_(damaged) {}
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string name() const override { return inner_->name(); }
+  Result<WorkId> start(const CollectiveCall& call) override { return inner_->start(call); }
+  Result<bool> test(WorkId work) override { return inner_->test(work); }
+  Status wait(WorkId work, std::chrono::nanoseconds timeout) override { return inner_->wait(work, timeout); }
+  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
+                    std::chrono::nanoseconds timeout) override {
+    const Status status = inner_->all_gather(sent, received, timeout);
+    if (gathers_++ == damaged_ && !received.empty()) received[sent.size() / 2] ^= std::byte{1};
+    return status;
+  }
+  Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
+    return inner_->subgroup(ranks);
+  }
+  bool abandon(const std::string& why) override { return inner_->abandon(why); }
+
+ private:
+  Communicator* inner_;
+  std::int64_t damaged_, gathers_ = 0;
+};
+
 // Runs steps of auto on some ranks; how long a step takes depends on what runs inside.
 struct Training {
   AutoOptions options = AutoOptions::parse("auto(measure_s=0)").value();
@@ -126,6 +152,7 @@ struct Training {
   // Whether the rank's device has room for a setting's engine, that it has made so often before.
   std::function<bool(std::size_t rank, const EngineOptions& options, int made)> has_memory_for = nullptr;
   bool clock_runs = false;
+  std::int64_t damaged_gather = -1;  // of those made when engines are set up: a bit of what reaches rank 1 is flipped
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps
   float gradient_scale = 1;
   std::vector<LauncherPlace> places = {};  // by rank; none: the launcher tells nothing
@@ -175,8 +202,9 @@ void Training::go() {
   expected.assign(elems(1), 0);
   gradient_squares = 0;
   insides.clear();
-  statuses = run_ranks(ranks, [&](Communicator& communicator) -> Status {
-    const auto rank = static_cast<std::size_t>(communicator.rank());
+  statuses = run_ranks(ranks, [&](Communicator& group) -> Status {
+    const auto rank = static_cast<std::size_t>(group.rank());
+    DamagingCommunicator communicator(&group, rank == 1 ? damaged_gather : -1);
     HandClock clock(clock_runs);
     AutoOptions own = options;
     own.takes_buffers = in_buckets;
@@ -457,6 +485,26 @@ TEST(AutoEngine, GoesOnWithoutWhatADeviceHasNoMemoryFor) {
 }
 
 // Two engines at once may be more than there is room for.
+// Where a gather came damaged to one rank alone, that rank does not go on without the candidate while the others try it.
+TEST(AutoEngine, DamageToOneRankWhileASettingIsSetUpEndsAll) {
+  int ended = 0;
+  for (std::int64_t gather = 0; gather < 60; ++gather) {
+    Training run;
+    run.damaged_gather = gather;
+    run.step_ns = [](const std::string& what, std::int64_t, int) { return what == "none" ? 20 * kMs : 10 * kMs; };
+    run.go();
+    const bool is_ok = run.statuses[0].ok();
+    ended += !is_ok;
+    for (const Status& status : run.statuses) {
+      EXPECT_EQ(status.ok(), is_ok) << gather << ": " << status.to_string();
+      EXPECT_EQ(status.message().find("rank 0 started"), std::string::npos) << gather << ": " << status.to_string();
+    }
+    for (const auto& news : run.news) EXPECT_FALSE(says(news, "damaged")) << gather;
+    if (is_ok) expect_ok(run);
+  }
+  EXPECT_GT(ended, 2);
+}
+
 TEST(AutoEngine, HasOneEngineOnADeviceAtATime) {
   Training run = training_of("topk(density=0.01)");
   run.on_device = [](std::size_t) { return true; };
