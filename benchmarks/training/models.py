@@ -19,6 +19,8 @@ import train_lm
 IMAGES_A_WORKER = 16
 VALIDATION_WINDOWS = 256
 VALIDATION_IMAGES = 360
+WINDOWS_A_WORKER = 8  # of deep_lm
+VALIDATION_BYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,61 @@ class NarrowBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + functional.relu(self.linear(x)) / 4
+
+
+def deep_lm() -> Task:
+    """A byte-level language model over a window of eight bytes: 63 layers of 256 x 256 between an embedding and the
+    logits. In this shape most of an uncompressed K-FAC step at 1 Gb/s is the exchange of preconditioned gradients: few
+    examples a step, so that forward and backward passes do little more than read the weights; layers narrow enough
+    that preconditioning (the cube of the width, the exchange its square) takes a fifth of the exchange, and wide enough
+    that calling them does not take longer; no biases, which would double the number of tensors."""
+    width, depth, window = 256, 63, 8
+
+    def build() -> nn.Module:
+        embedding = nn.Embedding(train_lm.VOCABULARY, width // window)
+        head = nn.Linear(width, train_lm.VOCABULARY, bias=False)
+        nn.init.normal_(head.weight, std=0.02)
+        return nn.Sequential(embedding, nn.Flatten(), *(DeepBlock(width, depth) for _ in range(depth)), head)
+
+    offsets = torch.arange(window + 1)
+
+    def choose(data: torch.Tensor, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        starts = torch.randint(len(data) - window, (count, 1), generator=generator)
+        chosen = data[starts + offsets].long()
+        return chosen[:, :-1], chosen[:, -1]
+
+    def batches(seed: int):
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            yield choose(training, WINDOWS_A_WORKER, generator)
+
+    training, validation = train_lm.read_text()
+    inputs, targets = choose(validation, VALIDATION_BYTES, torch.Generator().manual_seed(0))
+
+    def validation_loss(module: nn.Module) -> float:
+        held_out = torch.arange(VALIDATION_BYTES)
+        return _mean_over(held_out, lambda mine: train_lm.cross_entropy(module(inputs[mine]), targets[mine]))
+
+    return Task(
+        build=build,
+        batches=batches,
+        optimizer=_sgd,
+        describe=f"byte-level residual MLP {window}x{width // window}-{depth}x{width}-{train_lm.VOCABULARY}, "
+        f"4.2 M parameters, {WINDOWS_A_WORKER} windows of {window} bytes a worker",
+        validation_loss=validation_loss,
+    )
+
+
+class DeepBlock(nn.Module):
+    """x + relu(linear(x)) / sqrt(depth), without bias."""
+
+    def __init__(self, width: int, depth: int):
+        super().__init__()
+        self.linear = nn.Linear(width, width, bias=False)
+        self.scale = depth**-0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.add(x, functional.relu(self.linear(x)), alpha=self.scale)
 
 
 def autoencoder() -> Task:
@@ -257,6 +314,7 @@ TASKS = {
     "vgg-digits": vgg_digits,
     "resnet-digits": resnet_digits,
     "narrow-mlp": narrow_mlp,
+    "deep-lm": deep_lm,
     "autoencoder": autoencoder,
     "mlp": mlp,
     "vgg": vgg,

@@ -4,6 +4,9 @@
     python benchmarks/training/second_order.py --untimed               # losses of all methods, three seeds
     python benchmarks/training/second_order.py --rates 100mbit,1gbit   # over shaped links: loss against wall time
     python benchmarks/training/second_order.py --exchange              # time of the exchange alone, by link rate
+    python benchmarks/training/second_order.py --task deep-lm --rates 1gbit --steps 150 --workers 2 \\
+        --strategy dp-kfac --compute-method inverse --factor-update-steps 10 --inv-update-steps 50 \\
+        --gradients "acp(rank=4)"                                      # 62 % of a step is exchange
 
 Methods are named as second_order_methods.py says. The exchange is that of preconditioned gradients: encode, all-gather
 and decode, nothing else; beside it a broadcast for each tensor, as kfac-pytorch sends them. The strategy is the same in

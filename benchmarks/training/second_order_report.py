@@ -20,7 +20,11 @@ recorded, beside other work.
 Bytes: kB of all ranks together in the last message of each kind, and dense over payload, at the error beside it
 (relative L2 of what a rank sends, feedback included; mean over messages and ranks). Gradients are the preconditioned
 ones; reduced gradients are averaged by K-FAC itself. Stages: ms a step, mean over ranks; the exchange (encode, gather,
-decode of preconditioned gradients) on the rank that waits least for the others, and its share of the step."""
+decode of preconditioned gradients) on the rank that waits least for the others, and its share of the step. In newer
+rows the exchange is its span: from when the last rank begins it until the last has ended it, mean over steps. Where
+ranks end it at different times, those that are done wait for the others in what follows, and only the span has that: of
+two methods with all else equal the steps differ by as much as the spans. There forward and backward stand beside it,
+with averaging of gradients where Cortado's codec does it."""
 EXCHANGE_LEGEND = """\
 Encode, all-gather and decode of preconditioned gradients, nothing else: the slowest rank's time, median of repetitions
 over the tensors of eight successive steps in turn. Broadcasts: one for each tensor, all started at once, as
@@ -170,13 +174,17 @@ def _stage_table(methods: dict) -> str:
     if not methods:
         return ""
     stages = list(next(iter(methods.values()))[0]["kfac"]["stage_ms"])
+    has_spans = all(run["kfac"].get("exchange_span_ms") for runs in methods.values() for run in runs)
     rows = []
     for method, runs in methods.items():
-        exchange_ms = _mean(run["kfac"]["exchange_ms"] for run in runs)
+        exchange_ms = _mean(run["kfac"]["exchange_span_ms" if has_spans else "exchange_ms"] for run in runs)
         by_stage = [_mean(run["kfac"]["stage_ms"][stage] for run in runs) for stage in stages]
+        if has_spans:
+            by_stage.insert(0, _mean(run["backward_ms"] for run in runs))
         share = 100 * exchange_ms / _mean_step_ms(runs)
         rows.append([_name(method), *(f"{ms:.2f}" for ms in by_stage), f"{exchange_ms:.2f}", f"{share:.0f} %"])
-    return markdown_table(["ms a step", *(s.replace("_", " ") for s in stages), "exchange", "share"], rows)
+    header = ["ms a step", *["forward, backward"] * has_spans, *(stage.replace("_", " ") for stage in stages)]
+    return markdown_table([*header, "span of exchange" if has_spans else "exchange", "share"], rows)
 
 
 def _against(runs: list[dict], baseline: list[dict] | None) -> str:

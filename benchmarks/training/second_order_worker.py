@@ -19,6 +19,7 @@ from trainer import emit, mean_over_ranks, start_worker
 
 FINAL_STEPS = 10  # the final training loss is the mean of these
 EXCHANGED_STEPS = 8  # whose preconditioned gradients are exchanged in turn
+EXCHANGE = ("encode", "gather", "decode")  # stages of a step
 LEARNING_RATES = {"sgd": 0.05, "adam": 1e-3, KFAC: 0.03}
 LEARNING_RATES_OF_TASK = {"autoencoder": {"sgd": 0.01, "adam": 3e-3, KFAC: 0.02}}
 
@@ -166,6 +167,28 @@ class Errors:
             self._messages[kind] = traffic["messages"]
 
 
+class Exchanges:
+    """When this rank began and ended the exchange of each step, by the clock that all ranks of a machine share."""
+
+    def __init__(self):
+        self._before: dict[str, int] = {}
+        self._times: list[tuple[float, float]] = []
+
+    def note(self, kfac, end_s: float) -> None:
+        """After a step that returned at end_s. What follows the exchange in it is writing the gradients (apply)."""
+        total = kfac.report().to_dict()["time_by_stage_ns"]
+        took_s = {stage: (ns - self._before.get(stage, 0)) / 1e9 for stage, ns in total.items()}
+        self._before = total
+        end_s -= took_s["apply"]
+        self._times.append((end_s - sum(took_s[stage] for stage in EXCHANGE), end_s))
+
+    def mean_span_ms(self) -> float:
+        """From when the last rank began until the last one had ended, mean over steps."""
+        times = torch.tensor(self._times, dtype=torch.float64)
+        dist.all_reduce(times, dist.ReduceOp.MAX)
+        return 1e3 * (times[:, 1] - times[:, 0]).mean().item()
+
+
 class Run:
     """One model in training by one method. A seed fixes weights and batches, whatever the method."""
 
@@ -184,9 +207,10 @@ class Run:
         if method.host == "adam":
             self.optimizer = torch.optim.Adam(self.net.parameters(), lr=lr)
         else:
-            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=lr, momentum=0.9)
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=lr, momentum=0.9, fused=True)  # one pass
         self.batches = task.batches(1000 * seed + dist.get_rank())
-        self.preconditioner_s = 0.0  # in step(), sum over steps
+        self.backward_s = self.preconditioner_s = 0.0  # in step(), sums over steps
+        self.preconditioned_s = 0.0  # when the preconditioner had done its last step
 
     def backward(self) -> torch.Tensor:
         inputs, targets = next(self.batches)
@@ -199,10 +223,12 @@ class Run:
         """This rank's loss, and the seconds the step took."""
         start = time.perf_counter()
         loss = self.backward()
+        self.backward_s += time.perf_counter() - start
         if self.preconditioner is not None:
             before = time.perf_counter()
             self.preconditioner.step()
-            self.preconditioner_s += time.perf_counter() - before
+            self.preconditioned_s = time.perf_counter()
+            self.preconditioner_s += self.preconditioned_s - before
         self.optimizer.step()
         value = loss.item()
         return value, time.perf_counter() - start
@@ -218,7 +244,7 @@ def evaluate(task: Task, net) -> dict:
 
 def train(task: Task, config: dict, name: str, seed: int) -> dict:
     run = Run(task, config, name, seed)
-    losses, step_s, errors = [], [], Errors()
+    losses, step_s, errors, exchanges = [], [], Errors(), Exchanges()
     initial = {f"initial_{key}": value for key, value in evaluate(task, run.net).items()}
     for step in range(1, config["steps"] + 1):
         loss, seconds = run.step()
@@ -226,6 +252,7 @@ def train(task: Task, config: dict, name: str, seed: int) -> dict:
         step_s.append(seconds)
         if run.kfac is not None:
             errors.note(run.kfac)
+            exchanges.note(run.kfac, run.preconditioned_s)
         if step % 50 == 0:
             emit("progress", method=name, seed=seed, step=step, loss=loss)
     result = {
@@ -234,26 +261,27 @@ def train(task: Task, config: dict, name: str, seed: int) -> dict:
         "losses": [round(x, 4) for x in mean_over_ranks(losses)],
         # Ranks wait for each other in every step; not recorded where other work was going on beside it.
         "step_ms": [round(1e3 * x, 2) for x in mean_over_ranks(step_s)] if config["timed"] else None,
+        "backward_ms": 1e3 * run.backward_s / config["steps"] if config["timed"] else None,
         "preconditioner_ms": 1e3 * run.preconditioner_s / config["steps"] if config["timed"] else None,
         "replicas_equal": replicas_equal(run.net),
     }
     result["training_loss"] = statistics.mean(result["losses"][-FINAL_STEPS:])
     if run.kfac is not None:
-        result["kfac"] = summarize(run.kfac, errors)
+        result["kfac"] = summarize(run.kfac, errors, exchanges if config["timed"] else None)
     return result
 
 
-def summarize(kfac, errors: Errors) -> dict:
+def summarize(kfac, errors: Errors, exchanges: Exchanges | None) -> dict:
     """Bytes of all ranks together, of the last message of each kind; errors are means over messages and over the ranks
     that sent any. Stages: ms a step, mean over ranks; the exchange of preconditioned gradients on the rank that waits
-    least for the others."""
+    least for the others, and its span (Exchanges)."""
     report = kfac.report().to_dict()
     traffic = report["traffic"]
     kinds = sorted(traffic)
     sums = mean_over_ranks([float(traffic[kind][key]) for kind in kinds for key in ("payload_bytes", "dense_bytes")])
     world = dist.get_world_size()
     stage_ms = {stage: ns / report["steps"] / 1e6 for stage, ns in report["time_by_stage_ns"].items()}
-    exchange_ms = torch.tensor(sum(stage_ms[stage] for stage in ("encode", "gather", "decode")))
+    exchange_ms = torch.tensor(sum(stage_ms[stage] for stage in EXCHANGE))
     dist.all_reduce(exchange_ms, dist.ReduceOp.MIN)
     own = [errors.by_kind.get(kind) for kind in kinds]
     means = mean_over_ranks([x for e in own for x in (statistics.mean(e) if e else 0.0, float(bool(e)))])
@@ -263,6 +291,7 @@ def summarize(kfac, errors: Errors) -> dict:
         "error": {kind: means[2 * i] / means[2 * i + 1] if means[2 * i + 1] else 0.0 for i, kind in enumerate(kinds)},
         "stage_ms": dict(zip(stage_ms, mean_over_ranks(list(stage_ms.values())), strict=True)),
         "exchange_ms": exchange_ms.item(),
+        "exchange_span_ms": exchanges.mean_span_ms() if exchanges else None,
     }
 
 

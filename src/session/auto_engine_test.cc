@@ -485,7 +485,8 @@ TEST(AutoEngine, GoesOnWithoutWhatADeviceHasNoMemoryFor) {
 }
 
 // Two engines at once may be more than there is room for.
-// Where a gather came damaged to one rank alone, that rank does not go on without the candidate while the others try it.
+// Where a gather came damaged to one rank alone, that rank does not go on without the candidate while the others try
+// it.
 TEST(AutoEngine, DamageToOneRankWhileASettingIsSetUpEndsAll) {
   int ended = 0;
   for (std::int64_t gather = 0; gather < 60; ++gather) {
