@@ -243,11 +243,11 @@ std::unique_ptr<Communicator> make_verifying_communicator(Communicator* inner);
 // one in 2^64, and the error names the rank that sent it.
 //
 // Sums (all_reduce, reduce_scatter, reduce) have linear checks of blocks, which the transport adds as it adds the
-// values: 0.2 % of the bytes of float32, 6 % of 16 bits, 0.3 % of uint8. Whose contribution was damaged a sum does not
-// tell. Of uint8 any change of one or two values of a block is seen; of floats what is more than rounding may do
-// (collective/sum_checks.h): of float32 and 4 ranks a change of one value by a hundredth, of 16 bits, where rounding
-// itself is coarse, only by some times the other values. Not seen are smaller changes, also where they reach one rank
-// alone, changes of several values that cancel, and blocks in which a rank has an Inf or NaN.
+// values: 0.2 % of the bytes of float32 (64 ranks: 1.6 %), 6 % of 16 bits, 0.3 % of uint8. Whose contribution was
+// damaged a sum does not tell. Of uint8 any change of one or two values of a block is seen; of floats what is more than
+// rounding may do (collective/sum_checks.h): of float32 and 4 ranks a change by a hundredth of an average contribution,
+// of 16 bits, where rounding itself is coarse, only by some contributions. Not seen are smaller changes, also where
+// they reach one rank alone, changes of several values that cancel, and blocks in which a rank has an Inf or NaN.
 //
 // Memory must be the host's. Reads what is sent and what has come once each. Goes by the name of `inner`, which must
 // outlive it, as must `clock`, by which waits are timed (null: the machine's). Destroyed with collectives in flight it

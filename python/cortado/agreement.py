@@ -3,7 +3,7 @@
 
 import contextlib
 
-from .errors import MismatchError, PeerError, SpecError
+from .errors import CortadoError, MismatchError, PeerError, SpecError
 
 SETUP_TIMEOUT_S = 60.0  # how long a rank waits for the others
 
@@ -31,11 +31,26 @@ def on_all_ranks(group, failed_to, timeout_s=SETUP_TIMEOUT_S):
             raise MismatchError(f"rank {rank} {failed_to}: {text}", "mismatch")
 
 
+@contextlib.contextmanager
+def damage_ends_all(group):
+    """What came damaged may have come so to this rank alone: the others, who wait for it, are told. group: or None."""
+    try:
+        yield
+    except CortadoError as error:
+        if group is not None and error.code == "corrupt data":
+            group.announce(str(error))
+        raise
+
+
 def agree_on_flag(group, name, flag, timeout_s=SETUP_TIMEOUT_S):
-    """SpecError where ``flag`` is no bool, MismatchError on all ranks where they have different ones."""
+    """SpecError where ``flag`` is no bool, MismatchError on all ranks where they differ. group: or None."""
     own = flag if isinstance(flag, bool) else 2
-    said = [("False", "True", "neither")[byte] for byte in group.all_gather(bytes([own]), timeout_s)]
+    try:
+        gathered = group.all_gather(bytes([own]), timeout_s) if group is not None else [own]
+    except (RuntimeError, TimeoutError) as broken:
+        raise PeerError(f"every rank must take part: {broken}", "peer failed") from broken
     if own == 2:
         raise SpecError(f"{name} is True or False; got {flag!r}")
+    said = [("False", "True", "neither")[byte] for byte in gathered]
     if len(set(said)) > 1:
         raise MismatchError(f"{name} differs: ranks have {', '.join(said)}", "mismatch")

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from . import _core
-from .agreement import SETUP_TIMEOUT_S, agree_on_flag, on_all_ranks
+from .agreement import SETUP_TIMEOUT_S, agree_on_flag, damage_ends_all, on_all_ranks
 from .device_engine import compute_stream_of, place_of_engine
 from .errors import CortadoError, MismatchError, SpecError
 from .group import TorchGroup
@@ -105,20 +105,21 @@ class Attachment:
         self._agree_on_arguments()
         group = self._group
         version = f"torch {torch.__version__}"
-        return _core.Engine(
-            tensors,
-            what,
-            group,
-            group.rank,
-            group.world_size,
-            group.name,
-            self.takes_buffers,
-            version,
-            self._timeout_s,
-            self._checks_collectives,
-            self._engine_place.library or self._engine_place.schemes,
-            self._device.index or 0,
-        )
+        with damage_ends_all(group):
+            return _core.Engine(
+                tensors,
+                what,
+                group,
+                group.rank,
+                group.world_size,
+                group.name,
+                self.takes_buffers,
+                version,
+                self._timeout_s,
+                self._checks_collectives,
+                self._engine_place.library or self._engine_place.schemes,
+                self._device.index or 0,
+            )
 
     def _make_transfers(self):
         if self._engine_place.library:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .agreement import agree_on_flag, on_all_ranks
+from .agreement import agree_on_flag, damage_ends_all, on_all_ranks
 from .attachment import holder_of
 from .calibration import calibrate
 from .errors import CortadoError, MismatchError, PeerError, SpecError
@@ -72,7 +72,8 @@ class KFAC:
     aggregate: layers that share a table of codes in ``compso``; 0: all of a rank.
     reduce_gradients: whether step() averages the gradients; None: unless DDP or a cortado.Reducer does.
     threads: that invert factors, each its own; the results do not depend on it.
-    process_group, random_seed, timeout_s: of the exchange. check_collectives: as for cortado.attach.
+    process_group, random_seed, timeout_s: of the exchange. check_collectives: as for cortado.attach; gradients that are
+        not preconditioned are averaged without checks where step() averages them, and "auto" counts none.
     verbose: rank 0 prints what is preconditioned, and what not.
     """
 
@@ -180,14 +181,14 @@ class KFAC:
             if is_auto:
                 options["candidates"] = [spec_from(codec) for codec in candidates]
                 options["cluster"] = _cluster_text(cluster)
-        if self._group is not None:
-            agree_on_flag(self._group, "check_collectives", check_collectives)
+        agree_on_flag(self._group, "check_collectives", check_collectives)
         if is_auto and options["cluster"] is None:
             measured = calibrate(self._process_group, codecs=options["candidates"], budget_s=_CALIBRATION_S)
             options["cluster"] = measured.to_json()
         self._options = options
         self._reduce_gradients = False if is_ddp and reduce_gradients is None else reduce_gradients
-        self._core = _core.Kfac([layer.to_core() for layer in self._layers], options, *self._core_group())
+        with damage_ends_all(self._group):
+            self._core = _core.Kfac([layer.to_core() for layer in self._layers], options, *self._core_group())
         if self._group is not None:
             self._group.set_timeout(timeout_s)
         are_read_later = self._place.library is not None
@@ -481,7 +482,8 @@ class KFAC:
                     copies.append((parameter.grad, dense))
                 addresses.append(dense.data_ptr())
             gradients.append((addresses[0], addresses[1] if layer.has_bias else 0, DTYPE_CODES[dense.dtype]))
-        result = act(gradients)
+        with damage_ends_all(self._group):
+            result = act(gradients)
         for gradient, dense in copies:
             gradient.copy_(dense)
         return result

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .agreement import agree_on_flag, on_all_ranks
+from .agreement import agree_on_flag, damage_ends_all, on_all_ranks
 from .errors import CortadoError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .spec import spec_from
@@ -59,19 +59,20 @@ class CompressedAllGather:
             ]
             spec = spec_from(codec)
         agree_on_flag(group, "check_collectives", check_collectives, timeout_s)
-        self._core = _core.OwnerGather(
-            described,
-            spec,
-            error_feedback,
-            aggregate,
-            random_seed,
-            timeout_s,
-            group,
-            group.rank,
-            group.world_size,
-            group.name,
-            check_collectives,
-        )
+        with damage_ends_all(group):
+            self._core = _core.OwnerGather(
+                described,
+                spec,
+                error_feedback,
+                aggregate,
+                random_seed,
+                timeout_s,
+                group,
+                group.rank,
+                group.world_size,
+                group.name,
+                check_collectives,
+            )
         group.set_timeout(timeout_s)
         self._step = 0
 
@@ -92,7 +93,8 @@ class CompressedAllGather:
         except Exception as error:
             self._group.announce(str(error))  # or the other ranks would wait for this one
             raise
-        self._core.run(self._step, [tensor.data_ptr() for tensor in dense])
+        with damage_ends_all(self._group):
+            self._core.run(self._step, [tensor.data_ptr() for tensor in dense])
         self._step += 1
         for tensor, copy in zip(tensors, dense, strict=True):
             if tensor.data_ptr() != copy.data_ptr():

@@ -3,11 +3,17 @@
 // Every option of the tree is executed and compared with the exact sum; there is no list of schemes to keep up to date.
 #include "collective/scheme.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <map>
+#include <numeric>
 
+#include "collective/rank_threads.h"
 #include "collective/scheme_testing.h"
+#include "core/check.h"
 #include "core/counting_new.h"
 #include "core/sanitized.h"
 #include "cortado/planner.h"
@@ -157,9 +163,9 @@ TEST(Scheme, DeviceCopiesAreCounted) {
 TEST(Scheme, AllocatesNothingInSteadyState) {
   if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer owns operator new";
   SchemeRanks ranks(kTwoByThree);
-  const std::vector<Option> options = generate_options({}).value();
-  for (const char* spec : {"none", "float_rans"}) {
+  for (const char* spec : {"none", "float_rans", "randk(density=0.2)"}) {
     const std::unique_ptr<Codec> codec = make_codec(spec).value();
+    const std::vector<Option> options = generate_options({.sum_payloads = codec->row().traits.linear}).value();
     for (std::size_t i = 0; i < options.size(); i += 97) {
       SchemeRuns runs(ranks, {.option = options[i], .codec = codec.get(), .tensors = kTensors});
       const auto leave = [](const std::vector<SchemeTensor>&, int, int) { return Message(); };
@@ -169,6 +175,64 @@ TEST(Scheme, AllocatesNothingInSteadyState) {
       ASSERT_EQ(allocation_count() - before, 0) << spec << " " << options[i].to_string(kTwoByThree);
     }
   }
+}
+
+// Looks at what is given to be summed.
+class WatchingCommunicator final : public Communicator {
+ public:
+  WatchingCommunicator(Communicator* inner, std::function<void(const CollectiveCall&)> look)
+      : inner_(inner), look_(std::move(look)) {}
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string name() const override { return inner_->name(); }
+  Result<WorkId> start(const CollectiveCall& call) override {
+    look_(call);
+    return inner_->start(call);
+  }
+  Result<bool> test(WorkId work) override { return inner_->test(work); }
+  Status wait(WorkId work, std::chrono::nanoseconds timeout) override { return inner_->wait(work, timeout); }
+  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
+                    std::chrono::nanoseconds timeout) override {
+    return inner_->all_gather(sent, received, timeout);
+  }
+
+ private:
+  Communicator* inner_;
+  std::function<void(const CollectiveCall&)> look_;
+};
+
+// A header is no number: as one it might be so large that no check of the sum sees anything.
+TEST(Scheme, HeadersAreZerosInSums) {
+  const std::unique_ptr<Codec> codec = make_codec("randk(density=0.5)").value();
+  const SumForm form = *codec->sum_form(1, 100, DType::kFloat32);
+  ASSERT_GT(form.header_bytes, 0u);
+  const Option option = {
+      {{.kind = OpKind::kEncode}, {.kind = OpKind::kAllReduce, .encoded = true}, {.kind = OpKind::kDecode}}};
+  const auto statuses = run_ranks(2, [&](Communicator& inner) -> Status {
+    int sums = 0;
+    WatchingCommunicator whole(&inner, [&](const CollectiveCall& call) {
+      if (call.kind != CollectiveKind::kAllReduce) return;
+      ++sums;
+      for (std::size_t i = 0; i < form.header_bytes; ++i) {
+        EXPECT_EQ(static_cast<const std::byte*>(call.sent)[i], std::byte{}) << i;
+      }
+    });
+    CORTADO_ASSIGN_OR_RETURN(const LevelCommunicators levels, LevelCommunicators::create(&whole, {{{"all", 2}}}));
+    CORTADO_ASSIGN_OR_RETURN(const auto run, SchemeRun::make({.levels = &levels,
+                                                              .option = option,
+                                                              .codec = codec.get(),
+                                                              .tensors = {{.name = "w", .rows = 1, .cols = 100}}}));
+    for (std::int64_t step = 0; step < 2; ++step) {
+      std::fill(run->values(0).begin(), run->values(0).end(), 1.0f);
+      CORTADO_RETURN_IF_ERROR(run->run(step, std::chrono::seconds(30)));
+      const std::span<const float> result = run->sums(0);
+      EXPECT_EQ(std::accumulate(result.begin(), result.end(), 0.0f), 2 * 100.0f)
+          << "half of them, doubled, of each rank";
+    }
+    EXPECT_EQ(sums, 2);
+    return Status();
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
 // ---- lossy codecs --------------------------------------------------------------------------------------------------

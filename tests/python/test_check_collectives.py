@@ -14,6 +14,7 @@ from test_plan import make_plan
 from test_reducer import train_reduced
 
 STEPS = 4
+FLOAT32 = 0  # codes of the engine
 PLAN = make_plan(
     [("all", 3)],
     ("none", "reduce_scatter@all all_gather@all"),
@@ -114,48 +115,62 @@ def test_what_is_no_choice_or_differs_is_refused(pools, make):
         assert mixed == (wrong if rank else ("MismatchError", "check_collectives differs: ranks have True, neither"))
 
 
-def second_order(me, check, damaged=False):
-    """Two steps of K-FAC and a gather; ``damaged``: a bit of a payload that rank 1 sends is flipped in the second."""
+def second_order(me, check, damaged=""):
+    """Two steps of K-FAC and a gather. ``damaged``: of what rank 1 sends in the second a bit is flipped, of a sum of
+    factors, of a payload of K-FAC's or of the gather's."""
     net = make_net()
     preconditioner = cortado.KFAC(
         net, strategy="mem-opt", compression="quant(bits=8)", check_collectives=check, verbose=False
     )
     tensors = [torch.full((300,), 1.0 + me.rank), torch.full((200,), 2.0 + me.rank)]
     gather = cortado.CompressedAllGather(tensors, [0, 1], "quant(bits=8)", check_collectives=check)
+    inside, flipped = [], []
 
     def step():
         net.zero_grad()
         torch.nn.functional.cross_entropy(net(torch.randn(4, 24)), torch.tensor([0, 1, 2, 3])).backward()
+        inside[:] = ["factors", "payloads"]
         preconditioner.step()
+        inside[:] = ["gather"]
         gather(tensors)
 
     torch.manual_seed(me.rank)
     step()
-    all_gather, flipped = TorchGroup._all_gather, []
+    start = TorchGroup.start
 
-    def damaging(group, call):
-        bytes_sent = call.counts[group.rank] if call.counts is not None else call.elems
-        if me.rank == 1 and damaged and not flipped and call.dtype == torch.uint8 and bytes_sent > 64:
-            group._tensor(call.sent, bytes_sent, torch.uint8)[bytes_sent // 2] ^= 1
-            flipped.append(True)
-        return all_gather(group, call)
+    def damaging(group, work, kind, dtype, sent, received, elems, root, counts, received_counts):
+        is_sum = kind in ("all_reduce", "reduce_scatter", "reduce")
+        of_kind = is_sum == (damaged == "factors") and (dtype == FLOAT32) == is_sum
+        total = (sum(counts) if kind == "reduce_scatter" else counts[group.rank]) if counts else elems
+        if me.rank == 1 and damaged in inside and not flipped and of_kind and total > 64:
+            code = torch.float32 if is_sum else torch.uint8
+            values = group._tensor(sent, total, code)
+            values.view(torch.uint8)[values.abs().argmax().item() * code.itemsize + (2 if is_sum else 0)] ^= 16
+            flipped.append(kind)
+        return start(group, work, kind, dtype, sent, received, elems, root, counts, received_counts)
 
-    with mock.patch.object(TorchGroup, "_all_gather", damaging):
+    with mock.patch.object(TorchGroup, "start", damaging):
         error = error_of(step)
     sums = [parameter.grad.double().sum().item() for parameter in net.parameters()]
     return error, sums + [tensor.double().sum().item() for tensor in tensors], bool(flipped)
 
 
-def test_second_order_and_owner_gathers_are_checked_too(pools):
+def test_checks_change_nothing_of_second_order(pools):
     plain, checked = (pools(2).run(second_order, check=check) for check in (False, True))
     for one, other in zip(plain, checked, strict=True):
         assert one[0] is None and other[0] is None
         assert one[1] == other[1]
+
+
+@pytest.mark.parametrize("damaged", ["factors", "payloads", "gather"])
+def test_damage_ends_second_order_on_every_rank(damaged):
     pool = Pool(2)  # of its own: the exchange ends
     try:
-        damaged = pool.run(second_order, check=True, damaged=True)
+        values = pool.run(second_order, check=True, damaged=damaged)
     finally:
         pool.close()
-    assert damaged[1][2], "a payload was damaged"
-    texts = [error[1] for error, _, _ in damaged if error is not None]
-    assert len(texts) == 2 and any("what rank 1 sent was damaged or cut on its way" in text for text in texts)
+    assert values[1][2], "something was damaged"
+    errors = [error for error, _, _ in values]
+    assert all(errors), "also where it came as it was sent"
+    said = "what one of ranks 0, 1 sent" if damaged == "factors" else "what rank 1 sent was damaged or cut on its way"
+    assert any(said in text for _, text in errors)
