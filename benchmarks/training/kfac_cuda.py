@@ -89,6 +89,7 @@ class Work:
             **{"colocate_factors": True, "balance_memory": False, "compression": "none"},
             **{"compression_changes": False, "use_error_feedback": False, "aggregate": 0, "random_seed": 0},
             **{"factor_compression": "none", "factor_compression_changes": False, "timeout_s": 600.0, "threads": 1},
+            "checks_collectives": False,
             **{"device_library": library, "device": 0},
         }
         named = [layer.to_core(f"layer{i}") for i, layer in enumerate(layers)]
