@@ -10,6 +10,7 @@
 
 #include "collective/collective_call.h"
 #include "collective/communicator_testing.h"
+#include "collective/passing_communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "collective/virtual_clock.h"
 #include "core/check.h"
@@ -163,30 +164,10 @@ TEST(Checking, SubgroupsNameRanksOfTheWhole) {
             "was damaged or cut on its way");
 }
 
-// Hands on what it is given, but for what a test changes.
-class Passing : public Communicator {
- public:
-  explicit Passing(Communicator* inner) : inner_(inner) {}
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string name() const override { return "passing"; }
-  Result<WorkId> start(const CollectiveCall& call) override { return inner_->start(call); }
-  Result<bool> test(WorkId work) override { return inner_->test(work); }
-  Status wait(WorkId work, std::chrono::nanoseconds timeout) override { return inner_->wait(work, timeout); }
-  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
-                    std::chrono::nanoseconds timeout) override {
-    return inner_->all_gather(sent, received, timeout);
-  }
-  bool abandon(const std::string& why) override { return inner_->abandon(why); }
-
- protected:
-  Communicator* inner_;
-};
-
 TEST(Checking, TheBlockingGatherIsCheckedTooAndEndsAll) {
-  class Damaging final : public Passing {
+  class Damaging final : public PassingCommunicator {
    public:
-    using Passing::Passing;
+    using PassingCommunicator::PassingCommunicator;
     Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                       std::chrono::nanoseconds timeout) override {
       const Status status = inner_->all_gather(sent, received, timeout);
@@ -208,7 +189,7 @@ TEST(Checking, TheBlockingGatherIsCheckedTooAndEndsAll) {
   });
   for (const Status& status : statuses) {
     EXPECT_EQ(status.to_string(),
-              "corrupt data: passing, checked: all_gather of 16 bytes: what rank 1 sent was damaged or cut on its way");
+              "corrupt data: local, checked: all_gather of 16 bytes: what rank 1 sent was damaged or cut on its way");
   }
 }
 
@@ -216,9 +197,9 @@ TEST(Checking, TheBlockingGatherIsCheckedTooAndEndsAll) {
 TEST(Checking, LargeDamageOfSixteenBitsIsSeen) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     const auto statuses = run_ranks(3, [&](Communicator& inner) -> Status {
-      class Enlarging final : public Passing {
+      class Enlarging final : public PassingCommunicator {
        public:
-        using Passing::Passing;
+        using PassingCommunicator::PassingCommunicator;
         Result<WorkId> start(const CollectiveCall& call) override {
           if (rank() == 1 && dtype_bytes(call.dtype) == 2) {  // the top bit of an exponent
             static_cast<std::uint8_t*>(call.received)[2 * 700 + 1] ^= 0x40;
@@ -285,9 +266,9 @@ TEST(Checking, DamageInASubgroupEndsTheWhole) {
 
 // The checks are on their way when the transport refuses the call itself.
 TEST(Checking, AStartThatFailsHalfWayEndsAll) {
-  class Refusing final : public Passing {
+  class Refusing final : public PassingCommunicator {
    public:
-    using Passing::Passing;
+    using PassingCommunicator::PassingCommunicator;
     Result<WorkId> start(const CollectiveCall& call) override {
       if (call.elems == 5000) return make_error(StatusCode::kUnsupported, "too large");
       return inner_->start(call);

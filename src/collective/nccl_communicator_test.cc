@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "collective/communicator_testing.h"
+#include "collective/passing_communicator_testing.h"
 #include "core/check.h"
 #include "cortado/nccl.h"
 
@@ -47,13 +48,9 @@ class DeviceBuffer {
 };
 
 // Collectives on host memory, by copies of it on the device. Ends each one in its start.
-class Staged final : public Communicator {
+class Staged final : public PassingCommunicator {
  public:
-  explicit Staged(Communicator* inner) : inner_(inner) {}
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string name() const override { return inner_->name(); }
-
+  using PassingCommunicator::PassingCommunicator;
   Result<WorkId> start(const CollectiveCall& call) override {
     const std::size_t elem_bytes = dtype_bytes(call.dtype);
     const auto sent_bytes = static_cast<std::size_t>(sent_elems(call, rank(), world_size())) * elem_bytes;
@@ -78,17 +75,6 @@ class Staged final : public Communicator {
   }
   Result<bool> test(WorkId) override { return true; }
   Status wait(WorkId, std::chrono::nanoseconds) override { return {}; }
-  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
-                    std::chrono::nanoseconds timeout) override {
-    return inner_->all_gather(sent, received, timeout);
-  }
-  Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
-    return inner_->subgroup(ranks);
-  }
-  bool abandon(const std::string& why) override { return inner_->abandon(why); }
-
- private:
-  Communicator* inner_;
 };
 
 // Calls act(communicator) as every rank.

@@ -11,6 +11,7 @@
 #include <map>
 #include <numeric>
 
+#include "collective/passing_communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "collective/scheme_testing.h"
 #include "core/check.h"
@@ -178,26 +179,16 @@ TEST(Scheme, AllocatesNothingInSteadyState) {
 }
 
 // Looks at what is given to be summed.
-class WatchingCommunicator final : public Communicator {
+class WatchingCommunicator final : public PassingCommunicator {
  public:
   WatchingCommunicator(Communicator* inner, std::function<void(const CollectiveCall&)> look)
-      : inner_(inner), look_(std::move(look)) {}
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string name() const override { return inner_->name(); }
+      : PassingCommunicator(inner), look_(std::move(look)) {}
   Result<WorkId> start(const CollectiveCall& call) override {
     look_(call);
     return inner_->start(call);
   }
-  Result<bool> test(WorkId work) override { return inner_->test(work); }
-  Status wait(WorkId work, std::chrono::nanoseconds timeout) override { return inner_->wait(work, timeout); }
-  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
-                    std::chrono::nanoseconds timeout) override {
-    return inner_->all_gather(sent, received, timeout);
-  }
 
  private:
-  Communicator* inner_;
   std::function<void(const CollectiveCall&)> look_;
 };
 

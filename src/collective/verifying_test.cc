@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "collective/communicator_testing.h"
+#include "collective/passing_communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
 #include "cortado/communicator.h"
@@ -18,11 +19,9 @@ using std::chrono::milliseconds;
 constexpr std::chrono::seconds kLong(30);
 
 // A transport that does not look: gathers of signatures work, anything else does nothing and never ends.
-class Careless final : public Communicator {
+class Careless final : public PassingCommunicator {
  public:
-  explicit Careless(Communicator* inner) : inner_(inner) {}
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
+  using PassingCommunicator::PassingCommunicator;
   std::string name() const override { return "careless"; }
   Result<WorkId> start(const CollectiveCall& call) override {
     gathers_ = !gathers_;  // every second one is of signatures
@@ -38,7 +37,6 @@ class Careless final : public Communicator {
 
  private:
   static constexpr WorkId kNever = 1 << 30;
-  Communicator* inner_;
   bool gathers_ = false;
 };
 

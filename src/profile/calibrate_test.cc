@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "collective/passing_communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
 
@@ -82,60 +83,41 @@ TEST(Calibrate, TakesMediansAndSaysHowManyRuns) {
 }
 
 // One rank whose collectives take a known time on a clock that nothing else moves.
-class SlowLink final : public Communicator, public Clock {
+class SlowLink final : public PassingCommunicator, public Clock {
  public:
-  explicit SlowLink(std::int64_t ns_per_byte) : ns_per_byte_(ns_per_byte) {}
+  SlowLink(Communicator* inner, std::int64_t ns_per_byte) : PassingCommunicator(inner), ns_per_byte_(ns_per_byte) {}
 
   std::int64_t now_ns() const override { return now_ns_; }
-  int rank() const override { return 0; }
-  int world_size() const override { return 1; }
   std::string name() const override { return "slow"; }
   Result<WorkId> start(const CollectiveCall& call) override {
     now_ns_ += 10'000 + call.elems * static_cast<std::int64_t>(dtype_bytes(call.dtype)) * ns_per_byte_;
     return inner_->start(call);
   }
-  Result<bool> test(WorkId work) override { return inner_->test(work); }
-  Status wait(WorkId work, std::chrono::nanoseconds timeout) override { return inner_->wait(work, timeout); }
-  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
-                    std::chrono::nanoseconds timeout) override {
-    return inner_->all_gather(sent, received, timeout);
-  }
 
  private:
-  LocalGroup group_{1};
-  Communicator* inner_ = group_.communicator(0);
   std::int64_t ns_per_byte_;
   std::int64_t now_ns_ = 0;
 };
 
 // All-reduces that take `latency` and 300 ns a byte from their start on, or from the wait on: then nothing
 // travels beside computation.
-class TimedLink final : public Communicator {
+class TimedLink final : public PassingCommunicator {
  public:
   TimedLink(Communicator* inner, std::chrono::milliseconds latency, bool only_in_wait)
-      : inner_(inner), latency_(latency), only_in_wait_(only_in_wait) {}
+      : PassingCommunicator(inner), latency_(latency), only_in_wait_(only_in_wait) {}
 
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string name() const override { return inner_->name(); }
   Result<WorkId> start(const CollectiveCall& call) override {
     is_timed_ = call.kind == CollectiveKind::kAllReduce;
     time_ = latency_ + std::chrono::nanoseconds(300 * call.elems * static_cast<std::int64_t>(dtype_bytes(call.dtype)));
     started_ = std::chrono::steady_clock::now();
     return inner_->start(call);
   }
-  Result<bool> test(WorkId work) override { return inner_->test(work); }
   Status wait(WorkId work, std::chrono::nanoseconds timeout) override {
     if (is_timed_) std::this_thread::sleep_until((only_in_wait_ ? std::chrono::steady_clock::now() : started_) + time_);
     return inner_->wait(work, timeout);
   }
-  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
-                    std::chrono::nanoseconds timeout) override {
-    return inner_->all_gather(sent, received, timeout);
-  }
 
  private:
-  Communicator* inner_;
   std::chrono::milliseconds latency_;
   std::chrono::nanoseconds time_{};
   bool only_in_wait_, is_timed_ = false;
@@ -148,7 +130,8 @@ TEST(Calibrate, StaysWithinItsBudget) {
     options.codecs = {};
     options.max_bytes = 1 << 24;
     options.budget_s = budget_s;
-    SlowLink link(ns_per_byte);
+    LocalGroup group(1);
+    SlowLink link(group.communicator(0), ns_per_byte);
     const Cluster cluster = calibrate(&link, options, &link).value();
     EXPECT_LE(link.now_ns(), budget_s * 1e9) << ns_per_byte << " ns a byte";
     EXPECT_GE(link.now_ns(), 0.5 * budget_s * 1e9) << ns_per_byte << " ns a byte";

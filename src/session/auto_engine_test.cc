@@ -13,6 +13,7 @@
 #include <mutex>
 #include <set>
 
+#include "collective/passing_communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
 #include "core/checksum.h"
@@ -114,28 +115,17 @@ AutoDevice emulated_device(MadeEngines* engines) {
 constexpr std::int64_t kMs = 1'000'000;
 
 // Flips a bit of what one blocking gather brings.
-class DamagingCommunicator final : public Communicator {
+class DamagingCommunicator final : public PassingCommunicator {
  public:
-  DamagingCommunicator(Communicator* inner, std::int64_t damaged) : inner_(inner), damaged_(damaged) {}
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string name() const override { return inner_->name(); }
-  Result<WorkId> start(const CollectiveCall& call) override { return inner_->start(call); }
-  Result<bool> test(WorkId work) override { return inner_->test(work); }
-  Status wait(WorkId work, std::chrono::nanoseconds timeout) override { return inner_->wait(work, timeout); }
+  DamagingCommunicator(Communicator* inner, std::int64_t damaged) : PassingCommunicator(inner), damaged_(damaged) {}
   Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                     std::chrono::nanoseconds timeout) override {
     const Status status = inner_->all_gather(sent, received, timeout);
     if (gathers_++ == damaged_ && !received.empty()) received[sent.size() / 2] ^= std::byte{1};
     return status;
   }
-  Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
-    return inner_->subgroup(ranks);
-  }
-  bool abandon(const std::string& why) override { return inner_->abandon(why); }
 
  private:
-  Communicator* inner_;
   std::int64_t damaged_, gathers_ = 0;
 };
 
