@@ -120,6 +120,7 @@ class EngineImpl final : public Engine {
   static Status check_gradient_scale(const char* place, double scale);
   Round& first_round() { return warm_up_ != nullptr ? *warm_up_ : *first_; }
   Status check_submission(std::span<const Gradient> gradients);
+  std::size_t count_to_message(std::span<const Gradient> gradients);
   Status encode_and_start(std::span<const Gradient> gradients);
   bool is_on_device(std::uint32_t tensor) const { return device_ != nullptr && device_->encodes(tensor); }
   bool is_factored_on_device(std::uint32_t tensor) const {
@@ -206,6 +207,7 @@ class EngineImpl final : public Engine {
   std::vector<TensorStep> steps_;
   std::vector<BufferRun> buffers_;
   std::vector<Gradient> deferred_;  // with overlap=off: what finish_step() encodes
+  std::vector<int> written_;        // count_to_message(): by message
   bool finite_ = true;              // of the step in hand
   std::int64_t step_ = 0;           // finite steps finished
   std::int64_t phase_step_ = 0;     // finite compressed steps finished

@@ -165,18 +165,34 @@ Status EngineImpl::submit(std::span<const Gradient> gradients) {
   return {};
 }
 
-Status EngineImpl::encode_and_start(std::span<const Gradient> gradients) {
-  // One thread encodes a tensor, however many there are, so results don't depend on their number.
-  pool_.parallel_for(static_cast<std::int64_t>(gradients.size()),
-                     [&](std::int64_t i) { encode(gradients[static_cast<std::size_t>(i)].tensor); });
-  for (const Gradient& gradient : gradients) {
-    const std::uint32_t t = gradient.tensor;
-    if (first_round().find_slot(t) == nullptr) continue;
-    if (!steps_[t].status.ok()) return fail(steps_[t].status);
-    record(Stage::kEncode, -1, static_cast<int>(t), steps_[t].encode, gradient_bytes(t));
-    first_round().mark_written(t, steps_[t].finite, steps_[t].payload_bytes);
+// How many of `gradients` it takes to complete a message; all if they complete none.
+std::size_t EngineImpl::count_to_message(std::span<const Gradient> gradients) {
+  written_.assign(static_cast<std::size_t>(first_round().message_count()), 0);
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const int message = first_round().message_of(gradients[i].tensor);
+    if (message < 0) continue;
+    if (++written_[static_cast<std::size_t>(message)] == first_round().missing(message)) return i + 1;
   }
-  if (const Status status = first_round().start_ready(); !status.ok()) return fail(status);
+  return gradients.size();
+}
+
+Status EngineImpl::encode_and_start(std::span<const Gradient> gradients) {
+  // A message leaves as soon as it is complete, while what was submitted with it is still to be encoded.
+  do {
+    const std::span<const Gradient> batch = gradients.first(count_to_message(gradients));
+    gradients = gradients.subspan(batch.size());
+    // One thread encodes a tensor, however many there are, so results don't depend on their number.
+    pool_.parallel_for(static_cast<std::int64_t>(batch.size()),
+                       [&](std::int64_t i) { encode(batch[static_cast<std::size_t>(i)].tensor); });
+    for (const Gradient& gradient : batch) {
+      const std::uint32_t t = gradient.tensor;
+      if (first_round().find_slot(t) == nullptr) continue;
+      if (!steps_[t].status.ok()) return fail(steps_[t].status);
+      record(Stage::kEncode, -1, static_cast<int>(t), steps_[t].encode, gradient_bytes(t));
+      first_round().mark_written(t, steps_[t].finite, steps_[t].payload_bytes);
+    }
+    if (const Status status = first_round().start_ready(); !status.ok()) return fail(status);
+  } while (!gradients.empty());
   return poll();
 }
 

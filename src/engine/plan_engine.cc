@@ -252,6 +252,9 @@ Status PlanEngine::submit(std::span<const Gradient> gradients) {
   if (passes_through()) return {};
   for (const Gradient& gradient : gradients) {
     if (const Status status = write(gradient.tensor, gradient.data); !status.ok()) return fail(status);
+    // What is complete leaves before the next gradient is read.
+    bool moved = false;
+    if (const Status status = start_turns(&moved); !status.ok()) return fail(status);
   }
   return progress();
 }

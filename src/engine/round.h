@@ -89,6 +89,10 @@ class Round {
   // The slot of `tensor` has been written; `finite` says whether its gradient was. payload_bytes: of gathered slots.
   void mark_written(std::uint32_t tensor, bool finite, std::uint64_t payload_bytes = 0);
 
+  // The message a tensor travels in; -1: none. And how many of a message's slots are still to be written.
+  int message_of(std::uint32_t tensor) const { return places_[parity_][tensor].message; }
+  int missing(int message) const { return runs_[message].missing; }
+
   // Starts every message that is ready and next in order.
   Status start_ready();
 

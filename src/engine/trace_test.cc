@@ -5,10 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
 #include "engine/engine_testing.h"
+#include "engine/plan_engine_testing.h"
 
 namespace cortado {
 namespace {
@@ -195,6 +198,40 @@ TEST(Trace, TheEngineRecordsEveryStageOfEveryTensorAndMessage) {
     EXPECT_EQ(sent, engine->report().messages);
     engine->set_trace(nullptr);
     EXPECT_TRUE(engine->trace().events.empty());
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+// All gradients in one call, as of a buffer of DDP's: what is complete does not wait until the last one is encoded.
+TEST(Trace, AMessageLeavesWhileOthersAreEncoded) {
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const Topology flat, Topology::two_levels(2, 1));
+    for (const char* setting : {"acp(rank=2)", "quant(bits=4)", "cast(bf16)", "plan"}) {
+      const CountingClock clock;
+      TraceRecorder recorder(1000);
+      EngineOptions options = coded(setting == std::string("plan") ? "cast(bf16)" : setting);
+      options.bucket_cap_mib = 0;
+      CORTADO_ASSIGN_OR_RETURN(
+          const auto engine,
+          setting == std::string("plan")
+              ? Engine::create(small_model(), dense_plan(flat), with_timeout(), &communicator, &clock, &recorder)
+              : Engine::create(small_model(), options, &communicator, &clock, &recorder));
+      Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+      std::vector<Gradient> all;
+      for (std::uint32_t t = 0; t < 8; ++t) all.push_back({t, gradients[t].data()});
+      // Engines send what comes last in a model first, a plan its first bucket.
+      if (setting != std::string("plan")) std::reverse(all.begin(), all.end());
+      CORTADO_RETURN_IF_ERROR(engine->begin_step({}));
+      CORTADO_RETURN_IF_ERROR(engine->submit(all));
+      CORTADO_RETURN_IF_ERROR(engine->finish_step({}).status());
+      std::int64_t first_sent_ns = std::numeric_limits<std::int64_t>::max(), last_encoded_ns = 0;
+      for (const TraceEvent& event : recorder.events()) {
+        if (event.stage == Stage::kCommunicate) first_sent_ns = std::min(first_sent_ns, event.start_ns);
+        if (event.stage == Stage::kEncode) last_encoded_ns = std::max(last_encoded_ns, event.start_ns);
+      }
+      EXPECT_LT(first_sent_ns, last_encoded_ns) << setting;
+    }
     return {};
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
