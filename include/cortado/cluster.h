@@ -72,6 +72,8 @@ struct Cluster {
   std::vector<ClusterRange> ranges;
   std::vector<CodecTimes> codecs;
   TimeCurve host_to_device, device_to_host;  // by bytes; no sizes: such copies cost nothing
+  // By elements: of gradients in host memory into the buffer of a plan's bucket, and of the averages back; as above.
+  TimeCurve pack, unpack;
   // Share of its speed that the backward pass loses while a codec runs: 1 stands still, 0 does not notice.
   double gpu_codec_slows_backward = 0;
   double cpu_codec_slows_backward = 0;

@@ -16,6 +16,7 @@
 #include "core/check.h"
 #include "core/checksum.h"
 #include "core/differences.h"
+#include "core/finite.h"
 #include "core/linalg.h"
 #include "core/philox.h"
 #include "core/seconds.h"
@@ -35,12 +36,18 @@ constexpr std::int64_t kOfSize = 3;
 constexpr double kLargestShare = 2;  // of a point's share of the budget, for one run
 // Of the whole budget, for one run of a collective: links are what is least known, and come last.
 constexpr double kShareOfBudget = 0.04;
+// Of all-reduces, where that is not enough: for one more size, so many times the last one.
+constexpr double kLargeShareOfBudget = 0.12;
+constexpr std::int64_t kSmallFactor = 4;
 // The transfer that computation runs beside costs some dozen times what it takes: of what is left of the budget, or a
 // quarter of all too much.
 constexpr double kTimesBeside = 12, kShareBeside = 0.02;
 constexpr double kOutlasts = 1.5;  // so much longer than the transfer computation takes, alone
 constexpr std::size_t kFewestSizes = 2;
 constexpr std::int64_t kProductSide = 192, kMostProducts = 10000;
+// How often the largest tensor is packed in one run: ranks that share cores get turns of milliseconds, and what ends
+// within one seems to have the core for itself.
+constexpr int kPackings = 4;
 
 // Two sizes or more, the last one `largest`. They lie a factor of two apart at least: two that are close would tell
 // nothing of the slope.
@@ -122,6 +129,8 @@ class MatrixProduct {
   AlignedBuffer<float> a_{kElems}, b_{kElems}, c_{kElems};
 };
 
+bool is_of_size(const TimeCurve& curve) { return curve.times_ns.back() >= kOfSize * curve.times_ns.front(); }
+
 class Calibrator {
  public:
   Calibrator(Communicator* communicator, const CalibrateOptions& options, const Clock* clock)
@@ -139,12 +148,18 @@ class Calibrator {
   template <typename Act>
   Result<Point> measure(const std::string& what, Act&& act, int calls = 1);
   bool is_worth_it(const Curve& curve) const;
-  bool is_call_worth_it(const Curve& curve) const;
+  bool is_call_worth_it(const Curve& curve, std::int64_t factor, double share_of_budget) const;
+  void continue_as_all_reduce(const CollectiveCurves& curves, OpKind kind, Curve* curve) const;
 
   Status measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
                              CollectiveCurves* curves, UnknownFields* unknown);
   Status measure_overlap(Communicator* group, std::int64_t groups, ClusterLevel* level);
   Status measure_transfers(const CollectiveCurves& curves, Cluster* cluster);
+  std::array<std::int64_t, 2> packed_sizes() const {
+    return {std::min(kSmallestElems, options_.max_elems / 2), options_.max_elems};
+  }
+  bool measures_packing(const Cluster& cluster) const { return !options_.codecs.empty() && cluster.pack.sizes.empty(); }
+  Status measure_packing(Cluster* cluster);
   Status measure_codec(const std::string& spec, std::vector<CodecTimes>* times);
   Status measure_contention(Cluster* cluster);
 
@@ -202,6 +217,7 @@ void Calibrator::count_points(const Cluster& cluster) {
   for (const std::string& spec : options_.codecs) (is_measured(cluster.codecs, spec) ? kept : missing_codecs) += 2;
   points_ = static_cast<double>(missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
                                 missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
+                                (measures_packing(cluster) ? 2 * packed_sizes().size() : 0) +
                                 (options_.contention ? of_contention : 0) + (measures_transfers ? 3 : 0));
   left_ns_ = options_.budget_s * 1e9;
   share_ns_ = left_ns_ / std::max(1.0, points_);
@@ -238,7 +254,8 @@ Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls)
   const auto at = [&](double share) {
     return times[static_cast<std::size_t>(share * static_cast<double>(times.size() - 1) + 0.5)];
   };
-  const std::int64_t own[] = {at(0.5), at(0.9) - at(0.1)};
+  // Of two the shorter one: what disturbs only adds.
+  const std::int64_t own[] = {times[(times.size() - 1) / 2], at(0.9) - at(0.1)};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most, longest(own));
   return Point{.median_ns = most[0] / calls, .spread_ns = most[1] / calls, .runs = runs};
 }
@@ -247,20 +264,19 @@ Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls)
 // nothing of larger ones.
 bool Calibrator::is_worth_it(const Curve& curve) const {
   if (curve.times.sizes.size() < kFewestSizes) return true;
-  const std::int64_t first_ns = curve.times.times_ns.front(), last_ns = curve.times.times_ns.back();
-  const bool is_of_size = last_ns >= kOfSize * first_ns;
-  const auto at_least_ns = static_cast<double>(last_ns * (is_of_size ? kFactor : kOfSize));
+  const auto at_least_ns =
+      static_cast<double>(curve.times.times_ns.back() * (is_of_size(curve.times) ? kFactor : kOfSize));
   return at_least_ns <= kLargestShare * share_ns_;
 }
 
-// Of a collective: or whether it is cheap, and less than half a budget too much was spent. A link whose curve ends
-// where latency does would be taken for several times as fast as it is.
-bool Calibrator::is_call_worth_it(const Curve& curve) const {
+// Of a collective, `factor` times as large: or whether it is cheap, and less than half a budget too much was spent. A
+// link whose curve ends where latency does would be taken for several times as fast as it is.
+bool Calibrator::is_call_worth_it(const Curve& curve, std::int64_t factor, double share_of_budget) const {
   if (is_worth_it(curve)) return true;
   const std::vector<std::int64_t>& times_ns = curve.times.times_ns;
-  const std::int64_t next_ns = times_ns.back() + kFactor * (times_ns.back() - times_ns[times_ns.size() - 2]);
+  const std::int64_t next_ns = times_ns.back() + factor * (times_ns.back() - times_ns[times_ns.size() - 2]);
   const double budget_ns = options_.budget_s * 1e9;
-  return left_ns_ > -budget_ns / 2 && static_cast<double>(next_ns) <= kShareOfBudget * budget_ns;
+  return left_ns_ > -budget_ns / 2 && static_cast<double>(next_ns) <= share_of_budget * budget_ns;
 }
 
 // ---- collectives ---------------------------------------------------------------------------------------------------
@@ -274,11 +290,7 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
   for (const OpKind kind : options_.collectives) {
     if (curves->contains(kind)) continue;
     Curve curve;
-    for (const std::int64_t bytes : sizes_up_to(kSmallestBytes, options_.max_bytes)) {
-      if (!is_call_worth_it(curve)) {
-        ++points_done_;
-        continue;
-      }
+    const auto add_point = [&](std::int64_t bytes) -> Status {
       const SizedCall sized = make_call(kind, bytes, group->world_size(), sent.data(), received.data());
       const std::string what =
           std::string(op_kind_name(kind)) + "@" + level + ", " + std::to_string(sized.bytes) + " bytes";
@@ -291,11 +303,40 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
                                                       },
                                                       calls_in_a_run(sized.bytes)));
       curve.add(sized.bytes * groups, point);
+      return {};
+    };
+    for (const std::int64_t bytes : sizes_up_to(kSmallestBytes, options_.max_bytes)) {
+      if (is_call_worth_it(curve, kFactor, kShareOfBudget)) {
+        CORTADO_RETURN_IF_ERROR(add_point(bytes));
+      } else {
+        ++points_done_;
+      }
+    }
+    if (kind == OpKind::kAllReduce) {
+      // What the others go on as. The first bytes of a transfer are not what more of them take: connections warm up,
+      // and shapers let bursts through.
+      const std::int64_t next = curve.times.sizes.back() / groups * kSmallFactor;
+      if (next <= options_.max_bytes && is_call_worth_it(curve, kSmallFactor, kLargeShareOfBudget)) {
+        CORTADO_RETURN_IF_ERROR(add_point(next));
+      }
+    } else {
+      continue_as_all_reduce(*curves, kind, &curve);
     }
     note_spread("/collectives/" + std::string(op_kind_name(kind)), curve, unknown);
     (*curves)[kind] = std::move(curve.times);
   }
   return {};
+}
+
+// A curve that ends where latency does would promise that more bytes take no longer, and one that ends soon after it
+// has too steep an end. It goes on to the last size of all-reduces, if these tell: every byte of them travels twice.
+void Calibrator::continue_as_all_reduce(const CollectiveCurves& curves, OpKind kind, Curve* curve) const {
+  const auto all_reduce = curves.find(OpKind::kAllReduce);
+  if (all_reduce == curves.end()) return;
+  const TimeCurve& known = all_reduce->second;
+  if (!is_of_size(known) || known.sizes.back() < 2 * curve->times.sizes.back()) return;
+  const bool travels_twice = kind == OpKind::kReduce || kind == OpKind::kBroadcast;  // at least by some algorithms
+  curve->add(known.sizes.back(), {.median_ns = travels_twice ? known.times_ns.back() : known.times_ns.back() / 2});
 }
 
 // Two of them at once against one after the other, at the largest size that was worth measuring, where it is the link's
@@ -378,6 +419,41 @@ Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cl
 }
 
 // ---- codecs --------------------------------------------------------------------------------------------------------
+
+// What a plan's engine does to every gradient, encoded or not: into the bucket's buffer, scaled, and out of it, with a
+// look for Inf and NaN.
+Status Calibrator::measure_packing(Cluster* cluster) {
+  if (!measures_packing(*cluster)) return {};
+  const float scale = 1.0f / static_cast<float>(communicator_->world_size());
+  Curve packing, unpacking;
+  for (const std::int64_t elems : packed_sizes()) {
+    AlignedBuffer<float> gradient(static_cast<std::size_t>(elems)), values(static_cast<std::size_t>(elems));
+    const std::string size = ", " + std::to_string(elems) + " elements";
+    CORTADO_ASSIGN_OR_RETURN(const Point in, measure(
+                                                 "pack" + size,
+                                                 [&]() -> Status {
+                                                   for (std::size_t i = 0; i < values.size(); ++i)
+                                                     values[i] = gradient[i] * scale;
+                                                   return {};
+                                                 },
+                                                 kPackings));
+    CORTADO_ASSIGN_OR_RETURN(const Point out, measure(
+                                                  "unpack" + size,
+                                                  [&]() -> Status {
+                                                    for (std::size_t i = 0; i < values.size(); ++i)
+                                                      gradient[i] = values[i] * scale;
+                                                    CORTADO_CHECK(all_finite(values.data(), elems, DType::kFloat32),
+                                                                  "nothing but zeros");
+                                                    return {};
+                                                  },
+                                                  kPackings));
+    packing.add(elems, in);
+    unpacking.add(elems, out);
+  }
+  cluster->pack = packing.times;
+  cluster->unpack = unpacking.times;
+  return {};
+}
 
 // What a rank's thread does for one tensor: beside encode and decode the passes of error feedback and, of payloads that
 // are gathered, checks and sums; where codecs are fast these cost as much.
@@ -537,6 +613,7 @@ Result<Cluster> Calibrator::run() {
   if (cluster.name.empty() || options_.name != CalibrateOptions().name) cluster.name = options_.name;
   cluster.description = "measured by cortado calibrate";
   // First what is quick, so that the links get what is left of the time.
+  CORTADO_RETURN_IF_ERROR(measure_packing(&cluster));
   for (const std::string& spec : options_.codecs) CORTADO_RETURN_IF_ERROR(measure_codec(spec, &cluster.codecs));
   CORTADO_RETURN_IF_ERROR(measure_contention(&cluster));
   std::int64_t inside = 1;  // ranks of one unit of the levels below

@@ -85,17 +85,18 @@ TEST(Calibrate, TakesMediansAndSaysHowManyRuns) {
 // One rank whose collectives take a known time on a clock that nothing else moves.
 class SlowLink final : public PassingCommunicator, public Clock {
  public:
-  SlowLink(Communicator* inner, std::int64_t ns_per_byte) : PassingCommunicator(inner), ns_per_byte_(ns_per_byte) {}
+  SlowLink(Communicator* inner, std::int64_t ns_per_byte, std::int64_t latency_ns = 10'000)
+      : PassingCommunicator(inner), ns_per_byte_(ns_per_byte), latency_ns_(latency_ns) {}
 
   std::int64_t now_ns() const override { return now_ns_; }
   std::string name() const override { return "slow"; }
   Result<WorkId> start(const CollectiveCall& call) override {
-    now_ns_ += 10'000 + call.elems * static_cast<std::int64_t>(dtype_bytes(call.dtype)) * ns_per_byte_;
+    now_ns_ += latency_ns_ + call.elems * static_cast<std::int64_t>(dtype_bytes(call.dtype)) * ns_per_byte_;
     return inner_->start(call);
   }
 
  private:
-  std::int64_t ns_per_byte_;
+  std::int64_t ns_per_byte_, latency_ns_;
   std::int64_t now_ns_ = 0;
 };
 
@@ -133,13 +134,36 @@ TEST(Calibrate, StaysWithinItsBudget) {
     LocalGroup group(1);
     SlowLink link(group.communicator(0), ns_per_byte);
     const Cluster cluster = calibrate(&link, options, &link).value();
-    EXPECT_LE(link.now_ns(), budget_s * 1e9) << ns_per_byte << " ns a byte";
+    EXPECT_LE(link.now_ns(), 1.05 * budget_s * 1e9) << ns_per_byte << " ns a byte";
     EXPECT_GE(link.now_ns(), 0.5 * budget_s * 1e9) << ns_per_byte << " ns a byte";
-    return cluster.levels[0].collectives.at(OpKind::kAllReduce).sizes.size();
+    const CollectiveCurves& curves = cluster.levels[0].collectives;
+    EXPECT_EQ(curves.at(OpKind::kAllGather).sizes.back(), curves.at(OpKind::kAllReduce).sizes.back());
+    return curves.at(OpKind::kAllReduce).sizes;
   };
-  EXPECT_EQ(calibrated(1, 1), 4u);
-  EXPECT_EQ(calibrated(100, 1), 2u);  // a run of the third size would take a tenth of all
-  EXPECT_EQ(calibrated(100, 20), 3u);
+  EXPECT_EQ(calibrated(1, 1), (std::vector<std::int64_t>{4096, 65536, 1 << 20, 1 << 24}));
+  // A run of the third size would take a tenth of all; of a quarter of it, a fortieth.
+  EXPECT_EQ(calibrated(100, 1), (std::vector<std::int64_t>{4096, 65536, 1 << 18}));
+  EXPECT_EQ(calibrated(100, 20), (std::vector<std::int64_t>{4096, 65536, 1 << 20, 1 << 22}));
+}
+
+// The first collective takes all of the time; what comes after it must not promise that bytes cost nothing.
+TEST(Calibrate, ACurveThatEndsWithLatencyGoesOnAsAllReducesDo) {
+  CalibrateOptions options = quick();
+  options.codecs = {};
+  options.max_bytes = 1 << 24;
+  options.budget_s = 0.02;
+  options.collectives = {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kBroadcast};
+  LocalGroup group(1);
+  SlowLink link(group.communicator(0), 0, 1'000'000);
+  Cluster known = calibrate(&link, options, &link).value();
+  known.levels[0].collectives = {{OpKind::kAllReduce, {{4096, 1 << 20}, {1'000'000, 90'000'000}}}};
+  known.levels[0].unknown.clear();
+  options.known = known;
+  const CollectiveCurves curves = calibrate(&link, options, &link).value().levels[0].collectives;
+  const TimeCurve& gather = curves.at(OpKind::kAllGather);
+  EXPECT_EQ(gather.sizes, (std::vector<std::int64_t>{4096, 65536, 1 << 20}));
+  EXPECT_EQ(gather.times_ns.back(), 45'000'000);
+  EXPECT_EQ(curves.at(OpKind::kBroadcast).times_ns.back(), 90'000'000);
 }
 
 // The dev preset's AddressSanitizer watches the buffers, which are as large as the largest size.
@@ -220,6 +244,22 @@ TEST(Calibrate, CodecsOfAFileThatAreNotHereAreNotTried) {
   EXPECT_EQ(again.codecs.size(), known.codecs.size());
   EXPECT_FALSE(again.cpu_codec.empty());
   EXPECT_NE(again.cpu_codec, foreign.codec);
+}
+
+TEST(Calibrate, MeasuresPackingForPlans) {
+  CalibrateOptions options = quick();
+  const Cluster cluster = calibrate_ranks(2, options)[0];
+  for (const TimeCurve* curve : {&cluster.pack, &cluster.unpack}) {
+    ASSERT_GE(curve->sizes.size(), 2u);
+    EXPECT_EQ(curve->sizes.front(), 1024);
+    EXPECT_GT(curve->times_ns.back(), 0);
+  }
+  options.codecs = {};  // then there is nothing to plan
+  EXPECT_TRUE(calibrate_ranks(2, options)[0].pack.sizes.empty());
+  options = quick();
+  options.known = cluster;
+  options.known->pack.times_ns.assign(cluster.pack.sizes.size(), 123456789);
+  EXPECT_EQ(calibrate_ranks(2, options)[0].pack.times_ns, options.known->pack.times_ns);
 }
 
 TEST(Calibrate, MeasuresTwoTransfersAtOnce) {

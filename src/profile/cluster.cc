@@ -117,6 +117,8 @@ Status Cluster::check() const {
   }
   CORTADO_RETURN_IF_ERROR(check_curve("$.copies.host_to_device", host_to_device, "bytes"));
   CORTADO_RETURN_IF_ERROR(check_curve("$.copies.device_to_host", device_to_host, "bytes"));
+  CORTADO_RETURN_IF_ERROR(check_curve("$.copies.pack", pack, "elems"));
+  CORTADO_RETURN_IF_ERROR(check_curve("$.copies.unpack", unpack, "elems"));
   CORTADO_RETURN_IF_ERROR(check_share("$.contention.gpu_codec_slows_backward", gpu_codec_slows_backward));
   CORTADO_RETURN_IF_ERROR(check_share("$.contention.cpu_codec_slows_backward", cpu_codec_slows_backward));
   CORTADO_RETURN_IF_ERROR(check_share("$.contention.transfers_slow_backward", transfers_slow_backward.value_or(0)));

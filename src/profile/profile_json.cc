@@ -467,6 +467,8 @@ Result<Cluster> cluster_from_json(std::string_view json) {
   fields.inner("copies", [&](Fields& copies) {
     copies.inner("host_to_device", [&](Fields& curve) { cluster.host_to_device = read_curve(curve, "bytes"); });
     copies.inner("device_to_host", [&](Fields& curve) { cluster.device_to_host = read_curve(curve, "bytes"); });
+    copies.inner("pack", [&](Fields& curve) { cluster.pack = read_curve(curve, "elems"); });
+    copies.inner("unpack", [&](Fields& curve) { cluster.unpack = read_curve(curve, "elems"); });
   });
   fields.inner("contention", [&](Fields& contention) {
     cluster.gpu_codec_slows_backward = contention.number_or("gpu_codec_slows_backward", 0);
@@ -513,6 +515,9 @@ std::string cluster_to_json(const Cluster& cluster) {
   }
   document["copies"] = {{"host_to_device", curve_json(cluster.host_to_device, "bytes")},
                         {"device_to_host", curve_json(cluster.device_to_host, "bytes")}};
+  for (const auto& [name, curve] : {std::pair("pack", &cluster.pack), std::pair("unpack", &cluster.unpack)}) {
+    if (!curve->sizes.empty()) document["copies"][name] = curve_json(*curve, "elems");
+  }
   document["contention"] = {{"gpu_codec_slows_backward", cluster.gpu_codec_slows_backward},
                             {"cpu_codec_slows_backward", cluster.cpu_codec_slows_backward},
                             {"cpu_codec_workers", cluster.cpu_codec_workers},

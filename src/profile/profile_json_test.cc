@@ -25,7 +25,7 @@ constexpr const char* kCluster = R"json({
   {"name": "inter", "ranks": 3, "collectives": {"all_gather": {"bytes": [10], "time_ns": [5]}}, "switch": "s1"}],
  "ranges": [{"levels": "flat", "collectives": {"all_reduce": {"bytes": [8], "time_ns": [9]}}}],
  "codecs": [{"codec": "cast(fp16)", "device": "cpu", "threads": 2, "direction": "encode", "elems": [1], "time_ns": [1]}],
- "copies": {"host_to_device": {"bytes": [8], "time_ns": [9]}},
+ "copies": {"host_to_device": {"bytes": [8], "time_ns": [9]}, "pack": {"elems": [8], "time_ns": [13]}},
  "contention": {"gpu_codec_slows_backward": 0.5, "cpu_codec_workers": 3, "cpu_codec": "rans", "transfers_slow_backward": 0.25, "measured": true},
  "host": {"fingerprint": "abc"}})json";
 
@@ -70,6 +70,8 @@ TEST(ClusterJson, ReadsWhatThereIs) {
   EXPECT_EQ(cluster.codecs[0].threads, 2);
   EXPECT_EQ(cluster.host_to_device.at(8), 9);
   EXPECT_EQ(cluster.device_to_host.at(8), 0);
+  EXPECT_EQ(cluster.pack.at(8), 13);
+  EXPECT_EQ(cluster.unpack.at(8), 0);
   EXPECT_EQ(cluster.gpu_codec_slows_backward, 0.5);
   EXPECT_EQ(cluster.cpu_codec_workers, 3);
   EXPECT_EQ(cluster.cpu_codec, "rans");
@@ -159,6 +161,7 @@ TEST(ClusterJson, RefusesBadInputWithItsPlace) {
       {"\"threads\": 2", "\"threads\": 0", "$.codecs[0].threads: expected from 1"},
       {"0.5", "1.5", "$.contention.gpu_codec_slows_backward: expected a number from 0 to 1"},
       {"0.25", "-1", "$.contention.transfers_slow_backward: expected a number from 0 to 1"},
+      {"[13]", "[-13]", "$.copies.pack.time_ns[0]: expected from 0"},
       {"0.75", "0", "$.levels[0].overlap_time_share: expected a number above 0"},
       {"\"cpu_codec_workers\": 3", "\"cpu_codec_workers\": 0", "$.contention.cpu_codec_workers: expected from 1"},
       {"cortado.cluster/1", "cortado.cluster/9", "$.format: expected \"cortado.cluster/1\", got \"cortado.cluster/9\""},

@@ -434,7 +434,10 @@ Status AutoEngineImpl::end_block() {
 }
 
 Status AutoEngineImpl::begin_trials() {
-  MeasuredSteps steps{.ready_ns = ready_ns_, .dense_ns = median_of(dense_ns_), .samples = {}};
+  MeasuredSteps steps{.ready_ns = ready_ns_,
+                      .dense_ns = median_of(dense_ns_),
+                      .keeps_gradients = context_.keeps_local_gradients,
+                      .samples = {}};
   for (std::int64_t& ready : steps.ready_ns) ready /= ready_steps_;
   for (auto& [tensor, sample] : samples_) steps.samples.push_back(std::move(sample));
   samples_.clear();

@@ -198,11 +198,15 @@ Result<Timeline> simulate_setting(const std::string& codec, const Job& job, cons
                                   const Samples& samples, bool takes_buffers) {
   CodecTraits traits;
   Cluster scaled = cluster;
+  // Engines that compress encode gradients where they lie; buffers that are handed over are scaled there.
+  const bool is_handed_over = codec == "none" && takes_buffers;
+  if (codec != "none") scaled.pack = {};
+  if (codec != "none" || is_handed_over) scaled.unpack = {};
   if (codec != "none") {
     CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> made, make_codec(codec));
     traits = made->row().traits;
     if (!traits.fixed_size) {
-      CORTADO_ASSIGN_OR_RETURN(scaled, with_expected_sizes(cluster, codec, samples));
+      CORTADO_ASSIGN_OR_RETURN(scaled, with_expected_sizes(scaled, codec, samples));
     }
   }
   const Plan plan = plan_of_setting(job, scaled, codec, traits, takes_buffers);
@@ -213,15 +217,37 @@ Result<Timeline> simulate_setting(const std::string& codec, const Job& job, cons
   return simulate_plan(plan, sent, scaled);
 }
 
-Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster, const Samples& samples,
-                             bool takes_buffers) {
-  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_setting(codec, job, cluster, samples, takes_buffers));
-  return timeline.step_ns;
+std::int64_t total_ns(const Timeline& timeline, std::string_view name) {
+  std::int64_t total = 0;
+  for (const TimelineEvent& event : timeline.events) {
+    if (event.name == name) total += event.end_ns - event.start_ns;
+  }
+  return total;
 }
 
-// When the last gradient is ready, if nothing is compressed.
+// `keeps_gradients`: StepContext::keeps_local_gradients. Without these, engines with error feedback decode when all has
+// arrived and is known to be finite.
+Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster, const Samples& samples,
+                             bool takes_buffers, bool keeps_gradients) {
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_setting(codec, job, cluster, samples, takes_buffers));
+  if (codec == "none" || codec.starts_with("cast") || keeps_gradients) return timeline.step_ns;
+  Cluster until_arrival = cluster;
+  for (CodecTimes& times : until_arrival.codecs) {
+    if (times.direction == OpKind::kDecode) std::fill(times.curve.times_ns.begin(), times.curve.times_ns.end(), 0);
+  }
+  CORTADO_ASSIGN_OR_RETURN(const Timeline arrived, simulate_setting(codec, job, until_arrival, samples, takes_buffers));
+  return arrived.step_ns + total_ns(timeline, "decode");
+}
+
+Result<std::int64_t> predict_dense(const Job& job, const Cluster& cluster, bool takes_buffers) {
+  return predict("none", job, cluster, {}, takes_buffers, true);
+}
+
+// When the last gradient is ready, if nothing is compressed; but for what the engine does before, as auto measures it.
 Result<std::int64_t> dense_backward_ns(const Job& job, const Cluster& cluster, bool takes_buffers) {
-  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_setting("none", job, cluster, {}, takes_buffers));
+  Cluster without_packing = cluster;
+  without_packing.pack = without_packing.unpack = {};
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_setting("none", job, without_packing, {}, takes_buffers));
   std::int64_t end_ns = 0;
   for (const TimelineEvent& event : timeline.events) {
     if (event.name == "backward") end_ns = std::max(end_ns, event.end_ns);
@@ -309,7 +335,7 @@ Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, std:
   const auto dense = [&](double factor) -> Result<std::int64_t> {
     const Cluster links = with_links_slower_by(cluster, factor);
     CORTADO_ASSIGN_OR_RETURN(const Job alone, without_transfers(job, links, takes_buffers));
-    return predict("none", alone, links, {}, takes_buffers);
+    return predict_dense(alone, links, takes_buffers);
   };
   CORTADO_ASSIGN_OR_RETURN(const std::int64_t as_measured_ns, dense(1));
   CORTADO_ASSIGN_OR_RETURN(const std::int64_t slower_ns, dense(kMostFactor));
@@ -333,7 +359,7 @@ Status add_predictions(const Job& measured, const MeasuredSteps& steps, const Cl
                        const AutoOptions& options, const std::vector<std::string>& codecs, Candidates* candidates) {
   const bool takes_buffers = options.takes_buffers;
   CORTADO_ASSIGN_OR_RETURN(const Job dense_job, without_transfers(measured, cluster, takes_buffers));
-  CORTADO_ASSIGN_OR_RETURN(const std::int64_t dense_ns, predict("none", dense_job, cluster, {}, takes_buffers));
+  CORTADO_ASSIGN_OR_RETURN(const std::int64_t dense_ns, predict_dense(dense_job, cluster, takes_buffers));
   candidates->list[0].predicted_ns = dense_ns;
   Cluster fitted = cluster;
   Job job = dense_job;
@@ -342,7 +368,7 @@ Status add_predictions(const Job& measured, const MeasuredSteps& steps, const Cl
   if (fits) {
     CORTADO_ASSIGN_OR_RETURN(fitted, as_dense_steps_show(cluster, measured, steps.dense_ns, takes_buffers));
     CORTADO_ASSIGN_OR_RETURN(job, without_transfers(measured, fitted, takes_buffers));
-    CORTADO_ASSIGN_OR_RETURN(const std::int64_t fitted_ns, predict("none", job, fitted, {}, takes_buffers));
+    CORTADO_ASSIGN_OR_RETURN(const std::int64_t fitted_ns, predict_dense(job, fitted, takes_buffers));
     rest_ns = std::max<std::int64_t>(0, steps.dense_ns - fitted_ns);
     share =
         std::min(1.0, static_cast<double>(steps.dense_ns) / static_cast<double>(std::max<std::int64_t>(1, fitted_ns)));
@@ -352,7 +378,8 @@ Status add_predictions(const Job& measured, const MeasuredSteps& steps, const Cl
   };
   for (AutoCandidate& candidate : std::span(candidates->list).subspan(1)) {
     CORTADO_ASSIGN_OR_RETURN(const std::string codec, codec_of_setting(candidate.what));
-    const Result<std::int64_t> predicted_ns = predict(codec, job, fitted, steps.samples, takes_buffers);
+    const Result<std::int64_t> predicted_ns =
+        predict(codec, job, fitted, steps.samples, takes_buffers, steps.keeps_gradients);
     if (predicted_ns.ok()) {
       candidate.predicted_ns = with_rest(predicted_ns.value());
     } else {  // a cluster file may have no times of this codec

@@ -21,6 +21,7 @@ namespace cortado {
 struct MeasuredSteps {
   std::vector<std::int64_t> ready_ns;  // by tensor, from the end of the step before
   std::int64_t dense_ns = 0;           // of a step; the same on all ranks
+  bool keeps_gradients = false;        // StepContext::keeps_local_gradients
   // Pieces of gradients, to see what codecs make of them whose payloads vary; none: normal values.
   std::vector<std::vector<float>> samples;
 };

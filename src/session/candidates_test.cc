@@ -92,6 +92,24 @@ TEST(Candidates, WhatIsReadyEarlyIsPredictedToLeaveEarly) {
   EXPECT_GT(predicted(100'000'000), 200'000'000);
 }
 
+// Engines that compress encode gradients where they lie, plans copy them into buckets.
+TEST(Candidates, PlansAndDenseStepsPackGradients) {
+  Cluster cluster = two_machines(500, {"cast(bf16)"});
+  const Candidates without = find(Quality::kSafe, cluster);
+  cluster.pack = cluster.unpack = {.sizes = {1000, 1'000'000}, .times_ns = {20'000, 20'000'000}};
+  const Candidates with = find(Quality::kSafe, cluster);
+  const auto predicted = [](const Candidates& of, const char* start) {
+    for (const AutoCandidate& candidate : of.list) {
+      if (candidate.label.starts_with(start)) return candidate.predicted_ns;
+    }
+    return std::int64_t{-1};
+  };
+  ASSERT_GT(predicted(without, "plan("), 0);
+  EXPECT_GT(predicted(with, "plan("), predicted(without, "plan("));
+  EXPECT_EQ(predicted(with, "cast(bf16)"), predicted(without, "cast(bf16)"));
+  EXPECT_GT(predicted(with, "dense"), predicted(without, "dense")) << "buffers are scaled";
+}
+
 // Three layers of 4 MB, as many bytes in 16 bits; what a dense step takes as predicted.
 std::int64_t dense_ns(const Cluster& cluster, DType dtype, bool takes_buffers) {
   const std::int64_t rows = dtype == DType::kFloat32 ? 1000 : 2000;

@@ -222,7 +222,14 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
       chain->steps.push_back(step);
     }
   };
+  const auto take_packing = [&](const TimeCurve& curve, std::size_t operation) {
+    OperationSteps packing;
+    if (model.home == OpDevice::kCpu) add(kCpuCodec, curve.at(shape.elems), &packing);
+    packing.steps[0].is_packing = true;
+    take(packing, operation);
+  };
   chain->steps.reserve(option.operations.size() + 4);
+  take_packing(model.cluster->pack, 0);
   for (std::size_t i = 0; i < option.operations.size(); ++i) {
     const Operation& operation = option.operations[i];
     OperationSteps steps;
@@ -237,7 +244,9 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
   }
   OperationSteps home;
   cost.finish(&state, &home);
-  if (!option.operations.empty()) take(home, option.operations.size() - 1);
+  const std::size_t last = std::max<std::size_t>(option.operations.size(), 1) - 1;
+  take(home, last);
+  take_packing(model.cluster->unpack, last);
   std::int64_t rest_ns = 0;
   for (auto step = chain->steps.rbegin(); step != chain->steps.rend(); ++step) {
     step->rest_ns = rest_ns;

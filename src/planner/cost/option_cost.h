@@ -11,8 +11,10 @@
 // fix are preceded by those sizes.
 //
 // Data lies where it was last encoded or decoded, at first where gradients are made; collectives take it from there.
-// An encode or decode elsewhere is preceded by a copy, and the result is copied back.
-// Source: Espresso (EuroSys 2023), section 4; "stays compressed" as docs/planner.md defines it.
+// An encode or decode elsewhere is preceded by a copy, and the result is copied back. Gradients in host memory are
+// copied into the bucket's buffer first, and averages out of it at last; prices and bounds, which compare options,
+// leave out what is the same for all of them. Source: Espresso (EuroSys 2023), section 4; "stays compressed" as
+// docs/planner.md defines it.
 #pragma once
 
 #include <array>
@@ -37,6 +39,7 @@ struct Step {
   std::int64_t time_ns = 0;
   std::uint8_t resource = kLink;
   std::uint8_t operation = 0;  // of the option; of a copy: the one it is for
+  bool is_packing = false;     // into or out of the bucket's buffer
   std::int64_t rest_ns = 0;    // of a chain: what the steps after it take, so that simulations may end early; 0 may do
 };
 

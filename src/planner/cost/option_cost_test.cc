@@ -264,6 +264,35 @@ TEST(OptionCost, OneByHand) {
   EXPECT_EQ(chain.loads[kGpuCodec], expected[6].second + expected[8].second);
 }
 
+TEST(OptionCost, GradientsInHostMemoryArePackedFirstAndUnpackedLast) {
+  Cluster cluster = small_cluster(2);
+  cluster.pack = line(77, 3);
+  cluster.unpack = line(88, 4);
+  std::vector<std::string> notes;
+  const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kCpu, {}, &notes).value();
+  const Option option = Option::parse("encode@cpu all_gather@flat decode@cpu", cluster.topology()).value();
+  for (const Option& each : {option, Option{.operations = {{.kind = OpKind::kAllReduce, .levels = {0, 1}}}}}) {
+    OptionChain with, without;
+    ASSERT_TRUE(make_chain(CostModel(cluster, OpDevice::kCpu), &codecs[0], {.elems = kElems}, each, &with));
+    Cluster for_nothing = cluster;
+    for_nothing.pack = for_nothing.unpack = {};
+    ASSERT_TRUE(make_chain(CostModel(for_nothing, OpDevice::kCpu), &codecs[0], {.elems = kElems}, each, &without));
+    ASSERT_EQ(with.steps.size(), without.steps.size() + 2);
+    EXPECT_EQ(with.steps.front().time_ns, cluster.pack.at(kElems));
+    EXPECT_EQ(with.steps.back().time_ns, cluster.unpack.at(kElems));
+    for (const Step& step : {with.steps.front(), with.steps.back()}) {
+      EXPECT_EQ(step.resource, kCpuCodec);
+      EXPECT_TRUE(step.is_packing);
+    }
+    EXPECT_FALSE(with.steps[1].is_packing);
+    EXPECT_EQ(with.own_ns, without.own_ns + cluster.pack.at(kElems) + cluster.unpack.at(kElems));
+    // On a GPU these are copies of its own memory, which were not measured.
+    ASSERT_TRUE(make_chain(CostModel(cluster, OpDevice::kGpu), &codecs[0], {.elems = kElems},
+                           Option{.operations = {{.kind = OpKind::kAllReduce, .levels = {0, 1}}}}, &with));
+    EXPECT_EQ(with.steps.size(), 1u);
+  }
+}
+
 // Flat collectives that were not measured: ring forms on the machine's link, from its latency and bandwidth.
 TEST(CollectiveCost, FlatOnesWithoutACurve) {
   Cluster cluster;
