@@ -39,7 +39,10 @@ std::vector<PredictedTime> compare_with_trace(const Timeline& timeline, const Tr
   StepTimes predicted;
   for (const TimelineEvent& event : timeline.events) {
     if (event.bucket < 0) continue;
-    predicted.take(event.start_ns, event.end_ns, event.name == "encode", event.name == "decode");
+    // Traces record packing as encoding.
+    const bool is_encode = event.name == "encode" || event.name == "pack";
+    const bool is_decode = event.name == "decode" || event.name == "unpack";
+    predicted.take(event.start_ns, event.end_ns, is_encode, is_decode);
   }
   std::map<std::int64_t, StepTimes> measured;
   for (const TraceEvent& event : trace.events) {

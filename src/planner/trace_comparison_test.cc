@@ -33,6 +33,20 @@ TEST(CompareWithTrace, LeavesComputationOut) {
   EXPECT_EQ(compared[2], (PredictedTime{"decode", 7, 10}));
 }
 
+// Engines of a plan record what goes into a bucket's buffer as encoded, and what comes out of it as decoded.
+TEST(CompareWithTrace, PackingCountsAsInTraces) {
+  Timeline timeline = example();
+  timeline.events.push_back({.start_ns = 8, .end_ns = 10, .row = 1, .bucket = 0, .name = "pack"});
+  timeline.events.push_back({.start_ns = 57, .end_ns = 60, .row = 1, .bucket = 0, .name = "unpack"});
+  Trace trace;
+  trace.events = {event(Stage::kEncode, 7, 1000, 1006)};
+  const std::vector<PredictedTime> compared = compare_with_trace(timeline, trace);
+  ASSERT_EQ(compared.size(), 3u);
+  EXPECT_EQ(compared[0].predicted_ns, 52);
+  EXPECT_EQ(compared[1].predicted_ns, 12);
+  EXPECT_EQ(compared[2].predicted_ns, 10);
+}
+
 TEST(CompareWithTrace, TakesTheMedianOfTheSteps) {
   Trace trace;
   for (const auto& [step, length_ns] : {std::pair(0, 900), std::pair(1, 50), std::pair(2, 40)}) {

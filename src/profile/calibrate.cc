@@ -149,7 +149,7 @@ class Calibrator {
   Result<Point> measure(const std::string& what, Act&& act, int calls = 1);
   bool is_worth_it(const Curve& curve) const;
   bool is_call_worth_it(const Curve& curve, std::int64_t factor, double share_of_budget) const;
-  void continue_as_all_reduce(const CollectiveCurves& curves, OpKind kind, Curve* curve) const;
+  void continue_as_all_reduce(const CollectiveCurves& curves, Curve* curve) const;
 
   Status measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
                              CollectiveCurves* curves, UnknownFields* unknown);
@@ -320,7 +320,7 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
         CORTADO_RETURN_IF_ERROR(add_point(next));
       }
     } else {
-      continue_as_all_reduce(*curves, kind, &curve);
+      continue_as_all_reduce(*curves, &curve);
     }
     note_spread("/collectives/" + std::string(op_kind_name(kind)), curve, unknown);
     (*curves)[kind] = std::move(curve.times);
@@ -329,14 +329,17 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
 }
 
 // A curve that ends where latency does would promise that more bytes take no longer, and one that ends soon after it
-// has too steep an end. It goes on to the last size of all-reduces, if these tell: every byte of them travels twice.
-void Calibrator::continue_as_all_reduce(const CollectiveCurves& curves, OpKind kind, Curve* curve) const {
+// has too steep an end. It goes on to the last size of all-reduces, if these tell, in proportion to them: between half
+// of what they take, as every byte of theirs travels twice, and all of it.
+void Calibrator::continue_as_all_reduce(const CollectiveCurves& curves, Curve* curve) const {
   const auto all_reduce = curves.find(OpKind::kAllReduce);
   if (all_reduce == curves.end()) return;
   const TimeCurve& known = all_reduce->second;
   if (!is_of_size(known) || known.sizes.back() < 2 * curve->times.sizes.back()) return;
-  const bool travels_twice = kind == OpKind::kReduce || kind == OpKind::kBroadcast;  // at least by some algorithms
-  curve->add(known.sizes.back(), {.median_ns = travels_twice ? known.times_ns.back() : known.times_ns.back() / 2});
+  const std::int64_t most_ns = known.times_ns.back(), same_ns = known.at(curve->times.sizes.back());
+  const double growth = static_cast<double>(most_ns) / static_cast<double>(std::max<std::int64_t>(1, same_ns));
+  const auto in_proportion = static_cast<std::int64_t>(growth * static_cast<double>(curve->times.times_ns.back()));
+  curve->add(known.sizes.back(), {.median_ns = std::clamp(in_proportion, most_ns / 2, most_ns)});
 }
 
 // Two of them at once against one after the other, at the largest size that was worth measuring, where it is the link's
