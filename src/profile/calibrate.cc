@@ -36,8 +36,8 @@ constexpr std::int64_t kOfSize = 3;
 constexpr double kLargestShare = 2;  // of a point's share of the budget, for one run
 // Of the whole budget, for one run of a collective: links are what is least known, and come last.
 constexpr double kShareOfBudget = 0.04;
-// Of all-reduces, where that is not enough: for one more size, so many times the last one.
-constexpr double kLargeShareOfBudget = 0.12;
+// Of all-reduces and gathers, where that is not enough: for one more size, so many times the last one.
+constexpr double kLargeShareOfBudget = 0.16;
 constexpr std::int64_t kSmallFactor = 4;
 // The transfer that computation runs beside costs some dozen times what it takes: of what is left of the budget, or a
 // quarter of all too much.
@@ -269,8 +269,9 @@ bool Calibrator::is_worth_it(const Curve& curve) const {
   return at_least_ns <= kLargestShare * share_ns_;
 }
 
-// Of a collective, `factor` times as large: or whether it is cheap, and less than half a budget too much was spent. A
-// link whose curve ends where latency does would be taken for several times as fast as it is.
+// Of a collective, `factor` times as large: or whether it is cheap, and less than half a budget (a whole one for the
+// small factor) too much was spent. A link whose curve ends where latency does would be taken for several times as fast
+// as it is.
 bool Calibrator::is_call_worth_it(const Curve& curve, std::int64_t factor, double share_of_budget) const {
   if (is_worth_it(curve)) return true;
   const std::vector<std::int64_t>& times_ns = curve.times.times_ns;
@@ -312,16 +313,15 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
         ++points_done_;
       }
     }
-    if (kind == OpKind::kAllReduce) {
-      // What the others go on as. The first bytes of a transfer are not what more of them take: connections warm up,
-      // and shapers let bursts through.
+    if (kind == OpKind::kAllReduce || kind == OpKind::kAllGather) {
+      // What most travels by. The first bytes of a transfer are not what more of them take: connections warm up, and
+      // shapers let bursts through.
       const std::int64_t next = curve.times.sizes.back() / groups * kSmallFactor;
       if (next <= options_.max_bytes && is_call_worth_it(curve, kSmallFactor, kLargeShareOfBudget)) {
         CORTADO_RETURN_IF_ERROR(add_point(next));
       }
-    } else {
-      continue_as_all_reduce(*curves, &curve);
     }
+    continue_as_all_reduce(*curves, &curve);
     note_spread("/collectives/" + std::string(op_kind_name(kind)), curve, unknown);
     (*curves)[kind] = std::move(curve.times);
   }

@@ -134,7 +134,7 @@ TEST(Calibrate, StaysWithinItsBudget) {
     LocalGroup group(1);
     SlowLink link(group.communicator(0), ns_per_byte);
     const Cluster cluster = calibrate(&link, options, &link).value();
-    EXPECT_LE(link.now_ns(), 1.05 * budget_s * 1e9) << ns_per_byte << " ns a byte";
+    EXPECT_LE(link.now_ns(), 1.2 * budget_s * 1e9) << ns_per_byte << " ns a byte";
     EXPECT_GE(link.now_ns(), 0.5 * budget_s * 1e9) << ns_per_byte << " ns a byte";
     const CollectiveCurves& curves = cluster.levels[0].collectives;
     EXPECT_EQ(curves.at(OpKind::kAllGather).sizes.back(), curves.at(OpKind::kAllReduce).sizes.back());
