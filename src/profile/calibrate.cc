@@ -37,7 +37,7 @@ constexpr double kLargestShare = 2;  // of a point's share of the budget, for on
 // Of the whole budget, for one run of a collective: links are what is least known, and come last.
 constexpr double kShareOfBudget = 0.04;
 // Of all-reduces and gathers, where that is not enough: for one more size, so many times the last one.
-constexpr double kLargeShareOfBudget = 0.16;
+constexpr double kLargeShareOfBudget = 0.24;
 constexpr std::int64_t kSmallFactor = 4;
 // The transfer that computation runs beside costs some dozen times what it takes: of what is left of the budget, or a
 // quarter of all too much.
@@ -269,9 +269,8 @@ bool Calibrator::is_worth_it(const Curve& curve) const {
   return at_least_ns <= kLargestShare * share_ns_;
 }
 
-// Of a collective, `factor` times as large: or whether it is cheap, and less than half a budget (a whole one for the
-// small factor) too much was spent. A link whose curve ends where latency does would be taken for several times as fast
-// as it is.
+// Of a collective, `factor` times as large: or whether it is cheap, and less than half a budget too much was spent. A
+// link whose curve ends where latency does would be taken for several times as fast as it is.
 bool Calibrator::is_call_worth_it(const Curve& curve, std::int64_t factor, double share_of_budget) const {
   if (is_worth_it(curve)) return true;
   const std::vector<std::int64_t>& times_ns = curve.times.times_ns;

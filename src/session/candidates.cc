@@ -403,7 +403,8 @@ Result<Cluster> measure_cluster(const AutoOptions& options, const Topology& topo
   CalibrateOptions calibration{
       .name = "as measured by auto",
       .codecs = auto_codecs(options.quality),
-      .collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll},
+      // First what settings travel by, as later ones may find the time spent.
+      .collectives = {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kAllToAll},
       .contention = false,
       .budget_s = options.measure_s,
       .topology = topology,
