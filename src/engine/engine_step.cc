@@ -165,13 +165,19 @@ Status EngineImpl::submit(std::span<const Gradient> gradients) {
   return {};
 }
 
-// How many of `gradients` it takes to complete a message; all if they complete none.
+// How many of `gradients` it takes to complete a message, with work for all threads; all if they complete none.
 std::size_t EngineImpl::count_to_message(std::span<const Gradient> gradients) {
+  constexpr std::int64_t kElemsForAThread = 4096;
   written_.assign(static_cast<std::size_t>(first_round().message_count()), 0);
+  bool completes = false;
+  int large = 0;  // tensors that are worth a thread
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const int message = first_round().message_of(gradients[i].tensor);
+    const std::uint32_t t = gradients[i].tensor;
+    const int message = first_round().message_of(t);
     if (message < 0) continue;
-    if (++written_[static_cast<std::size_t>(message)] == first_round().missing(message)) return i + 1;
+    if (++written_[static_cast<std::size_t>(message)] == first_round().missing(message)) completes = true;
+    large += tensors_[t].rows * tensors_[t].cols >= kElemsForAThread;
+    if (completes && std::max(1, large) >= pool_.threads()) return i + 1;
   }
   return gradients.size();
 }

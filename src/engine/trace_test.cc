@@ -237,6 +237,35 @@ TEST(Trace, AMessageLeavesWhileOthersAreEncoded) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
+// With two threads a message waits for a second tensor that is worth a thread, and no longer.
+TEST(Trace, AMessageLeavesWhenAllThreadsHadWork) {
+  std::vector<EngineTensor> model;
+  for (const char* name : {"a", "b", "c", "d"}) model.push_back({.name = name, .rows = 64, .cols = 64});
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    TraceRecorder recorder(1000);
+    EngineOptions options = coded("quant(bits=4, threads=2)");
+    options.bucket_cap_mib = 0;
+    CORTADO_ASSIGN_OR_RETURN(const auto engine,
+                             Engine::create(model, options, &communicator, steady_clock(), &recorder));
+    Gradients gradients = made_up_gradients(model, communicator.rank(), 0);
+    std::vector<Gradient> all;
+    for (std::uint32_t t = 4; t-- > 0;) all.push_back({t, gradients[t].data()});
+    CORTADO_RETURN_IF_ERROR(engine->begin_step({}));
+    CORTADO_RETURN_IF_ERROR(engine->submit(all));
+    CORTADO_RETURN_IF_ERROR(engine->finish_step({}).status());
+    std::int64_t first_sent_ns = std::numeric_limits<std::int64_t>::max();
+    TraceEvent encoded[4];
+    for (const TraceEvent& event : recorder.events()) {
+      if (event.stage == Stage::kCommunicate) first_sent_ns = std::min(first_sent_ns, event.start_ns);
+      if (event.stage == Stage::kEncode) encoded[event.tensor] = event;
+    }
+    for (const int t : {3, 2}) EXPECT_LE(encoded[t].end_ns, first_sent_ns) << t;
+    for (const int t : {1, 0}) EXPECT_GE(encoded[t].start_ns, first_sent_ns) << t;
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
 // Two rounds; and payloads that outgrow what the messages of the steps before had room for, so that rests follow.
 TEST(Trace, WhatCollectivesSentAddsUp) {
   for (const char* codec : {"acp(rank=2)", "power(rank=2)", "float_rans", "sign"}) {
