@@ -17,9 +17,13 @@ namespace {
 const std::vector<EngineTensor> kTensors = {{.name = "first.weight", .rows = 400, .cols = 900},
                                             {.name = "last.weight", .rows = 300, .cols = 1500}};
 
-Candidates find(Quality quality, const std::optional<Cluster>& cluster, std::int64_t last_ready_ns = 100'000'000) {
+Candidates find(Quality quality, const std::optional<Cluster>& cluster, std::int64_t last_ready_ns = 100'000'000,
+                bool keeps_gradients = false) {
   const AutoOptions options{.quality = quality, .cluster = {}, .measure_s = 0, .transport_version = {}};
-  const MeasuredSteps steps{.ready_ns = {200'000'000, last_ready_ns}, .dense_ns = 500'000'000, .samples = {}};
+  const MeasuredSteps steps{.ready_ns = {200'000'000, last_ready_ns},
+                            .dense_ns = 500'000'000,
+                            .keeps_gradients = keeps_gradients,
+                            .samples = {}};
   const Topology topology = Topology::two_levels(4, 2).value();
   std::vector<Candidates> found(4);
   const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
@@ -92,18 +96,33 @@ TEST(Candidates, WhatIsReadyEarlyIsPredictedToLeaveEarly) {
   EXPECT_GT(predicted(100'000'000), 200'000'000);
 }
 
+std::int64_t predicted(const Candidates& of, const std::string& start) {
+  for (const AutoCandidate& candidate : of.list) {
+    if (candidate.label.starts_with(start)) return candidate.predicted_ns;
+  }
+  return -1;
+}
+
+// Error feedback can undo a step only as long as there are gradients.
+TEST(Candidates, DecodingWaitsForTheVerdictWhereGradientsAreNotKept) {
+  Cluster cluster = two_machines(500, auto_codecs(Quality::kAggressive));
+  for (CodecTimes& times : cluster.codecs) {
+    if (times.direction == OpKind::kDecode) times.curve.times_ns = {10'000, 10'000'000};
+  }
+  // Both leave at the end: while one travels the other could be decoded.
+  const Candidates waits = find(Quality::kAggressive, cluster, 199'000'000),
+                   early = find(Quality::kAggressive, cluster, 199'000'000, true);
+  ASSERT_GT(predicted(early, "topk(density=0.01)"), 0);
+  EXPECT_GT(predicted(waits, "topk(density=0.01)"), predicted(early, "topk(density=0.01)"));
+  EXPECT_EQ(predicted(waits, "dense"), predicted(early, "dense"));
+}
+
 // Engines that compress encode gradients where they lie, plans copy them into buckets.
 TEST(Candidates, PlansAndDenseStepsPackGradients) {
   Cluster cluster = two_machines(500, {"cast(bf16)"});
   const Candidates without = find(Quality::kSafe, cluster);
   cluster.pack = cluster.unpack = {.sizes = {1000, 1'000'000}, .times_ns = {20'000, 20'000'000}};
   const Candidates with = find(Quality::kSafe, cluster);
-  const auto predicted = [](const Candidates& of, const char* start) {
-    for (const AutoCandidate& candidate : of.list) {
-      if (candidate.label.starts_with(start)) return candidate.predicted_ns;
-    }
-    return std::int64_t{-1};
-  };
   ASSERT_GT(predicted(without, "plan("), 0);
   EXPECT_GT(predicted(with, "plan("), predicted(without, "plan("));
   EXPECT_EQ(predicted(with, "cast(bf16)"), predicted(without, "cast(bf16)"));
