@@ -36,9 +36,11 @@ constexpr std::int64_t kOfSize = 3;
 constexpr double kLargestShare = 2;  // of a point's share of the budget, for one run
 // Of the whole budget, for one run of a collective: links are what is least known, and come last.
 constexpr double kShareOfBudget = 0.04;
-// Of all-reduces and gathers, where that is not enough: for one more size, so many times the last one.
-constexpr double kLargeShareOfBudget = 0.24;
+// What most travels by has one more size where that was not enough, so many times the last one, if it takes at most
+// this share of what is left but for the sizes that all have: the first bytes of a transfer are not what more of them
+// take, as connections warm up and shapers let bursts through.
 constexpr std::int64_t kSmallFactor = 4;
+constexpr double kShareOfLeft = 0.5;
 // The transfer that computation runs beside costs some dozen times what it takes: of what is left of the budget, or a
 // quarter of all too much.
 constexpr double kTimesBeside = 12, kShareBeside = 0.02;
@@ -61,6 +63,8 @@ std::vector<std::int64_t> sizes_up_to(std::int64_t smallest, std::int64_t larges
 // How often a collective is called in one run. Ranks leave a barrier one after the other, by milliseconds where they
 // share cores; small collectives are hardly longer, so several of them in a row are timed.
 int calls_in_a_run(std::int64_t bytes) { return bytes <= (16 << 10) ? 10 : bytes <= (128 << 10) ? 5 : 1; }
+
+bool may_have_one_more(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kAllGather; }
 
 struct Point {
   std::int64_t median_ns = 0, spread_ns = 0, runs = 0;
@@ -146,9 +150,10 @@ class Calibrator {
   Result<Cluster> start(const Topology& topology, const ClusterIdentity& identity);
   void count_points(const Cluster& cluster);
   template <typename Act>
-  Result<Point> measure(const std::string& what, Act&& act, int calls = 1);
+  Result<Point> measure(const std::string& what, Act&& act, int calls = 1, bool once = false);
   bool is_worth_it(const Curve& curve) const;
-  bool is_call_worth_it(const Curve& curve, std::int64_t factor, double share_of_budget) const;
+  bool is_call_worth_it(const Curve& curve) const;
+  bool has_time_for_one_more(const Curve& curve, std::int64_t kinds_left) const;
   void continue_as_all_reduce(const CollectiveCurves& curves, Curve* curve) const;
 
   Status measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
@@ -201,13 +206,17 @@ Result<Cluster> Calibrator::start(const Topology& topology, const ClusterIdentit
 }
 
 void Calibrator::count_points(const Cluster& cluster) {
-  std::size_t kept = 0, missing_collectives = 0, missing_codecs = 0, of_contention = options_.codecs.empty() ? 0 : 2;
+  std::size_t kept = 0, missing_collectives = 0, missing_codecs = 0, one_more = 0;
+  std::size_t of_contention = options_.codecs.empty() ? 0 : 2;
   const bool has_all_reduce =
       std::count(options_.collectives.begin(), options_.collectives.end(), OpKind::kAllReduce) > 0;
   const bool measures_transfers =
       has_all_reduce && !cluster.transfers_slow_backward.has_value() && communicator_->world_size() > 1;
   const auto count = [&](const CollectiveCurves& curves) {
-    for (const OpKind kind : options_.collectives) ++(curves.contains(kind) ? kept : missing_collectives);
+    for (const OpKind kind : options_.collectives) {
+      ++(curves.contains(kind) ? kept : missing_collectives);
+      one_more += !curves.contains(kind) && may_have_one_more(kind);
+    }
   };
   for (const ClusterLevel& level : cluster.levels) {
     count(level.collectives);
@@ -215,10 +224,11 @@ void Calibrator::count_points(const Cluster& cluster) {
   }
   for (const ClusterRange& range : cluster.ranges) count(range.collectives);
   for (const std::string& spec : options_.codecs) (is_measured(cluster.codecs, spec) ? kept : missing_codecs) += 2;
-  points_ = static_cast<double>(missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
-                                missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
-                                (measures_packing(cluster) ? 2 * packed_sizes().size() : 0) +
-                                (options_.contention ? of_contention : 0) + (measures_transfers ? 3 : 0));
+  points_ =
+      static_cast<double>(one_more + missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
+                          missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
+                          (measures_packing(cluster) ? 2 * packed_sizes().size() : 0) +
+                          (options_.contention ? of_contention : 0) + (measures_transfers ? 3 : 0));
   left_ns_ = options_.budget_s * 1e9;
   share_ns_ = left_ns_ / std::max(1.0, points_);
   if (!options_.note || kept == 0) return;
@@ -227,9 +237,10 @@ void Calibrator::count_points(const Cluster& cluster) {
                 " curves, which are known; measures " + std::to_string(missing));
 }
 
-// Times some runs of `calls` calls of `act` on all ranks at once; the number of runs is the same on all of them.
+// Times some runs of `calls` calls of `act` on all ranks at once; the number of runs is the same on all of them, and
+// one if `once`.
 template <typename Act>
-Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls) {
+Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls, bool once) {
   if (options_.progress) options_.progress(std::min(1.0, points_done_ / points_), what);
   ++points_done_;
   std::vector<std::int64_t> times;
@@ -246,37 +257,53 @@ Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls)
   left_ns_ = options_.budget_s * 1e9 - static_cast<double>(first[1]);
   share_ns_ = std::max(0.0, left_ns_) / std::max(1.0, points_ - points_done_ + 1);
   const double fitting = share_ns_ / static_cast<double>(std::max<std::int64_t>(1, first[0]));
-  const auto runs =
-      static_cast<std::int64_t>(std::clamp(fitting, static_cast<double>(kFewestRuns), static_cast<double>(kMostRuns)));
-  times.clear();  // the first run brings memory and connections up
-  for (std::int64_t i = 0; i < runs; ++i) CORTADO_RETURN_IF_ERROR(time_once().with_context(what));
+  const auto more_runs =
+      once ? 0 : static_cast<std::int64_t>(std::clamp(fitting, double{kFewestRuns}, double{kMostRuns}));
+  if (!once) times.clear();  // the first run brings memory and connections up
+  for (std::int64_t i = 0; i < more_runs; ++i) CORTADO_RETURN_IF_ERROR(time_once().with_context(what));
   std::sort(times.begin(), times.end());
   const auto at = [&](double share) {
     return times[static_cast<std::size_t>(share * static_cast<double>(times.size() - 1) + 0.5)];
   };
   // Of two the shorter one: what disturbs only adds.
-  const std::int64_t own[] = {times[(times.size() - 1) / 2], at(0.9) - at(0.1)};
+  const std::int64_t own[] = {times[(times.size() - 1) / 2], at(0.9) - at(0.1), clock_->now_ns() - start_ns_};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most, longest(own));
-  return Point{.median_ns = most[0] / calls, .spread_ns = most[1] / calls, .runs = runs};
+  left_ns_ = options_.budget_s * 1e9 - static_cast<double>(most[2]);
+  return Point{.median_ns = most[0] / calls, .spread_ns = most[1] / calls, .runs = std::ssize(times)};
 }
 
-// Whether the next size fits into a point's share. As long as it is not the size that counts, the curve would say
-// nothing of larger ones.
+// Whether the next size fits into a point's share and into what is left. As long as it is not the size that counts, the
+// curve would say nothing of larger ones.
 bool Calibrator::is_worth_it(const Curve& curve) const {
   if (curve.times.sizes.size() < kFewestSizes) return true;
   const auto at_least_ns =
       static_cast<double>(curve.times.times_ns.back() * (is_of_size(curve.times) ? kFactor : kOfSize));
-  return at_least_ns <= kLargestShare * share_ns_;
+  return at_least_ns <= std::min(kLargestShare * share_ns_, left_ns_ / (1 + kFewestRuns));
 }
 
-// Of a collective, `factor` times as large: or whether it is cheap, and less than half a budget too much was spent. A
-// link whose curve ends where latency does would be taken for several times as fast as it is.
-bool Calibrator::is_call_worth_it(const Curve& curve, std::int64_t factor, double share_of_budget) const {
-  if (is_worth_it(curve)) return true;
+// What a size `factor` times as large as the last one will take, in nanoseconds.
+double expected_ns(const Curve& curve, std::int64_t factor) {
   const std::vector<std::int64_t>& times_ns = curve.times.times_ns;
-  const std::int64_t next_ns = times_ns.back() + factor * (times_ns.back() - times_ns[times_ns.size() - 2]);
+  const std::int64_t last_ns = times_ns.back(), growth_ns = last_ns - times_ns[times_ns.size() - 2];
+  return static_cast<double>(last_ns + factor * growth_ns);
+}
+
+// Of a collective: or whether it is cheap, and less than half a budget too much was spent. A link whose curve ends
+// where latency does would be taken for several times as fast as it is.
+bool Calibrator::is_call_worth_it(const Curve& curve) const {
+  if (is_worth_it(curve)) return true;
   const double budget_ns = options_.budget_s * 1e9;
-  return left_ns_ > -budget_ns / 2 && static_cast<double>(next_ns) <= share_of_budget * budget_ns;
+  return left_ns_ > -budget_ns / 2 && expected_ns(curve, kFactor) <= kShareOfBudget * budget_ns;
+}
+
+// `kinds_left`: of collectives, about as slow, that have no times yet.
+bool Calibrator::has_time_for_one_more(const Curve& curve, std::int64_t kinds_left) const {
+  std::int64_t for_others_ns = 0;
+  for (std::size_t i = 0; i < kFewestSizes; ++i) {
+    for_others_ns += kinds_left * calls_in_a_run(curve.times.sizes[i]) * curve.times.times_ns[i];
+  }
+  const double free_ns = left_ns_ - static_cast<double>((1 + kFewestRuns) * for_others_ns);
+  return expected_ns(curve, kSmallFactor) <= kShareOfLeft * free_ns;
 }
 
 // ---- collectives ---------------------------------------------------------------------------------------------------
@@ -290,7 +317,7 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
   for (const OpKind kind : options_.collectives) {
     if (curves->contains(kind)) continue;
     Curve curve;
-    const auto add_point = [&](std::int64_t bytes) -> Status {
+    const auto add_point = [&](std::int64_t bytes, bool once) -> Status {
       const SizedCall sized = make_call(kind, bytes, group->world_size(), sent.data(), received.data());
       const std::string what =
           std::string(op_kind_name(kind)) + "@" + level + ", " + std::to_string(sized.bytes) + " bytes";
@@ -301,23 +328,25 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
                                                                                  group->start(sized.call));
                                                         return group->wait(work, timeout_);
                                                       },
-                                                      calls_in_a_run(sized.bytes)));
+                                                      calls_in_a_run(sized.bytes), once));
       curve.add(sized.bytes * groups, point);
       return {};
     };
     for (const std::int64_t bytes : sizes_up_to(kSmallestBytes, options_.max_bytes)) {
-      if (is_call_worth_it(curve, kFactor, kShareOfBudget)) {
-        CORTADO_RETURN_IF_ERROR(add_point(bytes));
+      if (is_call_worth_it(curve)) {
+        CORTADO_RETURN_IF_ERROR(add_point(bytes, false));
       } else {
         ++points_done_;
       }
     }
-    if (kind == OpKind::kAllReduce || kind == OpKind::kAllGather) {
-      // What most travels by. The first bytes of a transfer are not what more of them take: connections warm up, and
-      // shapers let bursts through.
+    if (may_have_one_more(kind)) {
       const std::int64_t next = curve.times.sizes.back() / groups * kSmallFactor;
-      if (next <= options_.max_bytes && is_call_worth_it(curve, kSmallFactor, kLargeShareOfBudget)) {
-        CORTADO_RETURN_IF_ERROR(add_point(next));
+      const auto kinds_left = std::count_if(options_.collectives.begin(), options_.collectives.end(),
+                                            [&](OpKind other) { return other != kind && !curves->contains(other); });
+      if (next <= options_.max_bytes && has_time_for_one_more(curve, kinds_left)) {
+        CORTADO_RETURN_IF_ERROR(add_point(next, true));
+      } else {
+        ++points_done_;
       }
     }
     continue_as_all_reduce(*curves, &curve);
