@@ -222,14 +222,14 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
       chain->steps.push_back(step);
     }
   };
-  const auto take_packing = [&](const TimeCurve& curve, std::size_t operation) {
+  const auto take_packing = [&](std::int64_t time_ns, std::size_t operation) {
     OperationSteps packing;
-    if (model.home == OpDevice::kCpu) add(kCpuCodec, curve.at(shape.elems), &packing);
+    add(kCpuCodec, time_ns, &packing);
     packing.steps[0].is_packing = true;
     take(packing, operation);
   };
   chain->steps.reserve(option.operations.size() + 4);
-  take_packing(model.cluster->pack, 0);
+  take_packing(model.pack_ns(shape.elems), 0);
   for (std::size_t i = 0; i < option.operations.size(); ++i) {
     const Operation& operation = option.operations[i];
     OperationSteps steps;
@@ -246,7 +246,7 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
   cost.finish(&state, &home);
   const std::size_t last = std::max<std::size_t>(option.operations.size(), 1) - 1;
   take(home, last);
-  take_packing(model.cluster->unpack, last);
+  take_packing(model.unpack_ns(shape.elems), last);
   std::int64_t rest_ns = 0;
   for (auto step = chain->steps.rbegin(); step != chain->steps.rend(); ++step) {
     step->rest_ns = rest_ns;

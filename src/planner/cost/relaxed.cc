@@ -46,6 +46,8 @@ std::optional<Cluster> relax_curves(const Cluster& cluster) {
   for (ClusterLevel& level : relaxed.levels) changed |= relax(&level.collectives);
   for (ClusterRange& range : relaxed.ranges) changed |= relax(&range.collectives);
   for (CodecTimes& times : relaxed.codecs) changed |= relax(&times.curve);
+  changed |= relax(&relaxed.pack);
+  changed |= relax(&relaxed.unpack);
   if (!changed) return std::nullopt;
   const CollectiveCost cost(cluster);
   const int levels = static_cast<int>(cluster.levels.size());

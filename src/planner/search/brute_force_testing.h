@@ -133,6 +133,14 @@ inline RandomCase random_case(std::uint64_t seed, int tensors, int levels, const
     result.job.overlap_forward = true;
   }
   result.cluster.cpu_codec_slows_backward = pick(0, 2) / 2.0;
+  if (devices == std::vector{OpDevice::kCpu} && pick(0, 1) == 0) {  // gradients in host memory, which are packed
+    result.job.device = OpDevice::kCpu;
+    const auto copy = [&](double ns_per_elem) {
+      return TimeCurve{{1024, 1 << 22}, {500, static_cast<std::int64_t>(ns_per_elem * (1 << 22))}};
+    };
+    result.cluster.pack = copy(draw(0.2, 2));
+    result.cluster.unpack = copy(draw(0.2, 2));
+  }
   return result;
 }
 
