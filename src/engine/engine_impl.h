@@ -207,7 +207,6 @@ class EngineImpl final : public Engine {
   std::vector<TensorStep> steps_;
   std::vector<BufferRun> buffers_;
   std::vector<Gradient> deferred_;  // with overlap=off: what finish_step() encodes
-  std::vector<int> written_;        // count_to_message(): by message
   bool finite_ = true;              // of the step in hand
   std::int64_t step_ = 0;           // finite steps finished
   std::int64_t phase_step_ = 0;     // finite compressed steps finished

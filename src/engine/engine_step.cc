@@ -165,32 +165,37 @@ Status EngineImpl::submit(std::span<const Gradient> gradients) {
   return {};
 }
 
-// How many of `gradients` it takes to complete a message, with work for all threads; all if they complete none.
+// How many of `gradients` it takes until a message can leave and all threads have had work: in sum so many times the
+// largest tensor as there are threads. All if it does not come to that.
 std::size_t EngineImpl::count_to_message(std::span<const Gradient> gradients) {
-  constexpr std::int64_t kElemsForAThread = 4096;
-  written_.assign(static_cast<std::size_t>(first_round().message_count()), 0);
-  bool completes = false;
-  int large = 0;  // tensors that are worth a thread
+  const Round& round = first_round();
+  const int next = round.next_to_start();
+  int written = 0;  // of its tensors
+  bool can_leave = false;
+  std::int64_t elems = 0, largest = 0;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const std::uint32_t t = gradients[i].tensor;
-    const int message = first_round().message_of(t);
+    const int message = round.message_of(t);
     if (message < 0) continue;
-    if (++written_[static_cast<std::size_t>(message)] == first_round().missing(message)) completes = true;
-    large += tensors_[t].rows * tensors_[t].cols >= kElemsForAThread;
-    if (completes && std::max(1, large) >= pool_.threads()) return i + 1;
+    can_leave = can_leave || (message == next && ++written == round.missing(next));
+    elems += tensors_[t].rows * tensors_[t].cols;
+    largest = std::max(largest, tensors_[t].rows * tensors_[t].cols);
+    if (can_leave && elems >= pool_.threads() * largest) return i + 1;
   }
   return gradients.size();
 }
 
 Status EngineImpl::encode_and_start(std::span<const Gradient> gradients) {
-  // A message leaves as soon as it is complete, while what was submitted with it is still to be encoded.
-  do {
-    const std::span<const Gradient> batch = gradients.first(count_to_message(gradients));
-    gradients = gradients.subspan(batch.size());
+  // A message leaves when it is complete, while what was submitted with it is still to be encoded; one that is complete
+  // already, at once.
+  if (const Status status = first_round().start_ready(); !status.ok()) return fail(status);
+  while (!gradients.empty()) {
+    const std::span<const Gradient> now = gradients.first(count_to_message(gradients));
+    gradients = gradients.subspan(now.size());
     // One thread encodes a tensor, however many there are, so results don't depend on their number.
-    pool_.parallel_for(static_cast<std::int64_t>(batch.size()),
-                       [&](std::int64_t i) { encode(batch[static_cast<std::size_t>(i)].tensor); });
-    for (const Gradient& gradient : batch) {
+    pool_.parallel_for(static_cast<std::int64_t>(now.size()),
+                       [&](std::int64_t i) { encode(now[static_cast<std::size_t>(i)].tensor); });
+    for (const Gradient& gradient : now) {
       const std::uint32_t t = gradient.tensor;
       if (first_round().find_slot(t) == nullptr) continue;
       if (!steps_[t].status.ok()) return fail(steps_[t].status);
@@ -198,7 +203,7 @@ Status EngineImpl::encode_and_start(std::span<const Gradient> gradients) {
       first_round().mark_written(t, steps_[t].finite, steps_[t].payload_bytes);
     }
     if (const Status status = first_round().start_ready(); !status.ok()) return fail(status);
-  } while (!gradients.empty());
+  }
   return poll();
 }
 

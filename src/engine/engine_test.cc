@@ -16,6 +16,7 @@
 
 #include "bucket/model_shapes.h"
 #include "collective/rank_threads.h"
+#include "core/check.h"
 #include "core/counting_new.h"
 #include "core/sanitized.h"
 #include "engine/engine_testing.h"
@@ -201,6 +202,51 @@ TEST_P(EveryMethod, GivesTheSameBitsWithoutOverlap) {
   EXPECT_EQ(run.logs, overlapped.logs);
   for (std::int64_t step = 0; step < 4; ++step) {
     EXPECT_TRUE(same_bits(run.delivered[0][step], overlapped.delivered[0][step])) << "step " << step;
+  }
+}
+
+// One by one, or all at once: then messages leave while others are encoded, on each rank at another moment. With a step
+// that is undone when some of its messages have left before its bad gradient is encoded.
+TEST_P(EveryMethod, GivesTheSameBitsHoweverGradientsAreHandedOver) {
+  const auto [options, world_size] = GetParam();
+  Training training{.options = options, .world_size = world_size, .steps = 4};
+  training.options.bucket_cap_mib = 0;
+  training.gradients = [ranks = world_size](int rank, std::int64_t step) {
+    Gradients gradients = made_up_gradients(small_model(), rank, step);
+    if (step == 1 && rank == ranks - 1) gradients[0][7] = std::numeric_limits<float>::quiet_NaN();
+    return gradients;
+  };
+  const auto in_calls_of = [](std::size_t count) {
+    return [count](Engine& engine, Gradients& gradients, const StepContext& context,
+                   const LocalGradient& local) -> Result<StepOutcome> {
+      std::vector<Gradient> all;
+      for (std::uint32_t t = static_cast<std::uint32_t>(gradients.size()); t-- > 0;) {
+        all.push_back({t, gradients[t].data()});
+      }
+      const int rank = count == 1 ? 0 : engine.trace().rank;
+      std::rotate(all.begin(), all.begin() + 2 * rank, all.end());
+      CORTADO_RETURN_IF_ERROR(engine.begin_step(context));
+      for (std::size_t first = 0; first < all.size(); first += count) {
+        CORTADO_RETURN_IF_ERROR(engine.submit(std::span(all).subspan(first, count)));
+      }
+      return engine.finish_step(local);
+    };
+  };
+  training.run_step = in_calls_of(1);
+  const History one_by_one = train(training);
+  training.run_step = in_calls_of(small_model().size());
+  training.engine = [](std::vector<EngineTensor> tensors, EngineOptions own, Communicator* communicator) {
+    own.threads = 1 + communicator->rank() % 2;
+    return Engine::create(std::move(tensors), own, communicator);
+  };
+  const History at_once = train(training);
+  EXPECT_EQ(at_once.logs, one_by_one.logs);
+  EXPECT_EQ(at_once.finite, one_by_one.finite);
+  EXPECT_EQ(at_once.finite[0], (std::vector<bool>{true, false, true, true}));
+  for (int rank = 0; rank < world_size; ++rank) {
+    for (const std::int64_t step : {0, 2, 3}) {
+      EXPECT_TRUE(same_bits(at_once.delivered[rank][step], one_by_one.delivered[0][step])) << rank << ", step " << step;
+    }
   }
 }
 

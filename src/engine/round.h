@@ -93,8 +93,9 @@ class Round {
   int message_of(std::uint32_t tensor) const { return places_[parity_][tensor].message; }
   int missing(int message) const { return runs_[message].missing; }
 
-  // Starts every message that is ready and next in order.
+  // Starts every message that is ready and next in order. next_to_start(): the first that has not been started.
   Status start_ready();
+  int next_to_start() const { return next_to_start_; }
 
   // kInFlight -> kArrived if it has ended; test() does not wait, wait() does.
   Result<bool> test(int message);

@@ -237,7 +237,7 @@ TEST(Trace, AMessageLeavesWhileOthersAreEncoded) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-// With two threads a message waits for a second tensor that is worth a thread, and no longer.
+// With two threads a message waits for a second tensor of its size, and no longer.
 TEST(Trace, AMessageLeavesWhenAllThreadsHadWork) {
   std::vector<EngineTensor> model;
   for (const char* name : {"a", "b", "c", "d"}) model.push_back({.name = name, .rows = 64, .cols = 64});
