@@ -26,8 +26,10 @@ struct CalibrateOptions {
                                      OpKind::kReduce,    OpKind::kBroadcast,     OpKind::kGather};
   bool contention = true;  // of codecs in a thread of their own with computation, and of transfers with each other
   // Seconds for everything. What is left of it is divided among the points that are left; sizes of which one run would
-  // take more than twice their share are left out (curves go on beyond their last point), but of everything two sizes
-  // are measured, thrice each, however long that takes.
+  // take more than twice their share, or three of them all that is left, are left out (curves go on beyond their last
+  // point), but of everything two sizes are measured, thrice each, however long that takes. Where all-reduces or
+  // gathers end early and there is time, they have one more size in two runs; other collectives that end before
+  // all-reduces do go on in proportion to these, to a point of no runs.
   double budget_s = 50;
   std::int64_t max_bytes = std::int64_t{32} << 20;  // largest collective; from 4096 to 2^34
   std::int64_t max_elems = std::int64_t{4} << 20;   // largest tensor of a codec; from 1024 to 2^34
@@ -51,14 +53,15 @@ struct CalibrateOptions {
 //   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
 //                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written. Of
 //                 payloads that are gathered checks are made and proved, and what is decoded is added up
+//   packing       where there are codecs: values copied into a buffer and scaled, and back with a look for Inf and NaN
 //   contention    by how much a matrix product slows down while another thread of the rank encodes with the codec that
 //                 takes longest for a value; 0 where it is not measured
 //   transfers     wherever there are all-reduces: by how much computation slows down while a transfer runs. It is what
 //                 an all-reduce of all ranks adds to matrix products that outlast it, as a share of what it takes
 //                 alone. Not given where even the largest that fits into the budget takes less than thrice the
 //                 smallest's time, which is mostly latency, or where it takes longer than some seconds of products
-//   overlap       of each level, two all-reduces of the largest size that was measured, at once against one after the
-//                 other (without all-reduce: the first collective that was measured)
+//   overlap       of each level, two all-reduces of the largest size that was measured and fits into what is left, at
+//                 once against one after the other (without all-reduce: the first collective that was measured)
 //
 // Beside "time_ns" stand "spread_ns" (from the first to the ninth decile, the largest of any rank) and "runs". Times
 // are made to rise with size. Takes memory for four of the largest collectives, and for the largest tensor six times.

@@ -36,18 +36,19 @@ constexpr std::int64_t kOfSize = 3;
 constexpr double kLargestShare = 2;  // of a point's share of the budget, for one run
 // Of the whole budget, for one run of a collective: links are what is least known, and come last.
 constexpr double kShareOfBudget = 0.04;
-// What most travels by has one more size where that was not enough, so many times the last one, if it takes at most
-// this share of what is left but for the sizes that all have: the first bytes of a transfer are not what more of them
-// take, as connections warm up and shapers let bursts through.
+// What most travels by has one more size where that was not enough, so many times the last one, in two runs, if these
+// take at most this share of what is left but for the sizes that all have: the first bytes of a transfer are not what
+// more of them take, as connections warm up and shapers let bursts through.
 constexpr std::int64_t kSmallFactor = 4;
 constexpr double kShareOfLeft = 0.5;
 // The transfer that computation runs beside costs some dozen times what it takes: of what is left of the budget, or a
 // quarter of all too much.
 constexpr double kTimesBeside = 12, kShareBeside = 0.02;
 constexpr double kOutlasts = 1.5;  // so much longer than the transfer computation takes, alone
+constexpr double kTransfersOfOverlap = 2 * 2 * (1 + kFewestRuns);  // two in turn and two at once, in each run
 constexpr std::size_t kFewestSizes = 2;
 constexpr std::int64_t kProductSide = 192, kMostProducts = 10000;
-// How often the largest tensor is packed in one run: ranks that share cores get turns of milliseconds, and what ends
+// How often a tensor is packed in one run: ranks that share cores get turns of milliseconds, and what ends
 // within one seems to have the core for itself.
 constexpr int kPackings = 4;
 
@@ -150,10 +151,10 @@ class Calibrator {
   Result<Cluster> start(const Topology& topology, const ClusterIdentity& identity);
   void count_points(const Cluster& cluster);
   template <typename Act>
-  Result<Point> measure(const std::string& what, Act&& act, int calls = 1, bool once = false);
+  Result<Point> measure(const std::string& what, Act&& act, int calls = 1, bool twice = false);
   bool is_worth_it(const Curve& curve) const;
   bool is_call_worth_it(const Curve& curve) const;
-  bool has_time_for_one_more(const Curve& curve, std::int64_t kinds_left) const;
+  bool has_time_for_one_more(const Curve& curve, std::int64_t groups) const;
   void continue_as_all_reduce(const CollectiveCurves& curves, Curve* curve) const;
 
   Status measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
@@ -161,9 +162,12 @@ class Calibrator {
   Status measure_overlap(Communicator* group, std::int64_t groups, ClusterLevel* level);
   Status measure_transfers(const CollectiveCurves& curves, Cluster* cluster);
   std::array<std::int64_t, 2> packed_sizes() const {
-    return {std::min(kSmallestElems, options_.max_elems / 2), options_.max_elems};
+    const std::vector<std::int64_t> sizes = sizes_up_to(kSmallestElems, options_.max_elems);
+    return {sizes.front(), sizes.back()};
   }
-  bool measures_packing(const Cluster& cluster) const { return !options_.codecs.empty() && cluster.pack.sizes.empty(); }
+  bool measures_packing(const Cluster& cluster) const {
+    return !options_.codecs.empty() && (cluster.pack.sizes.empty() || cluster.unpack.sizes.empty());
+  }
   Status measure_packing(Cluster* cluster);
   Status measure_codec(const std::string& spec, std::vector<CodecTimes>* times);
   Status measure_contention(Cluster* cluster);
@@ -174,8 +178,9 @@ class Calibrator {
   std::chrono::nanoseconds timeout_;
   std::int64_t start_ns_ = 0;
   double points_ = 1, points_done_ = 0;
-  double left_ns_ = 0;   // of the budget, the same on all ranks; below 0: it was not enough
-  double share_ns_ = 0;  // for a point, of what is left
+  std::int64_t kinds_left_ = 0;  // of collectives, over all levels and ranges, that have no times yet
+  double left_ns_ = 0;           // of the budget, the same on all ranks; below 0: it was not enough
+  double share_ns_ = 0;          // for a point, of what is left
 };
 
 Status Calibrator::barrier() {
@@ -224,6 +229,7 @@ void Calibrator::count_points(const Cluster& cluster) {
   }
   for (const ClusterRange& range : cluster.ranges) count(range.collectives);
   for (const std::string& spec : options_.codecs) (is_measured(cluster.codecs, spec) ? kept : missing_codecs) += 2;
+  kinds_left_ = static_cast<std::int64_t>(missing_collectives);
   points_ =
       static_cast<double>(one_more + missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
                           missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
@@ -237,10 +243,10 @@ void Calibrator::count_points(const Cluster& cluster) {
                 " curves, which are known; measures " + std::to_string(missing));
 }
 
-// Times some runs of `calls` calls of `act` on all ranks at once; the number of runs is the same on all of them, and
-// one if `once`.
+// Times some runs of `calls` calls of `act` on all ranks at once; the number of runs is the same on all of them. Beside
+// the first, which brings memory and connections up and does not count; if `twice`, it is one of two that do.
 template <typename Act>
-Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls, bool once) {
+Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls, bool twice) {
   if (options_.progress) options_.progress(std::min(1.0, points_done_ / points_), what);
   ++points_done_;
   std::vector<std::int64_t> times;
@@ -258,8 +264,8 @@ Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls,
   share_ns_ = std::max(0.0, left_ns_) / std::max(1.0, points_ - points_done_ + 1);
   const double fitting = share_ns_ / static_cast<double>(std::max<std::int64_t>(1, first[0]));
   const auto more_runs =
-      once ? 0 : static_cast<std::int64_t>(std::clamp(fitting, double{kFewestRuns}, double{kMostRuns}));
-  if (!once) times.clear();  // the first run brings memory and connections up
+      twice ? 1 : static_cast<std::int64_t>(std::clamp(fitting, double{kFewestRuns}, double{kMostRuns}));
+  if (!twice) times.clear();
   for (std::int64_t i = 0; i < more_runs; ++i) CORTADO_RETURN_IF_ERROR(time_once().with_context(what));
   std::sort(times.begin(), times.end());
   const auto at = [&](double share) {
@@ -296,14 +302,14 @@ bool Calibrator::is_call_worth_it(const Curve& curve) const {
   return left_ns_ > -budget_ns / 2 && expected_ns(curve, kFactor) <= kShareOfBudget * budget_ns;
 }
 
-// `kinds_left`: of collectives, about as slow, that have no times yet.
-bool Calibrator::has_time_for_one_more(const Curve& curve, std::int64_t kinds_left) const {
+// `groups`: as in measure_collectives(). The kinds without times are taken for as slow as this one.
+bool Calibrator::has_time_for_one_more(const Curve& curve, std::int64_t groups) const {
   std::int64_t for_others_ns = 0;
   for (std::size_t i = 0; i < kFewestSizes; ++i) {
-    for_others_ns += kinds_left * calls_in_a_run(curve.times.sizes[i]) * curve.times.times_ns[i];
+    for_others_ns += (kinds_left_ - 1) * calls_in_a_run(curve.times.sizes[i] / groups) * curve.times.times_ns[i];
   }
   const double free_ns = left_ns_ - static_cast<double>((1 + kFewestRuns) * for_others_ns);
-  return expected_ns(curve, kSmallFactor) <= kShareOfLeft * free_ns;
+  return 2 * expected_ns(curve, kSmallFactor) <= kShareOfLeft * free_ns;
 }
 
 // ---- collectives ---------------------------------------------------------------------------------------------------
@@ -317,7 +323,7 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
   for (const OpKind kind : options_.collectives) {
     if (curves->contains(kind)) continue;
     Curve curve;
-    const auto add_point = [&](std::int64_t bytes, bool once) -> Status {
+    const auto add_point = [&](std::int64_t bytes, bool twice) -> Status {
       const SizedCall sized = make_call(kind, bytes, group->world_size(), sent.data(), received.data());
       const std::string what =
           std::string(op_kind_name(kind)) + "@" + level + ", " + std::to_string(sized.bytes) + " bytes";
@@ -328,7 +334,7 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
                                                                                  group->start(sized.call));
                                                         return group->wait(work, timeout_);
                                                       },
-                                                      calls_in_a_run(sized.bytes), once));
+                                                      calls_in_a_run(sized.bytes), twice));
       curve.add(sized.bytes * groups, point);
       return {};
     };
@@ -341,14 +347,13 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
     }
     if (may_have_one_more(kind)) {
       const std::int64_t next = curve.times.sizes.back() / groups * kSmallFactor;
-      const auto kinds_left = std::count_if(options_.collectives.begin(), options_.collectives.end(),
-                                            [&](OpKind other) { return other != kind && !curves->contains(other); });
-      if (next <= options_.max_bytes && has_time_for_one_more(curve, kinds_left)) {
+      if (next <= options_.max_bytes && has_time_for_one_more(curve, groups)) {
         CORTADO_RETURN_IF_ERROR(add_point(next, true));
       } else {
         ++points_done_;
       }
     }
+    --kinds_left_;
     continue_as_all_reduce(*curves, &curve);
     note_spread("/collectives/" + std::string(op_kind_name(kind)), curve, unknown);
     (*curves)[kind] = std::move(curve.times);
@@ -366,18 +371,22 @@ void Calibrator::continue_as_all_reduce(const CollectiveCurves& curves, Curve* c
   if (!is_of_size(known) || known.sizes.back() < 2 * curve->times.sizes.back()) return;
   const std::int64_t most_ns = known.times_ns.back(), same_ns = known.at(curve->times.sizes.back());
   const double growth = static_cast<double>(most_ns) / static_cast<double>(std::max<std::int64_t>(1, same_ns));
-  const auto in_proportion = static_cast<std::int64_t>(growth * static_cast<double>(curve->times.times_ns.back()));
-  curve->add(known.sizes.back(), {.median_ns = std::clamp(in_proportion, most_ns / 2, most_ns)});
+  const double in_proportion = growth * static_cast<double>(curve->times.times_ns.back());
+  const double most = static_cast<double>(most_ns);
+  curve->add(known.sizes.back(), {.median_ns = static_cast<std::int64_t>(std::clamp(in_proportion, most / 2, most))});
 }
 
-// Two of them at once against one after the other, at the largest size that was worth measuring, where it is the link's
-// bandwidth that counts.
+// Two of them at once against one after the other, at the largest size that was measured and fits into what is left:
+// there it is the link's bandwidth that counts.
 Status Calibrator::measure_overlap(Communicator* group, std::int64_t groups, ClusterLevel* level) {
   if (!options_.contention || level->overlap_time_share.has_value()) return {};
   if (group->world_size() == 1 || level->collectives.empty()) return {};
   const auto all_reduce = level->collectives.find(OpKind::kAllReduce);
   const auto& [kind, curve] = all_reduce != level->collectives.end() ? *all_reduce : *level->collectives.begin();
-  const std::int64_t bytes = curve.sizes.back() / groups;
+  std::size_t size = curve.sizes.size() - 1;
+  const double most_ns = kShareOfLeft * left_ns_ / kTransfersOfOverlap;
+  while (size > 0 && static_cast<double>(curve.times_ns[size]) > most_ns) --size;
+  const std::int64_t bytes = curve.sizes[size] / groups;
   const std::size_t values =
       static_cast<std::size_t>(bytes) / sizeof(float) + static_cast<std::size_t>(group->world_size());
   std::array<AlignedBuffer<float>, 2> sent = {AlignedBuffer<float>(values), AlignedBuffer<float>(values)};
@@ -481,8 +490,13 @@ Status Calibrator::measure_packing(Cluster* cluster) {
     packing.add(elems, in);
     unpacking.add(elems, out);
   }
-  cluster->pack = packing.times;
-  cluster->unpack = unpacking.times;
+  const auto keep = [&](const char* pointer, const Curve& curve, TimeCurve* times) {
+    if (!times->sizes.empty()) return;  // known
+    note_spread(pointer, curve, &cluster->unknown);
+    *times = curve.times;
+  };
+  keep("/copies/pack", packing, &cluster->pack);
+  keep("/copies/unpack", unpacking, &cluster->unpack);
   return {};
 }
 
