@@ -844,7 +844,7 @@ TEST(AutoEngine, SaysAtTheStartWhatItWillDo) {
   const std::string dense = ", world size 4: dense for the first 6 to 11 steps, then ";
   const std::string safe = "; may use none, cast(bf16), cast(fp16)";
   EXPECT_EQ(describe("auto(safe)"), "cortado: auto(quality=safe) over local" + dense +
-                                        "about 5 s for links and codecs, then at most 3 settings for some steps each" +
+                                        "about 8 s for links and codecs, then at most 3 settings for some steps each" +
                                         safe + ", a plan");
   EXPECT_EQ(describe("auto(safe, measure_s=0)"),
             "cortado: auto(quality=safe) over local" + dense + "each of 2 settings for some steps" + safe);
