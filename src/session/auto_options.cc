@@ -23,7 +23,7 @@ const std::vector<Parameter>& auto_parameters() {
        .meaning = "share of dense's step time that must be saved"},
       {.name = "measure_s",
        .kind = ParameterKind::kReal,
-       .default_text = "5",
+       .default_text = "8",
        .min = 0,
        .max = 600,
        .meaning = "seconds for measuring links and codecs; 0: try without predictions"},
