@@ -29,7 +29,8 @@ namespace cortado {
 namespace {
 
 constexpr std::int64_t kFewestRuns = 2, kMostRuns = 15;
-constexpr std::int64_t kFactor = 16;  // from size to size
+constexpr std::int64_t kMostCodecRuns = 5;  // codecs take little else than their time; links shall have what is left
+constexpr std::int64_t kFactor = 16;        // from size to size
 constexpr std::int64_t kSmallestBytes = 4096, kSmallestElems = 1024;
 // Beyond so many times the smallest size's time it is the size that counts, and time grows with it.
 constexpr std::int64_t kOfSize = 3;
@@ -151,7 +152,7 @@ class Calibrator {
   Result<Cluster> start(const Topology& topology, const ClusterIdentity& identity);
   void count_points(const Cluster& cluster);
   template <typename Act>
-  Result<Point> measure(const std::string& what, Act&& act, int calls = 1, bool twice = false);
+  Result<Point> measure(const std::string& what, Act&& act, int calls = 1, std::int64_t most_runs = kMostRuns);
   bool is_worth_it(const Curve& curve) const;
   bool is_call_worth_it(const Curve& curve) const;
   bool has_time_for_one_more(const Curve& curve, std::int64_t groups) const;
@@ -243,10 +244,10 @@ void Calibrator::count_points(const Cluster& cluster) {
                 " curves, which are known; measures " + std::to_string(missing));
 }
 
-// Times some runs of `calls` calls of `act` on all ranks at once; the number of runs is the same on all of them. Beside
-// the first, which brings memory and connections up and does not count; if `twice`, it is one of two that do.
+// Times some runs of `calls` calls of `act` on all ranks at once; the number of runs is the same on all of them. The
+// first, which brings memory and connections up, does not count, unless most_runs is 1: then it is one of two that do.
 template <typename Act>
-Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls, bool twice) {
+Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls, std::int64_t most_runs) {
   if (options_.progress) options_.progress(std::min(1.0, points_done_ / points_), what);
   ++points_done_;
   std::vector<std::int64_t> times;
@@ -263,19 +264,19 @@ Result<Point> Calibrator::measure(const std::string& what, Act&& act, int calls,
   left_ns_ = options_.budget_s * 1e9 - static_cast<double>(first[1]);
   share_ns_ = std::max(0.0, left_ns_) / std::max(1.0, points_ - points_done_ + 1);
   const double fitting = share_ns_ / static_cast<double>(std::max<std::int64_t>(1, first[0]));
-  const auto more_runs =
-      twice ? 1 : static_cast<std::int64_t>(std::clamp(fitting, double{kFewestRuns}, double{kMostRuns}));
-  if (!twice) times.clear();
-  for (std::int64_t i = 0; i < more_runs; ++i) CORTADO_RETURN_IF_ERROR(time_once().with_context(what));
+  const auto most = static_cast<double>(most_runs);
+  const auto runs = static_cast<std::int64_t>(std::clamp(fitting, std::min(most, double{kFewestRuns}), most));
+  if (most_runs > 1) times.clear();
+  for (std::int64_t i = 0; i < runs; ++i) CORTADO_RETURN_IF_ERROR(time_once().with_context(what));
   std::sort(times.begin(), times.end());
   const auto at = [&](double share) {
     return times[static_cast<std::size_t>(share * static_cast<double>(times.size() - 1) + 0.5)];
   };
   // Of two the shorter one: what disturbs only adds.
   const std::int64_t own[] = {times[(times.size() - 1) / 2], at(0.9) - at(0.1), clock_->now_ns() - start_ns_};
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most, longest(own));
-  left_ns_ = options_.budget_s * 1e9 - static_cast<double>(most[2]);
-  return Point{.median_ns = most[0] / calls, .spread_ns = most[1] / calls, .runs = std::ssize(times)};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> of_ranks, longest(own));
+  left_ns_ = options_.budget_s * 1e9 - static_cast<double>(of_ranks[2]);
+  return Point{.median_ns = of_ranks[0] / calls, .spread_ns = of_ranks[1] / calls, .runs = std::ssize(times)};
 }
 
 // Whether the next size fits into a point's share and into what is left. As long as it is not the size that counts, the
@@ -323,7 +324,7 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
   for (const OpKind kind : options_.collectives) {
     if (curves->contains(kind)) continue;
     Curve curve;
-    const auto add_point = [&](std::int64_t bytes, bool twice) -> Status {
+    const auto add_point = [&](std::int64_t bytes, std::int64_t most_runs) -> Status {
       const SizedCall sized = make_call(kind, bytes, group->world_size(), sent.data(), received.data());
       const std::string what =
           std::string(op_kind_name(kind)) + "@" + level + ", " + std::to_string(sized.bytes) + " bytes";
@@ -334,13 +335,13 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
                                                                                  group->start(sized.call));
                                                         return group->wait(work, timeout_);
                                                       },
-                                                      calls_in_a_run(sized.bytes), twice));
+                                                      calls_in_a_run(sized.bytes), most_runs));
       curve.add(sized.bytes * groups, point);
       return {};
     };
     for (const std::int64_t bytes : sizes_up_to(kSmallestBytes, options_.max_bytes)) {
       if (is_call_worth_it(curve)) {
-        CORTADO_RETURN_IF_ERROR(add_point(bytes, false));
+        CORTADO_RETURN_IF_ERROR(add_point(bytes, kMostRuns));
       } else {
         ++points_done_;
       }
@@ -348,7 +349,7 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
     if (may_have_one_more(kind)) {
       const std::int64_t next = curve.times.sizes.back() / groups * kSmallFactor;
       if (next <= options_.max_bytes && has_time_for_one_more(curve, groups)) {
-        CORTADO_RETURN_IF_ERROR(add_point(next, true));
+        CORTADO_RETURN_IF_ERROR(add_point(next, 1));
       } else {
         ++points_done_;
       }
@@ -574,8 +575,12 @@ Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes
     }
     CodecWork work(*codec, elems);
     const std::string size = ", " + std::to_string(work.elems()) + " elements";
-    CORTADO_ASSIGN_OR_RETURN(const Point encoding, measure("encode " + spec + size, [&] { return work.encode(); }));
-    CORTADO_ASSIGN_OR_RETURN(const Point decoding, measure("decode " + spec + size, [&] { return work.decode(); }));
+    CORTADO_ASSIGN_OR_RETURN(const Point encoding,
+                             measure(
+                                 "encode " + spec + size, [&] { return work.encode(); }, 1, kMostCodecRuns));
+    CORTADO_ASSIGN_OR_RETURN(const Point decoding,
+                             measure(
+                                 "decode " + spec + size, [&] { return work.decode(); }, 1, kMostCodecRuns));
     encode.add(work.elems(), encoding);
     decode.add(work.elems(), decoding);
   }
