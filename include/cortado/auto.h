@@ -45,7 +45,7 @@ struct AutoOptions {
   std::string cluster;               // path of a cortado.cluster/1 file to use; empty: links and codecs are measured
   double min_gain = 0.03;            // a setting must be by this share of dense's step time faster than dense
   double measure_s = 8;              // for the links and codecs; they are measured between two steps
-  double drift = 0.3;                // measured again if a step takes by this share longer or shorter than it did
+  double drift = 0.3;                // measured again beyond 1 + drift times what a step took, up or down
   double max_relative_error = 0.99;  // steps back beyond: what a step loses of gradient and residual (L2) ...
   double max_residual = 100;         // ... or the residual's norm, in gradients
   std::uint64_t random_seed = 0;

@@ -32,7 +32,7 @@ const std::vector<Parameter>& auto_parameters() {
        .default_text = "0.3",
        .min = 0.05,
        .max = 100,
-       .meaning = "measured again if a step takes by this share longer or shorter than when it was decided"},
+       .meaning = "measured again if a step takes 1 + drift times as long as when it was decided, or as short"},
       {.name = "max_relative_error",
        .kind = ParameterKind::kReal,
        .default_text = "0.99",
