@@ -80,6 +80,7 @@ struct CostModel {
   // Of gradients into a bucket's buffer, and of the averages out of it: by kCpuCodec.
   std::int64_t pack_ns(std::int64_t elems) const { return home == OpDevice::kCpu ? cluster->pack.at(elems) : 0; }
   std::int64_t unpack_ns(std::int64_t elems) const { return home == OpDevice::kCpu ? cluster->unpack.at(elems) : 0; }
+
   const Cluster* cluster;
   OpDevice home;  // where gradients are made and needed
   CollectiveCost collectives;
