@@ -31,8 +31,7 @@ HWY_EXPORT(StreamLines);
 void stream_copy(const void* from, std::size_t bytes, void* to) {
   const auto* source = static_cast<const std::uint8_t*>(from);
   auto* target = static_cast<std::uint8_t*>(to);
-  const std::size_t past_line = reinterpret_cast<std::uintptr_t>(to) % kStreamAlignBytes;
-  const std::size_t head = std::min(bytes, (kStreamAlignBytes - past_line) % kStreamAlignBytes);
+  const std::size_t head = std::min(bytes, static_cast<std::size_t>(bytes_to_stream_alignment(to)));
   const std::size_t lines = (bytes - head) / kStreamAlignBytes * kStreamAlignBytes;
   std::memcpy(target, source, head);
   HWY_DYNAMIC_DISPATCH(StreamLines)(source + head, lines, target + head);

@@ -10,6 +10,7 @@
 
 #include "codec/cast/cast_kernels.h"
 #include "core/float16.h"
+#include "core/streaming.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "codec/lowrank/lowrank_kernels.cc"
@@ -375,10 +376,11 @@ void ProjectBoth(const ResidualPass& pass, const BothBases& bases, const BothFac
 
 // ---- reconstruction ------------------------------------------------------------------------------------------------
 
-// output[b] = (first ? 0 : output[b]) + sum over K ranks, in the order of k, multiply and add rounded separately.
-template <int B, int K>
-HWY_INLINE void reconstruct_chunk(bool first, const float* scaled_row, int rank, const float* col, std::int64_t stride,
-                                  std::int64_t cols, float* const* output) {
+// output[b] = source[b] (nullptr: nothing) + sum over K ranks, in the order of k, multiply and add rounded separately.
+// `source` and output may be the same. kStreams: output begins at a cache line.
+template <bool kStreams, int B, int K>
+HWY_INLINE void reconstruct_chunk(const float* const* source, const float* scaled_row, int rank, const float* col,
+                                  std::int64_t stride, std::int64_t cols, float* const* output) {
   const D d;
   const std::int64_t lanes = hn::Lanes(d);
   V p[B][K];
@@ -390,48 +392,44 @@ HWY_INLINE void reconstruct_chunk(bool first, const float* scaled_row, int rank,
     const V c0 = hn::LoadU(d, col + j);
     for (int b = 0; b < B; ++b) {
       const V product = hn::Mul(p[b][0], c0);
-      sum[b] = first ? product : hn::Add(hn::LoadU(d, output[b] + j), product);
+      sum[b] = source == nullptr ? product : hn::Add(hn::LoadU(d, source[b] + j), product);
     }
     for (int k = 1; k < K; ++k) {
       const V c = hn::LoadU(d, col + k * stride + j);
       for (int b = 0; b < B; ++b) sum[b] = hn::Add(sum[b], hn::Mul(p[b][k], c));
     }
-    for (int b = 0; b < B; ++b) hn::StoreU(sum[b], d, output[b] + j);
+    for (int b = 0; b < B; ++b) {
+      if constexpr (kStreams) {
+        hn::Stream(sum[b], d, output[b] + j);
+      } else {
+        hn::StoreU(sum[b], d, output[b] + j);
+      }
+    }
   }
   for (; j < cols; ++j) {
     for (int b = 0; b < B; ++b) {
-      float sum = first ? 0.0f : output[b][j];
+      float sum = source == nullptr ? 0.0f : source[b][j];
       for (int k = 0; k < K; ++k) {
         const float product = scaled_row[b * rank + k] * col[k * stride + j];
-        sum = first && k == 0 ? product : sum + product;
+        sum = source == nullptr && k == 0 ? product : sum + product;
       }
       output[b][j] = sum;
     }
   }
 }
 
-// Adds `rank` products to the tile; `first`: to nothing.
-template <int B>
-void reconstruct_tile(bool first, const float* scaled_row, int rank, const float* col, std::int64_t stride,
-                      std::int64_t cols, float* const* output) {
-  for (int k = 0; k < rank; k += kChunk) {
-    const float* row = scaled_row + k;
-    const float* c = col + k * stride;
-    const bool to_nothing = first && k == 0;
-    switch (std::min(kChunk, rank - k)) {
-      case 1:
-        reconstruct_chunk<B, 1>(to_nothing, row, rank, c, stride, cols, output);
-        break;
-      case 2:
-        reconstruct_chunk<B, 2>(to_nothing, row, rank, c, stride, cols, output);
-        break;
-      case 3:
-        reconstruct_chunk<B, 3>(to_nothing, row, rank, c, stride, cols, output);
-        break;
-      default:
-        reconstruct_chunk<B, 4>(to_nothing, row, rank, c, stride, cols, output);
-        break;
-    }
+template <bool kStreams, int B>
+HWY_INLINE void reconstruct_up_to_four(int count, const float* const* source, const float* row, int rank,
+                                       const float* col, std::int64_t stride, std::int64_t cols, float* const* output) {
+  switch (count) {
+    case 1:
+      return reconstruct_chunk<kStreams, B, 1>(source, row, rank, col, stride, cols, output);
+    case 2:
+      return reconstruct_chunk<kStreams, B, 2>(source, row, rank, col, stride, cols, output);
+    case 3:
+      return reconstruct_chunk<kStreams, B, 3>(source, row, rank, col, stride, cols, output);
+    default:
+      return reconstruct_chunk<kStreams, B, 4>(source, row, rank, col, stride, cols, output);
   }
 }
 
@@ -447,37 +445,69 @@ HWY_INLINE void store_output(const float* buffer, std::int64_t cols, std::byte* 
   }
 }
 
-template <int B>
+// Sums that more ranks are added to stay in a buffer; the last chunk of ranks writes the output.
+template <bool kStreams, int B>
+void reconstruct_tile(const FactorPair& pair, std::int64_t row, std::int64_t col, std::int64_t cols,
+                      std::int64_t tile_cols, float scale, float (*buffer)[kTileCols], float* const* output) {
+  float* partial[B];
+  for (int b = 0; b < B; ++b) partial[b] = buffer[b];
+  for (int k = 0; k < pair.rank; k += kChunk) {
+    const int count = std::min(kChunk, pair.rank - k);
+    float scaled[B * kChunk];
+    for (int b = 0; b < B; ++b)
+      for (int i = 0; i < count; ++i) scaled[b * count + i] = pair.row[(row + b) * pair.rank + k + i] * scale;
+    const float* const* source = k == 0 ? nullptr : partial;
+    const float* factor = pair.col + k * cols + col;
+    if (k + count < pair.rank) {
+      reconstruct_up_to_four<false, B>(count, source, scaled, count, factor, cols, tile_cols, partial);
+    } else {
+      reconstruct_up_to_four<kStreams, B>(count, source, scaled, count, factor, cols, tile_cols, output);
+    }
+  }
+}
+
+template <bool kStreams, int B>
 void reconstruct_block(const FactorPair& pair, std::int64_t row, std::int64_t cols, float scale, void* output,
                        DType dtype) {
-  constexpr int kMaxRankOnStack = 256;
   alignas(64) float buffer[B][kTileCols];
-  float scaled[B * kMaxRankOnStack];
   const bool in_place = dtype == DType::kFloat32 && is_aligned_float(output);
   const auto elem_bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
-  // Ranks beyond the stack buffer are added in further sweeps over the same tile; the order of k does not change.
-  for (std::int64_t col = 0; col < cols; col += kTileCols) {
-    const std::int64_t tile_cols = std::min(kTileCols, cols - col);
+  // Of streamed rows, which all begin as far from a cache line, the first tile ends where one begins.
+  const std::int64_t to_line =
+      kStreams ? bytes_to_stream_alignment(output) / static_cast<std::int64_t>(sizeof(float)) : 0;
+  std::int64_t tile_cols = 0;
+  for (std::int64_t col = 0; col < cols; col += tile_cols) {
+    const bool ends_at_line = col == 0 && to_line > 0;
+    tile_cols = std::min(ends_at_line ? to_line : kTileCols, cols - col);
     std::byte* place[B];
     float* target[B];
     for (int b = 0; b < B; ++b) {
       place[b] = static_cast<std::byte*>(output) + ((row + b) * cols + col) * elem_bytes;
       target[b] = in_place ? reinterpret_cast<float*>(place[b]) : buffer[b];
     }
-    for (int k0 = 0; k0 < pair.rank; k0 += kMaxRankOnStack) {
-      const int count = std::min(kMaxRankOnStack, pair.rank - k0);
-      for (int b = 0; b < B; ++b)
-        for (int k = 0; k < count; ++k) scaled[b * count + k] = pair.row[(row + b) * pair.rank + k0 + k] * scale;
-      reconstruct_tile<B>(k0 == 0, scaled, count, pair.col + k0 * cols + col, cols, tile_cols, target);
-    }
+    ends_at_line ? reconstruct_tile<false, B>(pair, row, col, cols, tile_cols, scale, buffer, target)
+                 : reconstruct_tile<kStreams, B>(pair, row, col, cols, tile_cols, scale, buffer, target);
     for (int b = 0; b < B && !in_place; ++b) store_output(buffer[b], tile_cols, place[b], dtype);
   }
 }
 
-void Reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output, DType dtype) {
+template <bool kStreams>
+void reconstruct_rows(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output,
+                      DType dtype) {
   std::int64_t row = 0;
-  for (; row + kRowBlock <= rows; row += kRowBlock) reconstruct_block<kRowBlock>(pair, row, cols, scale, output, dtype);
-  for (; row < rows; ++row) reconstruct_block<1>(pair, row, cols, scale, output, dtype);
+  for (; row + kRowBlock <= rows; row += kRowBlock) {
+    reconstruct_block<kStreams, kRowBlock>(pair, row, cols, scale, output, dtype);
+  }
+  for (; row < rows; ++row) reconstruct_block<kStreams, 1>(pair, row, cols, scale, output, dtype);
+}
+
+void Reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output, DType dtype) {
+  constexpr std::int64_t kFloatsALine = kStreamAlignBytes / sizeof(float);
+  const bool streams = dtype == DType::kFloat32 && is_aligned_float(output) && cols % kFloatsALine == 0 &&
+                       rows * cols * static_cast<std::int64_t>(sizeof(float)) >= kLeastStreamedGradientBytes;
+  if (!streams) return reconstruct_rows<false>(pair, rows, cols, scale, output, dtype);
+  reconstruct_rows<true>(pair, rows, cols, scale, output, dtype);
+  finish_streams();
 }
 
 void Materialise(std::int64_t rows, std::int64_t cols, const FactorPair& sent, float* residual) {

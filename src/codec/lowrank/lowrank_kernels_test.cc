@@ -9,7 +9,9 @@
 #include <string>
 
 #include "codec/lowrank/lowrank_reference.h"
+#include "core/aligned_buffer.h"
 #include "core/simd_target.h"
+#include "core/streaming.h"
 
 namespace cortado {
 namespace {
@@ -388,6 +390,25 @@ TEST(Reconstruct, WritesToAnyAddress) {
     std::vector<std::byte> output(expected.bytes.size() + 1);
     reconstruct({row.data(), col.data(), 3}, 5, 531, 0.37f, output.data() + 1, dtype);
     EXPECT_EQ(std::memcmp(output.data() + 1, expected.data(), expected.bytes.size()), 0);
+  }
+}
+
+// Large outputs go past the caches, from the first cache line on.
+TEST(Reconstruct, StreamsTheSameBytesToAnyFloat) {
+  const Shape shape = {kLeastStreamedGradientBytes / (528 * 4) + 3, 528};
+  for (const int rank : {1, 4, 9}) {
+    const Floats row = random_floats(shape.rows * rank, 7), col = random_floats(rank * shape.cols, 8);
+    const Gradient expected = reconstructed(row, col, shape, rank, 0.37f, DType::kFloat32);
+    AlignedBuffer<float> output(static_cast<std::size_t>(shape.rows * shape.cols) + 17);
+    for_each_target([&] {
+      for (const std::ptrdiff_t past_line : {0, 1, 7, 15}) {
+        float* begin = output.data() + past_line;
+        std::fill_n(begin, shape.rows * shape.cols + 1, -1.0f);
+        reconstruct({row.data(), col.data(), rank}, shape.rows, shape.cols, 0.37f, begin, DType::kFloat32);
+        EXPECT_EQ(std::memcmp(begin, expected.data(), expected.bytes.size()), 0) << rank << ", " << past_line;
+        EXPECT_EQ(begin[shape.rows * shape.cols], -1.0f);
+      }
+    });
   }
 }
 
