@@ -50,8 +50,9 @@ struct CalibrateOptions {
 // Every rank of `communicator` calls it with the same options, and gets the same cluster.
 //
 //   a collective  each rank's median over the runs, from a barrier on; of these the longest of any rank. Small ones are
-//                 called several times in a row. A level's groups run at the same time, so points of outer levels are
-//                 what their whole link takes
+//                 called several times in a row; those of more than 128 KiB up to 2 MiB, of which engines have several
+//                 under way, four at once, if there is time for it, and a quarter of that counts. A level's groups
+//                 run at the same time, so points of outer levels are what their whole link takes
 //   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
 //                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written. Of
 //                 payloads that are gathered checks are made and proved, and what is decoded is added up
