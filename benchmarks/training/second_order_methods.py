@@ -6,6 +6,7 @@
 | `sgd`, `adam` | first order |
 | `kfac` | cortado.KFAC, uncompressed: preconditioned gradients in one message a rank |
 | `kfac + CODEC` | the same, preconditioned gradients compressed |
+| `kfac + CODEC to step N, CODEC` | with the first codec until step N, then with the second |
 | `... + feedback` | with owner-side error feedback |
 | `... + factors CODEC` | factors and eigenvectors compressed |
 | `kfac + broadcasts` | `kfac`, but a broadcast for each layer, as kfac-pytorch sends them |
@@ -13,11 +14,14 @@
 | `kfac-pytorch + CODEC` | the same, over the communicator of examples/kfac_pytorch_communicator.py |
 """
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 KFAC, KFAC_PYTORCH = "kfac", "kfac-pytorch"
 HOSTS = ("sgd", "adam", KFAC, KFAC_PYTORCH)
 _FACTORS = "factors "
+_SCHEDULE = re.compile(r"(?P<first>.+) to step (?P<last>\d+), (?P<later>.+)")
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,14 @@ class SecondOrderMethod:
     factor_codec: str = "none"
     feedback: bool = False
     broadcasts: bool = False
+
+    def compression(self) -> str | Callable[[int], str]:
+        """For cortado.KFAC: the codec, or the one of a step."""
+        schedule = _SCHEDULE.fullmatch(self.codec)
+        if schedule is None:
+            return self.codec
+        last, first, later = int(schedule["last"]), schedule["first"], schedule["later"]
+        return lambda step: first if step < last else later
 
 
 def parse_method(name: str) -> SecondOrderMethod:

@@ -17,9 +17,9 @@ difference of the validation loss to uncompressed K-FAC (negative is better), an
 that is. ms a step: mean over steps and seeds, those with new factors and inverses included; - where only losses were
 recorded, beside other work.
 
-Bytes: kB of all ranks together in the last message of each kind, and dense over payload, at the error beside it
-(relative L2 of what a rank sends, feedback included; mean over messages and ranks). Gradients are the preconditioned
-ones; reduced gradients are averaged by K-FAC itself. Stages: ms a step, mean over ranks; the exchange (encode, gather,
+Bytes: kB of all ranks together in a message of each kind, mean over messages (rows recorded before 2026-11-23 17:00:
+the last message), and dense over payload, at the error beside it (relative L2 of what a rank sends, feedback included;
+mean over messages and ranks). Gradients are the preconditioned ones; reduced gradients are averaged by K-FAC itself. Stages: ms a step, mean over ranks; the exchange (encode, gather,
 decode of preconditioned gradients) on the rank that waits least for the others, and its share of the step. In newer
 rows the exchange is its span: from when the last rank begins it until the last has ended it, mean over steps. Where
 ranks end it at different times, those that are done wait for the others in what follows, and only the span has that: of
@@ -151,6 +151,12 @@ def _training_row(method: str, runs: list[dict], baseline: list[dict] | None) ->
     ]
 
 
+def _payload_bytes(kfac: dict, kind: str) -> float:
+    """Of a message, mean over all; older records have that of the last."""
+    mean_bytes = kfac.get("mean_payload_bytes")
+    return mean_bytes[kind] if mean_bytes else kfac["bytes"][kind][0]
+
+
 def _bytes_table(methods: dict) -> str:
     """A column for each kind of message that somebody sent."""
     kinds = [k for k in KINDS if any(run["kfac"]["bytes"][k][1] for runs in methods.values() for run in runs)]
@@ -160,7 +166,8 @@ def _bytes_table(methods: dict) -> str:
     for method, runs in methods.items():
         cells = [_name(method)]
         for kind in kinds:
-            payload, dense = (_mean(run["kfac"]["bytes"][kind][i] for run in runs) for i in (0, 1))
+            payload = _mean(_payload_bytes(run["kfac"], kind) for run in runs)
+            dense = _mean(run["kfac"]["bytes"][kind][1] for run in runs)
             error = _mean(run["kfac"]["error"][kind] for run in runs)
             cells += [f"{payload / 1e3:.1f}", f"{dense / payload:.1f} at {error:.3f}"] if payload else ["-", "-"]
         rows.append(cells)

@@ -95,7 +95,7 @@ def make_kfac(model, config: dict, method, lr: float):
         damping=config["damping"],
         lr=lr,
         skip_layers=config["skip_layers"],
-        compression=method.codec,
+        compression=method.compression(),
         factor_compression=method.factor_codec,
         error_feedback=method.feedback,
         verbose=False,
@@ -153,18 +153,22 @@ def replicas_equal(model) -> bool:
     return torch.equal(low, high)
 
 
-class Errors:
-    """Relative L2 errors of what this rank sent, by kind of message: one for each message that had any."""
+class Messages:
+    """What this rank sent, by kind of message: the bytes of each, and the relative L2 error of each that had any."""
 
     def __init__(self):
-        self._messages: dict[str, int] = {}
-        self.by_kind: dict[str, list[float]] = {}
+        self._count: dict[str, int] = {}
+        self.payload_bytes: dict[str, list[int]] = {}
+        self.errors: dict[str, list[float]] = {}
 
     def note(self, kfac) -> None:
         for kind, traffic in kfac.report().to_dict()["traffic"].items():
-            if traffic["messages"] != self._messages.get(kind, 0) and traffic["payload_bytes"]:
-                self.by_kind.setdefault(kind, []).append(traffic["relative_error"])
-            self._messages[kind] = traffic["messages"]
+            if traffic["messages"] == self._count.get(kind, 0):
+                continue
+            self._count[kind] = traffic["messages"]
+            self.payload_bytes.setdefault(kind, []).append(traffic["payload_bytes"])
+            if traffic["payload_bytes"]:
+                self.errors.setdefault(kind, []).append(traffic["relative_error"])
 
 
 class Exchanges:
@@ -244,14 +248,14 @@ def evaluate(task: Task, net) -> dict:
 
 def train(task: Task, config: dict, name: str, seed: int) -> dict:
     run = Run(task, config, name, seed)
-    losses, step_s, errors, exchanges = [], [], Errors(), Exchanges()
+    losses, step_s, messages, exchanges = [], [], Messages(), Exchanges()
     initial = {f"initial_{key}": value for key, value in evaluate(task, run.net).items()}
     for step in range(1, config["steps"] + 1):
         loss, seconds = run.step()
         losses.append(loss)
         step_s.append(seconds)
         if run.kfac is not None:
-            errors.note(run.kfac)
+            messages.note(run.kfac)
             exchanges.note(run.kfac, run.preconditioned_s)
         if step % 50 == 0:
             emit("progress", method=name, seed=seed, step=step, loss=loss)
@@ -267,13 +271,13 @@ def train(task: Task, config: dict, name: str, seed: int) -> dict:
     }
     result["training_loss"] = statistics.mean(result["losses"][-FINAL_STEPS:])
     if run.kfac is not None:
-        result["kfac"] = summarize(run.kfac, errors, exchanges if config["timed"] else None)
+        result["kfac"] = summarize(run.kfac, messages, exchanges if config["timed"] else None)
     return result
 
 
-def summarize(kfac, errors: Errors, exchanges: Exchanges | None) -> dict:
-    """Bytes of all ranks together, of the last message of each kind; errors are means over messages and over the ranks
-    that sent any. Stages: ms a step, mean over ranks; the exchange of preconditioned gradients on the rank that waits
+def summarize(kfac, messages: Messages, exchanges: Exchanges | None) -> dict:
+    """Bytes of all ranks together, of the last message of each kind and (mean_payload_bytes) of all messages; errors
+    are means over messages and over the ranks that sent any. Stages: ms a step, mean over ranks; the exchange of preconditioned gradients on the rank that waits
     least for the others, and its span (Exchanges)."""
     report = kfac.report().to_dict()
     traffic = report["traffic"]
@@ -283,10 +287,12 @@ def summarize(kfac, errors: Errors, exchanges: Exchanges | None) -> dict:
     stage_ms = {stage: ns / report["steps"] / 1e6 for stage, ns in report["time_by_stage_ns"].items()}
     exchange_ms = torch.tensor(sum(stage_ms[stage] for stage in EXCHANGE))
     dist.all_reduce(exchange_ms, dist.ReduceOp.MIN)
-    own = [errors.by_kind.get(kind) for kind in kinds]
+    payloads = mean_over_ranks([float(statistics.mean(messages.payload_bytes.get(kind, [0]))) for kind in kinds])
+    own = [messages.errors.get(kind) for kind in kinds]
     means = mean_over_ranks([x for e in own for x in (statistics.mean(e) if e else 0.0, float(bool(e)))])
     return {
         "bytes": {kind: [world * sums[2 * i], world * sums[2 * i + 1]] for i, kind in enumerate(kinds)},
+        "mean_payload_bytes": {kind: world * payloads[i] for i, kind in enumerate(kinds)},
         "messages": {kind: traffic[kind]["messages"] for kind in kinds},
         "error": {kind: means[2 * i] / means[2 * i + 1] if means[2 * i + 1] else 0.0 for i, kind in enumerate(kinds)},
         "stage_ms": dict(zip(stage_ms, mean_over_ranks(list(stage_ms.values())), strict=True)),
