@@ -229,16 +229,16 @@ Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
         gradient_squares_ += squares;
       });
     }
-    if (measures() && is_last_of_block()) take_sample(gradient);
+    if (takes_samples()) take_sample(gradient);
     if (!carried_.empty()) add_carried(gradient);
   }
   return {};
 }
 
 void AutoEngineImpl::take_sample(const Gradient& gradient) {
-  const auto found = samples_.find(gradient.tensor);
-  if (found == samples_.end()) return;
-  std::vector<float>& sample = found->second;
+  const auto found = sampled_.find(gradient.tensor);
+  if (found == sampled_.end()) return;
+  std::vector<float>& sample = samples_[found->second];
   float buffer[kChunkElems];
   for_chunks(static_cast<std::int64_t>(sample.size()), [&](std::int64_t at, std::int64_t count) {
     const float* values = load_floats(gradient.data, tensors_[gradient.tensor].dtype, at, count, buffer);
@@ -414,8 +414,18 @@ void AutoEngineImpl::begin_measuring() {
   block_steps_ = kFewestSteps;
   ready_ns_.assign(tensors_.size(), 0);
   ready_steps_ = 0;
-  samples_.clear();
-  for (const auto& [tensor, elems] : sampled_elems(tensors_)) samples_[tensor].resize(static_cast<std::size_t>(elems));
+  forget_samples();
+  if (communicator_->rank() != 0) return;
+  for (const auto& [tensor, elems] : sampled_elems(tensors_)) {
+    sampled_[tensor] = samples_.size();
+    samples_.emplace_back(static_cast<std::size_t>(elems));
+  }
+}
+
+void AutoEngineImpl::forget_samples() {
+  samples_ = {};
+  sampled_.clear();
+  predict_ = nullptr;
 }
 
 Status AutoEngineImpl::end_block() {
@@ -437,12 +447,12 @@ Status AutoEngineImpl::begin_trials() {
   MeasuredSteps steps{.ready_ns = ready_ns_,
                       .dense_ns = median_of(dense_ns_),
                       .keeps_gradients = context_.keeps_local_gradients,
-                      .samples = {}};
+                      .samples = std::move(samples_)};
   for (std::int64_t& ready : steps.ready_ns) ready /= ready_steps_;
-  for (auto& [tensor, sample] : samples_) steps.samples.push_back(std::move(sample));
-  samples_.clear();
   const CandidateRequest request{tensors_, options_, placement_.topology, cluster_, refused_};
   CORTADO_ASSIGN_OR_RETURN(Candidates found, find_candidates(request, steps, communicator_, clock_));
+  samples_ = std::move(steps.samples);
+  predict_ = std::move(found.predict);
   for (const std::string& note : found.notes) say(note);
   decision_.candidates = std::move(found.list);
   current_ = 0;
@@ -454,6 +464,7 @@ Status AutoEngineImpl::begin_trials() {
 
 Status AutoEngineImpl::next_trial() {
   while (contest_->next() >= 0) {
+    CORTADO_RETURN_IF_ERROR(predict_again(contest_->next()));
     CORTADO_ASSIGN_OR_RETURN(const bool is_there, try_to_switch(contest_->next()));
     if (is_there) return {};
     contest_->drop();
@@ -461,7 +472,24 @@ Status AutoEngineImpl::next_trial() {
   return decide();
 }
 
+// Gradients change in the steps on trial, and payloads with them: what was predicted of a setting is brought up to date
+// with the last step before its first trial.
+Status AutoEngineImpl::predict_again(int candidate) {
+  AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(candidate)];
+  if (candidate == 0 || of.predicted_ns < 0 || of.what.starts_with('{') || contest_->steps(candidate) > 0) return {};
+  std::int64_t own[] = {0};
+  if (predict_) {  // on rank 0
+    const Result<std::int64_t> predicted_ns = predict_(of.what, samples_);
+    own[0] = predicted_ns.ok() ? predicted_ns.value() : of.predicted_ns;
+  }
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> of_rank_0,
+                           largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
+  of.predicted_ns = of_rank_0[0];
+  return {};
+}
+
 Status AutoEngineImpl::decide() {
+  forget_samples();
   std::vector<AutoCandidate>& candidates = decision_.candidates;
   for (std::size_t c = 0; c < candidates.size(); ++c) {
     candidates[c].measured_ns = contest_->median_ns(static_cast<int>(c));
@@ -907,6 +935,7 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   decision_.reason = label + ", as in the checkpoint";
   current_ = decision_.chosen;
   phase_ = Phase::kRun;
+  forget_samples();
   expected_ns_ = -1;
   block_steps_ = kWatchFewest;
   checks_ = drifted_ = lossy_ = 0;

@@ -102,6 +102,7 @@ class AutoEngineImpl final : public AutoEngine {
   Status wait_for_copies();
   Result<StepOutcome> finish_inside(const LocalGradient& local_gradient);
   bool is_last_of_block() const { return static_cast<std::int64_t>(times_ns_.size()) + 1 == block_steps_; }
+  bool takes_samples() const { return phase_ != Phase::kRun && uncounted_ == 0 && is_last_of_block(); }
   bool measures() const { return phase_ == Phase::kMeasure && uncounted_ == 0; }
   bool adds_squares() const { return phase_ == Phase::kRun && uncounted_ == 0 && is_last_of_block(); }
   Status note_gradients(std::span<const Gradient> gradients);
@@ -112,10 +113,12 @@ class AutoEngineImpl final : public AutoEngine {
 
   // -- between steps
   void begin_measuring();
+  void forget_samples();
   Status start_again();
   Status end_block();
   Status begin_trials();
   Status next_trial();
+  Status predict_again(int candidate);
   Status decide();
   Status check_progress();
   Result<bool> try_to_switch(int candidate);
@@ -150,6 +153,7 @@ class AutoEngineImpl final : public AutoEngine {
   Phase phase_ = Phase::kMeasure;
   std::vector<std::int64_t> dense_ns_;
   std::optional<Contest> contest_;
+  decltype(Candidates::predict) predict_;
   int uncounted_ = kUncountedSteps;      // steps still to pass before times count
   std::int64_t block_steps_ = 0;         // steps whose times are wanted before the next exchange with the other ranks
   std::vector<std::int64_t> times_ns_;   // of this block
@@ -169,7 +173,9 @@ class AutoEngineImpl final : public AutoEngine {
   std::int64_t own_ns_ = 0;             // spent in this engine since
   std::vector<std::int64_t> ready_ns_;  // by tensor: sums over the measured steps
   std::int64_t ready_steps_ = 0;
-  std::map<std::uint32_t, std::vector<float>> samples_;  // of the largest tensors' gradients in the last measured step
+  // Of gradients in the last step of a block, on rank 0, until the decision; and which tensors' they are.
+  GradientSamples samples_;
+  std::map<std::uint32_t, std::size_t> sampled_;
   double gradient_squares_ = 0;
   std::map<std::uint32_t, Carried> carried_;
   std::vector<Gradient> carrying_;  // gradients of this step that were added to

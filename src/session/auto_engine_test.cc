@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <set>
@@ -145,11 +146,12 @@ struct Training {
   std::int64_t damaged_gather = -1;  // of those made when engines are set up: a bit of what reaches rank 1 is flipped
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps
   float gradient_scale = 1;
-  std::vector<LauncherPlace> places = {};  // by rank; none: the launcher tells nothing
-  std::int64_t first_step = 0;             // gradients are those of this step and the following
-  std::vector<EngineState> load = {};      // by rank
-  std::int64_t load_before = 0;            // step, counted from the first
-  std::int64_t save_after = -1;            // step
+  std::int64_t shrinks_from = std::numeric_limits<std::int64_t>::max();  // step: next to zero but for first values
+  std::vector<LauncherPlace> places = {};                                // by rank; none: the launcher tells nothing
+  std::int64_t first_step = 0;         // gradients are those of this step and the following
+  std::vector<EngineState> load = {};  // by rank
+  std::int64_t load_before = 0;        // step, counted from the first
+  std::int64_t save_after = -1;        // step
 
   std::vector<Status> statuses;
   std::vector<AutoDecision> decisions;
@@ -217,7 +219,8 @@ void Training::go() {
       std::vector<float> buffer;
       for (std::size_t t = 0; t < tensors.size(); ++t) {
         for (std::size_t i = 0; i < elems(t); ++i) {
-          buffer.push_back(gradient_scale * made_up(static_cast<int>(rank), step, t, i));
+          const float share = step >= shrinks_from && i > 0 ? 1e-6f : 1.0f;
+          buffer.push_back(share * gradient_scale * made_up(static_cast<int>(rank), step, t, i));
         }
       }
       std::vector<Gradient> gradients;
@@ -710,6 +713,49 @@ TEST(AutoEngine, RunsThePlannersPlan) {
   // What it owed was paid after it was left.
   EXPECT_EQ(chosen(run.decisions[0]), "dense");
   EXPECT_LT(gradients_lost({&run}), 0.02);
+}
+
+// Gradients get sparser while settings are tried, and payloads that vary get smaller: what is predicted of a setting is
+// of the last step before its trial.
+TEST(AutoEngine, PredictsFromTheGradientsBeforeATrial) {
+  const Cluster cluster = two_machines(20'000, auto_codecs(Quality::kBalanced));
+  const auto run_with = [&](std::int64_t shrinks_from) {
+    Training run;
+    run.options.cluster = save_as_of_here(cluster, "auto_engine_test_shrinking.json");
+    run.ranks = 4;
+    run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+    run.step_ns = [](const std::string& what, std::int64_t, int) {
+      return (what == "dense" ? 900 : what.starts_with("compso") ? 300 : 700) * kMs;
+    };
+    run.shrinks_from = shrinks_from;
+    run.go();
+    expect_ok(run);
+    EXPECT_TRUE(run.decisions[0].decided);
+    return run;
+  };
+  const Training same = run_with(std::numeric_limits<std::int64_t>::max());
+  const auto first_on_trial = std::find_if(same.insides.begin(), same.insides.end(),
+                                           [](const std::string& inside) { return inside != "dense"; });
+  ASSERT_NE(first_on_trial, same.insides.end());
+  EXPECT_FALSE(first_on_trial->starts_with("compso")) << "it comes right after the dense steps";
+  const Training shrunk = run_with(first_on_trial - same.insides.begin());
+
+  const std::vector<AutoCandidate>& candidates = same.decisions[0].candidates;
+  std::size_t smaller = 0;
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    const std::vector<AutoCandidate>& again = shrunk.decisions[rank].candidates;
+    ASSERT_EQ(again.size(), candidates.size());
+    for (std::size_t c = 0; c < candidates.size(); ++c) {
+      ASSERT_EQ(again[c].label, candidates[c].label);
+      if (candidates[c].label.starts_with("compso")) {
+        EXPECT_LT(again[c].predicted_ns, candidates[c].predicted_ns * 9 / 10);
+        ++smaller;
+      } else {
+        EXPECT_EQ(again[c].predicted_ns, candidates[c].predicted_ns) << candidates[c].label;
+      }
+    }
+  }
+  EXPECT_EQ(smaller, 4u);
 }
 
 // What a cluster file says of codecs is of those on the CPU: nothing is left out for it, and nothing planned.

@@ -132,8 +132,6 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
   return plan;
 }
 
-using Samples = std::vector<std::vector<float>>;
-
 // Steps that overflow and parameters that are not used say nothing of the others.
 bool tells_sizes(const std::vector<float>& sample) {
   return all_finite(sample.data(), static_cast<std::int64_t>(sample.size()), DType::kFloat32) &&
@@ -157,7 +155,7 @@ Result<double> settled_payload_bytes(const TrainedCodec& trained, const std::vec
 }
 
 // What a codec sends, as a share of the most it could: of the samples or, without any, of normal values.
-Result<double> payload_share(const std::string& codec, const Samples& samples) {
+Result<double> payload_share(const std::string& codec, const GradientSamples& samples) {
   constexpr std::int64_t kSide = 256;
   EngineOptions options;
   options.codec = codec;
@@ -179,7 +177,7 @@ Result<double> payload_share(const std::string& codec, const Samples& samples) {
 
 // The planner knows no more than the most that a payload can have. Where payloads vary, `cluster` with the gathers of
 // what they have: curves whose sizes are as much larger.
-Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& codec, const Samples& samples) {
+Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& codec, const GradientSamples& samples) {
   CORTADO_ASSIGN_OR_RETURN(const double share, payload_share(codec, samples));
   Cluster scaled = cluster;
   const auto scale = [&](CollectiveCurves& curves) {
@@ -195,7 +193,7 @@ Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& c
 }
 
 Result<Timeline> simulate_setting(const std::string& codec, const Job& job, const Cluster& cluster,
-                                  const Samples& samples, bool takes_buffers) {
+                                  const GradientSamples& samples, bool takes_buffers) {
   CodecTraits traits;
   Cluster scaled = cluster;
   // Engines that compress encode gradients where they lie; buffers that are handed over are scaled there.
@@ -227,8 +225,8 @@ std::int64_t total_ns(const Timeline& timeline, std::string_view name) {
 
 // `keeps_gradients`: StepContext::keeps_local_gradients. Without these, engines with error feedback decode when all has
 // arrived and is known to be finite.
-Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster, const Samples& samples,
-                             bool takes_buffers, bool keeps_gradients) {
+Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster,
+                             const GradientSamples& samples, bool takes_buffers, bool keeps_gradients) {
   CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_setting(codec, job, cluster, samples, takes_buffers));
   if (codec == "none" || codec.starts_with("cast") || keeps_gradients) return timeline.step_ns;
   Cluster until_arrival = cluster;
@@ -373,15 +371,20 @@ Status add_predictions(const Job& measured, const MeasuredSteps& steps, const Cl
     share =
         std::min(1.0, static_cast<double>(steps.dense_ns) / static_cast<double>(std::max<std::int64_t>(1, fitted_ns)));
   }
-  const auto with_rest = [&](std::int64_t predicted_ns) {
+  const auto with_rest = [share, rest_ns](std::int64_t predicted_ns) {
     return std::max<std::int64_t>(1, std::llround(static_cast<double>(predicted_ns) * share) + rest_ns);
   };
+  candidates->predict = [job, fitted, with_rest, takes_buffers, keeps_gradients = steps.keeps_gradients](
+                            const std::string& setting, const GradientSamples& samples) -> Result<std::int64_t> {
+    CORTADO_ASSIGN_OR_RETURN(const std::string codec, codec_of_setting(setting));
+    CORTADO_ASSIGN_OR_RETURN(const std::int64_t predicted_ns,
+                             predict(codec, job, fitted, samples, takes_buffers, keeps_gradients));
+    return with_rest(predicted_ns);
+  };
   for (AutoCandidate& candidate : std::span(candidates->list).subspan(1)) {
-    CORTADO_ASSIGN_OR_RETURN(const std::string codec, codec_of_setting(candidate.what));
-    const Result<std::int64_t> predicted_ns =
-        predict(codec, job, fitted, steps.samples, takes_buffers, steps.keeps_gradients);
+    const Result<std::int64_t> predicted_ns = candidates->predict(candidate.what, steps.samples);
     if (predicted_ns.ok()) {
-      candidate.predicted_ns = with_rest(predicted_ns.value());
+      candidate.predicted_ns = predicted_ns.value();
     } else {  // a cluster file may have no times of this codec
       candidates->notes.push_back("auto has no prediction of " + candidate.label + ", which is tried only after the " +
                                   "others: " + predicted_ns.status().message());
@@ -515,7 +518,9 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
   }
   CORTADO_ASSIGN_OR_RETURN(const std::string text,
                            text_of_rank_0(communicator, candidates_to_json(candidates), timeout_of(options)));
-  return candidates_from_json(text);
+  CORTADO_ASSIGN_OR_RETURN(Candidates found, candidates_from_json(text));
+  found.predict = std::move(candidates.predict);
+  return found;
 }
 
 }  // namespace cortado

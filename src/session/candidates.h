@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,18 +18,22 @@
 
 namespace cortado {
 
+// Pieces of gradients, to see what codecs make of them whose payloads vary; none: normal values.
+using GradientSamples = std::vector<std::vector<float>>;
+
 // What the dense steps have shown on this rank.
 struct MeasuredSteps {
   std::vector<std::int64_t> ready_ns;  // by tensor, from the end of the step before
   std::int64_t dense_ns = 0;           // of a step; the same on all ranks
   bool keeps_gradients = false;        // StepContext::keeps_local_gradients
-  // Pieces of gradients, to see what codecs make of them whose payloads vary; none: normal values.
-  std::vector<std::vector<float>> samples;
+  GradientSamples samples;             // of rank 0
 };
 
 struct Candidates {
   std::vector<AutoCandidate> list;  // dense first, with its prediction
   std::vector<std::string> notes;   // what there is to say about it, the same on all ranks
+  // On rank 0, where predictions are made: that of a setting as its candidate's was, from newer samples.
+  std::function<Result<std::int64_t>(const std::string& setting, const GradientSamples& samples)> predict;
 };
 
 // How the ranks sit on machines, for all that is measured and planned.

@@ -167,7 +167,7 @@ TEST(Candidates, DenseWithoutBuffersIsPredictedAsTheEngineSendsIt) {
 // Payloads that vary are predicted from what was seen of the gradients.
 TEST(Candidates, SamplesTellWhatVaryingPayloadsTake) {
   const Cluster cluster = two_machines(500, auto_codecs(Quality::kBalanced));
-  const auto predicted = [&](const std::vector<std::vector<float>>& samples, const std::string& label) {
+  const auto predicted = [&](const GradientSamples& samples, const std::string& label) {
     const AutoOptions options{.quality = Quality::kBalanced, .cluster = {}, .measure_s = 0, .transport_version = {}};
     const MeasuredSteps steps{.ready_ns = {200'000'000, 100'000'000}, .dense_ns = 500'000'000, .samples = samples};
     const Topology topology = Topology::two_levels(4, 2).value();
@@ -175,10 +175,13 @@ TEST(Candidates, SamplesTellWhatVaryingPayloadsTake) {
     run_ranks(4, [&](Communicator& communicator) -> Status {
       const CandidateRequest request{kTensors, options, topology, cluster, {}};
       const Result<Candidates> own = find_candidates(request, steps, &communicator, steady_clock());
-      if (!own.ok() || communicator.rank() != 0) return own.status();
+      if (!own.ok()) return own.status();
+      EXPECT_EQ(own.value().predict != nullptr, communicator.rank() == 0);
+      if (communicator.rank() != 0) return {};
       for (const AutoCandidate& candidate : own.value().list) {
         if (candidate.label == label) predicted_ns = candidate.predicted_ns;
       }
+      EXPECT_EQ(own.value().predict(label, samples).value(), predicted_ns) << "as it would be predicted again";
       return {};
     });
     return predicted_ns;
