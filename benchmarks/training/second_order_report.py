@@ -19,12 +19,13 @@ recorded, beside other work.
 
 Bytes: kB of all ranks together in a message of each kind, mean over messages (rows recorded before 2026-11-23 17:00:
 the last message), and dense over payload, at the error beside it (relative L2 of what a rank sends, feedback included;
-mean over messages and ranks). Gradients are the preconditioned ones; reduced gradients are averaged by K-FAC itself. Stages: ms a step, mean over ranks; the exchange (encode, gather,
-decode of preconditioned gradients) on the rank that waits least for the others, and its share of the step. In newer
-rows the exchange is its span: from when the last rank begins it until the last has ended it, mean over steps. Where
-ranks end it at different times, those that are done wait for the others in what follows, and only the span has that: of
-two methods with all else equal the steps differ by as much as the spans. There forward and backward stand beside it,
-with averaging of gradients where Cortado's codec does it."""
+mean over messages and ranks). Gradients are the preconditioned ones; reduced gradients are averaged by K-FAC itself.
+Stages: ms a step, mean over ranks; the exchange (encode, gather, decode of preconditioned gradients) on the rank that
+waits least for the others, and its share of the step. In newer rows the exchange is its span: from when the last rank
+begins it until the last has ended it, mean over steps. Where ranks end it at different times, those that are done wait
+for the others in what follows, and only the span has that: of two methods with all else equal the steps differ by as
+much as the spans. There forward and backward stand beside it, with averaging of gradients where Cortado's codec does
+it."""
 EXCHANGE_LEGEND = """\
 Encode, all-gather and decode of preconditioned gradients, nothing else: the slowest rank's time, median of repetitions
 over the tensors of eight successive steps in turn. Broadcasts: one for each tensor, all started at once, as
