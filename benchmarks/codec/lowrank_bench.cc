@@ -7,7 +7,7 @@
 // the size of the last-level cache; resident, over one matrix again and again. Both are timed in turn, round after
 // round, in one thread, in processor time (other processes then matter less); the medians are printed. A third of a
 // pass's bytes are writes, half of the copy's, so shares above 100 % are possible. Reconstruction writes 4 bytes an
-// element; that the processor reads a line before it writes to it is not counted. The pair that a pass subtracts has
+// element, past the caches as engines have it. The pair that a pass subtracts has
 // the rank that it projects on, as in training.
 #include <cstring>
 #include <functional>
@@ -72,7 +72,7 @@ class Experiment {
   void project_rows_at(std::int64_t at) { project_rows(pass(at), col_.data(), rank_, row_factor_.data()); }
   void project_cols_at(std::int64_t at) { project_cols(pass(at), row_.data(), rank_, col_factor_.data()); }
   void reconstruct_at(std::int64_t at) {
-    reconstruct(pair(), w_.rows, w_.cols, 0.25f, residuals_ + at, DType::kFloat32);
+    reconstruct(pair(), w_.rows, w_.cols, 0.25f, residuals_ + at, DType::kFloat32, /*streams=*/true);
   }
   void orthogonalise_factor() {
     col_factor_ = col_;

@@ -277,8 +277,8 @@ def train(task: Task, config: dict, name: str, seed: int) -> dict:
 
 def summarize(kfac, messages: Messages, exchanges: Exchanges | None) -> dict:
     """Bytes of all ranks together, of the last message of each kind and (mean_payload_bytes) of all messages; errors
-    are means over messages and over the ranks that sent any. Stages: ms a step, mean over ranks; the exchange of preconditioned gradients on the rank that waits
-    least for the others, and its span (Exchanges)."""
+    are means over messages and over the ranks that sent any. Stages: ms a step, mean over ranks; the exchange of
+    preconditioned gradients on the rank that waits least for the others, and its span (Exchanges)."""
     report = kfac.report().to_dict()
     traffic = report["traffic"]
     kinds = sorted(traffic)

@@ -83,7 +83,8 @@ bool LowRankTensor::encode_second_round(void* slot) {
 void LowRankTensor::decode(SlotKind kind, const void* summed, double gradient_scale, void* output) {
   const std::optional<FactorPair> pair = mean(kind, summed);
   if (!pair.has_value()) return fill_nan(output, setup_.rows * setup_.cols, setup_.dtype);
-  reconstruct(*pair, setup_.rows, setup_.cols, decode_scale(gradient_scale), output, setup_.dtype);
+  reconstruct(*pair, setup_.rows, setup_.cols, decode_scale(gradient_scale), output, setup_.dtype,
+              /*streams=*/true);
 }
 
 void LowRankTensor::set_residual(float* residual, float* spare) {

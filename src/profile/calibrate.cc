@@ -44,7 +44,7 @@ constexpr std::int64_t kSmallFactor = 4;
 constexpr double kShareOfLeft = 0.5;
 // The transfer that computation runs beside costs some dozen times what it takes: of what is left of the budget, or a
 // quarter of all too much.
-constexpr double kTimesBeside = 12, kShareBeside = 0.02;
+constexpr double kTimesBeside = 15, kShareBeside = 0.02;
 constexpr double kOutlasts = 1.5;  // so much longer than the transfer computation takes, alone
 constexpr double kTransfersOfOverlap = 2 * 2 * (1 + kFewestRuns);  // two in turn and two at once, in each run
 constexpr std::size_t kFewestSizes = 2;
@@ -242,7 +242,7 @@ void Calibrator::count_points(const Cluster& cluster) {
       static_cast<double>(one_more + missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
                           missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
                           (measures_packing(cluster) ? 2 * packed_sizes().size() : 0) +
-                          (options_.contention ? of_contention : 0) + (measures_transfers ? 3 : 0));
+                          (options_.contention ? of_contention : 0) + (measures_transfers ? 4 : 0));
   left_ns_ = options_.budget_s * 1e9;
   share_ns_ = left_ns_ / std::max(1.0, points_);
   if (!options_.note || kept == 0) return;
@@ -344,13 +344,18 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
       std::string what = std::string(op_kind_name(kind)) + "@" + level + ", " + std::to_string(size) + " bytes";
       if (at_once > 1) what += ", " + std::to_string(at_once) + " at once";
       const auto act = [&]() -> Status {
-        WorkId works[kAtOnce];
-        for (int i = 0; i < at_once; ++i) {
-          CORTADO_ASSIGN_OR_RETURN(works[i],
-                                   group->start(call_at(static_cast<std::size_t>(i) * values_of(bytes)).call));
+        std::vector<WorkId> works;
+        Status status;
+        while (status.ok() && std::ssize(works) < at_once) {
+          const Result<WorkId> work = group->start(call_at(works.size() * values_of(bytes)).call);
+          status = work.status();
+          if (work.ok()) works.push_back(work.value());
         }
-        for (int i = 0; i < at_once; ++i) CORTADO_RETURN_IF_ERROR(group->wait(works[i], timeout_));
-        return {};
+        for (const WorkId work : works) {  // all of them, as they hold the buffers
+          const Status ended = group->wait(work, timeout_);
+          if (status.ok()) status = ended;
+        }
+        return status;
       };
       CORTADO_ASSIGN_OR_RETURN(const Point of_all, measure(what, act, calls / at_once, most_runs));
       curve.add(size * groups, {of_all.median_ns / at_once, of_all.spread_ns / at_once, of_all.runs});
@@ -448,8 +453,16 @@ Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cl
   const double most_ns = std::max(left_ns_ / kTimesBeside, kShareBeside * options_.budget_s * 1e9);
   std::size_t size = curve.sizes.size() - 1;
   while (size > 0 && static_cast<double>(curve.times_ns[size]) > most_ns) --size;
-  const std::int64_t transfer_ns = curve.times_ns[size];
-  if (transfer_ns < kOfSize * curve.times_ns[0] || transfer_ns == 0) return {};
+  if (curve.times_ns[size] < kOfSize * curve.times_ns[0] || curve.times_ns[size] == 0) return {};
+  AlignedBuffer<float> values(static_cast<std::size_t>(curve.sizes[size]) / sizeof(float) + 1);
+  const CollectiveCall call =
+      make_call(OpKind::kAllReduce, curve.sizes[size], communicator_->world_size(), values.data(), values.data()).call;
+  // The curve's may be of several at once.
+  CORTADO_ASSIGN_OR_RETURN(const Point transfer, measure("all_reduce alone", [&]() -> Status {
+                             CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator_->start(call));
+                             return communicator_->wait(work, timeout_);
+                           }));
+  const std::int64_t transfer_ns = std::max<std::int64_t>(1, transfer.median_ns);
 
   MatrixProduct product;
   std::int64_t products = 1;
@@ -466,9 +479,6 @@ Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cl
     // A single one, just after a barrier, takes longer than many do.
     products = std::min(kMostProducts, static_cast<std::int64_t>(1.2 * missing * static_cast<double>(products)) + 1);
   }
-  AlignedBuffer<float> values(static_cast<std::size_t>(curve.sizes[size]) / sizeof(float) + 1);
-  const CollectiveCall call =
-      make_call(OpKind::kAllReduce, curve.sizes[size], communicator_->world_size(), values.data(), values.data()).call;
   CORTADO_ASSIGN_OR_RETURN(const Point beside, measure("computation beside all_reduce", [&]() -> Status {
                              CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator_->start(call));
                              CORTADO_RETURN_IF_ERROR(compute());

@@ -426,6 +426,7 @@ void AutoEngineImpl::forget_samples() {
   samples_ = {};
   sampled_.clear();
   predict_ = nullptr;
+  varying_.clear();
 }
 
 Status AutoEngineImpl::end_block() {
@@ -455,6 +456,10 @@ Status AutoEngineImpl::begin_trials() {
   predict_ = std::move(found.predict);
   for (const std::string& note : found.notes) say(note);
   decision_.candidates = std::move(found.list);
+  for (std::size_t c = 1; c < decision_.candidates.size(); ++c) {
+    const AutoCandidate& of = decision_.candidates[c];
+    if (of.predicted_ns >= 0 && has_varying_payloads(of.what)) varying_.insert(static_cast<int>(c));
+  }
   current_ = 0;
   contest_.emplace(static_cast<int>(decision_.candidates.size()), dense_ns_);
   block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
@@ -472,15 +477,16 @@ Status AutoEngineImpl::next_trial() {
   return decide();
 }
 
-// Gradients change in the steps on trial, and payloads with them: what was predicted of a setting is brought up to date
-// with the last step before its first trial.
+// Gradients change in the steps on trial, and payloads with them: what was predicted of a setting whose payloads vary
+// is brought up to date with the last step before its first trial.
 Status AutoEngineImpl::predict_again(int candidate) {
+  if (varying_.erase(candidate) == 0) return {};
   AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(candidate)];
-  if (candidate == 0 || of.predicted_ns < 0 || of.what.starts_with('{') || contest_->steps(candidate) > 0) return {};
-  std::int64_t own[] = {0};
-  if (predict_) {  // on rank 0
+  std::int64_t own[] = {of.predicted_ns};
+  if (communicator_->rank() != 0) own[0] = 0;
+  if (predict_ && tell_sizes(samples_)) {  // on rank 0
     const Result<std::int64_t> predicted_ns = predict_(of.what, samples_);
-    own[0] = predicted_ns.ok() ? predicted_ns.value() : of.predicted_ns;
+    if (predicted_ns.ok()) own[0] = predicted_ns.value();
   }
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> of_rank_0,
                            largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));

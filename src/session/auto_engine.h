@@ -23,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -102,7 +103,9 @@ class AutoEngineImpl final : public AutoEngine {
   Status wait_for_copies();
   Result<StepOutcome> finish_inside(const LocalGradient& local_gradient);
   bool is_last_of_block() const { return static_cast<std::int64_t>(times_ns_.size()) + 1 == block_steps_; }
-  bool takes_samples() const { return phase_ != Phase::kRun && uncounted_ == 0 && is_last_of_block(); }
+  bool takes_samples() const {
+    return (phase_ == Phase::kMeasure || !varying_.empty()) && uncounted_ == 0 && is_last_of_block();
+  }
   bool measures() const { return phase_ == Phase::kMeasure && uncounted_ == 0; }
   bool adds_squares() const { return phase_ == Phase::kRun && uncounted_ == 0 && is_last_of_block(); }
   Status note_gradients(std::span<const Gradient> gradients);
@@ -154,6 +157,7 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<std::int64_t> dense_ns_;
   std::optional<Contest> contest_;
   decltype(Candidates::predict) predict_;
+  std::set<int> varying_;                // candidates with payloads that vary, not tried yet
   int uncounted_ = kUncountedSteps;      // steps still to pass before times count
   std::int64_t block_steps_ = 0;         // steps whose times are wanted before the next exchange with the other ranks
   std::vector<std::int64_t> times_ns_;   // of this block

@@ -294,6 +294,15 @@ Cluster with_links_slower_by(const Cluster& cluster, double factor) {
 
 }  // namespace
 
+bool tell_sizes(const GradientSamples& samples) { return std::any_of(samples.begin(), samples.end(), tells_sizes); }
+
+bool has_varying_payloads(const std::string& what) {
+  if (what == "none" || what.starts_with('{')) return false;
+  const Result<std::string> codec = codec_of_setting(what);
+  const Result<std::unique_ptr<Codec>> made = codec.ok() ? make_codec(codec.value()) : codec.status();
+  return made.ok() && !made.value()->row().traits.fixed_size;
+}
+
 std::map<std::uint32_t, std::int64_t> sampled_elems(const std::vector<EngineTensor>& tensors) {
   std::vector<std::uint32_t> largest(tensors.size());
   std::iota(largest.begin(), largest.end(), 0u);

@@ -21,6 +21,12 @@ namespace cortado {
 // Pieces of gradients, to see what codecs make of them whose payloads vary; none: normal values.
 using GradientSamples = std::vector<std::vector<float>>;
 
+// Whether some sample tells: steps that overflow and parameters that are not used say nothing.
+bool tell_sizes(const GradientSamples& samples);
+
+// Whether a candidate is a setting whose payloads vary in size.
+bool has_varying_payloads(const std::string& what);
+
 // What the dense steps have shown on this rank.
 struct MeasuredSteps {
   std::vector<std::int64_t> ready_ns;  // by tensor, from the end of the step before

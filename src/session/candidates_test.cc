@@ -193,6 +193,10 @@ TEST(Candidates, SamplesTellWhatVaryingPayloadsTake) {
   EXPECT_LT(predicted({nearly_zero, nearly_zero}, "compso(bound=4e-3)"), normal_ns);
   const float nan = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(predicted({std::vector<float>(65536), std::vector<float>(65536, nan)}, "compso(bound=4e-3)"), normal_ns);
+  EXPECT_FALSE(tell_sizes({std::vector<float>(65536), std::vector<float>(65536, nan)}));
+  EXPECT_TRUE(tell_sizes({std::vector<float>(65536, nan), nearly_zero}));
+  EXPECT_TRUE(has_varying_payloads("compso(bound=4e-3)"));
+  for (const char* what : {"none", "{}", "cast(bf16)", "quant(bits=4)"}) EXPECT_FALSE(has_varying_payloads(what));
   // What the filter takes from a gradient passes it with the next.
   std::vector<float> held_back(65536, 0.003f);
   held_back[0] = 1;

@@ -501,11 +501,12 @@ void reconstruct_rows(const FactorPair& pair, std::int64_t rows, std::int64_t co
   for (; row < rows; ++row) reconstruct_block<kStreams, 1>(pair, row, cols, scale, output, dtype);
 }
 
-void Reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output, DType dtype) {
+void Reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output, DType dtype,
+                 bool streams) {
   constexpr std::int64_t kFloatsALine = kStreamAlignBytes / sizeof(float);
-  const bool streams = dtype == DType::kFloat32 && is_aligned_float(output) && cols % kFloatsALine == 0 &&
-                       rows * cols * static_cast<std::int64_t>(sizeof(float)) >= kLeastStreamedGradientBytes;
-  if (!streams) return reconstruct_rows<false>(pair, rows, cols, scale, output, dtype);
+  const bool is_large = rows * cols * static_cast<std::int64_t>(sizeof(float)) >= kLeastStreamedGradientBytes;
+  const bool in_lines = dtype == DType::kFloat32 && is_aligned_float(output) && cols % kFloatsALine == 0;
+  if (!streams || !is_large || !in_lines) return reconstruct_rows<false>(pair, rows, cols, scale, output, dtype);
   reconstruct_rows<true>(pair, rows, cols, scale, output, dtype);
   finish_streams();
 }
@@ -572,13 +573,14 @@ PassResult project_both(const ResidualPass& pass, const BothBases& bases, const 
   return result;
 }
 
-void reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output, DType dtype) {
+void reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output, DType dtype,
+                 bool streams) {
   if (pair.rank == 0) {
     std::fill_n(static_cast<std::byte*>(output), rows * cols * static_cast<std::int64_t>(dtype_bytes(dtype)),
                 std::byte{});
     return;
   }
-  HWY_DYNAMIC_DISPATCH(Reconstruct)(pair, rows, cols, scale, output, dtype);
+  HWY_DYNAMIC_DISPATCH(Reconstruct)(pair, rows, cols, scale, output, dtype, streams);
 }
 
 void materialise(std::int64_t rows, std::int64_t cols, const FactorPair& sent, float* residual) {

@@ -70,8 +70,10 @@ struct BothFactors {
 PassResult project_both(const ResidualPass& pass, const BothBases& bases, const BothFactors& factors);
 
 // output (rows x cols of `dtype`) = scale * row * col; zeros when the pair's rank is 0. Same bits on every target:
-// products are scaled rows times columns, added in the order of k, each operation rounded by itself.
-void reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output, DType dtype);
+// products are scaled rows times columns, added in the order of k, each operation rounded by itself. `streams`: a large
+// output (core/streaming.h) goes past the caches, if it is float32 and its rows begin equally far from a cache line.
+void reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output, DType dtype,
+                 bool streams = false);
 
 // residual -= sent.row * sent.col, by the operations of the passes above: a pass over the result with an empty pair
 // gives the bits of a pass over the original with the pair.

@@ -404,7 +404,8 @@ TEST(Reconstruct, StreamsTheSameBytesToAnyFloat) {
       for (const std::ptrdiff_t past_line : {0, 1, 7, 15}) {
         float* begin = output.data() + past_line;
         std::fill_n(begin, shape.rows * shape.cols + 1, -1.0f);
-        reconstruct({row.data(), col.data(), rank}, shape.rows, shape.cols, 0.37f, begin, DType::kFloat32);
+        reconstruct({row.data(), col.data(), rank}, shape.rows, shape.cols, 0.37f, begin, DType::kFloat32,
+                    /*streams=*/true);
         EXPECT_EQ(std::memcmp(begin, expected.data(), expected.bytes.size()), 0) << rank << ", " << past_line;
         EXPECT_EQ(begin[shape.rows * shape.cols], -1.0f);
       }
