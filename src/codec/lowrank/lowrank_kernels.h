@@ -70,8 +70,9 @@ struct BothFactors {
 PassResult project_both(const ResidualPass& pass, const BothBases& bases, const BothFactors& factors);
 
 // output (rows x cols of `dtype`) = scale * row * col; zeros when the pair's rank is 0. Same bits on every target:
-// products are scaled rows times columns, added in the order of k, each operation rounded by itself. `streams`: a large
-// output (core/streaming.h) goes past the caches, if it is float32 and its rows begin equally far from a cache line.
+// products are scaled rows times columns, added in the order of k, each operation rounded by itself (but which NaN
+// there is, where there is one). `streams`: a large output (core/streaming.h) goes past the caches, if it is float32
+// and its rows begin equally far from a cache line.
 void reconstruct(const FactorPair& pair, std::int64_t rows, std::int64_t cols, float scale, void* output, DType dtype,
                  bool streams = false);
 
