@@ -92,10 +92,10 @@ def parse_arguments():
     parser.add_argument("--workers", default="2,3,4,5", help="default: %(default)s")
     parser.add_argument("--quality", default="balanced", choices=QUALITIES)
     parser.add_argument(
-        "--seconds", type=float, default=40, help="about what timing all rivals and auto takes; default: %(default)s"
+        "--seconds", type=float, default=60, help="about what timing all rivals and auto takes; default: %(default)s"
     )
     parser.add_argument("--choosing-rounds", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--timed", type=int, default=12, help="most timed steps a method and round")
     parser.add_argument("--again", action="store_true", help="measure cells that auto.jsonl has, too")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
