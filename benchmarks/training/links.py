@@ -74,19 +74,21 @@ def why_not_shaped() -> str | None:
 class Links:
     """`ranks` places to run a process in, joined by links of `rate`. A context manager.
 
-    With `machines` the links of `rate` are those between machines, one for each.
+    With `machines` the links of `rate` are those between machines, one for each. With `shaped_later` all links are
+    unshaped until `shape()`.
 
     Use it from the main thread: a process started by `popen` is killed when the thread that
     started it ends.
     """
 
-    def __init__(self, ranks: int, rate: str = UNSHAPED, machines: int | None = None):
+    def __init__(self, ranks: int, rate: str = UNSHAPED, machines: int | None = None, *, shaped_later: bool = False):
         if machines is not None and (machines < 2 or ranks % machines):
             raise ValueError(f"{ranks} ranks on {machines} machines: expected 2 or more, with equally many ranks each")
         self.ranks = ranks
         self.machines = machines
         self.rate = rate
         self.bits_per_s = parse_rate_bits_per_s(rate)
+        self._shaped_later = shaped_later
         self.why_loopback = why_not_shaped()
         self.prefix = f"{PREFIX}{os.getpid()}-{_start_ticks(os.getpid())}-{next(_serial)}-"
         self._guard = None
@@ -216,6 +218,20 @@ class Links:
             self._add_machine(machine)
         for rank in range(self.ranks):
             self._add_rank(rank)
+        if not self._shaped_later:
+            self.shape()
+
+    def shape(self) -> None:
+        """Gives the links their rate, once."""
+        if self.bits_per_s is None or not self.namespaced:
+            return
+        if self.machines is None:
+            ends = [(self.namespace(rank), "eth0", self._hub, f"port{rank}") for rank in range(self.ranks)]
+        else:
+            ends = [(self._machine(m), UPLINK, self._hub, f"machine{m}") for m in range(self.machines)]
+        for namespace, device, hub, port in ends:
+            _shape(namespace, device, self.bits_per_s)
+            _shape(hub, port, self.bits_per_s)
 
     def _add_bridge(self, name: str) -> None:
         _ip("netns", "add", name)
@@ -229,9 +245,6 @@ class Links:
         _ip("-n", name, "link", "add", UPLINK, "type", "veth", "peer", "name", port, "netns", self._hub)
         _ip("-n", name, "link", "set", UPLINK, "master", "br0", "up")
         _ip("-n", self._hub, "link", "set", port, "master", "br0", "up")
-        if self.bits_per_s is not None:
-            _shape(name, UPLINK, self.bits_per_s)
-            _shape(self._hub, port, self.bits_per_s)
 
     def _add_rank(self, rank: int) -> None:
         name, port, hub = self.namespace(rank), f"port{rank}", self._bridge_of(rank)
@@ -251,9 +264,6 @@ class Links:
         # On the route, since a namespace may not set its own default: the host's would hold.
         route = ["10.77.0.0/24", "dev", "eth0", "src", self.address(rank)]
         _ip("-n", name, "route", "change", *route, "congctl", CONGESTION_CONTROL)
-        if self.bits_per_s is not None and self.machines is None:
-            _shape(name, "eth0", self.bits_per_s)
-            _shape(hub, port, self.bits_per_s)
 
 
 def delete_stale_namespaces() -> None:

@@ -20,6 +20,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from conditions import describe_machine, source_commit
 from launch import WorkerFailed, run_workers
@@ -72,7 +73,10 @@ def run(options, rate: str, runs: list, codecs: list[str], raw: Path) -> None:
         "seconds": options.seconds,
         "kfac_pytorch": str(options.kfac_pytorch.resolve()) if options.kfac_pytorch else None,
     }
-    with Links(options.workers, rate) as links:
+    # The training before an exchange is not timed, so links get their rate when it is done, which the workers are told.
+    with TemporaryDirectory() as folder, Links(options.workers, rate, shaped_later=bool(codecs)) as links:
+        shaped = Path(folder) / "shaped"
+        config["shaped"] = str(shaped)
         conditions = conditions_of(options, links)
         print(f"{options.task}: {len(runs)} runs, {len(codecs)} codecs; {links.describe()}", flush=True)
 
@@ -88,6 +92,9 @@ def run(options, rate: str, runs: list, codecs: list[str], raw: Path) -> None:
                     f"validation {event.get('validation_loss', float('nan')):.4f}",
                     flush=True,
                 )
+            elif kind == "trained":
+                links.shape()
+                shaped.touch()
             elif kind == "exchange":
                 append_record(raw, {"kind": "exchange", **conditions, **event})
                 ratio = event["dense_bytes"] / event["payload_bytes"]

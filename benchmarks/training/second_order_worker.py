@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from importlib import metadata
+from pathlib import Path
 from unittest import mock
 
 import cortado
@@ -324,6 +325,9 @@ def time_exchanges(task: Task, config: dict) -> None:
     for _ in range(EXCHANGED_STEPS):
         run.step()
         of_steps.append(preconditioned_matrices(run))
+    emit("trained")
+    while not Path(config["shaped"]).exists():
+        time.sleep(0.05)
     owners = [owner for owner, _, _ in run.kfac._core.placements]
     tensors, world = of_steps[0], dist.get_world_size()
     dense = sum(4 * t.numel() for t in tensors)
