@@ -9,7 +9,7 @@ from speed_worker import SLOW_STEP_S, timed_steps
 from trainer import Trainer, emit, mean_over_ranks, start_worker
 
 WARM_UP_STEPS, SLOW_WARM_UP_STEPS = 4, 2  # dense steps, DDP's bucket rebuild; the last one tells how long a step takes
-MOST_STEPS = 300  # until auto must have decided
+MOST_STEPS = 1000  # until auto must have decided
 FEWEST_TIMED = 2  # steps of a block, however slow
 CLOSE = 1.15  # a rival this many times slower than the best is not measured again
 

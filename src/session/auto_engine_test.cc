@@ -314,6 +314,7 @@ TEST(AutoEngine, TakesTheFastestSettingOnAllRanks) {
 
 TEST(AutoEngine, DeclinesWithTheReasonWhereNothingIsGained) {
   Training run;
+  run.steps = 300;
   run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 490) * kMs; };
   run.go();
   expect_ok(run);
@@ -596,10 +597,10 @@ TEST(AutoEngine, DoesNotWaitForADeviceWhenAPeerHasFailed) {
 TEST(AutoEngine, MeasuresAgainWhenTheLinkChanges) {
   Training run;
   run.options.quality = Quality::kSafe;
-  run.steps = 330;
+  run.steps = 620;
   run.step_ns = [](const std::string& what, std::int64_t step, int) {
-    if (step < 80) return (what == "dense" ? 500 : 495) * kMs;     // fast link: nothing is gained
-    if (step < 170) return (what == "dense" ? 2000 : 1000) * kMs;  // slow
+    if (step < 130) return (what == "dense" ? 500 : 495) * kMs;    // fast link: nothing is gained
+    if (step < 340) return (what == "dense" ? 2000 : 1000) * kMs;  // slow
     return (what == "dense" ? 400 : 450) * kMs;                    // and fast again
   };
   run.go();
@@ -773,6 +774,7 @@ TEST(AutoEngine, PredictsNothingForADevice) {
 
 TEST(AutoEngine, PredictsAndPlans) {
   Training run;
+  run.steps = 300;
   run.options.measure_s = 0.5;
   run.clock_runs = true;
   run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 900 : 400) * kMs; };
@@ -793,6 +795,7 @@ TEST(AutoEngine, AnyPlacementOfRanksTrains) {
                          Case{{{0, 4}, {1, 4}}, "2 ranks can't be divided among machines of 4 each"}}) {
     Training run;
     run.ranks = static_cast<int>(of.places.size());
+    run.steps = 300;
     run.places = of.places;
     run.options.measure_s = 0.2;
     run.clock_runs = true;

@@ -78,7 +78,7 @@ void Contest::advance() {
     }
   }
   if (!others_tried || round_ == kRounds) return;
-  const double closeness = round_ == 1 ? kCloseAtFirst : kClose;
+  const double closeness = 1 + kClose / round_;
   ++round_;
   std::vector<int> close;
   for (int c = 0; c < static_cast<int>(times_.size()); ++c) {

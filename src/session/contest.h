@@ -5,7 +5,8 @@
 //
 // Rounds. In the first, everybody is tried once, dense last and only if it may still win (its first steps have been
 // measured before). In each further round those close to the best are tried again, in the opposite order, so that a
-// slow spell of the machine hits none of them alone. It ends when nobody is close, or after kRounds.
+// slow spell of the machine hits none of them alone. A few steps of one spell say little, and more of them more: what
+// counts as close gets less from round to round. It ends when nobody is close, or after kRounds.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +20,9 @@ std::int64_t median_of(std::vector<std::int64_t> values);
 
 class Contest {
  public:
-  static constexpr int kRounds = 4;
+  static constexpr int kRounds = 8;
   static constexpr double kMayWin = 1.3;  // dense, in the first round: its time over the best one's
-  // In further rounds. A few steps of one spell say little, so the first of them leaves out only what is far behind.
-  static constexpr double kCloseAtFirst = 1.25, kClose = 1.1;
+  static constexpr double kClose = 0.25;  // share of the best one's time that may be added to it, over rounds so far
 
   // `contestants` with dense, which is 0; `dense_ns` are times of steps it has made.
   Contest(int contestants, std::span<const std::int64_t> dense_ns);

@@ -39,13 +39,17 @@ TEST(Contest, WhoCanNotBeMadeAgainHasNotWon) {
 
 TEST(Contest, CloseOnesAreTriedAgainInOppositeOrder) {
   Contest contest(3, Times{1000});
-  EXPECT_EQ(run(contest, {1000, 960, 940}), (std::vector<int>{1, 2, 0, 2, 1, 0, 0, 1, 2, 2, 1, 0}));
+  const std::vector<int> tried = run(contest, {1000, 960, 940});
+  // Dense is 6.4 % behind the best, which is close for four rounds; of all eight rounds is who is 2.1 % behind.
+  EXPECT_EQ(std::vector<int>(tried.begin(), tried.begin() + 16),
+            (std::vector<int>{1, 2, 0, 2, 1, 0, 0, 1, 2, 2, 1, 0, 1, 2, 2, 1}));
+  EXPECT_EQ(tried.size(), 20u);
   EXPECT_EQ(contest.winner(0.03), 2);
   EXPECT_EQ(contest.winner(0.07), 0);  // asks for more than there is
   EXPECT_EQ(contest.best_other(), 2);
 }
 
-TEST(Contest, TheSecondRoundIsForMoreThanTheThird) {
+TEST(Contest, WhatIsCloseGetsLess) {
   Contest contest(4, Times{1000});
   EXPECT_EQ(run(contest, {1000, 500, 540, 610}), (std::vector<int>{1, 2, 3, 3, 2, 1, 1, 2, 2, 1}));
 }
