@@ -221,7 +221,7 @@ def _draw(sample: dict, group: dict, folder: Path, pictures: set[Path]) -> Path 
     except ImportError:
         return None
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     panels = 2 if sample["timed"] else 1
     figure, axes = pyplot.subplots(1, panels, figsize=(5.5 * panels, 4.5), sharey=True, squeeze=False)
@@ -235,6 +235,8 @@ def _draw(sample: dict, group: dict, folder: Path, pictures: set[Path]) -> Path 
             step_ms = [_mean(values) for values in zip(*(run["step_ms"] for run in runs), strict=True)]
             axes[0][1].plot([ms / 1e3 for ms in itertools.accumulate(step_ms)], curve, **style)
     axes[0][0].set(xlabel="step", ylabel="training loss (smoothed)", yscale="log")
+    axes[0][0].yaxis.set_major_formatter(ticker.LogFormatter())
+    axes[0][0].yaxis.set_minor_formatter(ticker.LogFormatter(labelOnlyBase=False))
     if sample["timed"]:
         axes[0][1].set(xlabel=f"seconds, {sample['rate']}", xscale="log")
     figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="center left", bbox_to_anchor=(0.92, 0.5))
