@@ -96,7 +96,9 @@ def run(options, rate: str, runs: list, codecs: list[str], raw: Path) -> None:
                 links.shape()
                 shaped.touch()
             elif kind == "exchange":
-                append_record(raw, {"kind": "exchange", **conditions, **event})
+                append_record(
+                    raw, {"kind": "exchange", "exchange_steps": options.exchange_steps, **conditions, **event}
+                )
                 ratio = event["dense_bytes"] / event["payload_bytes"]
                 print(f"{rate}, {event['codec']}: {event['ms']:.2f} ms, ratio {ratio:.1f} at {event['error']:.3f}")
 

@@ -13,24 +13,27 @@ K-FAC: cortado.KFAC; it averages gradients itself, those of preconditioned layer
 and gathers what the owners computed in one message a rank (`kfac + broadcasts`: a broadcast a layer). The strategy
 stands in the heading, the same in all rows. Losses: mean and standard deviation over the seeds; a seed fixes weights
 and batches for all methods. Training: mean of the last 10 steps; validation: on held-out data. Against kfac: mean
-difference of the validation loss to uncompressed K-FAC (negative is better), and how many pooled standard deviations
-that is. ms a step: mean over steps and seeds, those with new factors and inverses included; - where only losses were
-recorded, beside other work.
+difference of the validation loss to uncompressed K-FAC with the same seeds (negative is better), and how many pooled
+standard deviations that is: the root of the mean of both variances. Within seed noise is what is at most two of these
+worse, and at most 2 % of the fall of K-FAC's own validation loss from the first step to the last. ms a step: mean over
+steps and seeds, those with new factors and inverses included; - where only losses were recorded, beside other work.
 
-Bytes: kB of all ranks together in a message of each kind, mean over messages (rows recorded before 2026-11-23 17:00:
-the last message), and dense over payload, at the error beside it (relative L2 of what a rank sends, feedback included;
-mean over messages and ranks). Gradients are the preconditioned ones; reduced gradients are averaged by K-FAC itself.
-Stages: ms a step, mean over ranks; the exchange (encode, gather, decode of preconditioned gradients) on the rank that
-waits least for the others, and its share of the step. In newer rows the exchange is its span: from when the last rank
-begins it until the last has ended it, mean over steps. Where ranks end it at different times, those that are done wait
-for the others in what follows, and only the span has that: of two methods with all else equal the steps differ by as
-much as the spans. There forward and backward stand beside it, with averaging of gradients where Cortado's codec does
-it."""
+Bytes: kB of all ranks together in a message of each kind, mean over messages ("last": of the last one only, in older
+records), and dense over payload, at the error beside it (relative L2 of what a rank sends, feedback included; mean
+over messages and ranks). What a rank keeps for itself is in neither where a message is compressed. Gradients are the
+preconditioned ones; reduced gradients are averaged by K-FAC itself. Stages: ms a step, mean over ranks; the exchange
+(encode, gather, decode of preconditioned gradients) on the rank that waits least for the others, and its share of the
+step. In newer rows the exchange is its span: from when the last rank begins it until the last has ended it, mean over
+steps. Where ranks end it at different times, those that are done wait for the others in what follows, and only the
+span has that: of two methods with all else equal the steps differ by as much as the spans. There forward and backward
+stand beside it, with averaging of gradients where Cortado's codec does it."""
 EXCHANGE_LEGEND = """\
 Encode, all-gather and decode of preconditioned gradients, nothing else: the slowest rank's time, median of repetitions
 over the tensors of eight successive steps in turn. Broadcasts: one for each tensor, all started at once, as
-kfac-pytorch sends them. `none` is our own aggregated all-gather, which the others are compared with. Second gathers:
-the share of steps in which a payload outgrew the room that the step before had left, so that its rest came after."""
+kfac-pytorch sends them. `none` is our own aggregated all-gather, which the others are compared with, that of the same
+run. Second gathers: the share of steps in which a payload outgrew the room that the step before had left, so that its
+rest came after. After steps: of training, whose gradients are exchanged (in older records 20). Ratio, error and second
+gathers are of the first rate of the row."""
 SETTINGS = (
     "strategy",
     "grad_worker_fraction",
@@ -116,6 +119,7 @@ def _training_section(group: dict, folder: Path, pictures: set[Path]) -> list[st
         markdown_table(header, [_training_row(method, runs, baseline) for method, runs in group.items()]),
         _bytes_table(with_kfac),
         _stage_table(with_kfac) if sample["timed"] else "",
+        _auto_table(with_kfac),
         f"![training loss]({picture.relative_to(folder)})" if picture else "",
     ]
 
@@ -170,7 +174,8 @@ def _bytes_table(methods: dict) -> str:
             payload = _mean(_payload_bytes(run["kfac"], kind) for run in runs)
             dense = _mean(run["kfac"]["bytes"][kind][1] for run in runs)
             error = _mean(run["kfac"]["error"][kind] for run in runs)
-            cells += [f"{payload / 1e3:.1f}", f"{dense / payload:.1f} at {error:.3f}"] if payload else ["-", "-"]
+            last = "" if all("mean_payload_bytes" in run["kfac"] for run in runs) or dense == payload else ", last"
+            cells += [f"{payload / 1e3:.1f}", f"{dense / payload:.1f} at {error:.3f}{last}"] if payload else ["-", "-"]
         rows.append(cells)
     header = ["bytes"]
     for kind in kinds:
@@ -195,10 +200,28 @@ def _stage_table(methods: dict) -> str:
     return markdown_table([*header, "span of exchange" if has_spans else "exchange", "share"], rows)
 
 
+def _auto_table(methods: dict) -> str:
+    """What compression="auto" decided of each kind of message, as the first seed's rank 0 reports it."""
+    rows = []
+    for method, runs in methods.items():
+        for message, choice in runs[0]["kfac"].get("auto", {}).items():
+            predicted, uncompressed, measured = (
+                f"{choice[key] / 1e6:.2f}" for key in ("predicted_ns", "predicted_uncompressed_ns", "measured_ns")
+            )
+            rows.append([_name(method), message, _name(choice["codec"]), predicted, uncompressed, measured])
+    header = ["what auto chose", "message", "codec", "predicted, ms", "uncompressed predicted, ms", "measured, ms"]
+    return markdown_table(header, rows) if rows else ""
+
+
 def _against(runs: list[dict], baseline: list[dict] | None) -> str:
     if baseline is None or baseline is runs or "validation_loss" not in runs[0]:
         return "-"
-    own, other = ([run["validation_loss"] for run in side] for side in (runs, baseline))
+    seeds = {run["seed"] for run in runs} & {
+        run["seed"] for run in baseline
+    }  # those of a seed share weights and batches
+    own, other = ([run["validation_loss"] for run in side if run["seed"] in seeds] for side in (runs, baseline))
+    if not seeds:
+        return "-"
     worse_by = _mean(own) - _mean(other)
     if len(own) < 2 or len(other) < 2:
         return f"{worse_by:+.4f}"
@@ -275,16 +298,17 @@ def _exchange_sections(records: list[dict]) -> list[str]:
     for record in records:
         key = (record["task_name"], record["strategy"], record["workers"], " ".join(record["skip_layers"]))
         groups.setdefault(key, {}).setdefault(record["rate"], {})[record["codec"]] = record
+    uncompressed_ms = {_run_of(record): record["ms"] for record in records if record["codec"] == "none"}
     parts = []
     for (task, strategy, workers, without), rates in groups.items():
         sample = next(iter(next(iter(rates.values())).values()))
         machine = ", ".join(f"{k} {v}" for k, v in sample["machine"].items())
         shares = ", ".join(f"{share / 1e3:.0f}" for share in sample["shares"])
-        header = ["codec", "ratio", "error", "second gathers"]
+        header = ["codec", "ratio", "error", "second gathers", "after steps"]
         for rate in rates:
             header += [f"ms at {rate}", "faster than none"]
         codecs = list(dict.fromkeys(codec for by_codec in rates.values() for codec in by_codec))
-        rows = [_exchange_row(codec, rates) for codec in codecs]
+        rows = [_exchange_row(codec, rates, uncompressed_ms) for codec in codecs]
         stages = [[_name(codec), *_exchange_stages(codec, rates)] for codec in codecs if codec in _with_stages(rates)]
         parts += [
             f"### {task}, {strategy}, {workers} workers",
@@ -297,16 +321,20 @@ def _exchange_sections(records: list[dict]) -> list[str]:
     return parts
 
 
-def _exchange_row(codec: str, rates: dict) -> list[str]:
+def _run_of(record: dict) -> tuple:
+    return record["task_name"], record["strategy"], record["rate"], record["started"], record["commit"]
+
+
+def _exchange_row(codec: str, rates: dict, uncompressed_ms: dict) -> list[str]:
     some = next(by_codec[codec] for by_codec in rates.values() if codec in by_codec)
     cells = [_name(codec), f"{some['dense_bytes'] / some['payload_bytes']:.1f}", f"{some['error']:.3f}"]
-    cells.append(f"{100 * some['extra_gathers']:.0f} %")
+    cells += [f"{100 * some['extra_gathers']:.0f} %", str(some.get("exchange_steps", "-"))]
     for by_codec in rates.values():
         if codec not in by_codec:
             cells += ["-", "-"]
             continue
-        plain = by_codec.get("none")
-        cells += [f"{by_codec[codec]['ms']:.2f}", times(plain["ms"] / by_codec[codec]["ms"] if plain else None)]
+        own_ms, plain_ms = by_codec[codec]["ms"], uncompressed_ms.get(_run_of(by_codec[codec]))
+        cells += [f"{own_ms:.2f}", times(plain_ms / own_ms if plain_ms else None)]
     return cells
 
 

@@ -299,6 +299,7 @@ def summarize(kfac, messages: Messages, exchanges: Exchanges | None) -> dict:
         "stage_ms": dict(zip(stage_ms, mean_over_ranks(list(stage_ms.values())), strict=True)),
         "exchange_ms": exchange_ms.item(),
         "exchange_span_ms": exchanges.mean_span_ms() if exchanges else None,
+        "auto": report.get("auto", {}),
     }
 
 
