@@ -62,6 +62,9 @@ struct OwnerGatherReport {
   std::int64_t all_dense_bytes = 0;
   std::int64_t collectives = 0;  // in the last step
   double relative_l2_error = 0;  // of this rank's tensors in the last step, what was added by feedback included
+  // Whether all that ranks gave and got in the last step is finite, the same on all of them: a codec may overflow
+  // (cast(fp16) from 65520 on). If not, residuals and the error are those of the step before. One rank: true.
+  bool finite = true;
   std::int64_t encode_ns = 0, gather_ns = 0, decode_ns = 0;  // sums over all steps
   std::int64_t memory_bytes = 0, residual_bytes = 0;
 };

@@ -261,8 +261,8 @@ class OwnerGatherImpl final : public OwnerGather {
     const std::int64_t encoded_ns = clock_->now_ns();
     if (const Status status = gather(header); !status.ok()) return status.with_context("gather of " + name_all());
     const std::int64_t gathered_ns = clock_->now_ns();
-    CORTADO_RETURN_IF_ERROR(check_headers(header));
     CORTADO_RETURN_IF_ERROR(decode_all());
+    report_.finite = is_all_finite();
     finish_own();
     if (!notes.empty()) {
       for (std::size_t r = 0; r < shares_.size(); ++r) notes[r] = headers_[r].note;
@@ -330,6 +330,8 @@ class OwnerGatherImpl final : public OwnerGather {
       rests_[r] = std::max<std::int64_t>(bytes - capacities_[r], 0);
       all_rests += rests_[r];
     }
+    // Before sizes are relied on that follow from the codec.
+    CORTADO_RETURN_IF_ERROR(check_headers(own_header));
     if (all_rests > 0) {
       const std::int64_t sent = std::min(own_bytes, capacities_[static_cast<std::size_t>(rank())]);
       CORTADO_RETURN_IF_ERROR(all_gather(sent_.data() + sent, rests_, &rest_));
@@ -401,9 +403,21 @@ class OwnerGatherImpl final : public OwnerGather {
     return status.with_context("decode of what rank " + std::to_string(r) + " sent of " + name_share(shares_[r]));
   }
 
+  // All ranks have decoded the same bytes.
+  bool is_all_finite() const {
+    for (std::size_t r = 0; r < shares_.size(); ++r) {
+      if (headers_[r].is_finite == 0) return false;
+      if (codec_.is_plain()) continue;
+      for (const TensorView& view : shares_[r].lossy_views) {
+        if (!all_finite(view.data, view.elems(), view.dtype)) return false;
+      }
+    }
+    return true;
+  }
+
   // Error and residuals of what this rank has sent.
   void finish_own() {
-    const bool keeps = std::all_of(headers_.begin(), headers_.end(), [](const Header& h) { return h.is_finite != 0; });
+    const bool keeps = report_.finite;
     double lost = 0, total = 0;
     for (std::size_t k = 0; k < own().lossy.size(); ++k) {
       const TensorView& decoded = own().lossy_views[k];

@@ -220,6 +220,33 @@ TEST(OwnerGather, NonFiniteTensorsReachAllAndNoResidual) {
   }
 }
 
+// Finite values that the codec makes Inf of: as if they had been Inf, and the next step is a good one.
+TEST(OwnerGather, OverflowOfACodecIsSeenByAllAndReachesNoResidual) {
+  for (const Status& status : run_ranks(kRanks, [&](Communicator& communicator) -> Status {
+         const int rank = communicator.rank();
+         const OwnerGatherOptions options{.codec = "cast(fp16)", .use_error_feedback = true};
+         CORTADO_ASSIGN_OR_RETURN(const auto gather, OwnerGather::create(some_tensors(), options, &communicator));
+         std::vector<std::vector<OwnerResidual>> residuals;
+         for (std::uint64_t step = 0; step < 3; ++step) {
+           Values values = fill(gather->tensors(), rank, step);
+           const float large = 1e5f;
+           if (rank == 1 && step == 1) std::memcpy(values[4].data() + 4 * 17, &large, 4);
+           CORTADO_RETURN_IF_ERROR(gather->run(step, addresses(&values)));
+           EXPECT_EQ(gather->report().finite, step != 1) << rank;
+           EXPECT_EQ(std::isfinite(value_of(values, 4, 17)), step != 1) << rank;
+           residuals.push_back(gather->save_residuals());
+         }
+         for (std::size_t i = 0; i < residuals[0].size(); ++i) {
+           EXPECT_EQ(residuals[0][i].values, residuals[1][i].values);
+           EXPECT_TRUE(std::all_of(residuals[2][i].values.begin(), residuals[2][i].values.end(),
+                                   [](float value) { return std::isfinite(value); }));
+         }
+         return {};
+       })) {
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
 // A schedule: payloads that grow beyond the capacity of the last step, and shrink again.
 TEST(OwnerGather, CodecsThatChangeFromStepToStep) {
   std::vector<std::int64_t> collectives;
@@ -300,6 +327,16 @@ TEST(OwnerGather, RanksThatDiffer) {
          return gather.run(7, addresses(values));
        })) {
     EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+  }
+  // Payloads that outgrow their room, which ranks with other codecs would have another size of.
+  for (const Status& status : run_differing([](OwnerGather&gather, int rank, Values*values) -> Status {
+         CORTADO_RETURN_IF_ERROR(gather.set_codec("quant(bits=2)"));
+         CORTADO_RETURN_IF_ERROR(gather.run(6, addresses(values)));
+         CORTADO_RETURN_IF_ERROR(gather.set_codec(rank == 1 ? "quant(bits=8)" : "quant(bits=4)"));
+         return gather.run(7, addresses(values));
+       })) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+    EXPECT_NE(status.message().find("has encoded with another codec"), std::string::npos) << status.message();
   }
 }
 
