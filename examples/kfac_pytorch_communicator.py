@@ -12,6 +12,8 @@ are started, and travel together, in one message a rank. What is summed (factors
 (eigenvectors and eigenvalues), travels as it is.
 """
 
+import contextlib
+
 import cortado
 import torch
 import torch.distributed as dist
@@ -79,8 +81,9 @@ class CompressingCommunicator:
         for group in list(self._sums):
             self._sum(group)
         waiting, self._broadcasts = self._broadcasts, []
-        for group in dict.fromkeys(one[0] for one in waiting):
-            self._gather(group, [one[1:] for one in waiting if one[0] is group])
+        with _errors_reach(one[-1] for one in waiting):
+            for group in dict.fromkeys(one[0] for one in waiting):
+                self._gather(group, [one[1:] for one in waiting if one[0] is group])
 
     # ---- the exchanges
 
@@ -88,12 +91,14 @@ class CompressingCommunicator:
         tensors, futures = zip(*self._sums.pop(group), strict=True)
 
         def deliver(done):
-            parts = done.value()[0].split([tensor.numel() for tensor in tensors])
-            for part, tensor, future in zip(parts, tensors, futures, strict=True):
-                future.set_result(part.view_as(tensor))
+            with _errors_reach(futures):
+                parts = done.value()[0].split([tensor.numel() for tensor in tensors])
+                for part, tensor, future in zip(parts, tensors, futures, strict=True):
+                    future.set_result(part.view_as(tensor))
 
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-        dist.all_reduce(flat, group=group, async_op=True).get_future().then(deliver)
+        with _errors_reach(futures):
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            dist.all_reduce(flat, group=group, async_op=True).get_future().then(deliver)
 
     def _gather(self, group, waiting):
         tensors, owners, futures = zip(*waiting, strict=True)
@@ -118,6 +123,18 @@ class _Waiting(torch.futures.Future):
         if not self.done():
             self._communicator.flush_allreduce_buckets()
         return super().wait()
+
+
+@contextlib.contextmanager
+def _errors_reach(futures):
+    """Who waits for one of them gets the error."""
+    try:
+        yield
+    except Exception as error:
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+        raise
 
 
 def _pack(tensor, symmetric):

@@ -4,6 +4,7 @@ registry; benchmarks/training/second_order.py runs it over this communicator fro
 
 import inspect
 import sys
+from contextlib import nullcontext as nothing
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,37 @@ def sums(me, is_bucketed):
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_sums_are_exact(pools, world_size, is_bucketed):
     pools(world_size).run(sums, is_bucketed=is_bucketed)
+
+
+class Broken:
+    """A collective that has begun and fails."""
+
+    def get_future(self):
+        future = torch.futures.Future()
+        future.set_exception(RuntimeError("the link is gone"))
+        return future
+
+
+@pytest.mark.parametrize("fails_at_once", [False, True])
+@pytest.mark.parametrize("call", ["allreduce_bucketed", "broadcast"])
+def test_who_waits_for_what_has_failed_gets_the_error(monkeypatch, call, fails_at_once):
+    from kfac_pytorch_communicator import CompressingCommunicator
+
+    def fail(*_arguments, **_options):
+        raise RuntimeError("the link is gone")
+
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 2)
+    monkeypatch.setattr(dist, "all_reduce", fail if fails_at_once else lambda *_arguments, **_options: Broken())
+    communicator = CompressingCommunicator("none")
+    monkeypatch.setattr(communicator, "_gather", fail)
+    options = {"src": 0} if call == "broadcast" else {"average": True}
+    started = [getattr(communicator, call)(torch.ones(3), **options) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="the link is gone") if fails_at_once or call == "broadcast" else nothing():
+        communicator.flush_allreduce_buckets()
+    for future in started:
+        assert future.done()
+        with pytest.raises(RuntimeError, match="the link is gone"):
+            future.wait()
 
 
 def broadcasts(me, codec, waits_early):

@@ -1,7 +1,9 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """Examples of owner-computes optimisers: Shampoo and SOAP as pytorch-optimizer has them, and a flat buffer."""
 
+import contextlib
 import importlib
+import io
 import sys
 from pathlib import Path
 
@@ -57,6 +59,20 @@ def test_optimizers_of_the_package(pools, name):
         assert set(owners) == {0, 1}
         assert len(held) == owners.count(rank)  # statistics of its share only
         assert 0.02 < report["relative_error"] < 0.08
+
+
+def alone(me):
+    from optimizer_with_owners import WithOwners, train
+
+    net, output = nn.Linear(64, 64), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        train(net, lambda parameters: WithOwners(parameters, lambda own: torch.optim.SGD(own, lr=0.1), CODEC), steps=4)
+    return output.getvalue().splitlines()
+
+
+def test_one_process_sends_nothing(pools):
+    lines = pools(1).run(alone)[0]
+    assert len(lines) == 4 and all(line.endswith("nothing travels") for line in lines)
 
 
 def flat_buffer(me, codec):
