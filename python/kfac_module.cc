@@ -137,6 +137,7 @@ class PyKfac {
     chosen.gradients.codec = nb::cast<std::string>(options["compression"]);
     chosen.compression_changes = nb::cast<bool>(options["compression_changes"]);
     chosen.factor_compression_changes = nb::cast<bool>(options["factor_compression_changes"]);
+    chosen.schedule = nb::cast<std::string>(options["schedule"]);
     chosen.gradients.use_error_feedback = nb::cast<bool>(options["use_error_feedback"]);
     chosen.gradients.aggregate = nb::cast<std::int64_t>(options["aggregate"]);
     chosen.gradients.random_seed = nb::cast<std::uint64_t>(options["random_seed"]);

@@ -144,6 +144,9 @@ struct KfacOptions {
   std::string factor_compression = "none";  // codec of factors, and of eigenvectors or inverses
   // Whether set_factor_compression() will be called: ranks compare it, as those that do compare the codec in each step.
   bool factor_compression_changes = false;
+  // In words, what else ranks must have in common: "factors every 5 steps, inverses every 50". Compared at the start;
+  // ranks that do not update in the same steps would wait for each other's collectives.
+  std::string schedule = {};
   double timeout_s = 1800;                 // of each wait for a collective
   int threads = 1;                         // that invert factors, the caller's included; results do not depend on it
   std::shared_ptr<KfacInverter> inverter;  // null: `device`, or these threads; a CUDA device: cortado/kfac_cuda.h
@@ -189,7 +192,8 @@ struct KfacGradient {
 };
 
 struct KfacOutcome {
-  // false: some gradient was Inf or NaN on some rank; gradients are as they were and no residual has changed.
+  // false: some gradient was Inf or NaN on some rank, or became so on its way (cast(fp16) overflows from 65520 on);
+  // gradients are as they were and no residual has changed.
   bool finite = true;
   double scale = 1;  // by kl_clip
 };

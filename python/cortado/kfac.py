@@ -38,7 +38,8 @@ class KFAC:
 
     Make it on every rank, with the same arguments, before the first forward pass. A DistributedDataParallel, or
     a cortado.Reducer (its wait() before this step()), averages the gradients; without them step() does, those of
-    preconditioned layers only to the ranks that need them.
+    preconditioned layers only to the ranks that need them. With DDP give it the DDP module: of the one inside it can't
+    tell that somebody averages.
 
     The model is on the CPU or on one CUDA device; there K-FAC computes on the device (``libcortado_cuda_kfac.so`` is
     needed, built with nvcc). Move it before.
@@ -118,6 +119,7 @@ class KFAC:
         verbose=True,
     ):
         is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        self._ddp = model if is_ddp else None
         self._model = model.module if is_ddp else model
         self._process_group = model.process_group if is_ddp and process_group is None else process_group
         self._group = self._make_group(self._process_group)
@@ -171,6 +173,7 @@ class KFAC:
                 "random_seed": random_seed,
                 "factor_compression": self._factor_spec,
                 "factor_compression_changes": callable(factor_compression),
+                "schedule": f"factors {_interval(factor_update_steps)}, inverses {_interval(inv_update_steps)}",
                 "timeout_s": timeout_s,
                 "checks_collectives": check_collectives,
                 "threads": threads,
@@ -200,6 +203,7 @@ class KFAC:
         self._wanted = [self._core.wants_batches(i) for i in range(len(self._layers))]
         self._is_synchronized = False
         self._is_finite = True
+        self._skipped_steps = 0  # because of Inf or NaN, before the C++ side had a part in them
         self._step_ns = 0
         self._open_calls = [0] * len(self._layers)  # forward passes whose backward pass has not come
         self._further_calls = [0] * len(self._layers)
@@ -263,12 +267,27 @@ class KFAC:
             f"cortado: K-FAC, {options['strategy']} ({self._why}) on {self._world_size} ranks, "
             f"{'eigenvectors' if options['is_eigen'] else 'inverses'}; gradients as {self._spec}{feedback}, "
             f"factors as {self._factor_spec}{place}",
+            *([f"  gradients are averaged by {self._who_averages()}"] if self._world_size > 1 else []),
             f"  preconditions {len(self._layers)} layers, {parameters} parameters: "
             + ", ".join(str(layer) for layer in self._layers),
         ]
         if self.skipped:
             lines.append(f"  leaves alone {_list_skipped(self.skipped)}")
         return "\n".join(lines)
+
+    def _who_averages(self):
+        if self._reduce_gradients:
+            return "step()"
+        if self._ddp is not None:
+            return "DistributedDataParallel"
+        if holder_of(self._model.parameters()) is not None:
+            return "cortado.attach or cortado.Reducer"
+        if self._reduce_gradients is False:
+            return "the caller, before step() (reduce_gradients=False)"
+        return (
+            "step(), or by a cortado.Reducer if one is made; if DDP averages them too, give KFAC the DDP module, or "
+            "reduce_gradients=False"
+        )
 
     # ---- hyper-parameters
 
@@ -295,7 +314,8 @@ class KFAC:
         @torch.compiler.disable
         def on_output_gradient(gradient):
             self._open_calls[index] = max(0, self._open_calls[index] - 1)
-            values, count, height, width = layer.output_gradients(gradient)
+            with self._errors_end_all(MismatchError):
+                values, count, height, width = layer.output_gradients(gradient)
             self._check_device(values, f"the output gradients of {layer.name}")
             if values.numel():
                 code, shape = DTYPE_CODES[values.dtype], (count, height, width)
@@ -303,12 +323,17 @@ class KFAC:
 
         @torch.compiler.disable
         def on_forward(module, inputs, named_inputs, output):
+            if self._is_synchronized and module.training and output.requires_grad:  # no step() came
+                output.register_hook(self._forget_average)
             if not (module.training and torch.is_grad_enabled() and self._wanted[index]):
                 return
-            if not output.requires_grad or not self._is_due("factor_update_steps"):
+            with self._errors_end_all():
+                is_due = output.requires_grad and self._is_due("factor_update_steps")
+            if not is_due:
                 return
             given = inputs[0] if inputs else named_inputs["input"]
-            values, count, height, width = layer.activations(given)
+            with self._errors_end_all(MismatchError):
+                values, count, height, width = layer.activations(given)
             self._check_device(values, f"the activations of {layer.name}")
             if values.numel():
                 if self._batches.are_read_later:
@@ -351,13 +376,26 @@ class KFAC:
     def _refuse(self, error):
         """Raises an error that other ranks may not have, and that ends their wait for this one."""
         if self._group is not None:
-            self._group.announce(str(error))
+            self._group.announce(str(error) if isinstance(error, CortadoError) else f"{type(error).__name__}: {error}")
         raise error
 
+    @contextlib.contextmanager
+    def _errors_end_all(self, kinds=Exception):
+        """An error in what a rank does for itself, before it meets the others, ends their wait."""
+        try:
+            yield
+        except kinds as error:
+            self._refuse(error)
+
     def reset_batch(self):
-        """Forgets the activations and output gradients since the last step."""
+        """Forgets the activations and output gradients since the last step, and that synchronize() was called: for a
+        step() that is left out."""
         self._open_calls = [0] * len(self._layers)
         self._forget_batches()
+        self._forget_average()
+
+    def _forget_average(self, _gradient=None):
+        self._is_synchronized, self._is_finite = False, True
 
     def _forget_batches(self):
         self._core.reset_batch()
@@ -372,6 +410,33 @@ class KFAC:
             self._reduce_gradients = holder_of(self._model.parameters()) is None
         return self._world_size > 1 and self._reduce_gradients
 
+    def _has_equal_gradients(self):
+        """Whether DDP or a Reducer is known to have averaged what is preconditioned over all of these ranks."""
+        if self._world_size == 1:
+            return True
+        if self._ddp is not None:
+            averages_all, group = not self._ddp.parameters_to_ignore, self._ddp.process_group
+        elif (holder := holder_of(self._model.parameters())) is not None:
+            averages_all = all(p in holder._index for layer in self._trained_layers() for p in layer.parameters)
+            group = holder._group._group
+        else:
+            return False
+        ranks = dist.get_process_group_ranks(self._process_group)
+        return averages_all and set(ranks) <= set(dist.get_process_group_ranks(group))
+
+    def _trained_layers(self):
+        return [layer for layer in self._layers if layer.is_trained]
+
+    def _are_gradients_finite(self):
+        """Those of preconditioned layers, on this rank."""
+        finite = []
+        for layer in self._trained_layers():
+            for parameter in layer.parameters:
+                if parameter.grad is not None:
+                    self._check_device(parameter.grad, f"gradients of {layer.name}")
+                    finite.append(torch.isfinite(parameter.grad).all())
+        return not finite or bool(torch.stack(finite).all())
+
     def synchronize(self):
         """Averages gradients over ranks where nobody else does; step() calls it unless that was done.
 
@@ -379,15 +444,14 @@ class KFAC:
         """
         if self._is_synchronized or not self._reduces():
             return
-        own = {parameter for layer in self._layers for parameter in layer.parameters}
+        own = {parameter for layer in self._trained_layers() for parameter in layer.parameters}
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         others = [p for p in parameters if p not in own]
         for parameter in parameters:
             self._check_device(parameter, "parameters")
-        finite = [torch.isfinite(p.grad).all() for p in own if p.grad is not None]
-        non_finite = 1.0 - torch.stack(finite).all().float().reshape(1) if finite else torch.zeros(1)
         # One message: gradients that are not preconditioned, which parameters have one, who has an Inf or NaN.
-        flags = torch.cat([torch.tensor([float(p.grad is not None) for p in parameters]), non_finite.cpu()])
+        is_non_finite = not self._are_gradients_finite()
+        flags = torch.tensor([*(float(p.grad is not None) for p in parameters), float(is_non_finite)])
         dense = [_dense_gradient(p).reshape(-1) for p in others]
         flat = torch.cat([torch.cat(dense).cpu(), flags]) if dense else flags
         try:
@@ -412,15 +476,22 @@ class KFAC:
 
     @torch.no_grad()
     def step(self):
-        """Preconditions the gradients; False, and nothing else has changed, if some rank had Inf or NaN in them.
+        """Preconditions the gradients; False, and no residual has changed, if some rank had Inf or NaN in them.
 
         Then gradients stay as they are where something else averages them. Where step() does they are zero afterwards,
         on all ranks alike: an optimizer that steps all the same does no harm.
+
+        Factors, inverses and ``steps`` stay too, and the batches are forgotten, where gradients are averaged by step(),
+        by the DDP module that KFAC was given or by a cortado.Reducer, and on one rank. Not so with averaging that is
+        not known here (reduce_gradients=False), where ranks agree on it only with the preconditioned gradients, and
+        where these overflow though the gradients did not.
         """
         start_ns = time.perf_counter_ns()
         self.synchronize()
-        self._is_synchronized = False
-        is_finite, self._is_finite = self._is_finite, True
+        is_finite = self._is_finite
+        self._forget_average()
+        if not self._reduces() and self._has_equal_gradients():
+            is_finite = self._are_gradients_finite()  # the same on all ranks
         if is_finite:
             self._batches.check()
             is_finite = self._precondition()
@@ -428,6 +499,7 @@ class KFAC:
             self._loss_scale = self._first_layer = None
         else:
             self._forget_batches()
+            self._skipped_steps += 1
         if not is_finite and self._reduces():
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
@@ -447,52 +519,52 @@ class KFAC:
             self._core.set_factor_compression(self._factor_spec)
 
     def _precondition(self):
-        try:
+        with self._errors_end_all():  # a function may give one rank what it gives no other
             self._set_codecs()
-        except CortadoError as error:  # a function may give one rank what it gives no other
-            self._refuse(error)
-        names = ("factor_decay", "damping", "kl_clip", "lr")
-        values = [float(self._value(name) or 0.0) for name in names]  # None: kl_clip is off
-        due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]
-        return self._with_gradients(lambda gradients: self._core.step(*values, *due, gradients, self._stream()))
+            names = ("factor_decay", "damping", "kl_clip", "lr")
+            values = [float(self._value(name) or 0.0) for name in names]  # None: kl_clip is off
+            due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]
+        with self._errors_end_all(SpecError):  # such as damping=0
+            return self._with_gradients(lambda gradients: self._core.step(*values, *due, gradients, self._stream()))
 
     def _stream(self):
         return address_of_current_stream(self._device)
 
     def _with_gradients(self, act):
         """Calls act with the gradients as the C++ side takes them; what it writes arrives in ``.grad``."""
-        gradients, copies = [], []
-        for layer in self._layers:
-            if tuple(layer.module.weight.shape) != layer.shape:
-                text = (
-                    f"layer {layer.name} had a weight of shape {layer.shape}, now {tuple(layer.module.weight.shape)}: "
-                    "make a new KFAC after layers have changed"
-                )
-                self._refuse(MismatchError(text, "mismatch"))
-            if layer.module.weight.grad is None:
-                gradients.append((0, 0, 0))
-                continue
-            addresses = []
-            for parameter in layer.parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                self._check_device(parameter.grad, f"gradients of {layer.name}")
-                dense = parameter.grad.detach().contiguous()
-                if dense.data_ptr() != parameter.grad.data_ptr():
-                    copies.append((parameter.grad, dense))
-                addresses.append(dense.data_ptr())
-            gradients.append((addresses[0], addresses[1] if layer.has_bias else 0, DTYPE_CODES[dense.dtype]))
+        copies = []
+        with self._errors_end_all():
+            gradients = [self._gradient_of(layer, copies) for layer in self._layers]
         with damage_ends_all(self._group):
             result = act(gradients)
         for gradient, dense in copies:
             gradient.copy_(dense)
         return result
 
+    def _gradient_of(self, layer, copies):
+        """(address of the weight's, of the bias's, dtype); copies gets what is not in ``.grad``: (gradient, copy)"""
+        layer.check_parameters()
+        if not layer.is_trained or layer.module.weight.grad is None:
+            return 0, 0, 0
+        dense = []
+        for parameter in layer.parameters:
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter)
+                parameter.grad = gradient if parameter.requires_grad else None  # a frozen bias stays as it is
+            self._check_device(gradient, f"gradients of {layer.name}")
+            dense.append(gradient.detach().contiguous())
+            if parameter.grad is None or dense[-1].data_ptr() != gradient.data_ptr():
+                copies.append((gradient, dense[-1]))
+        addresses = [each.data_ptr() for each in dense]
+        return addresses[0], addresses[1] if layer.has_bias else 0, layer.dtype_code(dense)
+
     # ---- what users call
 
     def report(self):
         """Bytes, ratio with error, time by stage, and what was not done as asked."""
         values = self._core.report()
+        values["non_finite_steps"] += self._skipped_steps
         values.update(
             strategy=self._options["strategy"],
             world_size=self._world_size,
@@ -608,6 +680,10 @@ def _compression_at(compression, step):
     if spec == "auto":
         raise SpecError('a function of the step gives codecs; for "auto" say compression="auto"')
     return spec
+
+
+def _interval(update_steps):
+    return "when a function says" if callable(update_steps) else f"every {update_steps} steps"
 
 
 def _cluster_text(cluster):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from .errors import MismatchError, SpecError
 from .group import DTYPE_CODES
 
 MOST_FACTOR_ROWS = 32764  # kMaxMatrixDim of core/linalg.h
@@ -33,7 +34,7 @@ class Layer:
     def __post_init__(self):
         module = self.module
         self.is_convolution = not isinstance(module, torch.nn.Linear)
-        self.has_bias = module.bias is not None and module.bias.requires_grad
+        self.has_bias = _trains_bias(module)
         self.groups = module.groups if self.is_convolution else 1
         self.shape = tuple(module.weight.shape)
         self.outputs = self.shape[0] // self.groups
@@ -42,7 +43,33 @@ class Layer:
 
     @property
     def parameters(self):
-        return [self.module.weight, self.module.bias] if self.has_bias else [self.module.weight]
+        found = [self.module.weight, self.module.bias if self.has_bias else None]
+        return [parameter for parameter in found if parameter is not None]
+
+    @property
+    def is_trained(self):
+        """Not once its weight was frozen or is computed from others: the C++ side gets no gradient of it then."""
+        weight = self.module._parameters.get("weight")
+        return weight is not None and weight.requires_grad
+
+    def check_parameters(self):
+        """That they are as they were: the C++ side has only their addresses."""
+        kept = {"weight": self.shape, "bias": self.shape[:1]} if self.has_bias else {"weight": self.shape}
+        for name, shape in kept.items():
+            parameter = getattr(self.module, name)
+            found = None if parameter is None else tuple(parameter.shape)
+            if found != shape:
+                self._refuse_change(f"a {name} of shape {shape}, now {found}")
+
+    def dtype_code(self, gradients):
+        """The one of all gradients."""
+        found = list(dict.fromkeys(gradient.dtype for gradient in gradients))
+        if len(found) > 1 or found[0] not in DTYPE_CODES:
+            raise SpecError(
+                f"layer {self.name}: gradients of its parameters must be all float32, all float16 or all bfloat16, got "
+                f"{' and '.join(map(str, found))}: convert the whole layer, before KFAC is made"
+            )
+        return DTYPE_CODES[found[0]]
 
     def to_core(self):
         """The tuple that _core.Kfac takes."""
@@ -59,24 +86,32 @@ class Layer:
         if self.is_convolution and self.module.padding_mode != "zeros":
             flat = [size for pad in reversed(self._padding) for size in pad]
             inputs = F.pad(inputs, flat, mode=self.module.padding_mode)
-        return self._batch(inputs, self.inputs)
+        return self._batch(inputs, self.shape[1] * self.groups, "inputs")
 
     def output_gradients(self, gradients):
-        return self._batch(gradients, self.outputs)
+        return self._batch(gradients, self.shape[0], "outputs")
 
-    def _batch(self, values, features):
+    def _batch(self, values, channels, what):
         values = values.detach()
         if values.dtype not in DTYPE_CODES:
             values = values.float()
         if not self.is_convolution:
-            values = values.reshape(-1, features).contiguous()
+            if values.shape[-1] != channels:
+                self._refuse_change(f"{channels} {what}, now a tensor of shape {tuple(values.shape)}")
+            values = values.reshape(-1, channels).contiguous()
             return values, values.shape[0], 1, 1
         spatial = len(self.module.kernel_size)
         if values.dim() == spatial + 1:  # one image without a batch
             values = values.unsqueeze(0)
+        if values.shape[1] != channels:
+            self._refuse_change(f"{what} of {channels} channels, now of shape {tuple(values.shape)}")
         values = values.contiguous()
         height, width = (1, *values.shape[2:])[-2:]
         return values, values.shape[0], height, width
+
+    def _refuse_change(self, what):
+        text = f"layer {self.name} had {what}: make a new KFAC after layers have changed"
+        raise MismatchError(text, "mismatch")
 
     def __str__(self):
         bias = " + bias" if self.has_bias else ""
@@ -140,11 +175,20 @@ def _reason_of_size(module, weight):
         return f"its weight is {weight.dtype}, expected float32, float16 or bfloat16"
     if weight.numel() == 0:
         return "its weight is empty"
+    has_bias = _trains_bias(module)
+    if has_bias and module.bias.dtype != weight.dtype:
+        return f"its bias is {module.bias.dtype}, its weight {weight.dtype}"
+    if has_bias and module.bias.shape != weight.shape[:1]:
+        return f"its bias has the shape {tuple(module.bias.shape)}, expected {tuple(weight.shape[:1])}"
     groups = getattr(module, "groups", 1)
-    rows = max(weight.shape[0] // groups, weight[0].numel() + 1)
+    rows = max(weight.shape[0] // groups, weight[0].numel() + has_bias)
     if rows > MOST_FACTOR_ROWS:
         return f"a factor would have {rows} rows, at most {MOST_FACTOR_ROWS} are possible"
     return None
+
+
+def _trains_bias(module):
+    return module.bias is not None and module.bias.requires_grad
 
 
 def _padding_of(module):

@@ -146,6 +146,7 @@ std::string settings_text(const KfacOptions& options) {
   text += ", seed " + std::to_string(options.gradients.random_seed);
   text += ", factor_compression " + options.factor_compression;
   if (options.factor_compression_changes) text += " at first";
+  if (!options.schedule.empty()) text += ", " + options.schedule;
   // Ranks that compute the same for themselves get the same bytes on devices of one kind only.
   const bool compute_the_same =
       options.strategy == KfacStrategy::kCommOpt || options.strategy == KfacStrategy::kHybridOpt;
@@ -240,14 +241,21 @@ void KfacImpl::place_layers() {
   placements_ = assign_layers(work, grid_, options_.colocate_factors);
 }
 
+// The running factor, where this rank holds it.
+void KfacImpl::begin_anew(const FactorSlot& slot) {
+  if (slot.owner != rank()) return;
+  HeldFactor& factor = factors_[2 * slot.layer + (slot.side == Side::kG ? 1 : 0)];
+  for (std::int64_t m = 0; m < slot.matrices; ++m) {
+    set_identity_triangle(slot.n, factor.running.data() + m * triangle_elems(slot.n));
+  }
+}
+
 void KfacImpl::allocate() {
   factors_.resize(2 * layers_.size());
   for (const FactorSlot& slot : slots()) {
     HeldFactor& factor = factors_[2 * slot.layer + (slot.side == Side::kG ? 1 : 0)];
     if (slot.owner == rank()) factor.running.resize(static_cast<std::size_t>(slot.elems()));
-    for (std::int64_t m = 0; slot.owner == rank() && m < slot.matrices; ++m) {
-      set_identity_triangle(slot.n, factor.running.data() + m * triangle_elems(slot.n));
-    }
+    begin_anew(slot);
     if (!is_worker(slot.layer)) continue;
     factor.inverse.resize(static_cast<std::size_t>(slot.matrices * slot.n * slot.n));
     for (std::int64_t m = 0; m < slot.matrices; ++m) set_identity(slot.n, factor.inverse.data() + m * slot.n * slot.n);

@@ -119,6 +119,7 @@ class KfacImpl final : public Kfac {
   std::vector<FactorSlot> slots() const;
 
   void place_layers();
+  void begin_anew(const FactorSlot& slot);
   void allocate();
   Status prepare_device();
   Status allocate(float** pinned);  // unless it is there; gradients_ or results_

@@ -1,4 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cinttypes>
 
 #include "collective/agreement.h"
@@ -163,6 +164,10 @@ Result<std::string> KfacImpl::load_state(std::span<const KfacState> states) {
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> somebody_lacks,
                            largest_of_ranks(world_, std::span(&lacks, 1), timeout()));
 
+  for (const FactorSlot& slot : slots()) {
+    const std::vector<std::size_t>& anew = loading.begun_anew;
+    if (std::find(anew.begin(), anew.end(), slot.layer) != anew.end()) begin_anew(slot);
+  }
   for (const Loading::Copy& copy : loading.copies) *copy.to = *copy.from;
   CORTADO_RETURN_IF_ERROR(gradient_gather_->load_residuals(loading.residuals));
   for (const std::size_t i : loading.begun_anew) {

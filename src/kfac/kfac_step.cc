@@ -26,12 +26,22 @@ Status check_hyperparameters(const KfacHyperparameters& values) {
   return {};
 }
 
+const char* updates_text(const KfacHyperparameters& values) {
+  if (values.update_inverses) return values.update_factors ? "factors and inverses" : "inverses";
+  return values.update_factors ? "factors" : "neither factors nor inverses";
+}
+
 constexpr std::uint64_t kNotFinite = 1;  // in the flags of a note, beside the hash
 
 }  // namespace
 
 std::uint64_t hash_of(const KfacHyperparameters& values) {
-  const double numbers[] = {values.factor_decay, values.damping, values.kl_clip, values.lr};
+  const double numbers[] = {values.factor_decay,
+                            values.damping,
+                            values.kl_clip,
+                            values.lr,
+                            static_cast<double>(values.update_factors),
+                            static_cast<double>(values.update_inverses)};
   return fnv1a_64({reinterpret_cast<const char*>(numbers), sizeof(numbers)}) & ~kNotFinite;
 }
 
@@ -41,10 +51,10 @@ Status KfacImpl::check_notes(std::span<const OwnerNote> notes, int first, int ap
     if ((notes[i].flags & ~kNotFinite) == hash_of(values)) continue;
     return make_error(StatusCode::kMismatch,
                       "step %" PRId64
-                      ": ranks differ in factor_decay, damping, kl_clip or lr: rank %d has others than rank %d, which "
-                      "has %g, %g, %g and %g",
+                      ": ranks differ in factor_decay, damping, kl_clip, lr or what they update: rank %d has others "
+                      "than rank %d, which has %g, %g, %g and %g and updates %s",
                       step_, first + static_cast<int>(i) * apart, rank(), values.factor_decay, values.damping,
-                      values.kl_clip, values.lr);
+                      values.kl_clip, values.lr, updates_text(values));
   }
   return {};
 }
@@ -136,7 +146,7 @@ Result<KfacOutcome> KfacImpl::exchange(const KfacHyperparameters& values, double
   start_lap();
 
   CORTADO_RETURN_IF_ERROR(check_notes(notes, grid_.row_of(rank()) * grid_.columns, 1, values));
-  KfacOutcome outcome;
+  KfacOutcome outcome{.finite = after.finite};
   double product = 0;
   for (const OwnerNote& note : notes) {
     outcome.finite &= (note.flags & kNotFinite) == 0;

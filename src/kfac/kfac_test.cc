@@ -558,6 +558,7 @@ TEST(Kfac, RowsMustAgree) {
       {"seed 1", [](KfacOptions* options) { options->gradients.random_seed = 1; }},
       {"gradients quant(bits=4) at first", [](KfacOptions* options) { options->compression_changes = true; }},
       {"factor_compression none at first", [](KfacOptions* options) { options->factor_compression_changes = true; }},
+      {"factors every 5 steps", [](KfacOptions* options) { options->schedule = "factors every 5 steps"; }},
   };
   for (const auto& [text, change] : changes) {
     const auto statuses = run_ranks(4, [&change = change](Communicator& communicator) -> Status {
@@ -594,13 +595,50 @@ TEST(Kfac, HyperparametersMustAgree) {
         EXPECT_NE(status.message().find("step 1: ranks differ in factor_decay, damping"), std::string::npos)
             << status.to_string();  // their own finding, or what the first that found it says
         // Of the two ranks that are named one has changed, and one has not.
-        const std::size_t odd = status.message().find("lr: rank "), finder = status.message().find("others than rank ");
+        const std::size_t odd = status.message().find("update: rank "),
+                          finder = status.message().find("others than rank ");
         ASSERT_NE(odd, std::string::npos) << status.message();
         ASSERT_NE(finder, std::string::npos) << status.message();
-        EXPECT_NE(status.message()[odd + 9] < '2', status.message()[finder + 17] < '2') << status.message();
+        EXPECT_NE(status.message()[odd + 13] < '2', status.message()[finder + 17] < '2') << status.message();
       }
     }
   }
+}
+
+// MEM-OPT inverts without a collective, so ranks would go on with inverses of different steps.
+TEST(Kfac, RanksMustUpdateInTheSameSteps) {
+  const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+    SmallRun run{.options = strategy(KfacStrategy::kMemOpt), .values = {}};
+    if (communicator.rank() == 3) run.inv_update_steps = 2;
+    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+    CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), 0).status());
+    return run_step(*kfac, run, communicator.rank(), 1).status();
+  });
+  for (const Status& status : statuses) {
+    EXPECT_NE(status.message().find("or what they update"), std::string::npos) << status.to_string();
+    EXPECT_NE(status.message().find("and updates factors"), std::string::npos) << status.to_string();
+  }
+}
+
+// Small damping makes of finite gradients values that have no fp16.
+TEST(Kfac, OverflowOfACodecIsANonFiniteStep) {
+  const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+    SmallRun run{.options = strategy(KfacStrategy::kMemOpt), .values = {}};
+    run.options.gradients.codec = "cast(fp16)";
+    run.options.gradients.use_error_feedback = true;
+    run.values = {.factor_decay = 0, .damping = 1e-9, .kl_clip = 0};
+    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+    CORTADO_ASSIGN_OR_RETURN(const Gradients after, run_step(*kfac, run, communicator.rank(), 0));
+    EXPECT_EQ(kfac->report().non_finite_steps, 1);
+    for (const auto& of_layer : after) {
+      EXPECT_TRUE(std::all_of(of_layer.begin(), of_layer.end(), [](float value) { return std::isfinite(value); }));
+    }
+    for (const KfacLayerState& layer : kfac->save_state().layers) {
+      EXPECT_TRUE(std::all_of(layer.residual.begin(), layer.residual.end(), [](float value) { return value == 0; }));
+    }
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
 // ---- saving and loading --------------------------------------------------------------------------------------------
@@ -672,6 +710,28 @@ TEST(Kfac, StatesOfAnotherWorldSize) {
     EXPECT_EQ(all.empty(), gives_all);
     EXPECT_EQ(all.find("world size 4, loaded with 2); they begin anew") == std::string::npos, gives_all) << all;
   }
+}
+
+// What the state lacks begins anew, even where much was learnt before.
+TEST(Kfac, FactorsThatNoStateHasBeginAnew) {
+  const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+    const SmallRun run = saved_run(strategy(KfacStrategy::kMemOpt));
+    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+    const KfacState fresh = kfac->save_state();
+    CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), 0).status());
+    KfacState saved = kfac->save_state();
+    const KfacState trained = saved;
+    for (KfacLayerState& layer : saved.layers) layer.a_factor.clear();
+    CORTADO_RETURN_IF_ERROR(kfac->load_state({&saved, 1}).status());
+    const KfacState now = kfac->save_state();
+    for (std::size_t i = 0; i < now.layers.size(); ++i) {
+      EXPECT_EQ(now.layers[i].a_factor, fresh.layers[i].a_factor);
+      EXPECT_EQ(now.layers[i].g_factor, trained.layers[i].g_factor);
+      EXPECT_TRUE(trained.layers[i].a_factor.empty() || trained.layers[i].a_factor != fresh.layers[i].a_factor);
+    }
+    return run_step(*kfac, run, communicator.rank(), 1).status();
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
 TEST(Kfac, StatesThatDoNotFit) {

@@ -9,6 +9,7 @@ import cortado
 import numpy as np
 import pytest
 import torch
+from cortado.kfac_layers import MOST_FACTOR_ROWS, find_layers
 from kfac_reference import Reference, gradients_of
 from late_device import on_device
 from torch import nn
@@ -183,6 +184,25 @@ def test_an_overflow_leaves_no_trace():
     assert distance(ends[0], ends[1]) < 1e-6
 
 
+def test_a_step_that_is_not_finite_is_none():
+    model = Net()
+    kfac = cortado.KFAC(model, **QUIET)
+    backward(model, 0)
+    assert kfac.step()
+    before = kfac.state_dict()
+    backward(model, 1)
+    model.head[1].weight.grad[0, 0] = float("nan")
+    assert not kfac.step()
+    after = kfac.state_dict()
+    assert after["step"] == kfac.steps == 1
+    for name, layer in before["layers"].items():
+        assert all(torch.equal(values, after["layers"][name][key]) for key, values in layer.items()), name
+    model.head[1].weight.grad[0, 0] = 0.0
+    assert kfac.step()
+    fallbacks = {f["reason"] for f in kfac.report().to_dict()["fallbacks"]}
+    assert fallbacks == {"no rank had a batch for a factor: the average stays"}  # that batch is forgotten
+
+
 def test_half_precision():
     for dtype in (torch.bfloat16, torch.float16):
         torch.manual_seed(0)
@@ -335,6 +355,29 @@ def test_reasons_to_skip():
     assert "frozen_bias (3 -> 2)" in kfac.describe()
 
 
+def test_biases_unlike_their_weights_are_reasons_to_skip():
+    model = nn.ModuleDict({name: nn.Linear(3, 2).bfloat16() for name in ("good", "other", "short", "frozen")})
+    for name in ("other", "frozen"):
+        model[name].bias = nn.Parameter(torch.zeros(2), requires_grad=name == "other")
+    model["short"].bias = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    kfac = cortado.KFAC(model, **QUIET)
+    assert kfac.skipped == {
+        "other": "its bias is torch.float32, its weight torch.bfloat16",
+        "short": "its bias has the shape (1,), expected (2,)",
+    }
+    assert "preconditions 2 layers" in kfac.describe()
+
+
+def test_rows_of_a_factor_count_the_bias_where_there_is_one():
+    sizes = {"bias": MOST_FACTOR_ROWS, "no_bias": MOST_FACTOR_ROWS, "larger": MOST_FACTOR_ROWS + 1}
+    layers, skipped = find_layers(
+        nn.ModuleDict({name: nn.Linear(size, 1, bias=name == "bias", device="meta") for name, size in sizes.items()}),
+        (),
+    )
+    assert [layer.name for layer in layers] == ["no_bias"]
+    assert set(skipped) == {"bias", "larger"}
+
+
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +434,60 @@ def test_a_layer_whose_weight_changes_its_shape_is_refused():
     model[0].weight.grad = torch.zeros(5, 4)
     with pytest.raises(cortado.MismatchError, match=r"layer 0 had a weight of shape \(3, 4\), now \(5, 4\)"):
         kfac.step()
+
+
+@pytest.mark.parametrize(
+    "is_convolution, side, text",
+    [
+        (True, 1, r"layer 0 had inputs of 8 channels, now of shape \(2, 4, 6, 6\): make a new KFAC"),
+        (True, 0, r"layer 0 had outputs of 12 channels, now of shape \(2, 6, 4, 4\)"),
+        (False, 1, r"layer 0 had 8 inputs, now a tensor of shape \(2, 4\)"),  # as many values as in one row before
+        (False, 0, r"layer 0 had 12 outputs, now a tensor of shape \(2, 6\)"),
+    ],
+)
+def test_layers_with_fewer_inputs_or_outputs_than_before_are_refused(is_convolution, side, text):
+    model = nn.Sequential(nn.Conv2d(8, 12, 3) if is_convolution else nn.Linear(8, 12))
+    kfac = cortado.KFAC(model, **QUIET)
+    weight = model[0].weight
+    half = [slice(None), slice(None)]
+    half[side] = slice(weight.shape[side] // 2)
+    model[0].weight = nn.Parameter(weight.detach()[tuple(half)].clone())
+    model[0].bias = nn.Parameter(torch.zeros(len(model[0].weight)))
+    inputs = torch.randn(2, model[0].weight.shape[1], *((6, 6) if is_convolution else ()))
+    with pytest.raises(cortado.MismatchError, match=text):
+        model(inputs).square().mean().backward()
+    kfac.detach()
+
+
+@pytest.mark.parametrize(
+    "bias, error, text",
+    [
+        (torch.zeros(3, dtype=torch.float64), cortado.SpecError, "layer 0: .*got torch.float32 and torch.float64"),
+        (torch.zeros(3).bfloat16(), cortado.SpecError, "layer 0: .*got torch.float32 and torch.bfloat16"),
+        (torch.zeros(1), cortado.MismatchError, r"layer 0 had a bias of shape \(3,\), now \(1,\)"),
+        (None, cortado.MismatchError, r"layer 0 had a bias of shape \(3,\), now None"),
+    ],
+)
+def test_biases_that_are_no_longer_like_their_weight_are_refused(bias, error, text):
+    model = nn.Sequential(nn.Linear(4, 3))
+    kfac = cortado.KFAC(model, **QUIET)
+    model[0].bias = None if bias is None else nn.Parameter(bias)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with pytest.raises(error, match=text):
+        kfac.step()
+
+
+def test_parameters_that_are_frozen_later_stay():
+    for name in ("weight", "bias"):
+        model = nn.Sequential(nn.Linear(4, 3))
+        kfac = cortado.KFAC(model, **QUIET)
+        getattr(model[0], name).requires_grad_(False)
+        model(torch.randn(5, 4)).square().mean().backward()
+        gradient = model[0].bias.grad if name == "weight" else None
+        assert kfac.step()
+        assert getattr(model[0], name).grad is None
+        assert gradient is None or torch.equal(model[0].bias.grad, gradient)
 
 
 def test_layers_that_have_moved_are_refused():

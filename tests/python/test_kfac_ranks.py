@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from nets import loss_of, make_batch, make_net
 from ranks import fingerprint
+from torch.nn.utils import prune
 
 STRATEGIES = [
     {"strategy": "comm-opt"},
@@ -33,7 +34,8 @@ def make_model(me, uses_ddp, seed=0):
 
 def make_run(me, options, uses_ddp=True, seed=0):
     model = make_model(me, uses_ddp, seed)
-    kfac = cortado.KFAC(model, inv_update_steps=2, lr=0.05, verbose=False, timeout_s=20, **options)
+    options = {"inv_update_steps": 2, "lr": 0.05, **options}
+    kfac = cortado.KFAC(model, verbose=False, timeout_s=20, **options)
     return model, kfac, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
@@ -255,6 +257,119 @@ def test_gradients_are_zero_after_a_step_that_was_not_finite(pools, is_precondit
     pools(3).run(poison, overflow_rank=1, is_preconditioned=is_preconditioned)
 
 
+def leave_out_the_step(me, overflows, resets):
+    """Behind synchronize(), as a loop does that asks a scaler or looks at the norm; the next step averages anew."""
+    model, kfac, optimizer = run = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
+    train(me, run, 1)
+    optimizer.zero_grad()
+    loss_of(model, make_batch(me.rank, 1)).backward()
+    if overflows and me.rank == 1:
+        next(model.parameters()).grad.view(-1)[0] = float("inf")
+    kfac.synchronize()
+    optimizer.zero_grad()
+    if resets:  # so that nothing depends on a backward pass
+        kfac.reset_batch()
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.01 * me.rank)
+    else:
+        loss_of(model, make_batch(me.rank, 2)).backward()
+    assert kfac.step()
+    optimizer.step()
+    assert kfac.report().to_dict()["traffic"]["reduced_gradients"]["messages"] == (2 if overflows else 3)
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_step_that_is_left_out_behind_synchronize(pools, overflows, resets):
+    pools(2).run(leave_out_the_step, overflows=overflows, resets=resets)
+
+
+def look_at_the_loss(me, is_behind):
+    """Two micro-batches a step, and forward passes without a backward pass behind synchronize(), or before it."""
+    model, kfac, optimizer = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
+    for step in range(3):
+        optimizer.zero_grad()
+        for micro in range(2):
+            loss_of(model, make_batch(me.rank, 2 * step + micro)).backward()
+        if is_behind:
+            kfac.synchronize()
+        loss_of(model, make_batch(me.rank, 100))
+        loss_of(model.eval(), make_batch(me.rank, 100))
+        model.train()
+        kfac.synchronize()
+        kfac.step()
+        optimizer.step()
+    assert kfac.report().to_dict()["traffic"]["reduced_gradients"]["messages"] == 3
+    return fingerprint(model)
+
+
+def test_forward_passes_behind_synchronize_average_nothing_again(pools):
+    assert pools(2).run(look_at_the_loss, is_behind=True) == pools(2).run(look_at_the_loss, is_behind=False)
+
+
+def spoil(me, averaging):
+    """Inf on one rank in the second step; what the factors, the counters and the verdicts are then."""
+    model = make_model(me, averaging == "DistributedDataParallel")
+    reducer = cortado.Reducer(model, "none", verbose=False) if averaging == "cortado.Reducer" else None
+    options = {"reduce_gradients": False} if averaging == "the caller" else {}
+    kfac = cortado.KFAC(model, strategy="mem-opt", verbose=False, timeout_s=20, **options)
+    assert f"averaged by {averaging}" in kfac.describe().replace("cortado.attach or ", "")
+    verdicts, factors = [], []
+    for step in range(3):
+        model.zero_grad()
+        loss = loss_of(model, make_batch(me.rank, step))
+        (loss * (float("inf") if step == 1 and me.rank == 1 else 1)).backward()
+        if reducer is not None:
+            reducer.wait()
+        for parameter in model.parameters() if averaging == "the caller" else ():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= me.world_size
+        verdicts.append(kfac.step())
+        layers = kfac.state_dict()["layers"].values()
+        factors.append([values for layer in layers for values in layer.values()])
+    stayed = all(torch.equal(*pair) for pair in zip(*factors[:2], strict=True))
+    return verdicts, kfac.steps, kfac.report().to_dict()["non_finite_steps"], stayed
+
+
+@pytest.mark.parametrize("averaging", ["DistributedDataParallel", "cortado.Reducer", "step()", "the caller"])
+def test_a_step_that_is_not_finite_leaves_factors_alone(pools, averaging):
+    is_known = averaging != "the caller"
+    for outcome in pools(3).run(spoil, averaging=averaging):
+        assert outcome[:3] == ([True, False, True], 2 if is_known else 3, 1)
+        assert outcome[3] or not is_known
+
+
+def freeze(me, how):
+    """The weight of a layer, after KFAC was made; its bias goes on learning."""
+    model, kfac, _ = run = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
+    train(me, run, 1)
+    if how == "frozen":
+        model[2].weight.requires_grad_(False)
+    else:
+        prune.l1_unstructured(model[2], "weight", amount=0.5)
+    before = model[2].bias.detach().clone()
+    train(me, run, [1, 2])
+    assert not torch.equal(model[2].bias, before)
+
+
+@pytest.mark.parametrize("how", ["frozen", "pruned"])
+def test_the_bias_of_a_weight_that_is_frozen_later_is_averaged(pools, how):
+    pools(2).run(freeze, how=how)
+
+
+def who_averages(me):
+    net = make_net()
+    text = cortado.KFAC(net, verbose=False).describe()
+    assert "gradients are averaged by step(), or by a cortado.Reducer" in text and "give KFAC the DDP module" in text
+    text = cortado.KFAC(net, reduce_gradients=False, verbose=False).describe()
+    assert "averaged by the caller, before step() (reduce_gradients=False)" in text
+    assert "averaged by step()\n" in cortado.KFAC(net, reduce_gradients=True, verbose=False).describe()
+
+
+def test_the_start_says_who_averages_gradients(pools):
+    pools(2).run(who_averages)
+
+
 # ---- saving ----------------------------------------------------------------------------------------------------------
 
 
@@ -440,6 +555,81 @@ def misname_a_codec(me, option):
 def test_a_codec_that_one_rank_misnames_ends_all(pools, option):
     try:
         assert max(pools(2).run(misname_a_codec, option=option, timeout_s=60)) < 10  # timeout_s is 20
+    finally:
+        pools(2).close()
+
+
+def intervals_differ(me, option):
+    model = make_model(me, uses_ddp=False)
+    with pytest.raises(cortado.MismatchError, match="every 3 steps"):
+        cortado.KFAC(model, **{option: 2 + me.rank}, verbose=False)
+    me._models.clear()
+
+
+@pytest.mark.parametrize("option", ["factor_update_steps", "inv_update_steps"])
+def test_ranks_that_update_in_different_steps_hear_it_at_the_start(pools, option):
+    pools(2).run(intervals_differ, option=option)
+
+
+def on_one_rank_later(me, good, bad):
+    return lambda step: good if me.rank == 0 or step == 0 else bad()
+
+
+WRONG = {"raises": lambda: 1 / 0, "zero": lambda: 0, "text": lambda: "much"}
+
+
+def schedule_goes_wrong(me, option, how):
+    """Only on rank 1, and in the second step."""
+    good = "none" if option == "compression" else 1
+    run = make_run(me, {"strategy": "mem-opt", option: on_one_rank_later(me, good, WRONG[how])}, uses_ddp=False)
+    train(me, run, 1)
+    begin = time.monotonic()
+    own = {"raises": ZeroDivisionError, "zero": cortado.SpecError, "text": ValueError}[how]
+    text = {"raises": "division by zero", "zero": "must be", "text": "much"}[how]
+    with pytest.raises(own if me.rank == 1 else cortado.CortadoError, match=text):
+        train(me, run, 1)
+    me._models.clear()
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize(
+    "option, how",
+    [
+        ("damping", "raises"),
+        ("damping", "zero"),  # the C++ side says so
+        ("lr", "text"),
+        ("compression", "raises"),
+        ("factor_update_steps", "raises"),  # in the forward pass
+        ("inv_update_steps", "zero"),
+    ],
+)
+def test_a_schedule_that_goes_wrong_on_one_rank_ends_all(pools, option, how):
+    try:
+        assert max(pools(2).run(schedule_goes_wrong, option=option, how=how, timeout_s=60)) < 10  # timeout_s is 20
+    finally:
+        pools(2).close()
+
+
+def prune_a_layer(me):
+    """Only on rank 1."""
+    model, _, _ = run = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
+    train(me, run, 1)
+    me._models.clear()
+    inputs, labels = make_batch(me.rank, 1)
+    if me.rank == 1:
+        model[0].weight = torch.nn.Parameter(model[0].weight.detach()[:, :12].clone())
+        inputs = inputs[:, :12]
+    begin = time.monotonic()
+    own = cortado.MismatchError if me.rank == 1 else cortado.CortadoError
+    with pytest.raises(own, match=r"layer 0 had 24 inputs, now a tensor of shape \(4, 12\)"):
+        loss_of(model, (inputs, labels)).backward()
+        run[1].step()
+    return time.monotonic() - begin
+
+
+def test_a_layer_with_other_inputs_on_one_rank_ends_all(pools):
+    try:
+        assert max(pools(2).run(prune_a_layer, timeout_s=60)) < 10  # timeout_s is 20
     finally:
         pools(2).close()
 
