@@ -85,12 +85,14 @@ def verdicts(records: list[dict]) -> list[list[str]]:
 
     ratios = [statistics.median(round_ratios(record)) for record in records]
     slower = [ratio for ratio in ratios if ratio > MOST_SLOWER]
-    certain = sum(lowest_median(round_ratios(record)) > MOST_SLOWER for record in records)
+    lowest = [low for record in records if (low := lowest_median(round_ratios(record))) > -math.inf]
+    certain = sum(low > MOST_SLOWER for low in lowest)
     tried, chosen = errors_of_tried(records), errors_of_chosen(records)
     rows = [
         [
             "never slower than the best rival by more than 3 %",
-            f"{len(slower)} of {len(ratios)} cells slower, {certain} of them beyond noise, the worst {max(ratios):.2f}",
+            f"{len(slower)} of {len(ratios)} cells slower, the worst {max(ratios):.2f}; beyond noise {certain} of the "
+            f"{len(lowest)} with rounds enough to tell",
             met(not slower),
         ]
     ]

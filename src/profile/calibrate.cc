@@ -451,12 +451,13 @@ Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cl
   if (all_reduce == curves.end()) return {};
   const TimeCurve& curve = all_reduce->second;
   const double most_ns = std::max(left_ns_ / kTimesBeside, kShareBeside * options_.budget_s * 1e9);
-  std::size_t size = curve.sizes.size() - 1;
-  while (size > 0 && static_cast<double>(curve.times_ns[size]) > most_ns) --size;
-  if (curve.times_ns[size] < kOfSize * curve.times_ns[0] || curve.times_ns[size] == 0) return {};
-  AlignedBuffer<float> values(static_cast<std::size_t>(curve.sizes[size]) / sizeof(float) + 1);
+  // The larger, the less it matters that steps of the machine vary.
+  std::int64_t bytes = curve.sizes.back();
+  while (bytes > curve.sizes[0] && static_cast<double>(curve.at(bytes)) > most_ns) bytes /= 2;
+  if (curve.at(bytes) < kOfSize * curve.times_ns[0] || curve.at(bytes) == 0) return {};
+  AlignedBuffer<float> values(static_cast<std::size_t>(bytes) / sizeof(float) + 1);
   const CollectiveCall call =
-      make_call(OpKind::kAllReduce, curve.sizes[size], communicator_->world_size(), values.data(), values.data()).call;
+      make_call(OpKind::kAllReduce, bytes, communicator_->world_size(), values.data(), values.data()).call;
   // The curve's may be of several at once.
   CORTADO_ASSIGN_OR_RETURN(const Point transfer, measure("all_reduce alone", [&]() -> Status {
                              CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator_->start(call));

@@ -51,7 +51,7 @@ def record(rate="1gbit", workers=2, chosen=1, auto_ms=(103, 101, 102), rival_ms=
 def test_verdicts_are_those_of_the_numbers():
     found = {asked: (text, met) for asked, text, met in auto_report.verdicts([record(), record("unshaped", chosen=0)])}
     assert found["never slower than the best rival by more than 3 %"] == (
-        "0 of 2 cells slower, 0 of them beyond noise, the worst 1.02",
+        "0 of 2 cells slower, the worst 1.02; beyond noise 0 of the 0 with rounds enough to tell",
         "yes",
     )
     assert found["predicted within 5 % (median): settings tried"] == ("4.5 % over 4, at most 5 %", "yes")
@@ -65,7 +65,7 @@ def test_a_slower_cell_shows():
     rows = auto_report.verdicts([record(auto_ms=(110, 103, 104)), record("unshaped")])
     assert rows[0] == [
         "never slower than the best rival by more than 3 %",
-        "1 of 2 cells slower, 0 of them beyond noise, the worst 1.04",
+        "1 of 2 cells slower, the worst 1.04; beyond noise 0 of the 0 with rounds enough to tell",
         "**no**",
     ]
     assert ["declines on the unshaped links", "0 of 1 cells", "**no**"] in rows
@@ -75,10 +75,10 @@ def test_slower_beyond_noise_takes_rounds_that_agree():
     def found(auto_ms):
         return auto_report.verdicts([record(auto_ms=auto_ms, rival_ms=[100] * len(auto_ms))])[0][1]
 
-    assert "1 of 1 cells slower, 0 of them" in found([104] * 5)  # 1 of 32 chances that all are on one side
-    assert "1 of 1 cells slower, 1 of them" in found([104] * 6)
-    assert "1 of 1 cells slower, 0 of them" in found([95, 96, 97, *[104] * 9])  # of 12 the third smallest counts
-    assert "1 of 1 cells slower, 1 of them" in found([95, 96, *[104] * 10])
+    assert "beyond noise 0 of the 0 with" in found([104] * 5)  # 1 of 32 chances that all are on one side
+    assert "beyond noise 1 of the 1 with" in found([104] * 6)
+    assert "beyond noise 0 of the 1 with" in found([95, 96, 97, *[104] * 9])  # of 12 the third smallest counts
+    assert "beyond noise 1 of the 1 with" in found([95, 96, *[104] * 10])
 
 
 def test_the_report_holds_the_latest_of_each_cell(tmp_path):
