@@ -341,6 +341,7 @@ class PyOwnerGather {
     result["all_dense_bytes"] = report.all_dense_bytes;
     result["collectives"] = report.collectives;
     result["relative_error"] = report.relative_l2_error;
+    result["finite"] = report.finite;
     result["encode_ns"] = report.encode_ns;
     result["gather_ns"] = report.gather_ns;
     result["decode_ns"] = report.decode_ns;

@@ -85,14 +85,15 @@ def verdicts(records: list[dict]) -> list[list[str]]:
 
     ratios = [statistics.median(round_ratios(record)) for record in records]
     slower = [ratio for ratio in ratios if ratio > MOST_SLOWER]
-    lowest = [low for record in records if (low := lowest_median(round_ratios(record))) > -math.inf]
-    certain = sum(low > MOST_SLOWER for low in lowest)
+    lowest = {key_of(record)[1:]: lowest_median(round_ratios(record)) for record in records}
+    certain = [" ".join(map(str, cell)) for cell, low in lowest.items() if low > MOST_SLOWER]
+    told = sum(low > -math.inf for low in lowest.values())
     tried, chosen = errors_of_tried(records), errors_of_chosen(records)
     rows = [
         [
             "never slower than the best rival by more than 3 %",
-            f"{len(slower)} of {len(ratios)} cells slower, the worst {max(ratios):.2f}; beyond noise {certain} of the "
-            f"{len(lowest)} with rounds enough to tell",
+            f"{len(slower)} of {len(ratios)} cells slower, the worst {max(ratios):.2f}; beyond noise {len(certain)} "
+            f"of the {told} with rounds enough to tell{': ' * bool(certain)}{', '.join(certain)}",
             met(not slower),
         ]
     ]
@@ -116,12 +117,13 @@ def conditions(records: list[dict]) -> list[str]:
     commits = sorted({record["commit"] for record in records})
     last = records[-1]
     steps = sorted(len(block["steps_ms"]) for record in records for block in record["blocks"])
+    rounds = sorted(record["rounds"] for record in records)
     return [
         f"- runs: {started[0]} to {started[-1]}, commit {', '.join(commits)}; {len(records)} cells",
         "- " + ", ".join(f"{key} {value}" for key, value in last["machine"].items()),
         f"- links: {last['links'].replace(last['rate'], 'shaped')}; one thread a worker, pinned",
         f"- {steps[0]} to {steps[-1]} timed steps a block after an untimed one, {last['choosing_rounds']} rounds to"
-        f" choose, {last['rounds']} to compare",
+        f" choose, {rounds[0]}{f' to {rounds[-1]}' if rounds[0] != rounds[-1] else ''} to compare",
     ]
 
 

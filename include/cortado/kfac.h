@@ -192,7 +192,8 @@ struct KfacGradient {
 };
 
 struct KfacOutcome {
-  // false: some gradient was Inf or NaN on some rank, or became so on its way (cast(fp16) overflows from 65520 on);
+  // false: some gradient was Inf or NaN on some rank, or became so on its way (cast(fp16) overflows from 65520 on,
+  // but not where gradients are kept as fp16);
   // gradients are as they were and no residual has changed.
   bool finite = true;
   double scale = 1;  // by kl_clip

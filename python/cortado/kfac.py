@@ -38,8 +38,8 @@ class KFAC:
 
     Make it on every rank, with the same arguments, before the first forward pass. A DistributedDataParallel, or
     a cortado.Reducer (its wait() before this step()), averages the gradients; without them step() does, those of
-    preconditioned layers only to the ranks that need them. With DDP give it the DDP module: of the one inside it can't
-    tell that somebody averages.
+    preconditioned layers only to the ranks that need them. With DDP give it the DDP module: if it gets the module
+    inside, it averages once more.
 
     The model is on the CPU or on one CUDA device; there K-FAC computes on the device (``libcortado_cuda_kfac.so`` is
     needed, built with nvcc). Move it before.
@@ -203,6 +203,7 @@ class KFAC:
         self._wanted = [self._core.wants_batches(i) for i in range(len(self._layers))]
         self._is_synchronized = False
         self._is_finite = True
+        self._watches = []
         self._skipped_steps = 0  # because of Inf or NaN, before the C++ side had a part in them
         self._step_ns = 0
         self._open_calls = [0] * len(self._layers)  # forward passes whose backward pass has not come
@@ -323,8 +324,6 @@ class KFAC:
 
         @torch.compiler.disable
         def on_forward(module, inputs, named_inputs, output):
-            if self._is_synchronized and module.training and output.requires_grad:  # no step() came
-                output.register_hook(self._forget_average)
             if not (module.training and torch.is_grad_enabled() and self._wanted[index]):
                 return
             with self._errors_end_all():
@@ -394,8 +393,18 @@ class KFAC:
         self._forget_batches()
         self._forget_average()
 
-    def _forget_average(self, _gradient=None):
+    def _forget_average(self, _parameter=None):
         self._is_synchronized, self._is_finite = False, True
+
+    def _watch_gradients(self, parameters):
+        """Gradients that change once they were averaged are not averaged any more: no step() came."""
+        self._unwatch_gradients()
+        self._watches = [p.register_post_accumulate_grad_hook(self._forget_average) for p in parameters]
+
+    def _unwatch_gradients(self):
+        for watch in self._watches:
+            watch.remove()
+        self._watches = []
 
     def _forget_batches(self):
         self._core.reset_batch()
@@ -414,9 +423,12 @@ class KFAC:
         """Whether DDP or a Reducer is known to have averaged what is preconditioned over all of these ranks."""
         if self._world_size == 1:
             return True
+        holder = holder_of(self._model.parameters())
         if self._ddp is not None:
-            averages_all, group = not self._ddp.parameters_to_ignore, self._ddp.process_group
-        elif (holder := holder_of(self._model.parameters())) is not None:
+            has_other_hook = holder is None and bool(self._ddp._comm_hooks)  # which may leave ranks with their own
+            averages_all = not self._ddp.parameters_to_ignore and not has_other_hook
+            group = self._ddp.process_group
+        elif holder is not None:
             averages_all = all(p in holder._index for layer in self._trained_layers() for p in layer.parameters)
             group = holder._group._group
         else:
@@ -442,6 +454,11 @@ class KFAC:
 
         With a GradScaler call it before ``unscale_``, so that all ranks see an overflow on any of them.
         """
+        self._average()
+        if self._is_synchronized:
+            self._watch_gradients(p for p in self._model.parameters() if p.requires_grad)
+
+    def _average(self):
         if self._is_synchronized or not self._reduces():
             return
         own = {parameter for layer in self._trained_layers() for parameter in layer.parameters}
@@ -487,9 +504,10 @@ class KFAC:
         where these overflow though the gradients did not.
         """
         start_ns = time.perf_counter_ns()
-        self.synchronize()
+        self._average()
         is_finite = self._is_finite
         self._forget_average()
+        self._unwatch_gradients()
         if not self._reduces() and self._has_equal_gradients():
             is_finite = self._are_gradients_finite()  # the same on all ranks
         if is_finite:

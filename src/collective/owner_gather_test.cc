@@ -247,6 +247,31 @@ TEST(OwnerGather, OverflowOfACodecIsSeenByAllAndReachesNoResidual) {
   }
 }
 
+// What a tensor owes is added in its own dtype, which may have no room for it.
+TEST(OwnerGather, OverflowOfFeedbackIsSeenByAllWithAPlainCodecToo) {
+  for (const Status& status : run_ranks(2, [](Communicator& communicator) -> Status {
+         const std::vector<OwnedTensor> tensors = {{.name = "a", .dtype = DType::kFloat16, .rows = 1, .cols = 4}};
+         const OwnerGatherOptions options{.codec = "topk(density=0.25)", .use_error_feedback = true};
+         CORTADO_ASSIGN_OR_RETURN(const auto gather, OwnerGather::create(tensors, options, &communicator));
+         std::vector<OwnerResidual> before;
+         for (std::uint64_t step = 0; step < 2; ++step) {
+           std::array<std::uint16_t, 4> values;
+           values.fill(float_to_fp16(60000));
+           void* const address = values.data();
+           CORTADO_RETURN_IF_ERROR(gather->run(step, {&address, 1}));
+           EXPECT_EQ(gather->report().finite, step == 0);
+           if (step == 0) before = gather->save_residuals();
+           CORTADO_RETURN_IF_ERROR(gather->set_codec("none"));
+         }
+         const std::vector<OwnerResidual> after = gather->save_residuals();
+         EXPECT_EQ(after.size(), communicator.rank() == 0 ? 1u : 0u);
+         for (std::size_t i = 0; i < after.size(); ++i) EXPECT_EQ(after[i].values, before[i].values);
+         return {};
+       })) {
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
 // A schedule: payloads that grow beyond the capacity of the last step, and shrink again.
 TEST(OwnerGather, CodecsThatChangeFromStepToStep) {
   std::vector<std::int64_t> collectives;

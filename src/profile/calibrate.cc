@@ -459,7 +459,8 @@ Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cl
   const CollectiveCall call =
       make_call(OpKind::kAllReduce, bytes, communicator_->world_size(), values.data(), values.data()).call;
   // The curve's may be of several at once.
-  CORTADO_ASSIGN_OR_RETURN(const Point transfer, measure("all_reduce alone", [&]() -> Status {
+  CORTADO_ASSIGN_OR_RETURN(const Point transfer,
+                           measure("all_reduce of " + std::to_string(bytes) + " bytes alone", [&]() -> Status {
                              CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator_->start(call));
                              return communicator_->wait(work, timeout_);
                            }));

@@ -265,6 +265,7 @@ def leave_out_the_step(me, overflows, resets):
     loss_of(model, make_batch(me.rank, 1)).backward()
     if overflows and me.rank == 1:
         next(model.parameters()).grad.view(-1)[0] = float("inf")
+    later = loss_of(model, make_batch(me.rank, 2))
     kfac.synchronize()
     optimizer.zero_grad()
     if resets:  # so that nothing depends on a backward pass
@@ -272,7 +273,7 @@ def leave_out_the_step(me, overflows, resets):
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 0.01 * me.rank)
     else:
-        loss_of(model, make_batch(me.rank, 2)).backward()
+        later.backward()
     assert kfac.step()
     optimizer.step()
     assert kfac.report().to_dict()["traffic"]["reduced_gradients"]["messages"] == (2 if overflows else 3)
@@ -293,7 +294,9 @@ def look_at_the_loss(me, is_behind):
             loss_of(model, make_batch(me.rank, 2 * step + micro)).backward()
         if is_behind:
             kfac.synchronize()
-        loss_of(model, make_batch(me.rank, 100))
+        loss = loss_of(model, make_batch(me.rank, 100))
+        if me.rank == 0:  # touches no .grad
+            torch.autograd.grad(loss, next(model.parameters()))
         loss_of(model.eval(), make_batch(me.rank, 100))
         model.train()
         kfac.synchronize()
