@@ -94,7 +94,8 @@ def _training_section(group: dict, folder: Path, pictures: set[Path]) -> list[st
     sample = next(iter(group.values()))[0]
     machine = ", ".join(f"{k} {v}" for k, v in sample["machine"].items())
     heading = f"## {sample['task_name']}, {sample['strategy']}, {sample['rate']}: {sample['steps']} steps"
-    heading += f", {sample['workers']} workers" + ("" if sample["timed"] else ", losses only")
+    heading += f", {sample['workers']} worker{'s' * (sample['workers'] > 1)}"
+    heading += "" if sample["timed"] else ", losses only"
     settings = [
         f"factors every {sample['factor_update_steps']} steps, inverses every {sample['inv_update_steps']}",
         f"{sample['compute_method']}, damping {sample['damping']:g}",
