@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <mutex>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "collective/passing_communicator_testing.h"
@@ -368,6 +371,25 @@ TEST(Calibrate, MeasuresWhatTransfersTakeFromComputation) {
   for (ClusterRange& range : options.known->ranges) range.collectives[OpKind::kAllReduce] = as_on_the_link;
   options.budget_s = 0.5;
   EXPECT_TRUE(calibrate_timed(options, milliseconds(0), false).transfers_slow_backward.has_value());
+}
+
+// Not only sizes of the curve, which are far apart: a sixteenth of its largest is what fits here.
+TEST(Calibrate, TimesTransfersOfTheLargestSizeThatFits) {
+  CalibrateOptions options = only_transfers();
+  options.known = calibrate_timed(options, std::chrono::milliseconds(0), false);
+  options.known->transfers_slow_backward.reset();
+  const TimeCurve as_on_the_link = {.sizes = {4096, 1 << 20}, .times_ns = {1'228'800, 314'572'800}};
+  for (ClusterLevel& level : options.known->levels) level.collectives[OpKind::kAllReduce] = as_on_the_link;
+  for (ClusterRange& range : options.known->ranges) range.collectives[OpKind::kAllReduce] = as_on_the_link;
+  options.budget_s = 0.5;
+  std::mutex mutex;
+  std::set<std::string> timed;
+  options.progress = [&](double, const std::string& what) {
+    const std::lock_guard lock(mutex);
+    timed.insert(what);
+  };
+  EXPECT_TRUE(calibrate_timed(options, std::chrono::milliseconds(0), false).transfers_slow_backward.has_value());
+  EXPECT_TRUE(timed.contains("all_reduce of 65536 bytes alone"));
 }
 
 TEST(Calibrate, LeavesUnknownWhatTransfersTakeWhereItCannotTell) {
