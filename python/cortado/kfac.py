@@ -425,7 +425,8 @@ class KFAC:
             return True
         holder = holder_of(self._model.parameters())
         if self._ddp is not None:
-            has_other_hook = holder is None and bool(self._ddp._comm_hooks)  # which may leave ranks with their own
+            # One that is not ours may leave ranks with their own.
+            has_other_hook = holder is None and bool(getattr(self._ddp, "_comm_hooks", True))
             averages_all = not self._ddp.parameters_to_ignore and not has_other_hook
             group = self._ddp.process_group
         elif holder is not None:
@@ -499,9 +500,9 @@ class KFAC:
         on all ranks alike: an optimizer that steps all the same does no harm.
 
         Factors, inverses and ``steps`` stay too, and the batches are forgotten, where gradients are averaged by step(),
-        by the DDP module that KFAC was given or by a cortado.Reducer, and on one rank. Not so with averaging that is
-        not known here (reduce_gradients=False), where ranks agree on it only with the preconditioned gradients, and
-        where these overflow though the gradients did not.
+        by the DDP module that KFAC was given (without a communication hook of others) or by a cortado.Reducer, and on
+        one rank. Not so with averaging that is not known here (reduce_gradients=False), where ranks agree on it only
+        with the preconditioned gradients, and where these overflow though the gradients did not.
         """
         start_ns = time.perf_counter_ns()
         self._average()
