@@ -14,11 +14,13 @@ Nothing is left behind: a guard process (`links_guard.py`) deletes the namespace
 closes them, raises, or is killed, even by SIGKILL; namespaces of owners that died together with
 their guard are deleted at the next start.
 
-Without root the ranks run on the loopback interface, unshaped; `Links.describe()` says so.
+Without root, or where a container forbids it, the ranks run on the loopback interface, unshaped;
+`Links.describe()` says so.
 """
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -67,8 +69,26 @@ def why_not_shaped() -> str | None:
         return "network namespaces need Linux"
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [tool for tool in ("ip", "tc", "sysctl") if not shutil.which(tool)]
-    return f"not installed: {', '.join(missing)}" if missing else None
+    missing = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    return _why_no_link_was_made()
+
+
+@functools.cache
+def _why_no_link_was_made() -> str | None:
+    """Root alone is not enough: in a container it may lack the capabilities, and a kernel may have no htb. So this
+    makes a namespace with a shaped link, and deletes it."""
+    probe = f"{_own_prefix()}probe"
+    try:
+        _add_bridge(probe)
+        _ip("-n", probe, "link", "add", "eth0", "type", "veth", "peer", "name", "port0")
+        _shape(probe, "eth0", 10**9)
+    except RuntimeError as error:
+        return f"a shaped link can't be made here: {error}"
+    finally:
+        delete_namespaces(probe)
+    return None
 
 
 class Links:
@@ -90,7 +110,7 @@ class Links:
         self.bits_per_s = parse_rate_bits_per_s(rate)
         self._shaped_later = shaped_later
         self.why_loopback = why_not_shaped()
-        self.prefix = f"{PREFIX}{os.getpid()}-{_start_ticks(os.getpid())}-{next(_serial)}-"
+        self.prefix = _own_prefix()
         self._guard = None
         self._port = 29500
 
@@ -213,7 +233,7 @@ class Links:
             raise RuntimeError("the process that guards the network namespaces did not start")
 
     def _make_namespaces(self) -> None:
-        self._add_bridge(self._hub)
+        _add_bridge(self._hub)
         for machine in range(self.machines or 0):
             self._add_machine(machine)
         for rank in range(self.ranks):
@@ -233,15 +253,9 @@ class Links:
             _shape(namespace, device, self.bits_per_s)
             _shape(hub, port, self.bits_per_s)
 
-    def _add_bridge(self, name: str) -> None:
-        _ip("netns", "add", name)
-        _sysctl(name, "net.ipv6.conf.all.disable_ipv6=1")
-        _ip("-n", name, "link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
-        _ip("-n", name, "link", "set", "br0", "up")
-
     def _add_machine(self, machine: int) -> None:
         name, port = self._machine(machine), f"machine{machine}"
-        self._add_bridge(name)
+        _add_bridge(name)
         _ip("-n", name, "link", "add", UPLINK, "type", "veth", "peer", "name", port, "netns", self._hub)
         _ip("-n", name, "link", "set", UPLINK, "master", "br0", "up")
         _ip("-n", self._hub, "link", "set", port, "master", "br0", "up")
@@ -249,7 +263,8 @@ class Links:
     def _add_rank(self, rank: int) -> None:
         name, port, hub = self.namespace(rank), f"port{rank}", self._bridge_of(rank)
         _ip("netns", "add", name)
-        _sysctl(name, "net.ipv6.conf.all.disable_ipv6=1", "net.ipv4.tcp_no_metrics_save=1")
+        _set_in_kernel(name, "net/ipv6/conf/all/disable_ipv6")
+        _set_in_kernel(name, "net/ipv4/tcp_no_metrics_save")
         peer = ["peer", "name", port, "netns", hub]
         mac = ["address", _mac(rank)]
         _ip("-n", name, "link", "add", "eth0", *mac, "type", "veth", *peer)
@@ -274,6 +289,11 @@ def delete_stale_namespaces() -> None:
             delete_namespaces(match[0])
 
 
+def _own_prefix() -> str:
+    """Of namespaces of this process; each time another one."""
+    return f"{PREFIX}{os.getpid()}-{_start_ticks(os.getpid())}-{next(_serial)}-"
+
+
 def _start_ticks(pid: int) -> str:
     """Start time of a process in clock ticks; tells it from a later one with the same id."""
     try:
@@ -289,8 +309,18 @@ def _ip(*arguments: str) -> str:
     return done.stdout
 
 
-def _sysctl(namespace: str, *settings: str) -> None:
-    _ip("netns", "exec", namespace, "sysctl", "-q", "-w", *settings)
+def _add_bridge(namespace: str) -> None:
+    """In a namespace of its own."""
+    _ip("netns", "add", namespace)
+    _set_in_kernel(namespace, "net/ipv6/conf/all/disable_ipv6")
+    _ip("-n", namespace, "link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
+    _ip("-n", namespace, "link", "set", "br0", "up")
+
+
+def _set_in_kernel(namespace: str, setting: str) -> None:
+    """To 1, where the kernel has the setting."""
+    file = f"/proc/sys/{setting}"
+    _ip("netns", "exec", namespace, "sh", "-c", f"[ ! -e {file} ] || echo 1 >{file}")
 
 
 def _shape(namespace: str, device: str, bits_per_s: int) -> None:

@@ -2,6 +2,7 @@
 """Shaped links: the rate is the one asked for, and no namespace survives its owner."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -78,6 +79,22 @@ def transfer_bits_per_s(links, sender_rank: int = 1) -> float:
     output, _ = receiver.communicate(timeout=30)
     assert sender.wait(timeout=10) == 0
     return float(output)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="gives up capabilities of root")
+def test_root_that_may_not_make_namespaces_is_told_why():
+    """As in a container. The ranks run on the loopback interface then."""
+    script = f"""
+import sys
+sys.path.insert(0, {str(TRAINING)!r})
+from links import Links
+with Links(2, "100mbit") as links:
+    print(links.describe())
+"""
+    without = ["setpriv", "--bounding-set", "-net_admin,-sys_admin"]
+    done = subprocess.run([*without, sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("loopback, NOT shaped (a shaped link can't be made here: ip netns add"), done.stderr
+    assert "ermitted" in done.stdout
 
 
 @needs_namespaces

@@ -43,7 +43,7 @@ PIECES = (
     # Only to link with: every machine has libz.so.1, and its programs may want a newer one than ours.
     Piece("zlib", ("zlib.h", "zconf.h"), ("libz.so",)),
 )
-PROGRAMS = ("ip", "tc", "sysctl", "setpriv")  # for shaped links
+PROGRAMS = ("ip", "tc", "setpriv")  # for shaped links
 MODULES = ("nanobind",)
 
 
