@@ -6,9 +6,10 @@
     python benchmarks/training/auto.py --report-only                       # auto.md and its pictures, nothing measured
 
 One cell of the sweep is a model on links of a rate with a number of workers. In each, auto decides first (those steps
-are reported apart). Then all rivals are measured in rotation, and the fastest of them is chosen; then auto and that
-rival are measured again, in alternation. A cell that is done is appended to auto.jsonl and not measured again unless
-asked to (`--again`), so the sweep can be interrupted, and goes on where it was.
+are reported apart). Then all rivals, going on from its weights, are measured in rotation, and the fastest of them is
+chosen; then auto and that rival are measured again, in alternation, both from the weights that auto has. A cell that is
+done is appended to auto.jsonl and not measured again unless asked to (`--again`), so the sweep can be interrupted, and
+goes on where it was.
 """
 
 import argparse

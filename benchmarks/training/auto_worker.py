@@ -1,5 +1,9 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""The worker of `auto.py`: one process a rank. Auto decides; then it is compared with what else is allowed."""
+"""The worker of `auto.py`: one process a rank. Auto decides; then it is compared with what else is allowed.
+
+How long a step takes with some codecs depends on the gradients, and these on how far training has come. So rivals go
+on from the weights with which auto decided, and the one that is chosen goes on from auto's again when both are
+compared."""
 
 import statistics
 
@@ -37,9 +41,11 @@ def without_plans(decision: dict) -> dict:
 class Runner:
     """A trainer with the seconds that one of its steps takes, the same on all ranks."""
 
-    def __init__(self, name: str, trainer: Trainer):
+    def __init__(self, name: str, trainer: Trainer, start: Trainer | None = None):
         self.name = name
         self.trainer = trainer
+        if start is not None:
+            trainer.go_on_from(start)
         for number in range(WARM_UP_STEPS):
             self.step_s = mean_over_ranks([trainer.step()[1]])[0]
             if number + 1 >= SLOW_WARM_UP_STEPS and self.step_s > SLOW_STEP_S:
@@ -83,10 +89,11 @@ def main() -> None:
     rivals = []
     for name in config["rivals"]:
         emit("preparing", method=name)
-        rivals.append(Runner(name, Trainer(task, name)))
+        rivals.append(Runner(name, Trainer(task, name), trainer))
     rival = choose_rival(rivals, config)
     emit("rival", method=rival.name, first_ms={each.name: each.step_ms() for each in rivals})
     auto = Runner(config["auto"], trainer)
+    rival.trainer.go_on_from(trainer)
     rival.blocks_ms = []
     for number in range(config["rounds"]):
         for runner in turned([auto, rival], number):

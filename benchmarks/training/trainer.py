@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """One model in training by one method, on one rank; and what a worker process does at its start."""
 
+import copy
 import datetime
 import json
 import os
@@ -75,6 +76,11 @@ class Trainer:
         value = loss.item()
         self.steps_done += 1
         return value, time.perf_counter() - start
+
+    def go_on_from(self, other: "Trainer") -> None:
+        """Takes the weights and the optimiser's state of another trainer of the same task."""
+        self.wrapped.ddp.load_state_dict(other.wrapped.ddp.state_dict())
+        self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
 
     def measure_error(self) -> float:
         """Takes two more steps (ACP sends P in one and Q in the other); mean over the ranks."""

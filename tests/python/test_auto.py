@@ -8,7 +8,7 @@ from nets import distance, loss_of, make_batch, make_net, make_optimizer, train
 from ranks import RanksFailed
 
 QUICK = "auto(measure_s=0.3)"
-STEPS = 260  # enough for all four rounds of trials of a net whose steps are this short
+STEPS = 260  # enough for all rounds of trials of a net whose steps are this short
 
 
 def decide(me, plan=QUICK, steps=STEPS, **options):
