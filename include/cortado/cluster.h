@@ -75,6 +75,7 @@ struct Cluster {
   // By elements: of gradients in host memory into the buffer of a plan's bucket, and of the averages back; as above.
   TimeCurve pack, unpack;
   // Share of its speed that the backward pass loses while a codec runs: 1 stands still, 0 does not notice.
+  // Plans for gradients in host memory take the CPU's for 1: the engine encodes in the thread of the backward pass.
   double gpu_codec_slows_backward = 0;
   double cpu_codec_slows_backward = 0;
   std::optional<double> transfers_slow_backward = {};  // the same while a transfer runs; not given: not measured, 0

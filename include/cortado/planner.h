@@ -50,24 +50,27 @@ struct PlannerConstraints {
   std::optional<int> max_lossy_passes = {};           // encodes of a tensor that lose something
   std::optional<std::int64_t> max_memory_bytes = {};  // on a rank: residuals and the payloads of all buckets
   std::optional<double> max_tensor_error = {};        // of each tensor
-  std::optional<double> max_total_error = {};  // of the whole gradient; needs each tensor's rms, or takes all as equal
-  std::int64_t search_steps = 0;               // what may be spent, in simulated operations; 0: by the size of the job
+  std::optional<double> max_total_error =
+      {};                         // of the whole gradient; by the rms of every tensor; without any, all as equal
+  std::int64_t search_steps = 0;  // what may be spent, in simulated operations; 0: by the size of the job
 };
 
 // The fastest plan that was found. Deterministic; `planner_ns` is left to the caller. Errors name what is wrong in job,
 // cluster or constraints.
 //
-// `strategy`: "cortado", or one of the comparators, each with the fusion that suits it best:
-//   dense                  nothing is encoded
+// `strategy`: "cortado", or one of the comparators, each with the best of the fusions up to a size, from all in one
+// message to each tensor by itself:
+//   dense                  nothing is encoded; this one is improved by local search, too
 //   bf16                   every tensor cast to 16 bits (cast(fp16) where the cluster file has no times of cast(bf16))
 //   compress_all           every tensor encoded, each by the option that takes least time by itself
 //   myopic                 each tensor by the option that takes least time by itself
 //   gpu_only, cpu_only     Espresso's Algorithm 1 with options of one device
 //   espresso               Espresso's Algorithms 1 and 2, with the best of the allowed codecs
-//   hitopk_like, byteps_compress_like, hipress_like   one fixed option, as this project reads those systems:
-//     reduce_scatter@intra encode@gpu all_gather@inter decode@gpu all_gather@intra
-//     reduce_scatter@intra encode@cpu all_to_all@inter decode@cpu encode@cpu all_gather@inter decode@cpu
-//     all_gather@intra the latter on the GPU, for tensors whose own time falls
+//   one fixed option, as this project reads those systems:
+//   hitopk_like            reduce_scatter@intra encode@gpu all_gather@inter decode@gpu all_gather@intra
+//   byteps_compress_like   reduce_scatter@intra encode@cpu all_to_all@inter decode@cpu encode@cpu all_gather@inter
+//                          decode@cpu all_gather@intra
+//   hipress_like           the latter on the GPU, for tensors whose own time falls
 Result<Plan> make_plan(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints,
                        std::string_view strategy = "cortado");
 

@@ -139,8 +139,8 @@ class _Recorder:
             "dtype": _DTYPES[parameter.dtype],
             "ready_ns": ready_ns,
         }
-        if parameter.grad is None or parameter.numel() == 0:
-            return tensor
+        if parameter.grad is None or parameter.numel() == 0:  # not used: nothing of it is lost
+            return {**tensor, "rms": 0.0}
         gradient = parameter.grad.detach().float().cpu().contiguous()
         tensor["rms"] = gradient.square().mean().sqrt().item()
         matrix = gradient.reshape(gradient.shape[0], -1) if gradient.dim() > 1 else gradient.reshape(1, -1)

@@ -58,8 +58,11 @@ Status PlanEngine::check_places(const Plan& plan, std::vector<Place>* places) co
   }
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
     if ((*places)[t].bucket >= 0) continue;
-    return make_error(StatusCode::kMismatch, "the plan is of another model: no bucket of it has the tensor \"%s\"",
-                      tensors_[t].name.c_str());
+    return make_error(
+        StatusCode::kMismatch,
+        "the plan is of another model: $.buckets: expected each tensor of the model in one, but no bucket "
+        "of it has the tensor \"%s\"",
+        tensors_[t].name.c_str());
   }
   return {};
 }

@@ -48,6 +48,11 @@ void add_notes(const Problem& problem, const Cluster& cluster, const SearchResul
                                   found.bound.reason, gap * 100);
   if (found.is_exact) bound += ", but every plan of the candidates was tried: none is faster";
   if (gap > kGapToExplain) {
+    if (found.is_cut_short.has_value() && !found.is_exact) {
+      bound += *found.is_cut_short
+                   ? "; the search has spent what it may, with more search_steps it may find a faster plan"
+                   : "; the search ended where none of the changes it tries helps";
+    }
     bound +=
         "; the bound lets loads of different resources overlap freely, while a tensor's steps follow each other. "
         "Busy: " +
@@ -97,6 +102,9 @@ Result<Plan> make_plan(const Job& job, const Cluster& cluster, const PlannerCons
     CORTADO_ASSIGN_OR_RETURN(found, run_strategy(*problem, strategy));
   }
   Plan plan = plan_of(*problem, job, cluster, found);
+  if (strategy.ends_with("_like")) {
+    plan.notes.push_back("this is how this project reads what that system does; its own planner may do better");
+  }
   add_notes(*problem, cluster, found, &plan);
   plan.notes.push_back(format_text("%lld options of the tree, %zu candidates, %lld operations simulated",
                                    static_cast<long long>(problem->options_considered()), problem->candidates().size(),

@@ -62,6 +62,23 @@ TEST(MakePlan, LemmaOneIsSolvedOptimally) {
   EXPECT_EQ(plan.predicted_step_ns, 11100000);
 }
 
+// With a slow decoder on the GPU one of the two tensors is best offloaded, the later one. Algorithm 2, by the lemma,
+// offloads the earlier one or both.
+TEST(MakePlan, OffloadsTheLaterTensorWhereLemmaOneTakesTheEarlierOne) {
+  LemmaOne example;
+  for (CodecTimes& times : example.cluster.codecs) {
+    if (times.device == OpDevice::kGpu && times.direction == OpKind::kDecode) times.curve.times_ns = {2000000, 2000000};
+  }
+  EXPECT_EQ(example.step_ns("gpu", "gpu"), 15100000);
+  EXPECT_EQ(example.step_ns("cpu", "gpu"), 12100000);
+  EXPECT_EQ(example.step_ns("cpu", "cpu"), 12500000);
+  EXPECT_EQ(example.step_ns("gpu", "cpu"), 11100000);
+  Job job = example.job;
+  job.tensors[1].dtype = DType::kBFloat16;
+  EXPECT_EQ(make_plan(job, example.cluster, {}).value().predicted_step_ns, 11100000);
+  EXPECT_EQ(make_plan(job, example.cluster, {}, "espresso").value().predicted_step_ns, 12100000);
+}
+
 Job job_named(const std::string& name) { return load_job("tests/data/planner/jobs/" + name + ".json").value(); }
 Cluster cluster_named(const std::string& name) {
   return load_cluster("tests/data/planner/clusters/" + name + ".json").value();

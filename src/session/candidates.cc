@@ -508,9 +508,6 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
     CORTADO_ASSIGN_OR_RETURN(cluster, measure_cluster(options, request.topology, communicator, clock));
   }
   if (cluster.has_value() && communicator->rank() == 0) {
-    // Engines encode in the thread of the backward pass, which stands still meanwhile. What a cluster file says is of
-    // codecs in another thread.
-    cluster->cpu_codec_slows_backward = 1;
     const Job job = make_job(request.tensors, steps);
     // A file was measured with more time, and perhaps for other plans: it counts as it is.
     const bool fits = !request.cluster.has_value();

@@ -73,20 +73,21 @@ void LocalSearch::adopt() {
   best_.step_ns = simulator_.run_keeping(buckets_);
 }
 
-void LocalSearch::improve(std::int64_t until) {
+bool LocalSearch::improve(std::int64_t until) {
   for (bool helped = true; helped && !is_done(until);) {
     helped = move_ways(until);
     helped |= move_boundaries(until);
     if (!helped) helped = move_groups(until);
     if (!helped) helped = swap_ways(until);
   }
+  return is_at_floor() || spent() < until;
 }
 
 void LocalSearch::tidy(std::int64_t until) {
   for (std::size_t k = 0; k < plan_.size(); ++k) {
     while (spent() < until && try_merge(k)) {
     }
-    for (const Way* way : problem_.ways(plan_[k].first, plan_[k].last)) {
+    for (const Way* way : ways(plan_[k].first, plan_[k].last)) {
       if (spent() >= until || way->lossy_elems >= plan_[k].way->lossy_elems) break;
       if (try_way(k, way)) break;
     }
@@ -146,7 +147,7 @@ std::vector<std::size_t> LocalSearch::by_size() const {
 bool LocalSearch::move_ways(std::int64_t until) {
   bool helped = false;
   for (const std::size_t k : by_size()) {
-    for (const Way* way : problem_.ways(plan_[k].first, plan_[k].last)) {
+    for (const Way* way : ways(plan_[k].first, plan_[k].last)) {
       if (is_done(until)) return helped;
       if (way != plan_[k].way) helped |= try_way(k, way);
     }
@@ -187,11 +188,11 @@ bool LocalSearch::try_split(std::size_t at) {
   for (const int end : ends) {
     const Way* left_same = problem_.way_of(whole.first, end, whole.way->candidate);
     const Way* right_same = problem_.way_of(end + 1, whole.last, whole.way->candidate);
-    for (const Way* left : problem_.ways(whole.first, end)) {
+    for (const Way* left : ways(whole.first, end)) {
       const Placed parts[] = {{whole.first, end, left}, {end + 1, whole.last, right_same}};
       if (right_same != nullptr && try_replace(at, 1, parts)) return true;
     }
-    for (const Way* right : problem_.ways(end + 1, whole.last)) {
+    for (const Way* right : ways(end + 1, whole.last)) {
       const Placed parts[] = {{whole.first, end, left_same}, {end + 1, whole.last, right}};
       if (left_same != nullptr && try_replace(at, 1, parts)) return true;
     }
@@ -238,7 +239,7 @@ bool LocalSearch::move_groups(std::int64_t until) {
   const auto total = static_cast<int>(problem_.candidates().size());
   for (const int from : in_use) {
     for (int to = 0; to < total; ++to) {
-      if (to == from) continue;
+      if (to == from || (plain_only_ && problem_.candidates()[to].codec >= 0)) continue;
       if (is_done(until)) return false;
       std::vector<Placed> moved = plan_;
       bool differs = false;

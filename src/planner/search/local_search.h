@@ -24,8 +24,11 @@ class LocalSearch {
   void start(std::vector<Placed> plan);
   // As start(), if it is better than what there is and keeps to the constraints. True: it was.
   bool offer(const std::vector<Placed>& plan);
-  // Until nothing helps, `spent()` reaches `until`, or the plan takes no longer than the floor.
-  void improve(std::int64_t until);
+  // Until nothing helps, `spent()` reaches `until`, or the plan takes no longer than the floor. False: for what it
+  // spent.
+  bool improve(std::int64_t until);
+  // Whether buckets may go only such ways as don't encode, from now on.
+  void set_plain_only(bool on) { plain_only_ = on; }
   // Once a plan is as fast, there is nothing to improve.
   void set_floor(std::int64_t step_ns) { floor_ns_ = step_ns; }
   bool is_at_floor() const { return best_.step_ns <= floor_ns_; }
@@ -50,6 +53,9 @@ class LocalSearch {
   // PERF: a way takes about 0.3 us to make, an operation 18 ns to simulate.
   static constexpr std::int64_t kStepsOfWay = 16;
 
+  const std::vector<const Way*>& ways(int first, int last) {
+    return plain_only_ ? problem_.plain_ways(first, last) : problem_.ways(first, last);
+  }
   bool is_done(std::int64_t until) const { return is_at_floor() || spent() >= until; }
   bool is_allowed(const PlanSums& sums) const;
   std::int64_t last_arrival_ns() const;
@@ -70,6 +76,7 @@ class LocalSearch {
   Score best_;
   PlanSums sums_;
   std::int64_t floor_ns_ = 0;
+  bool plain_only_ = false;
   std::vector<Placed> scratch_plan_;
   std::vector<SimulatedBucket> scratch_;
 };

@@ -133,8 +133,18 @@ Status Problem::prepare(const Job& job, const Cluster& cluster) {
 Status Problem::prepare_errors(const Job& job) {
   has_errors_ = constraints_.max_tensor_error.has_value() || constraints_.max_total_error.has_value();
   if (!has_errors_) return {};
+  const auto knows_rms = [](const JobTensor& tensor) { return tensor.rms.has_value(); };
+  const bool knows_any = std::any_of(job.tensors.begin(), job.tensors.end(), knows_rms);
   double total = 0;
   for (const JobTensor& tensor : job.tensors) {
+    // One that counts as 1 beside measured ones of 1e-3 would be nearly all of the gradient.
+    if (constraints_.max_total_error.has_value() && knows_any && !knows_rms(tensor)) {
+      return make_error(
+          StatusCode::kInvalidArgument,
+          "$.tensors[%td].rms (\"%s\") is missing: expected that of every tensor, or of none, for a limit "
+          "of the total error",
+          &tensor - job.tensors.data(), tensor.name.c_str());
+    }
     const double rms = tensor.rms.value_or(1);
     weights_.push_back(rms * rms * static_cast<double>(tensor.elems()));
     total += weights_.back();
@@ -251,10 +261,7 @@ const std::vector<int>& Problem::candidates_at(int size_class, DType dtype) {
     least.fill(Pricer::kNoOption);
     for (int codec = -1; codec < codecs; ++codec) {
       if (codec >= 0 && !is_worth[codec]) continue;
-      const bool is_lossy = codec >= 0 && !codecs_[codec].traits.lossless;
-      const int max_encodes =
-          is_lossy ? constraints_.max_lossy_passes.value_or(Pricer::kUnlimited) : Pricer::kUnlimited;
-      costs[codec + 1] = pricer(codec).solve(typical_shape(codec, elems, dtype), prices, max_encodes);
+      costs[codec + 1] = pricer(codec).solve(typical_shape(codec, elems, dtype), prices, max_encodes(codec));
       for (int set = 0; set < kPriceSets; ++set) least[set] = std::min(least[set], costs[codec + 1][set]);
     }
     for (int codec = -1; codec < codecs; ++codec) {
@@ -273,7 +280,29 @@ const std::vector<int>& Problem::candidates_at(int size_class, DType dtype) {
       if (codec >= 0) is_worth[codec] = is_worth_here;
     }
   }
+  // A bucket pays for each of its tensors that is encoded and decoded, which one large tensor does not show.
+  const auto [first, last] = run_of(elems, dtype);
+  for (int codec = 0; codec < codecs && last > first; ++codec) {
+    if (!is_worth[codec]) continue;
+    PriceSets own_time;
+    for (Costs& costs : own_time) costs.fill(1);
+    const Costs costs = pricer(codec).solve(shape(first, last), own_time, max_encodes(codec), 1);
+    if (costs[0] < Pricer::kNoOption) take({codec, pricer(codec).option(0)});
+  }
   return found;
+}
+
+// The first neighbours of the dtype with so many elements, or half as many where there are no more.
+std::pair<int, int> Problem::run_of(std::int64_t elems, DType dtype) const {
+  const auto first = static_cast<int>(std::find(dtypes_.begin(), dtypes_.end(), dtype) - dtypes_.begin());
+  int last = first;
+  while (last + 1 < tensors() && may_fuse(first, last + 1) && this->elems(first, last) < elems) ++last;
+  return this->elems(first, last) >= elems / 2 ? std::pair(first, last) : std::pair(first, first);
+}
+
+int Problem::max_encodes(int codec) const {
+  const bool is_lossy = codec >= 0 && !codecs_[codec].traits.lossless;
+  return is_lossy ? constraints_.max_lossy_passes.value_or(Pricer::kUnlimited) : Pricer::kUnlimited;
 }
 
 void Problem::prepare_low_rank_shares() {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cortado/job.h"
@@ -102,6 +103,8 @@ class Problem {
   void drop_codecs_never_better();
   void prepare_low_rank_shares();
   const std::vector<int>& candidates_at(int size_class, DType dtype);
+  std::pair<int, int> run_of(std::int64_t elems, DType dtype) const;
+  int max_encodes(int codec) const;
   const std::vector<int>& candidates_around(std::int64_t elems, DType dtype);
   struct WaysOfBucket;
   WaysOfBucket& bucket(int first, int last);

@@ -13,10 +13,6 @@ namespace cortado {
 
 namespace {
 
-// Plans of more buckets cost more to simulate, and are rarely good: only the best choices of the others are tried
-// there.
-constexpr std::size_t kFewBuckets = 64;
-
 // What a bucket takes of each resource, weighted: the different choices that starting plans make.
 using Prices = std::array<double, kMaxResources>;
 
@@ -57,9 +53,12 @@ class Search {
   }
 
   SearchResult run() {
-    start_dense();
     result_.bound = quick_bound(problem_.for_bounds());
     local_.set_floor(result_.bound.step_ns);
+    DensePlans dense = find_dense_plans(problem_, &local_);
+    result_.dense_ns = dense.fastest_score.step_ns;
+    fusions_ = std::move(dense.sizes);
+    starts_.push_back({dense.by_size_score, std::move(dense.by_size)});
     if (!local_.is_at_floor()) {
       const std::int64_t near_ns = result_.bound.step_ns + result_.bound.step_ns / kSlackOfBound;
       const bool tries_all = can_try_everything(problem_, kMaxWays);
@@ -85,26 +84,10 @@ class Search {
   using Start = std::pair<Score, std::vector<Placed>>;
   static bool is_better(const Start& a, const Start& b) { return a.first < b.first; }
 
-  std::vector<Placed> dense_plan(std::int64_t cap) {
-    return fuse_up_to(problem_, cap, [&](int first, int last) { return fastest_dense_way(problem_, first, last); });
-  }
-
-  void start_dense() {
-    Start best;
-    for (const std::int64_t cap : caps_) {
-      std::vector<Placed> plan = dense_plan(cap);
-      const Score score = local_.score(plan);
-      if (plan.size() <= kFewBuckets) fusions_.push_back({score, cap});
-      if (score < best.first) best = {score, std::move(plan)};
-    }
-    result_.dense_ns = best.first.step_ns;
-    local_.start(best.second);
-    starts_.push_back(std::move(best));
-  }
-
   void start_by_prices() {
     fusions_.clear();
-    // Each choice with few buckets; then the two best of them with many, of the candidates that were best.
+    // Each choice with few buckets; then the two best of them with many (kFewBuckets), of the candidates that were
+    // best.
     std::array<Score, 16> best_of;
     for (const std::int64_t cap : caps_) {
       const auto buckets = fuse_up_to(problem_, cap, [](int, int) { return nullptr; }).size();
@@ -163,7 +146,8 @@ class Search {
                           });
     Start best;
     for (const auto& [found, cap] : fusions_) {
-      std::vector<Placed> plan = dense_plan(cap);
+      std::vector<Placed> plan =
+          fuse_up_to(problem_, cap, [&](int first, int last) { return fastest_dense_way(problem_, first, last); });
       choose_greedily(
           problem_, [&](int first, int last) { return problem_.ways(first, last); }, &greedy_,
           greedy_.steps_done() + budget_ / 32, &plan);
@@ -190,7 +174,7 @@ class Search {
     std::vector<Start> improved = {{local_.best(), local_.plan()}};
     const auto improve = [&](const Start& start, std::int64_t spend) {
       local_.start(start.second);
-      local_.improve(local_.spent() + spend);
+      result_.is_cut_short = !local_.improve(local_.spent() + spend);
       return Start{local_.best(), local_.plan()};
     };
     for (const Start& start : starts_) {

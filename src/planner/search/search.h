@@ -5,6 +5,9 @@
 // early at a plan that reaches the lower bound.
 #pragma once
 
+#include <optional>
+#include <vector>
+
 #include "planner/search/lower_bound.h"
 #include "planner/search/problem.h"
 
@@ -15,8 +18,9 @@ struct SearchResult {
   Score score;
   std::int64_t dense_ns = 0;  // of the best plan that does not encode
   LowerBound bound;
-  bool is_exact = false;        // everything was tried: no plan of the candidates is faster
-  std::int64_t steps_done = 0;  // simulated operations
+  bool is_exact = false;             // everything was tried: no plan of the candidates is faster
+  std::optional<bool> is_cut_short;  // of a search: whether with more steps it might have found a faster one
+  std::int64_t steps_done = 0;       // simulated operations
 };
 
 // What a search may spend where constraints do not say.

@@ -153,6 +153,52 @@ TEST(Search, KeepsToTheErrors) {
   }
 }
 
+TEST(Search, TotalErrorNeedsTheNormOfAllTensorsOrOfNone) {
+  RandomCase example = random_case(3, 10, 2, {OpDevice::kGpu});
+  for (JobTensor& tensor : example.job.tensors) {
+    tensor.rms = 1e-3;
+    tensor.errors = {{example.cluster.codecs[0].codec, 0.1}};
+  }
+  PlannerConstraints constraints;
+  constraints.max_total_error = 0.05;
+  EXPECT_TRUE(Problem::make(example.job, example.cluster, constraints).ok());
+  example.job.tensors[7].rms.reset();
+  const Status status = Problem::make(example.job, example.cluster, constraints).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("$.tensors[7].rms (\"" + example.job.tensors[7].name), std::string::npos)
+      << status.message();
+  for (JobTensor& tensor : example.job.tensors) tensor.rms.reset();
+  EXPECT_TRUE(Problem::make(example.job, example.cluster, constraints).ok());
+}
+
+// Fusion is for all to use: what a plan gains by it is no gain of compression.
+TEST(Search, DensePlansAreSearchedForToo) {
+  int improved = 0;
+  for (int seed = 0; seed < 12; ++seed) {
+    const RandomCase example = random_case(static_cast<std::uint64_t>(seed), 12, 2, {OpDevice::kGpu});
+    const std::unique_ptr<Problem> problem = problem_of(example);
+    std::int64_t best_by_size_ns = Simulator::kNever;
+    LocalSearch local(problem.get());
+    for (const std::int64_t cap : fusion_caps(*problem)) {
+      const std::vector<Placed> plan =
+          fuse_up_to(*problem, cap, [&](int first, int last) { return fastest_dense_way(*problem, first, last); });
+      best_by_size_ns = std::min(best_by_size_ns, local.score(plan).step_ns);
+    }
+    const DensePlans dense = find_dense_plans(*problem, &local);
+    EXPECT_EQ(dense.by_size_score.step_ns, best_by_size_ns) << "seed " << seed;
+    EXPECT_LE(dense.fastest_score.step_ns, best_by_size_ns) << "seed " << seed;
+    improved += dense.fastest_score.step_ns < best_by_size_ns;
+    for (const Placed& placed : dense.fastest) EXPECT_FALSE(placed.way->is_encoded) << "seed " << seed;
+    const std::int64_t found_ns = search(*problem_of(example)).dense_ns;
+    EXPECT_EQ(found_ns, dense.fastest_score.step_ns) << "seed " << seed;
+    EXPECT_EQ(found_ns, run_strategy(*problem_of(example), "dense").value().score.step_ns) << "seed " << seed;
+    // A whole search that may not encode is hardly better.
+    const std::int64_t searched_ns = search(*problem_of(example, {.max_lossy_passes = 0})).score.step_ns;
+    EXPECT_LE(static_cast<double>(found_ns), 1.02 * static_cast<double>(searched_ns)) << "seed " << seed;
+  }
+  EXPECT_GT(improved, 0);
+}
+
 TEST(Problem, RefusesWhatItCannotWorkOn) {
   RandomCase example = random_case(1, 3, 2, {OpDevice::kGpu});
   const auto error = [&](const PlannerConstraints& constraints) {

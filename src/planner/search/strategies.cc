@@ -14,6 +14,9 @@ namespace {
 
 constexpr std::int64_t kMaxCombinations = 4096;  // of Algorithm 2, before it goes group by group
 
+// Of what a search may spend, what goes into the plan that does not encode: one part in so many.
+constexpr std::int64_t kShareOfDense = 32;
+
 using Choose = std::function<const Way*(int first, int last)>;
 
 // The least own time of all options that encode with `codec`, on any device.
@@ -35,10 +38,13 @@ class Strategies {
   explicit Strategies(Problem& problem) : problem_(problem), local_(&problem) {}
 
   Result<SearchResult> run(std::string_view strategy) {
-    result_.dense_ns = keep_best(with_dense());
-    if (strategy == "dense") return finish();
-    result_.plan.clear();
-    result_.score = {};
+    DensePlans dense = find_dense_plans(problem_, &local_);
+    result_.dense_ns = dense.fastest_score.step_ns;
+    if (strategy == "dense") {
+      result_.plan = std::move(dense.fastest);
+      result_.score = dense.fastest_score;
+      return finish();
+    }
     if (strategy == "bf16") return bf16();
     if (strategy == "myopic" || strategy == "compress_all") return own_times(strategy == "compress_all");
     if (strategy == "espresso") return greedy({OpDevice::kGpu, OpDevice::kCpu}, true);
@@ -68,14 +74,13 @@ class Strategies {
     return result_;
   }
 
-  std::int64_t keep(std::vector<Placed> plan) {
+  void keep(std::vector<Placed> plan) {
     const Score score = local_.score(plan);
     if (score < result_.score) result_.score = score, result_.plan = std::move(plan);
-    return result_.score.step_ns;
   }
 
   // With every fusion; buckets that have no way break the strategy.
-  std::int64_t keep_best(const Choose& choose) {
+  void keep_best(const Choose& choose) {
     for (const std::int64_t cap : fusion_caps(problem_)) {
       bool can = true;
       std::vector<Placed> plan = fuse_up_to(problem_, cap, [&](int first, int last) {
@@ -85,7 +90,6 @@ class Strategies {
       });
       if (can) keep(std::move(plan));
     }
-    return result_.score.step_ns;
   }
 
   // The one codec that make_plan() allows for it.
@@ -177,6 +181,24 @@ std::vector<std::int64_t> fusion_caps(const Problem& problem) {
   for (std::int64_t cap = problem.bytes(0, problem.tensors() - 1); cap > kSmallest; cap /= 2) caps.push_back(cap);
   caps.push_back(0);
   return caps;
+}
+
+DensePlans find_dense_plans(Problem& problem, LocalSearch* local) {
+  DensePlans found;
+  for (const std::int64_t cap : fusion_caps(problem)) {
+    std::vector<Placed> plan =
+        fuse_up_to(problem, cap, [&](int first, int last) { return fastest_dense_way(problem, first, last); });
+    const Score score = local->score(plan);
+    if (plan.size() <= kFewBuckets) found.sizes.push_back({score, cap});
+    if (score < found.by_size_score) found.by_size_score = score, found.by_size = std::move(plan);
+  }
+  local->start(found.by_size);
+  local->set_plain_only(true);
+  local->improve(local->spent() + default_search_steps(problem.tensors()) / kShareOfDense);
+  local->set_plain_only(false);
+  found.fastest = local->plan();
+  found.fastest_score = local->best();
+  return found;
 }
 
 const Way* fastest_dense_way(Problem& problem, int first, int last) {

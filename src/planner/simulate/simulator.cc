@@ -34,7 +34,8 @@ SimulatedJob simulated_job(const Job& job, const Cluster& cluster) {
           .overlap_forward = job.overlap_forward,
           .cpu_workers = cluster.cpu_codec_workers,
           .gpu_slowdown_ppm = ppm(cluster.gpu_codec_slows_backward),
-          .cpu_slowdown_ppm = ppm(cluster.cpu_codec_slows_backward),
+          // The engine encodes what is in host memory in the thread of the backward pass, which stands still meanwhile.
+          .cpu_slowdown_ppm = job.device == OpDevice::kCpu ? kFullSpeedPpm : ppm(cluster.cpu_codec_slows_backward),
           .link_slowdown_ppm = ppm(cluster.transfers_slow_backward.value_or(0))};
 }
 
