@@ -32,7 +32,7 @@ nightly: ## test-all, then 10,000 faults that no night had before, and 10 minute
 	@tools/ci/faults 10000 "$$(date +%Y%m%d)00000"
 	@tools/ci/fuzz 600
 
-bench: ## run the C++ benchmarks (FILTER=regex chooses)
+bench: ## run the C++ benchmarks (FILTER=regex chooses; those that train: benchmarks/training/*.py --help)
 	@tools/setup --tests
 	@tools/bench
 

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from conditions import describe_machine
+from conditions import describe_machine, source_commit
 from launch import WorkerFailed, run_workers
 from links import Links, parse_rate_bits_per_s
 from methods import DDP_FLAGS, parse_method, require_cortado
@@ -59,6 +59,7 @@ def measure(model: str, rate: str, options) -> dict:
         "rate": rate,
         "workers": options.workers,
         "started": time.strftime("%Y-%m-%d %H:%M"),
+        "commit": source_commit(),
         "machine": describe_machine(),
         "ddp_flags": DDP_FLAGS,
         **{key: config[key] for key in ("rounds", "discard", "timed", "warm_up_steps", "device")},

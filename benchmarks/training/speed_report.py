@@ -39,9 +39,10 @@ def write_report(records: list[dict], path: Path) -> Path:
 def section(record: dict) -> str:
     machine = ", ".join(f"{key} {value}" for key, value in record["machine"].items())
     flags = ", ".join(f"{key}={value}" for key, value in record["ddp_flags"].items())
+    commit = f", commit {record['commit']}" if "commit" in record else ""  # of earlier runs it was not written down
     tuning = record.get("bucket_tuning_ms", {})
     lines = [
-        f"- {record['started']}; {machine}; {placement(record)}",
+        f"- {record['started']}{commit}; {machine}; {placement(record)}",
         f"- {record['workers']} workers; links: {record['links']}",
         f"- {record['rounds']} rounds in rotation; {step_counts(record)}",
         f"- DDP flags of all methods: {flags}",

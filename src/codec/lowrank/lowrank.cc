@@ -215,7 +215,7 @@ const CodecRow& acp_row() {
       .wire_id = 3,
       .version = 1,
       .traits = {.linear = true, .fixed_size = true, .needs_residual = true, .low_rank = true, .rounds = 1},
-      .summary = "low rank, one factor a step: alternating sides, one all-reduce (ACP-SGD)",
+      .summary = "low rank, one all-reduce a step: alternating sides; in training half the rank on either (ACP-SGD)",
       .parameters = parameters(),
       .make = make<acp_row>,
   };

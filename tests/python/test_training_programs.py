@@ -1,0 +1,95 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""The demo, the examples and the measurement of speed, each as short as can be; and what the demo's table says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
+
+import demo_report
+
+ROOT = Path(demo_report.__file__).parents[2]
+
+
+def result(step_ms, losses, **more):
+    return {
+        "step_ms": step_ms,
+        "losses": losses,
+        "seconds": [step_ms / 1e3 * (step + 1) for step in range(len(losses))],
+        "sent_bytes_per_step": 40_000_000,
+        "payload_bytes": 1,
+        "error": 0.0,
+        "validation_loss": 2.5,
+        "replicas_equal": True,
+        **more,
+    }
+
+
+def record(**results):
+    return {"seconds_each": 25.0, "workers": 4, "links": "200mbit", "results": results}
+
+
+def test_the_demo_compares_with_ddp_the_limit_and_at_a_common_step(tmp_path):
+    shown = record(
+        **{
+            "ddp": result(400, [5.0, 4.0, 3.0]),
+            "acp(rank=4)": result(100, [5.0, 4.0, 3.0, 2.0], sent_bytes_per_step=1_000_000, error=0.75),
+            "power(rank=4)": result(200, [5.0] * 12, sent_bytes_per_step=2_000_000),
+            "no-communication": result(50, [5.0] * 20),
+        }
+    )
+    lines = demo_report.result_table(shown).splitlines()
+    rows = {line.split()[0]: line.split() for line in lines if line and line.split()[0] in shown["results"]}
+    # step, times DDP's speed, times the limit, MB, ratio, error, steps, loss at equal time, loss at step 4
+    assert rows["ddp"][1:] == ["400", "1.00x", "8.00x", "40.00", "1.0", "0.000", "3", "2.500", "-"]
+    assert rows["acp(rank=4)"][1:] == ["100", "4.00x", "2.00x", "1.00", "40.0", "0.750", "4", "2.500", "3.500"]
+    assert rows["no-communication"][1:] == ["50", "8.00x", "1.00x", "0", "-", "-", "20", "-", "-"]
+    assert demo_report.write_picture(shown, tmp_path / "loss.png").stat().st_size > 10_000
+
+
+def test_the_demo_says_when_replicas_differ_or_nothing_was_compressed():
+    differ = result(100, [5.0, 4.0], replicas_equal=False)
+    text = demo_report.result_table(record(**{"ddp": result(400, [5.0] * 3), "acp(rank=4)": differ}))
+    assert "THE REPLICAS DIFFER after acp(rank=4)" in text
+    assert "ONLY DENSE STEPS were timed for acp(rank=4)" in text
+
+
+def run(*command):
+    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_demo_runs(tmp_path):
+    methods = "ddp;acp(rank=4);no-communication"
+    short = ["--seconds-each", 3, "--workers", 2, "--rate", "1gbit", "--methods", methods, "--out", tmp_path]
+    text = run("benchmarks/training/demo.py", *short)
+    results = json.loads((tmp_path / "demo.json").read_text())["results"]
+    assert list(results) == methods.split(";")
+    assert all(f"\n{name} " in text for name in results)
+    losses = results["acp(rank=4)"]["losses"]
+    assert len(losses) > 2 and losses[-1] < losses[0]
+    assert (tmp_path / "loss.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["train_digits.py", "train_lm.py"])
+def test_the_examples_train(program):
+    short = {"train_digits.py": ["--epochs", 1], "train_lm.py": ["--steps", 4]}[program]
+    text = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, f"examples/{program}", *short)
+    assert "loss" in text and "ratio" in text
+
+
+@pytest.mark.slow
+def test_the_speed_of_a_method_is_measured_and_reported(tmp_path):
+    short = ["--rounds", 1, "--discard", 0, "--timed", 1, "--workers", 2, "--out", tmp_path]
+    methods = ["--models", "mlp", "--rates", "unshaped", "--methods", "ddp;acp(rank=4)"]
+    run("benchmarks/training/speed.py", *methods, *short)
+    measured = json.loads((tmp_path / "speed.jsonl").read_text())
+    assert measured["commit"] and set(measured["results"]) == {"ddp", "acp(rank=4)"}
+    assert "| `acp(rank=4)` |" in (tmp_path / "speed.md").read_text()
