@@ -44,7 +44,7 @@ constexpr const char* kAbout =
     "- *strategies*: `cortado plan --strategy`, each with the fusion that suits it best. `hitopk_like`, "
     "`byteps_compress_like` and `hipress_like` are this project's reading of\n"
     "  those systems. `bf16` is a cast of all tensors (to fp16, of which the files have times).\n"
-    "- *free*: codecs and copies cost nothing. *bound*: no plan can be faster; *gap*: of the plan over the bound.\n"
+    "- *free*: the plan found where codecs and copies cost nothing. *bound*: no plan can be faster; *gap*: of the plan over the bound.\n"
     "- *factor*: the best compression-enabled strategy over cortado; Espresso's abstract says up to 1.77 over its "
     "rivals.\n"
     "- *plan ms*: median of five, and the first of them, in which memory is touched for the first time.\n"
