@@ -79,8 +79,7 @@ Result<bool> KfacImpl::decide(AutoMessage* message, const MessageShape& shape, c
     for (const int r : shape.ranks) {
       for (std::size_t t = 0; t < candidates.size(); ++t) {
         const auto bytes = static_cast<std::int64_t>(all[static_cast<std::size_t>(r) * sizes.size() + t]);
-        std::int64_t& total = candidates[t].payload_bytes;
-        total = shape.is_sum ? std::max(total, bytes) : total + bytes;
+        candidates[t].payload_bytes = std::max(candidates[t].payload_bytes, bytes);
       }
     }
     CORTADO_ASSIGN_OR_RETURN(const MessageChoice choice,

@@ -25,14 +25,19 @@ class MessageCost {
         cluster_ranks_(cluster.topology().world_size()) {}
 
   std::int64_t uncompressed_ns() const {
-    std::int64_t elems = 0;
-    for (const auto& own : shape_.elems) elems = std::accumulate(own.begin(), own.end(), elems);
-    return collective_ns(shape_.is_sum ? OpKind::kReduceScatter : OpKind::kAllGather, 4.0 * static_cast<double>(elems));
+    std::int64_t all = 0, most = 0;
+    for (const auto& own : shape_.elems) {
+      const std::int64_t elems = std::accumulate(own.begin(), own.end(), std::int64_t{0});
+      all += elems;
+      most = std::max(most, elems);
+    }
+    if (shape_.is_sum) return collective_ns(OpKind::kReduceScatter, 4.0 * static_cast<double>(all));
+    return collective_ns(OpKind::kAllGather, 4.0 * static_cast<double>(most) * ranks_);
   }
 
   std::int64_t compressed_ns(const MessageTrial& trial, const TensorListCodec& codec, const CodecCost& cost) const {
     const auto payload = static_cast<double>(trial.payload_bytes);
-    if (!shape_.is_sum) return codec_ns(codec, cost) + collective_ns(OpKind::kAllGather, payload);
+    if (!shape_.is_sum) return codec_ns(codec, cost) + collective_ns(OpKind::kAllGather, payload * ranks_);
     // Nothing for oneself is in the payload, but in the size that belongs to a time. Sizes travel first.
     return codec_ns(codec, cost) + collective_ns(OpKind::kAllToAll, payload * ranks_ / (ranks_ - 1)) +
            collective_ns(OpKind::kAllToAll, 16 * ranks_);

@@ -43,7 +43,7 @@ std::vector<MessageTrial> trials_of(int count, std::int64_t elems) {
   for (const auto& [codec, ratio] : {std::pair(kCoded, 8), std::pair(kPacked, 4)}) {
     for (const std::int64_t aggregate : {0, 4, 1}) {
       const std::int64_t calls = aggregate == 0 ? 1 : (count + aggregate - 1) / aggregate;
-      trials.push_back({codec, aggregate, 4 * (count * elems * 4 / ratio + calls * 100)});
+      trials.push_back({codec, aggregate, count * elems * 4 / ratio + calls * 100});
     }
   }
   return trials;
@@ -96,7 +96,7 @@ TEST(MessageChoice, TinyTensorsWantToBeTogether) {
 // By hand: 4 ranks, 1e6 values each, 80 ns a byte.
 TEST(MessageChoice, PredictedTimes) {
   const MessageShape shape = gathered(1, 1'000'000);
-  const std::vector<MessageTrial> trial = {{kCoded, 0, 2'000'000}};
+  const std::vector<MessageTrial> trial = {{kCoded, 0, 500'000}};  // of each rank
   const MessageChoice choice = choose(shape, trial, four_ranks(80));
   EXPECT_EQ(choice.uncompressed_ns, 16'000'000 * 80);
   EXPECT_EQ(choice.predicted_ns, 5 * 6'020'000 + 2'000'000 * 80);
@@ -115,9 +115,18 @@ TEST(MessageChoice, PredictedTimes) {
   EXPECT_EQ(choose(pair, trial, four_ranks(90)).uncompressed_ns, 5'333'333 * 90);
 }
 
+// One of four ranks owns most: it takes as long as if all did.
+TEST(MessageChoice, AGatherWaitsForTheLargestPart) {
+  MessageShape shape = gathered(1, 1'000'000);
+  for (std::size_t r = 1; r < 4; ++r) shape.elems[r] = {1000};
+  const MessageChoice choice = choose(shape, {{kCoded, 0, 500'000}}, four_ranks(80));
+  EXPECT_EQ(choice.uncompressed_ns, 16'000'000 * 80);
+  EXPECT_GT(choice.predicted_ns, 4 * 500'000 * 80);
+}
+
 TEST(MessageChoice, Declines) {
   const MessageShape shape = gathered(1, 1'000'000);
-  const std::vector<MessageTrial> trial = {{kCoded, 0, 2'000'000}};
+  const std::vector<MessageTrial> trial = {{kCoded, 0, 500'000}};
   EXPECT_EQ(choose(shape, trial, four_ranks(80), 0.85).trial, 0);
   const MessageChoice close = choose(shape, trial, four_ranks(80), 0.86);  // it saves 85.1 %
   EXPECT_EQ(close.trial, -1);
