@@ -22,7 +22,7 @@ Cluster four_ranks(std::int64_t ns_per_byte) {
                                 .device = OpDevice::kCpu,
                                 .direction = direction,
                                 .threads = 1,
-                                .curve = {{1, 1000}, {501, 1500}},
+                                .curve = {{1, 1000}, {1501, 2500}},
                                 .unknown = {}});
     }
   }
