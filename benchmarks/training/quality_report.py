@@ -30,7 +30,7 @@ held-out data. A seed fixes weights and batches for all methods. MB/step: sent o
 (marked p: payload handed to the collectives). Ratio: DDP's bytes over the method's, reached at the error
 beside it (share, L2, of gradient plus residual that a step held back). Against: mean difference of the
 validation loss (negative is better) and verdict. Equal time: the steps a method makes while PowerSGD makes
-its own, by the step times of speed.md at the rate named below.
+its own, by the step times that speed.jsonl had at the rate named below when the run was measured.
 A method is *within noise* when its mean is worse by at most {NOISE_STDS:g} pooled standard deviations AND
 by at most {100 * SHARE_OF_FALL:g} % of the fall of the baseline's loss over the run; *better* when it is better by more
 than {NOISE_STDS:g} pooled standard deviations; otherwise *worse*."""
