@@ -1,15 +1,16 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // Which codec makes a message of K-FAC shortest, and how many tensors should share one table of codes; or that it is
-// shorter as it is. Pure. With p ranks, values V(r) and payloads P(r) of rank r, E(r) and D(r) the times to encode and to
-// decode what it owns, T the time of a collective on the cluster:
+// shorter as it is. Pure. With p ranks, values V(r) and payloads P(r) of rank r, E(r) and D(r) the times to encode and
+// to decode what it owns, T the time of a collective on the cluster:
 //
 //   gathered by all     plain T(p max_r V(r))    compressed  max_r E(r) + T(p max_r P(r)) + sum_r D(r)
 //   summed by owners    plain T(sum_r V(r))      compressed  max_r [sum of E(o) + D(o) over o != r, + (p-1) D(r)]
 //                                                            + T(p / (p-1) max_r P(r))
 //
-// In a gather of unequal parts all wait for the largest one, which goes over the link of its owner to each of the others.
-// Who sends to owners decodes too, for the error. Source: the performance model of COMPSO (PPoPP 2025) in our terms.
+// In a gather of unequal parts all wait for the largest one, which goes over the link of its owner to each of the
+// others. Who sends to owners decodes too, for the error. Source: the performance model of COMPSO (PPoPP 2025) in our
+// terms.
 #pragma once
 
 #include <cstdint>
