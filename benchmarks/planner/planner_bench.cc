@@ -41,7 +41,7 @@ constexpr const char* kAbout =
     "L2 error is 0.995 for `randk(density=0.01)`, 0.957 for `topk(density=0.01)`, 0.603 for `sign(scale=mean_abs)` "
     "(error feedback sends the rest later), 3e-4 for `cast(fp16)`.\n"
     "\n"
-    "- *strategies*: `cortado plan --strategy`, each with the fusion that suits it best. `hitopk_like`, "
+    "- *strategies*: `cortado plan --strategy`, each with the best fusion by size, `dense` searched for. `hitopk_like`, "
     "`byteps_compress_like` and `hipress_like` are this project's reading of\n"
     "  those systems. `bf16` is a cast of all tensors (to fp16, of which the files have times).\n"
     "- *free*: the plan found where codecs and copies cost nothing. *bound*: no plan can be faster; *gap*: of the plan "
