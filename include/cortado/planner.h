@@ -50,8 +50,8 @@ struct PlannerConstraints {
   std::optional<int> max_lossy_passes = {};           // encodes of a tensor that lose something
   std::optional<std::int64_t> max_memory_bytes = {};  // on a rank: residuals and the payloads of all buckets
   std::optional<double> max_tensor_error = {};        // of each tensor
-  std::optional<double> max_total_error =
-      {};                         // of the whole gradient; by the rms of every tensor; without any, all as equal
+  // Of the whole gradient, by the rms of its tensors; without any of them all count as equal, with some it is an error.
+  std::optional<double> max_total_error = {};
   std::int64_t search_steps = 0;  // what may be spent, in simulated operations; 0: by the size of the job
 };
 

@@ -169,6 +169,15 @@ def test_errors_are_those_of_the_real_gradients():
     assert weight["rms"] == pytest.approx(gradient.square().mean().sqrt().item(), rel=1e-5)
 
 
+def test_nothing_is_lost_of_a_tensor_that_was_not_used():
+    net = make_net()
+    net.register_parameter("unused", torch.nn.Parameter(torch.ones(3, 3)))
+    job = cortado.profile(net, lambda: loss_of(net, make_batch(0, 0)), codecs=CODECS, steps=1)
+    tensors = {tensor["name"]: tensor for tensor in job.to_dict()["tensors"]}
+    assert tensors["unused"]["rms"] == 0
+    assert tensors["0.weight"]["rms"] > 0
+
+
 def test_the_optimizer_is_timed_when_it_is_given():
     net = make_net()
     step = lambda: loss_of(net, make_batch(0, 0))  # noqa: E731

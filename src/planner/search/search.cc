@@ -146,8 +146,7 @@ class Search {
                           });
     Start best;
     for (const auto& [found, cap] : fusions_) {
-      std::vector<Placed> plan =
-          fuse_up_to(problem_, cap, [&](int first, int last) { return fastest_dense_way(problem_, first, last); });
+      std::vector<Placed> plan = dense_plan(problem_, cap);
       choose_greedily(
           problem_, [&](int first, int last) { return problem_.ways(first, last); }, &greedy_,
           greedy_.steps_done() + budget_ / 32, &plan);

@@ -180,9 +180,7 @@ TEST(Search, DensePlansAreSearchedForToo) {
     std::int64_t best_by_size_ns = Simulator::kNever;
     LocalSearch local(problem.get());
     for (const std::int64_t cap : fusion_caps(*problem)) {
-      const std::vector<Placed> plan =
-          fuse_up_to(*problem, cap, [&](int first, int last) { return fastest_dense_way(*problem, first, last); });
-      best_by_size_ns = std::min(best_by_size_ns, local.score(plan).step_ns);
+      best_by_size_ns = std::min(best_by_size_ns, local.score(dense_plan(*problem, cap)).step_ns);
     }
     const DensePlans dense = find_dense_plans(*problem, &local);
     EXPECT_EQ(dense.by_size_score.step_ns, best_by_size_ns) << "seed " << seed;

@@ -60,10 +60,6 @@ class Strategies {
   }
 
  private:
-  Choose with_dense() {
-    return [this](int first, int last) { return fastest_dense_way(problem_, first, last); };
-  }
-
   Result<SearchResult> finish() {
     if (result_.plan.empty()) {
       return make_error(StatusCode::kUnsupported,
@@ -118,7 +114,7 @@ class Strategies {
         if (device == OpDevice::kGpu && problem_.model().home == OpDevice::kCpu) continue;
         const WaysOf ways_of = ways_of_options(problem_, options_on(problem_, codec, device));
         for (const std::int64_t cap : fusion_caps(problem_)) {
-          std::vector<Placed> plan = fuse_up_to(problem_, cap, with_dense());
+          std::vector<Placed> plan = dense_plan(problem_, cap);
           Simulator simulator(problem_.simulated(), problem_.levels());
           choose_greedily(problem_, ways_of, &simulator, Simulator::kNever, &plan);
           if (offload) offload_to_cpu(problem_, kMaxCombinations, &plan);
@@ -186,8 +182,7 @@ std::vector<std::int64_t> fusion_caps(const Problem& problem) {
 DensePlans find_dense_plans(Problem& problem, LocalSearch* local) {
   DensePlans found;
   for (const std::int64_t cap : fusion_caps(problem)) {
-    std::vector<Placed> plan =
-        fuse_up_to(problem, cap, [&](int first, int last) { return fastest_dense_way(problem, first, last); });
+    std::vector<Placed> plan = dense_plan(problem, cap);
     const Score score = local->score(plan);
     if (plan.size() <= kFewBuckets) found.sizes.push_back({score, cap});
     if (score < found.by_size_score) found.by_size_score = score, found.by_size = std::move(plan);
@@ -199,6 +194,10 @@ DensePlans find_dense_plans(Problem& problem, LocalSearch* local) {
   found.fastest = local->plan();
   found.fastest_score = local->best();
   return found;
+}
+
+std::vector<Placed> dense_plan(Problem& problem, std::int64_t cap_bytes) {
+  return fuse_up_to(problem, cap_bytes, [&](int first, int last) { return fastest_dense_way(problem, first, last); });
 }
 
 const Way* fastest_dense_way(Problem& problem, int first, int last) {

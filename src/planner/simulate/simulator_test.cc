@@ -33,6 +33,18 @@ class LemmaOne : public ::testing::Test {
   Chain cpu_ = {{units(1.5), kCpuCodec, 0}, {units(5), kLink, 1}};
 };
 
+// What encodes gradients in host memory runs in the thread of the backward pass, whatever the file says of another
+// thread.
+TEST(SimulatedJob, BackwardPassesStandStillWhileTheCpuEncodesItsOwnGradients) {
+  Cluster cluster;
+  cluster.cpu_codec_slows_backward = 0.25;
+  Job job;
+  job.device = OpDevice::kGpu;
+  EXPECT_EQ(simulated_job(job, cluster).cpu_slowdown_ppm, 250000);
+  job.device = OpDevice::kCpu;
+  EXPECT_EQ(simulated_job(job, cluster).cpu_slowdown_ppm, 1000000);
+}
+
 TEST_F(LemmaOne, TheCounterexample) {
   EXPECT_EQ(step(cpu_, gpu_), units(12.1));  // as the lemma wants it
   EXPECT_EQ(step(gpu_, cpu_), units(11.1));  // better
