@@ -206,9 +206,9 @@ class Engine {
                                                 Communicator* communicator, const Clock* clock = steady_clock(),
                                                 TraceRecorder* trace = nullptr);
   // The same for a plan: every bucket of it is one message and travels as its option says. The plan must be for as many
-  // ranks, and have every tensor; else every rank gets the same error. Of `options` count random_seed and timeout_s.
-  // Gradients are in host memory; `device` (create_cuda_scheme_device(), cortado/cuda.h) encodes and decodes what the
-  // plan gives to a GPU. Without one, and where report() says why, the CPU does it, with the same results.
+  // ranks, and have every tensor, of its size; else every rank gets the same error. Of `options` count random_seed and
+  // timeout_s. Gradients are in host memory; `device` (create_cuda_scheme_device(), cortado/cuda.h) encodes and decodes
+  // what the plan gives to a GPU. Without one, and where report() says why, the CPU does it, with the same results.
   static Result<std::unique_ptr<Engine>> create(std::vector<EngineTensor> tensors, const Plan& plan,
                                                 const EngineOptions& options, Communicator* communicator,
                                                 const Clock* clock = steady_clock(), TraceRecorder* trace = nullptr,

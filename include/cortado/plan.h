@@ -7,7 +7,7 @@
 //   {"format": "cortado.plan/1", "job": "gpt2", "cluster": "two racks",
 //    "levels": [{"name": "intra", "ranks": 2}, {"name": "inter", "ranks": 3}],
 //    "buckets": [
-//     {"tensors": ["h.1.weight", "h.1.bias"], "codec": "topk(density=0.01)",
+//     {"tensors": ["h.1.weight", "h.1.bias"], "elems": [2359296, 3072], "codec": "topk(density=0.01)",
 //      "option": [{"op": "encode", "device": "cpu"}, {"op": "all_gather", "levels": ["intra", "inter"]},
 //                 {"op": "decode", "device": "cpu"}]}],
 //    "predicted_step_ns": 81000000, "dense_step_ns": 190000000, "lower_bound_ns": 76000000,
@@ -29,6 +29,8 @@ namespace cortado {
 // Tensors that travel in one message.
 struct PlanBucket {
   std::vector<std::string> tensors;  // names of parameters, at least one; in the order of the message
+  // How many elements each of them has, so that a model of the same names and another size is refused; empty: not said.
+  std::vector<std::int64_t> elems = {};
   Option option;
   std::string codec = "none";  // what encode means; of no effect if the option does not encode
   bool error_feedback = true;  // false: what is lost stays lost. Of codecs that can train without it, of no effect
@@ -50,12 +52,13 @@ struct Plan {
   UnknownFields unknown;
 };
 
-// That it can be executed by as many ranks as the topology has: the topology, each option, each codec, and that no
-// tensor occurs twice. Errors name the place and what was expected: "$.buckets[3]: option: operation 1 (all_gather): it
-// does not sum; expected ...".
+// That it can be executed by as many ranks as the topology has: the topology, each option, each codec, sizes for all
+// tensors of a bucket or none, and that no tensor occurs twice. Errors name the place and what was expected:
+// "$.buckets[3]: option: operation 1 (all_gather): it does not sum; expected ...".
 Status check_plan(const Plan& plan);
 
-// Equal for plans that do the same: covers levels, tensors, options and codecs, not what was expected or noted.
+// Equal for plans that do the same: covers levels, tensors and their sizes, options and codecs, not what was expected
+// or noted.
 std::uint64_t plan_hash(const Plan& plan);
 
 // The JSON text, one line a bucket, and back. Fields that are wrong, missing or of the wrong type are refused with

@@ -93,8 +93,8 @@ struct Timeline {
   std::vector<TimelineEvent> events;  // by row and time
 };
 
-// Simulates one step. Refuses plans that are not of this job (tensors missing, unknown or twice) or cluster (levels),
-// or that need times the cluster file does not have.
+// Simulates one step. Refuses plans that are not of this job (tensors missing, unknown, twice or of another size) or
+// cluster (levels), or that need times the cluster file does not have.
 Result<Timeline> simulate_plan(const Plan& plan, const Job& job, const Cluster& cluster);
 
 // One line a row, `width` characters for the step; buckets by letter, with what they are below.

@@ -29,6 +29,10 @@ Status check_bucket(const PlanBucket& bucket, const Topology& topology, std::set
     return make_error(StatusCode::kInvalidArgument, "tensors[%zu]: \"%s\" occurs twice; expected each tensor once", t,
                       bucket.tensors[t].c_str());
   }
+  if (!bucket.elems.empty() && bucket.elems.size() != bucket.tensors.size()) {
+    return make_error(StatusCode::kInvalidArgument, "elems: %zu of them; expected one for each of the %zu tensors",
+                      bucket.elems.size(), bucket.tensors.size());
+  }
   const Result<std::unique_ptr<Codec>> codec = make_float_codec(bucket.codec);
   if (!codec.ok()) return codec.status().with_context("codec");
   const int levels = static_cast<int>(topology.levels.size());
@@ -55,6 +59,7 @@ std::uint64_t plan_hash(const Plan& plan) {
   }
   for (const PlanBucket& bucket : plan.buckets) {
     for (const std::string& tensor : bucket.tensors) text += tensor + '\x1f';
+    for (const std::int64_t elems : bucket.elems) text += std::to_string(elems) + '\x1f';
     const Result<std::unique_ptr<Codec>> codec = make_codec(bucket.codec);
     text += '\n' + (codec.ok() ? codec.value()->spec() : bucket.codec);
     text += bucket.error_feedback ? "\n" : " without error feedback\n";

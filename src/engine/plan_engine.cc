@@ -53,6 +53,14 @@ Status PlanEngine::check_places(const Plan& plan, std::vector<Place>* places) co
                           "the plan is of another model: $.buckets[%zu].tensors[%zu]: the model has no tensor \"%s\"",
                           b, slot, names[slot].c_str());
       }
+      const EngineTensor& tensor = tensors_[found->second];
+      const std::vector<std::int64_t>& elems = plan.buckets[b].elems;
+      if (!elems.empty() && elems[slot] != tensor.rows * tensor.cols) {
+        return make_error(StatusCode::kMismatch,
+                          "the plan is of another model: $.buckets[%zu].elems[%zu]: \"%s\" has %" PRId64
+                          " elements in the plan, %" PRId64 " in the model",
+                          b, slot, names[slot].c_str(), elems[slot], tensor.rows * tensor.cols);
+      }
       (*places)[found->second] = {static_cast<int>(b), static_cast<int>(slot)};
     }
   }

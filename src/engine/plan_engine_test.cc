@@ -367,6 +367,11 @@ TEST(PlanEngine, ThePlanMustFitTheModelAndTheRanks) {
       [&](int) { return plan; }, StatusCode::kMismatch,
       "the plan is of another model: $.buckets[0].tensors[0]: the model has no tensor \"other.weight\"");
   plan = mixed_plan(kTwoByTwo, 1, kLossy);
+  plan.buckets[0].elems.assign(plan.buckets[0].tensors.size(), 7);
+  expect_error_everywhere([&](int) { return plan; }, StatusCode::kMismatch,
+                          "the plan is of another model: $.buckets[0].elems[0]: \"" + plan.buckets[0].tensors[0] +
+                              "\" has 7 elements in the plan, ");
+  plan = mixed_plan(kTwoByTwo, 1, kLossy);
   const std::string missing = plan.buckets.back().tensors.back();
   plan.buckets.pop_back();
   expect_error_everywhere([&](int) { return plan; }, StatusCode::kMismatch, "no bucket of it has the tensor");

@@ -33,6 +33,20 @@ Status wrong(const std::string& path, const std::string& found, const std::strin
 
 // ---- reading -------------------------------------------------------------------------------------------------------
 
+std::string integer_from(std::int64_t smallest, std::int64_t largest) {
+  return "an integer from " + std::to_string(smallest) + " to " + std::to_string(largest);
+}
+
+Status read_integer(const Json& value, const std::string& path, std::int64_t smallest, std::int64_t largest,
+                    std::int64_t* target) {
+  const bool fits = value.is_number_integer() &&
+                    !(value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX}) &&
+                    value.get<std::int64_t>() >= smallest && value.get<std::int64_t>() <= largest;
+  if (!fits) return wrong(path, shortened(value), integer_from(smallest, largest));
+  *target = value.get<std::int64_t>();
+  return {};
+}
+
 // One object of the file: hands out its fields and, at the end, those that nobody asked for.
 class ObjectReader {
  public:
@@ -67,14 +81,8 @@ class ObjectReader {
               std::int64_t* target) {
     const Json* value = find(key);
     if (value == nullptr && !required) return {};
-    const std::string expected = "an integer from " + std::to_string(smallest) + " to " + std::to_string(largest);
-    if (value == nullptr) return wrong(path_of(key), "not there", expected);
-    const bool fits = value->is_number_integer() &&
-                      !(value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{INT64_MAX}) &&
-                      value->get<std::int64_t>() >= smallest && value->get<std::int64_t>() <= largest;
-    if (!fits) return wrong(path_of(key), shortened(*value), expected);
-    *target = value->get<std::int64_t>();
-    return {};
+    if (value == nullptr) return wrong(path_of(key), "not there", integer_from(smallest, largest));
+    return read_integer(*value, path_of(key), smallest, largest, target);
   }
   Status read(const std::string& key, bool* target) {
     const Json* value = find(key);
@@ -90,6 +98,19 @@ class ObjectReader {
       const Json& value = (*values)[i];
       if (!value.is_string()) return wrong(path_of(key) + "[" + std::to_string(i) + "]", shortened(value), "a text");
       target->push_back(value.get<std::string>());
+    }
+    return {};
+  }
+  // One for each of `of`, or none.
+  Status read_integers(const std::string& key, std::size_t count, const std::string& of,
+                       std::vector<std::int64_t>* target) {
+    if (!object_.contains(key)) return {};
+    const std::string expected = "one for each of the " + std::to_string(count) + " " + of;
+    CORTADO_ASSIGN_OR_RETURN(const Json* values, list(key, "integers, " + expected));
+    if (values->size() != count) return wrong(path_of(key), std::to_string(values->size()) + " of them", expected);
+    for (std::size_t i = 0; i < count; ++i) {
+      CORTADO_RETURN_IF_ERROR(read_integer((*values)[i], path_of(key) + "[" + std::to_string(i) + "]", 0, INT64_MAX,
+                                           &target->emplace_back()));
     }
     return {};
   }
@@ -178,6 +199,7 @@ Result<PlanBucket> read_bucket(const Json& object, const std::string& path, cons
   ObjectReader reader(object, path, "", &bucket.unknown);
   CORTADO_RETURN_IF_ERROR(reader.begin());
   CORTADO_RETURN_IF_ERROR(reader.read_texts("tensors", true, &bucket.tensors));
+  CORTADO_RETURN_IF_ERROR(reader.read_integers("elems", bucket.tensors.size(), "tensors", &bucket.elems));
   CORTADO_RETURN_IF_ERROR(reader.read("codec", false, &bucket.codec));
   CORTADO_RETURN_IF_ERROR(reader.read("error_feedback", &bucket.error_feedback));
   CORTADO_ASSIGN_OR_RETURN(const Json* operations, reader.list("option", "operations"));
@@ -280,7 +302,9 @@ Json operation_json(const Operation& op, const Topology& topology) {
 }
 
 Json bucket_json(const PlanBucket& bucket, const Topology& topology) {
-  Json object = {{"tensors", bucket.tensors}, {"codec", bucket.codec}};
+  Json object = {{"tensors", bucket.tensors}};
+  if (!bucket.elems.empty()) object["elems"] = bucket.elems;
+  object["codec"] = bucket.codec;
   if (!bucket.error_feedback) object["error_feedback"] = false;
   object["option"] = Json::array();
   for (const Operation& op : bucket.option.operations) object["option"].push_back(operation_json(op, topology));

@@ -49,6 +49,17 @@ TEST(Plan, IsReadAndWrittenBack) {
   EXPECT_EQ(plan_hash(again.value()), plan_hash(plan));
 }
 
+TEST(Plan, SizesAreReadAndWrittenAndPartOfTheHash) {
+  const std::string text = replaced(kText, "\"codec\": \"topk", "\"elems\": [2359296, 0], \"codec\": \"topk");
+  Plan plan = plan_from_json(text).value();
+  EXPECT_EQ(plan.buckets[0].elems, (std::vector<std::int64_t>{2359296, 0}));
+  EXPECT_TRUE(plan.buckets[1].elems.empty());
+  EXPECT_EQ(plan_from_json(plan_to_json(plan)).value().buckets[0].elems, plan.buckets[0].elems);
+  EXPECT_NE(plan_hash(plan), plan_hash(plan_from_json(kText).value()));
+  plan.buckets[0].elems.pop_back();
+  EXPECT_EQ(check_plan(plan).message(), "$.buckets[0]: elems: 1 of them; expected one for each of the 2 tensors");
+}
+
 TEST(Plan, KeepsUnknownFieldsWhereTheyWere) {
   std::string text = replaced(kText, "\"job\"", "\"a/b\": {\"x\": [1, null]}, \"job\"");
   text = replaced(text, "\"ranks\": 3", "\"ranks\": 3, \"link\": \"25 Gb/s\"");
@@ -80,6 +91,11 @@ TEST(Plan, RefusesWhatIsWrongWithPathAndExpectedForm) {
       {"\"name\": \"inter\"", "\"name\": \"intra\"", "$.levels: topology: levels 0 and 1 are both named intra"},
       {"[\"h.1.weight\", \"h.1.bias\"]", "[\"h.1.weight\", 3]", "$.buckets[0].tensors[1]: 3; expected a text"},
       {"[\"h.1.weight\", \"h.1.bias\"]", "[]", "$.buckets[0]: tensors: none; expected at least one name"},
+      {"\"codec\": \"topk", "\"elems\": [8], \"codec\": \"topk",
+       "$.buckets[0].elems: 1 of them; expected one for each of the 2 tensors"},
+      {"\"codec\": \"topk", "\"elems\": [8, -1], \"codec\": \"topk",
+       "$.buckets[0].elems[1]: -1; expected an integer from 0"},
+      {"\"codec\": \"topk", "\"elems\": 8, \"codec\": \"topk", "$.buckets[0].elems: 8; expected a list of integers"},
       {"[\"h.0.weight\"]", "[\"h.1.bias\"]", "$.buckets[1]: tensors[0]: \"h.1.bias\" occurs twice"},
       {"\"codec\": \"topk(density=0.01)\"", "\"codec\": \"topk(density=2)\"",
        "$.buckets[0]: codec: topk(density=2): density must be"},

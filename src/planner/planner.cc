@@ -69,7 +69,10 @@ Plan plan_of(Problem& problem, const Job& job, const Cluster& cluster, const Sea
   for (const Placed& placed : found.plan) {
     const Candidate& candidate = problem.candidates()[placed.way->candidate];
     PlanBucket bucket;
-    for (int t = placed.first; t <= placed.last; ++t) bucket.tensors.push_back(job.tensors[t].name);
+    for (int t = placed.first; t <= placed.last; ++t) {
+      bucket.tensors.push_back(job.tensors[t].name);
+      bucket.elems.push_back(job.tensors[t].elems());
+    }
     bucket.option = candidate.option;
     if (candidate.codec >= 0) bucket.codec = problem.codecs()[candidate.codec].spec;
     plan.buckets.push_back(std::move(bucket));

@@ -170,6 +170,10 @@ TEST(SimulatePlan, RefusesPlansOfOtherJobsAndClusters) {
       error(plan, job, example.cluster).find("$.buckets[0].tensors[0]: expected a tensor of job \"two\", got \"t0\""),
       std::string::npos);
   job = example.job;
+  job.tensors[0].shape = {7};
+  EXPECT_NE(error(plan, job, example.cluster).find("$.buckets[0].elems[0]: expected the 7 elements of \"t0\""),
+            std::string::npos);
+  job = example.job;
   job.tensors.push_back(job.tensors[1]);
   job.tensors[2].name = "t2";
   EXPECT_NE(error(plan, job, example.cluster).find("\"t2\" is missing"), std::string::npos);

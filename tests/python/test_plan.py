@@ -253,9 +253,17 @@ MISSING = copy.deepcopy(DENSE)
 MISSING["buckets"][0]["tensors"].remove("2.weight")
 
 
+WITH_SIZES, OTHER_SIZES = copy.deepcopy(DENSE), copy.deepcopy(DENSE)
+ELEMS = {name: parameter.numel() for name, parameter in make_net().named_parameters()}
+WITH_SIZES["buckets"][0]["elems"] = [ELEMS[name] for name in DENSE["buckets"][0]["tensors"]]
+OTHER_SIZES["buckets"][0]["elems"] = [7 for _ in DENSE["buckets"][0]["tensors"]]
+
+
 @pytest.mark.parametrize(
     ("plans", "kinds", "text"),
     [
+        ([WITH_SIZES, DENSE], ["MismatchError", "MismatchError"], "different settings: rank 0 has"),
+        ([OTHER_SIZES, OTHER_SIZES], ["MismatchError", "MismatchError"], "has 7 elements in the plan, 8 in the model"),
         ([DENSE, OTHER_CODEC], ["MismatchError", "MismatchError"], "different settings: rank 0 has"),
         ([DENSE, "sign"], ["MismatchError", "MismatchError"], "different settings: rank 0 has"),
         ([MISSING, MISSING], ["MismatchError", "MismatchError"], 'no bucket of it has the tensor "2.weight"'),
@@ -273,6 +281,7 @@ def test_every_rank_gets_the_same_error(pools, plans, kinds, text):
     ("plans", "kinds", "text"),
     [
         ([DENSE, OTHER_CODEC], ["MismatchError", "MismatchError"], "ranks differ in the plan"),
+        ([DENSE, WITH_SIZES], ["MismatchError", "MismatchError"], "ranks differ in the plan"),
         ([MISSING, MISSING], ["MismatchError", "MismatchError"], 'no bucket of it has the tensor "2.weight"'),
         ([DENSE, "sign"], ["MismatchError", "SpecError"], "switch_plan needs a plan"),
     ],

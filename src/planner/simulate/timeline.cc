@@ -2,6 +2,7 @@
 //
 // simulate_plan(): a plan on the simulator, and the text view of what comes of it.
 #include <algorithm>
+#include <cinttypes>
 #include <cstdio>
 #include <map>
 #include <numeric>
@@ -44,10 +45,17 @@ Result<std::vector<Located>> locate(const Plan& plan, const Job& job) {
         return make_error(StatusCode::kMismatch, "%s: expected each tensor once, got \"%s\" again", place.c_str(),
                           name.c_str());
       }
+      const JobTensor& tensor = job.tensors[found->second];
+      const std::vector<std::int64_t>& elems = plan.buckets[b].elems;
+      if (i < elems.size() && elems[i] != tensor.elems()) {
+        return make_error(StatusCode::kMismatch,
+                          "%s.elems[%zu]: expected the %" PRId64 " elements of \"%s\" in job \"%s\", got %" PRId64,
+                          bucket_place(b).c_str(), i, tensor.elems(), name.c_str(), job.name.c_str(), elems[i]);
+      }
       seen[found->second] = true;
       bucket.tensors.push_back(found->second);
-      bucket.ready_ns = std::max(bucket.ready_ns, job.tensors[found->second].ready_ns);
-      bucket.elems += job.tensors[found->second].elems();
+      bucket.ready_ns = std::max(bucket.ready_ns, tensor.ready_ns);
+      bucket.elems += tensor.elems();
     }
   }
   for (std::size_t t = 0; t < seen.size(); ++t) {
