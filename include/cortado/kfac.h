@@ -227,7 +227,7 @@ struct KfacTraffic {
 
 // Something that was not done as asked, and why.
 struct KfacFallback {
-  std::string layer;
+  std::string layer;  // empty: of a message of all layers
   std::string reason;
   std::int64_t count = 0;
 };
@@ -324,7 +324,8 @@ class Kfac {
   // Between steps. Loading takes of each layer what it finds in one or several states (those of all ranks of a job of
   // another world size or strategy, in any order) and returns a sentence about what it did not find and began anew, or
   // an empty string. Inverses that are not there, or of the other kind, are computed from the factors in the next step.
-  // All ranks load at the same point; if a state does not fit on one of them, all get an error and nothing has changed.
+  // Those that are still to be computed so are not saved. All ranks load at the same point; if a state does not fit on
+  // one of them, or holds an Inf or NaN, all get an error and nothing has changed.
   virtual KfacState save_state(bool with_inverses = true) const = 0;
   virtual Result<std::string> load_state(std::span<const KfacState> states) = 0;
 };

@@ -47,6 +47,11 @@ def holder_of(parameters):
     return None
 
 
+def without_holder(parameters):
+    """Those of ``parameters`` whose gradients no open attachment averages."""
+    return [p for p in parameters if not any(p in attachment._index for attachment in _open)]
+
+
 class Attachment:
     """The engine, and what users of every front end call. Made on every rank at the same time.
 

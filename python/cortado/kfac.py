@@ -3,6 +3,7 @@
 
 import contextlib
 import logging
+import math
 import sys
 import time
 
@@ -11,13 +12,13 @@ import torch.distributed as dist
 
 from . import _core
 from .agreement import agree_on_flag, damage_ends_all, on_all_ranks
-from .attachment import holder_of
+from .attachment import holder_of, without_holder
 from .calibration import calibrate
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_device import Batches, device_of_layers, place_of_kfac
 from .kfac_layers import find_layers
-from .kfac_options import choose_strategy, one_of, scale_function, warn, without_effect
+from .kfac_options import check_types, choose_strategy, one_of, scale_function, warn, without_effect
 from .parameters import fsdp_hint
 from .profiles import Cluster
 from .reporting import KfacReport
@@ -56,7 +57,7 @@ class KFAC:
     colocate_factors: one rank inverts both factors of a layer. assignment_strategy: "compute" or "memory".
     skip_layers: patterns (re.search) of names or class names of layers to leave alone.
     grad_scaler: what has scaled the loss (anything with get_scale(), or a function that gives the scale); call its
-        unscale_(optimizer) before step().
+        unscale_(optimizer) before step(), and, where step() averages the gradients, synchronize() before that.
     loglevel: where to list at the start what is preconditioned: as a record of this level of the logger "cortado.kfac",
         instead of on stderr.
     accumulation_steps, allreduce_bucket_cap_mb, compute_eigenvalue_outer_product, symmetry_aware, factor_dtype,
@@ -134,7 +135,18 @@ class KFAC:
         self._compression = compression
         self._factor_compression = factor_compression
         with self._on_all_ranks("could not make a KFAC"):
+            check_types(
+                bool,
+                pi_correction=pi_correction,
+                colocate_factors=colocate_factors,
+                error_feedback=error_feedback,
+            )
+            check_types(int, aggregate=aggregate, random_seed=random_seed, threads=threads)
+            check_types(float, timeout_s=timeout_s)
             self._get_scale = scale_function(grad_scaler)
+            # Each rank by itself, after an overflow; of scaler.get_scale the scaler is known.
+            scaler = getattr(grad_scaler, "__self__", grad_scaler)
+            self._skips_steps = hasattr(scaler, "get_scale") and getattr(scaler, "is_enabled", lambda: True)()
             ineffective = without_effect(
                 {
                     "accumulation_steps": accumulation_steps,
@@ -185,6 +197,9 @@ class KFAC:
                 options["candidates"] = [spec_from(codec) for codec in candidates]
                 options["cluster"] = _cluster_text(cluster)
         agree_on_flag(self._group, "check_collectives", check_collectives)
+        agree_on_flag(self._group, 'whether "auto" chooses a codec', is_auto)
+        if is_auto:
+            agree_on_flag(self._group, "whether a cluster is given", options["cluster"] is not None)
         if is_auto and options["cluster"] is None:
             measured = calibrate(self._process_group, codecs=options["candidates"], budget_s=_CALIBRATION_S)
             options["cluster"] = measured.to_json()
@@ -246,16 +261,20 @@ class KFAC:
         return (None, 0, 1, "") if group is None else (group, group.rank, group.world_size, group.name)
 
     def _warn_if_pointless(self):
-        if (
-            self._rank == 0
-            and self._options["strategy"] == "COMM-OPT"
-            and self._spec != "none"
-            and not self._has_warned
-        ):
+        strategy = self._options["strategy"]
+        if self._rank != 0 or self._has_warned:
+            return
+        if strategy == "COMM-OPT" and self._spec != "none":
             self._has_warned = True
             warn(
                 f"COMM-OPT sends no preconditioned gradients, so compression={self._spec} has no effect; what travels "
                 "are factors and eigenvectors: factor_compression="
+            )
+        elif strategy == "DP-KFAC" and self._factor_spec != "none":
+            self._has_warned = True
+            warn(
+                f"DP-KFAC sends no factors and no inverses, so factor_compression={self._factor_spec} has no effect; "
+                "what travels are preconditioned gradients: compression="
             )
 
     def describe(self):
@@ -326,6 +345,8 @@ class KFAC:
         def on_forward(module, inputs, named_inputs, output):
             if not (module.training and torch.is_grad_enabled() and self._wanted[index]):
                 return
+            if self._open_calls[index] and _is_in_backward():
+                return  # torch.utils.checkpoint computes it again: counted the first time, where its gradient arrives
             with self._errors_end_all():
                 is_due = output.requires_grad and self._is_due("factor_update_steps")
             if not is_due:
@@ -360,7 +381,10 @@ class KFAC:
         if self._get_scale is None:
             return 1.0
         if self._loss_scale is None or not self._batches.are_read_later:
-            self._loss_scale = float(self._get_scale())
+            with self._errors_end_all():
+                self._loss_scale = float(self._get_scale())
+                if not 0 < self._loss_scale < math.inf:
+                    raise SpecError(f"grad_scaler must give a scale above 0 and below Inf, got {self._loss_scale}")
         return self._loss_scale
 
     def _check_device(self, tensor, what):
@@ -416,7 +440,16 @@ class KFAC:
     def _reduces(self):
         """Whether nobody else averages the gradients."""
         if self._world_size > 1 and self._reduce_gradients is None:
-            self._reduce_gradients = holder_of(self._model.parameters()) is None
+            parameters = [p for p in self._model.parameters() if p.requires_grad]
+            left = without_holder(parameters)
+            if left and len(left) < len(parameters):
+                text = (
+                    f"a cortado.Reducer averages the gradients of {len(parameters) - len(left)} of the "
+                    f"{len(parameters)} parameters of the model that KFAC was given, and nobody those of the others: "
+                    "make the Reducer of all of them, or say reduce_gradients=False and average the others yourself"
+                )
+                self._refuse(SpecError(text))
+            self._reduce_gradients = bool(left)
         return self._world_size > 1 and self._reduce_gradients
 
     def _has_equal_gradients(self):
@@ -470,6 +503,10 @@ class KFAC:
         # One message: gradients that are not preconditioned, which parameters have one, who has an Inf or NaN.
         is_non_finite = not self._are_gradients_finite()
         flags = torch.tensor([*(float(p.grad is not None) for p in parameters), float(is_non_finite)])
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                text = f'step() averages dense gradients, that of "{name}" is {parameter.grad.layout}: sparse=False'
+                self._refuse(SpecError(text))
         dense = [_dense_gradient(p).reshape(-1) for p in others]
         flat = torch.cat([torch.cat(dense).cpu(), flags]) if dense else flags
         try:
@@ -496,8 +533,8 @@ class KFAC:
     def step(self):
         """Preconditions the gradients; False, and no residual has changed, if some rank had Inf or NaN in them.
 
-        Then gradients stay as they are where something else averages them. Where step() does they are zero afterwards,
-        on all ranks alike: an optimizer that steps all the same does no harm.
+        Then gradients stay as they are where something else averages them. Where step() does they are zero afterwards:
+        an optimizer that steps all the same does on all ranks what it does with gradients of zero.
 
         Factors, inverses and ``steps`` stay too, and the batches are forgotten, where gradients are averaged by step(),
         by the DDP module that KFAC was given (without a communication hook of others) or by a cortado.Reducer, and on
@@ -505,6 +542,13 @@ class KFAC:
         with the preconditioned gradients, and where these overflow though the gradients did not.
         """
         start_ns = time.perf_counter_ns()
+        if self._skips_steps and self._reduces() and not self._is_synchronized:
+            text = (
+                "the ranks' gradients were unscaled before they were averaged, so a GradScaler would see an overflow "
+                "on some ranks only, and leave out their optimizer step alone: call kfac.synchronize() after the "
+                "backward pass, before scaler.unscale_(optimizer)"
+            )
+            self._refuse(SpecError(text))
         self._average()
         is_finite = self._is_finite
         self._forget_average()
@@ -536,6 +580,7 @@ class KFAC:
         if callable(self._factor_compression):  # on all ranks then, which compare what it gave them
             self._factor_spec = _compression_at(self._factor_compression, self.steps)
             self._core.set_factor_compression(self._factor_spec)
+            self._warn_if_pointless()
 
     def _precondition(self):
         with self._errors_end_all():  # a function may give one rank what it gives no other
@@ -690,6 +735,11 @@ def smooth_schedule(first, factor, stages, total_steps, *, unfiltered_stages=1, 
         return f"{codec}({bound}, filter=off)" if stage >= stages - unfiltered_stages else f"{codec}({bound})"
 
     return spec
+
+
+def _is_in_backward():
+    current = getattr(torch._C, "_current_graph_task_id", None)  # no public name; -1: none
+    return current is not None and current() != -1
 
 
 def _compression_at(compression, step):

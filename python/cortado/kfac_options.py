@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """Options of KFAC as kfac-pytorch spells them: names, members of its enumerations, and what has no effect here."""
 
+import numbers
 import warnings
 
 import torch
@@ -43,6 +44,16 @@ def without_effect(given):
 
 def warn(text):
     warnings.warn(f"cortado.KFAC: {text}", stacklevel=3)
+
+
+def check_types(kind, **given):
+    """SpecError where one of the options is no ``kind``: bool, int (of at least 0) or float (above 0)."""
+    said = {bool: "True or False", int: "a whole number of at least 0", float: "a number above 0"}[kind]
+    for name, value in given.items():
+        is_number = isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool)
+        is_right = isinstance(value, bool) if kind is bool else is_number and (value >= 0 if kind is int else value > 0)
+        if not is_right:
+            raise SpecError(f"{name} must be {said}, got {value!r}")
 
 
 def one_of(name, value, known):

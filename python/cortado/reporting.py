@@ -126,5 +126,6 @@ class KfacReport:
         if v["non_finite_steps"]:
             lines.append(f"  non-finite        {v['non_finite_steps']} steps without preconditioning")
         for fallback in v["fallbacks"]:
-            lines.append(f"  {fallback['count']} times {fallback['layer']}: {fallback['reason']}")
+            layer = f"{fallback['layer']}: " if fallback["layer"] else ""
+            lines.append(f"  {fallback['count']} times {layer}{fallback['reason']}")
         return "\n".join(lines)

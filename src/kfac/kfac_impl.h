@@ -136,6 +136,9 @@ class KfacImpl final : public Kfac {
   Status invert_all(double damping);
   InverseJob inverse_job(std::size_t slot, std::int64_t matrix, double damping);
   SplitDamping damping_of(std::size_t layer, std::int64_t group, double damping) const;
+  void pack_own_inverses();
+  const std::string& inverse_codec() const;
+  Status send_inverses(const KfacHyperparameters& values);
   Status gather_inverses(const KfacHyperparameters& values);
   // Whether the ranks of an exchange were given the same values.
   // Of ranks `first`, `first` + `apart` ...
@@ -166,7 +169,7 @@ class KfacImpl final : public Kfac {
   Status find_layer(std::size_t layer, std::span<const KfacState> states, Loading* loading);
   Status check_states(std::span<const KfacState> states, Loading* loading);
 
-  void count(const std::string& layer, const char* reason) { ++fallbacks_[{layer, reason}]; }
+  void count(const std::string& layer, const std::string& reason) { ++fallbacks_[{layer, reason}]; }
   Status fail(Status status) {
     failure_ = status;
     world_->abandon(status.to_string());

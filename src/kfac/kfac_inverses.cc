@@ -130,8 +130,8 @@ Status KfacImpl::update_inverses(const KfacHyperparameters& values) {
   return {};
 }
 
-Status KfacImpl::gather_inverses(const KfacHyperparameters& values) {
-  if (column_->is_alone()) return {};
+// Inverses are symmetric, eigenvectors are not.
+void KfacImpl::pack_own_inverses() {
   for (const std::size_t s : gathered_slots_) {
     const FactorSlot& slot = sync_->slots()[s];
     HeldFactor& factor = factors_[s];
@@ -140,12 +140,33 @@ Status KfacImpl::gather_inverses(const KfacHyperparameters& values) {
                        factor.triangles.data() + m * triangle_elems(slot.n));
     }
   }
-  CORTADO_RETURN_IF_ERROR(decide_inverses());
-  const std::int64_t begin_ns = clock_->now_ns();
+}
+
+const std::string& KfacImpl::inverse_codec() const {
+  return auto_inverses_.is_on ? auto_inverses_.choice.codec : options_.factor_compression;
+}
+
+Status KfacImpl::send_inverses(const KfacHyperparameters& values) {
   std::vector<OwnerNote> notes(static_cast<std::size_t>(column_->get()->world_size()));
   CORTADO_RETURN_IF_ERROR(
       inverse_gather_->run(static_cast<std::uint64_t>(step_), gathered_inverses_, {.flags = hash_of(values)}, notes));
-  CORTADO_RETURN_IF_ERROR(check_notes(notes, grid_.column_of(rank()), grid_.columns, values));
+  return check_notes(notes, grid_.column_of(rank()), grid_.columns, values);
+}
+
+Status KfacImpl::gather_inverses(const KfacHyperparameters& values) {
+  if (column_->is_alone()) return {};
+  pack_own_inverses();
+  CORTADO_RETURN_IF_ERROR(decide_inverses());
+  const std::int64_t begin_ns = clock_->now_ns();
+  CORTADO_RETURN_IF_ERROR(send_inverses(values));
+  // A codec that overflows (cast(fp16) with little damping). Eigenvectors are at most 1, and eigenvalues exact.
+  if (!is_eigen() && !inverse_gather_->report().finite) {
+    count("", "inverses overflow in " + inverse_codec() + ": sent as they are");
+    pack_own_inverses();
+    CORTADO_RETURN_IF_ERROR(inverse_gather_->set_codec("none"));
+    CORTADO_RETURN_IF_ERROR(send_inverses(values));
+    CORTADO_RETURN_IF_ERROR(inverse_gather_->set_codec(inverse_codec()));
+  }
   auto_inverses_.record(clock_->now_ns() - begin_ns);
   for (const std::size_t s : gathered_slots_) {
     const FactorSlot& slot = sync_->slots()[s];

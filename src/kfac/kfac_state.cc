@@ -4,6 +4,7 @@
 
 #include "collective/agreement.h"
 #include "core/check.h"
+#include "core/finite.h"
 #include "kfac/kfac_impl.h"
 
 namespace cortado {
@@ -13,6 +14,12 @@ namespace {
 KfacTraffic traffic_of(const OwnerGather& gather) {
   const OwnerGatherReport report = gather.report();
   return {report.steps, report.collectives, report.payload_bytes, report.dense_bytes, report.relative_l2_error};
+}
+
+// One Inf or NaN would stay in a running average for good.
+Status check_finite(const std::vector<float>& values, const std::string& layer) {
+  if (all_finite(values.data(), static_cast<std::int64_t>(values.size()), DType::kFloat32)) return {};
+  return make_error(StatusCode::kMismatch, "layer %s: the saved state has an Inf or NaN", layer.c_str());
 }
 
 }  // namespace
@@ -78,7 +85,7 @@ KfacState KfacImpl::save_state(bool with_inverses) const {
     layer.name = layers_[i].name;
     layer.a_factor = a.running;
     layer.g_factor = g.running;
-    if (with_inverses) {
+    if (with_inverses && !inverses_are_stale_) {
       layer.a_inverse = a.inverse;
       layer.g_inverse = g.inverse;
       layer.a_eigenvalues = a.values;
@@ -107,6 +114,7 @@ Status KfacImpl::find_layer(std::size_t i, std::span<const KfacState> states, Lo
           return make_error(StatusCode::kMismatch, "layer %s: the saved state has %zu values where %zu are expected",
                             name.c_str(), (saved.*list).size(), held->size());
         }
+        CORTADO_RETURN_IF_ERROR(check_finite(saved.*list, name));
         loading->copies.push_back({&(saved.*list), held});
         return {};
       }
@@ -130,6 +138,7 @@ Status KfacImpl::find_layer(std::size_t i, std::span<const KfacState> states, Lo
         return make_error(StatusCode::kMismatch, "layer %s: the saved residual has %zu values, its gradient %" PRId64,
                           name.c_str(), saved.residual.size(), layers_[i].gradient_elems());
       }
+      CORTADO_RETURN_IF_ERROR(check_finite(saved.residual, name));
       loading->residuals.push_back({name, saved.residual});
     }
   }

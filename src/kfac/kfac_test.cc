@@ -322,6 +322,24 @@ TEST(Kfac, FactorsTravelAsTriangles) {
   });
 }
 
+// Greedy, the largest layer first, by n^3 or n^2: 10^3 outweighs four times 6^3, but 10^2 only two times 6^2.
+TEST(Kfac, LayersAreSharedByTimeOrByMemory) {
+  std::vector<KfacLayer> layers = {{.name = "large", .inputs = 10, .outputs = 1}};
+  for (const char* name : {"a", "b", "c", "d"}) layers.push_back({.name = name, .inputs = 6, .outputs = 1});
+  for (const bool balance_memory : {false, true}) {
+    const auto statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      KfacOptions options = strategy(KfacStrategy::kMemOpt);
+      options.balance_memory = balance_memory;
+      CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(layers, options, &communicator));
+      std::vector<int> owners;
+      for (const KfacPlacement& placement : kfac->placements()) owners.push_back(placement.a_rank);
+      EXPECT_EQ(owners, balance_memory ? (std::vector<int>{0, 1, 1, 1, 0}) : (std::vector<int>{0, 1, 1, 1, 1}));
+      return {};
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
 TEST(Kfac, MemoryIsSharedAmongOwners) {
   for (const KfacOptions& options : strategies()) {
     SmallRun run{.options = options, .values = {}};
@@ -641,6 +659,45 @@ TEST(Kfac, OverflowOfACodecIsANonFiniteStep) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
+// A large inverse has no fp16 either: it travels as it is then, and no step is lost.
+TEST(Kfac, InversesThatOverflowTheirCodecTravelAsTheyAre) {
+  for (const float scale : {1e-7f, 1.0f}) {  // of the factors: 1e7 and 1 in the inverses
+    std::vector<std::vector<float>> inverses(4);
+    const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+      SmallRun run{.options = strategy(KfacStrategy::kCommOpt), .values = {}};
+      run.options.inverse = KfacInverse::kCholesky;
+      run.options.factor_compression = "cast(fp16)";
+      run.values = {.factor_decay = 1, .damping = 1e-9, .kl_clip = 0};
+      CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+      KfacState state = kfac->save_state(/*with_inverses=*/false);
+      for (KfacLayerState& layer : state.layers) {
+        for (std::vector<float>* factor : {&layer.a_factor, &layer.g_factor}) {
+          for (float& value : *factor) value *= scale;
+        }
+      }
+      CORTADO_RETURN_IF_ERROR(kfac->load_state({&state, 1}).status());
+      for (int step = 0; step < 2; ++step) {  // the codec is there again in the second one
+        CORTADO_ASSIGN_OR_RETURN(const Gradients after, run_step(*kfac, run, communicator.rank(), step));
+        for (const auto& of_layer : after) {
+          EXPECT_TRUE(std::all_of(of_layer.begin(), of_layer.end(), [](float value) { return std::isfinite(value); }));
+        }
+      }
+      const KfacReport report = kfac->report();
+      EXPECT_EQ(report.non_finite_steps, 0);
+      EXPECT_EQ(report.inverses.messages, scale < 1 ? 4 : 2);
+      EXPECT_EQ(fallbacks_of(*kfac).contains(": inverses overflow in cast(fp16): sent as they are"), scale < 1);
+      for (const KfacLayerState& layer : kfac->save_state().layers) {
+        std::vector<float>& own = inverses[static_cast<std::size_t>(communicator.rank())];
+        own.insert(own.end(), layer.a_inverse.begin(), layer.a_inverse.end());
+      }
+      return {};
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+    for (const std::vector<float>& own : inverses) EXPECT_EQ(own, inverses[0]);
+    EXPECT_NEAR(inverses[0][0] * scale, 1.0f, 0.02f);
+  }
+}
+
 // ---- saving and loading --------------------------------------------------------------------------------------------
 
 SmallRun saved_run(const KfacOptions& options) {
@@ -753,6 +810,7 @@ TEST(Kfac, AStateThatDoesNotFitOnOneRankChangesNone) {
   const std::vector<std::pair<std::string, std::function<void(KfacLayerState*)>>> damages = {
       {"layer head: the saved state has", [](KfacLayerState* layer) { layer->g_inverse.push_back(0); }},
       {"layer head: the saved residual has", [](KfacLayerState* layer) { layer->residual.push_back(0); }},
+      {"layer head: the saved state has an Inf or NaN", [](KfacLayerState* layer) { layer->g_inverse[0] = kNan; }},
   };
   for (const auto& [text, damage] : damages) {
     const auto statuses = run_ranks(4, [&text = text, &damage = damage, &run](Communicator& communicator) -> Status {
@@ -779,6 +837,36 @@ TEST(Kfac, AStateThatDoesNotFitOnOneRankChangesNone) {
       return run_step(*kfac, run, rank, 2).status();
     });
     for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+// Those of a state that was saved without are computed in the next step; saved again before, they are not there either.
+TEST(Kfac, InversesThatAreStillToBeComputedAreNotSaved) {
+  Gradients of_first;
+  for (const bool saves_again : {false, true}) {
+    SmallRun run = saved_run(strategy(KfacStrategy::kMemOpt));
+    run.world_size = 2;
+    run.factor_update_steps = run.inv_update_steps = 100;
+    std::vector<KfacState> states(2);
+    run_job(run, 2, [&](Kfac& kfac, int rank) { states[static_cast<std::size_t>(rank)] = kfac.save_state(false); });
+    std::vector<Gradients> after(2);
+    const auto statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      const auto rank = static_cast<std::size_t>(communicator.rank());
+      const auto make = [&] { return Kfac::create(small_job(), run.options, &communicator).value(); };
+      auto kfac = make();
+      CORTADO_RETURN_IF_ERROR(kfac->load_state(states).status());
+      const KfacState again = kfac->save_state();
+      EXPECT_TRUE(again.layers[0].a_inverse.empty() && again.layers[0].g_eigenvalues.empty());
+      if (saves_again) {
+        kfac = make();
+        CORTADO_RETURN_IF_ERROR(kfac->load_state({&again, 1}).status());
+      }
+      CORTADO_ASSIGN_OR_RETURN(after[rank], run_step(*kfac, run, communicator.rank(), 2));
+      return {};
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+    if (!saves_again) of_first = after[0];
+    EXPECT_EQ(after[0], of_first);
   }
 }
 

@@ -13,6 +13,7 @@ from cortado.kfac_layers import MOST_FACTOR_ROWS, find_layers
 from kfac_reference import Reference, gradients_of
 from late_device import on_device
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 QUIET = {"verbose": False}
 
@@ -248,6 +249,11 @@ def test_comm_opt_with_compression_warns():
         cortado.KFAC(Net(), strategy="comm-opt", compression="quant(bits=8)", **QUIET)
 
 
+def test_dp_kfac_with_factor_compression_warns():
+    with pytest.warns(UserWarning, match="DP-KFAC sends no factors and no inverses, so factor_compression=quant"):
+        cortado.KFAC(Net(), strategy="dp-kfac", factor_compression="quant(bits=8)", **QUIET)
+
+
 def test_comm_opt_warns_when_a_schedule_comes_to_a_codec():
     model = Net()
     later = {"compression": lambda step: "none" if step == 0 else "quant(bits=8)"}
@@ -403,6 +409,25 @@ def test_a_layer_that_is_called_twice_counts_its_calls_as_batches():
     assert kfac.report().to_dict()["fallbacks"] == [{"layer": "layer", "reason": reason, "count": 1}]
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed_activations_count_once(use_reentrant):
+    after = []
+    for is_checkpointed in (False, True):
+        torch.manual_seed(0)
+        inside = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+        model = nn.Sequential(nn.Linear(6, 5), inside, nn.Linear(8, 3))
+        kfac = cortado.KFAC(model, **QUIET)
+        for _ in range(2):
+            model.zero_grad()
+            x = model[0](torch.randn(9, 6))
+            x = checkpoint(inside, x, use_reentrant=use_reentrant) if is_checkpointed else inside(x)
+            model[2](x).square().mean().backward()
+            assert kfac.step()
+        assert kfac.report().to_dict()["fallbacks"] == []
+        after.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert torch.equal(*after)
+
+
 def test_a_layer_that_is_not_called():
     model = nn.ModuleDict({"used": nn.Linear(4, 3), "idle": nn.Linear(4, 3)})
     kfac = cortado.KFAC(model, **QUIET)
@@ -521,6 +546,12 @@ def test_no_batch_and_empty_batches():
         ({"strategy": "mem-opt", "grad_worker_fraction": 1}, "give one of them"),
         ({"grad_worker_fraction": 2}, "from 0 .one rank. to 1"),
         ({"grad_scaler": 3}, "get_scale.. or be a function"),
+        ({"pi_correction": 1}, "pi_correction must be True or False, got 1"),
+        ({"error_feedback": "yes"}, "error_feedback must be True or False, got 'yes'"),
+        ({"aggregate": 2.0}, "aggregate must be a whole number of at least 0, got 2.0"),
+        ({"random_seed": -1}, "random_seed must be a whole number of at least 0, got -1"),
+        ({"threads": "2"}, "threads must be a whole number of at least 0, got '2'"),
+        ({"timeout_s": 0}, "timeout_s must be a number above 0, got 0"),
         ({"accumulation_steps": 0}, "accumulation_steps must be at least 1, got 0"),
         ({"allreduce_bucket_cap_mb": -1}, "allreduce_bucket_cap_mb must be at least 0"),
         ({"factor_dtype": torch.float64}, "factor_dtype can't be torch.float64"),

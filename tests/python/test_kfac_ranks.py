@@ -79,11 +79,11 @@ def test_strategies_that_average_factors_agree(pools):
         assert (other - weights[0]).norm() < 1e-4 * (weights[0] - start).norm()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("uses_ddp", [True, False])
 def test_replicas_stay_equal_whatever_is_lost(pools, world_size, uses_ddp):
     for options in STRATEGIES:
-        if options.get("grad_worker_fraction") and world_size % 2:
+        if options.get("grad_worker_fraction") and world_size % 2:  # 4 ranks: two rows, two columns
             continue
         pools(world_size).run(bits_after, options={**options, **LOSSY}, uses_ddp=uses_ddp, steps=3)
 
@@ -243,24 +243,141 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(pools, uses_ddp):
 def poison(me, overflow_rank, is_preconditioned):
     """Without a GradScaler; the gradients after a step with an Inf, on one rank in one parameter."""
     options = {"strategy": "mem-opt", "skip_layers": () if is_preconditioned else ("^0$",)}
-    model, kfac, optimizer = make_run(me, options, uses_ddp=False)
+    model, kfac, optimizer = run = make_run(me, options, uses_ddp=False)
+    train(me, run, 1)  # there is momentum now
     optimizer.zero_grad()
-    loss_of(model, make_batch(me.rank, 0)).backward()
+    loss_of(model, make_batch(me.rank, 1)).backward()
     assert ("0" in kfac.skipped) != is_preconditioned
     if me.rank == overflow_rank:
         next(model.parameters()).grad.view(-1)[0] = float("inf")
-    before = fingerprint(model)
     assert not kfac.step()
     assert all(not p.grad.any() for p in model.parameters())
     optimizer.step()  # by a user who did not look
-    assert fingerprint(model) == before
-    train(me, (model, kfac, optimizer), [1])
+    me.assert_replicas_are_identical()
+    train(me, run, [2])
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
 
 @pytest.mark.parametrize("is_preconditioned", [True, False])
 def test_gradients_are_zero_after_a_step_that_was_not_finite(pools, is_preconditioned):
     pools(3).run(poison, overflow_rank=1, is_preconditioned=is_preconditioned)
+
+
+def forget_to_synchronize(me, gives_function):
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    model = make_model(me, uses_ddp=False)
+    given = scaler.get_scale if gives_function else scaler
+    kfac = cortado.KFAC(model, grad_scaler=given, verbose=False, timeout_s=20)
+    scaler.scale(loss_of(model, make_batch(me.rank, 0))).backward()
+    with pytest.raises(cortado.SpecError, match="call kfac.synchronize.. after the backward pass"):
+        kfac.step()
+    is_off = torch.amp.GradScaler("cpu", enabled=False)
+    other = make_model(me, uses_ddp=False)
+    kfac = cortado.KFAC(other, grad_scaler=is_off, verbose=False, timeout_s=20, process_group=dist.new_group())
+    loss_of(other, make_batch(me.rank, 0)).backward()
+    assert kfac.step()
+
+
+@pytest.mark.parametrize("gives_function", [False, True])
+def test_a_scaler_without_synchronize_is_refused(pools, gives_function):
+    try:
+        pools(2).run(forget_to_synchronize, gives_function=gives_function)
+    finally:
+        pools(2).close()
+
+
+def reduce_a_part(me):
+    model = make_model(me, uses_ddp=False)
+    reducer = cortado.Reducer(list(model[0].named_parameters()), "none", verbose=False)
+    kfac = cortado.KFAC(model, verbose=False, timeout_s=20)
+    loss_of(model, make_batch(me.rank, 0)).backward()
+    reducer.wait()
+    with pytest.raises(cortado.SpecError, match="averages the gradients of 2 of the 8 parameters"):
+        kfac.step()
+    me._models.clear()
+
+
+def test_a_reducer_of_a_part_of_the_model_is_refused(pools):
+    try:
+        pools(2).run(reduce_a_part)
+    finally:
+        pools(2).close()
+
+
+def sparse_gradients(me):
+    model = torch.nn.Sequential(torch.nn.Embedding(7, 5, sparse=True), torch.nn.Linear(5, 3))
+    kfac = cortado.KFAC(model, verbose=False, timeout_s=20)
+    begin = time.monotonic()
+    if me.rank == 1:  # rank 0 has no gradient of the embedding
+        model(torch.tensor([1, 2])).square().mean().backward()
+    else:
+        model[1](torch.randn(2, 5)).square().mean().backward()
+    with pytest.raises(cortado.CortadoError, match=r'that of "0.weight" is torch.sparse_coo'):
+        kfac.step()
+    return time.monotonic() - begin
+
+
+def test_sparse_gradients_are_refused_on_all_ranks(pools):
+    assert longest_wait(pools, sparse_gradients) < 10  # timeout_s is 20
+
+
+def scale_goes_wrong(me, scale):
+    model = make_model(me, uses_ddp=False)
+    kfac = cortado.KFAC(model, grad_scaler=lambda: scale if me.rank == 1 else 8.0, verbose=False, timeout_s=20)
+    begin = time.monotonic()
+    with pytest.raises(cortado.CortadoError, match="grad_scaler must give a scale above 0 and below Inf"):
+        (8 * loss_of(model, make_batch(me.rank, 0))).backward()
+        kfac.step()
+    me._models.clear()
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("scale", [0.0, float("nan")])
+def test_a_scale_that_goes_wrong_on_one_rank_ends_all(pools, scale):
+    assert longest_wait(pools, scale_goes_wrong, scale=scale) < 10  # timeout_s is 20
+
+
+def within_a_subgroup(me):
+    """Ranks 0 and 2 of three; what a world of two gets."""
+    group = dist.new_group([0, 2]) if me.world_size == 3 else None
+    if me.world_size == 3 and me.rank == 1:
+        return None
+    rank = me.rank // 2 if me.world_size == 3 else me.rank
+    model = make_net(0)
+    kfac = cortado.KFAC(model, strategy="mem-opt", process_group=group, verbose=False, timeout_s=20, **LOSSY)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, make_batch(rank, step)).backward()
+        kfac.step()
+        optimizer.step()
+    return fingerprint(model)
+
+
+def test_a_subgroup(pools):
+    whole = pools(2).run(within_a_subgroup)
+    part = pools(3).run(within_a_subgroup)
+    assert part == [whole[0], None, whole[0]] and whole[0] == whole[1]
+
+
+def ranks_disagree_on_auto(me, what):
+    model = make_net(0)
+    begin = time.monotonic()
+    options = {"compression": "auto", "candidates": ["compso(bound=4e-3)"]}
+    if what == "auto":
+        options = options if me.rank == 1 else {}
+        text = 'whether "auto" chooses a codec differs: ranks have False, True'
+    else:
+        options["cluster"] = link(1) if me.rank == 0 else None
+        text = "whether a cluster is given differs: ranks have True, False"
+    with pytest.raises(cortado.MismatchError, match=text):
+        cortado.KFAC(model, verbose=False, timeout_s=20, **options)
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("what", ["auto", "cluster"])
+def test_ranks_must_agree_on_auto(pools, what):
+    assert max(pools(2).run(ranks_disagree_on_auto, what=what)) < 10
 
 
 def leave_out_the_step(me, overflows, resets):
