@@ -1,14 +1,21 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """Tensors that one rank each has computed, for all ranks, compressed: for K-FAC, Shampoo, Muon and the like."""
 
+import math
+import numbers
+import warnings
+
 import torch
 import torch.distributed as dist
 
 from . import _core
 from .agreement import agree_on_flag, damage_ends_all, on_all_ranks
-from .errors import CortadoError, SpecError
+from .errors import CortadoError, MismatchError, SpecError
 from .group import DTYPE_CODES, TorchGroup
+from .kfac_options import check_types
 from .spec import spec_from
+
+_STATE_FORMAT = "cortado.owner_gather/1"
 
 
 def compressed_all_gather(tensors, owners, codec="none", **options):
@@ -49,8 +56,11 @@ class CompressedAllGather:
     ):
         if not dist.is_initialized():
             raise CortadoError("a gather needs a process group: call torch.distributed.init_process_group first")
+        check_types(float, timeout_s=timeout_s)
         self._group = group = TorchGroup(process_group)
         with on_all_ranks(group, "could not make a CompressedAllGather", timeout_s):
+            check_types(bool, error_feedback=error_feedback)
+            check_types(int, aggregate=aggregate, random_seed=random_seed)
             if len(tensors) != len(owners):
                 raise SpecError(f"expected one owner a tensor, got {len(tensors)} tensors and {len(owners)} owners")
             self._shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
@@ -59,6 +69,8 @@ class CompressedAllGather:
             ]
             spec = spec_from(codec)
         agree_on_flag(group, "check_collectives", check_collectives, timeout_s)
+        self._keeps = error_feedback
+        self._owned = [i for i, owner in enumerate(owners) if owner == group.rank]
         with damage_ends_all(group):
             self._core = _core.OwnerGather(
                 described,
@@ -82,8 +94,11 @@ class CompressedAllGather:
             raise SpecError(
                 f"tensor {index} is {tensor.dtype} on {tensor.device}; expected float32, float16 or bfloat16 on the CPU"
             )
+        if not isinstance(owner, numbers.Integral):
+            raise SpecError(f"the owner of tensor {index} must be a rank, got {owner!r}")
         rows = tensor.shape[0] if tensor.dim() > 1 else 1
-        return (f"tensor {index}", DTYPE_CODES[tensor.dtype], rows, tensor.numel() // rows if rows else 0, int(owner))
+        cols = tensor.numel() // rows if rows else 0
+        return (_name(index), DTYPE_CODES[tensor.dtype], rows, cols, int(owner))
 
     @torch.no_grad()
     def __call__(self, tensors):
@@ -109,8 +124,12 @@ class CompressedAllGather:
         return [tensor.contiguous() for tensor in tensors]
 
     def set_codec(self, codec):
-        """From the next exchange on; on all ranks."""
-        self._core.set_codec(spec_from(codec))
+        """From the next exchange on; on all ranks. An error on one of them ends the wait of the others."""
+        try:
+            self._core.set_codec(spec_from(codec))
+        except Exception as error:
+            self._group.announce(str(error))
+            raise
 
     def report(self):
         """Bytes, error, collectives of the last exchange; times of encode, gather and decode over all, in ns."""
@@ -119,12 +138,52 @@ class CompressedAllGather:
     def state_dict(self):
         """What this rank still owes of the tensors it owns, and the step; every rank saves its own."""
         residuals = {name: torch.from_numpy(values) for name, values in self._core.save_residuals().items()}
-        return {"format": "cortado.owner_gather/1", "step": self._step, "residuals": residuals}
+        world_size = self._group.world_size
+        return {"format": _STATE_FORMAT, "world_size": world_size, "step": self._step, "residuals": residuals}
 
     def load_state_dict(self, state):
-        """Continues where state_dict() was taken; call it on every rank, each with its own."""
-        if state.get("format") != "cortado.owner_gather/1":
-            raise SpecError(f'expected a state of format "cortado.owner_gather/1", got {state.get("format")!r}')
-        residuals = {name: values.float().cpu().contiguous().numpy() for name, values in state["residuals"].items()}
+        """Continues where state_dict() was taken; call it on every rank.
+
+        state: this rank's own, or the list of the states of all ranks, from which other owners, and another number of
+        ranks, find what they need. What is owed of a tensor that is in none of them begins at zero, and a warning says
+        of how many. If a state does not fit on one rank, all get an error and nothing has changed.
+        """
+        states = state if isinstance(state, (list, tuple)) else [state]
+        with on_all_ranks(self._group, "could not load its state"):
+            residuals = {}
+            for one in states:
+                residuals.update(self._residuals_of(one))
+            steps = sorted({one["step"] for one in states})
+            if len(steps) != 1:
+                raise MismatchError(f"expected states of one step, got {steps or 'none'}", "mismatch")
         self._core.load_residuals(residuals)
-        self._step = state["step"]
+        self._step = steps[0]
+        keeping = [i for i in self._owned if self._keeps and math.prod(self._shapes[i][0])]
+        missing = [i for i in keeping if _name(i) not in residuals]
+        if missing:
+            warnings.warn(
+                f"cortado.CompressedAllGather: the state given lacks what is still owed of {len(missing)} tensors that "
+                f"rank {self._group.rank} owns (saved with world size {states[0].get('world_size', 'unknown')}, loaded "
+                f"with {self._group.world_size}); it begins at zero. Give the states of all ranks to keep it",
+                stacklevel=2,
+            )
+
+    def _residuals_of(self, state):
+        """Checked, as numpy arrays by name."""
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        if found != _STATE_FORMAT:
+            raise SpecError(f'expected a state of format "{_STATE_FORMAT}", got {found!r}')
+        elems = {_name(i): math.prod(shape) for i, (shape, _) in enumerate(self._shapes)}
+        residuals = {}
+        for name, values in state["residuals"].items():
+            if values.numel() != elems.get(name):
+                text = f"the state owes {values.numel()} values of {name}, expected {elems.get(name, 'no such tensor')}"
+                raise MismatchError(text, "mismatch")
+            if not bool(torch.isfinite(values).all()):
+                raise MismatchError(f"what the state owes of {name} has an Inf or NaN", "mismatch")
+            residuals[name] = values.float().cpu().contiguous().numpy()
+        return residuals
+
+
+def _name(index):
+    return f"tensor {index}"

@@ -78,6 +78,69 @@ def test_feedback_and_saving(pools):
     assert max(pools(2).run(gather_often)) > 0.3
 
 
+def load_with_other_owners(me):
+    """Each tensor's owner is the next rank now: it finds what is owed in the states of all, and not in its own."""
+    tensors, owners, _ = own_values(me, 0)
+    later = [(owner + 1) % me.world_size for owner in owners]
+    first = cortado.CompressedAllGather(tensors, owners, "topk(density=0.2)", error_feedback=True)
+    first(tensors)
+    states = me.gather(first.state_dict())
+    owed = {name: values for state in states for name, values in state["residuals"].items()}
+    assert sum(values.norm() for values in owed.values()) > 0
+    second = cortado.CompressedAllGather(tensors, later, "topk(density=0.2)", error_feedback=True)
+    second.load_state_dict(states)
+    held = second.state_dict()["residuals"]
+    assert len(held) == sum(owner == me.rank and t.numel() > 0 for t, owner in zip(tensors, later, strict=True))
+    assert all(torch.equal(values, owed[name]) for name, values in held.items())
+    with pytest.warns(UserWarning, match=rf"owed of \d tensors that rank {me.rank} owns .saved with world size 3"):
+        second.load_state_dict(states[me.rank])
+    assert not any(values.any() for values in second.state_dict()["residuals"].values())
+    # What does not fit on one rank is refused by all, and changes none.
+    second.load_state_dict(states)
+    damages = [
+        ("format", lambda state: state.update(format="cortado.kfac/1")),
+        ("one step", lambda state: state.update(step=7)),
+        ("2 values of tensor 0", lambda state: state["residuals"].update({"tensor 0": torch.zeros(2)})),
+        ("Inf or NaN", lambda state: state["residuals"]["tensor 0"].fill_(float("nan"))),
+    ]
+    for text, damage in damages:
+        damaged = me.gather(first.state_dict())
+        if me.rank == 1:
+            damage(damaged[0])
+        with pytest.raises(cortado.CortadoError, match=text):
+            second.load_state_dict(damaged)
+        now = second.state_dict()["residuals"]
+        assert all(torch.equal(values, now[name]) for name, values in held.items())
+    second(tensors)
+
+
+def test_states_of_other_owners(pools):
+    pools(3).run(load_with_other_owners)
+
+
+def codec_of_one_rank(me):
+    gather = cortado.CompressedAllGather(tensors := [torch.ones(3), torch.ones(2, 2)], [0, 2])
+    gather(tensors)
+    begin = time.monotonic()
+    with pytest.raises(cortado.CortadoError, match='unknown codec "quat"'):
+        gather.set_codec("quat" if me.rank == 1 else "quant(bits=8)")
+        gather(tensors)
+    return time.monotonic() - begin
+
+
+def within_a_subgroup(me):
+    group = torch.distributed.new_group([0, 2])
+    if me.rank == 1:
+        return None
+    tensors = [torch.full((3,), float(me.rank)), torch.full((2,), float(me.rank))]
+    cortado.compressed_all_gather(tensors, [0, 1], process_group=group)  # ranks of the group
+    return [tensor[0].item() for tensor in tensors]
+
+
+def test_a_subgroup(pools):
+    assert pools(3).run(within_a_subgroup) == [[0.0, 2.0], None, [0.0, 2.0]]
+
+
 def refusals(me):
     tensors = [torch.zeros(3), torch.zeros(2, 2)]
     with pytest.raises(cortado.SpecError, match="2 tensors and 1 owners"):
@@ -86,6 +149,12 @@ def refusals(me):
         cortado.CompressedAllGather([torch.zeros(3).double()], [0])
     with pytest.raises(cortado.SpecError, match="owner must be a rank from 0 to 1, got 2"):
         cortado.CompressedAllGather(tensors, [0, 2])
+    with pytest.raises(cortado.SpecError, match="owner of tensor 1 must be a rank, got 1.5"):
+        cortado.CompressedAllGather(tensors, [0, 1.5])
+    with pytest.raises(cortado.SpecError, match="error_feedback must be True or False, got 1"):
+        cortado.CompressedAllGather(tensors, [0, 1], error_feedback=1)
+    with pytest.raises(cortado.SpecError, match="aggregate must be a whole number of at least 0, got 2.0"):
+        cortado.CompressedAllGather(tensors, [0, 1], aggregate=2.0)
     with pytest.raises(cortado.MismatchError, match="tensor 1 of rank 1 differs"):
         cortado.CompressedAllGather(tensors, [0, me.rank])
     gather = cortado.CompressedAllGather(tensors, [0, 1])
@@ -121,7 +190,7 @@ def a_tensor_has_moved(me):
     return time.monotonic() - begin
 
 
-@pytest.mark.parametrize("scenario", [refusals_on_one_rank, a_tensor_has_moved])
+@pytest.mark.parametrize("scenario", [refusals_on_one_rank, a_tensor_has_moved, codec_of_one_rank])
 def test_an_error_on_one_rank_ends_all(pools, scenario):
     try:
         assert max(pools(3).run(scenario)) < 20
