@@ -2,6 +2,7 @@
 """Measures what one training step of a model is made of, into a job file."""
 
 import contextlib
+import copy
 import statistics
 import time
 from collections.abc import Mapping
@@ -18,11 +19,13 @@ _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "
 def profile(model, batch, *, loss=None, optimizer=None, codecs=None, steps=5, name=None):
     """Runs some steps of ``model`` without communication and returns a Job (cortado.job/1), on this rank alone.
 
-    model: a module, or one under DDP (whose gradients then are not exchanged). Gradients are cleared before and after.
+    model: a module, or one under DDP, whose module then runs without DDP. Gradients are cleared before and after;
+        parameters, buffers (running statistics) and the optimizer's state are afterwards as before.
     batch: what the model takes: a tuple of arguments, a dict, or one argument. Or a function without arguments that
-        runs the forward pass and returns the scalar loss.
+        runs the forward pass and returns the scalar loss. It had better call the module inside DDP: DDP itself may
+        broadcast buffers, and wait for other ranks.
     loss: makes the scalar loss of the model's output; default: the output itself, or its ``loss``.
-    optimizer: if given, its step is timed, on zero gradients. Parameters that decay or have momentum change by it.
+    optimizer: if given, its step is timed, on zero gradients.
     codecs: codec strings whose error is measured on the real gradients; default: all that auto knows; [] for none.
     steps: of them medians are taken; two more go before.
     name: of the job; default: the model's class.
@@ -38,20 +41,36 @@ def profile(model, batch, *, loss=None, optimizer=None, codecs=None, steps=5, na
     if not named:
         raise SpecError(f"{type(plain).__name__} has no parameter that is trained: there is nothing to profile")
     recorder = _Recorder(named)
-    forward = _forward_of(model, batch, loss)
+    forward = _forward_of(plain, batch, loss)
     syncs_off = model.no_sync if model is not plain else contextlib.nullcontext
-    try:
-        for _ in range(2 + steps):
-            model.zero_grad(set_to_none=True)
-            with syncs_off():
-                recorder.run(forward)
-        job = recorder.job(name or type(plain).__name__, _default_codecs(codecs), skipped=2)
-    finally:
-        recorder.remove()
+    with _kept(plain.buffers()):
+        try:
+            for _ in range(2 + steps):
+                model.zero_grad(set_to_none=True)
+                with syncs_off():
+                    recorder.run(forward)
+            job = recorder.job(name or type(plain).__name__, _default_codecs(codecs), skipped=2)
+        finally:
+            recorder.remove()
     if optimizer is not None:
-        job["optimizer_ns"] = _time_optimizer(named, optimizer, steps)
+        state = copy.deepcopy(optimizer.state_dict())
+        with _kept(plain.parameters()):
+            job["optimizer_ns"] = _time_optimizer(named, optimizer, steps)
+        optimizer.load_state_dict(state)
     model.zero_grad(set_to_none=True)
     return Job(job)
+
+
+@contextlib.contextmanager
+def _kept(tensors):
+    """They are afterwards as before."""
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, values in before:
+                tensor.copy_(values)
 
 
 def _default_codecs(codecs):

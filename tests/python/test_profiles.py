@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """cortado.calibrate and cortado.profile: what they measure is a job and a cluster that the planner takes."""
 
+import copy
 import json
 import os
 import subprocess
@@ -73,7 +74,7 @@ def test_a_file_from_elsewhere_is_refused_on_all_ranks(pools, tmp_path):
             pools(2).run(attach_with, path=str(path))
         text = str(raised.value)
         assert text.count(f'{path}: $.host.{field}: expected "') >= 2
-        assert f'got "{other}"' in text
+        assert f'got "{other}": the file was measured elsewhere; measure here with torchrun' in text
 
 
 def under_torchrun(path, *arguments):
@@ -184,6 +185,35 @@ def test_the_optimizer_is_timed_when_it_is_given():
     assert cortado.profile(net, step, codecs=[], steps=1).to_dict()["optimizer_ns"] is None
     timed = cortado.profile(net, step, codecs=[], steps=1, optimizer=make_optimizer(net))
     assert timed.to_dict()["optimizer_ns"] > 0
+
+
+def test_profiling_changes_nothing():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
+    optimizer = torch.optim.Adam(net.parameters(), weight_decay=0.1)
+    batch = torch.randn(8, 6)
+    net(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = copy.deepcopy((net.state_dict(), optimizer.state_dict()["state"]))
+    cortado.profile(net, batch, loss=lambda y: y.square().mean(), optimizer=optimizer, codecs=[], steps=2)
+    after = (net.state_dict(), optimizer.state_dict()["state"])
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def profile_on_one_rank(me):
+    """DDP would broadcast the statistics of the norm, and wait for the other rank."""
+    torch.manual_seed(0)
+    model = me.wrap(torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+    if me.rank == 0:
+        cortado.profile(model, torch.randn(8, 6), loss=lambda y: y.sum(), optimizer=optimizer, codecs=[], steps=1)
+    model(torch.randn(8, 6)).square().mean().backward()
+    optimizer.step()
+
+
+def test_a_model_under_ddp_on_one_rank_only(pools):
+    pools(2).run(profile_on_one_rank)
 
 
 def profile_ddp(me):
