@@ -3,7 +3,7 @@
 
 DDP calls the hook once a bucket, in an order that all ranks share. Each call hands the bucket's gradients to the
 engine, which compresses them and starts the messages that became complete; the call for the last bucket waits for
-everything, so that no thread of ours runs beside the training's own.
+everything, so that no thread of ours has a part in the exchange.
 """
 
 import time
@@ -46,8 +46,11 @@ def attach(
     timeout_s: longest wait for a peer, in place of what a codec string says; a plan has none, and waits 1800 s.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
+    ddp: the DistributedDataParallel, or what torch.compile made of it.
+
     The returned state has state_dict(), load_state_dict(), report(), decision(), check_replicas() and trace().
     """
+    ddp = _inside(ddp)
     is_ddp = isinstance(ddp, torch.nn.parallel.DistributedDataParallel)
     refusal = _refusal(ddp)
     if not dist.is_initialized():
@@ -68,6 +71,12 @@ def attach(
     _states[ddp] = state
     mark_open(state)
     return state
+
+
+def _inside(module):
+    """The DDP module that torch.compile has wrapped, if it is one."""
+    inside = getattr(module, "_orig_mod", None)
+    return inside if isinstance(inside, torch.nn.parallel.DistributedDataParallel) else module
 
 
 def _refusal(ddp):
@@ -103,8 +112,11 @@ def ddp_hook(
     """The (state, hook) pair for ``ddp.register_comm_hook`` or Lightning's DDPStrategy.
 
     model is the module that will be wrapped (or the DDP itself); it gives the parameters their names. The other options
-    are those of attach().
+    are those of attach(). The process group must be there already, and all ranks make the pair together;
+    ``state.report()``, as cortado.report() knows attached models only.
     """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise CortadoError("ddp_hook needs a process group: call torch.distributed.init_process_group first")
     if process_group is None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
         process_group = model.process_group
     options = {
@@ -119,9 +131,11 @@ def ddp_hook(
 
 def report(attached):
     """The report of an attached model, of a state or of a Reducer."""
-    state = attached if isinstance(attached, Attachment) else _states.get(attached)
+    state = attached if isinstance(attached, Attachment) else _states.get(_inside(attached))
     if state is None:
-        raise CortadoError("nothing to report: this model has not been attached")
+        raise CortadoError(
+            "nothing to report: this model has not been attached (of ddp_hook, ask the state: state.report())"
+        )
     return state.report()
 
 

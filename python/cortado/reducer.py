@@ -2,7 +2,8 @@
 """Reducer: averages gradients without DistributedDataParallel, for training loops of one's own.
 
 Autograd calls a hook as soon as the gradient of a parameter is complete. Gradients are handed to the engine in bunches
-during the backward pass and travel meanwhile; wait() hands over what is missing and waits. No thread of ours runs.
+during the backward pass and travel meanwhile; wait() hands over what is missing and waits. No thread of ours has a
+part in it.
 """
 
 import contextlib

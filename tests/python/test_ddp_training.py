@@ -1,7 +1,10 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """Plain training through DDP: every codec, world size and kind of parameter; replicas end equal."""
 
+from functools import partial
+
 import cortado
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -309,3 +312,38 @@ def test_unusual_parameters_get_the_mean(pools, codec, world_size, view):
         for model, error in errors.items():
             half = codec == "cast(fp16)" or model == "HalfAndSingle"
             assert error < (1e-2 if model == "TwoDtypes" else 2e-3 if half else 1e-5), model
+
+
+def compiled(me, order):
+    """The weights after some steps of a model that torch.compile has wrapped, in one way or another."""
+    compile_it = partial(torch.compile, backend="aot_eager")
+    net = make_net()
+    if order == "not":
+        model = me.wrap(net)
+        cortado.attach(model, TOPK, verbose=False)
+    elif order == "inside of DDP":
+        model = me.wrap(compile_it(net))
+        cortado.attach(model, TOPK, verbose=False)
+    elif order == "before attach":
+        model = compile_it(me.wrap(net))
+        cortado.attach(model, TOPK, verbose=False)
+    else:
+        ddp = me.wrap(net)
+        cortado.attach(ddp, TOPK, verbose=False)
+        model = compile_it(ddp)
+    optimizer = make_optimizer(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model, make_batch(me.rank, step)).backward()
+        optimizer.step()
+    assert cortado.report(model).to_dict()["steps"] == 4
+    return torch.cat([p.detach().flatten() for p in net.parameters()]).numpy()
+
+
+def test_compiled_models_train_alike(pools):
+    weights = {
+        order: pools(2).run(compiled, order=order)[0]
+        for order in ("not", "inside of DDP", "before attach", "after attach")
+    }
+    for order, got in weights.items():
+        np.testing.assert_allclose(got, weights["not"], rtol=1e-5, atol=1e-6, err_msg=order)
