@@ -40,6 +40,9 @@ const std::vector<AutoSetting>& auto_settings();
 // Their codecs, for calibrate().
 std::vector<std::string> auto_codecs(Quality quality);
 
+// Those of auto(...), but for cluster=FILE.
+const std::vector<Parameter>& auto_parameters();
+
 struct AutoOptions {
   Quality quality = Quality::kBalanced;
   std::string cluster;               // path of a cortado.cluster/1 file to use; empty: links and codecs are measured

@@ -8,6 +8,7 @@
 
 #include "cli/codec_commands.h"
 #include "cli/json.h"
+#include "cortado/auto.h"
 #include "cortado/codec.h"
 #include "cortado/engine.h"
 
@@ -100,6 +101,11 @@ void print_as_json(const CodecRow& row) {
 // What training accepts has more parameters than the codec alone (start_step ...), so the engine is asked first; it
 // does not know every codec.
 Result<std::string> canonical_form(const std::string& spec) {
+  if (is_auto_spec(spec)) {
+    const Result<AutoOptions> options = AutoOptions::parse(spec);
+    if (!options.ok()) return options.status();
+    return options.value().to_spec();
+  }
   const Result<EngineOptions> options = EngineOptions::parse(spec);
   if (options.ok()) return options.value().to_spec();
   const StatusCode code = options.status().code();
@@ -117,6 +123,8 @@ int list_codecs(bool as_json) {
   if (as_json) return kDone;
   std::printf("\nin training, beside the codec's own, those of these that concern it:\n");
   print_parameters(engine_parameters());
+  std::printf("\nauto, in place of a codec (docs/auto.md); also cluster=FILE, of cortado calibrate, not to measure:\n");
+  print_parameters(auto_parameters());
   return kDone;
 }
 

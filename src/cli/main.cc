@@ -117,7 +117,8 @@ constexpr const char* kCalibrateFooter =
     "  torchrun --nproc-per-node 4 -m cortado.calibrate -o cluster.json\n"
     "                                           the same over the process group that training has\n"
     "\n"
-    "If the file is there, what it holds is kept, and only what is missing is measured.\n"
+    "If the file is there and of these machines and this communicator, what it holds is kept and only what is missing\n"
+    "measured; a file of others is measured anew and replaced, and a line says so.\n"
     "Over MPI this needs a program that was built where MPI is (build/release/cortado); that of wheels has none.\n"
     "Let nothing else run meanwhile. The file is for these machines and this communicator only.\n";
 

@@ -763,10 +763,9 @@ Result<ClusterIdentity> cluster_identity(Communicator* communicator, const std::
 
 Status check_cluster_is_of(const Cluster& cluster, const ClusterIdentity& identity, const Topology& topology) {
   const auto refuse_as_foreign = [](const char* place, const std::string& expected, const std::string& found) {
-    return make_error(
-        StatusCode::kMismatch,
-        "%s: expected \"%s\", as here, got \"%s\": the file was measured elsewhere; run cortado calibrate", place,
-        expected.c_str(), found.c_str());
+    return make_error(StatusCode::kMismatch,
+                      "%s: expected \"%s\", as here, got \"%s\": the file was measured elsewhere", place,
+                      expected.c_str(), found.c_str());
   };
   if (cluster.fingerprint != identity.fingerprint) {
     return refuse_as_foreign("$.host.fingerprint", identity.fingerprint, cluster.fingerprint);

@@ -495,7 +495,7 @@ TEST(Calibrate, FilesFromElsewhereAreRefused) {
   cluster.fingerprint = "2 ranks on B";
   EXPECT_EQ(check_cluster_is_of(cluster, here, topology).message(),
             "$.host.fingerprint: expected \"2 ranks on A\", as here, got \"2 ranks on B\": the file was measured "
-            "elsewhere; run cortado calibrate");
+            "elsewhere");
   cluster.fingerprint = here.fingerprint;
   cluster.levels[0].ranks = 4;
   EXPECT_EQ(check_cluster_is_of(cluster, here, topology).code(), StatusCode::kMismatch);

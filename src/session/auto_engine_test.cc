@@ -625,18 +625,22 @@ TEST(AutoEngine, ASlowSpellChangesNothing) {
 }
 
 TEST(AutoEngine, StepsBackFromASettingThatLosesTooMuch) {
-  Training run;
-  run.options.quality = Quality::kAggressive;
-  run.options.max_relative_error = 0.5;  // topk loses more than that of noise
-  run.steps = 400;
-  run.step_ns = [](const std::string& what, std::int64_t, int) {
-    return (what == "dense" ? 900 : what == "topk(density=0.01)" ? 100 : what == "cast(bf16)" ? 500 : 700) * kMs;
-  };
-  run.go();
-  expect_ok(run);
-  EXPECT_TRUE(says(run.news[0], "topk(density=0.01) loses too much: relative L2 error 0.9"));
-  EXPECT_TRUE(says(run.news[0], "(limit 0.5)"));
-  EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");  // topk is not used again
+  // What top-k of noise loses in a step, and owes after some: more than this.
+  for (const bool by_residual : {false, true}) {
+    Training run;
+    run.options.quality = Quality::kAggressive;
+    run.options.max_relative_error = by_residual ? 1 : 0.5;
+    if (by_residual) run.options.max_residual = 1.5;
+    run.steps = 400;
+    run.step_ns = [](const std::string& what, std::int64_t, int) {
+      return (what == "dense" ? 900 : what == "topk(density=0.01)" ? 100 : what == "cast(bf16)" ? 500 : 700) * kMs;
+    };
+    run.go();
+    expect_ok(run);
+    EXPECT_TRUE(says(run.news[0], "topk(density=0.01) loses too much: relative L2 error 0.9"));
+    EXPECT_TRUE(says(run.news[0], by_residual ? "gradients (limit 1.5)" : "(limit 0.5)"));
+    EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");  // topk is not used again
+  }
 }
 
 // The residual's norm is in gradients: top-k of noise, some steps after its start, owes several of them.

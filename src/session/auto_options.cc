@@ -6,8 +6,6 @@
 
 namespace cortado {
 
-namespace {
-
 const std::vector<Parameter>& auto_parameters() {
   static const std::vector<Parameter> table = {
       {.name = "quality",
@@ -45,11 +43,23 @@ const std::vector<Parameter>& auto_parameters() {
        .min = 0,
        .max = 1e9,
        .meaning = "steps back beyond: norm of the residual, in gradients"},
-      {.name = "random_seed", .kind = ParameterKind::kInteger, .default_text = "0", .min = 0, .max = 9e15},
-      {.name = "timeout_s", .kind = ParameterKind::kReal, .default_text = "1800", .min = 0.001, .max = 1e6},
+      {.name = "random_seed",
+       .kind = ParameterKind::kInteger,
+       .default_text = "0",
+       .min = 0,
+       .max = 9e15,
+       .meaning = "of what it runs"},
+      {.name = "timeout_s",
+       .kind = ParameterKind::kReal,
+       .default_text = "1800",
+       .min = 0.001,
+       .max = 1e6,
+       .meaning = "longest wait for a collective"},
   };
   return table;
 }
+
+namespace {
 
 std::string number_text(double value) {
   char text[32];

@@ -471,7 +471,11 @@ Result<std::optional<Cluster>> given_cluster(const AutoOptions& options, const T
   if (communicator->rank() == 0) {
     const Result<Cluster> loaded = load_cluster(options.cluster);
     const Status fits = loaded.ok() ? check_cluster_is_of(loaded.value(), identity, topology) : loaded.status();
-    text = fits.ok() ? "+" + cluster_to_json(loaded.value()) : "-" + fits.message();
+    const bool is_torch = identity.communicator.starts_with("callback");
+    const std::string advice = !loaded.ok() ? ""
+                               : is_torch   ? "; measure here with torchrun ... -m cortado.calibrate"
+                                            : "; measure here with mpirun ... cortado calibrate";
+    text = fits.ok() ? "+" + cluster_to_json(loaded.value()) : "-" + fits.message() + advice;
   }
   CORTADO_ASSIGN_OR_RETURN(text, text_of_rank_0(communicator, text, timeout_of(options)));
   if (text.front() == '-') {

@@ -54,7 +54,13 @@ def test_list_as_json_has_one_object_a_line():
 
 @pytest.mark.parametrize(
     ("spec", "form"),
-    [("none", "none"), (" cast ( fp16 ) ", "cast(fp16)"), ("cast", "cast(bf16)"), ("cast(dtype=bf16)", "cast(bf16)")],
+    [
+        ("none", "none"),
+        (" cast ( fp16 ) ", "cast(fp16)"),
+        ("cast", "cast(bf16)"),
+        ("cast(dtype=bf16)", "cast(bf16)"),
+        (" auto( safe )", "auto(quality=safe)"),
+    ],
 )
 def test_check_prints_the_canonical_form(spec, form):
     done = cortado("codec", "check", spec)
@@ -65,6 +71,7 @@ def test_check_prints_the_canonical_form(spec, form):
     ("spec", "message"),
     [
         ("cast(fp8)", 'cast(fp8): dtype must be bf16 or fp16, got "fp8"'),
+        ("auto(quality=best)", "quality must be safe, balanced or aggressive"),
         ("cast(", '"cast(": position 6: expected a parameter or a value, got the end'),
         ("nnoe", 'unknown codec "nnoe"; known are none, cast'),
         ("", '"": position 1: expected a codec name, got the end'),
