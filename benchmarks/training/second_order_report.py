@@ -49,6 +49,8 @@ SETTINGS = (
 )
 KINDS = ("gradients", "factors", "inverses", "reduced_gradients")
 
+_CURVES_IN_A_ROW = 7
+
 
 def training_key(record: dict) -> tuple:
     """What tells training runs apart, besides method and seed."""
@@ -247,28 +249,45 @@ def _draw(sample: dict, group: dict, folder: Path, pictures: set[Path]) -> Path 
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
 
+    rows = _rows_of_curves(list(group))
     panels = 2 if sample["timed"] else 1
-    figure, axes = pyplot.subplots(1, panels, figsize=(5.5 * panels, 4.5), sharey=True, squeeze=False)
-    colours = pyplot.get_cmap("tab20").colors
-    for number, (method, runs) in enumerate(group.items()):
-        curve = _smooth([_mean(values) for values in zip(*(run["losses"] for run in runs), strict=True)])
-        dashes = "-" if number < len(colours) else "--"
-        style = {"label": method, "linewidth": 1.2, "color": colours[number % len(colours)], "linestyle": dashes}
-        axes[0][0].plot(range(1, len(curve) + 1), curve, **style)
-        if sample["timed"]:
-            step_ms = [_mean(values) for values in zip(*(run["step_ms"] for run in runs), strict=True)]
-            axes[0][1].plot([ms / 1e3 for ms in itertools.accumulate(step_ms)], curve, **style)
-    axes[0][0].set(xlabel="step", ylabel="training loss (smoothed)", yscale="log")
-    axes[0][0].yaxis.set_major_formatter(ticker.LogFormatter())
-    axes[0][0].yaxis.set_minor_formatter(ticker.LogFormatter(labelOnlyBase=False))
+    size = (5.5 * panels, 3.6 * len(rows))
+    figure, axes = pyplot.subplots(len(rows), panels, figsize=size, sharey=True, sharex="col", squeeze=False)
+    colours = pyplot.get_cmap("tab10").colors
+    first_losses = []
+    for row, methods in zip(axes, rows, strict=True):
+        for number, method in enumerate(methods):
+            runs = group[method]
+            curve = _smooth([_mean(values) for values in zip(*(run["losses"] for run in runs), strict=True)])
+            first_losses.append(curve[0])
+            is_baseline = method == "kfac"
+            colour = "black" if is_baseline else colours[number % len(colours)]
+            style = {"label": method, "linewidth": 1.8 if is_baseline else 1.1, "color": colour}
+            row[0].plot(range(1, len(curve) + 1), curve, **style)
+            if sample["timed"]:
+                step_ms = [_mean(values) for values in zip(*(run["step_ms"] for run in runs), strict=True)]
+                row[1].plot([ms / 1e3 for ms in itertools.accumulate(step_ms)], curve, **style)
+        row[0].set(ylabel="training loss (smoothed)", yscale="log")
+        row[0].yaxis.set_major_formatter("{x:g}")
+        row[0].yaxis.set_minor_formatter(ticker.LogFormatter(labelOnlyBase=False))
+        row[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    axes[0][0].set_ylim(top=1.2 * max(first_losses))  # what diverges leaves the picture
+    axes[-1][0].set_xlabel("step")
     if sample["timed"]:
-        axes[0][1].set(xlabel=f"seconds, {sample['rate']}", xscale="log")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="center left", bbox_to_anchor=(0.92, 0.5))
+        axes[-1][1].set(xlabel=f"seconds, {sample['rate']}", xscale="log")
     picture = _picture_path(sample, folder, pictures)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=100, bbox_inches="tight")
     pyplot.close(figure)
     return picture
+
+
+def _rows_of_curves(methods: list[str]) -> list[list[str]]:
+    """Few enough in a row to be told apart; "kfac", which the others are compared with, in each."""
+    others = [method for method in methods if method != "kfac"]
+    shared = ["kfac"] if "kfac" in methods else []
+    count = max(1, -(-len(others) // _CURVES_IN_A_ROW))
+    return [shared + others[len(others) * i // count : len(others) * (i + 1) // count] for i in range(count)]
 
 
 def _smooth(values: list[float]) -> list[float]:
