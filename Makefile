@@ -14,7 +14,7 @@ help: ## this list
 setup: ## system packages (as root), .venv with torch, the extension built and installed
 	@tools/setup
 
-demo: ## train a small GPT over a slow link with every method; one table, one picture (RATE=, SECONDS_EACH=)
+demo: ## train a small GPT over a slow link with low-rank methods; one table, one picture (RATE=, SECONDS_EACH=)
 	@tools/setup
 	@.venv/bin/python benchmarks/training/demo.py
 

@@ -325,7 +325,7 @@ class Kfac {
   // another world size or strategy, in any order) and returns a sentence about what it did not find and began anew, or
   // an empty string. Inverses that are not there, or of the other kind, are computed from the factors in the next step.
   // Those that are still to be computed so are not saved. All ranks load at the same point; if a state does not fit on
-  // one of them, or holds an Inf or NaN, all get an error and nothing has changed.
+  // one of them, or a factor or residual has an Inf or NaN, all get an error and nothing has changed.
   virtual KfacState save_state(bool with_inverses = true) const = 0;
   virtual Result<std::string> load_state(std::span<const KfacState> states) = 0;
 };

@@ -18,7 +18,7 @@ from . import _core
 from .attachment import Attachment, holder_of, mark_open
 from .errors import CortadoError, MismatchError, SpecError
 from .group import DTYPE_CODES
-from .parameters import fsdp_hint, in_memory_order, trainable_of
+from .parameters import fsdp_hint, in_memory_order, trainable_of, without_compile
 
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
 
@@ -50,7 +50,7 @@ def attach(
 
     The returned state has state_dict(), load_state_dict(), report(), decision(), check_replicas() and trace().
     """
-    ddp = _inside(ddp)
+    ddp = without_compile(ddp)
     is_ddp = isinstance(ddp, torch.nn.parallel.DistributedDataParallel)
     refusal = _refusal(ddp)
     if not dist.is_initialized():
@@ -71,12 +71,6 @@ def attach(
     _states[ddp] = state
     mark_open(state)
     return state
-
-
-def _inside(module):
-    """The DDP module that torch.compile has wrapped, if it is one."""
-    inside = getattr(module, "_orig_mod", None)
-    return inside if isinstance(inside, torch.nn.parallel.DistributedDataParallel) else module
 
 
 def _refusal(ddp):
@@ -131,7 +125,7 @@ def ddp_hook(
 
 def report(attached):
     """The report of an attached model, of a state or of a Reducer."""
-    state = attached if isinstance(attached, Attachment) else _states.get(_inside(attached))
+    state = attached if isinstance(attached, Attachment) else _states.get(without_compile(attached))
     if state is None:
         raise CortadoError(
             "nothing to report: this model has not been attached (of ddp_hook, ask the state: state.report())"

@@ -18,8 +18,8 @@ from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_device import Batches, device_of_layers, place_of_kfac
 from .kfac_layers import find_layers
-from .kfac_options import check_types, choose_strategy, one_of, scale_function, warn, without_effect
-from .parameters import fsdp_hint
+from .kfac_options import check_types, choose_strategy, one_of, scale_function, skips_steps, warn, without_effect
+from .parameters import fsdp_hint, without_compile
 from .profiles import Cluster
 from .reporting import KfacReport
 from .side_stream import address_of_current_stream
@@ -27,6 +27,7 @@ from .spec import spec_from
 
 _STATE_FORMAT = "cortado.kfac/1"
 _CALIBRATION_S = 10.0
+_NO_BACKWARD_PASS = -1
 
 
 class KFAC:
@@ -119,6 +120,7 @@ class KFAC:
         threads=1,
         verbose=True,
     ):
+        model = without_compile(model)
         is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         self._ddp = model if is_ddp else None
         self._model = model.module if is_ddp else model
@@ -144,9 +146,7 @@ class KFAC:
             check_types(int, aggregate=aggregate, random_seed=random_seed, threads=threads)
             check_types(float, timeout_s=timeout_s)
             self._get_scale = scale_function(grad_scaler)
-            # Each rank by itself, after an overflow; of scaler.get_scale the scaler is known.
-            scaler = getattr(grad_scaler, "__self__", grad_scaler)
-            self._skips_steps = hasattr(scaler, "get_scale") and getattr(scaler, "is_enabled", lambda: True)()
+            self._skips_steps = skips_steps(grad_scaler)
             ineffective = without_effect(
                 {
                     "accumulation_steps": accumulation_steps,
@@ -222,6 +222,7 @@ class KFAC:
         self._skipped_steps = 0  # because of Inf or NaN, before the C++ side had a part in them
         self._step_ns = 0
         self._open_calls = [0] * len(self._layers)  # forward passes whose backward pass has not come
+        self._opened_in = [_NO_BACKWARD_PASS] * len(self._layers)
         self._further_calls = [0] * len(self._layers)
         self._has_warned = False
         self._hooks = [
@@ -345,7 +346,8 @@ class KFAC:
         def on_forward(module, inputs, named_inputs, output):
             if not (module.training and torch.is_grad_enabled() and self._wanted[index]):
                 return
-            if self._open_calls[index] and _is_in_backward():
+            backward_pass = _current_backward_pass()
+            if self._open_calls[index] and backward_pass not in (_NO_BACKWARD_PASS, self._opened_in[index]):
                 return  # torch.utils.checkpoint computes it again: counted the first time, where its gradient arrives
             with self._errors_end_all():
                 is_due = output.requires_grad and self._is_due("factor_update_steps")
@@ -365,6 +367,7 @@ class KFAC:
                 self._batches.add(index, True, values, code, shape, may_change=may_change)
             self._further_calls[index] += self._open_calls[index] > 0
             self._open_calls[index] += 1
+            self._opened_in[index] = backward_pass
             output.register_hook(on_output_gradient)
 
         return on_forward
@@ -444,9 +447,9 @@ class KFAC:
             left = without_holder(parameters)
             if left and len(left) < len(parameters):
                 text = (
-                    f"a cortado.Reducer averages the gradients of {len(parameters) - len(left)} of the "
-                    f"{len(parameters)} parameters of the model that KFAC was given, and nobody those of the others: "
-                    "make the Reducer of all of them, or say reduce_gradients=False and average the others yourself"
+                    f"cortado.attach or a cortado.Reducer averages the gradients of {len(parameters) - len(left)} of "
+                    f"the {len(parameters)} parameters of the model that KFAC was given, and nobody the others: "
+                    "let it have all of them, or say reduce_gradients=False and average the others yourself"
                 )
                 self._refuse(SpecError(text))
             self._reduce_gradients = bool(left)
@@ -546,7 +549,7 @@ class KFAC:
             text = (
                 "the ranks' gradients were unscaled before they were averaged, so a GradScaler would see an overflow "
                 "on some ranks only, and leave out their optimizer step alone: call kfac.synchronize() after the "
-                "backward pass, before scaler.unscale_(optimizer)"
+                "backward pass, before scaler.unscale_(optimizer). If DDP has averaged them, give KFAC the DDP module"
             )
             self._refuse(SpecError(text))
         self._average()
@@ -737,9 +740,9 @@ def smooth_schedule(first, factor, stages, total_steps, *, unfiltered_stages=1, 
     return spec
 
 
-def _is_in_backward():
-    current = getattr(torch._C, "_current_graph_task_id", None)  # no public name; -1: none
-    return current is not None and current() != -1
+def _current_backward_pass():
+    """The number of the backward pass in which this is called; it has no public name."""
+    return getattr(torch._C, "_current_graph_task_id", lambda: _NO_BACKWARD_PASS)()
 
 
 def _compression_at(compression, step):

@@ -72,6 +72,16 @@ def scale_function(grad_scaler):
     return function
 
 
+def skips_steps(grad_scaler):
+    """Whether it is a GradScaler (or its get_scale) that leaves out an optimizer step after an overflow on its rank."""
+    scaler = getattr(grad_scaler, "__self__", grad_scaler)
+    return isinstance(scaler, torch.amp.GradScaler) and not _tells_all_ranks(scaler) and scaler.is_enabled()
+
+
+def _tells_all_ranks(scaler):
+    return any(base.__name__ == "ShardedGradScaler" for base in type(scaler).__mro__)
+
+
 def choose_strategy(strategy, fraction, world_size, compresses):
     """(name, gradient workers of a layer, why)"""
     if strategy is None and hasattr(fraction, "name"):  # DistributedStrategy.HYBRID_OPT means half

@@ -3,13 +3,14 @@
 
 import math
 import numbers
+import operator
 import warnings
 
 import torch
 import torch.distributed as dist
 
 from . import _core
-from .agreement import agree_on_flag, damage_ends_all, on_all_ranks
+from .agreement import SETUP_TIMEOUT_S, agree_on_flag, damage_ends_all, on_all_ranks
 from .errors import CortadoError, MismatchError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_options import check_types
@@ -56,25 +57,27 @@ class CompressedAllGather:
     ):
         if not dist.is_initialized():
             raise CortadoError("a gather needs a process group: call torch.distributed.init_process_group first")
-        check_types(float, timeout_s=timeout_s)
         self._group = group = TorchGroup(process_group)
-        with on_all_ranks(group, "could not make a CompressedAllGather", timeout_s):
+        is_time = isinstance(timeout_s, numbers.Real) and timeout_s > 0
+        with on_all_ranks(group, "could not make a CompressedAllGather", timeout_s if is_time else SETUP_TIMEOUT_S):
+            check_types(float, timeout_s=timeout_s)
             check_types(bool, error_feedback=error_feedback)
             check_types(int, aggregate=aggregate, random_seed=random_seed)
             if len(tensors) != len(owners):
                 raise SpecError(f"expected one owner a tensor, got {len(tensors)} tensors and {len(owners)} owners")
+            owners = [_rank_of(i, owner) for i, owner in enumerate(owners)]
             self._shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
             described = [
                 self._describe(i, tensor, owner) for i, (tensor, owner) in enumerate(zip(tensors, owners, strict=True))
             ]
-            spec = spec_from(codec)
+            self._spec = spec_from(codec)
         agree_on_flag(group, "check_collectives", check_collectives, timeout_s)
         self._keeps = error_feedback
         self._owned = [i for i, owner in enumerate(owners) if owner == group.rank]
         with damage_ends_all(group):
             self._core = _core.OwnerGather(
                 described,
-                spec,
+                self._spec,
                 error_feedback,
                 aggregate,
                 random_seed,
@@ -94,11 +97,9 @@ class CompressedAllGather:
             raise SpecError(
                 f"tensor {index} is {tensor.dtype} on {tensor.device}; expected float32, float16 or bfloat16 on the CPU"
             )
-        if not isinstance(owner, numbers.Integral):
-            raise SpecError(f"the owner of tensor {index} must be a rank, got {owner!r}")
         rows = tensor.shape[0] if tensor.dim() > 1 else 1
         cols = tensor.numel() // rows if rows else 0
-        return (_name(index), DTYPE_CODES[tensor.dtype], rows, cols, int(owner))
+        return (_name(index), DTYPE_CODES[tensor.dtype], rows, cols, owner)
 
     @torch.no_grad()
     def __call__(self, tensors):
@@ -124,12 +125,15 @@ class CompressedAllGather:
         return [tensor.contiguous() for tensor in tensors]
 
     def set_codec(self, codec):
-        """From the next exchange on; on all ranks. An error on one of them ends the wait of the others."""
+        """From the next exchange on; on all ranks together. If one of them refuses, all do, and nothing changes."""
         try:
-            self._core.set_codec(spec_from(codec))
-        except Exception as error:
-            self._group.announce(str(error))
+            with on_all_ranks(self._group, "could not change its codec"):
+                spec = spec_from(codec)
+                self._core.set_codec(spec)
+        except CortadoError:
+            self._core.set_codec(self._spec)
             raise
+        self._spec = spec
 
     def report(self):
         """Bytes, error, collectives of the last exchange; times of encode, gather and decode over all, in ns."""
@@ -142,7 +146,7 @@ class CompressedAllGather:
         return {"format": _STATE_FORMAT, "world_size": world_size, "step": self._step, "residuals": residuals}
 
     def load_state_dict(self, state):
-        """Continues where state_dict() was taken; call it on every rank.
+        """Continues where state_dict() was taken; call it on every rank, at about the same time.
 
         state: this rank's own, or the list of the states of all ranks, from which other owners, and another number of
         ranks, find what they need. What is owed of a tensor that is in none of them begins at zero, and a warning says
@@ -183,6 +187,13 @@ class CompressedAllGather:
                 raise MismatchError(f"what the state owes of {name} has an Inf or NaN", "mismatch")
             residuals[name] = values.float().cpu().contiguous().numpy()
         return residuals
+
+
+def _rank_of(index, owner):
+    try:
+        return operator.index(owner)
+    except TypeError:
+        raise SpecError(f"the owner of tensor {index} must be a rank, got {owner!r}") from None
 
 
 def _name(index):

@@ -9,6 +9,12 @@ from .errors import SpecError
 from .group import DTYPE_CODES
 
 
+def without_compile(module):
+    """The DDP module that torch.compile has wrapped, if it is one; else ``module``."""
+    inside = getattr(module, "_orig_mod", None)
+    return inside if isinstance(inside, torch.nn.parallel.DistributedDataParallel) else module
+
+
 def trainable_of(module, ignored=()):
     """(name, parameter, is it an embedding) of all that ``module`` trains, in the order of registration."""
     hint = fsdp_hint(module)

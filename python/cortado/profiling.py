@@ -11,6 +11,7 @@ import torch
 
 from . import _core
 from .errors import SpecError
+from .parameters import without_compile
 from .profiles import Job
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -20,10 +21,10 @@ def profile(model, batch, *, loss=None, optimizer=None, codecs=None, steps=5, na
     """Runs some steps of ``model`` without communication and returns a Job (cortado.job/1), on this rank alone.
 
     model: a module, or one under DDP, whose module then runs without DDP. Gradients are cleared before and after;
-        parameters, buffers (running statistics) and the optimizer's state are afterwards as before.
-    batch: what the model takes: a tuple of arguments, a dict, or one argument. Or a function without arguments that
-        runs the forward pass and returns the scalar loss. It had better call the module inside DDP: DDP itself may
-        broadcast buffers, and wait for other ranks.
+        parameters, buffers (running statistics) and the state of a torch.optim.Optimizer are afterwards as before.
+    batch: what the module takes, on its device: a tuple of arguments, a dict, or one argument. Or a function without
+        arguments that runs the forward pass and returns the scalar loss; it had better call the module inside DDP, as
+        DDP itself may broadcast buffers, and wait for other ranks.
     loss: makes the scalar loss of the model's output; default: the output itself, or its ``loss``.
     optimizer: if given, its step is timed, on zero gradients.
     codecs: codec strings whose error is measured on the real gradients; default: all that auto knows; [] for none.
@@ -32,6 +33,7 @@ def profile(model, batch, *, loss=None, optimizer=None, codecs=None, steps=5, na
 
     Ready times are those of this machine with nothing else running; on a GPU the device is waited for at each gradient.
     """
+    model = without_compile(model)
     if not isinstance(model, torch.nn.Module):
         raise SpecError(f"profile needs a module, got {type(model).__name__}")
     if steps < 1:
@@ -43,7 +45,7 @@ def profile(model, batch, *, loss=None, optimizer=None, codecs=None, steps=5, na
     recorder = _Recorder(named)
     forward = _forward_of(plain, batch, loss)
     syncs_off = model.no_sync if model is not plain else contextlib.nullcontext
-    with _kept(plain.buffers()):
+    with _kept_buffers(plain):
         try:
             for _ in range(2 + steps):
                 model.zero_grad(set_to_none=True)
@@ -53,24 +55,54 @@ def profile(model, batch, *, loss=None, optimizer=None, codecs=None, steps=5, na
         finally:
             recorder.remove()
     if optimizer is not None:
-        state = copy.deepcopy(optimizer.state_dict())
-        with _kept(plain.parameters()):
+        with _kept_parameters([parameter for _, parameter in named]), _kept_state(optimizer):
             job["optimizer_ns"] = _time_optimizer(named, optimizer, steps)
-        optimizer.load_state_dict(state)
     model.zero_grad(set_to_none=True)
     return Job(job)
 
 
+# What is between these is afterwards as before.
+
+
 @contextlib.contextmanager
-def _kept(tensors):
-    """They are afterwards as before."""
-    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+def _kept_buffers(module):
+    places = [(part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
+    before = [(*place, None if place[2] is None else place[2].clone()) for place in places]
+    try:
+        yield
+    finally:
+        for buffers, name, buffer, values in before:
+            buffers[name] = buffer
+            if buffer is not None and not torch.equal(buffer, values):
+                buffer.copy_(values)
+
+
+@contextlib.contextmanager
+def _kept_parameters(parameters):
+    before = [parameter.detach().clone() for parameter in parameters]
     try:
         yield
     finally:
         with torch.no_grad():
-            for tensor, values in before:
-                tensor.copy_(values)
+            for parameter, values in zip(parameters, before, strict=True):
+                parameter.copy_(values)
+
+
+@contextlib.contextmanager
+def _kept_state(optimizer):
+    """It works on copies. Of what is no torch.optim.Optimizer nothing is known."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        yield
+        return
+    state, groups = dict(optimizer.state), [dict(group) for group in optimizer.param_groups]
+    optimizer.state.update((parameter, copy.deepcopy(held)) for parameter, held in state.items())
+    try:
+        yield
+    finally:
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        for group, before in zip(optimizer.param_groups, groups, strict=True):
+            group.update(before)
 
 
 def _default_codecs(codecs):

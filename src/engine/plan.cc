@@ -59,7 +59,7 @@ std::uint64_t plan_hash(const Plan& plan) {
   }
   for (const PlanBucket& bucket : plan.buckets) {
     for (const std::string& tensor : bucket.tensors) text += tensor + '\x1f';
-    for (const std::int64_t elems : bucket.elems) text += std::to_string(elems) + '\x1f';
+    for (const std::int64_t elems : bucket.elems) text += std::to_string(elems) + '\x1e';
     const Result<std::unique_ptr<Codec>> codec = make_codec(bucket.codec);
     text += '\n' + (codec.ok() ? codec.value()->spec() : bucket.codec);
     text += bucket.error_feedback ? "\n" : " without error feedback\n";

@@ -160,7 +160,7 @@ Status KfacImpl::gather_inverses(const KfacHyperparameters& values) {
   const std::int64_t begin_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(send_inverses(values));
   // A codec that overflows (cast(fp16) with little damping). Eigenvectors are at most 1, and eigenvalues exact.
-  if (!is_eigen() && !inverse_gather_->report().finite) {
+  if (!is_eigen() && inverse_codec() != "none" && !inverse_gather_->report().finite) {
     count("", "inverses overflow in " + inverse_codec() + ": sent as they are");
     pack_own_inverses();
     CORTADO_RETURN_IF_ERROR(inverse_gather_->set_codec("none"));

@@ -16,9 +16,13 @@ KfacTraffic traffic_of(const OwnerGather& gather) {
   return {report.steps, report.collectives, report.payload_bytes, report.dense_bytes, report.relative_l2_error};
 }
 
+bool is_finite(const std::vector<float>& values) {
+  return all_finite(values.data(), static_cast<std::int64_t>(values.size()), DType::kFloat32);
+}
+
 // One Inf or NaN would stay in a running average for good.
 Status check_finite(const std::vector<float>& values, const std::string& layer) {
-  if (all_finite(values.data(), static_cast<std::int64_t>(values.size()), DType::kFloat32)) return {};
+  if (is_finite(values)) return {};
   return make_error(StatusCode::kMismatch, "layer %s: the saved state has an Inf or NaN", layer.c_str());
 }
 
@@ -100,7 +104,7 @@ KfacState KfacImpl::save_state(bool with_inverses) const {
 }
 
 // Of each list that this rank holds of a layer, the first that is not empty in a state. Inverses of the other kind, of
-// which only one has eigenvalues, are as if they were not there.
+// which only one has eigenvalues, and those with an Inf or NaN are as if they were not there.
 Status KfacImpl::find_layer(std::size_t i, std::span<const KfacState> states, Loading* loading) {
   const std::string& name = layers_[i].name;
   const auto find = [&](std::vector<float> KfacLayerState::*list, std::vector<float>* held, bool is_inverse,
@@ -109,7 +113,7 @@ Status KfacImpl::find_layer(std::size_t i, std::span<const KfacState> states, Lo
     for (const KfacState& state : states) {
       for (const KfacLayerState& saved : state.layers) {
         if (saved.name != name || (saved.*list).empty()) continue;
-        if (is_inverse && saved.a_eigenvalues.empty() == is_eigen()) continue;
+        if (is_inverse && (saved.a_eigenvalues.empty() == is_eigen() || !is_finite(saved.*list))) continue;
         if ((saved.*list).size() != held->size()) {
           return make_error(StatusCode::kMismatch, "layer %s: the saved state has %zu values where %zu are expected",
                             name.c_str(), (saved.*list).size(), held->size());

@@ -410,11 +410,13 @@ def test_a_layer_that_is_called_twice_counts_its_calls_as_batches():
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointed_activations_count_once(use_reentrant):
-    after = []
+@pytest.mark.parametrize("is_called_twice", [False, True])
+def test_checkpointed_activations_count_once(use_reentrant, is_called_twice):
+    after, fallbacks = [], []
     for is_checkpointed in (False, True):
         torch.manual_seed(0)
-        inside = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+        square = nn.Linear(8, 8)
+        inside = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), square, nn.Tanh(), *[square] * is_called_twice)
         model = nn.Sequential(nn.Linear(6, 5), inside, nn.Linear(8, 3))
         kfac = cortado.KFAC(model, **QUIET)
         for _ in range(2):
@@ -423,9 +425,10 @@ def test_checkpointed_activations_count_once(use_reentrant):
             x = checkpoint(inside, x, use_reentrant=use_reentrant) if is_checkpointed else inside(x)
             model[2](x).square().mean().backward()
             assert kfac.step()
-        assert kfac.report().to_dict()["fallbacks"] == []
+        fallbacks.append(kfac.report().to_dict()["fallbacks"])
         after.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert torch.equal(*after)
+    assert fallbacks[0] == fallbacks[1] and len(fallbacks[0]) == is_called_twice
 
 
 def test_a_layer_that_is_not_called():

@@ -4,6 +4,7 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import cortado
 import pytest
@@ -274,6 +275,10 @@ def forget_to_synchronize(me, gives_function):
     is_off = torch.amp.GradScaler("cpu", enabled=False)
     other = make_model(me, uses_ddp=False)
     kfac = cortado.KFAC(other, grad_scaler=is_off, verbose=False, timeout_s=20, process_group=dist.new_group())
+    loss_of(other, make_batch(me.rank, 0)).backward()
+    assert kfac.step()
+    static = SimpleNamespace(get_scale=lambda: 8.0)  # leaves out no step
+    kfac = cortado.KFAC(other, grad_scaler=static, verbose=False, timeout_s=20, process_group=dist.new_group())
     loss_of(other, make_batch(me.rank, 0)).backward()
     assert kfac.step()
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import cortado
 import pytest
@@ -199,6 +200,11 @@ def test_profiling_changes_nothing():
     cortado.profile(net, batch, loss=lambda y: y.square().mean(), optimizer=optimizer, codecs=[], steps=2)
     after = (net.state_dict(), optimizer.state_dict()["state"])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
+    with pytest.raises(ZeroDivisionError):
+        cortado.profile(net, batch, loss=lambda y: y.sum() / (1 // 0), codecs=[])
+    torch.testing.assert_close(net.state_dict(), before[0], rtol=0, atol=0)
+    wrapper = SimpleNamespace(step=optimizer.step)  # no torch.optim.Optimizer: only timed
+    assert cortado.profile(net, batch, loss=torch.sum, optimizer=wrapper, codecs=[]).to_dict()["optimizer_ns"] > 0
 
 
 def profile_on_one_rank(me):
