@@ -89,6 +89,10 @@ def verdicts(records: list[dict]) -> list[list[str]]:
 
     ratios = [statistics.median(round_ratios(record)) for record in records]
     slower = [ratio for ratio in ratios if ratio > MOST_SLOWER]
+    same = sum(
+        ratio > MOST_SLOWER and chosen_of(record)["label"] == record["rival"]["method"]
+        for ratio, record in zip(ratios, records, strict=True)
+    )
     lowest = {key_of(record)[1:]: lowest_median(round_ratios(record)) for record in records}
     certain = [" ".join(map(str, cell)) for cell, low in lowest.items() if low > MOST_SLOWER]
     told = sum(low > -math.inf for low in lowest.values())
@@ -100,7 +104,8 @@ def verdicts(records: list[dict]) -> list[list[str]]:
     rows = [
         [
             "never slower than the best rival by more than 3 %",
-            f"{len(slower)} of {len(ratios)} cells slower, the worst {max(ratios):.2f}; beyond noise {len(certain)} "
+            f"{len(slower)} of {len(ratios)} cells slower, the worst {max(ratios):.2f}, in {same} of them with the "
+            f"same setting as the rival; beyond noise {len(certain)} "
             f"of the {told} with rounds enough to tell{': ' * bool(certain)}{', '.join(certain)}",
             met(not slower),
         ]

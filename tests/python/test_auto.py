@@ -8,7 +8,7 @@ from nets import distance, loss_of, make_batch, make_net, make_optimizer, train
 from ranks import RanksFailed
 
 QUICK = "auto(measure_s=0.3)"
-STEPS = 260  # enough for all rounds of trials of a net whose steps are this short
+STEPS = 520  # all rounds of trials: 3 and 8 dense steps, then 8 rounds of at most 6 settings for 2 and 8 steps each
 
 
 def decide(me, plan=QUICK, steps=STEPS, **options):
