@@ -35,6 +35,7 @@ def attach(
 ):
     """Makes ``ddp`` exchange its gradients as ``plan`` says; returns the state. Call it on every rank, before backward.
 
+    ddp: the DistributedDataParallel, or what torch.compile made of it.
     plan: "auto" measures, decides, and goes on watching; "auto(quality=safe)", balanced (default) or aggressive says
         what it may use (docs/auto.md). Or a codec string such as "acp(rank=4)" or
         "topk(density=0.01) | quant(bits=4)", a dict such as {"codec": "acp", "rank": 4}, a Plan, or a path ending in
@@ -45,8 +46,6 @@ def attach(
         sums as far as rounding lets one tell (docs/training.md). An error then ends training on every rank.
     timeout_s: longest wait for a peer, in place of what a codec string says; a plan has none, and waits 1800 s.
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
-
-    ddp: the DistributedDataParallel, or what torch.compile made of it.
 
     The returned state has state_dict(), load_state_dict(), report(), decision(), check_replicas() and trace().
     """
