@@ -15,9 +15,9 @@ def candidate(label, predicted_ms, measured_ms):
     return {"label": label, "predicted_ns": predicted_ms * 1e6, "measured_ns": measured_ms * 1e6}
 
 
-def record(rate="1gbit", workers=2, chosen=1, auto_ms=(103, 101, 102), rival_ms=(100, 100, 100)):
+def record(rate="1gbit", workers=2, chosen=1, auto_ms=(103, 101, 102), rival_ms=(100, 100, 100), rival="bf16"):
     blocks = []
-    for method, times in (("auto(quality=balanced)", auto_ms), ("bf16", rival_ms)):
+    for method, times in (("auto(quality=balanced)", auto_ms), (rival, rival_ms)):
         for number, step_ms in enumerate(times):
             block = {"set": "comparing", "round": number, "method": method, "step_ms": step_ms, "steps_ms": [step_ms]}
             blocks.append(block)
@@ -39,9 +39,9 @@ def record(rate="1gbit", workers=2, chosen=1, auto_ms=(103, 101, 102), rival_ms=
             "decision": {"chosen": chosen, "candidates": candidates, "reason": "because"},
             "measuring_steps_ms": [500, 1500],
         },
-        "rival": {"method": "bf16"},
+        "rival": {"method": rival},
         "result": {
-            "times_ms": {"auto(quality=balanced)": 102, "bf16": 100},
+            "times_ms": {"auto(quality=balanced)": 102, rival: 100},
             "error": 0.002,
             "replicas_equal": True,
         },
@@ -51,7 +51,8 @@ def record(rate="1gbit", workers=2, chosen=1, auto_ms=(103, 101, 102), rival_ms=
 def test_verdicts_are_those_of_the_numbers():
     found = {asked: (text, met) for asked, text, met in auto_report.verdicts([record(), record("unshaped", chosen=0)])}
     assert found["never slower than the best rival by more than 3 %"] == (
-        "0 of 2 cells slower, the worst 1.02; beyond noise 0 of the 0 with rounds enough to tell",
+        "0 of 2 cells slower, the worst 1.02, in 0 of them with the same setting as the rival; "
+        "beyond noise 0 of the 0 with rounds enough to tell",
         "yes",
     )
     assert found["predicted within 5 % (median): settings tried"] == ("4.0 % over 2, at most 4 %", "yes")
@@ -66,10 +67,13 @@ def test_a_slower_cell_shows():
     rows = auto_report.verdicts([record(auto_ms=(110, 103, 104)), record("unshaped")])
     assert rows[0] == [
         "never slower than the best rival by more than 3 %",
-        "1 of 2 cells slower, the worst 1.04; beyond noise 0 of the 0 with rounds enough to tell",
+        "1 of 2 cells slower, the worst 1.04, in 0 of them with the same setting as the rival; "
+        "beyond noise 0 of the 0 with rounds enough to tell",
         "**no**",
     ]
     assert ["declines on the unshaped links", "0 of 1 cells", "**no**"] in rows
+    same = record(auto_ms=(110, 103, 104), rival="cast(bf16)")
+    assert "in 1 of them with the same setting as the rival" in auto_report.verdicts([same])[0][1]
 
 
 def test_slower_beyond_noise_takes_rounds_that_agree():
