@@ -39,7 +39,7 @@ def record(rate="1gbit", workers=2, chosen=1, auto_ms=(103, 101, 102), rival_ms=
             "decision": {"chosen": chosen, "candidates": candidates, "reason": "because"},
             "measuring_steps_ms": [500, 1500],
         },
-        "rival": {"method": rival},
+        "rival": {"method": rival, "first_ms": {"ddp": 200, "cast(bf16)": 110, "cast(fp16)": 90}},
         "result": {
             "times_ms": {"auto(quality=balanced)": 102, rival: 100},
             "error": 0.002,
@@ -59,6 +59,8 @@ def test_verdicts_are_those_of_the_numbers():
     assert found["predicted within 5 % (median): dense steps"] == ("3.0 % over 2, at most 3 %", "yes")
     # Of the second one dense was chosen: 194 predicted, 102 in the second set.
     assert found["predicted within 5 % (median): the setting chosen, in the second set"][1] == "**no**"
+    repeated = found["beside it: a setting tried, measured again as a rival (median difference)"]
+    assert repeated == ("9.1 % over 2, at most 9 %", "-")  # 100 ms on trial, 110 as a rival; fp16 was not tried
     assert found["declines on the unshaped links"] == ("1 of 1 cells", "yes")
     assert found["time until the decision"][0] == "2 s, at most 2 s"
 
