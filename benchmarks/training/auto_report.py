@@ -14,8 +14,7 @@ MOST_OFF = 0.05  # median error of the predictions
 LEGEND = """\
 Auto decides first: dense steps, links and codecs measured, some settings tried. Then every rival is measured in
 rotation, going on from auto's weights, and the fastest chosen (those far behind after the first round stay out of
-the others), and then auto and that rival again, in alternation, both from auto's weights (in runs up to commit
-e32d2f5 each from its own, so that payloads of compso differed with how far training was): "auto ms" and "best
+the others), and then auto and that rival again, in alternation, both from auto's weights: "auto ms" and "best
 rival ms" are medians over rounds of a round's median step of that second set, and "auto / rival" is the median of
 the ratios of single rounds, with the least and the greatest. A cell is slower beyond noise where even the lower
 end of the 95 % interval of that median is above 1.03 (order statistics of the rounds' ratios; it takes six rounds

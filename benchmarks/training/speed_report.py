@@ -22,7 +22,8 @@ LEGEND = """\
 Step: median over rounds of a round's median step (no optimiser state or weights are shared between
 methods). Sent: on one worker's interface, or, on loopback, the payload handed to the collectives
 (marked p). Ratio: DDP's bytes over the method's. Error: share (L2) of gradient plus residual that a
-step held back, mean over workers; the ratio was reached at this error. Speed ratios: median of the
+step held back, mean over workers; the ratio was reached at this error; 0.000 of a
+low-rank row says that gradients were zero, as the net no longer trained: no valid ratio. Speed ratios: median of the
 ratios of single rounds, in brackets the least and the greatest. PowerSGD r4: the faster of its rows."""
 
 

@@ -102,7 +102,7 @@ def ddp_hook(
     timeout_s=None,
     verbose=True,
 ):
-    """The (state, hook) pair for ``ddp.register_comm_hook`` or Lightning's DDPStrategy.
+    """The (state, hook) pair for ``ddp.register_comm_hook``.
 
     model is the module that will be wrapped (or the DDP itself); it gives the parameters their names. The other options
     are those of attach(). The process group must be there already, and all ranks make the pair together;
