@@ -261,13 +261,15 @@ Job with_times(const Job& job, double factor) {
   return scaled;
 }
 
-// The planner's own plan, if it encodes anything.
+// The planner's own plan, if it encodes anything. As the settings of casts do, it keeps no residual of what they round
+// off: that would be as large as the model, and read and written in every step.
 Result<std::optional<AutoCandidate>> best_plan(const Job& job, const Cluster& cluster,
                                                const std::vector<std::string>& codecs) {
   PlannerConstraints constraints;
   constraints.allowed_codecs = codecs;
   constraints.max_lossy_passes = 1;  // as the settings
-  CORTADO_ASSIGN_OR_RETURN(const Plan plan, make_plan(job, cluster, constraints));
+  CORTADO_ASSIGN_OR_RETURN(Plan plan, make_plan(job, cluster, constraints));
+  for (PlanBucket& bucket : plan.buckets) bucket.error_feedback = !bucket.codec.starts_with("cast");
   const bool encodes = std::any_of(plan.buckets.begin(), plan.buckets.end(),
                                    [](const PlanBucket& bucket) { return bucket.option.encodes() > 0; });
   if (!encodes) return std::optional<AutoCandidate>();

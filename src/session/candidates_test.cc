@@ -129,6 +129,22 @@ TEST(Candidates, PlansAndDenseStepsPackGradients) {
   EXPECT_GT(predicted(with, "dense"), predicted(without, "dense")) << "buffers are scaled";
 }
 
+TEST(Candidates, PlansKeepNoResidualOfCasts) {
+  const Candidates found = find(Quality::kSafe, two_machines(500, {"cast(bf16)"}));
+  const auto planned = std::find_if(found.list.begin(), found.list.end(),
+                                    [](const AutoCandidate& candidate) { return candidate.label.starts_with("plan("); });
+  ASSERT_NE(planned, found.list.end());
+  const Plan plan = plan_from_json(planned->what).value();
+  int casts = 0;
+  for (const PlanBucket& bucket : plan.buckets) {
+    if (bucket.option.encodes() == 0) continue;
+    EXPECT_EQ(bucket.codec, "cast(bf16)");
+    EXPECT_FALSE(bucket.error_feedback);
+    ++casts;
+  }
+  EXPECT_GT(casts, 0);
+}
+
 // Three layers of 4 MB, as many bytes in 16 bits; what a dense step takes as predicted.
 std::int64_t dense_ns(const Cluster& cluster, DType dtype, bool takes_buffers) {
   const std::int64_t rows = dtype == DType::kFloat32 ? 1000 : 2000;
