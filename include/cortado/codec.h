@@ -30,6 +30,7 @@ struct CodecTraits {
   bool sparse = false;
   bool divisible = false;       // any contiguous part of a tensor can be encoded by itself
   bool fixed_size = false;      // payloads of a shape all have max_payload_bytes()
+  bool elementwise = false;     // element i of a payload is made of value i alone; fixed_size, and no key counts
   bool needs_residual = false;  // biased: training needs error feedback
   bool low_rank = false;        // sends factors of the matrix as a whole: no stage of a composition
   int rounds = 1;               // encode-collective-decode passes in one step

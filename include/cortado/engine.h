@@ -99,8 +99,8 @@ struct EngineTensor {
   bool is_embedding = false;
 };
 
-// Where a ready gradient lies: rows * cols dense elements of the tensor's dtype. Read by submit(), overwritten with the
-// mean by submit() or finish_step(); must stay valid until finish_step() returns.
+// Where a ready gradient lies: rows * cols dense elements of the tensor's dtype. Read, and overwritten with the mean,
+// by submit() or finish_step(); must stay valid, and is the engine's alone, until finish_step() returns.
 struct Gradient {
   std::uint32_t tensor = 0;
   void* data = nullptr;

@@ -24,6 +24,7 @@ std::vector<std::string> trait_names(const CodecTraits& traits) {
   if (traits.sparse) names.push_back("sparse");
   if (traits.divisible) names.push_back("divisible");
   if (traits.fixed_size) names.push_back("fixed_size");
+  if (traits.elementwise) names.push_back("elementwise");
   if (traits.needs_residual) names.push_back("needs_residual");
   if (traits.low_rank) names.push_back("low_rank");
   return names;

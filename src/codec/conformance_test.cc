@@ -239,6 +239,20 @@ TEST_P(Conformance, PayloadsHaveTheSizeAndTheSumThatTraitsPromise) {
   });
 }
 
+TEST_P(Conformance, ElementwisePayloadsAreThoseOfTheirParts) {
+  if (!row_.traits.elementwise) return;
+  EXPECT_TRUE(row_.traits.fixed_size && row_.traits.divisible);
+  for_each_case([&](Shape shape, DType dtype) {
+    const std::int64_t elems = shape.rows * shape.cols, head = elems / 3;
+    const std::vector<std::byte> input = make_values(dtype, elems, true);
+    const auto split = input.begin() + head * static_cast<std::ptrdiff_t>(dtype_bytes(dtype));
+    std::vector<std::byte> payload = encode({input.begin(), split}, {1, head}, dtype);
+    const std::vector<std::byte> rest = encode({split, input.end()}, {1, elems - head}, dtype);
+    payload.insert(payload.end(), rest.begin(), rest.end());
+    EXPECT_EQ(payload, encode(input, shape, dtype));
+  });
+}
+
 // Two tensors that fit the codes of as many terms.
 TEST_P(Conformance, SumFormsAddUpToTheSumOfTheTensors) {
   for (const Shape& shape : kShapes) {

@@ -41,7 +41,7 @@ Result<std::unique_ptr<SchemeRun>> SchemeRun::make(const SchemeSetup& setup) {
 SchemeRun::SchemeRun(const SchemeSetup& setup, SchemeProgram program)
     : setup_(setup),
       program_(std::move(program)),
-      coder_({setup.codec, setup.tensors, setup.has_feedback, setup.seed, setup.clock}, &program_) {
+      coder_({setup.codec, setup.tensors, setup.has_feedback, setup.seed, setup.clock, setup.lends_memory}, &program_) {
   std::int64_t offset = 0;
   for (const SchemeTensor& tensor : setup_.tensors) {
     offsets_.push_back(offset);
@@ -74,6 +74,14 @@ bool SchemeRun::has_headers(const SchemeStep& step) {
     }
   }
   return false;
+}
+
+// Whether anything but lent memory holds values.
+bool SchemeRun::needs_values() const {
+  const auto uses_values = [&](const SchemeStep& step) {
+    return is_collective(step.op.kind) ? !step.op.encoded : !coder_.takes_lent(step);
+  };
+  return program_.steps.empty() || std::any_of(program_.steps.begin(), program_.steps.end(), uses_values);
 }
 
 // Two buffers each for values and payloads: a collective that can't work in place goes from one to the other.
@@ -121,7 +129,7 @@ void SchemeRun::plan_memory() {
   }
   result_at_ = now.values;
   const auto elems = static_cast<std::size_t>(program_.elems_of(program_.whole()));
-  values_[0] = AlignedBuffer<float>(elems);
+  if (needs_values()) values_[0] = AlignedBuffer<float>(elems);
   if (second_values) values_[1] = AlignedBuffer<float>(elems);
   for (int b = 0; b < 2; ++b) payloads_[b] = AlignedBuffer<std::byte>(payload_bytes[b]);
   for (PayloadSet* set : {&held_, &received_}) {

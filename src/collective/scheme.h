@@ -41,6 +41,7 @@ struct SchemeSetup {
   std::uint64_t seed = 0;                // of codecs that draw; the same on all ranks
   const Clock* clock = nullptr;          // null: encodes and decodes are not timed
   const SchemeDevice* device = nullptr;  // null: there is none; must outlive the run
+  bool lends_memory = false;             // where reads_lent() or writes_lent(), the caller lends each tensor's memory
 };
 
 enum class SchemeState : std::uint8_t { kIdle, kReady, kInFlight, kOnDevice, kArrived, kDone, kFailed };
@@ -60,6 +61,11 @@ class SchemeRun {
   SchemeRun(const SchemeRun&) = delete;
   SchemeRun& operator=(const SchemeRun&) = delete;
 
+  // Whether the first operation reads the tensors where lend() says, in place of values(); and whether the last one
+  // writes what sums() would be, times TensorMemory::result_scale, in its place.
+  bool reads_lent() const { return !program_.steps.empty() && is_lent(program_.steps.front(), OpKind::kEncode); }
+  bool writes_lent() const { return !program_.steps.empty() && is_lent(program_.steps.back(), OpKind::kDecode); }
+  void lend(int tensor, const TensorMemory& memory) { coder_.lend(tensor, memory); }
   // Where a tensor's values are to be written before begin(), which uses them up.
   std::span<float> values(int tensor) { return tensor_in(values_[0], tensor); }
   // Once done: the sum over all ranks; times result_scale(), the mean if that was asked for. Stays until begin().
@@ -99,6 +105,8 @@ class SchemeRun {
   SchemeRun(const SchemeSetup& setup, SchemeProgram program);
 
   // -- set-up
+  bool is_lent(const SchemeStep& step, OpKind kind) const { return step.op.kind == kind && coder_.takes_lent(step); }
+  bool needs_values() const;
   void plan_memory();
   bool has_headers(const SchemeStep& step);
   void list_collectives();

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "codec/cast/float_chunks.h"
 #include "core/check.h"
 #include "core/checksum.h"
 #include "core/finite.h"
@@ -19,6 +20,13 @@ namespace {
 constexpr std::uint64_t kOddNumber = 0xd6e8feb86659fd93u;  // not that of the engine, nor of compositions
 
 std::uint32_t check_of(std::span<const std::byte> payload) { return static_cast<std::uint32_t>(checksum_64(payload)); }
+
+// Behind a payload of `bytes` bytes; returns the size of both.
+std::uint64_t add_check(std::byte* payload, std::uint64_t bytes) {
+  const std::uint32_t check = check_of({payload, static_cast<std::size_t>(bytes)});
+  std::memcpy(payload + bytes, &check, kPayloadCheckBytes);
+  return bytes + kPayloadCheckBytes;
+}
 
 float sign_of(float value) { return static_cast<float>((value > 0.0f) - (value < 0.0f)); }
 
@@ -48,7 +56,12 @@ void PayloadSet::place() {
 }
 
 SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
-    : setup_(std::move(setup)), program_(program), squares_(setup_.tensors.size()), encoded_bytes_(squares_.size()) {
+    : setup_(std::move(setup)),
+      program_(program),
+      lent_(setup_.tensors.size()),
+      finite_(lent_.size()),
+      squares_(lent_.size()),
+      encoded_bytes_(lent_.size()) {
   for (const SchemeTensor& tensor : setup_.tensors) keys_.push_back(fnv1a_64(tensor.name));
   if (setup_.codec == nullptr || program->places.empty()) return;
   const CodecTraits& traits = setup_.codec->row().traits;
@@ -56,6 +69,11 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
   lossy_ = !traits.lossless;
   shares_key_ = traits.linear;
   votes_ = setup_.codec->is_majority_vote();
+  elementwise_ = traits.elementwise;
+  if (elementwise_) value_bytes_ = setup_.codec->max_payload_bytes(1, 1, DType::kFloat32);
+  says_gpu_ = std::any_of(program->steps.begin(), program->steps.end(), [](const SchemeStep& step) {
+    return !is_collective(step.op.kind) && step.op.device == OpDevice::kGpu;
+  });
   std::size_t elems = 0, scratch_bytes = 0, payload_bytes = 0, pieces = 0;
   bool makes_sum_forms = false;
   for (const Cell& cell : program->cells) {
@@ -69,13 +87,11 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
           std::max<std::size_t>(scratch_bytes, setup_.codec->scratch_bytes(piece.rows, piece.cols, DType::kFloat32));
     }
   }
-  decoded_ = AlignedBuffer<float>(elems);
+  const bool has_chunks_only = elementwise_ && !says_gpu_;
+  decoded_ = AlignedBuffer<float>(has_chunks_only ? static_cast<std::size_t>(kChunkElems) : elems);
   scratch_ = AlignedBuffer<std::byte>(scratch_bytes);
   if (makes_sum_forms) payload_ = AlignedBuffer<std::byte>(payload_bytes);
   if (votes_) magnitude_ = AlignedBuffer<float>(elems);
-  says_gpu_ = std::any_of(program->steps.begin(), program->steps.end(), [](const SchemeStep& step) {
-    return !is_collective(step.op.kind) && step.op.device == OpDevice::kGpu;
-  });
   if (says_gpu_) {
     device_values_ = AlignedBuffer<float>(elems);
     device_payload_ = AlignedBuffer<std::byte>(payload_bytes);
@@ -93,6 +109,7 @@ void SchemeCoder::begin(std::int64_t step) {
   step_ = step;
   statistics_ = {};
   forget_work();
+  std::fill(finite_.begin(), finite_.end(), char{1});
   std::fill(squares_.begin(), squares_.end(), DifferenceSquares{});
   std::fill(encoded_bytes_.begin(), encoded_bytes_.end(), 0);
 }
@@ -143,7 +160,8 @@ Status SchemeCoder::encode(const SchemeStep& step, float* values, std::byte* mem
       const std::int64_t start_ns = now_ns();
       const std::size_t i = set->bytes.size();
       const Result<std::uint64_t> bytes =
-          on_device == nullptr
+          goes_by_chunks(step) ? encode_chunks(step, cell_of(unit), piece, values, memory + at)
+          : on_device == nullptr
               ? encode_piece(step, cell_of(unit), piece, values + piece.offset, memory + at)
               : finish_piece(step, cell_of(unit), piece, on_device->payload(i), held_[i] != 0, values + piece.offset,
                              decoded_on_device(*on_device, step, piece), memory + at);
@@ -221,12 +239,7 @@ Result<std::uint64_t> SchemeCoder::finish_piece(const SchemeStep& step, const Ce
     }
   }
   if (loses) keep_loss(step, piece, values, decoded == nullptr ? decoded_.data() : decoded);
-  if (cell.form == PayloadForm::kChecked) {
-    const std::uint32_t check = check_of(payload);
-    std::memcpy(slot + bytes, &check, kPayloadCheckBytes);
-    bytes += kPayloadCheckBytes;
-  }
-  return bytes;
+  return cell.form == PayloadForm::kChecked ? add_check(slot, bytes) : bytes;
 }
 
 float* SchemeCoder::residual_of(std::vector<AlignedBuffer<float>>& residuals, const SchemeStep& step,
@@ -268,10 +281,13 @@ Status SchemeCoder::decode(const SchemeStep& step, const PayloadSet& set, const 
   }
   return for_contributions(step, [&](const Cell& cell, const Piece& piece, const auto& entry_of) -> Status {
     const std::int64_t start_ns = now_ns();
-    for (int c = 0; c < step.contributors; ++c) {
+    const auto payload_of = [&](int c) {
       const std::size_t entry = entry_of(c);
-      const Status status =
-          decode_piece(step, cell, piece, {memory + set.offsets[entry], set.bytes[entry]}, c, values + piece.offset);
+      return std::span<const std::byte>(memory + set.offsets[entry], set.bytes[entry]);
+    };
+    if (goes_by_chunks(step)) CORTADO_RETURN_IF_ERROR(decode_chunks(step, piece, values, payload_of));
+    for (int c = 0; c < step.contributors && !goes_by_chunks(step); ++c) {
+      const Status status = decode_piece(step, cell, piece, payload_of(c), c, values + piece.offset);
       if (!status.ok()) return status.with_context(name_of(piece, c));
     }
     note_work(Stage::kDecode, piece, start_ns);
@@ -327,6 +343,88 @@ void SchemeCoder::add(int contributor, int contributors, const float* decoded, s
   }
   if (contributor < contributors - 1) return;
   for (std::int64_t i = 0; i < elems; ++i) sum[i] = sign_of(sum[i]) * magnitude[i];
+}
+
+// ---- chunk by chunk ------------------------------------------------------------------------------------------------
+
+bool SchemeCoder::takes_lent(const SchemeStep& step) const {
+  const bool is_end = &step == (step.op.kind == OpKind::kEncode ? &program_->steps.front() : &program_->steps.back());
+  return setup_.lends_memory && is_end && step.active && !is_collective(step.op.kind) && goes_by_chunks(step);
+}
+
+// Where a piece's values are; `message` is that of all.
+TensorMemory SchemeCoder::memory_of(const SchemeStep& step, const Piece& piece, float* message) const {
+  if (!takes_lent(step)) return {.data = message + piece.offset};
+  TensorMemory memory = lent_[static_cast<std::size_t>(piece.tensor)];
+  memory.data =
+      static_cast<std::byte*>(memory.data) + piece.begin * static_cast<std::int64_t>(dtype_bytes(memory.dtype));
+  if (memory.added != nullptr) memory.added += piece.begin;
+  return memory;
+}
+
+Result<std::uint64_t> SchemeCoder::encode_chunks(const SchemeStep& step, const Cell& cell, const Piece& piece,
+                                                 float* message, std::byte* slot) {
+  const TensorMemory from = memory_of(step, piece, message);
+  const float place_scale = program_->places[static_cast<std::size_t>(step.place)].scale;
+  const float scale = from.scale * place_scale, added_scale = from.added_scale * place_scale;
+  const float* kept = setup_.has_feedback ? residual_of(kept_, step, piece) : nullptr;
+  float* fresh = setup_.has_feedback ? residual_of(fresh_, step, piece) : nullptr;
+  const bool held = holds_zeros_ && kept != nullptr && from.added == nullptr &&
+                    all_bits_zero(from.data, piece.elems() * static_cast<std::int64_t>(dtype_bytes(from.dtype)));
+  if (held) {
+    std::copy_n(kept, piece.elems(), fresh);
+    kept = nullptr;
+  }
+  DifferenceSquares& squares = squares_[static_cast<std::size_t>(piece.tensor)];
+  float made[kChunkElems];
+  for (std::int64_t at = 0; at < piece.elems(); at += kChunkElems) {
+    const std::int64_t count = std::min(kChunkElems, piece.elems() - at);
+    const float* values = load_floats(from.data, from.dtype, at, count, made);
+    if (scale != 1 || from.added != nullptr || kept != nullptr) {
+      for (std::int64_t i = 0; i < count; ++i) made[i] = values[i] * scale;
+      for (std::int64_t i = 0; i < count && from.added != nullptr; ++i) made[i] += from.added[at + i] * added_scale;
+      for (std::int64_t i = 0; i < count && kept != nullptr; ++i) made[i] += kept[at + i];
+      values = made;
+    }
+    const std::span<std::byte> payload(slot + static_cast<std::uint64_t>(at) * value_bytes_,
+                                       static_cast<std::size_t>(static_cast<std::uint64_t>(count) * value_bytes_));
+    CORTADO_RETURN_IF_ERROR(
+        setup_.codec->encode({values, DType::kFloat32, 1, count}, {}, payload, scratch_.span()).status());
+    if (!lossy_ || held) continue;
+    const TensorView decoded = {decoded_.data(), DType::kFloat32, 1, count};
+    CORTADO_RETURN_IF_ERROR(setup_.codec->decode(payload, decoded, scratch_.span()));
+    const DifferenceSquares of_chunk =
+        take_differences(values, decoded_.data(), count, fresh == nullptr ? nullptr : fresh + at);
+    squares.of_values += of_chunk.of_values;
+    squares.of_differences += of_chunk.of_differences;
+  }
+  const std::uint64_t bytes = static_cast<std::uint64_t>(piece.elems()) * value_bytes_;
+  return cell.form == PayloadForm::kChecked ? add_check(slot, bytes) : bytes;
+}
+
+// `payload_of`: a contributor's.
+template <typename PayloadOf>
+Status SchemeCoder::decode_chunks(const SchemeStep& step, const Piece& piece, float* message, PayloadOf&& payload_of) {
+  const TensorMemory to = memory_of(step, piece, message);
+  float buffer[kChunkElems];
+  bool finite = true;
+  for (std::int64_t at = 0; at < piece.elems(); at += kChunkElems) {
+    const std::int64_t count = std::min(kChunkElems, piece.elems() - at);
+    float* sum = to.dtype == DType::kFloat32 ? static_cast<float*>(to.data) + at : buffer;
+    for (int c = 0; c < step.contributors; ++c) {
+      const std::span<const std::byte> payload =
+          payload_of(c).subspan(static_cast<std::size_t>(static_cast<std::uint64_t>(at) * value_bytes_),
+                                static_cast<std::size_t>(static_cast<std::uint64_t>(count) * value_bytes_));
+      const TensorView decoded = {c == 0 ? sum : decoded_.data(), DType::kFloat32, 1, count};
+      const Status status = setup_.codec->decode(payload, decoded, scratch_.span());
+      if (!status.ok()) return status.with_context(name_of(piece, c));
+      for (std::int64_t i = 0; i < count && c > 0; ++i) sum[i] += decoded_[static_cast<std::size_t>(i)];
+    }
+    finite = all_finite(sum, count, DType::kFloat32) && finite;
+    if (sum == buffer || to.result_scale != 1) store_floats(sum, to.result_scale, count, to.data, to.dtype, at);
+  }
+  if (!finite) finite_[static_cast<std::size_t>(piece.tensor)] = 0;
+  return {};
 }
 
 // ---- on a device ---------------------------------------------------------------------------------------------------

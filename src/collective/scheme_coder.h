@@ -8,6 +8,10 @@
 //
 // A new residual replaces the old one in commit(). Never allocates in a step.
 //
+// Elementwise codecs go through a piece a chunk at a time, on the CPU: what is read stays in the first-level cache
+// until its loss is kept. The first operation of an option, if it is such an encode, can read a tensor in its owner's
+// memory, and the last one, if it is such a decode, write it there, so that nothing is copied (lends_memory, lend()).
+//
 // What runs on a device (runs_on_device) is given to it by start_on_device(); once ended_on_device() says so, encode()
 // or decode() of the same step takes what has come of it.
 #pragma once
@@ -39,6 +43,16 @@ struct PayloadSet {
   void place();
 };
 
+// A tensor where its owner keeps it.
+struct TensorMemory {
+  void* data = nullptr;  // dense, of `dtype`
+  DType dtype = DType::kFloat32;
+  float scale = 1;               // of what is read
+  const float* added = nullptr;  // null, or what is added to each value times added_scale
+  float added_scale = 0;
+  float result_scale = 1;  // of what is written
+};
+
 // Of this rank, in the step in hand or the last one.
 struct SchemeStatistics : DeviceCopies {
   std::int64_t encoded_bytes = 0;  // payloads written
@@ -52,6 +66,7 @@ class SchemeCoder {
     bool has_feedback = false;
     std::uint64_t seed = 0;
     const Clock* clock = nullptr;  // null: work() stays empty
+    bool lends_memory = false;
   };
   SchemeCoder(Setup setup, const SchemeProgram* program);
 
@@ -65,9 +80,15 @@ class SchemeCoder {
 
   // Whether a piece whose values are all zeros is encoded as that, while its residual waits.
   void hold_zeros(bool hold) { holds_zeros_ = hold; }
+  // Whether an operation reads or writes the tensors' own memory.
+  bool takes_lent(const SchemeStep& step) const;
+  // Before begin(), each time; the memory must last until the step has ended.
+  void lend(int tensor, const TensorMemory& memory) { lent_[static_cast<std::size_t>(tensor)] = memory; }
+  // Of what was written to lent memory.
+  bool is_finite(int tensor) const { return finite_[static_cast<std::size_t>(tensor)] != 0; }
   void begin(std::int64_t step);
   // Writes the payloads of step.result_units to `memory` and what they are to `set`, which has room. `values` is the
-  // message.
+  // message; null where nothing needs it.
   Status encode(const SchemeStep& step, float* values, std::byte* memory, PayloadSet* set);
   Status decode(const SchemeStep& step, const PayloadSet& set, const std::byte* memory, float* values);
 
@@ -123,6 +144,13 @@ class SchemeCoder {
   Result<std::uint64_t> finish_piece(const SchemeStep& step, const Cell& cell, const Piece& piece,
                                      std::span<const std::byte> payload, bool held, const float* values,
                                      const float* decoded, std::byte* slot);
+  // Of an elementwise codec, on the CPU.
+  bool goes_by_chunks(const SchemeStep& step) const { return elementwise_ && step.op.device == OpDevice::kCpu; }
+  Result<std::uint64_t> encode_chunks(const SchemeStep& step, const Cell& cell, const Piece& piece, float* message,
+                                      std::byte* slot);
+  template <typename PayloadOf>
+  Status decode_chunks(const SchemeStep& step, const Piece& piece, float* message, PayloadOf&& payload_of);
+  TensorMemory memory_of(const SchemeStep& step, const Piece& piece, float* message) const;
   bool add_residual(const SchemeStep& step, const Piece& piece, float* values);
   // What of the residual of the step's place belongs to the piece.
   float* residual_of(std::vector<AlignedBuffer<float>>& residuals, const SchemeStep& step, const Piece& piece) const;
@@ -141,7 +169,9 @@ class SchemeCoder {
   std::vector<std::uint64_t> keys_;  // of tensors
   bool fixed_size_ = true;
   bool lossy_ = false;
-  bool shares_key_ = false;  // all contributors draw the same numbers, so that their payloads can be added
+  bool elementwise_ = false;
+  std::uint64_t value_bytes_ = 0;  // of an elementwise codec, in payloads
+  bool shares_key_ = false;        // all contributors draw the same numbers, so that their payloads can be added
   bool votes_ = false;
   bool holds_zeros_ = false;
   bool says_gpu_ = false;  // some operation does
@@ -149,6 +179,8 @@ class SchemeCoder {
   AlignedBuffer<float> decoded_, magnitude_, device_values_;
   AlignedBuffer<std::byte> scratch_, payload_, device_payload_;
   std::vector<AlignedBuffer<float>> kept_, fresh_;  // of places
+  std::vector<TensorMemory> lent_;                  // of tensors
+  std::vector<char> finite_;
   std::vector<DifferenceSquares> squares_;
   std::vector<std::int64_t> encoded_bytes_;  // of tensors
   SchemeStatistics statistics_;

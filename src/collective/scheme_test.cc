@@ -178,6 +178,108 @@ TEST(Scheme, AllocatesNothingInSteadyState) {
   }
 }
 
+// ---- lent memory ---------------------------------------------------------------------------------------------------
+
+// Three steps bit for bit, and the buffers that it takes; counts the options that read, and write, what is lent.
+void expect_same_from_lent_memory(SchemeRanks& ranks, SchemeSetup setup, int* readers, int* writers) {
+  SchemeRuns copied(ranks, setup);
+  setup.lends_memory = true;
+  SchemeRuns lent(ranks, setup);
+  ASSERT_TRUE(copied.status().ok() && lent.status().ok()) << lent.status().to_string();
+  for (int step = 0; step < 3; ++step) {
+    for (SchemeRuns* runs : {&copied, &lent}) {
+      const Status status = runs->step(step, normal_like_message);
+      ASSERT_TRUE(status.ok()) << status.to_string();
+      for (int rank = 0; rank < ranks.size(); ++rank) runs->run(rank).commit();
+    }
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      ASSERT_EQ(copied.sums(rank), lent.sums(rank)) << "step " << step << ", rank " << rank;
+      for (int t = 0; t < static_cast<int>(setup.tensors.size()); ++t) {
+        EXPECT_EQ(copied.run(rank).coder().squares(t).of_differences, lent.run(rank).coder().squares(t).of_differences);
+      }
+    }
+  }
+  *readers += lent.run(0).reads_lent();
+  *writers += lent.run(0).writes_lent();
+}
+
+TEST(SchemeMemory, WhatIsLentGivesTheSameByAnyOption) {
+  const std::vector<SchemeTensor> tensors = {
+      {"a.weight", 50, 70}, {"a.bias", 1, 3}, {"nothing", 0, 2}, {"b.weight", 33, 63}};
+  SchemeRanks ranks(kTwoByThree);
+  for (const char* spec : {"none", "cast(fp16)"}) {
+    const std::unique_ptr<Codec> codec = make_codec(spec).value();
+    const std::vector<Option> options = generate_options({.sum_payloads = true}).value();
+    int readers = 0, writers = 0;
+    for (std::size_t i = 0; i < options.size(); i += 7 * kStride) {
+      SCOPED_TRACE(options[i].to_string(ranks.topology()));
+      expect_same_from_lent_memory(ranks,
+                                   {.option = options[i],
+                                    .codec = codec.get(),
+                                    .tensors = tensors,
+                                    .has_feedback = codec->row().traits.lossless ? false : i % 2 == 0,
+                                    .averages = true},
+                                   &readers, &writers);
+      if (HasFatalFailure()) return;
+    }
+    EXPECT_GT(readers, 0);
+    EXPECT_GT(writers, 0);
+  }
+}
+
+TEST(SchemeMemory, OnlyElementwiseCodecsOnTheCpuTakeWhatIsLent) {
+  SchemeRanks ranks(kTwoByTwo);
+  const auto takes = [&](const char* spec, const char* option) {
+    const std::unique_ptr<Codec> codec = make_codec(spec).value();
+    SchemeRuns runs(ranks, {.option = Option::parse(option, kTwoByTwo).value(),
+                            .codec = codec.get(),
+                            .tensors = kTensors,
+                            .lends_memory = true});
+    return std::pair(runs.run(0).reads_lent(), runs.run(0).writes_lent());
+  };
+  EXPECT_EQ(takes("cast", "encode@cpu all_reduce@flat decode@cpu"), std::pair(true, true));
+  EXPECT_EQ(takes("cast", "encode@gpu all_reduce@flat decode@cpu"), std::pair(false, true));
+  EXPECT_EQ(takes("cast", "encode@cpu all_reduce@flat decode@gpu"), std::pair(true, false));
+  EXPECT_EQ(takes("cast", "reduce_scatter@intra encode@cpu all_reduce@inter decode@cpu all_gather@intra"),
+            std::pair(false, false));
+  EXPECT_EQ(takes("randk(density=1)", "encode@cpu all_reduce@flat decode@cpu"), std::pair(false, false));
+}
+
+// Gradients of 16 bits with a scale and something to be added; the message needs no values of its own.
+TEST(SchemeMemory, LentMemoryHasADtypeAndScales) {
+  SchemeRanks ranks({{{"all", 2}}});
+  const std::unique_ptr<Codec> codec = make_codec("cast(bf16)").value();
+  const std::vector<SchemeTensor> tensors = {{"w", 3, 1000}};
+  SchemeRuns runs(ranks, {.option = Option::parse("encode@cpu all_gather@all decode@cpu", ranks.topology()).value(),
+                          .codec = codec.get(),
+                          .tensors = tensors,
+                          .lends_memory = true});
+  const std::vector<float> added(3000, 3.0f);
+  std::vector<std::uint16_t> memory[2];
+  const float values[] = {8, -2};
+  for (const bool is_finite : {true, false}) {
+    for (int rank = 0; rank < 2; ++rank) {
+      std::vector<std::uint16_t>& own = memory[rank];
+      own.assign(3000, float_to_fp16(values[rank]));
+      if (!is_finite && rank == 1) own[2999] = 0x7c00;
+      runs.run(rank).lend(0, {.data = own.data(),
+                              .dtype = DType::kFloat16,
+                              .scale = 0.5f,
+                              .added = rank == 0 ? added.data() : nullptr,
+                              .added_scale = 2.0f,
+                              .result_scale = 4.0f});
+    }
+    ASSERT_TRUE(runs.step_with_lent(0).ok());
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(memory[rank][0], float_to_fp16(4 * (8 * 0.5f + 3 * 2.0f - 2 * 0.5f)));
+      EXPECT_EQ(memory[rank][2998], memory[rank][0]);
+      EXPECT_EQ(runs.run(rank).coder().is_finite(0), is_finite);
+    }
+  }
+  const std::int64_t payload_bytes = 3000 * 2 + kPayloadCheckBytes;
+  EXPECT_EQ(runs.run(0).buffer_bytes(), payload_bytes + 2 * payload_bytes);
+}
+
 // Looks at what is given to be summed.
 class WatchingCommunicator final : public PassingCommunicator {
  public:

@@ -81,6 +81,7 @@ class SchemeRuns {
         return;
       }
       runs_.push_back(std::move(run).value());
+      lent_.push_back(integer_message(tensors_, rank, 0));
     }
   }
 
@@ -93,9 +94,19 @@ class SchemeRuns {
     for (std::size_t rank = 0; rank < runs_.size(); ++rank) {
       const Message message = make_message(tensors_, static_cast<int>(rank), number);
       for (std::size_t t = 0; t < message.size(); ++t) {
-        std::copy(message[t].begin(), message[t].end(), runs_[rank]->values(static_cast<int>(t)).begin());
+        const int tensor = static_cast<int>(t);
+        runs_[rank]->lend(tensor, {.data = lent_[rank][t].data()});
+        std::copy(message[t].begin(), message[t].end(),
+                  runs_[rank]->reads_lent() ? lent_[rank][t].data() : runs_[rank]->values(tensor).data());
       }
-      if (Status status = runs_[rank]->begin(number); !status.ok()) return status;
+    }
+    return step_with_lent(number);
+  }
+
+  // The same once values have been written, or lent.
+  Status step_with_lent(int number) {
+    for (const std::unique_ptr<SchemeRun>& run : runs_) {
+      if (Status status = run->begin(number); !status.ok()) return status;
     }
     for (bool all_done = false; !all_done;) {
       all_done = true;
@@ -117,6 +128,7 @@ class SchemeRuns {
   }
 
   Message sums(int rank) {
+    if (run(rank).writes_lent()) return lent_[static_cast<std::size_t>(rank)];
     Message message;
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       const std::span<const float> sums = run(rank).sums(static_cast<int>(t));
@@ -128,6 +140,7 @@ class SchemeRuns {
  private:
   std::vector<SchemeTensor> tensors_;
   std::vector<std::unique_ptr<SchemeRun>> runs_;
+  std::vector<Message> lent_;  // of ranks
   Status status_;
 };
 

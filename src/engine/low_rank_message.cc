@@ -98,7 +98,7 @@ Status LowRankMessage::fail(const Status& status) {
 
 void LowRankMessage::begin_step(const StepContext& context) { context_ = context; }
 
-void LowRankMessage::write(int index, const void* gradient, const float* carried) {
+void LowRankMessage::write(int index, void* gradient, const float* carried) {
   Slot& slot = slots_[static_cast<std::size_t>(index)];
   float* data = messages_[0].data() + slot.offset[0];
   if (slot.matrix == nullptr) {

@@ -21,7 +21,7 @@ class LowRankMessage final : public PlanMessage {
 
   void begin_step(const StepContext& context) override;
   bool takes_carried(int slot) const override { return slots_[static_cast<std::size_t>(slot)].matrix == nullptr; }
-  void write(int slot, const void* gradient, const float* carried) override;
+  void write(int slot, void* gradient, const float* carried) override;
   Status begin(std::int64_t step) override;
   SchemeState state() const override { return state_; }
   Status start() override;

@@ -222,7 +222,7 @@ Status PlanEngine::begin_step(const StepContext& context) {
   return {};
 }
 
-Status PlanEngine::write(std::uint32_t t, const void* gradient) {
+Status PlanEngine::write(std::uint32_t t, void* gradient) {
   if (gradient_bytes(t) == 0) return {};
   Bucket& bucket = bucket_of(t);
   const bool held = context_.holds_zero_gradients && all_bits_zero(gradient, gradient_bytes(t));

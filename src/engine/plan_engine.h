@@ -117,7 +117,7 @@ class PlanEngine final : public Engine {
   std::chrono::nanoseconds timeout() const;
 
   // -- a step
-  Status write(std::uint32_t tensor, const void* gradient);
+  Status write(std::uint32_t tensor, void* gradient);
   Status progress();
   Status start_turns(bool* moved);
   Status begin_message(Bucket& bucket);

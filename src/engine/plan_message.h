@@ -50,7 +50,8 @@ class PlanMessage {
   // Whether write() can add anything to a slot's gradient.
   virtual bool takes_carried(int slot) const = 0;
   // Each slot that has elements once. `carried`: null, or values to be added, which stand for themselves in the mean.
-  virtual void write(int slot, const void* gradient, const float* carried) = 0;
+  // Both are read now or in begin(); the mean may be written to `gradient` before read() is called.
+  virtual void write(int slot, void* gradient, const float* carried) = 0;
   virtual Status begin(std::int64_t step) = 0;
   virtual SchemeState state() const = 0;  // on device: in flight, but no collective is
   virtual Status start() = 0;

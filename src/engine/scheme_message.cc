@@ -29,7 +29,8 @@ Result<std::unique_ptr<PlanMessage>> SchemeMessage::make(const Setup& setup) {
                      .averages = message->codec_ != nullptr,
                      .seed = setup.seed,
                      .clock = setup.clock,
-                     .device = setup.device};
+                     .device = setup.device,
+                     .lends_memory = true};
   for (const EngineTensor& tensor : setup.tensors) scheme.tensors.push_back({tensor.name, tensor.rows, tensor.cols});
   CORTADO_ASSIGN_OR_RETURN(message->run_, SchemeRun::make(scheme));
   return std::unique_ptr<PlanMessage>(std::move(message));
@@ -42,26 +43,35 @@ void SchemeMessage::begin_step(const StepContext& context) {
 
 float SchemeMessage::loss_scale() const { return has_feedback_ ? static_cast<float>(context_.gradient_scale) : 1.0f; }
 
-void SchemeMessage::write(int slot, const void* gradient, const float* carried) {
-  const std::span<float> values = run_->values(slot);
+float SchemeMessage::unscale() const { return run_->result_scale() * (codec_ == nullptr ? 1.0f : loss_scale()); }
+
+void SchemeMessage::write(int slot, void* gradient, const float* carried) {
   const DType dtype = tensors_[static_cast<std::size_t>(slot)].dtype;
   const float scale = codec_ == nullptr ? 1.0f / static_cast<float>(world_size_) : 1.0f / loss_scale();
+  const float carried_scale = static_cast<float>(context_.gradient_scale * world_size_) * scale;
+  run_->lend(slot, {.data = gradient,
+                    .dtype = dtype,
+                    .scale = scale,
+                    .added = carried,
+                    .added_scale = carried_scale,
+                    .result_scale = unscale()});
+  if (run_->reads_lent()) return;
+  const std::span<float> values = run_->values(slot);
   float buffer[kChunkElems];
   for_chunks(static_cast<std::int64_t>(values.size()), [&](std::int64_t at, std::int64_t count) {
     store_floats(load_floats(gradient, dtype, at, count, buffer), scale, count, values.data(), DType::kFloat32, at);
   });
   if (carried == nullptr) return;
-  const float to_values = static_cast<float>(context_.gradient_scale * world_size_) * scale;
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] += carried[i] * to_values;
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] += carried[i] * carried_scale;
 }
 
 bool SchemeMessage::read(int slot, void* gradient) {
+  if (run_->writes_lent()) return run_->coder().is_finite(slot);
   const std::span<const float> sums = run_->sums(slot);
   const auto elems = static_cast<std::int64_t>(sums.size());
-  const float unscale = run_->result_scale() * (codec_ == nullptr ? 1.0f : loss_scale());
   bool finite = true;
   for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
-    store_floats(sums.data() + at, unscale, count, gradient, tensors_[static_cast<std::size_t>(slot)].dtype, at);
+    store_floats(sums.data() + at, unscale(), count, gradient, tensors_[static_cast<std::size_t>(slot)].dtype, at);
     finite = all_finite(sums.data() + at, count, DType::kFloat32) && finite;
   });
   return finite;

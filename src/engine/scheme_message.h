@@ -10,14 +10,15 @@ namespace cortado {
 
 // Options that do not encode sum gradients / world size, as DDP does. Others encode means over the ranks summed so far:
 // with residuals in unscaled units, so that the loss scale may change between steps; without them as the gradients
-// come, because the loss scale keeps small values in the range of narrow formats.
+// come, because the loss scale keeps small values in the range of narrow formats. Elementwise codecs read and write the
+// gradients where they lie, if the option lets them (SchemeRun::reads_lent(), writes_lent()).
 class SchemeMessage final : public PlanMessage {
  public:
   static Result<std::unique_ptr<PlanMessage>> make(const Setup& setup);
 
   void begin_step(const StepContext& context) override;
   bool takes_carried(int) const override { return true; }
-  void write(int slot, const void* gradient, const float* carried) override;
+  void write(int slot, void* gradient, const float* carried) override;
   Status begin(std::int64_t step) override { return run_->begin(step); }
   SchemeState state() const override { return run_->state(); }
   Status start() override { return run_->start(); }
@@ -48,6 +49,7 @@ class SchemeMessage final : public PlanMessage {
  private:
   SchemeMessage() = default;
   float loss_scale() const;  // that is taken out of the values while they travel
+  float unscale() const;     // of what arrives
 
   std::vector<EngineTensor> tensors_;
   std::unique_ptr<Codec> codec_;  // null if the option does not encode

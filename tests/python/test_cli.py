@@ -46,7 +46,7 @@ def test_list_as_json_has_one_object_a_line():
     lines = cortado("codec", "list", "--json").stdout.splitlines()
     rows = {row["name"]: row for row in map(json.loads, lines)}
     assert list(rows)[:2] == ["none", "cast"]
-    assert rows["none"]["traits"] == ["lossless", "unbiased", "linear", "divisible", "fixed_size"]
+    assert rows["none"]["traits"] == ["lossless", "unbiased", "linear", "divisible", "fixed_size", "elementwise"]
     (dtype,) = rows["cast"]["parameters"]
     assert dtype["default"] == "bf16"
     assert dtype["choices"] == ["bf16", "fp16"]

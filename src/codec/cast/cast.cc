@@ -114,7 +114,7 @@ const CodecRow& cast_row() {
       .name = "cast",
       .wire_id = 2,
       .version = 1,
-      .traits = {.linear = true, .divisible = true, .fixed_size = true},
+      .traits = {.linear = true, .divisible = true, .fixed_size = true, .elementwise = true},
       .summary = "every value as a 16-bit float",
       .parameters = {{.name = "dtype",
                       .kind = ParameterKind::kChoice,

@@ -9,8 +9,8 @@ namespace {
 
 std::int64_t part_of(std::int64_t whole, std::int64_t parts) { return (whole + parts - 1) / parts; }
 
-void add(int resource, std::int64_t time_ns, OperationSteps* steps) {
-  if (time_ns > 0) steps->steps[steps->count++] = {time_ns, static_cast<std::uint8_t>(resource), 0};
+void add(int resource, std::int64_t time_ns, OperationSteps* steps, bool is_packing = false) {
+  if (time_ns > 0) steps->steps[steps->count++] = {time_ns, static_cast<std::uint8_t>(resource), 0, is_packing};
 }
 
 Resource codec_resource(OpDevice device) { return device == OpDevice::kGpu ? kGpuCodec : kCpuCodec; }
@@ -76,6 +76,7 @@ OptionCost::OptionCost(const CostModel& model, const CodecCost* codec, const Buc
 PathState OptionCost::begin() const {
   PathState state;
   state.place = model_.home;
+  if (model_.home == OpDevice::kCpu) state.packing = Packing::kPack;
   return state;
 }
 
@@ -88,11 +89,26 @@ bool OptionCost::apply(const Operation& operation, PathState* state, OperationSt
 
 void OptionCost::finish(PathState* state, OperationSteps* steps) const {
   move_to(model_.home, values_bytes(*state), state, steps);
+  if (state->packing == Packing::kUnpack) add(kCpuCodec, model_.unpack_ns(shape_.elems), steps, true);
+  state->packing = Packing::kNone;
+}
+
+// Whether an encode reads gradients where they lie, if it is first, and a decode writes averages there, if it is last.
+bool OptionCost::goes_in_place(const Operation& operation) const {
+  return codec_->traits.elementwise && operation.device == OpDevice::kCpu;
+}
+
+// Before anything reads the values from the bucket's buffer.
+void OptionCost::pack(PathState* state, OperationSteps* steps) const {
+  if (state->packing == Packing::kPack) add(kCpuCodec, model_.pack_ns(shape_.elems), steps, true);
+  state->packing = Packing::kNone;
 }
 
 bool OptionCost::encode(const Operation& operation, PathState* state, OperationSteps* steps) const {
   if (codec_ == nullptr || !codec_->runs_on(operation.device)) return false;
   if (codec_->traits.low_rank && state->parts > 1) return false;
+  if (!goes_in_place(operation)) pack(state, steps);
+  state->packing = Packing::kNone;
   move_to(operation.device, values_bytes(*state), state, steps);
   add(codec_resource(operation.device), encode_ns(operation.device, state->parts), steps);
   state->encoded = true;
@@ -109,6 +125,7 @@ bool OptionCost::decode(const Operation& operation, PathState* state, OperationS
   state->encoded = false;
   state->pieces = 0;
   state->piece_parts = 1;
+  if (model_.home == OpDevice::kCpu && !goes_in_place(operation)) state->packing = Packing::kUnpack;
   return true;
 }
 
@@ -123,6 +140,10 @@ void OptionCost::travel(const Operation& operation, PathState* state, OperationS
     } else if ((state->parted >> l & 1) != 0) {
       groups *= ranks;
     }
+  }
+  if (!state->encoded) {
+    pack(state, steps);
+    if (model_.home == OpDevice::kCpu) state->packing = Packing::kUnpack;
   }
   const bool gathers = operation.kind == OpKind::kAllGather || operation.kind == OpKind::kGather;
   const int link = model_.collectives.link_of(operation.levels);
@@ -222,14 +243,7 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
       chain->steps.push_back(step);
     }
   };
-  const auto take_packing = [&](std::int64_t time_ns, std::size_t operation) {
-    OperationSteps packing;
-    add(kCpuCodec, time_ns, &packing);
-    packing.steps[0].is_packing = true;
-    take(packing, operation);
-  };
   chain->steps.reserve(option.operations.size() + 4);
-  take_packing(model.pack_ns(shape.elems), 0);
   for (std::size_t i = 0; i < option.operations.size(); ++i) {
     const Operation& operation = option.operations[i];
     OperationSteps steps;
@@ -246,7 +260,6 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
   cost.finish(&state, &home);
   const std::size_t last = std::max<std::size_t>(option.operations.size(), 1) - 1;
   take(home, last);
-  take_packing(model.unpack_ns(shape.elems), last);
   std::int64_t rest_ns = 0;
   for (auto step = chain->steps.rbegin(); step != chain->steps.rend(); ++step) {
     step->rest_ns = rest_ns;

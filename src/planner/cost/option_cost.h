@@ -12,8 +12,8 @@
 //
 // Data lies where it was last encoded or decoded, at first where gradients are made; collectives take it from there.
 // An encode or decode elsewhere is preceded by a copy, and the result is copied back. Gradients in host memory are
-// copied into the bucket's buffer first, and averages out of it at last; prices and bounds, which compare options,
-// leave out what is the same for all of them. Source: Espresso (EuroSys 2023), section 4; "stays compressed" as
+// copied into the bucket's buffer first, and averages out of it at last, unless an elementwise codec encodes them
+// first, or decodes them last, on the CPU. Source: Espresso (EuroSys 2023), section 4; "stays compressed" as
 // docs/planner.md defines it.
 #pragma once
 
@@ -86,6 +86,13 @@ struct CostModel {
   CollectiveCost collectives;
 };
 
+// What has to be done before values that lie on the host can be used there.
+enum class Packing : std::uint8_t {
+  kNone,    // they go by where gradients are
+  kPack,    // before anything but an elementwise encode reads them
+  kUnpack,  // at the end
+};
+
 // How far a bucket has come. Equal states at equal places of the tree have equal futures.
 struct PathState {
   std::int64_t parts = 1;                    // a rank cares for one of so many parts of the values
@@ -93,14 +100,15 @@ struct PathState {
   std::uint8_t parted = 0;                   // levels, as bits, among whose ranks the values are divided
   OpDevice place = OpDevice::kGpu;
   bool encoded = false;
+  Packing packing = Packing::kNone;
 
   bool operator==(const PathState&) const = default;
 };
 
-// At most this many steps come of one operation: a copy and itself.
+// At most this many steps come of one operation: packing, a copy and itself.
 struct OperationSteps {
   int count = 0;
-  std::array<Step, 2> steps;
+  std::array<Step, 3> steps;
 };
 
 class OptionCost {
@@ -119,6 +127,8 @@ class OptionCost {
   bool encode(const Operation& operation, PathState* state, OperationSteps* steps) const;
   bool decode(const Operation& operation, PathState* state, OperationSteps* steps) const;
   void travel(const Operation& operation, PathState* state, OperationSteps* steps) const;
+  bool goes_in_place(const Operation& operation) const;
+  void pack(PathState* state, OperationSteps* steps) const;
   void move_to(OpDevice place, std::int64_t bytes, PathState* state, OperationSteps* steps) const;
   std::int64_t announcement_ns(const Operation& operation, const PathState& state, std::int64_t ranks,
                                std::int64_t groups) const;

@@ -96,9 +96,6 @@ class Bounds {
       const Costs costs = problem_.pricer(codec).solve(problem_.typical_shape(codec, elems, dtype_, true), prices);
       for (int set = 0; set < kPriceSets; ++set) least[set] = std::min(least[set], costs[set]);
     }
-    const auto packing_ns =
-        static_cast<float>(problem_.model().pack_ns(elems) + problem_.model().unpack_ns(elems));  // of any option
-    for (int set = 0; set < kPriceSets; ++set) least[set] += packing_ns * prices[kCpuCodec][set];
     return least;
   }
 

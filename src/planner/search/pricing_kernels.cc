@@ -20,11 +20,13 @@ void PriceTerms(const TermTime* times, std::size_t count, const PriceSets& price
   for (std::size_t t = 0; t < count; ++t) {
     const float* first = prices[times[t].resource[0]].data();
     const float* second = prices[times[t].resource[1]].data();
+    const float* third = prices[times[t].resource[2]].data();
     const auto first_ns = hn::Set(d, times[t].time_ns[0]), second_ns = hn::Set(d, times[t].time_ns[1]);
+    const auto third_ns = hn::Set(d, times[t].time_ns[2]);
     for (std::size_t v = 0; v < kPriceSets; v += kStep) {
       const auto cost =
           hn::Add(hn::Mul(hn::LoadU(d, first + v), first_ns), hn::Mul(hn::LoadU(d, second + v), second_ns));
-      hn::StoreU(cost, d, costs[t].data() + v);
+      hn::StoreU(hn::Add(cost, hn::Mul(hn::LoadU(d, third + v), third_ns)), d, costs[t].data() + v);
     }
   }
 }

@@ -19,11 +19,11 @@ using Costs = std::array<float, kPriceSets>;
 using PriceSets = std::array<Costs, kMaxResources>;
 
 struct TermTime {
-  std::array<float, 2> time_ns = {};  // of a copy and of the operation itself
-  std::array<std::uint8_t, 2> resource = {};
+  std::array<float, 3> time_ns = {};  // of packing, a copy and the operation itself, those that there are
+  std::array<std::uint8_t, 3> resource = {};
 };
 
-// costs[t] = price times time, of both parts of times[t].
+// costs[t] = price times time, of all parts of times[t].
 void price_terms(const TermTime* times, std::size_t count, const PriceSets& prices, Costs* costs);
 
 // costs[s]: of the cheapest way from a state to the end, `none` where there is none. An edge's state comes before it.

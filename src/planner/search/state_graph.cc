@@ -20,7 +20,9 @@ std::string key_of(const PathState& state) {
   append(state.parts, &key);
   append(state.pieces, &key);
   append(state.piece_parts, &key);
-  append(state.parted << 2 | static_cast<int>(state.place) << 1 | static_cast<int>(state.encoded), &key);
+  append(state.parted << 4 | static_cast<int>(state.packing) << 2 | static_cast<int>(state.place) << 1 |
+             static_cast<int>(state.encoded),
+         &key);
   return key;
 }
 
@@ -89,11 +91,12 @@ StateGraphs::StateGraphs(int levels) : levels_(levels) {}
 
 const StateGraph& StateGraphs::get(const CostModel& model, const CodecCost* codec, int max_encodes, int min_encodes) {
   const int kind = codec == nullptr ? 0 : codec->traits.linear ? 2 : 1;
-  std::array<int, 7> what = {kind, max_encodes, min_encodes, static_cast<int>(model.home)};
+  std::array<int, 8> what = {kind, max_encodes, min_encodes, static_cast<int>(model.home)};
   if (codec != nullptr) {
     what[4] = codec->traits.low_rank;
     what[5] = codec->runs_on(OpDevice::kCpu);
     what[6] = codec->runs_on(OpDevice::kGpu);
+    what[7] = codec->traits.elementwise;
   }
   for (const std::unique_ptr<Known>& known : known_) {
     if (known->what == what) return known->graph;
