@@ -1,0 +1,123 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// Calibrator: what calibrate() (cortado/calibrate.h) does, in three files: calibrate.cc shares out the time and times
+// one point after the other, calibrate_links.cc and calibrate_codecs.cc say of what.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "collective/agreement.h"
+#include "core/aligned_buffer.h"
+#include "core/function_ref.h"
+#include "core/linalg.h"
+#include "core/seconds.h"
+#include "cortado/calibrate.h"
+
+namespace cortado {
+
+constexpr std::int64_t kFewestRuns = 2, kMostRuns = 15;
+constexpr std::int64_t kMostCodecRuns = 5;  // codecs take little else than their time; links shall have what is left
+constexpr std::int64_t kFactor = 16;        // from size to size
+constexpr std::int64_t kSmallestBytes = 4096, kSmallestElems = 1024;
+// Beyond so many times the smallest size's time it is the size that counts, and time grows with it.
+constexpr std::int64_t kOfSize = 3;
+constexpr std::size_t kFewestSizes = 2;
+
+// Two sizes or more, the last one `largest`. They lie a factor of two apart at least: two that are close would tell
+// nothing of the slope.
+std::vector<std::int64_t> sizes_up_to(std::int64_t smallest, std::int64_t largest);
+
+struct Point {
+  std::int64_t median_ns = 0, spread_ns = 0, runs = 0;
+};
+
+struct Curve {
+  TimeCurve times;
+  std::vector<std::int64_t> spreads_ns, runs;
+
+  void add(std::int64_t size, const Point& point) {
+    // A larger size takes no less; where it was measured so, the machine was busy at the smaller one.
+    const std::int64_t before = times.times_ns.empty() ? 0 : times.times_ns.back();
+    times.sizes.push_back(size);
+    times.times_ns.push_back(std::max(before, point.median_ns));
+    spreads_ns.push_back(point.spread_ns);
+    runs.push_back(point.runs);
+  }
+};
+
+// Beside a curve in the file.
+void note_spread(const std::string& pointer, const Curve& curve, UnknownFields* unknown);
+
+// In both directions.
+bool is_measured(const std::vector<CodecTimes>& times, const std::string& spec);
+
+inline bool is_of_size(const TimeCurve& curve) { return curve.times_ns.back() >= kOfSize * curve.times_ns.front(); }
+inline bool may_have_one_more(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kAllGather; }
+
+// Stands for computation.
+class MatrixProduct {
+ public:
+  Status run() {
+    multiply(Operand::kAsIs, Operand::kAsIs, kSide, kSide, kSide, a_.data(), b_.data(), c_.data());
+    return {};
+  }
+
+ private:
+  static constexpr std::int64_t kSide = 192;
+  static constexpr std::size_t kElems = static_cast<std::size_t>(kSide * kSide);
+  AlignedBuffer<float> a_{kElems}, b_{kElems}, c_{kElems};
+};
+
+class Calibrator {
+ public:
+  Calibrator(Communicator* communicator, const CalibrateOptions& options, const Clock* clock)
+      : communicator_(communicator), options_(options), clock_(clock), timeout_(from_seconds(options.timeout_s)) {}
+
+  Result<Cluster> run();
+
+ private:
+  Status barrier();
+  Result<std::vector<std::int64_t>> longest(std::span<const std::int64_t> own) {
+    return largest_of_ranks(communicator_, own, timeout_);
+  }
+  Result<Cluster> start(const Topology& topology, const ClusterIdentity& identity);
+  void count_points(const Cluster& cluster);
+  Result<Point> measure(const std::string& what, FunctionRef<Status()> act, int calls = 1,
+                        std::int64_t most_runs = kMostRuns);
+  bool is_worth_it(const Curve& curve, int calls = 1) const;
+  bool is_call_worth_it(const Curve& curve, int calls) const;
+  bool has_time_for_one_more(const Curve& curve, std::int64_t groups) const;
+  void continue_as_all_reduce(const CollectiveCurves& curves, Curve* curve) const;
+
+  Status measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
+                             CollectiveCurves* curves, UnknownFields* unknown);
+  Status measure_overlap(Communicator* group, std::int64_t groups, ClusterLevel* level);
+  Status measure_transfers(const CollectiveCurves& curves, Cluster* cluster);
+  std::array<std::int64_t, 2> packed_sizes() const {
+    const std::vector<std::int64_t> sizes = sizes_up_to(kSmallestElems, options_.max_elems);
+    return {sizes.front(), sizes.back()};
+  }
+  bool measures_packing(const Cluster& cluster) const {
+    return !options_.codecs.empty() && (cluster.pack.sizes.empty() || cluster.unpack.sizes.empty());
+  }
+  Status measure_packing(Cluster* cluster);
+  Status measure_codec(const std::string& spec, std::vector<CodecTimes>* times);
+  Status measure_contention(Cluster* cluster);
+
+  Communicator* communicator_;
+  const CalibrateOptions& options_;
+  const Clock* clock_;
+  std::chrono::nanoseconds timeout_;
+  std::int64_t start_ns_ = 0;
+  double points_ = 1, points_done_ = 0;
+  std::int64_t kinds_left_ = 0;  // of collectives, over all levels and ranges, that have no times yet
+  double left_ns_ = 0;           // of the budget, the same on all ranks; below 0: it was not enough
+  double share_ns_ = 0;          // for a point, of what is left
+};
+
+}  // namespace cortado
