@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the parts of cortado._core share: errors as exceptions, communicators over Python objects, lists of values.
+// What the parts of cortado._core share: errors as exceptions and the other way round, communicators over Python
+// objects, the current device, lists of values.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,13 +12,18 @@
 #include <vector>
 
 #include "cortado/communicator.h"
+#include "cortado/device_library.h"
 #include "cortado/status.h"
 
 namespace cortado_python {
 
 namespace nb = nanobind;
 
-// Raises what cortado/errors.py makes of the status; a Ctrl-C that came up in a function of the communicator as itself.
+// Of an error that came up in a function called from C++, through which nothing may be thrown. What stops a program
+// (Ctrl-C) is kept, and raised as itself by the next raise() of the thread.
+std::string text_of(nb::python_error& error);
+
+// Raises what cortado/errors.py makes of the status; a Ctrl-C that came up in a function called from C++ as itself.
 [[noreturn]] void raise(const cortado::Status& status);
 
 inline void check(const cortado::Status& status) {
@@ -49,6 +55,23 @@ auto unwrapped_without_gil(F&& call) {
   }();
   return unwrap(std::move(result));
 }
+
+// What works on a device makes it the current one of the thread; the caller gets his own back. Null: there is none.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(const cortado::DeviceLibrary* library) : library_(library) {
+    if (library_ != nullptr) before_ = library_->current_device();
+  }
+  ~CurrentDevice() {
+    if (library_ != nullptr) library_->set_current_device(before_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  const cortado::DeviceLibrary* library_;
+  int before_ = 0;
+};
 
 // The process group that a Python object stands for (group.py), or a rank that is alone where it is None. The object
 // and the name live in here.

@@ -48,13 +48,8 @@ thread_local PyObject* stopping_exception = nullptr;
 // ---- the communicator's functions, implemented by a Python object --------------------------------------------------
 
 int report_python_error(nb::python_error& error, char* text, std::size_t text_bytes) {
-  if (!error.matches(PyExc_Exception)) Py_XSETREF(stopping_exception, error.value().inc_ref().ptr());
   const bool timed_out = error.matches(PyExc_TimeoutError);
-  std::string message = nb::str(error.value()).c_str();  // what() would bring the traceback too
-  if (!timed_out && !error.matches(PyExc_RuntimeError)) {
-    message = nb::str(error.type().attr("__name__")).c_str() + (": " + message);
-  }
-  std::snprintf(text, text_bytes, "%s", message.c_str());
+  std::snprintf(text, text_bytes, "%s", text_of(error).c_str());
   return timed_out ? cortado::CommunicatorCallbacks::kTimedOut : 1;
 }
 
@@ -169,7 +164,7 @@ class PyEngine {
                       .is_embedding = nb::cast<bool>(item[5])});
     }
     if (device_library.has_value()) library_ = unwrap(cortado::load_device_library(*device_library));
-    const OnDevice on_device(*this);
+    const CurrentDevice current(library_);
     if (is_plan(what)) {
       const cortado::Plan plan = unwrap(cortado::plan_from_json(what));
       cortado::EngineOptions options;
@@ -208,13 +203,13 @@ class PyEngine {
 
   void switch_plan(const std::string& json) {
     const cortado::Plan plan = unwrap(cortado::plan_from_json(json));
-    const OnDevice on_device(*this);
+    const CurrentDevice current(library_);
     checked_without_gil([&] { return engine_->switch_plan(plan); });
   }
 
   void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients,
                   std::uintptr_t device_stream, std::uintptr_t device_gradient_scale) {
-    const OnDevice on_device(*this);
+    const CurrentDevice current(library_);
     check(engine_->begin_step({.gradient_scale = gradient_scale,
                                .keeps_local_gradients = keeps_local_gradients,
                                .holds_zero_gradients = holds_zero_gradients,
@@ -224,7 +219,7 @@ class PyEngine {
 
   void submit(BucketMap& map, std::uintptr_t base) {
     place(map, base);
-    const OnDevice on_device(*this);
+    const CurrentDevice current(library_);
     checked_without_gil([&] { return engine_->submit(map.gradients); });
   }
 
@@ -247,7 +242,7 @@ class PyEngine {
         return reinterpret_cast<const void*>(nb::cast<std::uintptr_t>((*local_gradient)(tensor)));
       };
     }
-    const OnDevice on_device(*this);
+    const CurrentDevice current(library_);
     Result<cortado::StepOutcome> outcome = [&] {
       nb::gil_scoped_release release;
       return engine_->finish_step(lookup);
@@ -287,29 +282,12 @@ class PyEngine {
   }
 
   ~PyEngine() {
-    const OnDevice on(*this);
+    const CurrentDevice current(library_);
     engine_.reset();
   }
 
  private:
   static bool is_plan(const std::string& what) { return what.starts_with('{'); }
-
-  // An engine on a device makes it the current one of the thread; the caller gets his own back.
-  class OnDevice {
-   public:
-    explicit OnDevice(const PyEngine& engine) : library_(engine.library_) {
-      if (library_ != nullptr) before_ = library_->current_device();
-    }
-    ~OnDevice() {
-      if (library_ != nullptr) library_->set_current_device(before_);
-    }
-    OnDevice(const OnDevice&) = delete;
-    OnDevice& operator=(const OnDevice&) = delete;
-
-   private:
-    const cortado::DeviceLibrary* library_;
-    int before_ = 0;
-  };
 
   static void place(BucketMap& map, std::uintptr_t base) {
     for (std::size_t i = 0; i < map.tensors.size(); ++i) {
@@ -405,7 +383,7 @@ nb::dict PyEngine::report() const {
 }
 
 nb::dict PyEngine::save_state() {
-  const OnDevice on_device(*this);
+  const CurrentDevice current(library_);
   cortado::EngineState state = unwrap(engine_->save_state());
   nb::dict tensors;
   for (cortado::TensorState& tensor : state.tensors) {
@@ -453,7 +431,7 @@ std::string PyEngine::load_state(const nb::dict& dict) {
       tensor.places.push_back({key.substr(0, at), std::strtoll(key.c_str() + at + 1, nullptr, 10), to_vector(values)});
     }
   }
-  const OnDevice on_device(*this);
+  const CurrentDevice current(library_);
   Result<std::string> warning = [&] {
     nb::gil_scoped_release release;
     return engine_->load_state(state);
@@ -556,6 +534,13 @@ nb::object decompress(const InputBytes& data, bool as_torch) {
 }  // namespace
 
 namespace cortado_python {
+
+std::string text_of(nb::python_error& error) {
+  if (!error.matches(PyExc_Exception)) Py_XSETREF(stopping_exception, error.value().inc_ref().ptr());
+  std::string message = nb::str(error.value()).c_str();  // what() would bring the traceback too
+  if (error.matches(PyExc_TimeoutError) || error.matches(PyExc_RuntimeError)) return message;
+  return nb::str(error.type().attr("__name__")).c_str() + (": " + message);
+}
 
 [[noreturn]] void raise(const Status& status) {
   if (PyObject* stopping = std::exchange(stopping_exception, nullptr); stopping != nullptr) {

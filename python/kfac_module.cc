@@ -284,23 +284,6 @@ class PyKfac {
   }
 
  private:
-  // K-FAC on a device makes it the current one of the thread; the caller gets his own back.
-  class CurrentDevice {
-   public:
-    explicit CurrentDevice(const cortado::DeviceLibrary* library) : library_(library) {
-      if (library_ != nullptr) before_ = library_->current_device();
-    }
-    ~CurrentDevice() {
-      if (library_ != nullptr) library_->set_current_device(before_);
-    }
-    CurrentDevice(const CurrentDevice&) = delete;
-    CurrentDevice& operator=(const CurrentDevice&) = delete;
-
-   private:
-    const cortado::DeviceLibrary* library_;
-    int before_ = 0;
-  };
-
   PyCommunicator communicator_;
   const cortado::DeviceLibrary* library_ = nullptr;  // of the device, if there is one
   std::unique_ptr<Kfac> kfac_;

@@ -15,6 +15,7 @@
 #include "cortado/auto.h"
 #include "cortado/calibrate.h"
 #include "cortado/codec.h"
+#include "cortado/device_library.h"
 #include "cortado/job.h"
 #include "python/binding.h"
 
@@ -30,7 +31,9 @@ using cortado::Status;
 std::string calibrate(nb::object group, int rank, int world_size, const std::string& group_name,
                       const std::vector<std::string>& codecs, double budget_s, const std::string& name,
                       const std::string& transport_version, const std::optional<std::string>& known,
-                      const std::optional<nb::callable>& note, const std::optional<nb::callable>& progress) {
+                      const std::optional<nb::callable>& note, const std::optional<nb::callable>& progress,
+                      const std::optional<std::string>& device_library, int device,
+                      const std::optional<nb::callable>& computation) {
   PyCommunicator communicator(std::move(group), rank, world_size, group_name);
   cortado::CalibrateOptions options;
   options.name = name;
@@ -38,18 +41,46 @@ std::string calibrate(nb::object group, int rank, int world_size, const std::str
   options.budget_s = budget_s;
   options.transport_version = transport_version;
   if (known.has_value()) options.known = unwrap(cortado::cluster_from_json(*known));
+  // Nothing may be thrown through the library. An error of who is only told is printed, and ends nothing; a Ctrl-C
+  // comes again, in the next function of the communicator.
+  const auto tell = [](const auto& call) {
+    nb::gil_scoped_acquire gil;
+    try {
+      call();
+    } catch (nb::python_error& raised) {
+      if (raised.matches(PyExc_KeyboardInterrupt)) {
+        PyErr_SetInterrupt();
+      } else {
+        raised.discard_as_unraisable("a function given to calibrate()");
+      }
+    }
+  };
   if (note.has_value()) {
-    options.note = [&](const std::string& line) {
-      nb::gil_scoped_acquire gil;
-      (*note)(line);
-    };
+    options.note = [&](const std::string& line) { tell([&] { (*note)(line); }); };
   }
   if (progress.has_value()) {
-    options.progress = [&](double done, const std::string& next) {
+    options.progress = [&](double done, const std::string& next) { tell([&] { (*progress)(done, next); }); };
+  }
+  if (computation.has_value()) {
+    options.device_computation = [&]() -> Status {
       nb::gil_scoped_acquire gil;
-      (*progress)(done, next);
+      try {
+        (*computation)();
+        return {};
+      } catch (nb::python_error& raised) {
+        return {cortado::StatusCode::kIoError, text_of(raised)};
+      }
     };
   }
+  const cortado::DeviceLibrary* library = nullptr;
+  if (device_library.has_value()) {
+    library = unwrap(cortado::load_device_library(*device_library));
+    if (library->create_scheme_device == nullptr) {
+      raise({cortado::StatusCode::kUnsupported, *device_library + " has no codecs"});
+    }
+  }
+  const CurrentDevice current(library);
+  if (library != nullptr) options.device = library->create_scheme_device(device);
   return cortado::cluster_to_json(
       unwrapped_without_gil([&] { return cortado::calibrate(communicator.get(), options); }));
 }
@@ -87,6 +118,7 @@ namespace cortado_python {
 void bind_profiles(nb::module_& m) {
   m.def("calibrate", &calibrate, "group"_a.none(), "rank"_a, "world_size"_a, "group_name"_a, "codecs"_a, "budget_s"_a,
         "name"_a, "transport_version"_a, "known"_a = nb::none(), "note"_a = nb::none(), "progress"_a = nb::none(),
+        "device_library"_a = nb::none(), "device"_a = 0, "computation"_a = nb::none(),
         "Every rank: the text of a cluster file (cortado.cluster/1).");
   m.def(
       "relative_error",

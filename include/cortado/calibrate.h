@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,12 +20,20 @@
 
 namespace cortado {
 
+class SchemeDevice;
+
 struct CalibrateOptions {
   std::string name = "calibrated";
   std::vector<std::string> codecs = {};  // specifications
   std::vector<OpKind> collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll,
                                      OpKind::kReduce,    OpKind::kBroadcast,     OpKind::kGather};
   bool contention = true;  // of codecs in a thread of their own with computation, and of transfers with each other
+  // Every rank's own, or none has one: codecs with a variant there are timed on it, too, and copies to it and back.
+  // Of a CUDA device: create_cuda_scheme_device() (cortado/cuda.h).
+  std::shared_ptr<const SchemeDevice> device = {};
+  // With a device: something that is computed there, as the backward pass would be, not given by this library; returns
+  // when it has been. What codecs on the device do to it is gpu_codec_slows_backward, which is not measured without.
+  std::function<Status()> device_computation = {};
   // Seconds for everything. What is left of it is divided among the points that are left; sizes of which one run would
   // take more than twice their share, or three of them all that is left, are left out (curves go on beyond their last
   // point). Collectives go on while a run takes at most 4 % of all, until half a budget too much was spent, and
@@ -56,9 +65,14 @@ struct CalibrateOptions {
 //   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
 //                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written. Of
 //                 payloads that are gathered checks are made and proved, and what is decoded is added up
+//   on a device   codecs there, one tensor at a time: from giving the work to a stream until it is known to be done.
+//                 Encoding has the decoding that error feedback needs. Residuals and sums are the host's, and not in
+//                 it; copies, from pinned memory and to it, are timed by themselves. Makes the device the thread's
+//                 current
 //   packing       where there are codecs: values copied into a buffer and scaled, and back with a look for Inf and NaN
 //   contention    by how much a matrix product slows down while another thread of the rank encodes with the codec that
-//                 takes longest for a value; 0 where it is not measured
+//                 takes longest for a value; of device_computation the same, beside the device's; 0 where it is not
+//                 measured
 //   transfers     wherever there are all-reduces: by how much computation slows down while a transfer runs. It is what
 //                 an all-reduce of all ranks adds to matrix products that outlast it, as a share of what it takes
 //                 alone. Not given where even the largest that fits into the budget takes less than thrice the
@@ -67,7 +81,8 @@ struct CalibrateOptions {
 //                 once against one after the other (without all-reduce: the first collective that was measured)
 //
 // Beside "time_ns" stand "spread_ns" (from the first to the ninth decile, the largest of any rank) and "runs". Times
-// are made to rise with size. Takes memory for four of the largest collectives, and for the largest tensor six times.
+// are made to rise with size. Takes memory for four of the largest collectives, and for the largest tensor six times
+// (on a device thrice, and pinned once). An error of one rank's device is an error of all ranks.
 Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& options,
                           const Clock* clock = steady_clock());
 

@@ -79,7 +79,8 @@ struct Cluster {
   double gpu_codec_slows_backward = 0;
   double cpu_codec_slows_backward = 0;
   std::optional<double> transfers_slow_backward = {};  // the same while a transfer runs; not given: not measured, 0
-  std::string cpu_codec;      // which one cpu_codec_slows_backward was measured with; empty: unknown
+  std::string gpu_codec;      // which one gpu_codec_slows_backward was measured with; empty: unknown
+  std::string cpu_codec;      // likewise
   int cpu_codec_workers = 1;  // codecs that run on the CPU at the same time ...
   int cpu_codec_threads = 1;  // ... each with so many threads: entries of `codecs` with others are left out
   std::string fingerprint;    // of the machine; empty: unknown

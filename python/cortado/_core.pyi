@@ -114,7 +114,7 @@ class OwnerGather:
 
     def load_residuals(self, residuals: dict) -> None: ...
 
-def calibrate(group: object | None, rank: int, world_size: int, group_name: str, codecs: Sequence[str], budget_s: float, name: str, transport_version: str, known: str | None = None, note: Callable | None = None, progress: Callable | None = None) -> str:
+def calibrate(group: object | None, rank: int, world_size: int, group_name: str, codecs: Sequence[str], budget_s: float, name: str, transport_version: str, known: str | None = None, note: Callable | None = None, progress: Callable | None = None, device_library: str | None = None, device: int = 0, computation: Callable | None = None) -> str:
     """Every rank: the text of a cluster file (cortado.cluster/1)."""
 
 def relative_error(spec: str, matrix: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> float:

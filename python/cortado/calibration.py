@@ -3,6 +3,7 @@
 
 import argparse
 import gc
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -12,20 +13,25 @@ import torch.distributed as dist
 
 from . import _core
 from .agreement import on_all_ranks
-from .errors import CortadoError
+from .device_engine import LIBRARY, VARIABLE, find_library
+from .errors import CortadoError, SpecError
 from .group import TorchGroup
 from .profiles import Cluster
 
 _BAR = 30
 
 
-def calibrate(group=None, *, codecs=None, budget_s=50.0, name="calibrated", known=None, note=None, progress=None):
+def calibrate(
+    group=None, *, codecs=None, budget_s=50.0, name="calibrated", device=None, known=None, note=None, progress=None
+):
     """Measures the links and codecs of ``group`` (default: the whole world); returns a Cluster, equal on all ranks.
 
     Call it on every rank, with nothing else running.
 
     codecs: codec strings to measure; default: those that auto knows.
     budget_s: about how long it may take.
+    device: "cuda", or each rank's own torch.device there: codecs that have a variant on it, copies to it and back, and
+        what those codecs do to computation there are measured, too. All ranks give one, or none does.
     known: a Cluster measured before (that of rank 0 counts). If it is of these machines and this communicator, what it
         holds is kept and only what is missing is measured.
     note: called on this rank with a line about what is kept of it; or None.
@@ -38,12 +44,42 @@ def calibrate(group=None, *, codecs=None, budget_s=50.0, name="calibrated", know
     specs = default_codecs() if codecs is None else list(codecs)
     version = f"torch {torch.__version__}"
     known_text = None if known is None else known.to_json()
+    with on_all_ranks(wrapped, "could not calibrate"):
+        on_device = {} if device is None else _on_device(torch.device(device))
     return Cluster(
         _core.calibrate(
             *(wrapped, wrapped.rank, wrapped.world_size, wrapped.name, specs, float(budget_s), name, version),
             *(known_text, note, progress),
+            **on_device,
         )
     )
+
+
+def _on_device(device):
+    """What _core.calibrate is told of a device."""
+    if device.type != "cuda":
+        raise SpecError(f'device: expected "cuda" or a device of it, got "{device}"; the CPU is always measured')
+    found = find_library(LIBRARY, VARIABLE)
+    if found.library is None:
+        raise CortadoError(f"nothing can be measured on {device}: {found.reason}")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return {"device_library": found.library, "device": index, "computation": _Products(torch.device("cuda", index))}
+
+
+class _Products:
+    """Stands for a backward pass on a device: products of matrices, in a stream of its own; waits for them."""
+
+    def __init__(self, device):
+        self._stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(self._stream):
+            self._factor = torch.randn(2048, 2048, device=device)
+            self._product = torch.empty_like(self._factor)
+
+    def __call__(self):
+        with torch.cuda.stream(self._stream):
+            for _ in range(8):
+                torch.mm(self._factor, self._factor, out=self._product)
+        self._stream.synchronize()
 
 
 def default_codecs():
@@ -63,6 +99,9 @@ def main(arguments=None):
     )
     parser.add_argument("--codec", action="append", metavar="SPEC", help="measure this one, again for more")
     parser.add_argument("--budget", type=float, default=50.0, metavar="SECONDS", help="default: %(default)s")
+    parser.add_argument(
+        "--device", choices=["cuda"], help="measure this rank's GPU, too: codecs on it, copies, contention"
+    )
     parser.add_argument("--name", default="calibrated", help="of the cluster, for reports")
     parser.add_argument(
         "--again", action="store_true", help="measure everything, also what the file holds if it is there already"
@@ -83,6 +122,7 @@ def main(arguments=None):
             codecs=options.codec,
             budget_s=options.budget,
             name=options.name,
+            device=options.device and torch.device(options.device, int(os.environ.get("LOCAL_RANK", "0"))),
             known=known,
             note=(lambda line: print(f"{options.output}: {line}", file=sys.stderr)) if speaks else None,
             progress=_show_progress if shows else None,

@@ -37,6 +37,12 @@ void note_spread(const std::string& pointer, const Curve& curve, UnknownFields* 
   (*unknown)[pointer + "/runs"] = list_text(curve.runs);
 }
 
+void keep_unless_known(const std::string& pointer, const Curve& curve, TimeCurve* times, UnknownFields* unknown) {
+  if (!times->sizes.empty()) return;
+  note_spread(pointer, curve, unknown);
+  *times = curve.times;
+}
+
 Status Calibrator::barrier() {
   const std::byte own{};
   std::vector<std::byte> all(static_cast<std::size_t>(communicator_->world_size()));
@@ -82,12 +88,19 @@ void Calibrator::count_points(const Cluster& cluster) {
     of_contention += level.overlap_time_share.has_value() ? 0 : 2;
   }
   for (const ClusterRange& range : cluster.ranges) count(range.collectives);
-  for (const std::string& spec : options_.codecs) (is_measured(cluster.codecs, spec) ? kept : missing_codecs) += 2;
+  for (const std::string& spec : options_.codecs) {
+    (is_measured(cluster.codecs, spec, OpDevice::kCpu) ? kept : missing_codecs) += 2;
+  }
+  for (const std::string& spec : device_codecs_) {
+    (is_measured(cluster.codecs, spec, OpDevice::kGpu) ? kept : missing_codecs) += 2;
+  }
+  if (!device_codecs_.empty() && options_.device_computation) of_contention += 2;
   kinds_left_ = static_cast<std::int64_t>(missing_collectives);
   points_ =
       static_cast<double>(one_more + missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
                           missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
                           (measures_packing(cluster) ? 2 * packed_sizes().size() : 0) +
+                          (measures_copies(cluster) ? 2 * sizes_up_to(kSmallestBytes, options_.max_bytes).size() : 0) +
                           (options_.contention ? of_contention : 0) + (measures_transfers ? 4 : 0));
   left_ns_ = options_.budget_s * 1e9;
   share_ns_ = left_ns_ / std::max(1.0, points_);
@@ -99,21 +112,25 @@ void Calibrator::count_points(const Cluster& cluster) {
 
 // Times some runs of `calls` calls of `act` on all ranks at once; the number of runs is the same on all of them. The
 // first, which brings memory and connections up, does not count, unless most_runs is 1: then it is one of two that do.
+// After an error of `act` a rank runs nothing more, but meets the others until all are told.
 Result<Point> Calibrator::measure(const std::string& what, FunctionRef<Status()> act, int calls,
                                   std::int64_t most_runs) {
   if (options_.progress) options_.progress(std::min(1.0, points_done_ / points_), what);
   ++points_done_;
   std::vector<std::int64_t> times;
+  Status acted;
   const auto time_once = [&]() -> Status {
-    CORTADO_RETURN_IF_ERROR(barrier());
+    if (const Status met = barrier(); !met.ok()) return acted.ok() ? met : acted;
     const std::int64_t start_ns = clock_->now_ns();
-    for (int i = 0; i < calls; ++i) CORTADO_RETURN_IF_ERROR(act());
+    for (int i = 0; i < calls && acted.ok(); ++i) acted = act();
     times.push_back(std::max<std::int64_t>(0, clock_->now_ns() - start_ns));
     return {};
   };
+  const auto failed = [&]() -> std::int64_t { return acted.ok() ? 0 : communicator_->rank() + 1; };
   CORTADO_RETURN_IF_ERROR(time_once().with_context(what));
-  const std::int64_t first_own[] = {times[0], clock_->now_ns() - start_ns_};
+  const std::int64_t first_own[] = {times[0], clock_->now_ns() - start_ns_, failed()};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> first, longest(first_own));
+  CORTADO_RETURN_IF_ERROR(told_of(what, acted, first[2]));
   left_ns_ = options_.budget_s * 1e9 - static_cast<double>(first[1]);
   share_ns_ = std::max(0.0, left_ns_) / std::max(1.0, points_ - points_done_ + 1);
   const double fitting = share_ns_ / static_cast<double>(std::max<std::int64_t>(1, first[0]));
@@ -126,10 +143,24 @@ Result<Point> Calibrator::measure(const std::string& what, FunctionRef<Status()>
     return times[static_cast<std::size_t>(share * static_cast<double>(times.size() - 1) + 0.5)];
   };
   // Of two the shorter one: what disturbs only adds.
-  const std::int64_t own[] = {times[(times.size() - 1) / 2], at(0.9) - at(0.1), clock_->now_ns() - start_ns_};
+  const std::int64_t own[] = {times[(times.size() - 1) / 2], at(0.9) - at(0.1), clock_->now_ns() - start_ns_, failed()};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> of_ranks, longest(own));
+  CORTADO_RETURN_IF_ERROR(told_of(what, acted, of_ranks[3]));
   left_ns_ = options_.budget_s * 1e9 - static_cast<double>(of_ranks[2]);
   return Point{.median_ns = of_ranks[0] / calls, .spread_ns = of_ranks[1] / calls, .runs = std::ssize(times)};
+}
+
+Status Calibrator::told_of(const std::string& what, const Status& own, std::int64_t failed_rank_plus_1) const {
+  if (!own.ok()) return own.with_context("rank " + std::to_string(communicator_->rank()) + ", " + what);
+  if (failed_rank_plus_1 == 0) return {};
+  return make_error(StatusCode::kPeerFailed, "%s: rank %lld could not, and says why", what.c_str(),
+                    static_cast<long long>(failed_rank_plus_1 - 1));
+}
+
+Status Calibrator::on_all_ranks(const std::string& what, const Status& own) {
+  const std::int64_t failed[] = {own.ok() ? 0 : communicator_->rank() + 1};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> of_all, longest(failed));
+  return told_of(what, own, of_all[0]);
 }
 
 // Whether the next size, in runs of so many calls, fits into a point's share and into what is left. As long as it is
@@ -143,6 +174,7 @@ bool Calibrator::is_worth_it(const Curve& curve, int calls) const {
 
 Result<Cluster> Calibrator::run() {
   start_ns_ = clock_->now_ns();
+  CORTADO_RETURN_IF_ERROR(find_device_codecs());
   Topology topology;
   if (options_.topology.has_value()) {
     topology = *options_.topology;
@@ -166,8 +198,15 @@ Result<Cluster> Calibrator::run() {
   cluster.description = "measured by cortado calibrate";
   // First what is quick, so that the links get what is left of the time.
   CORTADO_RETURN_IF_ERROR(measure_packing(&cluster));
-  for (const std::string& spec : options_.codecs) CORTADO_RETURN_IF_ERROR(measure_codec(spec, &cluster.codecs));
+  CORTADO_RETURN_IF_ERROR(measure_copies(&cluster));
+  for (const std::string& spec : options_.codecs) {
+    CORTADO_RETURN_IF_ERROR(measure_codec(spec, OpDevice::kCpu, &cluster.codecs));
+  }
+  for (const std::string& spec : device_codecs_) {
+    CORTADO_RETURN_IF_ERROR(measure_codec(spec, OpDevice::kGpu, &cluster.codecs));
+  }
   CORTADO_RETURN_IF_ERROR(measure_contention(&cluster));
+  CORTADO_RETURN_IF_ERROR(measure_contention_on_device(&cluster));
   std::int64_t inside = 1;  // ranks of one unit of the levels below
   for (int l = 0; l < count; ++l) {
     ClusterLevel& level = cluster.levels[static_cast<std::size_t>(l)];

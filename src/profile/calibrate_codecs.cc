@@ -1,7 +1,6 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // Of Calibrator: packing, codecs, and what a codec does to computation beside it.
-#include <atomic>
 #include <cmath>
 #include <thread>
 
@@ -21,20 +20,15 @@ namespace {
 // within one seems to have the core for itself.
 constexpr int kPackings = 4;
 
-bool is_cpu_curve(const CodecTimes& times, const std::string& spec) {
-  return times.codec == spec && times.device == OpDevice::kCpu && times.threads == 1;
-}
-
 // What a rank's thread does for one tensor: beside encode and decode the passes of error feedback and, of payloads that
 // are gathered, checks and sums; where codecs are fast these cost as much.
-class CodecWork {
+class CpuCodecWork final : public CodecWork {
  public:
-  CodecWork(const Codec& codec, std::int64_t elems)
-      : codec_(codec),
-        has_feedback_(!codec.row().traits.lossless && !codec.is_majority_vote()),
+  CpuCodecWork(const Codec& codec, std::int64_t elems)
+      : CodecWork(elems),
+        codec_(codec),
+        has_feedback_(has_feedback(codec)),
         is_gathered_(!codec.row().traits.linear),
-        cols_(static_cast<std::int64_t>(std::sqrt(static_cast<double>(elems)))),
-        rows_(elems / cols_),
         gradient_(size()),
         residual_(has_feedback_ ? size() : 0),
         values_(size()),
@@ -42,13 +36,10 @@ class CodecWork {
         sum_(is_gathered_ ? size() : 0),
         payload_(codec.max_payload_bytes(rows_, cols_, DType::kFloat32)),
         scratch_(codec.scratch_bytes(rows_, cols_, DType::kFloat32)) {
-    philox_fill_normal(1, 0, 0, gradient_.data(), rows_ * cols_);
-    for (float& value : gradient_) value *= 1e-3f;
+    fill(gradient_.data(), this->elems());
   }
 
-  std::int64_t elems() const { return rows_ * cols_; }
-
-  Status encode() {
+  Status encode() override {
     const std::size_t count = size();
     const float* input = gradient_.data();
     if (has_feedback_) {
@@ -65,7 +56,7 @@ class CodecWork {
     return {};
   }
 
-  Status decode() {
+  Status decode() override {
     CORTADO_CHECK(!is_gathered_ || checksum_64(payload()) == check_, "nothing has touched it");
     CORTADO_RETURN_IF_ERROR(decode_alone());
     for (std::size_t i = 0; i < sum_.size(); ++i) sum_[i] += decoded_[i];
@@ -73,39 +64,53 @@ class CodecWork {
   }
 
  private:
-  std::size_t size() const { return static_cast<std::size_t>(rows_ * cols_); }
   std::span<const std::byte> payload() { return payload_.span().first(payload_bytes_); }
   Status decode_alone() {
     return codec_.decode(payload(), {decoded_.data(), DType::kFloat32, rows_, cols_}, scratch_.span());
   }
 
   const Codec& codec_;
-  bool has_feedback_, is_gathered_;
-  std::int64_t cols_, rows_;
+  const bool has_feedback_, is_gathered_;
   AlignedBuffer<float> gradient_, residual_, values_, decoded_, sum_;
   AlignedBuffer<std::byte> payload_, scratch_;
   std::uint64_t payload_bytes_ = 0, step_ = 0, check_ = 0;
 };
 
+bool is_of(const CodecTimes& times, OpDevice device) {
+  return times.device == device && (device == OpDevice::kGpu || times.threads == 1);
+}
+
 // The codec that takes longest to encode a value of its largest tensor; empty: none was measured. A file that is kept
-// may have codecs that are not here.
-std::string slowest_of(const std::vector<CodecTimes>& times) {
+// may have codecs that can't run here.
+std::string slowest_of(const std::vector<CodecTimes>& times, OpDevice device,
+                       FunctionRef<bool(const std::string& spec)> can_run) {
   std::string slowest;
   double most = -1;
   for (const CodecTimes& entry : times) {
-    if (entry.direction != OpKind::kEncode || !is_cpu_curve(entry, entry.codec)) continue;
+    if (entry.direction != OpKind::kEncode || !is_of(entry, device)) continue;
     const double ns = static_cast<double>(entry.curve.times_ns.back()) / static_cast<double>(entry.curve.sizes.back());
-    if (ns > most && make_codec(entry.codec).ok()) most = ns, slowest = entry.codec;
+    if (ns > most && can_run(entry.codec)) most = ns, slowest = entry.codec;
   }
   return slowest;
 }
 
 }  // namespace
 
-// In both directions.
-bool is_measured(const std::vector<CodecTimes>& times, const std::string& spec) {
+CodecWork::CodecWork(std::int64_t elems)
+    : cols_(static_cast<std::int64_t>(std::sqrt(static_cast<double>(elems)))), rows_(elems / cols_) {}
+
+void CodecWork::fill(float* values, std::int64_t elems) {
+  philox_fill_normal(1, 0, 0, values, elems);
+  for (std::int64_t i = 0; i < elems; ++i) values[i] *= 1e-3f;
+}
+
+std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems) {
+  return std::make_unique<CpuCodecWork>(codec, elems);
+}
+
+bool is_measured(const std::vector<CodecTimes>& times, const std::string& spec, OpDevice device) {
   return std::count_if(times.begin(), times.end(),
-                       [&](const CodecTimes& entry) { return is_cpu_curve(entry, spec); }) == 2;
+                       [&](const CodecTimes& entry) { return entry.codec == spec && is_of(entry, device); }) == 2;
 }
 
 // What a plan's engine does to every gradient, encoded or not: into the bucket's buffer, scaled, and out of it, with a
@@ -138,41 +143,45 @@ Status Calibrator::measure_packing(Cluster* cluster) {
     packing.add(elems, in);
     unpacking.add(elems, out);
   }
-  const auto keep = [&](const char* pointer, const Curve& curve, TimeCurve* times) {
-    if (!times->sizes.empty()) return;  // known
-    note_spread(pointer, curve, &cluster->unknown);
-    *times = curve.times;
-  };
-  keep("/copies/pack", packing, &cluster->pack);
-  keep("/copies/unpack", unpacking, &cluster->unpack);
+  keep_unless_known("/copies/pack", packing, &cluster->pack, &cluster->unknown);
+  keep_unless_known("/copies/unpack", unpacking, &cluster->unpack, &cluster->unknown);
   return {};
 }
 
-Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes>* times) {
-  if (is_measured(*times, spec)) return {};
-  std::erase_if(*times, [&](const CodecTimes& entry) { return is_cpu_curve(entry, spec); });
+Result<std::unique_ptr<CodecWork>> Calibrator::make_work(const Codec& codec, OpDevice device, std::int64_t elems) {
+  if (device == OpDevice::kCpu) return make_cpu_work(codec, elems);
+  // The other ranks wait for this one meanwhile, and shall hear of it.
+  Result<std::unique_ptr<CodecWork>> work = make_device_work(*options_.device, codec, elems, clock_, timeout_ / 2);
+  CORTADO_RETURN_IF_ERROR(on_all_ranks(codec.spec() + " on the device", work.status()));
+  return work;
+}
+
+Status Calibrator::measure_codec(const std::string& spec, OpDevice device, std::vector<CodecTimes>* times) {
+  if (is_measured(*times, spec, device)) return {};
+  std::erase_if(*times, [&](const CodecTimes& entry) { return entry.codec == spec && is_of(entry, device); });
   CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(spec));
+  const std::string where = device == OpDevice::kGpu ? " on the device" : "";
   Curve encode, decode;
   for (const std::int64_t elems : sizes_up_to(kSmallestElems, options_.max_elems)) {
     if (!is_worth_it(encode)) {
       points_done_ += 2;
       continue;
     }
-    CodecWork work(*codec, elems);
-    const std::string size = ", " + std::to_string(work.elems()) + " elements";
+    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<CodecWork> work, make_work(*codec, device, elems));
+    const std::string size = where + ", " + std::to_string(work->elems()) + " elements";
     CORTADO_ASSIGN_OR_RETURN(const Point encoding,
                              measure(
-                                 "encode " + spec + size, [&] { return work.encode(); }, 1, kMostCodecRuns));
+                                 "encode " + spec + size, [&] { return work->encode(); }, 1, kMostCodecRuns));
     CORTADO_ASSIGN_OR_RETURN(const Point decoding,
                              measure(
-                                 "decode " + spec + size, [&] { return work.decode(); }, 1, kMostCodecRuns));
-    encode.add(work.elems(), encoding);
-    decode.add(work.elems(), decoding);
+                                 "decode " + spec + size, [&] { return work->decode(); }, 1, kMostCodecRuns));
+    encode.add(work->elems(), encoding);
+    decode.add(work->elems(), decoding);
   }
   for (const auto& [direction, curve] : {std::pair(OpKind::kEncode, &encode), std::pair(OpKind::kDecode, &decode)}) {
     CodecTimes entry;
     entry.codec = spec;
-    entry.device = OpDevice::kCpu;
+    entry.device = device;
     entry.direction = direction;
     entry.curve = curve->times;
     note_spread("", *curve, &entry.unknown);
@@ -181,31 +190,52 @@ Status Calibrator::measure_codec(const std::string& spec, std::vector<CodecTimes
   return {};
 }
 
-// By how much a product of matrices slows down while another thread encodes with the slowest codec, which computation
-// would meet most.
-Status Calibrator::measure_contention(Cluster* cluster) {
-  if (!options_.contention) return {};
-  const std::string spec = slowest_of(cluster->codecs);
-  if (spec == cluster->cpu_codec) return {};  // known; or there is none
+// The share of its speed that `computation` loses while another thread encodes again and again.
+Result<double> Calibrator::share_lost_beside(const std::string& spec, OpDevice device, const std::string& name,
+                                             FunctionRef<Status()> computation) {
   CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(spec));
-  CodecWork work(*codec, std::min<std::int64_t>(options_.max_elems, 1 << 18));
-  MatrixProduct matrices;
-  const auto product = [&] { return matrices.run(); };
-  CORTADO_ASSIGN_OR_RETURN(const Point alone, measure("matrix product", product));
-  std::atomic<bool> stop = false;
+  // On a device small tensors are mostly launches, between which it has nothing to do.
+  const std::int64_t most_elems = device == OpDevice::kCpu ? 1 << 18 : options_.max_elems;
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<CodecWork> work,
+                           make_work(*codec, device, std::min(options_.max_elems, most_elems)));
+  CORTADO_ASSIGN_OR_RETURN(const Point alone, measure(name, computation));
   Status encoded;
-  std::thread encoder([&] {
-    while (!stop && encoded.ok()) encoded = work.encode();
+  std::jthread encoder([&](const std::stop_token& stop) {
+    while (!stop.stop_requested() && encoded.ok()) encoded = work->encode();
   });
-  const Result<Point> beside = measure("matrix product beside " + spec, product);
-  stop = true;
+  const Result<Point> beside = measure(name + " beside " + spec, computation);
+  encoder.request_stop();
   encoder.join();
   CORTADO_RETURN_IF_ERROR(beside.status());
-  CORTADO_RETURN_IF_ERROR(encoded);
-  const double slower =
+  CORTADO_RETURN_IF_ERROR(on_all_ranks("encode " + spec, encoded));
+  const double kept =
       static_cast<double>(alone.median_ns) / static_cast<double>(std::max<std::int64_t>(1, beside.value().median_ns));
+  return std::round(1000 * std::clamp(1 - kept, 0.0, 1.0)) / 1000;
+}
+
+// Beside the slowest codec, which computation would meet most.
+Status Calibrator::measure_contention(Cluster* cluster) {
+  if (!options_.contention) return {};
+  const std::string spec =
+      slowest_of(cluster->codecs, OpDevice::kCpu, [](const std::string& codec) { return make_codec(codec).ok(); });
+  if (spec == cluster->cpu_codec) return {};  // known; or there is none
+  MatrixProduct matrices;
+  CORTADO_ASSIGN_OR_RETURN(cluster->cpu_codec_slows_backward,
+                           share_lost_beside(spec, OpDevice::kCpu, "matrix product", [&] { return matrices.run(); }));
   cluster->cpu_codec = spec;
-  cluster->cpu_codec_slows_backward = std::round(1000 * std::clamp(1 - slower, 0.0, 1.0)) / 1000;
+  return {};
+}
+
+Status Calibrator::measure_contention_on_device(Cluster* cluster) {
+  if (!options_.contention || device_codecs_.empty() || !options_.device_computation) return {};
+  const std::string spec = slowest_of(cluster->codecs, OpDevice::kGpu, [&](const std::string& codec) {
+    return std::count(device_codecs_.begin(), device_codecs_.end(), codec) > 0;
+  });
+  if (spec == cluster->gpu_codec) return {};
+  CORTADO_ASSIGN_OR_RETURN(
+      cluster->gpu_codec_slows_backward,
+      share_lost_beside(spec, OpDevice::kGpu, "computation on the device", options_.device_computation));
+  cluster->gpu_codec = spec;
   return {};
 }
 

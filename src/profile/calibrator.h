@@ -1,22 +1,25 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Calibrator: what calibrate() (cortado/calibrate.h) does, in three files: calibrate.cc shares out the time and times
-// one point after the other, calibrate_links.cc and calibrate_codecs.cc say of what.
+// Calibrator: what calibrate() (cortado/calibrate.h) does, in four files: calibrate.cc shares out the time and times
+// one point after the other, calibrate_links.cc, calibrate_codecs.cc and calibrate_device.cc say of what.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "collective/agreement.h"
+#include "collective/scheme_device.h"
 #include "core/aligned_buffer.h"
 #include "core/function_ref.h"
 #include "core/linalg.h"
 #include "core/seconds.h"
 #include "cortado/calibrate.h"
+#include "cortado/codec.h"
 
 namespace cortado {
 
@@ -53,11 +56,42 @@ struct Curve {
 // Beside a curve in the file.
 void note_spread(const std::string& pointer, const Curve& curve, UnknownFields* unknown);
 
-// In both directions.
-bool is_measured(const std::vector<CodecTimes>& times, const std::string& spec);
+// Where there are no times yet.
+void keep_unless_known(const std::string& pointer, const Curve& curve, TimeCurve* times, UnknownFields* unknown);
+
+// In both directions; on the CPU with one thread.
+bool is_measured(const std::vector<CodecTimes>& times, const std::string& spec, OpDevice device);
 
 inline bool is_of_size(const TimeCurve& curve) { return curve.times_ns.back() >= kOfSize * curve.times_ns.front(); }
 inline bool may_have_one_more(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kAllGather; }
+
+// Whether a rank that encodes keeps what is lost.
+inline bool has_feedback(const Codec& codec) { return !codec.row().traits.lossless && !codec.is_majority_vote(); }
+
+// What is timed of a codec: one tensor, about square, of values as gradients are.
+class CodecWork {
+ public:
+  explicit CodecWork(std::int64_t elems);
+  virtual ~CodecWork() = default;
+  CodecWork(const CodecWork&) = delete;
+  CodecWork& operator=(const CodecWork&) = delete;
+
+  std::int64_t elems() const { return rows_ * cols_; }
+  // With what error feedback costs. decode() is of what the last encode() made.
+  virtual Status encode() = 0;
+  virtual Status decode() = 0;
+
+ protected:
+  std::size_t size() const { return static_cast<std::size_t>(elems()); }
+  static void fill(float* values, std::int64_t elems);
+
+  const std::int64_t cols_, rows_;
+};
+std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems);
+// On the device, without copies of values and payloads; has encoded and decoded once. `timeout`: of each wait for the
+// device.
+Result<std::unique_ptr<CodecWork>> make_device_work(const SchemeDevice& device, const Codec& codec, std::int64_t elems,
+                                                    const Clock* clock, std::chrono::nanoseconds timeout);
 
 // Stands for computation.
 class MatrixProduct {
@@ -85,6 +119,9 @@ class Calibrator {
   Result<std::vector<std::int64_t>> longest(std::span<const std::int64_t> own) {
     return largest_of_ranks(communicator_, own, timeout_);
   }
+  // An error on every rank if `own` is one on some: that one there, and one that names the rank on the others.
+  Status on_all_ranks(const std::string& what, const Status& own);
+  Status told_of(const std::string& what, const Status& own, std::int64_t failed_rank_plus_1) const;
   Result<Cluster> start(const Topology& topology, const ClusterIdentity& identity);
   void count_points(const Cluster& cluster);
   Result<Point> measure(const std::string& what, FunctionRef<Status()> act, int calls = 1,
@@ -106,13 +143,24 @@ class Calibrator {
     return !options_.codecs.empty() && (cluster.pack.sizes.empty() || cluster.unpack.sizes.empty());
   }
   Status measure_packing(Cluster* cluster);
-  Status measure_codec(const std::string& spec, std::vector<CodecTimes>* times);
+  Result<std::unique_ptr<CodecWork>> make_work(const Codec& codec, OpDevice device, std::int64_t elems);
+  Status measure_codec(const std::string& spec, OpDevice device, std::vector<CodecTimes>* times);
+  Result<double> share_lost_beside(const std::string& spec, OpDevice device, const std::string& name,
+                                   FunctionRef<Status()> computation);
   Status measure_contention(Cluster* cluster);
+
+  Status find_device_codecs();
+  bool measures_copies(const Cluster& cluster) const {
+    return options_.device != nullptr && (cluster.host_to_device.sizes.empty() || cluster.device_to_host.sizes.empty());
+  }
+  Status measure_copies(Cluster* cluster);
+  Status measure_contention_on_device(Cluster* cluster);
 
   Communicator* communicator_;
   const CalibrateOptions& options_;
   const Clock* clock_;
   std::chrono::nanoseconds timeout_;
+  std::vector<std::string> device_codecs_;  // of options_.codecs, those that have a variant on every rank's device
   std::int64_t start_ns_ = 0;
   double points_ = 1, points_done_ = 0;
   std::int64_t kinds_left_ = 0;  // of collectives, over all levels and ranges, that have no times yet

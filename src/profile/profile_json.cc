@@ -474,6 +474,7 @@ Result<Cluster> cluster_from_json(std::string_view json) {
     cluster.gpu_codec_slows_backward = contention.number_or("gpu_codec_slows_backward", 0);
     cluster.cpu_codec_slows_backward = contention.number_or("cpu_codec_slows_backward", 0);
     cluster.transfers_slow_backward = contention.number_or_null("transfers_slow_backward");
+    cluster.gpu_codec = contention.text_or("gpu_codec", "");
     cluster.cpu_codec = contention.text_or("cpu_codec", "");
     cluster.cpu_codec_workers = read_int(contention, "cpu_codec_workers", "a number of workers", 1);
     cluster.cpu_codec_threads = read_int(contention, "cpu_codec_threads", "a number of threads", 1);
@@ -522,6 +523,7 @@ std::string cluster_to_json(const Cluster& cluster) {
                             {"cpu_codec_slows_backward", cluster.cpu_codec_slows_backward},
                             {"cpu_codec_workers", cluster.cpu_codec_workers},
                             {"cpu_codec_threads", cluster.cpu_codec_threads}};
+  if (!cluster.gpu_codec.empty()) document["contention"]["gpu_codec"] = cluster.gpu_codec;
   if (!cluster.cpu_codec.empty()) document["contention"]["cpu_codec"] = cluster.cpu_codec;
   if (cluster.transfers_slow_backward.has_value()) {
     document["contention"]["transfers_slow_backward"] = *cluster.transfers_slow_backward;

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import cortado
 import pytest
@@ -15,6 +16,7 @@ import torch
 from cortado import calibration
 from nets import loss_of, make_batch, make_net, make_optimizer, train
 from ranks import RanksFailed
+from test_device_engine import EMULATED, needs_emulated
 from torch.nn.functional import cross_entropy
 
 CODECS = ["cast(bf16)", "topk(density=0.1)"]
@@ -32,6 +34,47 @@ def calibrated(me, path=None, plan=None):
             train(me, model, 20)
         return model.cortado.decision()
     return cluster.to_json(), calls
+
+
+def calibrated_on(me, library=None, device="cuda", computes=lambda: None):
+    """On an emulated device, if its library is given; the rank's cluster as a dict."""
+    told = {"device_library": library, "device": 0, "computation": computes}
+    find = calibration._on_device if library is None else lambda _: told
+    with mock.patch.object(calibration, "_on_device", find):
+        return cortado.calibrate(codecs=CODECS, budget_s=0.5, device=device).to_dict()
+
+
+def raises():
+    raise RuntimeError("no such kernel")
+
+
+@needs_emulated
+def test_a_device_is_measured_beside_the_cpu(pools):
+    of_ranks = pools(2).run(calibrated_on, library=EMULATED)
+    assert of_ranks[0] == of_ranks[1]
+    measured = [(entry["codec"], entry["device"], entry["direction"]) for entry in of_ranks[0]["codecs"]]
+    directions = ("encode", "decode")
+    assert measured == [(codec, device, d) for device in ("cpu", "gpu") for codec in CODECS for d in directions]
+    for name in ("host_to_device", "device_to_host"):
+        assert len(of_ranks[0]["copies"][name]["bytes"]) >= 2
+    assert of_ranks[0]["contention"]["gpu_codec"] in CODECS
+
+
+@needs_emulated
+def test_an_error_of_the_computation_on_a_device_is_told(pools):
+    with pytest.raises(RanksFailed) as raised:
+        pools(2).run(calibrated_on, library=EMULATED, computes=raises)
+    assert "computation on the device: no such kernel" in str(raised.value)
+
+
+def test_a_device_that_cannot_be_measured_is_refused_on_all_ranks(pools):
+    with pytest.raises(RanksFailed) as raised:
+        pools(2).run(calibrated_on, device="cpu")
+    assert str(raised.value).count('device: expected "cuda" or a device of it, got "cpu"') >= 2
+    if not torch.cuda.is_available():
+        with pytest.raises(RanksFailed) as raised:
+            pools(2).run(calibrated_on)
+        assert str(raised.value).count("nothing can be measured on cuda: ") >= 2
 
 
 def test_all_ranks_get_the_same_cluster(pools):
