@@ -12,6 +12,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_p
 from torch.futures import Future
 
 
+def empty_hook(_: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    """Sends nothing: a bucket keeps this rank's own gradients."""
+    future = Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 class CastState:
     """All-reduce in a narrower float; `error` is measured in the steps that have `probe` set."""
 

@@ -51,7 +51,7 @@ def run_method(task: Task, name: str, config: dict, validation) -> None:
     emit("start", method=name)
     outcome = train_for(trainer, config["seconds_each"])
     rank, world = dist.get_rank(), dist.get_world_size()
-    outcome["validation_loss"] = train_lm.validation_loss(trainer.wrapped.ddp.module, validation, rank, world)
+    outcome["validation_loss"] = train_lm.validation_loss(trainer.wrapped.module, validation, rank, world)
     communicates = trainer.wrapped.method.communicates
     outcome["replicas_equal"] = trainer.replicas_equal() if communicates else None
     outcome["error"] = trainer.measure_error()

@@ -4,6 +4,7 @@
 | name | what it is |
 |---|---|
 | `no-communication` | the step under `no_sync`: the limit, no training method |
+| `empty-hook` | DDP with a hook that sends nothing: what its buckets take by themselves, no training method |
 | `ddp` | DDP's own fp32 all-reduce |
 | `bf16`, `fp16` | a hook that casts, all-reduces and copies back |
 | `powersgd(rank=4)` | PyTorch's PowerSGD hook, in one bucket |
@@ -14,7 +15,8 @@
 
 ` @ 4` after a name sets DDP's `bucket_cap_mb` to 4 MiB. ` via all_gather` after a codec string makes a plan of it:
 buckets of 25 MiB that are encoded, exchanged by that collective among all ranks, and decoded; `via all_reduce` sums
-what is encoded. ` + checks` last: with checked collectives (attach's check_collectives). The parsing needs no torch.
+what is encoded. ` in a loop` after a codec string: by `cortado.Reducer`, without DDP. ` + checks` last: with checked
+collectives (attach's check_collectives). The parsing needs no torch.
 """
 
 import contextlib
@@ -23,9 +25,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 NO_COMMUNICATION = "no-communication"
+EMPTY_HOOK = "empty-hook"
 TUNED = "ddp-tuned"
-BASELINES = (NO_COMMUNICATION, "ddp", "bf16", "fp16", "powersgd", "powersgd-batched", "torch-acp", TUNED)
+BASELINES = (NO_COMMUNICATION, EMPTY_HOOK, "ddp", "bf16", "fp16", "powersgd", "powersgd-batched", "torch-acp", TUNED)
 CHECKS = " + checks"
+IN_A_LOOP = " in a loop"
 ONE_BUCKET_MIB = 4096
 PLAN_BUCKET_BYTES = 25 * 2**20
 DDP_FLAGS = {"gradient_as_bucket_view": True, "init_sync": False}
@@ -41,6 +45,7 @@ class Method:
     bucket_cap_mib: float | None  # None: DDP's default
     via: str = ""  # a collective: the codec's payloads travel as a plan says
     checks: bool = False  # of what collectives deliver
+    in_a_loop: bool = False  # by a Reducer
 
     @property
     def is_baseline(self) -> bool:
@@ -48,12 +53,14 @@ class Method:
 
     @property
     def communicates(self) -> bool:
-        return self.codec != NO_COMMUNICATION
+        return self.codec not in (NO_COMMUNICATION, EMPTY_HOOK)
 
 
 def parse_method(name: str) -> Method:
     unchecked = name.removesuffix(CHECKS)
     checks, name = unchecked != name, unchecked
+    of_ddp = name.removesuffix(IN_A_LOOP)
+    in_a_loop, name = of_ddp != name, of_ddp
     name, _, via = (part.strip() for part in name.partition(" via "))
     if via not in ("", "all_gather", "all_reduce"):
         raise ValueError(f"method {name!r} via {via!r}: expected all_gather or all_reduce")
@@ -66,7 +73,9 @@ def parse_method(name: str) -> Method:
     cap_mib = float(cap) if cap else ONE_BUCKET_MIB if codec.startswith("powersgd") else None
     if checks and codec in BASELINES:
         raise ValueError(f"method {name!r} with checks: only Cortado's collectives can be checked")
-    return Method(spec, codec, int(rank[1]) if rank else 4, cap_mib, via, checks)
+    if in_a_loop and (codec in BASELINES or via or cap):
+        raise ValueError(f"method {name!r} in a loop: expected a codec string alone, for cortado.Reducer")
+    return Method(spec, codec, int(rank[1]) if rank else 4, cap_mib, via, checks, in_a_loop)
 
 
 def require_cortado(names: list[str]) -> None:
@@ -82,15 +91,25 @@ def require_cortado(names: list[str]) -> None:
 
 @dataclass
 class Wrapped:
-    """A model under DDP whose gradients travel by `method`."""
+    """A model whose gradients travel by `method`."""
 
-    ddp: object
+    ddp: object  # under DDP, or the model itself if a Reducer averages its gradients
     method: Method
-    state: object  # the hook's state, None for plain DDP
+    state: object  # the hook's state, or the Reducer; None for plain DDP
+
+    @property
+    def module(self):
+        """The model itself."""
+        return self.ddp if self.method.in_a_loop else self.ddp.module
 
     def step_context(self):
         """Around forward and backward."""
-        return contextlib.nullcontext() if self.method.communicates else self.ddp.no_sync()
+        return self.ddp.no_sync() if self.method.codec == NO_COMMUNICATION else contextlib.nullcontext()
+
+    def end_backward(self) -> None:
+        """After it: gradients are the means then."""
+        if self.method.in_a_loop:
+            self.state.wait()
 
     def set_probe(self, on: bool) -> None:
         """Makes the baselines measure their error in the steps that follow, at the cost of time."""
@@ -119,6 +138,10 @@ def wrap(model, name: str) -> Wrapped:
     from torch.nn.parallel import DistributedDataParallel
 
     method = parse_method(name)
+    if method.in_a_loop:
+        import cortado
+
+        return Wrapped(model, method, cortado.Reducer(model, method.name, check_collectives=method.checks))
     flags = dict(DDP_FLAGS)
     if method.bucket_cap_mib is not None:
         flags["bucket_cap_mb"] = method.bucket_cap_mib
@@ -138,6 +161,7 @@ def _attach(ddp, method: Method):
         plan = _plan_of(ddp, method) if method.via else method.name
         return cortado.attach(ddp, plan, check_collectives=method.checks)
     state, hook = {
+        EMPTY_HOOK: lambda: (None, baselines.empty_hook),
         "bf16": lambda: (baselines.CastState(torch.bfloat16), baselines.cast_hook),
         "fp16": lambda: (baselines.CastState(torch.float16), baselines.cast_hook),
         "powersgd": lambda: (baselines.PowerState(method.rank), baselines.power_hook),
@@ -187,7 +211,7 @@ def _power_payload(wrapped: Wrapped) -> int:
 def _cortado_report(wrapped: Wrapped) -> dict:
     import cortado
 
-    return cortado.report(wrapped.ddp).to_dict()
+    return cortado.report(wrapped.state).to_dict()
 
 
 def _cortado_payload(wrapped: Wrapped) -> int:
@@ -200,6 +224,7 @@ def _cortado_error(wrapped: Wrapped) -> float:
 
 _PAYLOAD: dict[str, Callable[[Wrapped], int]] = {
     NO_COMMUNICATION: lambda wrapped: 0,
+    EMPTY_HOOK: lambda wrapped: 0,
     "ddp": lambda wrapped: 4 * _elems(wrapped),
     "bf16": lambda wrapped: 2 * _elems(wrapped),
     "fp16": lambda wrapped: 2 * _elems(wrapped),
@@ -209,6 +234,7 @@ _PAYLOAD: dict[str, Callable[[Wrapped], int]] = {
 }
 _ERROR: dict[str, Callable[[Wrapped], float]] = {
     NO_COMMUNICATION: lambda wrapped: 0.0,
+    EMPTY_HOOK: lambda wrapped: 0.0,
     "ddp": lambda wrapped: 0.0,
     "bf16": lambda wrapped: wrapped.state.relative_error,
     "fp16": lambda wrapped: wrapped.state.relative_error,

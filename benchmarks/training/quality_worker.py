@@ -13,7 +13,7 @@ FINAL_STEPS = 10  # the final training loss is the mean of these
 def run(task: Task, method: str, seed: int, steps: int, equal_time_steps: int | None) -> dict:
     """`equal_time_steps`: another number of steps after which to look at the validation loss."""
     trainer = Trainer(task, method, seed)
-    module = trainer.wrapped.ddp.module
+    module = trainer.wrapped.module
     initial = task.validation_loss(module)
     losses, step_s, validation_losses, accuracy = [], [], {}, None
     for step in range(1, max(steps, equal_time_steps or 0) + 1):

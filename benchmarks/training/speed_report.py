@@ -4,7 +4,7 @@
 import statistics
 from pathlib import Path
 
-from methods import NO_COMMUNICATION
+from methods import NO_COMMUNICATION, parse_method
 from tables import markdown_table, megabytes
 
 POWER = ("powersgd(rank=4)", "powersgd-batched(rank=4)")  # the faster one is the baseline
@@ -81,7 +81,7 @@ def row(record: dict, name: str) -> list[str]:
     result = record["results"][name]
     steps = rounds_ms(record, name)
     dense, mine = sent_bytes(record, "ddp"), sent_bytes(record, name)
-    silent = name == NO_COMMUNICATION
+    silent = not parse_method(name).communicates
     ratio = "-" if silent or not dense or not mine else f"{dense / mine:.1f}"
     error = "-" if silent else f"{result['error']:.3f}"
     mark = "" if _interface_bytes(record, name) is not None else "p"

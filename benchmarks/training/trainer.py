@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from methods import NO_COMMUNICATION, wrap
+from methods import wrap
 from models import Task
 
 GLOO_TIMEOUT_S = 240
@@ -72,6 +72,7 @@ class Trainer:
         with self.wrapped.step_context():
             loss = self.loss(self.wrapped.ddp(inputs), targets)
             loss.backward()
+        self.wrapped.end_backward()
         self.optimizer.step()
         value = loss.item()
         self.steps_done += 1
@@ -84,7 +85,7 @@ class Trainer:
 
     def measure_error(self) -> float:
         """Takes two more steps (ACP sends P in one and Q in the other); mean over the ranks."""
-        if self.wrapped.method.codec in (NO_COMMUNICATION, "ddp"):
+        if not self.wrapped.method.communicates or self.wrapped.method.codec == "ddp":
             return 0.0
         self.wrapped.set_probe(True)
         for _ in range(2):

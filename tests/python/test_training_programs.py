@@ -87,9 +87,10 @@ def test_the_examples_train(program):
 
 @pytest.mark.slow
 def test_the_speed_of_a_method_is_measured_and_reported(tmp_path):
+    names = {"ddp", "acp(rank=4)", "acp(rank=4) in a loop", "empty-hook"}
     short = ["--rounds", 1, "--discard", 0, "--timed", 1, "--workers", 2, "--out", tmp_path]
-    methods = ["--models", "mlp", "--rates", "unshaped", "--methods", "ddp;acp(rank=4)"]
+    methods = ["--models", "mlp", "--rates", "unshaped", "--methods", ";".join(names)]
     run("benchmarks/training/speed.py", *methods, *short)
     measured = json.loads((tmp_path / "speed.jsonl").read_text())
-    assert measured["commit"] and set(measured["results"]) == {"ddp", "acp(rank=4)"}
+    assert measured["commit"] and set(measured["results"]) == names
     assert "| `acp(rank=4)` |" in (tmp_path / "speed.md").read_text()
