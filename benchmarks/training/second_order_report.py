@@ -146,7 +146,7 @@ def _training_row(method: str, runs: list[dict], baseline: list[dict] | None) ->
     kfac_ms = _mean_step_ms(baseline) if baseline else None
     accuracy = "-"
     if "validation_accuracy" in runs[0]:
-        accuracy = f"{100 * _mean(run['validation_accuracy'] for run in runs):.1f} %"
+        accuracy = f"{_mean_and_std([100 * run['validation_accuracy'] for run in runs], digits=1)} %"
     seeds = f", {len(runs)} seeds" if len(runs) > 1 else ", one seed"
     return [
         f"{_name(method)}{seeds}{unequal}",
@@ -232,11 +232,11 @@ def _against(runs: list[dict], baseline: list[dict] | None) -> str:
     return f"{worse_by:+.4f} ({worse_by / pooled:+.1f} std)" if pooled else f"{worse_by:+.4f}"
 
 
-def _mean_and_std(values: list[float]) -> str:
+def _mean_and_std(values: list[float], digits: int = 4) -> str:
     if not values:
         return "-"
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{_mean(values):.4f}{spread}"
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{_mean(values):.{digits}f}{spread}"
 
 
 def _draw(sample: dict, group: dict, folder: Path, pictures: set[Path]) -> Path | None:

@@ -521,7 +521,8 @@ class KFAC:
         for parameter, ranks in zip(parameters, flags, strict=False):
             if ranks and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        for parameter, mean in zip(others, dense.split([p.numel() for p in others]), strict=True):
+        means = dense.to(self._device)  # in one copy
+        for parameter, mean in zip(others, means.split([p.numel() for p in others]), strict=True):
             if parameter.grad is not None:
                 parameter.grad.copy_(mean.view(parameter.shape))
         self._is_finite = not flags[-1] and bool(torch.isfinite(dense).all())
@@ -713,11 +714,23 @@ class KFAC:
 def step_schedule(first, later, lr, *, codec="compso", from_step=0):
     """``compression`` with the bound ``first`` until the learning rate falls, then ``later`` without a filter.
 
-    lr: the function of the step that gives the learning rate. from_step: when its warm-up ends.
+    lr: the function of the step that gives the learning rate, or the optimizer: the rate of its first group, which has
+        fallen when it is below the initial one (``initial_lr``, which torch's schedulers set; without one, what it is
+        now). from_step: when its warm-up ends.
     """
+    is_optimizer = isinstance(lr, torch.optim.Optimizer)
+    if not is_optimizer and not callable(lr):
+        raise SpecError(f"step_schedule expects a function of the step or an optimizer as lr, got {lr!r}")
+    rate_now = lr.param_groups[0]["lr"] if is_optimizer else None
+
+    def has_fallen(step):
+        if not is_optimizer:
+            return lr(step) < lr(from_step)
+        group = lr.param_groups[0]
+        return group["lr"] < group.get("initial_lr", rate_now)
 
     def spec(step):
-        if step <= from_step or lr(step) >= lr(from_step):
+        if step <= from_step or not has_fallen(step):
             return f"{codec}(bound={first:g})"
         return f"{codec}(bound={later:g}, filter=off)"
 

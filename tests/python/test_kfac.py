@@ -692,12 +692,31 @@ def test_memory_and_report():
     assert stages["factors"] > 0 and stages["inverses"] > 0 and stages["precondition"] > 0
 
 
+def test_a_schedule_of_the_bound_follows_the_optimizer():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    before = cortado.step_schedule(0.02, 0.004, lr=optimizer)  # no scheduler yet, so no initial_lr
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    behind = cortado.step_schedule(0.02, 0.004, lr=optimizer, from_step=3)
+    seen = []
+    for step in range(5):
+        seen.append((before(step), behind(step)))
+        optimizer.step()
+        scheduler.step()
+    first, later = "compso(bound=0.02)", "compso(bound=0.004, filter=off)"
+    assert seen == [(first, first), (first, first), (later, first), (later, first), (later, later)]
+    # One that was made anew with a rate that has fallen already, as after a checkpoint.
+    assert cortado.step_schedule(0.02, 0.004, lr=optimizer)(5) == later
+
+
 def test_schedules_of_the_bound():
     step = cortado.step_schedule(0.02, 0.004, lr=lambda s: 0.1 if s < 10 else 0.01)
     assert step(0) == step(9) == "compso(bound=0.02)"
     assert step(10) == step(99) == "compso(bound=0.004, filter=off)"
     warm = cortado.step_schedule(0.02, 0.004, lr=lambda s: 0.02 * min(s, 5), from_step=5)
     assert {warm(s) for s in range(20)} == {"compso(bound=0.02)"}
+    for wrong in (0.1, None):
+        with pytest.raises(cortado.SpecError, match="a function of the step or an optimizer as lr"):
+            cortado.step_schedule(0.02, 0.004, lr=wrong)
     smooth = cortado.smooth_schedule(0.08, 0.5, stages=4, total_steps=100)
     assert [smooth(s) for s in (0, 24, 25, 50, 75, 500)] == [
         *["compso(bound=0.08)"] * 2,
