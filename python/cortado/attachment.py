@@ -309,13 +309,28 @@ def _arrays_of(state):
     ]
     if missing:
         raise MismatchError(f"load_state_dict: the state lacks {', '.join(missing)}", "mismatch")
+    _check_is("tensors", state["tensors"], dict)
     tensors = {}
     for name, entry in state["tensors"].items():
+        place = f'tensors["{name}"]'
+        _check_is(place, entry, dict)
         entry = {"velocity": torch.empty(0), "places": {}, **entry}  # states of earlier versions lack them
-        tensors[name] = {key: _array(entry[key]) for key in _STATE_KEYS}
-        tensors[name]["places"] = {place: _array(values) for place, values in entry["places"].items()}
+        if missing := [key for key in _STATE_KEYS if key not in entry]:
+            raise MismatchError(f"load_state_dict: {place} of the state lacks {', '.join(missing)}", "mismatch")
+        _check_is(f'{place}["places"]', entry["places"], dict)
+        tensors[name] = {key: _array(f'{place}["{key}"]', entry[key]) for key in _STATE_KEYS}
+        tensors[name]["places"] = {
+            key: _array(f'{place}["places"]["{key}"]', values) for key, values in entry["places"].items()
+        }
     return {**state, "tensors": tensors}
 
 
-def _array(tensor):
+def _check_is(place, value, kind):
+    if not isinstance(value, kind):
+        expected, found = kind.__name__, type(value).__name__
+        raise MismatchError(f"load_state_dict: {place} of the state: expected a {expected}, got {found}", "mismatch")
+
+
+def _array(place, tensor):
+    _check_is(place, tensor, torch.Tensor)
     return tensor.float().cpu().contiguous().numpy()

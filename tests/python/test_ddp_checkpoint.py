@@ -170,6 +170,12 @@ def change_state(me, state, kind):
         return {"some": "thing"}
     elif kind == "without residuals' names, on one rank" and me.rank == 1:
         del state["tensors"]
+    elif kind == "without a residual, on one rank" and me.rank == 1:
+        del state["tensors"]["0.weight"]["residual"]
+    elif kind == "with a list for a residual, on one rank" and me.rank == 1:
+        state["tensors"]["0.weight"]["residual"] = [0.0]
+    elif kind == "with a list of tensors, on one rank" and me.rank == 1:
+        state["tensors"] = list(state["tensors"])
     elif kind == "of another step, on one rank" and me.rank == 1:
         state["step"] += 1
     return state
@@ -186,6 +192,9 @@ CHANGED = {
     "another model's, on one rank": '"0.weight"',
     "of no format, on one rank": "cortado.state/1",
     "without residuals' names, on one rank": "tensors",
+    "without a residual, on one rank": 'tensors["0.weight"] of the state lacks residual',
+    "with a list for a residual, on one rank": '["residual"] of the state: expected a Tensor, got list',
+    "with a list of tensors, on one rank": "tensors of the state: expected a dict, got list",
     "of another step, on one rank": "ranks differ",
 }
 EXPECTED = {
