@@ -108,15 +108,16 @@ std::string timeline_to_trace(const Timeline& timeline, const Plan& plan);
 // How else a bucket could go, all others as they are.
 struct ExplainedWay {
   std::string codec;          // "none": without encoding
-  Option option;              // the best one with that codec
+  Option option;              // the best one with that codec, of those that keep to the limits if some do
   std::int64_t step_ns = -1;  // -1: the codec has no candidate for the bucket
+  bool is_allowed = false;    // false: there is none, or with it the plan would be over a limit
   std::string reason;         // why it was not chosen
 };
 
 struct ExplainedBucket {
   std::int64_t own_ns = 0;           // what the bucket takes by itself
   std::int64_t gain_ns = 0;          // by how much the step would be longer, went this bucket without encoding
-  std::vector<ExplainedWay> others;  // best first: the runner-up
+  std::vector<ExplainedWay> others;  // best first, those that are allowed before the others: the runner-up
 };
 
 struct Explanation {

@@ -61,27 +61,29 @@ class Explainer {
     const Placed chosen = placed_[bucket];
     ExplainedBucket explained;
     explained.own_ns = chosen.way->chain.own_ns;
-    std::map<int, std::pair<std::int64_t, const Way*>> best;  // by codec
+    std::map<int, Other> best;  // by codec
     std::int64_t dense_ns = Simulator::kNever;
     for (const Way* way : problem_.ways(chosen.first, chosen.last)) {
       if (way->candidate == chosen.way->candidate) continue;
       placed_[bucket].way = way;
-      const std::int64_t step_ns = local_.score(placed_).step_ns;
+      Other other = {.way = way};
+      other.step_ns = local_.step_ns(placed_, &other.is_allowed);
       const int codec = problem_.candidates()[way->candidate].codec;
-      if (codec < 0) dense_ns = std::min(dense_ns, step_ns);
-      const auto [entry, is_new] = best.try_emplace(codec, step_ns, way);
-      if (!is_new && step_ns < entry->second.first) entry->second = {step_ns, way};
+      if (codec < 0) dense_ns = std::min(dense_ns, other.step_ns);
+      const auto [entry, is_new] = best.try_emplace(codec, other);
+      if (!is_new && other.is_before(entry->second)) entry->second = other;
     }
     placed_[bucket] = chosen;
     const bool is_dense = problem_.candidates()[chosen.way->candidate].codec < 0;
     explained.gain_ns = is_dense || dense_ns == Simulator::kNever ? 0 : dense_ns - step_ns_;
     for (const auto& [codec, found] : best) {
-      const Candidate& candidate = problem_.candidates()[found.second->candidate];
-      explained.others.push_back({codec < 0 ? "none" : problem_.codecs()[codec].spec, candidate.option, found.first,
-                                  why(*chosen.way, *found.second, found.first)});
+      const Candidate& candidate = problem_.candidates()[found.way->candidate];
+      explained.others.push_back({codec < 0 ? "none" : problem_.codecs()[codec].spec, candidate.option, found.step_ns,
+                                  found.is_allowed, why(*chosen.way, found)});
     }
-    std::stable_sort(explained.others.begin(), explained.others.end(),
-                     [](const ExplainedWay& a, const ExplainedWay& b) { return a.step_ns < b.step_ns; });
+    std::stable_sort(explained.others.begin(), explained.others.end(), [](const auto& a, const auto& b) {
+      return std::pair(!a.is_allowed, a.step_ns) < std::pair(!b.is_allowed, b.step_ns);
+    });
     for (std::size_t c = 0; c < problem_.codecs().size(); ++c) {
       if (best.count(static_cast<int>(c)) > 0 ||
           static_cast<int>(c) == problem_.candidates()[chosen.way->candidate].codec)
@@ -89,14 +91,27 @@ class Explainer {
       explained.others.push_back({problem_.codecs()[c].spec,
                                   {},
                                   -1,
+                                  false,
                                   "each of its options takes no less of anything than another one, or breaks a limit"});
     }
     return explained;
   }
 
  private:
+  struct Other {
+    const Way* way = nullptr;
+    std::int64_t step_ns = 0;
+    bool is_allowed = false;  // by the limits of a whole plan
+
+    bool is_before(const Other& other) const {
+      return std::pair(!is_allowed, step_ns) < std::pair(!other.is_allowed, other.step_ns);
+    }
+  };
+
   // What the other way takes more of.
-  std::string why(const Way& chosen, const Way& other, std::int64_t step_ns) const {
+  std::string why(const Way& chosen, const Other& found) const {
+    const Way& other = *found.way;
+    const std::int64_t step_ns = found.step_ns;
     const char* names[] = {"GPU codec", "CPU codec", "device to host", "host to device"};
     int worst = -1;
     std::int64_t more_ns = 0;
@@ -104,10 +119,14 @@ class Explainer {
       const std::int64_t more = other.chain.loads[r] - chosen.chain.loads[r];
       if (more > more_ns) more_ns = more, worst = r;
     }
-    std::string reason = step_ns > step_ns_ ? "step " + milliseconds(step_ns - step_ns_) + " ms longer"
-                         : step_ns == step_ns_
-                             ? "step as long"
-                             : "step " + milliseconds(step_ns_ - step_ns) + " ms shorter, but over a limit";
+    std::string reason = "step as long";
+    if (step_ns > step_ns_) reason = "step " + milliseconds(step_ns - step_ns_) + " ms longer";
+    if (step_ns < step_ns_) reason = "step " + milliseconds(step_ns_ - step_ns) + " ms shorter";
+    if (!found.is_allowed) {
+      reason += ", over a limit";
+    } else if (step_ns < step_ns_) {
+      reason += ", which the search has missed";
+    }
     if (worst >= 0) {
       reason += ", " + milliseconds(more_ns) + " ms more of " +
                 (worst < kLink ? std::string(names[worst]) : "link " + cluster_.levels[worst - kLink].name);
@@ -168,7 +187,7 @@ std::string explanation_to_text(const Explanation& explanation, const Plan& plan
     for (const std::string& tensor : bucket.tensors) result += "  " + tensor + "\n";
     bool is_first = true;
     for (const ExplainedWay& other : explained.others) {
-      result += std::string(is_first && other.step_ns >= 0 ? "  runner-up " : "  rejected  ") + other.codec +
+      result += std::string(is_first && other.is_allowed ? "  runner-up " : "  rejected  ") + other.codec +
                 (other.step_ns >= 0 ? " " + other.option.to_string(plan.topology) : "") + ": " + other.reason + "\n";
       is_first = false;
     }

@@ -250,5 +250,32 @@ TEST(ExplainPlan, SaysWhatEveryBucketGainsAndWhatElseThereWas) {
   }
 }
 
+// What a limit forbids is told with the time that it would take, and is no runner-up.
+TEST(ExplainPlan, SaysWhatIsOverALimit) {
+  const Job job = job_named("lstm");
+  const Cluster cluster = cluster_named("pcie_25g");
+  const Plan free_plan = make_plan(job, cluster, {}).value();
+  PlannerConstraints constraints;
+  constraints.max_memory_bytes = 0;
+  const Plan plan = make_plan(job, cluster, constraints).value();
+  ASSERT_GT(plan.predicted_step_ns, free_plan.predicted_step_ns);
+  const Explanation explained = explain_plan(plan, job, cluster, constraints).value();
+  int over_limit = 0;
+  for (const ExplainedBucket& bucket : explained.buckets) {
+    bool was_allowed = true;
+    for (const ExplainedWay& way : bucket.others) {
+      EXPECT_LT(way.step_ns, 100 * plan.dense_step_ns) << way.reason;
+      EXPECT_TRUE(was_allowed || !way.is_allowed) << "those that are allowed come first";
+      was_allowed = way.is_allowed;
+      const bool says_so = way.reason.find("over a limit") != std::string::npos;
+      EXPECT_EQ(says_so, !way.is_allowed && way.step_ns >= 0) << way.reason;
+      over_limit += says_so;
+    }
+  }
+  EXPECT_GT(over_limit, 0);
+  const std::string text = explanation_to_text(explained, plan);
+  EXPECT_NE(text.find(" ms shorter, over a limit"), std::string::npos) << text;
+}
+
 }  // namespace
 }  // namespace cortado

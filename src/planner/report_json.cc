@@ -99,7 +99,7 @@ Json tensors_json(const Plan& plan, const Job& job, const Explanation& explanati
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
     const PlanBucket& bucket = plan.buckets[b];
     const ExplainedBucket& explained = explanation.buckets[b];
-    const bool has_other = !explained.others.empty() && explained.others.front().step_ns >= 0;
+    const bool has_other = !explained.others.empty() && explained.others.front().is_allowed;
     for (const std::string& name : bucket.tensors) {
       const JobTensor& tensor = *by_name.at(name);
       Json row = {{"name", name}, {"elems", tensor.elems()}, {"ready_ns", tensor.ready_ns}, {"bucket", b}};

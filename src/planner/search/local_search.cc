@@ -24,18 +24,28 @@ SimulatedBucket simulated_bucket(const Problem& problem, const Placed& placed) {
 
 LocalSearch::LocalSearch(Problem* problem) : problem_(*problem), simulator_(problem->simulated(), problem->levels()) {}
 
-Score LocalSearch::score(std::span<const Placed> plan, std::int64_t limit_ns) {
-  Score score = {0, 0, 0};
+PlanSums LocalSearch::lay_out(std::span<const Placed> plan, Score* score) {
   PlanSums sums;
   Loads loads = {};
   scratch_.clear();
   for (const Placed& placed : plan) {
     scratch_.push_back(simulated_bucket(problem_, placed));
-    add(*placed.way, 1, &score, &sums, &loads);
+    add(*placed.way, 1, score, &sums, &loads);
   }
-  if (!is_allowed(sums)) return {};
+  return sums;
+}
+
+Score LocalSearch::score(std::span<const Placed> plan, std::int64_t limit_ns) {
+  Score score = {0, 0, 0};
+  if (!is_allowed(lay_out(plan, &score))) return {};
   score.step_ns = simulator_.run(scratch_, limit_ns);
   return score;
+}
+
+std::int64_t LocalSearch::step_ns(std::span<const Placed> plan, bool* is_allowed) {
+  Score score = {0, 0, 0};
+  *is_allowed = this->is_allowed(lay_out(plan, &score));
+  return simulator_.run(scratch_);
 }
 
 bool LocalSearch::is_allowed(const PlanSums& sums) const {

@@ -19,6 +19,8 @@ class LocalSearch {
 
   // The score of a plan: buckets in order that cover all tensors. Above the limit any time above it.
   Score score(std::span<const Placed> plan, std::int64_t limit_ns = Simulator::kNever);
+  // Of a plan that may break a limit of the constraints, too; then *is_allowed is false.
+  std::int64_t step_ns(std::span<const Placed> plan, bool* is_allowed);
 
   // Continues from `plan`, which keeps to the constraints.
   void start(std::vector<Placed> plan);
@@ -58,6 +60,8 @@ class LocalSearch {
   }
   bool is_done(std::int64_t until) const { return is_at_floor() || spent() >= until; }
   bool is_allowed(const PlanSums& sums) const;
+  // To scratch_; what it adds up to.
+  PlanSums lay_out(std::span<const Placed> plan, Score* score);
   std::int64_t last_arrival_ns() const;
   // Puts `with` in the place of plan_[at, at + count) if that is better.
   bool try_replace(std::size_t at, std::size_t count, std::span<const Placed> with);
