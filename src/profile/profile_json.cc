@@ -274,9 +274,8 @@ JobTensor read_tensor(Fields fields) {
   }
   if (!is_known) fields.fail("dtype", "\"float32\", \"float16\" or \"bfloat16\"", "\"" + dtype + "\"");
   tensor.ready_ns = fields.integer("ready_ns", "nanoseconds");
-  const double rms = fields.number_or("rms", -1);
-  if (rms >= 0) tensor.rms = rms;
-  if (rms < 0 && rms != -1) fields.fail("rms", "a number of at least 0", std::to_string(rms));
+  tensor.rms = fields.number_or_null("rms");
+  if (tensor.rms.value_or(0) < 0) fields.fail("rms", "a number of at least 0", std::to_string(*tensor.rms));
   fields.each_entry("errors", false, [&](const std::string& codec, const Json& value, const std::string& place) {
     tensor.errors.push_back({codec, fields.as_number(value, place)});
   });

@@ -119,6 +119,7 @@ TEST(JobJson, RefusesBadInputWithItsPlace) {
       {"[3, 4, 5]", "[4294967296, 4294967296]", "$.tensors[1].shape: expected at most 2^48 elements"},
       {"bfloat16", "float64", "$.tensors[1].dtype: expected \"float32\", \"float16\" or \"bfloat16\""},
       {"\"rms\": 0.5", "\"rms\": -0.5", "$.tensors[1].rms: expected a number of at least 0"},
+      {"\"rms\": 0.5", "\"rms\": -1", "$.tensors[1].rms: expected a number of at least 0"},
       {"0.9", "-0.9", "$.tensors[1].errors[\"topk(density=0.01)\"]: expected a number of at least 0"},
       {"\"forward_ns\": null", "\"forward_ns\": -5", "$.forward_ns: expected from 0"},
       {"\"forward_ns\": null", "\"backward_ns\": 69", "$.backward_ns: expected at least the last ready_ns, 70"},
