@@ -192,6 +192,12 @@ Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& c
   return scaled;
 }
 
+// What engines work in, and send, but for buffers that are handed over.
+Job in_float32(Job job) {
+  for (JobTensor& tensor : job.tensors) tensor.dtype = DType::kFloat32;
+  return job;
+}
+
 Result<Timeline> simulate_setting(const std::string& codec, const Job& job, const Cluster& cluster,
                                   const GradientSamples& samples, bool takes_buffers) {
   CodecTraits traits;
@@ -208,11 +214,7 @@ Result<Timeline> simulate_setting(const std::string& codec, const Job& job, cons
     }
   }
   const Plan plan = plan_of_setting(job, scaled, codec, traits, takes_buffers);
-  Job sent = job;
-  if (codec != "none" || !takes_buffers) {
-    for (JobTensor& tensor : sent.tensors) tensor.dtype = DType::kFloat32;  // what engines work in
-  }
-  return simulate_plan(plan, sent, scaled);
+  return simulate_plan(plan, is_handed_over ? job : in_float32(job), scaled);
 }
 
 std::int64_t total_ns(const Timeline& timeline, std::string_view name) {
@@ -268,7 +270,7 @@ Result<std::optional<AutoCandidate>> best_plan(const Job& job, const Cluster& cl
   PlannerConstraints constraints;
   constraints.allowed_codecs = codecs;
   constraints.max_lossy_passes = 1;  // as the settings
-  CORTADO_ASSIGN_OR_RETURN(Plan plan, make_plan(job, cluster, constraints));
+  CORTADO_ASSIGN_OR_RETURN(Plan plan, make_plan(in_float32(job), cluster, constraints));
   for (PlanBucket& bucket : plan.buckets) bucket.error_feedback = !bucket.codec.starts_with("cast");
   const bool encodes = std::any_of(plan.buckets.begin(), plan.buckets.end(),
                                    [](const PlanBucket& bucket) { return bucket.option.encodes() > 0; });

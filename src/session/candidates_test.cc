@@ -18,7 +18,7 @@ const std::vector<EngineTensor> kTensors = {{.name = "first.weight", .rows = 400
                                             {.name = "last.weight", .rows = 300, .cols = 1500}};
 
 Candidates find(Quality quality, const std::optional<Cluster>& cluster, std::int64_t last_ready_ns = 100'000'000,
-                bool keeps_gradients = false) {
+                bool keeps_gradients = false, const std::vector<EngineTensor>& tensors = kTensors) {
   const AutoOptions options{.quality = quality, .cluster = {}, .measure_s = 0, .transport_version = {}};
   const MeasuredSteps steps{.ready_ns = {200'000'000, last_ready_ns},
                             .dense_ns = 500'000'000,
@@ -27,7 +27,7 @@ Candidates find(Quality quality, const std::optional<Cluster>& cluster, std::int
   const Topology topology = Topology::two_levels(4, 2).value();
   std::vector<Candidates> found(4);
   const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
-    const CandidateRequest request{kTensors, options, topology, cluster, {}};
+    const CandidateRequest request{tensors, options, topology, cluster, {}};
     Result<Candidates> own = find_candidates(request, steps, &communicator, steady_clock());
     if (own.ok()) found[static_cast<std::size_t>(communicator.rank())] = std::move(own).value();
     return own.status();
@@ -127,6 +127,17 @@ TEST(Candidates, DenseStepsPackGradientsAndCastsDoNot) {
   EXPECT_EQ(predicted(with, "plan("), predicted(without, "plan("));
   EXPECT_EQ(predicted(with, "cast(bf16)"), predicted(without, "cast(bf16)"));
   EXPECT_GT(predicted(with, "dense"), predicted(without, "dense")) << "buffers are scaled";
+}
+
+// Engines of plans work in float32, whatever the gradients are.
+TEST(Candidates, PlansForNarrowGradientsArePricedAsWhatTheirEnginesSend) {
+  const Cluster cluster = two_machines(500, {"cast(fp16)"});
+  std::vector<EngineTensor> narrow = kTensors;
+  for (EngineTensor& tensor : narrow) tensor.dtype = DType::kBFloat16;
+  const Candidates wide = find(Quality::kSafe, cluster),
+                   found = find(Quality::kSafe, cluster, 100'000'000, false, narrow);
+  ASSERT_GT(predicted(wide, "plan("), 0);
+  EXPECT_EQ(predicted(found, "plan("), predicted(wide, "plan("));
 }
 
 TEST(Candidates, PlansKeepNoResidualOfCasts) {
