@@ -238,6 +238,7 @@ class PyKfac {
       entry["predicted_ns"] = choice.predicted_ns;
       entry["predicted_uncompressed_ns"] = choice.predicted_uncompressed_ns;
       entry["measured_ns"] = choice.measured_ns;
+      entry["measured_uncompressed_ns"] = choice.measured_uncompressed_ns;
       entry["reason"] = choice.reason;
       choices[choice.message.c_str()] = entry;
     }

@@ -205,14 +205,13 @@ def _stage_table(methods: dict) -> str:
 
 def _auto_table(methods: dict) -> str:
     """What compression="auto" decided of each kind of message, as the first seed's rank 0 reports it."""
+    times = [f"{which}{plain}_ns" for which in ("predicted", "measured") for plain in ("_uncompressed", "")]
     rows = []
     for method, runs in methods.items():
         for message, choice in runs[0]["kfac"].get("auto", {}).items():
-            predicted, uncompressed, measured = (
-                f"{choice[key] / 1e6:.2f}" for key in ("predicted_ns", "predicted_uncompressed_ns", "measured_ns")
-            )
-            rows.append([_name(method), message, _name(choice["codec"]), predicted, uncompressed, measured])
-    header = ["what auto chose", "message", "codec", "predicted, ms", "uncompressed predicted, ms", "measured, ms"]
+            in_ms = [f"{choice[time] / 1e6:.2f}" if choice[time] else "-" for time in times]
+            rows.append([_name(method), message, _name(choice["codec"]), *in_ms])
+    header = ["what auto chose", "message", "codec", "predicted, ms", "compressed", "measured, ms", "compressed"]
     return markdown_table(header, rows) if rows else ""
 
 

@@ -152,9 +152,10 @@ struct KfacOptions {
   std::shared_ptr<KfacInverter> inverter;  // null: `device`, or these threads; a CUDA device: cortado/kfac_cuda.h
   std::shared_ptr<KfacDevice> device;      // null: host memory; a CUDA device: cortado/kfac_cuda.h
 
-  // With "auto" as one of the two codecs: before the first message of a kind, and before the 10th, 100th, ... after it,
-  // each rank encodes what it is about to send with every candidate, and rank 0 predicts from these sizes and from its
-  // cluster what the message takes. The shortest wins, if it saves at least min_gain of the uncompressed message.
+  // With "auto" as one of the two codecs: the first 8 messages of a kind, and 8 from the 100th, 1000th, ... on, go
+  // uncompressed. Then each rank encodes what it is about to send with every candidate, and rank 0 predicts from these
+  // sizes and from its cluster what the message takes. If the shortest saves at least min_gain of the uncompressed
+  // message, 8 messages go with it, and it stays if it has saved as much in them by the clock.
   std::vector<std::string> candidates = {"compso(bound=0.004)", "compso(bound=0.004, coder=none)"};
   std::optional<Cluster> cluster;
   double min_gain = 0.05;
@@ -232,14 +233,16 @@ struct KfacFallback {
   std::int64_t count = 0;
 };
 
-// How "auto" lets one kind of message travel, and why. Times are of one message: encode, collective, decode.
+// How "auto" lets one kind of message travel, and why. Times are of one message: encode, collective, decode. Predicted
+// and measured ones are of the candidate that is predicted to be the shortest, taken or not. What was measured is the
+// median over the messages on trial of the time of the rank that began last, so without the wait for others.
 struct KfacChoice {
   std::string message;         // "factors", "inverses" or "gradients"
-  std::string codec = "none";  // "none": it declines
+  std::string codec = "none";  // "none": it declines, or has not decided yet
   std::int64_t aggregate = 0;
-  std::int64_t predicted_ns = 0, predicted_uncompressed_ns = 0;
-  std::int64_t measured_ns = 0;  // mean since this codec was taken, the first message left out; 0: there was none
-  std::string reason;            // empty: no message yet
+  std::int64_t predicted_ns = 0, predicted_uncompressed_ns = 0;  // 0: not yet, or no candidate
+  std::int64_t measured_ns = 0, measured_uncompressed_ns = 0;    // 0: not yet, or not tried
+  std::string reason = "uncompressed at first, to measure it";
 };
 
 struct KfacReport {

@@ -68,7 +68,8 @@ class KFAC:
     compression*: codec of preconditioned gradients, a string or dict ("compso(bound=4e-3)", "quant(bits=8)").
     factor_compression*: codec of factors, and of eigenvectors or inverses; eigenvalues travel as they are.
         "auto", for either: of each kind of message the candidate is taken, and the number of layers that share a table,
-        that the performance model predicts to be fastest; or none. report() says which and why.
+        that the performance model predicts to be fastest, if it is by the clock as well; or none. report() says which
+        and why.
     candidates, cluster: for "auto". Codecs; the path or content of a file of cortado.calibrate, by default the links
         and the candidates are measured at the start, for about ten seconds.
     error_feedback: the owner of a layer adds what encoding it has lost.

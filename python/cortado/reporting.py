@@ -92,9 +92,10 @@ class KfacReport:
     far, and of the last one ``collectives``, ``payload_bytes``, ``dense_bytes``, ``relative_error`` of what this rank
     sent), ``time_by_stage_ns`` and ``step_ns`` (sums over all steps), ``fallbacks``, ``skipped``, ``strategy``,
     ``compression``, ``factor_compression``, ``world_size``, ``steps``, ``non_finite_steps``, ``runs_on`` ("cpu", or
-    "device" where it computes on that of the model), and ``auto``: where the
-    codec is "auto", by kind of message ``codec``, ``aggregate``, ``reason``, ``predicted_ns`` and ``measured_ns`` of a
-    message (0: none yet) and ``predicted_uncompressed_ns``.
+    "device" where it computes on that of the model), and ``auto``: where the codec is "auto", by kind of message
+    ``codec``, ``aggregate``, ``reason``, and the times of a message ``predicted_ns``, ``predicted_uncompressed_ns``,
+    ``measured_ns``, ``measured_uncompressed_ns`` (0: not known; with compression those of the candidate that is
+    predicted to be the fastest, taken or not).
     """
 
     def __init__(self, values):
@@ -117,8 +118,7 @@ class KfacReport:
                 f" (last of {t['messages']}, this rank)"
             )
         for kind, choice in v["auto"].items():
-            measured = f"; measured {choice['measured_ns'] / 1e6:.3g} ms" if choice["measured_ns"] else ""
-            lines.append(f"  auto, {kind:<11} {choice['reason'] or 'no message yet'}{measured}")
+            lines.append(f"  auto, {kind:<11} {choice['reason']}")
         stages = [
             f"{name.replace('_', ' ')} {ns / steps / 1e6:.2f}" for name, ns in v["time_by_stage_ns"].items() if ns
         ]

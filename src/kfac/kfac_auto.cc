@@ -1,11 +1,14 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// "auto": what this rank is about to send is encoded with every candidate, and rank 0 decides for all.
+// "auto": what this rank is about to send is encoded with every candidate, and rank 0 predicts for all which is best;
+// messages with it and without are then held against each other.
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 
 #include "core/check.h"
 #include "core/finite.h"
+#include "core/format.h"
 #include "kfac/kfac_impl.h"
 #include "kfac/triangle.h"
 
@@ -13,11 +16,28 @@ namespace cortado {
 
 namespace {
 
-// What rank 0 has decided, as it travels.
-struct Decision {
+constexpr std::size_t kMessagesOnTrial = 8;  // of which the first is not counted: sizes have not settled yet
+
+// What rank 0 has predicted, as it travels.
+struct Prediction {
   std::int64_t trial = -1, predicted_ns = 0, uncompressed_ns = 0;
   char reason[256] = {};
 };
+
+double to_ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+// Median over messages of the time of the rank that began last. of_rank(r): its times.
+template <class TimesOfRank>
+std::int64_t median_span_ns(std::span<const int> ranks, const TimesOfRank& of_rank) {
+  std::vector<std::int64_t> spans;
+  for (std::size_t m = 1; m < kMessagesOnTrial; ++m) {
+    spans.push_back(std::numeric_limits<std::int64_t>::max());
+    for (const int r : ranks) spans.back() = std::min<std::int64_t>(spans.back(), of_rank(r)[m]);
+  }
+  const auto middle = spans.begin() + static_cast<std::ptrdiff_t>(spans.size() / 2);
+  std::nth_element(spans.begin(), middle, spans.end());
+  return *middle;
+}
 
 bool are_finite(const std::vector<TensorList>& lists) {
   for (const TensorList& list : lists) {
@@ -32,11 +52,9 @@ bool are_finite(const std::vector<TensorList>& lists) {
 
 void AutoMessage::record(std::int64_t ns) {
   if (!is_on) return;
-  is_due |= ++messages == next_decision;
-  if (messages >= next_decision) next_decision *= 10;
-  if (codec_messages++ == 0) return;  // sizes have not settled yet
-  codec_ns += ns;
-  choice.measured_ns = codec_ns / (codec_messages - 1);
+  ++messages;
+  std::vector<std::int64_t>& times_ns = phase == Phase::kUncompressed ? uncompressed_ns : compressed_ns;
+  if (phase != Phase::kDecided && times_ns.size() < kMessagesOnTrial) times_ns.push_back(ns);
 }
 
 std::vector<MessageTrial> KfacImpl::trials() const {
@@ -51,7 +69,25 @@ std::vector<MessageTrial> KfacImpl::trials() const {
 }
 
 Result<bool> KfacImpl::decide(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own) {
-  if (!message->is_on || !message->is_due) return false;
+  using Phase = AutoMessage::Phase;
+  if (!message->is_on) return false;
+  if (message->phase == Phase::kUncompressed && message->uncompressed_ns.size() == kMessagesOnTrial) {
+    return predict(message, shape, own);
+  }
+  if (message->phase == Phase::kCompressed && message->compressed_ns.size() == kMessagesOnTrial) {
+    return compare_times(message, shape);
+  }
+  if (message->phase != Phase::kDecided || message->messages < message->next_trial) return false;
+  const bool was_compressed = message->choice.codec != "none";
+  message->phase = Phase::kUncompressed;
+  message->next_trial *= 10;
+  message->uncompressed_ns.clear();
+  message->compressed_ns.clear();
+  message->choice = {.message = message->choice.message};
+  return was_compressed;
+}
+
+Result<bool> KfacImpl::predict(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own) {
   std::vector<MessageTrial> candidates = trials();
   std::vector<std::uint64_t> sizes;
   for (const MessageTrial& trial : candidates) {
@@ -65,43 +101,64 @@ Result<bool> KfacImpl::decide(AutoMessage* message, const MessageShape& shape, c
       sizes.back() += bytes;
     }
   }
-  sizes.push_back(are_finite(own) ? 1 : 0);
+  std::vector<std::uint64_t> sent = sizes;
+  sent.insert(sent.end(), message->uncompressed_ns.begin(), message->uncompressed_ns.end());
+  sent.push_back(are_finite(own) ? 1 : 0);
   const auto world_size = static_cast<std::size_t>(world_->world_size());
-  std::vector<std::uint64_t> all(world_size * sizes.size());
+  std::vector<std::uint64_t> all(world_size * sent.size());
   CORTADO_RETURN_IF_ERROR(
-      world_->all_gather(std::as_bytes(std::span(sizes)), std::as_writable_bytes(std::span(all)), timeout()));
+      world_->all_gather(std::as_bytes(std::span(sent)), std::as_writable_bytes(std::span(all)), timeout()));
   for (std::size_t r = 0; r < world_size; ++r) {
-    if (all[(r + 1) * sizes.size() - 1] == 0) return false;  // such values say nothing: at the next message
+    if (all[(r + 1) * sent.size() - 1] == 0) return false;  // such values say nothing: at the next message
   }
+  const auto of_rank = [&](int r) { return all.data() + static_cast<std::size_t>(r) * sent.size(); };
 
-  Decision decision;
+  Prediction prediction;
   if (rank() == 0) {
     for (const int r : shape.ranks) {
       for (std::size_t t = 0; t < candidates.size(); ++t) {
-        const auto bytes = static_cast<std::int64_t>(all[static_cast<std::size_t>(r) * sizes.size() + t]);
-        candidates[t].payload_bytes = std::max(candidates[t].payload_bytes, bytes);
+        candidates[t].payload_bytes = std::max(candidates[t].payload_bytes, static_cast<std::int64_t>(of_rank(r)[t]));
       }
     }
     CORTADO_ASSIGN_OR_RETURN(const MessageChoice choice,
                              choose_codec(shape, candidates, *options_.cluster, options_.min_gain));
-    decision = {.trial = choice.trial, .predicted_ns = choice.predicted_ns, .uncompressed_ns = choice.uncompressed_ns};
-    std::snprintf(decision.reason, sizeof(decision.reason), "%s", choice.reason.c_str());
+    prediction = {
+        .trial = choice.trial, .predicted_ns = choice.predicted_ns, .uncompressed_ns = choice.uncompressed_ns};
+    std::snprintf(prediction.reason, sizeof(prediction.reason), "%s", choice.reason.c_str());
   }
-  std::vector<Decision> decisions(world_size);
-  CORTADO_RETURN_IF_ERROR(world_->all_gather(std::as_bytes(std::span(&decision, 1)),
-                                             std::as_writable_bytes(std::span(decisions)), timeout()));
-  decision = decisions[0];
-  message->is_due = false;
-  const std::string before = message->choice.codec;
-  const std::int64_t aggregate_before = message->choice.aggregate;
+  std::vector<Prediction> predictions(world_size);
+  CORTADO_RETURN_IF_ERROR(world_->all_gather(std::as_bytes(std::span(&prediction, 1)),
+                                             std::as_writable_bytes(std::span(predictions)), timeout()));
+  prediction = predictions[0];
   KfacChoice& choice = message->choice;
-  choice.codec = decision.trial < 0 ? "none" : candidates[static_cast<std::size_t>(decision.trial)].codec;
-  choice.aggregate = decision.trial < 0 ? 0 : candidates[static_cast<std::size_t>(decision.trial)].aggregate;
-  choice.predicted_ns = decision.predicted_ns;
-  choice.predicted_uncompressed_ns = decision.uncompressed_ns;
-  choice.reason = decision.reason;
-  if (choice.codec == before && choice.aggregate == aggregate_before) return false;
-  message->codec_messages = message->codec_ns = choice.measured_ns = 0;
+  choice.predicted_ns = prediction.predicted_ns;
+  choice.predicted_uncompressed_ns = prediction.uncompressed_ns;
+  choice.measured_uncompressed_ns = median_span_ns(shape.ranks, [&](int r) { return of_rank(r) + sizes.size(); });
+  choice.reason = prediction.reason;
+  const bool compresses = prediction.trial >= 0;
+  message->phase = compresses ? AutoMessage::Phase::kCompressed : AutoMessage::Phase::kDecided;
+  if (!compresses) return false;
+  choice.codec = candidates[static_cast<std::size_t>(prediction.trial)].codec;
+  choice.aggregate = candidates[static_cast<std::size_t>(prediction.trial)].aggregate;
+  return true;
+}
+
+Result<bool> KfacImpl::compare_times(AutoMessage* message, const MessageShape& shape) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(world_->world_size()) * kMessagesOnTrial);
+  CORTADO_RETURN_IF_ERROR(world_->all_gather(std::as_bytes(std::span(message->compressed_ns)),
+                                             std::as_writable_bytes(std::span(all)), timeout()));
+  message->phase = AutoMessage::Phase::kDecided;
+  KfacChoice& choice = message->choice;
+  choice.measured_ns =
+      median_span_ns(shape.ranks, [&](int r) { return all.data() + static_cast<std::size_t>(r) * kMessagesOnTrial; });
+  const bool gains = static_cast<double>(choice.measured_ns) <=
+                     (1 - options_.min_gain) * static_cast<double>(choice.measured_uncompressed_ns);
+  choice.reason += format_text(", measured %.3g ms instead of %.3g ms", to_ms(choice.measured_ns),
+                               to_ms(choice.measured_uncompressed_ns));
+  if (gains) return false;
+  choice.reason = "uncompressed, as it gains too little: " + choice.reason;
+  choice.codec = "none";
+  choice.aggregate = 0;
   return true;
 }
 

@@ -40,12 +40,15 @@ struct HeldFactor {
 
 using TensorList = std::vector<ConstTensorView>;  // of one payload
 
-// One kind of message whose codec may be chosen.
+// One kind of message whose codec may be chosen: some of them go as they are; if the model says that a codec makes them
+// shorter, as many go with it; then the way that took less time stays. Anew from the 100th, 1000th ... message on.
 struct AutoMessage {
+  enum class Phase : std::uint8_t { kUncompressed, kCompressed, kDecided };
+
   bool is_on = false;
-  bool is_due = true;  // to be decided before the next one
-  std::int64_t messages = 0, next_decision = 10;
-  std::int64_t codec_messages = 0, codec_ns = 0;  // since the codec was taken
+  Phase phase = Phase::kUncompressed;
+  std::int64_t messages = 0, next_trial = 100;
+  std::vector<std::int64_t> uncompressed_ns, compressed_ns;  // of this rank's messages on trial
   KfacChoice choice;
 
   // What a message took.
@@ -158,8 +161,12 @@ class KfacImpl final : public Kfac {
   Status sum_gradients();
 
   std::vector<MessageTrial> trials() const;
-  // True if the codec of the message has changed. own: the payloads this rank is about to send.
+  // Before a message: true if its codec has changed. own: the payloads this rank is about to send.
   Result<bool> decide(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own);
+  // What the model says, once some messages have gone uncompressed.
+  Result<bool> predict(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own);
+  // What the clock says, once as many have gone compressed.
+  Result<bool> compare_times(AutoMessage* message, const MessageShape& shape);
   Status decide_factors();
   Status decide_inverses();
   Status decide_gradients();

@@ -111,14 +111,13 @@ Result<MessageChoice> choose_codec(const MessageShape& shape, std::span<const Me
   if (choice.trial < 0) {
     choice.reason = "uncompressed: " + (notes.empty() ? "there is no candidate" : notes.front());
   } else if (static_cast<double>(choice.predicted_ns) > (1 - min_gain) * static_cast<double>(choice.uncompressed_ns)) {
-    choice.reason = format_text("uncompressed: %.3g ms, and with %s %.3g ms", to_ms(choice.uncompressed_ns),
+    choice.reason = format_text("uncompressed: %.3g ms predicted, and with %s %.3g ms", to_ms(choice.uncompressed_ns),
                                 best.c_str(), to_ms(choice.predicted_ns));
     choice.trial = -1;
   } else {
-    choice.reason = format_text("%s: %.3g ms instead of %.3g ms", best.c_str(), to_ms(choice.predicted_ns),
+    choice.reason = format_text("%s: %.3g ms predicted instead of %.3g ms", best.c_str(), to_ms(choice.predicted_ns),
                                 to_ms(choice.uncompressed_ns));
   }
-  if (choice.trial < 0) choice.predicted_ns = choice.uncompressed_ns;
   return choice;
 }
 

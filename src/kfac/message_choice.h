@@ -36,8 +36,9 @@ struct MessageTrial {
 };
 
 struct MessageChoice {
-  int trial = -1;  // -1: uncompressed
-  std::int64_t predicted_ns = 0, uncompressed_ns = 0;
+  int trial = -1;                 // -1: uncompressed
+  std::int64_t predicted_ns = 0;  // of the best trial, taken or not; 0: there is none
+  std::int64_t uncompressed_ns = 0;
   std::string reason;
 };
 

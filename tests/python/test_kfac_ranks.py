@@ -188,11 +188,11 @@ def choose(me, cluster, folder):
         cluster = path
     options = {"compression": "auto", "factor_compression": "auto", "cluster": cluster}
     run = make_run(me, {"candidates": ["compso(bound=4e-3)"], **options}, uses_ddp=False)
-    train(me, run, 4)
+    train(me, run, 10)  # 8 messages go uncompressed first, and the clock speaks after 16
     return run[1].report().to_dict()["auto"], str(run[1].report())
 
 
-def test_auto_compresses_over_a_slow_link_and_declines_over_a_fast_one(pools, tmp_path):
+def test_auto_tries_compression_where_a_slow_link_is_predicted_to_gain(pools, tmp_path):
     for ns_per_byte, codec in ((100, "compso(bound=4e-3)"), (1, "none")):
         values = pools(2).run(choose, cluster=link(ns_per_byte), folder=str(tmp_path))
         for choices, text in values:
@@ -200,15 +200,15 @@ def test_auto_compresses_over_a_slow_link_and_declines_over_a_fast_one(pools, tm
             for kind, choice in choices.items():
                 assert choice["codec"] == codec, choice
                 assert (choice["predicted_ns"] < choice["predicted_uncompressed_ns"]) == (codec != "none")
-                assert choice["measured_ns"] > 0
+                assert choice["measured_uncompressed_ns"] > 0
                 assert choice["reason"] == values[0][0][kind]["reason"] and choice["reason"] in text
 
 
 def test_auto_measures_links_and_codecs_itself(pools, tmp_path):
     for choices, text in pools(2).run(choose, cluster=None, folder=str(tmp_path)):
         for choice in choices.values():
-            assert choice["predicted_uncompressed_ns"] > 0 and choice["reason"]
-        assert "auto, gradients" in text and "; measured " in text
+            assert choice["predicted_uncompressed_ns"] > 0 and choice["measured_uncompressed_ns"] > 0
+        assert "auto, gradients" in text and " predicted" in text
 
 
 # ---- loss scaling ----------------------------------------------------------------------------------------------------
