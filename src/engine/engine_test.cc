@@ -7,9 +7,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <latch>
 #include <limits>
 #include <mutex>
 #include <thread>
@@ -249,6 +251,34 @@ TEST_P(EveryMethod, GivesTheSameBitsHoweverGradientsAreHandedOver) {
       EXPECT_TRUE(same_bits(at_once.delivered[rank][step], one_by_one.delivered[0][step])) << rank << ", step " << step;
     }
   }
+}
+
+// Rank 0 has handed over each step whole before another rank begins it.
+TEST_P(EveryMethod, HandingGradientsOverWaitsForNobody) {
+  EngineOptions options = std::get<0>(GetParam());
+  options.bucket_cap_mib = 0;  // a message for each tensor
+  std::array<std::latch, 3> handed_over = {std::latch(1), std::latch(1), std::latch(1)};
+  const auto statuses = run_ranks(std::get<1>(GetParam()), [&](Communicator& communicator) -> Status {
+    RecordingCommunicator recording(&communicator);
+    Result<std::unique_ptr<Engine>> engine = Engine::create(small_model(), options, &recording);
+    Status status = engine.status();
+    std::vector<Gradients> gradients(handed_over.size(), made_up_gradients(small_model(), communicator.rank(), 0));
+    for (std::size_t step = 0; step < handed_over.size(); ++step) {
+      if (communicator.rank() > 0) handed_over[step].wait();
+      recording.clear();
+      if (status.ok()) status = engine.value()->begin_step({});
+      for (std::uint32_t t = 0; status.ok() && t < gradients[step].size(); ++t) {
+        status = engine.value()->submit({{{t, gradients[step][t].data()}}});
+      }
+      if (communicator.rank() == 0) handed_over[step].count_down();  // also after an error, or others would wait
+      EXPECT_EQ(recording.waits(), 0);
+      EXPECT_GT(recording.log().size(), 1u);
+      if (status.ok()) status = engine.value()->finish_step().status();
+    }
+    if (!status.ok()) communicator.abandon(status.to_string());
+    return status;
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
 INSTANTIATE_TEST_SUITE_P(
