@@ -115,6 +115,19 @@ Json tensors_json(const Plan& plan, const Job& job, const Explanation& explanati
   return list;
 }
 
+// By bucket, how else it could go and why it does not: [way, reason], best first.
+Json ways_json(const Plan& plan, const Explanation& explanation) {
+  Json list = Json::array();
+  for (const ExplainedBucket& explained : explanation.buckets) {
+    list.push_back(Json::array());
+    for (const ExplainedWay& other : explained.others) {
+      const std::string way = other.step_ns >= 0 ? way_text(other.codec, other.option, plan.topology) : other.codec;
+      list.back().push_back(Json::array({way, other.reason}));
+    }
+  }
+  return list;
+}
+
 // For text between tags and in attributes.
 std::string html_escaped(const std::string& text) {
   std::string escaped;
@@ -171,6 +184,7 @@ Result<std::string> report_to_html(const Plan& plan, const Job& job, const Clust
   data["totals"].push_back(Json::array({"this plan", timeline.step_ns}));
   for (const auto& [name, step_ns] : explanation.totals) data["totals"].push_back(Json::array({name, step_ns}));
   data["tensors"] = tensors_json(plan, job, explanation);
+  data["ways"] = ways_json(plan, explanation);
 
   std::string json = data.dump(-1, ' ', false, Json::error_handler_t::replace);
   replace_all(&json, "</", "<\\/");  // no name may end the script

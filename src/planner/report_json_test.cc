@@ -24,6 +24,9 @@ TEST(ReportToHtml, HoldsWhatItShows) {
   explanation.step_ns = plan.predicted_step_ns;
   explanation.totals = {{"dense", plan.predicted_step_ns}, {"bf16", -1}};
   explanation.buckets.resize(plan.buckets.size());
+  explanation.buckets[0].others = {
+      {.codec = "none", .option = plan.buckets[0].option, .step_ns = 1, .reason = "longer"},
+      {.codec = "sign", .option = {}, .reason = "no candidate"}};
   const nlohmann::json data = data_of(report_to_html(plan, job, cluster, explanation).value());
   ASSERT_EQ(data["timelines"].size(), 2u);
   EXPECT_EQ(data["timelines"][1]["step_ns"], plan.predicted_step_ns);
@@ -34,6 +37,9 @@ TEST(ReportToHtml, HoldsWhatItShows) {
   EXPECT_EQ(data["numbers"][0][0], "step");
   EXPECT_EQ(data["notes"].back(), "</script> is no end");
   EXPECT_TRUE(data["compared"].empty());
+  ASSERT_EQ(data["ways"].size(), plan.buckets.size());
+  EXPECT_EQ(data["ways"][0][0], (nlohmann::json::array({plan.buckets[0].option.to_string(plan.topology), "longer"})));
+  EXPECT_EQ(data["ways"][0][1], (nlohmann::json::array({"sign", "no candidate"})));
 }
 
 TEST(ReportToHtml, ShowsATraceBesideThePlan) {

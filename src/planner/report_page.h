@@ -27,6 +27,8 @@ svg rect.event:hover { stroke: #000; stroke-width: 1; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td button { font: inherit; border: 0; background: none; padding: 0; cursor: pointer; color: var(--link); text-decoration: underline dotted; }
+tr.why td { background: #f4f6f8; } tr.why ul { margin: .1rem 0; padding-left: 1.1rem; }
 th button { font: inherit; font-weight: 600; border: 0; background: none; padding: 0; cursor: pointer; color: inherit; }
 th[aria-sort=ascending] button::after { content: " \25B2"; } th[aria-sort=descending] button::after { content: " \25BC"; }
 td { overflow-wrap: anywhere; } td code { font-size: 12px; } td.name { min-width: 9rem; } td.what { white-space: nowrap; } td.codec { min-width: 8.5rem; }
@@ -50,7 +52,7 @@ tr.chosen { font-weight: 600; }
 <h2>Against other ways to choose</h2>
 <div class="scroll"><table id="totals"><thead><tr><th>strategy</th><th class="n">step, ms</th><th class="n">times this plan</th></tr></thead><tbody></tbody></table></div>
 <h2>Tensors</h2>
-<p class="quiet">Gain: by how much the step would be longer, went the tensor's bucket uncompressed. Click a heading to sort.</p>
+<p class="quiet">Gain: by how much the step would be longer, went the tensor's bucket uncompressed. Click a heading to sort, a bucket to see the best other way with each codec and why it is not taken.</p>
 <div class="scroll"><table id="tensors"><thead><tr></tr></thead><tbody></tbody></table></div>
 <div id="tip" role="tooltip"></div>
 <noscript><p>This page draws its figures with JavaScript, which is switched off.</p></noscript>
@@ -139,6 +141,22 @@ for (const [name, ns] of data.totals) {
 
 // [heading, field, is a number, class, how to show]
 const columns = [["tensor", "name", false, "name"], ["elements", "elems", true, "wide"], ["ready, ms", "ready_ns", true, "wide", ms], ["bucket", "bucket", true, ""], ["codec", "codec", false, "codec"], ["option", "option", false, "wide"], ["gain, ms", "gain_ns", true, "", ms], ["runner-up", "runner_up", false, "wide"], ["step longer by, ms", "runner_up_ns", true, "wide", (ns) => ns === null ? "\u2013" : ms(Math.max(ns, 0))]];
+// The other ways of a tensor's bucket, as a row below it; again: gone.
+const toggleWays = (row, button, bucket) => {
+  const shown = button.getAttribute("aria-expanded") === "true";
+  button.setAttribute("aria-expanded", String(!shown));
+  if (shown) { row.nextSibling.remove(); return; }
+  const below = document.createElement("tr");
+  below.className = "why";
+  row.after(below);
+  const list = add(add(below, "td", undefined, {colspan: columns.length}), "ul");
+  for (const [way, reason] of data.ways[bucket]) {
+    const item = add(list, "li");
+    add(item, "code", way);
+    item.append(": " + reason);
+  }
+  if (data.ways[bucket].length === 0) add(list, "li", "no other way is known");
+};
 const head = document.querySelector("#tensors thead tr"), body = document.querySelector("#tensors tbody");
 const fillTensors = () => {
   body.replaceChildren();
@@ -147,7 +165,11 @@ const fillTensors = () => {
     for (const [, field, isNumber, kind, show] of columns) {
       const cell = add(row, "td", undefined, {class: (isNumber ? "n " : "") + kind});
       const text = show ? show(tensor[field]) : isNumber ? tensor[field].toLocaleString("en") : tensor[field];
-      if (field === "option" || field === "runner_up" || field === "name") add(cell, "code", text); else cell.textContent = text;
+      if (field === "option" || field === "runner_up" || field === "name") add(cell, "code", text);
+      else if (field === "bucket") {
+        const button = add(cell, "button", text, {type: "button", "aria-expanded": "false", title: "how else, and why not"});
+        button.addEventListener("click", () => toggleWays(row, button, tensor.bucket));
+      } else cell.textContent = text;
     }
   }
 };

@@ -188,14 +188,20 @@ LOOK = """<script>
   const shown = [...document.querySelectorAll("#tensors tbody tr td:nth-child(2)")];
   const elems = shown.map((cell) => Number(cell.textContent.replaceAll(",", "")));
   document.querySelector("rect.event").dispatchEvent(new PointerEvent("pointermove", {clientX: 5, clientY: 5}));
-  parent.document.body.dataset.result = JSON.stringify({
-    problems, drawn, rows,
+  const bucket = document.querySelector("#tensors td button");
+  bucket.click();
+  const ways = [...document.querySelectorAll("tr.why li")].map((item) => item.textContent);
+  const result = {
+    problems, drawn, rows, ways,
+    bucket: Number(bucket.textContent),
     sorted: elems.every((value, i) => i === 0 || elems[i - 1] >= value),
     tip: document.getElementById("tip").textContent,
     width: innerWidth,
     overflow: document.documentElement.scrollWidth - innerWidth,
     cut: [...document.querySelectorAll(".scroll")].filter((box) => box.scrollWidth > box.clientWidth).length,
-  });
+  };
+  bucket.click();
+  parent.document.body.dataset.result = JSON.stringify({...result, left: count("tr.why")});
 </script></body>"""
 
 
@@ -227,6 +233,9 @@ def test_the_report_draws_itself_in_a_browser(tmp_path, width):
     assert plan > 20
     assert result["rows"] == {"tensors": 10, "totals": 13}
     assert result["sorted"]
+    assert result["ways"] == [": ".join(way) for way in data_of(tmp_path / "report.html")["ways"][result["bucket"]]]
+    assert len(result["ways"]) > 1
+    assert result["left"] == 0
     assert "ms long" in result["tip"]
     assert result["overflow"] <= 0
     assert result["cut"] == 0  # nothing that one has to scroll sideways for
