@@ -211,7 +211,8 @@ def _auto_table(methods: dict) -> str:
         for message, choice in runs[0]["kfac"].get("auto", {}).items():
             in_ms = [f"{choice[time] / 1e6:.2f}" if choice[time] else "-" for time in times]
             rows.append([_name(method), message, _name(choice["codec"]), *in_ms])
-    header = ["what auto chose", "message", "codec", "predicted, ms", "compressed", "measured, ms", "compressed"]
+    header = ["what auto chose", "message", "codec"]
+    header += [f"{ms}, {which}" for ms in ("predicted ms", "measured ms") for which in ("uncompressed", "compressed")]
     return markdown_table(header, rows) if rows else ""
 
 

@@ -152,10 +152,10 @@ struct KfacOptions {
   std::shared_ptr<KfacInverter> inverter;  // null: `device`, or these threads; a CUDA device: cortado/kfac_cuda.h
   std::shared_ptr<KfacDevice> device;      // null: host memory; a CUDA device: cortado/kfac_cuda.h
 
-  // With "auto" as one of the two codecs: the first 8 messages of a kind, and 8 from the 100th, 1000th, ... on, go
-  // uncompressed. Then each rank encodes what it is about to send with every candidate, and rank 0 predicts from these
-  // sizes and from its cluster what the message takes. If the shortest saves at least min_gain of the uncompressed
-  // message, 8 messages go with it, and it stays if it has saved as much in them by the clock.
+  // With "auto" as one of the two codecs: before the first message of a kind, and after 100, 1000, ... of them, each
+  // rank encodes what it is about to send with every candidate, and rank 0 predicts from these sizes and from its
+  // cluster what the message takes. If the shortest saves at least min_gain of the uncompressed message, the next 18
+  // are on trial, with it and without in turns, and it stays if it has saved as much by the clock.
   std::vector<std::string> candidates = {"compso(bound=0.004)", "compso(bound=0.004, coder=none)"};
   std::optional<Cluster> cluster;
   double min_gain = 0.05;
@@ -233,16 +233,16 @@ struct KfacFallback {
   std::int64_t count = 0;
 };
 
-// How "auto" lets one kind of message travel, and why. Times are of one message: encode, collective, decode. Predicted
-// and measured ones are of the candidate that is predicted to be the shortest, taken or not. What was measured is the
-// median over the messages on trial of the time of the rank that began last, so without the wait for others.
+// How "auto" lets one kind of message travel, and why. Times are of one message, from encoding to decoding, and where
+// they are of a compressed one of the candidate that is predicted to be the shortest, taken or not. Measured ones are
+// medians over the messages on trial, which all ranks begin together, of the time of the rank that takes longest.
 struct KfacChoice {
   std::string message;         // "factors", "inverses" or "gradients"
   std::string codec = "none";  // "none": it declines, or has not decided yet
   std::int64_t aggregate = 0;
   std::int64_t predicted_ns = 0, predicted_uncompressed_ns = 0;  // 0: not yet, or no candidate
   std::int64_t measured_ns = 0, measured_uncompressed_ns = 0;    // 0: not yet, or not tried
-  std::string reason = "uncompressed at first, to measure it";
+  std::string reason;                                            // empty: no message yet
 };
 
 struct KfacReport {

@@ -118,7 +118,7 @@ class KfacReport:
                 f" (last of {t['messages']}, this rank)"
             )
         for kind, choice in v["auto"].items():
-            lines.append(f"  auto, {kind:<11} {choice['reason']}")
+            lines.append(f"  auto, {kind:<11} {choice['reason'] or 'no message yet'}")
         stages = [
             f"{name.replace('_', ' ')} {ns / steps / 1e6:.2f}" for name, ns in v["time_by_stage_ns"].items() if ns
         ]

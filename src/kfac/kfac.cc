@@ -95,6 +95,9 @@ Status check_auto(const KfacOptions& options, int world_size) {
                       world_size, ranks);
   }
   CORTADO_RETURN_IF_ERROR(options.cluster->check());
+  if (!(options.min_gain >= 0 && options.min_gain < 1)) {
+    return make_error(StatusCode::kInvalidArgument, "min_gain must be from 0 to less than 1, got %g", options.min_gain);
+  }
   for (const std::string& candidate : options.candidates) {
     CORTADO_RETURN_IF_ERROR(TensorListCodec::create(candidate).status());
   }
@@ -164,7 +167,7 @@ Status KfacImpl::set_compression(std::string_view spec) {
                       "HYBRID-OPT: the codec of gradients can change to %.*s only with the option compression_changes",
                       static_cast<int>(spec.size()), spec.data());
   }
-  CORTADO_RETURN_IF_ERROR(gradient_gather_->set_codec(spec));
+  CORTADO_RETURN_IF_ERROR(gradient_gather_->set_codec(spec, options_.gradients.aggregate));
   options_.gradients.codec = spec;
   auto_gradients_.is_on = false;
   return {};

@@ -1,10 +1,9 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // "auto": what this rank is about to send is encoded with every candidate, and rank 0 predicts for all which is best;
-// messages with it and without are then held against each other.
+// messages with it and without are then held against each other by the clock.
 #include <algorithm>
 #include <cstdio>
-#include <limits>
 
 #include "core/check.h"
 #include "core/finite.h"
@@ -16,26 +15,23 @@ namespace cortado {
 
 namespace {
 
-constexpr std::size_t kMessagesOnTrial = 8;  // of which the first is not counted: sizes have not settled yet
+// Compressed and not, in turns, so that a slow spell of the machine hits both. The first of each block is not counted:
+// of another codec sizes travel first.
+constexpr std::size_t kBlock = 3, kBlocks = 6, kMessagesOnTrial = kBlock * kBlocks;
+bool is_compressed(std::size_t message) { return message / kBlock % 2 == 0; }
 
 // What rank 0 has predicted, as it travels.
 struct Prediction {
   std::int64_t trial = -1, predicted_ns = 0, uncompressed_ns = 0;
+  double min_gain = 0;
   char reason[256] = {};
 };
 
 double to_ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
-// Median over messages of the time of the rank that began last. of_rank(r): its times.
-template <class TimesOfRank>
-std::int64_t median_span_ns(std::span<const int> ranks, const TimesOfRank& of_rank) {
-  std::vector<std::int64_t> spans;
-  for (std::size_t m = 1; m < kMessagesOnTrial; ++m) {
-    spans.push_back(std::numeric_limits<std::int64_t>::max());
-    for (const int r : ranks) spans.back() = std::min<std::int64_t>(spans.back(), of_rank(r)[m]);
-  }
-  const auto middle = spans.begin() + static_cast<std::ptrdiff_t>(spans.size() / 2);
-  std::nth_element(spans.begin(), middle, spans.end());
+std::int64_t median_of(std::vector<std::int64_t> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
 
@@ -50,11 +46,17 @@ bool are_finite(const std::vector<TensorList>& lists) {
 
 }  // namespace
 
+bool AutoMessage::take(const std::string& codec, std::int64_t aggregate) {
+  if (choice.codec == codec && choice.aggregate == aggregate) return false;
+  choice.codec = codec;
+  choice.aggregate = aggregate;
+  return true;
+}
+
 void AutoMessage::record(std::int64_t ns) {
   if (!is_on) return;
   ++messages;
-  std::vector<std::int64_t>& times_ns = phase == Phase::kUncompressed ? uncompressed_ns : compressed_ns;
-  if (phase != Phase::kDecided && times_ns.size() < kMessagesOnTrial) times_ns.push_back(ns);
+  if (phase == Phase::kTrial) times_ns.push_back(ns);
 }
 
 std::vector<MessageTrial> KfacImpl::trials() const {
@@ -71,20 +73,26 @@ std::vector<MessageTrial> KfacImpl::trials() const {
 Result<bool> KfacImpl::decide(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own) {
   using Phase = AutoMessage::Phase;
   if (!message->is_on) return false;
-  if (message->phase == Phase::kUncompressed && message->uncompressed_ns.size() == kMessagesOnTrial) {
-    return predict(message, shape, own);
+  bool has_changed = false;
+  if (message->phase == Phase::kDecided && message->messages >= message->next_trial) {
+    message->phase = Phase::kUndecided;
+    message->next_trial *= 10;
   }
-  if (message->phase == Phase::kCompressed && message->compressed_ns.size() == kMessagesOnTrial) {
-    return compare_times(message, shape);
+  if (message->phase == Phase::kUndecided) {
+    CORTADO_ASSIGN_OR_RETURN(has_changed, predict(message, shape, own));
+  } else if (message->phase == Phase::kTrial) {
+    if (message->times_ns.size() == kMessagesOnTrial) return compare_times(message);
+    const bool compresses = is_compressed(message->times_ns.size());
+    has_changed =
+        message->take(compresses ? message->candidate.codec : "none", compresses ? message->candidate.aggregate : 0);
   }
-  if (message->phase != Phase::kDecided || message->messages < message->next_trial) return false;
-  const bool was_compressed = message->choice.codec != "none";
-  message->phase = Phase::kUncompressed;
-  message->next_trial *= 10;
-  message->uncompressed_ns.clear();
-  message->compressed_ns.clear();
-  message->choice = {.message = message->choice.message};
-  return was_compressed;
+  if (message->phase == Phase::kTrial) {
+    // All begin together, so that no time has a wait for a rank that computes longer.
+    const std::byte here{};
+    std::vector<std::byte> all(static_cast<std::size_t>(world_->world_size()));
+    CORTADO_RETURN_IF_ERROR(world_->all_gather(std::span(&here, 1), all, timeout()));
+  }
+  return has_changed;
 }
 
 Result<bool> KfacImpl::predict(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own) {
@@ -101,65 +109,75 @@ Result<bool> KfacImpl::predict(AutoMessage* message, const MessageShape& shape, 
       sizes.back() += bytes;
     }
   }
-  std::vector<std::uint64_t> sent = sizes;
-  sent.insert(sent.end(), message->uncompressed_ns.begin(), message->uncompressed_ns.end());
-  sent.push_back(are_finite(own) ? 1 : 0);
+  sizes.push_back(are_finite(own) ? 1 : 0);
   const auto world_size = static_cast<std::size_t>(world_->world_size());
-  std::vector<std::uint64_t> all(world_size * sent.size());
+  std::vector<std::uint64_t> all(world_size * sizes.size());
   CORTADO_RETURN_IF_ERROR(
-      world_->all_gather(std::as_bytes(std::span(sent)), std::as_writable_bytes(std::span(all)), timeout()));
+      world_->all_gather(std::as_bytes(std::span(sizes)), std::as_writable_bytes(std::span(all)), timeout()));
   for (std::size_t r = 0; r < world_size; ++r) {
-    if (all[(r + 1) * sent.size() - 1] == 0) return false;  // such values say nothing: at the next message
+    if (all[(r + 1) * sizes.size() - 1] == 0) return false;  // such values say nothing: at the next message
   }
-  const auto of_rank = [&](int r) { return all.data() + static_cast<std::size_t>(r) * sent.size(); };
 
   Prediction prediction;
   if (rank() == 0) {
     for (const int r : shape.ranks) {
       for (std::size_t t = 0; t < candidates.size(); ++t) {
-        candidates[t].payload_bytes = std::max(candidates[t].payload_bytes, static_cast<std::int64_t>(of_rank(r)[t]));
+        const auto bytes = static_cast<std::int64_t>(all[static_cast<std::size_t>(r) * sizes.size() + t]);
+        candidates[t].payload_bytes = std::max(candidates[t].payload_bytes, bytes);
       }
     }
     CORTADO_ASSIGN_OR_RETURN(const MessageChoice choice,
                              choose_codec(shape, candidates, *options_.cluster, options_.min_gain));
-    prediction = {
-        .trial = choice.trial, .predicted_ns = choice.predicted_ns, .uncompressed_ns = choice.uncompressed_ns};
+    prediction = {.trial = choice.trial,
+                  .predicted_ns = choice.predicted_ns,
+                  .uncompressed_ns = choice.uncompressed_ns,
+                  .min_gain = options_.min_gain};
     std::snprintf(prediction.reason, sizeof(prediction.reason), "%s", choice.reason.c_str());
   }
   std::vector<Prediction> predictions(world_size);
   CORTADO_RETURN_IF_ERROR(world_->all_gather(std::as_bytes(std::span(&prediction, 1)),
                                              std::as_writable_bytes(std::span(predictions)), timeout()));
   prediction = predictions[0];
+  message->min_gain = prediction.min_gain;
+  message->times_ns.clear();
   KfacChoice& choice = message->choice;
   choice.predicted_ns = prediction.predicted_ns;
   choice.predicted_uncompressed_ns = prediction.uncompressed_ns;
-  choice.measured_uncompressed_ns = median_span_ns(shape.ranks, [&](int r) { return of_rank(r) + sizes.size(); });
+  choice.measured_ns = choice.measured_uncompressed_ns = 0;
   choice.reason = prediction.reason;
-  const bool compresses = prediction.trial >= 0;
-  message->phase = compresses ? AutoMessage::Phase::kCompressed : AutoMessage::Phase::kDecided;
-  if (!compresses) return false;
-  choice.codec = candidates[static_cast<std::size_t>(prediction.trial)].codec;
-  choice.aggregate = candidates[static_cast<std::size_t>(prediction.trial)].aggregate;
-  return true;
+  if (prediction.trial < 0) {
+    message->phase = AutoMessage::Phase::kDecided;
+    return message->take("none", 0);
+  }
+  message->phase = AutoMessage::Phase::kTrial;
+  message->candidate = candidates[static_cast<std::size_t>(prediction.trial)];
+  return message->take(message->candidate.codec, message->candidate.aggregate);
 }
 
-Result<bool> KfacImpl::compare_times(AutoMessage* message, const MessageShape& shape) {
-  std::vector<std::int64_t> all(static_cast<std::size_t>(world_->world_size()) * kMessagesOnTrial);
-  CORTADO_RETURN_IF_ERROR(world_->all_gather(std::as_bytes(std::span(message->compressed_ns)),
+Result<bool> KfacImpl::compare_times(AutoMessage* message) {
+  const auto world_size = static_cast<std::size_t>(world_->world_size());
+  std::vector<std::int64_t> all(world_size * kMessagesOnTrial);
+  CORTADO_RETURN_IF_ERROR(world_->all_gather(std::as_bytes(std::span(message->times_ns)),
                                              std::as_writable_bytes(std::span(all)), timeout()));
+  std::vector<std::int64_t> compressed_ns, uncompressed_ns;
+  for (std::size_t m = 0; m < kMessagesOnTrial; ++m) {
+    if (m % kBlock == 0) continue;
+    std::int64_t longest_ns = 0;  // of any rank, which all others wait for in the end
+    for (std::size_t r = 0; r < world_size; ++r) longest_ns = std::max(longest_ns, all[r * kMessagesOnTrial + m]);
+    (is_compressed(m) ? compressed_ns : uncompressed_ns).push_back(longest_ns);
+  }
   message->phase = AutoMessage::Phase::kDecided;
   KfacChoice& choice = message->choice;
-  choice.measured_ns =
-      median_span_ns(shape.ranks, [&](int r) { return all.data() + static_cast<std::size_t>(r) * kMessagesOnTrial; });
-  const bool gains = static_cast<double>(choice.measured_ns) <=
-                     (1 - options_.min_gain) * static_cast<double>(choice.measured_uncompressed_ns);
+  choice.measured_ns = median_of(compressed_ns);
+  choice.measured_uncompressed_ns = median_of(uncompressed_ns);
   choice.reason += format_text(", measured %.3g ms instead of %.3g ms", to_ms(choice.measured_ns),
                                to_ms(choice.measured_uncompressed_ns));
-  if (gains) return false;
+  if (static_cast<double>(choice.measured_ns) <=
+      (1 - message->min_gain) * static_cast<double>(choice.measured_uncompressed_ns)) {
+    return message->take(message->candidate.codec, message->candidate.aggregate);
+  }
   choice.reason = "uncompressed, as it gains too little: " + choice.reason;
-  choice.codec = "none";
-  choice.aggregate = 0;
-  return true;
+  return message->take("none", 0);
 }
 
 // Each rank's own contribution to the factors of every other one.

@@ -40,17 +40,22 @@ struct HeldFactor {
 
 using TensorList = std::vector<ConstTensorView>;  // of one payload
 
-// One kind of message whose codec may be chosen: some of them go as they are; if the model says that a codec makes them
-// shorter, as many go with it; then the way that took less time stays. Anew from the 100th, 1000th ... message on.
+// One kind of message whose codec may be chosen. If the model says that a codec makes them shorter, the next ones are
+// on trial: some go with it and some as they are, in turns, and then the way that took less time stays. Anew after 100,
+// 1000 ... messages.
 struct AutoMessage {
-  enum class Phase : std::uint8_t { kUncompressed, kCompressed, kDecided };
+  enum class Phase : std::uint8_t { kUndecided, kTrial, kDecided };
 
   bool is_on = false;
-  Phase phase = Phase::kUncompressed;
+  Phase phase = Phase::kUndecided;
   std::int64_t messages = 0, next_trial = 100;
-  std::vector<std::int64_t> uncompressed_ns, compressed_ns;  // of this rank's messages on trial
+  MessageTrial candidate;              // that is on trial
+  double min_gain = 0;                 // rank 0's
+  std::vector<std::int64_t> times_ns;  // of this rank's messages on trial
   KfacChoice choice;
 
+  // The way of the next messages. True if it is another one than before.
+  bool take(const std::string& codec, std::int64_t aggregate);
   // What a message took.
   void record(std::int64_t ns);
 };
@@ -163,10 +168,10 @@ class KfacImpl final : public Kfac {
   std::vector<MessageTrial> trials() const;
   // Before a message: true if its codec has changed. own: the payloads this rank is about to send.
   Result<bool> decide(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own);
-  // What the model says, once some messages have gone uncompressed.
+  // What the model says.
   Result<bool> predict(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own);
-  // What the clock says, once as many have gone compressed.
-  Result<bool> compare_times(AutoMessage* message, const MessageShape& shape);
+  // What the clock says, after the messages on trial.
+  Result<bool> compare_times(AutoMessage* message);
   Status decide_factors();
   Status decide_inverses();
   Status decide_gradients();

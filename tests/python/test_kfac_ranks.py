@@ -182,33 +182,42 @@ def link(ns_per_byte):
     }
 
 
-def choose(me, cluster, folder):
+def choose(me, cluster, folder, steps):
     if cluster is not None and me.rank == 1:  # as a file, here
         (path := Path(folder) / "cluster.json").write_text(json.dumps(cluster))
         cluster = path
     options = {"compression": "auto", "factor_compression": "auto", "cluster": cluster}
     run = make_run(me, {"candidates": ["compso(bound=4e-3)"], **options}, uses_ddp=False)
-    train(me, run, 10)  # 8 messages go uncompressed first, and the clock speaks after 16
+    train(me, run, steps)
     return run[1].report().to_dict()["auto"], str(run[1].report())
 
 
 def test_auto_tries_compression_where_a_slow_link_is_predicted_to_gain(pools, tmp_path):
     for ns_per_byte, codec in ((100, "compso(bound=4e-3)"), (1, "none")):
-        values = pools(2).run(choose, cluster=link(ns_per_byte), folder=str(tmp_path))
+        values = pools(2).run(choose, cluster=link(ns_per_byte), folder=str(tmp_path), steps=3)
         for choices, text in values:
             assert set(choices) == {"factors", "gradients"}  # MEM-OPT
             for kind, choice in choices.items():
                 assert choice["codec"] == codec, choice
                 assert (choice["predicted_ns"] < choice["predicted_uncompressed_ns"]) == (codec != "none")
-                assert choice["measured_uncompressed_ns"] > 0
                 assert choice["reason"] == values[0][0][kind]["reason"] and choice["reason"] in text
 
 
 def test_auto_measures_links_and_codecs_itself(pools, tmp_path):
-    for choices, text in pools(2).run(choose, cluster=None, folder=str(tmp_path)):
+    for choices, text in pools(2).run(choose, cluster=None, folder=str(tmp_path), steps=1):
         for choice in choices.values():
-            assert choice["predicted_uncompressed_ns"] > 0 and choice["measured_uncompressed_ns"] > 0
+            assert choice["predicted_uncompressed_ns"] > 0 and choice["reason"]
         assert "auto, gradients" in text and " predicted" in text
+
+
+def test_auto_lets_the_clock_decide(pools, tmp_path):
+    for choices, text in pools(2).run(choose, cluster=link(100), folder=str(tmp_path), steps=20):
+        for choice in choices.values():
+            gains = choice["measured_ns"] <= 0.95 * choice["measured_uncompressed_ns"]
+            assert choice["measured_ns"] > 0
+            assert choice["codec"] == ("compso(bound=4e-3)" if gains else "none")
+            assert choice["reason"].startswith("uncompressed, as it gains too little: ") != gains
+        assert ", measured " in text
 
 
 # ---- loss scaling ----------------------------------------------------------------------------------------------------
