@@ -27,8 +27,6 @@ struct Prediction {
   char reason[256] = {};
 };
 
-double to_ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
-
 std::int64_t median_of(std::vector<std::int64_t> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -170,10 +168,10 @@ Result<bool> KfacImpl::compare_times(AutoMessage* message) {
   KfacChoice& choice = message->choice;
   choice.measured_ns = median_of(compressed_ns);
   choice.measured_uncompressed_ns = median_of(uncompressed_ns);
-  choice.reason += format_text(", measured %.3g ms instead of %.3g ms", to_ms(choice.measured_ns),
-                               to_ms(choice.measured_uncompressed_ns));
-  if (static_cast<double>(choice.measured_ns) <=
-      (1 - message->min_gain) * static_cast<double>(choice.measured_uncompressed_ns)) {
+  const auto took_ns = static_cast<double>(choice.measured_ns),
+             uncompressed_took_ns = static_cast<double>(choice.measured_uncompressed_ns);
+  choice.reason += format_text(", measured %.3g ms instead of %.3g ms", 1e-6 * took_ns, 1e-6 * uncompressed_took_ns);
+  if (took_ns <= (1 - message->min_gain) * uncompressed_took_ns) {
     return message->take(message->candidate.codec, message->candidate.aggregate);
   }
   choice.reason = "uncompressed, as it gains too little: " + choice.reason;
