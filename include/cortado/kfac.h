@@ -152,10 +152,11 @@ struct KfacOptions {
   std::shared_ptr<KfacInverter> inverter;  // null: `device`, or these threads; a CUDA device: cortado/kfac_cuda.h
   std::shared_ptr<KfacDevice> device;      // null: host memory; a CUDA device: cortado/kfac_cuda.h
 
-  // With "auto" as one of the two codecs: before the first message of a kind, and after 100, 1000, ... of them, each
+  // With "auto" as one of the two codecs: before the first message of a kind, and after 1000, 10,000, ... of them, each
   // rank encodes what it is about to send with every candidate, and rank 0 predicts from these sizes and from its
-  // cluster what the message takes. If the shortest saves at least min_gain of the uncompressed message, the next 18
-  // are on trial, with it and without in turns, and it stays if it has saved as much by the clock.
+  // cluster what the message takes. If the shortest saves at least min_gain of the uncompressed message, the next 6 (24
+  // where neither takes half of the other) are on trial, three with it and three without in turns, and it stays if it
+  // has saved as much by the clock: so two runs need not decide alike, but all ranks do.
   std::vector<std::string> candidates = {"compso(bound=0.004)", "compso(bound=0.004, coder=none)"};
   std::optional<Cluster> cluster;
   double min_gain = 0.05;
@@ -238,7 +239,7 @@ struct KfacFallback {
 // medians over the messages on trial, which all ranks begin together, of the time of the rank that takes longest.
 struct KfacChoice {
   std::string message;         // "factors", "inverses" or "gradients"
-  std::string codec = "none";  // "none": it declines, or has not decided yet
+  std::string codec = "none";  // of the last message; "none" also where it declines, or has not decided yet
   std::int64_t aggregate = 0;
   std::int64_t predicted_ns = 0, predicted_uncompressed_ns = 0;  // 0: not yet, or no candidate
   std::int64_t measured_ns = 0, measured_uncompressed_ns = 0;    // 0: not yet, or not tried
@@ -309,8 +310,8 @@ class Kfac {
   virtual Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients,
                                    void* device_stream = nullptr) = 0;
 
-  // From the next step on the codec of preconditioned gradients; kFailedPrecondition in HYBRID-OPT without
-  // compression_changes. Where ranks differ that step ends with an error on all of them.
+  // From the next step on the codec of preconditioned gradients; kFailedPrecondition where it is "auto", and in
+  // HYBRID-OPT without compression_changes. Where ranks differ that step ends with an error on all of them.
   virtual Status set_compression(std::string_view spec) = 0;
   // The same of factors, and of eigenvectors or inverses. All ranks call it before the same step, with another codec or
   // the same: that step then begins with a comparison of what they were given (one all-gather of 1 KB a rank), since

@@ -87,6 +87,10 @@ bool is_auto(const KfacOptions& options) {
   return options.gradients.codec == kAutoCodec || options.factor_compression == kAutoCodec;
 }
 
+Status already_chosen(const char* message) {
+  return make_error(StatusCode::kFailedPrecondition, "\"auto\" chooses the codec of %s, so it can't be set", message);
+}
+
 Status check_auto(const KfacOptions& options, int world_size) {
   if (!is_auto(options) || world_size == 1) return {};
   const int ranks = options.cluster.has_value() ? options.cluster->topology().world_size() : 0;
@@ -156,20 +160,21 @@ std::string settings_text(const KfacOptions& options) {
   if (compute_the_same && options.device != nullptr) text += ", on a device: " + options.device->kind();
   if (!is_auto(options)) return text;
   for (const std::string& candidate : options.candidates) text += ", candidate " + candidate;
+  text += ", min_gain " + std::to_string(options.min_gain);
   const int ranks = options.cluster.has_value() ? options.cluster->topology().world_size() : 0;
   return text + ", cluster of " + std::to_string(ranks) + " ranks";
 }
 
 Status KfacImpl::set_compression(std::string_view spec) {
   CORTADO_RETURN_IF_ERROR(failure_);
+  if (options_.gradients.codec == kAutoCodec) return already_chosen("gradients");
   if (has_several_rows() && !options_.compression_changes) {
     return make_error(StatusCode::kFailedPrecondition,
                       "HYBRID-OPT: the codec of gradients can change to %.*s only with the option compression_changes",
                       static_cast<int>(spec.size()), spec.data());
   }
-  CORTADO_RETURN_IF_ERROR(gradient_gather_->set_codec(spec, options_.gradients.aggregate));
+  CORTADO_RETURN_IF_ERROR(gradient_gather_->set_codec(spec));
   options_.gradients.codec = spec;
-  auto_gradients_.is_on = false;
   return {};
 }
 
@@ -185,13 +190,13 @@ Status KfacImpl::compare_codecs() {
 
 Status KfacImpl::set_factor_compression(std::string_view spec) {
   CORTADO_RETURN_IF_ERROR(failure_);
+  if (options_.factor_compression == kAutoCodec) return already_chosen("factors");
   CORTADO_ASSIGN_OR_RETURN(TensorListCodec codec, TensorListCodec::create(spec));
   factor_codec_is_set_ = world_->world_size() > 1;
   if (spec == options_.factor_compression) return {};
   CORTADO_RETURN_IF_ERROR(inverse_gather_->set_codec(spec, 0));
   sync_->set_codec(std::move(codec));
   options_.factor_compression = spec;
-  auto_factors_.is_on = auto_inverses_.is_on = false;
   return {};
 }
 

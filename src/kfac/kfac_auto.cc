@@ -16,21 +16,25 @@ namespace cortado {
 namespace {
 
 // Compressed and not, in turns, so that a slow spell of the machine hits both. The first of each block is not counted:
-// of another codec sizes travel first.
-constexpr std::size_t kBlock = 3, kBlocks = 6, kMessagesOnTrial = kBlock * kBlocks;
-bool is_compressed(std::size_t message) { return message / kBlock % 2 == 0; }
+// of another codec sizes travel first. Where one way takes at most half of what the other takes, one round is enough.
+constexpr std::size_t kBlock = 3, kRound = 2 * kBlock, kRounds = 4;
+constexpr std::int64_t kClear = 2;
+bool is_compressed(std::size_t message) { return message % kRound < kBlock; }
 
 // What rank 0 has predicted, as it travels.
 struct Prediction {
   std::int64_t trial = -1, predicted_ns = 0, uncompressed_ns = 0;
-  double min_gain = 0;
   char reason[256] = {};
 };
 
+// Of a list that is not empty.
 std::int64_t median_of(std::vector<std::int64_t> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
+bool is_clearly_less(const std::vector<std::int64_t>& some, const std::vector<std::int64_t>& others) {
+  return kClear * *std::max_element(some.begin(), some.end()) <= *std::min_element(others.begin(), others.end());
 }
 
 bool are_finite(const std::vector<TensorList>& lists) {
@@ -51,10 +55,10 @@ bool AutoMessage::take(const std::string& codec, std::int64_t aggregate) {
   return true;
 }
 
-void AutoMessage::record(std::int64_t ns) {
+void AutoMessage::record(std::int64_t ns, bool is_finite) {
   if (!is_on) return;
   ++messages;
-  if (phase == Phase::kTrial) times_ns.push_back(ns);
+  if (phase == Phase::kTrial) times_ns.push_back(is_finite ? ns : -1);
 }
 
 std::vector<MessageTrial> KfacImpl::trials() const {
@@ -76,11 +80,14 @@ Result<bool> KfacImpl::decide(AutoMessage* message, const MessageShape& shape, c
     message->phase = Phase::kUndecided;
     message->next_trial *= 10;
   }
+  const std::size_t on_trial = message->times_ns.size();
+  if (message->phase == Phase::kTrial && on_trial > 0 && on_trial % kRound == 0) {
+    CORTADO_ASSIGN_OR_RETURN(has_changed, compare_times(message));
+  }
   if (message->phase == Phase::kUndecided) {
     CORTADO_ASSIGN_OR_RETURN(has_changed, predict(message, shape, own));
   } else if (message->phase == Phase::kTrial) {
-    if (message->times_ns.size() == kMessagesOnTrial) return compare_times(message);
-    const bool compresses = is_compressed(message->times_ns.size());
+    const bool compresses = is_compressed(on_trial);
     has_changed =
         message->take(compresses ? message->candidate.codec : "none", compresses ? message->candidate.aggregate : 0);
   }
@@ -126,17 +133,14 @@ Result<bool> KfacImpl::predict(AutoMessage* message, const MessageShape& shape, 
     }
     CORTADO_ASSIGN_OR_RETURN(const MessageChoice choice,
                              choose_codec(shape, candidates, *options_.cluster, options_.min_gain));
-    prediction = {.trial = choice.trial,
-                  .predicted_ns = choice.predicted_ns,
-                  .uncompressed_ns = choice.uncompressed_ns,
-                  .min_gain = options_.min_gain};
+    prediction = {
+        .trial = choice.trial, .predicted_ns = choice.predicted_ns, .uncompressed_ns = choice.uncompressed_ns};
     std::snprintf(prediction.reason, sizeof(prediction.reason), "%s", choice.reason.c_str());
   }
   std::vector<Prediction> predictions(world_size);
   CORTADO_RETURN_IF_ERROR(world_->all_gather(std::as_bytes(std::span(&prediction, 1)),
                                              std::as_writable_bytes(std::span(predictions)), timeout()));
   prediction = predictions[0];
-  message->min_gain = prediction.min_gain;
   message->times_ns.clear();
   KfacChoice& choice = message->choice;
   choice.predicted_ns = prediction.predicted_ns;
@@ -149,20 +153,35 @@ Result<bool> KfacImpl::predict(AutoMessage* message, const MessageShape& shape, 
   }
   message->phase = AutoMessage::Phase::kTrial;
   message->candidate = candidates[static_cast<std::size_t>(prediction.trial)];
+  message->predicted = prediction.reason;
+  choice.reason += ", on trial";
   return message->take(message->candidate.codec, message->candidate.aggregate);
 }
 
 Result<bool> KfacImpl::compare_times(AutoMessage* message) {
   const auto world_size = static_cast<std::size_t>(world_->world_size());
-  std::vector<std::int64_t> all(world_size * kMessagesOnTrial);
+  const std::size_t count = message->times_ns.size();
+  std::vector<std::int64_t> all(world_size * count), compressed_ns, uncompressed_ns;
   CORTADO_RETURN_IF_ERROR(world_->all_gather(std::as_bytes(std::span(message->times_ns)),
                                              std::as_writable_bytes(std::span(all)), timeout()));
-  std::vector<std::int64_t> compressed_ns, uncompressed_ns;
-  for (std::size_t m = 0; m < kMessagesOnTrial; ++m) {
+  for (std::size_t m = 0; m < count; ++m) {
     if (m % kBlock == 0) continue;
     std::int64_t longest_ns = 0;  // of any rank, which all others wait for in the end
-    for (std::size_t r = 0; r < world_size; ++r) longest_ns = std::max(longest_ns, all[r * kMessagesOnTrial + m]);
-    (is_compressed(m) ? compressed_ns : uncompressed_ns).push_back(longest_ns);
+    bool counts = true;
+    for (std::size_t r = 0; r < world_size; ++r) {
+      longest_ns = std::max(longest_ns, all[r * count + m]);
+      counts &= all[r * count + m] >= 0;
+    }
+    if (counts) (is_compressed(m) ? compressed_ns : uncompressed_ns).push_back(longest_ns);
+  }
+  const bool is_last = count == kRounds * kRound;
+  if (compressed_ns.empty() || uncompressed_ns.empty()) {
+    if (is_last) message->phase = AutoMessage::Phase::kUndecided;
+    return false;
+  }
+  if (!is_last && !is_clearly_less(compressed_ns, uncompressed_ns) &&
+      !is_clearly_less(uncompressed_ns, compressed_ns)) {
+    return false;
   }
   message->phase = AutoMessage::Phase::kDecided;
   KfacChoice& choice = message->choice;
@@ -170,8 +189,9 @@ Result<bool> KfacImpl::compare_times(AutoMessage* message) {
   choice.measured_uncompressed_ns = median_of(uncompressed_ns);
   const auto took_ns = static_cast<double>(choice.measured_ns),
              uncompressed_took_ns = static_cast<double>(choice.measured_uncompressed_ns);
-  choice.reason += format_text(", measured %.3g ms instead of %.3g ms", 1e-6 * took_ns, 1e-6 * uncompressed_took_ns);
-  if (took_ns <= (1 - message->min_gain) * uncompressed_took_ns) {
+  choice.reason = message->predicted +
+                  format_text(", measured %.3g ms instead of %.3g ms", 1e-6 * took_ns, 1e-6 * uncompressed_took_ns);
+  if (took_ns <= (1 - options_.min_gain) * uncompressed_took_ns) {
     return message->take(message->candidate.codec, message->candidate.aggregate);
   }
   choice.reason = "uncompressed, as it gains too little: " + choice.reason;
@@ -198,16 +218,26 @@ Status KfacImpl::decide_factors() {
   return {};
 }
 
-// Rank 0 looks at its own column.
+// The column with most values stands for all.
 Status KfacImpl::decide_inverses() {
-  MessageShape shape;
+  std::vector<MessageShape> columns(static_cast<std::size_t>(grid_.columns));
+  std::vector<std::int64_t> values(columns.size());
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    for (int r = 0; r < grid_.workers; ++r) columns[c].ranks.push_back(r * grid_.columns + static_cast<int>(c));
+    columns[c].elems.resize(columns[c].ranks.size());
+  }
+  for (const FactorSlot& slot : sync_->slots()) {
+    const auto column = static_cast<std::size_t>(grid_.column_of(slot.owner));
+    const std::int64_t elems = is_eigen() ? slot.matrices * slot.n * slot.n : slot.elems();
+    columns[column].elems[static_cast<std::size_t>(grid_.row_of(slot.owner))].push_back(elems);
+    values[column] += elems;
+  }
+  const MessageShape& shape =
+      columns[static_cast<std::size_t>(std::max_element(values.begin(), values.end()) - values.begin())];
   std::vector<TensorList> own(1);
-  for (int r = 0; r < grid_.workers; ++r) shape.ranks.push_back(r * grid_.columns);
-  shape.elems.resize(shape.ranks.size());
   for (const std::size_t s : gathered_slots_) {
     const FactorSlot& slot = sync_->slots()[s];
     const std::int64_t elems = is_eigen() ? slot.matrices * slot.n * slot.n : slot.elems();
-    shape.elems[static_cast<std::size_t>(grid_.row_of(slot.owner))].push_back(elems);
     const HeldFactor& factor = factors_[s];
     if (slot.owner != rank()) continue;
     own[0].emplace_back(is_eigen() ? factor.inverse.data() : factor.triangles.data(), DType::kFloat32, 1, elems);
@@ -217,7 +247,7 @@ Status KfacImpl::decide_inverses() {
   return inverse_gather_->set_codec(auto_inverses_.choice.codec, auto_inverses_.choice.aggregate);
 }
 
-// And at its own row.
+// Rank 0 looks at its own row; the others send the same.
 Status KfacImpl::decide_gradients() {
   MessageShape shape;
   std::vector<TensorList> own(1);

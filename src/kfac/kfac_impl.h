@@ -41,23 +41,23 @@ struct HeldFactor {
 using TensorList = std::vector<ConstTensorView>;  // of one payload
 
 // One kind of message whose codec may be chosen. If the model says that a codec makes them shorter, the next ones are
-// on trial: some go with it and some as they are, in turns, and then the way that took less time stays. Anew after 100,
-// 1000 ... messages.
+// on trial: some go with it and some as they are, in turns, and then the way that took less time stays. Anew after
+// 1000, 10,000 ... messages.
 struct AutoMessage {
   enum class Phase : std::uint8_t { kUndecided, kTrial, kDecided };
 
   bool is_on = false;
   Phase phase = Phase::kUndecided;
-  std::int64_t messages = 0, next_trial = 100;
+  std::int64_t messages = 0, next_trial = 1000;
   MessageTrial candidate;              // that is on trial
-  double min_gain = 0;                 // rank 0's
-  std::vector<std::int64_t> times_ns;  // of this rank's messages on trial
+  std::string predicted;               // of it, in words
+  std::vector<std::int64_t> times_ns;  // of this rank's messages on trial; -1: it does not count
   KfacChoice choice;
 
   // The way of the next messages. True if it is another one than before.
   bool take(const std::string& codec, std::int64_t aggregate);
-  // What a message took.
-  void record(std::int64_t ns);
+  // What a message took. Such as are not finite say nothing.
+  void record(std::int64_t ns, bool is_finite);
 };
 
 // What ranks must share, besides layers.
@@ -170,7 +170,7 @@ class KfacImpl final : public Kfac {
   Result<bool> decide(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own);
   // What the model says.
   Result<bool> predict(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own);
-  // What the clock says, after the messages on trial.
+  // What the clock says of the messages on trial so far.
   Result<bool> compare_times(AutoMessage* message);
   Status decide_factors();
   Status decide_inverses();

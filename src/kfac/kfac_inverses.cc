@@ -54,7 +54,7 @@ Status KfacImpl::update_factors(double decay) {
   CORTADO_RETURN_IF_ERROR(decide_factors());
   const std::int64_t begin_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(sync_->reduce(static_cast<std::uint64_t>(step_)));
-  auto_factors_.record(clock_->now_ns() - begin_ns);
+  auto_factors_.record(clock_->now_ns() - begin_ns, true);
   for (std::size_t s = 0; s < factors_.size(); ++s) {
     std::vector<float>& running = factors_[s].running;
     if (running.empty()) continue;
@@ -167,7 +167,7 @@ Status KfacImpl::gather_inverses(const KfacHyperparameters& values) {
     CORTADO_RETURN_IF_ERROR(send_inverses(values));
     CORTADO_RETURN_IF_ERROR(inverse_gather_->set_codec(inverse_codec()));
   }
-  auto_inverses_.record(clock_->now_ns() - begin_ns);
+  auto_inverses_.record(clock_->now_ns() - begin_ns, inverse_gather_->report().finite);
   for (const std::size_t s : gathered_slots_) {
     const FactorSlot& slot = sync_->slots()[s];
     for (std::int64_t m = 0; !is_eigen() && m < slot.matrices; ++m) {

@@ -133,13 +133,14 @@ Status KfacImpl::store(const float* results, float scale, bool all, std::span<co
 Result<KfacOutcome> KfacImpl::exchange(const KfacHyperparameters& values, double own_product) {
   std::vector<OwnerNote> notes(static_cast<std::size_t>(row_->get()->world_size()));
   CORTADO_RETURN_IF_ERROR(decide_gradients());
+  if (auto_gradients_.is_on) lap(KfacStage::kGather);  // the wait for others, too
   const std::uint64_t flags = hash_of(values) | (std::isfinite(own_product) ? 0 : kNotFinite);
   const OwnerGatherReport before = gradient_gather_->report();
   const std::int64_t begin_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(
       gradient_gather_->run(static_cast<std::uint64_t>(step_), result_of_layer_, {own_product, flags}, notes));
-  auto_gradients_.record(clock_->now_ns() - begin_ns);
   const OwnerGatherReport after = gradient_gather_->report();
+  auto_gradients_.record(clock_->now_ns() - begin_ns, after.finite);
   report_.stage_ns[static_cast<int>(KfacStage::kEncode)] += after.encode_ns - before.encode_ns;
   report_.stage_ns[static_cast<int>(KfacStage::kGather)] += after.gather_ns - before.gather_ns;
   report_.stage_ns[static_cast<int>(KfacStage::kDecode)] += after.decode_ns - before.decode_ns;

@@ -211,7 +211,7 @@ def test_auto_measures_links_and_codecs_itself(pools, tmp_path):
 
 
 def test_auto_lets_the_clock_decide(pools, tmp_path):
-    for choices, text in pools(2).run(choose, cluster=link(100), folder=str(tmp_path), steps=20):
+    for choices, text in pools(2).run(choose, cluster=link(100), folder=str(tmp_path), steps=25):
         for choice in choices.values():
             gains = choice["measured_ns"] <= 0.95 * choice["measured_uncompressed_ns"]
             assert choice["measured_ns"] > 0
