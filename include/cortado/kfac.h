@@ -159,7 +159,7 @@ struct KfacOptions {
   // has saved as much by the clock: so two runs need not decide alike, but all ranks do.
   std::vector<std::string> candidates = {"compso(bound=0.004)", "compso(bound=0.004, coder=none)"};
   std::optional<Cluster> cluster;
-  double min_gain = 0.05;
+  double min_gain = 0.2;  // less is not seen in a step, and costs accuracy all the same
 };
 
 // May change from step to step; the same on all ranks, which compare the numbers where they exchange gradients (within

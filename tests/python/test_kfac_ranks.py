@@ -44,8 +44,8 @@ def make_model(me, uses_ddp, seed=0):
 
 def make_run(me, options, uses_ddp=True, seed=0):
     model = make_model(me, uses_ddp, seed)
-    options = {"inv_update_steps": 2, "lr": 0.05, **options}
-    kfac = cortado.KFAC(model, verbose=False, timeout_s=20, **options)
+    options = {"inv_update_steps": 2, "lr": 0.05, "timeout_s": 20, **options}
+    kfac = cortado.KFAC(model, verbose=False, **options)
     return model, kfac, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
@@ -213,7 +213,7 @@ def test_auto_measures_links_and_codecs_itself(pools, tmp_path):
 def test_auto_lets_the_clock_decide(pools, tmp_path):
     for choices, text in pools(2).run(choose, cluster=link(100), folder=str(tmp_path), steps=25):
         for choice in choices.values():
-            gains = choice["measured_ns"] <= 0.95 * choice["measured_uncompressed_ns"]
+            gains = choice["measured_ns"] <= 0.8 * choice["measured_uncompressed_ns"]
             assert choice["measured_ns"] > 0
             assert choice["codec"] == ("compso(bound=4e-3)" if gains else "none")
             assert choice["reason"].startswith("uncompressed, as it gains too little: ") != gains
@@ -606,7 +606,7 @@ def test_rows_that_take_other_codecs_are_an_error_everywhere(pools):
 
 
 def leave_out_a_step(me):
-    run = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
+    run = make_run(me, {"strategy": "mem-opt", "timeout_s": 5}, uses_ddp=False)
     train(me, run, 1)
     me._models.clear()  # what the others end with is not compared
     if me.rank == 1:
