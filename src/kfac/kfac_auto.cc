@@ -74,7 +74,6 @@ std::vector<MessageTrial> KfacImpl::trials() const {
 
 Result<bool> KfacImpl::decide(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own) {
   using Phase = AutoMessage::Phase;
-  if (!message->is_on) return false;
   bool has_changed = false;
   if (message->phase == Phase::kDecided && message->messages >= message->next_trial) {
     message->phase = Phase::kUndecided;
@@ -200,6 +199,7 @@ Result<bool> KfacImpl::compare_times(AutoMessage* message) {
 
 // Each rank's own contribution to the factors of every other one.
 Status KfacImpl::decide_factors() {
+  if (!auto_factors_.is_on) return {};
   MessageShape shape{.is_sum = true, .ranks = {}, .elems = {}};
   std::vector<TensorList> own(static_cast<std::size_t>(world_->world_size()));
   for (int r = 0; r < world_->world_size(); ++r) shape.ranks.push_back(r);
@@ -220,6 +220,7 @@ Status KfacImpl::decide_factors() {
 
 // The column with most values stands for all.
 Status KfacImpl::decide_inverses() {
+  if (!auto_inverses_.is_on) return {};
   std::vector<MessageShape> columns(static_cast<std::size_t>(grid_.columns));
   std::vector<std::int64_t> values(columns.size());
   for (std::size_t c = 0; c < columns.size(); ++c) {
@@ -249,6 +250,7 @@ Status KfacImpl::decide_inverses() {
 
 // Rank 0 looks at its own row; the others send the same.
 Status KfacImpl::decide_gradients() {
+  if (!auto_gradients_.is_on) return {};
   MessageShape shape;
   std::vector<TensorList> own(1);
   for (int c = 0; c < grid_.columns; ++c) shape.ranks.push_back(c);
