@@ -165,6 +165,10 @@ void add_plan_command(CLI::App* plan, PlanOptions* options) {
   plan->add_option("--max-total-error", limits.max_total_error, "most relative L2 error of the whole gradient")
       ->check(CLI::NonNegativeNumber)
       ->type_name("X");
+  plan->add_option("--search-steps", limits.search_steps,
+                   "what the search may spend; by default 100,000 and 300 a tensor, some milliseconds")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
   plan->add_flag("--explain", options->explain, "every bucket: what was chosen, gained, and why not otherwise");
   plan->add_option("--html", options->html_path, "write a report: one page with timelines and a table")
       ->type_name("REPORT");

@@ -50,7 +50,10 @@ void add_notes(const Problem& problem, const Cluster& cluster, const SearchResul
   if (gap > kGapToExplain) {
     if (found.is_cut_short.has_value() && !found.is_exact) {
       bound += *found.is_cut_short
-                   ? "; the search has spent what it may, with more search_steps it may find a faster plan"
+                   ? format_text(
+                         "; the search has spent the %lld steps it may, with more (--search-steps) it may find "
+                         "a faster plan",
+                         static_cast<long long>(search_steps(problem)))
                    : "; the search ended where none of the changes it tries helps";
     }
     bound +=

@@ -55,6 +55,16 @@ def test_limits(tmp_path):
     assert json.loads(path.read_text())["predicted_step_ns"] == json.loads(path.read_text())["dense_step_ns"]
 
 
+def test_a_search_may_spend_more(tmp_path):
+    bert = ("plan", DATA / "jobs" / "bert_base.json", CLUSTER, "--allow", "topk(0.01)", "-o", tmp_path / "plan.json")
+    steps_ns = []
+    for steps, says in ((1000, "spent the 1000 steps it may, with more (--search-steps)"), (800_000, "gap 2.")):
+        done = cortado(*bert, "--search-steps", steps)
+        assert says in done.stdout, done.stderr
+        steps_ns.append(json.loads((tmp_path / "plan.json").read_text())["predicted_step_ns"])
+    assert steps_ns[1] < 0.9 * steps_ns[0]
+
+
 def test_strategies_are_no_better(tmp_path):
     best = json.loads(made(tmp_path)[0].read_text())["predicted_step_ns"]
     for strategy in ("dense", "bf16", "compress_all", "myopic", "espresso", "gpu_only", "cpu_only", "hitopk_like"):

@@ -48,8 +48,7 @@ class Search {
   explicit Search(Problem& problem)
       : problem_(problem), local_(&problem), greedy_(problem.simulated(), problem.levels()) {
     caps_ = fusion_caps(problem);
-    budget_ = problem.constraints().search_steps;
-    if (budget_ == 0) budget_ = default_search_steps(problem.tensors());
+    budget_ = search_steps(problem);
   }
 
   SearchResult run() {
@@ -213,6 +212,11 @@ class Search {
 };
 
 }  // namespace
+
+std::int64_t search_steps(const Problem& problem) {
+  const std::int64_t given = problem.constraints().search_steps;
+  return given > 0 ? given : default_search_steps(problem.tensors());
+}
 
 SearchResult search(Problem& problem) { return Search(problem).run(); }
 

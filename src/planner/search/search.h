@@ -26,6 +26,9 @@ struct SearchResult {
 // What a search may spend where constraints do not say.
 constexpr std::int64_t default_search_steps(int tensors) { return 100000 + 300 * static_cast<std::int64_t>(tensors); }
 
+// What a search may spend: as its constraints say, or the default.
+std::int64_t search_steps(const Problem& problem);
+
 // Nearer to the lower bound than this share of it the search spends little on the rest.
 constexpr std::int64_t kSlackOfBound = 10000;  // one part in
 
