@@ -2,6 +2,7 @@
 //
 // Of Calibrator: packing, codecs, and what a codec does to computation beside it.
 #include <cmath>
+#include <latch>
 #include <thread>
 
 #include "core/check.h"
@@ -200,9 +201,13 @@ Result<double> Calibrator::share_lost_beside(const std::string& spec, OpDevice d
                            make_work(*codec, device, std::min(options_.max_elems, most_elems)));
   CORTADO_ASSIGN_OR_RETURN(const Point alone, measure(name, computation));
   Status encoded;
+  std::latch has_begun(1);  // a busy machine may start a thread late
   std::jthread encoder([&](const std::stop_token& stop) {
+    encoded = work->encode();
+    has_begun.count_down();
     while (!stop.stop_requested() && encoded.ok()) encoded = work->encode();
   });
+  has_begun.wait();
   const Result<Point> beside = measure(name + " beside " + spec, computation);
   encoder.request_stop();
   encoder.join();

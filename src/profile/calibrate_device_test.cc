@@ -78,12 +78,15 @@ TEST(CalibrateDevice, NothingOfItWithoutADevice) {
   EXPECT_TRUE(cluster.device_to_host.sizes.empty());
 }
 
-// Notes that another thread than the one that made it gives it work.
+// Notes that another thread than the one that made it gives it work, which that thread does late.
 class WatchedQueue final : public EmulatedQueue {
  public:
   explicit WatchedQueue(std::atomic<bool>* is_shared) : is_shared_(is_shared) {}
   Status record(Event event) override {
-    if (std::this_thread::get_id() != maker_) *is_shared_ = true;
+    if (std::this_thread::get_id() != maker_ && !*is_shared_) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      *is_shared_ = true;
+    }
     return EmulatedQueue::record(event);
   }
 
