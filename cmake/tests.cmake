@@ -122,11 +122,16 @@ if(CORTADO_BUILD_TRANSPORTS AND NOT CORTADO_SANITIZE)
     set(calibrate calibrate -o "${PROJECT_BINARY_DIR}/calibrated.json" --budget 0.5 --codec "cast(bf16)")
     cortado_add_mpi_test(Cli.calibrate_4_ranks 4 cortado_cli ${calibrate} --again)
     cortado_add_mpi_test(Cli.calibrate_4_ranks_keeps_what_is_known 4 cortado_cli ${calibrate})
+    cortado_add_mpi_test(
+      Cli.calibrate_2_ranks_with_devices 2 cortado_cli calibrate -o "${PROJECT_BINARY_DIR}/calibrated_devices.json" --again
+      --budget 0.5 --codec "cast(bf16)" --device-library "$<TARGET_FILE:cortado_emulated>")
     if(TARGET cortado_mpi)
       set_tests_properties(Cli.calibrate_4_ranks PROPERTIES PASS_REGULAR_EXPRESSION "4 ranks, 1 codecs, over mpi"
                                                             FIXTURES_SETUP calibrated_file)
       set_tests_properties(Cli.calibrate_4_ranks_keeps_what_is_known
                            PROPERTIES PASS_REGULAR_EXPRESSION "keeps 9 of 9 curves" FIXTURES_REQUIRED calibrated_file)
+      set_tests_properties(Cli.calibrate_2_ranks_with_devices
+                           PROPERTIES PASS_REGULAR_EXPRESSION "2 ranks, 1 codecs \\(1 on devices, too\\), over mpi")
     endif()
   endif()
   foreach(ranks 1 3 4)

@@ -3,11 +3,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <string>
 
 #include "cli/codec_commands.h"
 #include "cortado/auto.h"
 #include "cortado/calibrate.h"
+#include "cortado/device_library.h"
+#include "cortado/topology.h"
 
 namespace cortado::cli {
 
@@ -22,6 +26,19 @@ void show_progress(double done, const std::string& next) {
   std::fflush(stderr);
 }
 
+// Of the ranks of a machine each the next device, and from the first one again where there are fewer.
+Result<std::shared_ptr<const SchemeDevice>> device_of_rank(const std::string& path) {
+  const Result<const DeviceLibrary*> loaded = load_device_library(path);
+  if (!loaded.ok()) return loaded.status();
+  const DeviceLibrary& library = *loaded.value();
+  if (library.create_scheme_device == nullptr) return Status(StatusCode::kUnsupported, path + " has no codecs");
+  const int devices = library.device_count();
+  if (devices == 0) return Status(StatusCode::kUnsupported, path + " finds no device");
+  const Result<std::optional<LauncherPlace>> place = launcher_place();
+  if (!place.ok()) return place.status();
+  return library.create_scheme_device(place.value().value_or(LauncherPlace{}).rank_on_machine % devices);
+}
+
 [[maybe_unused]] int calibrate_over(Communicator* communicator, const std::string& mpi_version,
                                     const CalibrateCommand& command) {
   const bool speaks = communicator->rank() == 0;
@@ -29,6 +46,11 @@ void show_progress(double done, const std::string& next) {
                            .codecs = command.codecs.empty() ? auto_codecs(Quality::kAggressive) : command.codecs,
                            .budget_s = command.budget_s,
                            .transport_version = mpi_version};
+  if (!command.device_library.empty()) {
+    Result<std::shared_ptr<const SchemeDevice>> device = device_of_rank(command.device_library);
+    if (!device.ok()) return report_error("calibrate", device.status());
+    options.device = std::move(device).value();
+  }
   if (speaks && ::isatty(STDERR_FILENO) == 1) options.progress = show_progress;
   const bool is_there = ::access(command.cluster_path.c_str(), F_OK) == 0;
   if (speaks && is_there && !command.again) {
@@ -44,8 +66,12 @@ void show_progress(double done, const std::string& next) {
   if (!speaks) return kDone;
   const Status saved = save_cluster(cluster.value(), command.cluster_path);
   if (!saved.ok()) return report_error(command.cluster_path, saved);
-  std::printf("%s: %d ranks, %zu codecs, over %s\n", command.cluster_path.c_str(), communicator->world_size(),
-              options.codecs.size(), cluster.value().communicator.c_str());
+  const auto on_devices = std::count_if(
+      cluster.value().codecs.begin(), cluster.value().codecs.end(),
+      [](const CodecTimes& times) { return times.device == OpDevice::kGpu && times.direction == OpKind::kEncode; });
+  const std::string too = on_devices > 0 ? " (" + std::to_string(on_devices) + " on devices, too)" : "";
+  std::printf("%s: %d ranks, %zu codecs%s, over %s\n", command.cluster_path.c_str(), communicator->world_size(),
+              options.codecs.size(), too.c_str(), cluster.value().communicator.c_str());
   return kDone;
 }
 

@@ -19,7 +19,8 @@ struct CalibrateCommand {
   std::string name = "calibrated";
   std::vector<std::string> codecs;  // none: those that auto knows
   double budget_s = 50;
-  bool again = false;  // measures what the file at `cluster_path` already has, too
+  std::string device_library;  // of codecs on each rank's device; empty: none is measured
+  bool again = false;          // measures what the file at `cluster_path` already has, too
 };
 
 int calibrate_cluster(const CalibrateCommand& command);

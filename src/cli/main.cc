@@ -114,6 +114,9 @@ constexpr const char* kCalibrateFooter =
     "Examples:\n"
     "  mpirun -n 4 cortado calibrate -o cluster.json\n"
     "  mpirun -n 4 cortado calibrate -o cluster.json --budget 20 --codec \"topk(density=0.01)\"\n"
+    "  mpirun -n 4 cortado calibrate -o cluster.json --device-library build/release/libcortado_cuda.so\n"
+    "                                           each rank's GPU, too; of what codecs there do to computation only\n"
+    "                                           -m cortado.calibrate --device cuda knows\n"
     "  torchrun --nproc-per-node 4 -m cortado.calibrate -o cluster.json\n"
     "                                           the same over the process group that training has\n"
     "\n"
@@ -192,6 +195,11 @@ void add_calibrate_command(CLI::App* calibrate, CalibrateCommand* command) {
   calibrate->add_option("--codec", command->codecs, "measure this one, again for more; else those that auto knows")
       ->type_name("SPEC")
       ->allow_extra_args(false);
+  calibrate
+      ->add_option("--device-library", command->device_library,
+                   "libcortado_cuda.so: codecs and copies on each rank's GPU are measured, too")
+      ->check(CLI::ExistingFile)
+      ->type_name("FILE");
   calibrate->add_flag("--again", command->again, "measures everything, also what the file holds if it is there");
   calibrate->add_option("--budget", command->budget_s, "about how long it may take; 50 if not given")
       ->check(CLI::PositiveNumber)
