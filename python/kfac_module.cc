@@ -147,6 +147,7 @@ class PyKfac {
     if (options.contains("cluster")) {
       chosen.cluster = unwrap(cortado::cluster_from_json(nb::cast<std::string>(options["cluster"])));
       chosen.candidates = nb::cast<std::vector<std::string>>(options["candidates"]);
+      chosen.candidates_change = nb::cast<bool>(options["candidates_change"]);
     }
     if (library_ != nullptr) {
       const int device = nb::cast<int>(options["device"]);
@@ -198,6 +199,7 @@ class PyKfac {
 
   void set_compression(const std::string& spec) { check(kfac_->set_compression(spec)); }
   void set_factor_compression(const std::string& spec) { check(kfac_->set_factor_compression(spec)); }
+  void set_candidates(const std::vector<std::string>& specs) { check(kfac_->set_candidates(specs)); }
   std::int64_t steps() const { return kfac_->steps(); }
 
   // (column, rank of A, rank of G) of each layer.
@@ -368,6 +370,7 @@ void bind_kfac(nb::module_& m) {
            "update_inverses"_a, "gradients"_a, "device_stream"_a = 0)
       .def("set_compression", &PyKfac::set_compression, "spec"_a)
       .def("set_factor_compression", &PyKfac::set_factor_compression, "spec"_a)
+      .def("set_candidates", &PyKfac::set_candidates, "specs"_a)
       .def("report", &PyKfac::report)
       .def("memory", &PyKfac::memory)
       .def("save_state", &PyKfac::save_state, "with_inverses"_a = true)

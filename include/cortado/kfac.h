@@ -158,6 +158,7 @@ struct KfacOptions {
   // where neither takes half of the other) are on trial, three with it and three without in turns, and it stays if it
   // has saved as much by the clock: so two runs need not decide alike, but all ranks do.
   std::vector<std::string> candidates = {"compso(bound=0.004)", "compso(bound=0.004, coder=none)"};
+  bool candidates_change = false;  // whether set_candidates() will be called
   std::optional<Cluster> cluster;
   double min_gain = 0.2;  // less is not seen in a step, and costs accuracy all the same
 };
@@ -317,6 +318,12 @@ class Kfac {
   // the same: that step then begins with a comparison of what they were given (one all-gather of 1 KB a rank), since
   // factors travel by another collective with "none" than with a codec.
   virtual Status set_factor_compression(std::string_view spec) = 0;
+
+  // From the next step on the candidates of "auto", as many as at first: each is taken to need the time of the one that
+  // was in its place at first, unless the cluster has its own. If they are others than before, all kinds of messages
+  // are decided anew. All ranks call it before the same step, which begins with a comparison as above.
+  // kFailedPrecondition without "auto".
+  virtual Status set_candidates(const std::vector<std::string>& candidates) = 0;
 
   virtual const std::vector<KfacLayer>& layers() const = 0;
   virtual const std::vector<KfacPlacement>& placements() const = 0;

@@ -70,8 +70,10 @@ class KFAC:
         "auto", for either: of each kind of message the candidate is taken, and the number of layers that share a table,
         that the performance model predicts to be fastest, if it is by the clock as well; or none. report() says which
         and why.
-    candidates, cluster: for "auto". Codecs; the path or content of a file of cortado.calibrate, by default the links
-        and the candidates are measured at the start, for about ten seconds.
+    candidates, cluster: for "auto". Codecs, each a string or dict, or a function of the step that gives one, the same on
+        all ranks: where it gives another, all is decided anew, with the times of step 0's. The path or content of a
+        file of cortado.calibrate, by default the links and the candidates are measured at the start, for about ten
+        seconds.
     error_feedback: the owner of a layer adds what encoding it has lost.
     aggregate: layers that share a table of codes in ``compso``; 0: all of a rank.
     reduce_gradients: whether step() averages the gradients; None: unless DDP or a cortado.Reducer does.
@@ -193,9 +195,13 @@ class KFAC:
             }
             if self._place.library is not None:
                 options.update(device_library=self._place.library, device=self._device.index or 0)
+            self._candidates = ()  # of "auto", each at any step
             is_auto = "auto" in (self._spec, self._factor_spec) and self._world_size > 1
             if is_auto:
-                options["candidates"] = [spec_from(codec) for codec in candidates]
+                is_one = callable(candidates) or isinstance(candidates, (str, dict))
+                self._candidates = (candidates,) if is_one else tuple(candidates)
+                options["candidates"] = [_compression_at(candidate, 0) for candidate in self._candidates]
+                options["candidates_change"] = self._have_candidates_a_schedule()
                 options["cluster"] = _cluster_text(cluster)
         agree_on_flag(self._group, "check_collectives", check_collectives)
         agree_on_flag(self._group, 'whether "auto" chooses a codec', is_auto)
@@ -586,6 +592,11 @@ class KFAC:
             self._factor_spec = _compression_at(self._factor_compression, self.steps)
             self._core.set_factor_compression(self._factor_spec)
             self._warn_if_pointless()
+        if self._have_candidates_a_schedule():
+            self._core.set_candidates([_compression_at(candidate, self.steps) for candidate in self._candidates])
+
+    def _have_candidates_a_schedule(self):
+        return any(callable(candidate) for candidate in self._candidates)
 
     def _precondition(self):
         with self._errors_end_all():  # a function may give one rank what it gives no other
@@ -712,12 +723,17 @@ class KFAC:
         self._hooks = []
 
 
+def _with_options(codec, options):
+    """The specification ``codec`` with more options."""
+    return f"{codec[:-1]}, {options})" if codec.endswith(")") else f"{codec}({options})"
+
+
 def step_schedule(first, later, lr, *, codec="compso", from_step=0):
     """``compression`` with the bound ``first`` until the learning rate falls, then ``later`` without a filter.
 
     lr: the function of the step that gives the learning rate, or the optimizer: the rate of its first group, which has
         fallen when it is below the initial one (``initial_lr``, which torch's schedulers set; without one, what it is
-        now). from_step: when its warm-up ends.
+        now). from_step: when its warm-up ends. codec: may have options of its own ("compso(coder=none)").
     """
     is_optimizer = isinstance(lr, torch.optim.Optimizer)
     if not is_optimizer and not callable(lr):
@@ -732,14 +748,17 @@ def step_schedule(first, later, lr, *, codec="compso", from_step=0):
 
     def spec(step):
         if step <= from_step or not has_fallen(step):
-            return f"{codec}(bound={first:g})"
-        return f"{codec}(bound={later:g}, filter=off)"
+            return _with_options(codec, f"bound={first:g}")
+        return _with_options(codec, f"bound={later:g}, filter=off")
 
     return spec
 
 
 def smooth_schedule(first, factor, stages, total_steps, *, unfiltered_stages=1, codec="compso"):
-    """``compression`` in equal stages with the bounds first, first * factor, ...; no filter in the last ones."""
+    """``compression`` in equal stages with the bounds first, first * factor, ...; no filter in the last ones.
+
+    codec: may have options of its own ("compso(coder=none)").
+    """
     if not 0 < factor < 1 or stages < 1 or total_steps < stages:
         raise SpecError(
             "smooth_schedule expects a factor between 0 and 1 and at most one stage a step, got "
@@ -749,7 +768,7 @@ def smooth_schedule(first, factor, stages, total_steps, *, unfiltered_stages=1, 
     def spec(step):
         stage = min(step * stages // total_steps, stages - 1)
         bound = f"bound={max(first * factor**stage, 1e-4):g}"
-        return f"{codec}({bound}, filter=off)" if stage >= stages - unfiltered_stages else f"{codec}({bound})"
+        return _with_options(codec, f"{bound}, filter=off" if stage >= stages - unfiltered_stages else bound)
 
     return spec
 
@@ -764,7 +783,9 @@ def _compression_at(compression, step):
         return spec_from(compression)
     spec = spec_from(compression(step))
     if spec == "auto":
-        raise SpecError('a function of the step gives codecs; for "auto" say compression="auto"')
+        raise SpecError(
+            'a function of the step gives codecs; for "auto" say compression="auto", and candidates=[function]'
+        )
     return spec
 
 

@@ -160,6 +160,7 @@ std::string settings_text(const KfacOptions& options) {
   if (compute_the_same && options.device != nullptr) text += ", on a device: " + options.device->kind();
   if (!is_auto(options)) return text;
   for (const std::string& candidate : options.candidates) text += ", candidate " + candidate;
+  text += options.candidates_change ? " at first" : "";
   text += ", min_gain " + std::to_string(options.min_gain);
   const int ranks = options.cluster.has_value() ? options.cluster->topology().world_size() : 0;
   return text + ", cluster of " + std::to_string(ranks) + " ranks";
@@ -183,7 +184,11 @@ Status KfacImpl::compare_codecs() {
   std::string codecs;
   if (has_several_rows() && options_.compression_changes) codecs = "gradients " + options_.gradients.codec;
   if (factor_codec_is_set_) codecs += (codecs.empty() ? "factors " : ", factors ") + options_.factor_compression;
-  factor_codec_is_set_ = false;
+  if (candidates_are_set_) {
+    codecs += codecs.empty() ? "candidates" : ", candidates";
+    for (const std::string& candidate : candidates_) codecs += " " + candidate;
+  }
+  factor_codec_is_set_ = candidates_are_set_ = false;
   if (codecs.empty()) return {};
   return check_agreement(world_, codecs, {}, timeout()).with_context("step " + std::to_string(step_));
 }
@@ -197,6 +202,25 @@ Status KfacImpl::set_factor_compression(std::string_view spec) {
   CORTADO_RETURN_IF_ERROR(inverse_gather_->set_codec(spec, 0));
   sync_->set_codec(std::move(codec));
   options_.factor_compression = spec;
+  return {};
+}
+
+Status KfacImpl::set_candidates(const std::vector<std::string>& candidates) {
+  CORTADO_RETURN_IF_ERROR(failure_);
+  if (!is_auto(options_)) {
+    return make_error(StatusCode::kFailedPrecondition, "candidates are those of \"auto\", which no codec here is");
+  }
+  if (candidates.size() != candidates_.size()) {
+    return make_error(StatusCode::kInvalidArgument, "\"auto\" has %zu candidates, got %zu", candidates_.size(),
+                      candidates.size());
+  }
+  for (const std::string& candidate : candidates) {
+    CORTADO_RETURN_IF_ERROR(TensorListCodec::create(candidate).status());
+  }
+  candidates_are_set_ = world_->world_size() > 1;
+  if (candidates == candidates_) return {};
+  candidates_ = candidates;
+  decide_anew();
   return {};
 }
 
@@ -220,6 +244,7 @@ Status KfacImpl::prepare() {
   auto_factors_.is_on = chooses && options_.strategy != KfacStrategy::kDpKfac && world_->world_size() > 1;
   auto_inverses_.is_on = chooses && grid_.workers > 1;
   auto_gradients_.is_on = options_.gradients.codec == kAutoCodec && grid_.columns > 1;
+  candidates_ = options_.candidates;
   auto_factors_.choice.message = "factors";
   auto_inverses_.choice.message = "inverses";
   auto_gradients_.choice.message = "gradients";

@@ -61,13 +61,20 @@ void AutoMessage::record(std::int64_t ns, bool is_finite) {
   if (phase == Phase::kTrial) times_ns.push_back(is_finite ? ns : -1);
 }
 
+void KfacImpl::decide_anew() {
+  for (AutoMessage* message : {&auto_factors_, &auto_inverses_, &auto_gradients_}) {
+    message->phase = AutoMessage::Phase::kUndecided;
+  }
+}
+
 std::vector<MessageTrial> KfacImpl::trials() const {
   std::vector<MessageTrial> trials;
-  for (const std::string& codec : options_.candidates) {
+  for (std::size_t c = 0; c < candidates_.size(); ++c) {
+    const std::string& codec = candidates_[c];
     std::vector<std::int64_t> sizes = {options_.gradients.aggregate};
     if (options_.gradients.aggregate == 0) sizes = {0, 16, 4, 1};
     if (!TensorListCodec::create(codec).value().aggregates()) sizes = {0};
-    for (const std::int64_t aggregate : sizes) trials.push_back({codec, aggregate, 0});
+    for (const std::int64_t aggregate : sizes) trials.push_back({codec, aggregate, 0, options_.candidates[c]});
   }
   return trials;
 }

@@ -370,6 +370,62 @@ TEST(KfacAuto, AStateThatIsLoadedIsDecidedForAnew) {
   }
 }
 
+// The cluster knows times of the first candidates only. The second bound is tried from its first step on.
+TEST(KfacAuto, OtherCandidatesAreDecidedForAnew) {
+  const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+    HandClock clock;
+    TimedLink link(&communicator, communicator.rank(), slow(1000), &clock);
+    SmallRun run{.options = automatic(KfacStrategy::kMemOpt, 1000), .values = {}};
+    run.options.candidates = {"compso(bound=0.004)"};
+    run.options.candidates_change = true;
+    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &link, &clock));
+    int step = 0;
+    for (const std::string codec : {"compso(bound=0.004)", "compso(bound=0.02)"}) {
+      for (int message = 0; message <= kOnTrial; ++message, ++step) {
+        CORTADO_RETURN_IF_ERROR(kfac->set_candidates({codec}));
+        CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), step).status());
+        if (message != 0 && message != kOnTrial) continue;
+        for (const KfacChoice& choice : kfac->report().choices) {
+          EXPECT_EQ(choice.codec, codec) << step << ", " << choice.message << ": " << choice.reason;
+          EXPECT_EQ(choice.measured_ns > 0, message == kOnTrial) << step << ", " << choice.message;
+        }
+      }
+    }
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(KfacAuto, CandidatesAreComparedOverRanks) {
+  const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+    SmallRun run{.options = automatic(KfacStrategy::kMemOpt, 1000), .values = {}};
+    run.options.candidates = {"compso(bound=0.004)"};
+    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+    EXPECT_EQ(kfac->set_candidates({"compso(bound=0.02)", "sign"}).message(), "\"auto\" has 1 candidates, got 2");
+    EXPECT_EQ(kfac->set_candidates({"compso(bound=-1)"}).code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(kfac->set_candidates({"acp(rank=2)"}).code(), StatusCode::kUnsupported);
+    const bool differs = communicator.rank() == 1;
+    CORTADO_RETURN_IF_ERROR(kfac->set_candidates({differs ? "compso(bound=0.02)" : "compso(bound=0.004)"}));
+    return run_step(*kfac, run, communicator.rank(), 0).status();
+  });
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+    EXPECT_NE(status.message().find("step 0"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("rank 1 has \"candidates compso(bound=0.02)\""), std::string::npos)
+        << status.message();
+  }
+}
+
+TEST(KfacAuto, OnlyAutoHasCandidates) {
+  const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+    KfacOptions options = automatic(KfacStrategy::kMemOpt, 1000);
+    options.gradients.codec = options.factor_compression = "sign";
+    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), options, &communicator));
+    return kfac->set_candidates({"sign"});
+  });
+  for (const Status& status : statuses) EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status.to_string();
+}
+
 TEST(KfacAuto, TheCodecThatItChoosesCanNotBeSet) {
   const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
     CORTADO_ASSIGN_OR_RETURN(const auto kfac,

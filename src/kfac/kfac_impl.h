@@ -107,6 +107,7 @@ class KfacImpl final : public Kfac {
 
   Status set_compression(std::string_view spec) override;
   Status set_factor_compression(std::string_view spec) override;
+  Status set_candidates(const std::vector<std::string>& candidates) override;
 
   const std::vector<KfacLayer>& layers() const override { return layers_; }
   const std::vector<KfacPlacement>& placements() const override { return placements_; }
@@ -165,6 +166,7 @@ class KfacImpl final : public Kfac {
   Status load_all(std::span<const KfacGradient> gradients, float scale, DeviceStream stream);
   Status sum_gradients();
 
+  void decide_anew();
   std::vector<MessageTrial> trials() const;
   // Before a message: true if its codec has changed. own: the payloads this rank is about to send.
   Result<bool> decide(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own);
@@ -237,7 +239,8 @@ class KfacImpl final : public Kfac {
   std::map<std::pair<std::string, std::string>, std::int64_t> fallbacks_;
   KfacReport report_;
   std::int64_t lap_begin_ns_ = 0;
-  bool factor_codec_is_set_ = false;  // since the last step
+  bool factor_codec_is_set_ = false, candidates_are_set_ = false;  // since the last step
+  std::vector<std::string> candidates_;                            // of "auto"; options_ has those at first
   Status failure_;
 };
 

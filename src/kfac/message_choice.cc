@@ -91,7 +91,10 @@ std::string text_of(const MessageTrial& trial, bool aggregates) {
 Result<MessageChoice> choose_codec(const MessageShape& shape, std::span<const MessageTrial> trials,
                                    const Cluster& cluster, double min_gain) {
   std::vector<std::string> specs, notes;
-  for (const MessageTrial& trial : trials) specs.push_back(trial.codec);
+  for (const MessageTrial& trial : trials) {
+    specs.push_back(trial.codec);
+    if (!trial.timed_as.empty()) specs.push_back(trial.timed_as);
+  }
   CORTADO_ASSIGN_OR_RETURN(const std::vector<CodecCost> costs, codec_costs(cluster, OpDevice::kCpu, specs, &notes));
   const MessageCost message(shape, cluster);
   MessageChoice choice{.uncompressed_ns = message.uncompressed_ns(), .reason = {}};
@@ -99,8 +102,14 @@ Result<MessageChoice> choose_codec(const MessageShape& shape, std::span<const Me
   for (std::size_t t = 0; t < trials.size(); ++t) {
     CORTADO_ASSIGN_OR_RETURN(const TensorListCodec codec,
                              TensorListCodec::create(trials[t].codec, trials[t].aggregate));
-    const auto cost = std::find_if(costs.begin(), costs.end(),
-                                   [&](const CodecCost& one) { return one.codec->spec() == codec.codec().spec(); });
+    const auto cost_of = [&](const std::string& spec) {
+      return std::find_if(costs.begin(), costs.end(), [&](const CodecCost& one) { return one.codec->spec() == spec; });
+    };
+    auto cost = cost_of(codec.codec().spec());
+    if (cost == costs.end() && !trials[t].timed_as.empty()) {
+      CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> timed, make_codec(trials[t].timed_as));
+      cost = cost_of(timed->spec());
+    }
     if (cost == costs.end()) continue;
     const std::int64_t ns = message.compressed_ns(trials[t], codec, *cost);
     if (choice.trial >= 0 && ns >= choice.predicted_ns) continue;

@@ -33,6 +33,7 @@ struct MessageTrial {
   std::string codec;
   std::int64_t aggregate = 0;      // as in OwnerGatherOptions
   std::int64_t payload_bytes = 0;  // of the rank that sends most
+  std::string timed_as = {};       // the codec whose times it has where the cluster has none of its own
 };
 
 struct MessageChoice {

@@ -140,5 +140,15 @@ TEST(MessageChoice, Declines) {
   EXPECT_EQ(choose(shape, {}, four_ranks(80)).reason, "uncompressed: there is no candidate");
 }
 
+TEST(MessageChoice, ACodecWithoutTimesHasThoseOfAnother) {
+  const MessageTrial trial = {"compso(bound=0.02)", 0, 100'000};
+  MessageTrial timed = trial;
+  timed.timed_as = kCoded;
+  EXPECT_EQ(choose(gathered(8, 100'000), {trial}, four_ranks(80)).trial, -1);
+  const MessageChoice choice = choose(gathered(8, 100'000), {timed}, four_ranks(80));
+  EXPECT_EQ(choice.trial, 0) << choice.reason;
+  EXPECT_EQ(choice.predicted_ns, choose(gathered(8, 100'000), {{kCoded, 0, 100'000}}, four_ranks(80)).predicted_ns);
+}
+
 }  // namespace
 }  // namespace cortado

@@ -717,6 +717,11 @@ def test_schedules_of_the_bound():
     for wrong in (0.1, None):
         with pytest.raises(cortado.SpecError, match="a function of the step or an optimizer as lr"):
             cortado.step_schedule(0.02, 0.004, lr=wrong)
+    packed = cortado.smooth_schedule(0.08, 0.5, stages=2, total_steps=100, codec="compso(coder=none)")
+    assert [packed(s) for s in (0, 50)] == [
+        "compso(coder=none, bound=0.08)",
+        "compso(coder=none, bound=0.04, filter=off)",
+    ]
     smooth = cortado.smooth_schedule(0.08, 0.5, stages=4, total_steps=100)
     assert [smooth(s) for s in (0, 24, 25, 50, 75, 500)] == [
         *["compso(bound=0.08)"] * 2,

@@ -220,6 +220,22 @@ def test_auto_lets_the_clock_decide(pools, tmp_path):
         assert ", measured " in text
 
 
+def choose_with_a_schedule(me):
+    options = {"compression": "auto", "cluster": link(100), "strategy": "mem-opt"}
+    options["candidates"] = lambda step: "compso(bound=4e-3)" if step < 2 else "compso(bound=2e-2)"
+    run = make_run(me, options, uses_ddp=False)
+    codecs = []
+    for step in range(4):
+        train(me, run, [step])
+        codecs.append(run[1].report().to_dict()["auto"]["gradients"]["codec"])
+    return codecs
+
+
+def test_candidates_of_auto_may_follow_a_schedule(pools):
+    for codecs in pools(2).run(choose_with_a_schedule):
+        assert codecs == ["compso(bound=4e-3)"] * 2 + ["compso(bound=2e-2)"] * 2
+
+
 # ---- loss scaling ----------------------------------------------------------------------------------------------------
 
 
