@@ -70,8 +70,8 @@ class KFAC:
         "auto", for either: of each kind of message the candidate is taken, and the number of layers that share a table,
         that the performance model predicts to be fastest, if it is by the clock as well; or none. report() says which
         and why.
-    candidates, cluster: for "auto". Codecs, each a string or dict, or a function of the step that gives one, the same on
-        all ranks: where it gives another, all is decided anew, with the times of step 0's. The path or content of a
+    candidates, cluster: for "auto". Codecs, each a string or dict, or a function of the step that gives one, the same
+        on all ranks: where it gives another, all is decided anew, with the times of step 0's. The path or content of a
         file of cortado.calibrate, by default the links and the candidates are measured at the start, for about ten
         seconds.
     error_feedback: the owner of a layer adds what encoding it has lost.
