@@ -89,7 +89,8 @@ TEST_F(CudaKfac, ProductsAreThoseOfTheCpu) {
       }
     }
     for (const bool begins : {true, false}) {
-      const auto expect_lower = [&](Floats found, Floats expected, std::int64_t dim) {
+      // clang before 16 captures no structured binding by reference.
+      const auto expect_lower = [&, k = k](Floats found, Floats expected, std::int64_t dim) {
         for (std::size_t i = 0; i < found.size(); ++i) {
           const auto at = static_cast<std::int64_t>(i) % (dim * dim);
           if (at % dim > at / dim) found[i] = expected[i] = 0;
