@@ -131,7 +131,7 @@ if(CORTADO_BUILD_TRANSPORTS AND NOT CORTADO_SANITIZE)
       set_tests_properties(Cli.calibrate_4_ranks_keeps_what_is_known
                            PROPERTIES PASS_REGULAR_EXPRESSION "keeps 9 of 9 curves" FIXTURES_REQUIRED calibrated_file)
       set_tests_properties(Cli.calibrate_2_ranks_with_devices
-                           PROPERTIES PASS_REGULAR_EXPRESSION "2 ranks, 1 codecs \\(1 on devices, too\\), over mpi")
+                           PROPERTIES PASS_REGULAR_EXPRESSION "2 ranks, 1 codecs, over mpi.*; the file has 1 on devices")
     endif()
   endif()
   foreach(ranks 1 3 4)

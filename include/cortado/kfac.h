@@ -139,7 +139,7 @@ struct KfacOptions {
 
   OwnerGatherOptions gradients;  // codec, feedback and aggregation of preconditioned gradients
   // Whether set_compression() will be called. HYBRID-OPT needs to know: rows of ranks exchange gradients apart from
-  // each other, so there every step() then compares the codec over all ranks first (one all-gather of 1 KB a rank).
+  // each other, so there every step() then compares the codec over all ranks first (one all-gather of 8 bytes a rank).
   bool compression_changes = false;
   std::string factor_compression = "none";  // codec of factors, and of eigenvectors or inverses
   // Whether set_factor_compression() will be called: ranks compare it, as those that do compare the codec in each step.
@@ -158,7 +158,7 @@ struct KfacOptions {
   // where neither takes half of the other) are on trial, three with it and three without in turns, and it stays if it
   // has saved as much by the clock: so two runs need not decide alike, but all ranks do.
   std::vector<std::string> candidates = {"compso(bound=0.004)", "compso(bound=0.004, coder=none)"};
-  bool candidates_change = false;  // whether set_candidates() will be called
+  bool candidates_change = false;  // whether set_candidates() will be called; the same on all ranks
   std::optional<Cluster> cluster;
   double min_gain = 0.2;  // less is not seen in a step, and costs accuracy all the same
 };
@@ -315,14 +315,14 @@ class Kfac {
   // HYBRID-OPT without compression_changes. Where ranks differ that step ends with an error on all of them.
   virtual Status set_compression(std::string_view spec) = 0;
   // The same of factors, and of eigenvectors or inverses. All ranks call it before the same step, with another codec or
-  // the same: that step then begins with a comparison of what they were given (one all-gather of 1 KB a rank), since
+  // the same: that step then begins with a comparison of what they were given (one all-gather of 8 bytes a rank), since
   // factors travel by another collective with "none" than with a codec.
   virtual Status set_factor_compression(std::string_view spec) = 0;
 
-  // From the next step on the candidates of "auto", as many as at first: each is taken to need the time of the one that
-  // was in its place at first, unless the cluster has its own. If they are others than before, all kinds of messages
-  // are decided anew. All ranks call it before the same step, which begins with a comparison as above.
-  // kFailedPrecondition without "auto".
+  // From the next step on the candidates of "auto", as many as at first, each of the same codec as the one that was in
+  // its place then, and as fast where the cluster has no times of it. What is decided, or on trial, goes on with the
+  // one in the same place. All ranks call it before the same step, which begins with a comparison (one all-gather of 8
+  // bytes a rank). kFailedPrecondition without "auto".
   virtual Status set_candidates(const std::vector<std::string>& candidates) = 0;
 
   virtual const std::vector<KfacLayer>& layers() const = 0;

@@ -45,6 +45,8 @@ Result<std::int64_t> count_options(const OptionSpace& space);
 // What a plan must keep to. Errors are relative L2 errors as the job file has them measured; an option that encodes a
 // tensor several times counts as many times the codec's error. A codec without a measured error of a tensor is no
 // candidate for it where a limit of errors is set.
+inline constexpr std::int64_t kMaxSearchSteps = 1'000'000'000'000;
+
 struct PlannerConstraints {
   std::vector<std::string> allowed_codecs = {};       // specifications; empty: all codecs of the cluster file
   std::optional<int> max_lossy_passes = {};           // encodes of a tensor that lose something
@@ -52,7 +54,8 @@ struct PlannerConstraints {
   std::optional<double> max_tensor_error = {};        // of each tensor
   // Of the whole gradient, by the rms of its tensors; without any of them all count as equal, with some it is an error.
   std::optional<double> max_total_error = {};
-  std::int64_t search_steps = 0;  // what may be spent, in simulated operations; 0: by the size of the job
+  // What the strategy "cortado" may spend, in simulated operations, at most kMaxSearchSteps; 0: by the size of the job.
+  std::int64_t search_steps = 0;
 };
 
 // The fastest plan that was found. Deterministic; `planner_ns` is left to the caller. Errors name what is wrong in job,

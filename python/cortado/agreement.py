@@ -54,3 +54,18 @@ def agree_on_flag(group, name, flag, timeout_s=SETUP_TIMEOUT_S):
     said = [("False", "True", "neither")[byte] for byte in gathered]
     if len(set(said)) > 1:
         raise MismatchError(f"{name} differs: ranks have {', '.join(said)}", "mismatch")
+
+
+def agree_on_text(group, name, text, timeout_s=SETUP_TIMEOUT_S):
+    """MismatchError on all ranks where they differ, in the first bytes of ``text`` at least."""
+    own = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+    try:
+        texts = group.all_gather(own, timeout_s)
+    except (RuntimeError, TimeoutError) as broken:
+        raise PeerError(f"every rank must take part: {broken}", "peer failed") from broken
+    said = [
+        texts[at : at + _TEXT_BYTES].rstrip(b"\0").decode(errors="replace") for at in range(0, len(texts), _TEXT_BYTES)
+    ]
+    for rank, theirs in enumerate(said):
+        if theirs != said[0]:
+            raise MismatchError(f"{name} differ: rank 0 has {said[0]}, rank {rank} has {theirs}", "mismatch")

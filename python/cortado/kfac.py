@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .agreement import agree_on_flag, damage_ends_all, on_all_ranks
+from .agreement import agree_on_flag, agree_on_text, damage_ends_all, on_all_ranks
 from .attachment import holder_of, without_holder
 from .calibration import calibrate
 from .errors import CortadoError, MismatchError, PeerError, SpecError
@@ -70,10 +70,10 @@ class KFAC:
         "auto", for either: of each kind of message the candidate is taken, and the number of layers that share a table,
         that the performance model predicts to be fastest, if it is by the clock as well; or none. report() says which
         and why.
-    candidates, cluster: for "auto". Codecs, each a string or dict, or a function of the step that gives one, the same
-        on all ranks: where it gives another, all is decided anew, with the times of step 0's. The path or content of a
-        file of cortado.calibrate, by default the links and the candidates are measured at the start, for about ten
-        seconds.
+    candidates, cluster: for "auto", without effect otherwise. Codecs, each a string or dict, or a function of the step
+        that gives one codec with other options, the same on all ranks: what is decided goes on with it. The path or
+        content of a file of cortado.calibrate, by default the links and the candidates are measured at the start, for
+        about ten seconds.
     error_feedback: the owner of a layer adds what encoding it has lost.
     aggregate: layers that share a table of codes in ``compso``; 0: all of a rank.
     reduce_gradients: whether step() averages the gradients; None: unless DDP or a cortado.Reducer does.
@@ -200,13 +200,16 @@ class KFAC:
             if is_auto:
                 is_one = callable(candidates) or isinstance(candidates, (str, dict))
                 self._candidates = (candidates,) if is_one else tuple(candidates)
-                options["candidates"] = [_compression_at(candidate, 0) for candidate in self._candidates]
-                options["candidates_change"] = self._have_candidates_a_schedule()
+                options["candidates"] = self._candidates_at(0)
+                options["candidates_change"] = self._has_candidates_that_change()
+                for candidate in options["candidates"]:
+                    _core.canonical_spec(candidate)  # calibrating, one rank would fail alone
                 options["cluster"] = _cluster_text(cluster)
         agree_on_flag(self._group, "check_collectives", check_collectives)
         agree_on_flag(self._group, 'whether "auto" chooses a codec', is_auto)
         if is_auto:
             agree_on_flag(self._group, "whether a cluster is given", options["cluster"] is not None)
+            agree_on_text(self._group, 'candidates of "auto"', "; ".join(options["candidates"]))
         if is_auto and options["cluster"] is None:
             measured = calibrate(self._process_group, codecs=options["candidates"], budget_s=_CALIBRATION_S)
             options["cluster"] = measured.to_json()
@@ -592,10 +595,13 @@ class KFAC:
             self._factor_spec = _compression_at(self._factor_compression, self.steps)
             self._core.set_factor_compression(self._factor_spec)
             self._warn_if_pointless()
-        if self._have_candidates_a_schedule():
-            self._core.set_candidates([_compression_at(candidate, self.steps) for candidate in self._candidates])
+        if self._has_candidates_that_change():
+            self._core.set_candidates(self._candidates_at(self.steps))
 
-    def _have_candidates_a_schedule(self):
+    def _candidates_at(self, step):
+        return [_compression_at(candidate, step) for candidate in self._candidates]
+
+    def _has_candidates_that_change(self):
         return any(callable(candidate) for candidate in self._candidates)
 
     def _precondition(self):
@@ -723,9 +729,11 @@ class KFAC:
         self._hooks = []
 
 
-def _with_options(codec, options):
-    """The specification ``codec`` with more options."""
-    return f"{codec[:-1]}, {options})" if codec.endswith(")") else f"{codec}({options})"
+def _with_bound(codec, bound, is_filtered):
+    """``codec`` with this bound; a wrong one is an error now, not in the stage that it is for."""
+    spec = spec_from({"codec": spec_from(codec), "bound": f"{bound:g}", **({} if is_filtered else {"filter": "off"})})
+    _core.canonical_spec(spec)
+    return spec
 
 
 def step_schedule(first, later, lr, *, codec="compso", from_step=0):
@@ -746,12 +754,8 @@ def step_schedule(first, later, lr, *, codec="compso", from_step=0):
         group = lr.param_groups[0]
         return group["lr"] < group.get("initial_lr", rate_now)
 
-    def spec(step):
-        if step <= from_step or not has_fallen(step):
-            return _with_options(codec, f"bound={first:g}")
-        return _with_options(codec, f"bound={later:g}, filter=off")
-
-    return spec
+    specs = _with_bound(codec, first, is_filtered=True), _with_bound(codec, later, is_filtered=False)
+    return lambda step: specs[step > from_step and has_fallen(step)]
 
 
 def smooth_schedule(first, factor, stages, total_steps, *, unfiltered_stages=1, codec="compso"):
@@ -765,12 +769,11 @@ def smooth_schedule(first, factor, stages, total_steps, *, unfiltered_stages=1, 
             f"factor={factor}, stages={stages}, total_steps={total_steps}"
         )
 
-    def spec(step):
-        stage = min(step * stages // total_steps, stages - 1)
-        bound = f"bound={max(first * factor**stage, 1e-4):g}"
-        return _with_options(codec, f"{bound}, filter=off" if stage >= stages - unfiltered_stages else bound)
-
-    return spec
+    specs = [
+        _with_bound(codec, max(first * factor**stage, 1e-4), is_filtered=stage < stages - unfiltered_stages)
+        for stage in range(stages)
+    ]
+    return lambda step: specs[min(step * stages // total_steps, stages - 1)]
 
 
 def _current_backward_pass():

@@ -63,6 +63,7 @@ def _spec_from_dict(plan, where):
     # The options join those of the first codec: "topk(density=0.01) | quant" has more to say than its name.
     first, bar, others = codec.partition("|")
     first = first.rstrip()
+    first = first.removesuffix("()")
     first = f"{first[:-1]}, {arguments})" if first.endswith(")") else f"{first}({arguments})"
     return f"{first} {bar}{others}" if bar else first
 

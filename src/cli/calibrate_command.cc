@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <string>
 
 #include "cli/codec_commands.h"
 #include "cortado/auto.h"
 #include "cortado/calibrate.h"
 #include "cortado/device_library.h"
-#include "cortado/topology.h"
 
 namespace cortado::cli {
 
@@ -27,28 +27,35 @@ void show_progress(double done, const std::string& next) {
 }
 
 // Of the ranks of a machine each the next device, and from the first one again where there are fewer.
-Result<std::shared_ptr<const SchemeDevice>> device_of_rank(const std::string& path) {
-  const Result<const DeviceLibrary*> loaded = load_device_library(path);
+Result<std::shared_ptr<const SchemeDevice>> device_of_rank(const std::string& path, int rank_on_machine) {
+  // A name without a slash would be looked for where the system's libraries are.
+  const Result<const DeviceLibrary*> loaded = load_device_library(std::filesystem::absolute(path));
   if (!loaded.ok()) return loaded.status();
   const DeviceLibrary& library = *loaded.value();
-  if (library.create_scheme_device == nullptr) return Status(StatusCode::kUnsupported, path + " has no codecs");
+  if (library.create_scheme_device == nullptr) {
+    return Status(StatusCode::kUnsupported, path + " has no codecs; libcortado_cuda.so has");
+  }
   const int devices = library.device_count();
   if (devices == 0) return Status(StatusCode::kUnsupported, path + " finds no device");
-  const Result<std::optional<LauncherPlace>> place = launcher_place();
-  if (!place.ok()) return place.status();
-  return library.create_scheme_device(place.value().value_or(LauncherPlace{}).rank_on_machine % devices);
+  if (rank_on_machine == devices) {
+    std::fprintf(stderr, "calibrate: this machine has %d device%s, so ranks share them\n", devices,
+                 devices == 1 ? "" : "s");
+  }
+  return library.create_scheme_device(rank_on_machine % devices);
 }
 
-[[maybe_unused]] int calibrate_over(Communicator* communicator, const std::string& mpi_version,
-                                    const CalibrateCommand& command) {
+[[maybe_unused]] int calibrate_over(const MpiWorld& world, const CalibrateCommand& command) {
+  Communicator* communicator = world.communicator;
   const bool speaks = communicator->rank() == 0;
   CalibrateOptions options{.name = command.name,
                            .codecs = command.codecs.empty() ? auto_codecs(Quality::kAggressive) : command.codecs,
                            .budget_s = command.budget_s,
-                           .transport_version = mpi_version};
+                           .transport_version = world.version};
   if (!command.device_library.empty()) {
-    Result<std::shared_ptr<const SchemeDevice>> device = device_of_rank(command.device_library);
-    if (!device.ok()) return report_error("calibrate", device.status());
+    Result<std::shared_ptr<const SchemeDevice>> device = device_of_rank(command.device_library, world.rank_on_machine);
+    if (!device.ok()) {
+      return report_error("calibrate", device.status().with_context("rank " + std::to_string(communicator->rank())));
+    }
     options.device = std::move(device).value();
   }
   if (speaks && ::isatty(STDERR_FILENO) == 1) options.progress = show_progress;
@@ -66,12 +73,15 @@ Result<std::shared_ptr<const SchemeDevice>> device_of_rank(const std::string& pa
   if (!speaks) return kDone;
   const Status saved = save_cluster(cluster.value(), command.cluster_path);
   if (!saved.ok()) return report_error(command.cluster_path, saved);
-  const auto on_devices = std::count_if(
-      cluster.value().codecs.begin(), cluster.value().codecs.end(),
-      [](const CodecTimes& times) { return times.device == OpDevice::kGpu && times.direction == OpKind::kEncode; });
-  const std::string too = on_devices > 0 ? " (" + std::to_string(on_devices) + " on devices, too)" : "";
-  std::printf("%s: %d ranks, %zu codecs%s, over %s\n", command.cluster_path.c_str(), communicator->world_size(),
-              options.codecs.size(), too.c_str(), cluster.value().communicator.c_str());
+  std::string too;
+  if (options.device != nullptr) {
+    const auto on_devices = std::count_if(
+        cluster.value().codecs.begin(), cluster.value().codecs.end(),
+        [](const CodecTimes& times) { return times.device == OpDevice::kGpu && times.direction == OpKind::kEncode; });
+    too = "; the file has " + std::to_string(on_devices) + " on devices";
+  }
+  std::printf("%s: %d ranks, %zu codecs, over %s%s\n", command.cluster_path.c_str(), communicator->world_size(),
+              options.codecs.size(), cluster.value().communicator.c_str(), too.c_str());
   return kDone;
 }
 
@@ -79,9 +89,7 @@ Result<std::shared_ptr<const SchemeDevice>> device_of_rank(const std::string& pa
 
 int calibrate_cluster(const CalibrateCommand& command) {
 #ifdef CORTADO_CLI_HAS_MPI
-  return with_mpi_world([&](Communicator* communicator, const std::string& mpi_version) {
-    return calibrate_over(communicator, mpi_version, command);
-  });
+  return with_mpi_world([&](const MpiWorld& world) { return calibrate_over(world, command); });
 #else
   return report_error("calibrate", Status(StatusCode::kUnsupported, "this program was built without MPI"),
                       "Over the ranks of torchrun: torchrun ... -m cortado.calibrate -o " + command.cluster_path);

@@ -25,8 +25,14 @@ struct CalibrateCommand {
 
 int calibrate_cluster(const CalibrateCommand& command);
 
-// Runs `work` over all ranks of MPI, with the version of MPI, between MPI_Init and MPI_Finalize; other ranks are ended
-// if it does not return 0. In mpi_world.cc, which is only there where MPI is.
-int with_mpi_world(const std::function<int(Communicator* communicator, const std::string& mpi_version)>& work);
+struct MpiWorld {
+  Communicator* communicator = nullptr;
+  std::string version;      // of MPI
+  int rank_on_machine = 0;  // among those of its machine
+};
+
+// Runs `work` over all ranks of MPI, between MPI_Init and MPI_Finalize; other ranks are ended if it does not return 0.
+// In mpi_world.cc, which is only there where MPI is.
+int with_mpi_world(const std::function<int(const MpiWorld& world)>& work);
 
 }  // namespace cortado::cli

@@ -115,8 +115,7 @@ constexpr const char* kCalibrateFooter =
     "  mpirun -n 4 cortado calibrate -o cluster.json\n"
     "  mpirun -n 4 cortado calibrate -o cluster.json --budget 20 --codec \"topk(density=0.01)\"\n"
     "  mpirun -n 4 cortado calibrate -o cluster.json --device-library build/release/libcortado_cuda.so\n"
-    "                                           each rank's GPU, too; of what codecs there do to computation only\n"
-    "                                           -m cortado.calibrate --device cuda knows\n"
+    "                                           each rank's GPU, too\n"
     "  torchrun --nproc-per-node 4 -m cortado.calibrate -o cluster.json\n"
     "                                           the same over the process group that training has\n"
     "\n"
@@ -170,7 +169,7 @@ void add_plan_command(CLI::App* plan, PlanOptions* options) {
       ->type_name("X");
   plan->add_option("--search-steps", limits.search_steps,
                    "what the search may spend; by default 100,000 and 300 a tensor, some milliseconds")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(std::int64_t{1}, kMaxSearchSteps))
       ->type_name("N");
   plan->add_flag("--explain", options->explain, "every bucket: what was chosen, gained, and why not otherwise");
   plan->add_option("--html", options->html_path, "write a report: one page with timelines and a table")
@@ -197,7 +196,8 @@ void add_calibrate_command(CLI::App* calibrate, CalibrateCommand* command) {
       ->allow_extra_args(false);
   calibrate
       ->add_option("--device-library", command->device_library,
-                   "libcortado_cuda.so: codecs and copies on each rank's GPU are measured, too")
+                   "libcortado_cuda.so: codecs and copies on each rank's GPU are measured, too; what codecs take "
+                   "there from computation only python -m cortado.calibrate --device cuda measures")
       ->check(CLI::ExistingFile)
       ->type_name("FILE");
   calibrate->add_flag("--again", command->again, "measures everything, also what the file holds if it is there");

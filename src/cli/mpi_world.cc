@@ -21,14 +21,24 @@ std::string mpi_version() {
   return version.substr(0, version.find_first_of(",\n"));
 }
 
+int rank_on_machine() {
+  MPI_Comm machine = MPI_COMM_NULL;
+  int rank = 0;
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
+  MPI_Comm_rank(machine, &rank);
+  MPI_Comm_free(&machine);
+  return rank;
+}
+
 }  // namespace
 
-int with_mpi_world(const std::function<int(Communicator* communicator, const std::string& mpi_version)>& work) {
+int with_mpi_world(const std::function<int(const MpiWorld& world)>& work) {
   MPI_Init(nullptr, nullptr);
   int code = kBadCommandLine;
   {
     const Result<std::unique_ptr<Communicator>> world = make_mpi_communicator(MPI_Comm_c2f(MPI_COMM_WORLD));
-    code = world.ok() ? work(world.value().get(), mpi_version()) : report_error("MPI", world.status());
+    code = world.ok() ? work({world.value().get(), mpi_version(), rank_on_machine()})
+                      : report_error("MPI", world.status());
     if (code != kDone) MPI_Abort(MPI_COMM_WORLD, code);
   }
   MPI_Finalize();

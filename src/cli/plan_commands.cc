@@ -67,6 +67,10 @@ int print_comparison(const Plan& plan, const Job& job, const Cluster& cluster, c
 }  // namespace
 
 int make_plan_file(const PlanOptions& options) {
+  if (options.constraints.search_steps > 0 && options.strategy != "cortado") {
+    return report_error("--search-steps", Status(StatusCode::kInvalidArgument,
+                                                 "only the strategy cortado searches, not " + options.strategy));
+  }
   int code = kDone;
   const auto job = read<Job>(options.job_path, job_from_json, &code);
   const auto cluster = job != nullptr ? read<Cluster>(options.cluster_path, cluster_from_json, &code) : nullptr;

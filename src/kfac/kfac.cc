@@ -9,8 +9,10 @@
 #include "collective/agreement.h"
 #include "core/check.h"
 #include "core/checked_math.h"
+#include "core/hash.h"
 #include "core/linalg.h"
 #include "core/seconds.h"
+#include "cortado/spec.h"
 #include "kfac/kfac_impl.h"
 #include "kfac/triangle.h"
 
@@ -85,6 +87,14 @@ std::string first_codec(const std::string& spec) { return spec == kAutoCodec ? "
 
 bool is_auto(const KfacOptions& options) {
   return options.gradients.codec == kAutoCodec || options.factor_compression == kAutoCodec;
+}
+
+// "topk | quant" of "topk(density=0.01) | quant(bits=4)".
+Result<std::string> names_of(const std::string& spec) {
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<SpecStage> stages, parse_spec(spec));
+  std::string names;
+  for (const SpecStage& stage : stages) names += (names.empty() ? "" : " | ") + stage.name;
+  return names;
 }
 
 Status already_chosen(const char* message) {
@@ -189,7 +199,10 @@ Status KfacImpl::compare_codecs() {
     for (const std::string& candidate : candidates_) codecs += " " + candidate;
   }
   factor_codec_is_set_ = candidates_are_set_ = false;
+  // A hash, and the texts where it differs: candidates are compared in every step.
   if (codecs.empty()) return {};
+  const Status same = check_same_number(world_, "codecs", fnv1a_64(codecs), timeout());
+  if (same.code() != StatusCode::kMismatch) return same;
   return check_agreement(world_, codecs, {}, timeout()).with_context("step " + std::to_string(step_));
 }
 
@@ -208,19 +221,23 @@ Status KfacImpl::set_factor_compression(std::string_view spec) {
 Status KfacImpl::set_candidates(const std::vector<std::string>& candidates) {
   CORTADO_RETURN_IF_ERROR(failure_);
   if (!is_auto(options_)) {
-    return make_error(StatusCode::kFailedPrecondition, "candidates are those of \"auto\", which no codec here is");
+    return make_error(StatusCode::kFailedPrecondition,
+                      "candidates are of \"auto\", and no codec was \"auto\" when this was made");
   }
   if (candidates.size() != candidates_.size()) {
-    return make_error(StatusCode::kInvalidArgument, "\"auto\" has %zu candidates, got %zu", candidates_.size(),
-                      candidates.size());
+    return make_error(StatusCode::kInvalidArgument, "expected as many candidates as at first, %zu, got %zu",
+                      candidates_.size(), candidates.size());
   }
-  for (const std::string& candidate : candidates) {
-    CORTADO_RETURN_IF_ERROR(TensorListCodec::create(candidate).status());
+  for (std::size_t c = 0; c < candidates.size(); ++c) {
+    CORTADO_RETURN_IF_ERROR(TensorListCodec::create(candidates[c]).status());
+    CORTADO_ASSIGN_OR_RETURN(const std::string name, names_of(candidates[c]));
+    CORTADO_ASSIGN_OR_RETURN(const std::string first_name, names_of(options_.candidates[c]));
+    if (name == first_name) continue;
+    return make_error(StatusCode::kInvalidArgument, "candidate %zu was %s at first and must stay %s, got %s", c,
+                      options_.candidates[c].c_str(), first_name.c_str(), candidates[c].c_str());
   }
-  candidates_are_set_ = world_->world_size() > 1;
-  if (candidates == candidates_) return {};
+  candidates_are_set_ = auto_factors_.is_on || auto_inverses_.is_on || auto_gradients_.is_on;
   candidates_ = candidates;
-  decide_anew();
   return {};
 }
 

@@ -48,10 +48,12 @@ bool are_finite(const std::vector<TensorList>& lists) {
 
 }  // namespace
 
-bool AutoMessage::take(const std::string& codec, std::int64_t aggregate) {
-  if (choice.codec == codec && choice.aggregate == aggregate) return false;
+bool AutoMessage::take(const std::vector<std::string>& candidates) {
+  const std::string codec = compresses ? candidates[candidate] : "none";
+  const std::int64_t layers = compresses ? aggregate : 0;
+  if (choice.codec == codec && choice.aggregate == layers) return false;
   choice.codec = codec;
-  choice.aggregate = aggregate;
+  choice.aggregate = layers;
   return true;
 }
 
@@ -59,12 +61,6 @@ void AutoMessage::record(std::int64_t ns, bool is_finite) {
   if (!is_on) return;
   ++messages;
   if (phase == Phase::kTrial) times_ns.push_back(is_finite ? ns : -1);
-}
-
-void KfacImpl::decide_anew() {
-  for (AutoMessage* message : {&auto_factors_, &auto_inverses_, &auto_gradients_}) {
-    message->phase = AutoMessage::Phase::kUndecided;
-  }
 }
 
 std::vector<MessageTrial> KfacImpl::trials() const {
@@ -81,21 +77,18 @@ std::vector<MessageTrial> KfacImpl::trials() const {
 
 Result<bool> KfacImpl::decide(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own) {
   using Phase = AutoMessage::Phase;
-  bool has_changed = false;
   if (message->phase == Phase::kDecided && message->messages >= message->next_trial) {
     message->phase = Phase::kUndecided;
     message->next_trial *= 10;
   }
   const std::size_t on_trial = message->times_ns.size();
   if (message->phase == Phase::kTrial && on_trial > 0 && on_trial % kRound == 0) {
-    CORTADO_ASSIGN_OR_RETURN(has_changed, compare_times(message));
+    CORTADO_RETURN_IF_ERROR(compare_times(message));
   }
   if (message->phase == Phase::kUndecided) {
-    CORTADO_ASSIGN_OR_RETURN(has_changed, predict(message, shape, own));
+    CORTADO_RETURN_IF_ERROR(predict(message, shape, own));
   } else if (message->phase == Phase::kTrial) {
-    const bool compresses = is_compressed(on_trial);
-    has_changed =
-        message->take(compresses ? message->candidate.codec : "none", compresses ? message->candidate.aggregate : 0);
+    message->compresses = is_compressed(on_trial);
   }
   if (message->phase == Phase::kTrial) {
     // All begin together, so that no time has a wait for a rank that computes longer.
@@ -103,10 +96,10 @@ Result<bool> KfacImpl::decide(AutoMessage* message, const MessageShape& shape, c
     std::vector<std::byte> all(static_cast<std::size_t>(world_->world_size()));
     CORTADO_RETURN_IF_ERROR(world_->all_gather(std::span(&here, 1), all, timeout()));
   }
-  return has_changed;
+  return message->take(candidates_);
 }
 
-Result<bool> KfacImpl::predict(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own) {
+Status KfacImpl::predict(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own) {
   std::vector<MessageTrial> candidates = trials();
   std::vector<std::uint64_t> sizes;
   for (const MessageTrial& trial : candidates) {
@@ -126,7 +119,7 @@ Result<bool> KfacImpl::predict(AutoMessage* message, const MessageShape& shape, 
   CORTADO_RETURN_IF_ERROR(
       world_->all_gather(std::as_bytes(std::span(sizes)), std::as_writable_bytes(std::span(all)), timeout()));
   for (std::size_t r = 0; r < world_size; ++r) {
-    if (all[(r + 1) * sizes.size() - 1] == 0) return false;  // such values say nothing: at the next message
+    if (all[(r + 1) * sizes.size() - 1] == 0) return {};  // such values say nothing: at the next message
   }
 
   Prediction prediction;
@@ -153,18 +146,19 @@ Result<bool> KfacImpl::predict(AutoMessage* message, const MessageShape& shape, 
   choice.predicted_uncompressed_ns = prediction.uncompressed_ns;
   choice.measured_ns = choice.measured_uncompressed_ns = 0;
   choice.reason = prediction.reason;
-  if (prediction.trial < 0) {
-    message->phase = AutoMessage::Phase::kDecided;
-    return message->take("none", 0);
-  }
-  message->phase = AutoMessage::Phase::kTrial;
-  message->candidate = candidates[static_cast<std::size_t>(prediction.trial)];
+  message->compresses = prediction.trial >= 0;
+  message->phase = message->compresses ? AutoMessage::Phase::kTrial : AutoMessage::Phase::kDecided;
+  if (!message->compresses) return {};
+  const MessageTrial& best = candidates[static_cast<std::size_t>(prediction.trial)];
+  message->candidate =
+      static_cast<std::size_t>(std::find(candidates_.begin(), candidates_.end(), best.codec) - candidates_.begin());
+  message->aggregate = best.aggregate;
   message->predicted = prediction.reason;
   choice.reason += ", on trial";
-  return message->take(message->candidate.codec, message->candidate.aggregate);
+  return {};
 }
 
-Result<bool> KfacImpl::compare_times(AutoMessage* message) {
+Status KfacImpl::compare_times(AutoMessage* message) {
   const auto world_size = static_cast<std::size_t>(world_->world_size());
   const std::size_t count = message->times_ns.size();
   std::vector<std::int64_t> all(world_size * count), compressed_ns, uncompressed_ns;
@@ -183,11 +177,11 @@ Result<bool> KfacImpl::compare_times(AutoMessage* message) {
   const bool is_last = count == kRounds * kRound;
   if (compressed_ns.empty() || uncompressed_ns.empty()) {
     if (is_last) message->phase = AutoMessage::Phase::kUndecided;
-    return false;
+    return {};
   }
   if (!is_last && !is_clearly_less(compressed_ns, uncompressed_ns) &&
       !is_clearly_less(uncompressed_ns, compressed_ns)) {
-    return false;
+    return {};
   }
   message->phase = AutoMessage::Phase::kDecided;
   KfacChoice& choice = message->choice;
@@ -197,11 +191,9 @@ Result<bool> KfacImpl::compare_times(AutoMessage* message) {
              uncompressed_took_ns = static_cast<double>(choice.measured_uncompressed_ns);
   choice.reason = message->predicted +
                   format_text(", measured %.3g ms instead of %.3g ms", 1e-6 * took_ns, 1e-6 * uncompressed_took_ns);
-  if (took_ns <= (1 - options_.min_gain) * uncompressed_took_ns) {
-    return message->take(message->candidate.codec, message->candidate.aggregate);
-  }
-  choice.reason = "uncompressed, as it gains too little: " + choice.reason;
-  return message->take("none", 0);
+  message->compresses = took_ns <= (1 - options_.min_gain) * uncompressed_took_ns;
+  if (!message->compresses) choice.reason = "uncompressed, as it gains too little: " + choice.reason;
+  return {};
 }
 
 // Each rank's own contribution to the factors of every other one.

@@ -370,27 +370,51 @@ TEST(KfacAuto, AStateThatIsLoadedIsDecidedForAnew) {
   }
 }
 
-// The cluster knows times of the first candidates only. The second bound is tried from its first step on.
-TEST(KfacAuto, OtherCandidatesAreDecidedForAnew) {
-  const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
-    HandClock clock;
-    TimedLink link(&communicator, communicator.rank(), slow(1000), &clock);
-    SmallRun run{.options = automatic(KfacStrategy::kMemOpt, 1000), .values = {}};
-    run.options.candidates = {"compso(bound=0.004)"};
-    run.options.candidates_change = true;
-    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &link, &clock));
-    int step = 0;
-    for (const std::string codec : {"compso(bound=0.004)", "compso(bound=0.02)"}) {
-      for (int message = 0; message <= kOnTrial; ++message, ++step) {
+// On trial and afterwards: the second bound, of which the cluster has no times, takes the place of the first.
+TEST(KfacAuto, WhatIsDecidedGoesOnWithOtherOptions) {
+  for (const KfacStrategy strategy : {KfacStrategy::kCommOpt, KfacStrategy::kHybridOpt, KfacStrategy::kMemOpt}) {
+    const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+      HandClock clock;
+      TimedLink link(&communicator, communicator.rank(), slow(1000), &clock);
+      SmallRun run{.options = automatic(strategy, 1000), .values = {}};
+      run.options.candidates = {"compso(bound=0.004)"};
+      run.options.candidates_change = true;
+      CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &link, &clock));
+      std::vector<std::string> reasons;
+      for (int step = 0; step < kOnTrial + 4; ++step) {
+        const bool is_later = (step > 0 && step < kOnTrial) || step > kOnTrial + 1;
+        const std::string codec = is_later ? "compso(bound=0.02)" : "compso(bound=0.004)";
         CORTADO_RETURN_IF_ERROR(kfac->set_candidates({codec}));
         CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), step).status());
-        if (message != 0 && message != kOnTrial) continue;
+        if (step >= kRound && step < kOnTrial) continue;  // some kinds are decided, others on trial
         for (const KfacChoice& choice : kfac->report().choices) {
-          EXPECT_EQ(choice.codec, codec) << step << ", " << choice.message << ": " << choice.reason;
-          EXPECT_EQ(choice.measured_ns > 0, message == kOnTrial) << step << ", " << choice.message;
+          const bool compresses = step >= kOnTrial || is_compressed_on_trial(step);
+          EXPECT_EQ(choice.codec, compresses ? codec : "none") << step << ", " << choice.message;
+          if (step == kOnTrial) reasons.push_back(choice.reason);
+          EXPECT_EQ(choice.measured_ns > 0, step >= kOnTrial) << step << ", " << choice.message;
         }
       }
-    }
+      for (std::size_t c = 0; c < reasons.size(); ++c) EXPECT_EQ(kfac->report().choices[c].reason, reasons[c]);
+      return {};
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+// The message that a NaN keeps from being decided anew, too.
+TEST(KfacAuto, NoMessageGoesWithACandidateOfBefore) {
+  const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+    SmallRun run{.options = automatic(KfacStrategy::kDpKfac, 1000), .values = {}};
+    run.options.candidates = {"compso(bound=0.004)"};
+    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+    CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), 0).status());
+    const KfacState state = kfac->save_state();
+    CORTADO_RETURN_IF_ERROR(kfac->load_state(std::span(&state, 1)).status());  // to be decided anew
+    CORTADO_RETURN_IF_ERROR(kfac->set_candidates({"compso(bound=0.02)"}));
+    Gradients gradients = gradients_of(kfac->layers(), 4, -1, 0);
+    gradients[2][1] = NAN;
+    CORTADO_RETURN_IF_ERROR(kfac->step({}, addresses_of(kfac->layers(), &gradients)).status());
+    EXPECT_EQ(kfac->report().choices[0].codec, "compso(bound=0.02)");
     return {};
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
@@ -401,7 +425,10 @@ TEST(KfacAuto, CandidatesAreComparedOverRanks) {
     SmallRun run{.options = automatic(KfacStrategy::kMemOpt, 1000), .values = {}};
     run.options.candidates = {"compso(bound=0.004)"};
     CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
-    EXPECT_EQ(kfac->set_candidates({"compso(bound=0.02)", "sign"}).message(), "\"auto\" has 1 candidates, got 2");
+    EXPECT_EQ(kfac->set_candidates({"compso(bound=0.02)", "sign"}).message(),
+              "expected as many candidates as at first, 1, got 2");
+    EXPECT_EQ(kfac->set_candidates({"quant(bits=8)"}).message(),
+              "candidate 0 was compso(bound=0.004) at first and must stay compso, got quant(bits=8)");
     EXPECT_EQ(kfac->set_candidates({"compso(bound=-1)"}).code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(kfac->set_candidates({"acp(rank=2)"}).code(), StatusCode::kUnsupported);
     const bool differs = communicator.rank() == 1;

@@ -49,13 +49,15 @@ struct AutoMessage {
   bool is_on = false;
   Phase phase = Phase::kUndecided;
   std::int64_t messages = 0, next_trial = 1000;
-  MessageTrial candidate;              // that is on trial
+  std::size_t candidate = 0;  // the place of the one that was predicted to be best, and how it aggregates
+  std::int64_t aggregate = 0;
+  bool compresses = false;             // the next message goes with it
   std::string predicted;               // of it, in words
   std::vector<std::int64_t> times_ns;  // of this rank's messages on trial; -1: it does not count
   KfacChoice choice;
 
-  // The way of the next messages. True if it is another one than before.
-  bool take(const std::string& codec, std::int64_t aggregate);
+  // The way of the next message. True if it is another one than before.
+  bool take(const std::vector<std::string>& candidates);
   // What a message took. Such as are not finite say nothing.
   void record(std::int64_t ns, bool is_finite);
 };
@@ -135,7 +137,7 @@ class KfacImpl final : public Kfac {
   Status prepare_inverse_gather();
   Status prepare_gradient_gather();
 
-  // Of gradients, over all rows, where it may change.
+  // What this step was given: codecs of gradients over all rows, of factors, and candidates.
   Status compare_codecs();
   Status add_batch(std::size_t layer, Side side, const KfacBatch& batch, double scale);
   Status fetch_factors();
@@ -166,14 +168,13 @@ class KfacImpl final : public Kfac {
   Status load_all(std::span<const KfacGradient> gradients, float scale, DeviceStream stream);
   Status sum_gradients();
 
-  void decide_anew();
   std::vector<MessageTrial> trials() const;
   // Before a message: true if its codec has changed. own: the payloads this rank is about to send.
   Result<bool> decide(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own);
   // What the model says.
-  Result<bool> predict(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own);
+  Status predict(AutoMessage* message, const MessageShape& shape, const std::vector<TensorList>& own);
   // What the clock says of the messages on trial so far.
-  Result<bool> compare_times(AutoMessage* message);
+  Status compare_times(AutoMessage* message);
   Status decide_factors();
   Status decide_inverses();
   Status decide_gradients();

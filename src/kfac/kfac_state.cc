@@ -190,7 +190,9 @@ Result<std::string> KfacImpl::load_state(std::span<const KfacState> states) {
   reset_batch();
   device_has_inverses_ = false;
   inverses_are_stale_ = somebody_lacks[0] != 0;
-  decide_anew();
+  for (AutoMessage* message : {&auto_factors_, &auto_inverses_, &auto_gradients_}) {
+    message->phase = AutoMessage::Phase::kUndecided;
+  }
   if (loading.begun_anew.empty()) return std::string();
   return "the states given lack factors of " + std::to_string(loading.begun_anew.size()) + " layers that rank " +
          std::to_string(rank()) + " holds now (saved with world size " + std::to_string(states[0].world_size) +

@@ -51,7 +51,7 @@ void add_notes(const Problem& problem, const Cluster& cluster, const SearchResul
     if (found.is_cut_short.has_value() && !found.is_exact) {
       bound += *found.is_cut_short
                    ? format_text(
-                         "; the search has spent the %lld steps it may, with more (--search-steps) it may find "
+                         "; the search has spent the %lld steps it may, with more search_steps it may find "
                          "a faster plan",
                          static_cast<long long>(search_steps(problem)))
                    : "; the search ended where none of the changes it tries helps";

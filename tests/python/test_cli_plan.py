@@ -58,7 +58,7 @@ def test_limits(tmp_path):
 def test_a_search_may_spend_more(tmp_path):
     bert = ("plan", DATA / "jobs" / "bert_base.json", CLUSTER, "--allow", "topk(0.01)", "-o", tmp_path / "plan.json")
     steps_ns = []
-    for steps, says in ((1000, "spent the 1000 steps it may, with more (--search-steps)"), (800_000, "gap 2.")):
+    for steps, says in ((1000, "spent the 1000 steps it may, with more search_steps"), (800_000, "gap 2.")):
         done = cortado(*bert, "--search-steps", steps)
         assert says in done.stdout, done.stderr
         steps_ns.append(json.loads((tmp_path / "plan.json").read_text())["predicted_step_ns"])

@@ -717,6 +717,16 @@ def test_schedules_of_the_bound():
     for wrong in (0.1, None):
         with pytest.raises(cortado.SpecError, match="a function of the step or an optimizer as lr"):
             cortado.step_schedule(0.02, 0.004, lr=wrong)
+    for wrong in ("compso(filter=off)", "compsso"):  # both are wrong in a later stage, or in all
+        with pytest.raises(cortado.SpecError):
+            cortado.smooth_schedule(0.08, 0.5, stages=4, total_steps=100, codec=wrong)
+    packed = cortado.step_schedule(
+        0.02, 0.004, lr=lambda s: 0.1 if s < 10 else 0.01, codec={"codec": "compso", "coder": "none"}
+    )
+    assert [packed(s) for s in (0, 10)] == [
+        "compso(coder=none, bound=0.02)",
+        "compso(coder=none, bound=0.004, filter=off)",
+    ]
     packed = cortado.smooth_schedule(0.08, 0.5, stages=2, total_steps=100, codec="compso(coder=none)")
     assert [packed(s) for s in (0, 50)] == [
         "compso(coder=none, bound=0.08)",

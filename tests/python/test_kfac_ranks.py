@@ -225,15 +225,31 @@ def choose_with_a_schedule(me):
     options["candidates"] = lambda step: "compso(bound=4e-3)" if step < 2 else "compso(bound=2e-2)"
     run = make_run(me, options, uses_ddp=False)
     codecs = []
-    for step in range(4):
+    for step in range(3):  # of the first round on trial, those that are compressed
         train(me, run, [step])
         codecs.append(run[1].report().to_dict()["auto"]["gradients"]["codec"])
     return codecs
 
 
+def a_candidate_differs_later(me):
+    options = {"compression": "auto", "cluster": link(100), "strategy": "mem-opt"}
+    options["candidates"] = lambda step: f"compso(bound={2e-2 if step * me.rank else 4e-3})"
+    run = make_run(me, options, uses_ddp=False)
+    train(me, run, 1)
+    begin = time.monotonic()
+    with pytest.raises(cortado.MismatchError, match=r'rank 1 has "candidates compso\(bound=0.02\)"'):
+        train(me, run, [1])
+    me._models.clear()
+    return time.monotonic() - begin
+
+
+def test_a_candidate_that_differs_on_one_rank_ends_all(pools):
+    assert max(pools(2).run(a_candidate_differs_later)) < 10  # timeout_s is 20
+
+
 def test_candidates_of_auto_may_follow_a_schedule(pools):
     for codecs in pools(2).run(choose_with_a_schedule):
-        assert codecs == ["compso(bound=4e-3)"] * 2 + ["compso(bound=2e-2)"] * 2
+        assert codecs == ["compso(bound=4e-3)", "compso(bound=4e-3)", "compso(bound=2e-2)"]
 
 
 # ---- loss scaling ----------------------------------------------------------------------------------------------------
@@ -394,6 +410,16 @@ def ranks_disagree_on_auto(me, what):
     model = make_net(0)
     begin = time.monotonic()
     options = {"compression": "auto", "candidates": ["compso(bound=4e-3)"]}
+    if what in ("candidates", "misspelt"):
+        other = "compso(bound=2e-2)" if what == "candidates" else "compsso"
+        options["candidates"] = [lambda step: other if me.rank == 1 else "compso(bound=4e-3)"]
+        text = f'candidates of "auto" differ: rank 0 has .*, rank 1 has .*{other}'.replace("(", "\\(").replace(
+            ")", "\\)"
+        )
+        error = cortado.MismatchError if me.rank == 0 or what == "candidates" else cortado.SpecError
+        with pytest.raises(error, match=text if what == "candidates" else "compsso"):
+            cortado.KFAC(model, verbose=False, timeout_s=20, **options)
+        return time.monotonic() - begin
     if what == "auto":
         options = options if me.rank == 1 else {}
         text = 'whether "auto" chooses a codec differs: ranks have False, True'
@@ -405,7 +431,7 @@ def ranks_disagree_on_auto(me, what):
     return time.monotonic() - begin
 
 
-@pytest.mark.parametrize("what", ["auto", "cluster"])
+@pytest.mark.parametrize("what", ["auto", "cluster", "candidates", "misspelt"])
 def test_ranks_must_agree_on_auto(pools, what):
     assert max(pools(2).run(ranks_disagree_on_auto, what=what)) < 10
 
@@ -741,8 +767,13 @@ WRONG = {"raises": lambda: 1 / 0, "zero": lambda: 0, "text": lambda: "much"}
 
 def schedule_goes_wrong(me, option, how):
     """Only on rank 1, and in the second step."""
-    good = "none" if option == "compression" else 1
-    run = make_run(me, {"strategy": "mem-opt", option: on_one_rank_later(me, good, WRONG[how])}, uses_ddp=False)
+    good = {"compression": "none", "candidates": "compso(bound=4e-3)"}.get(option, 1)
+    options = {"strategy": "mem-opt", option: on_one_rank_later(me, good, WRONG[how])}
+    if option == "candidates":
+        options.update(
+            compression="auto", cluster=link(1) | {"levels": [link(1)["levels"][0] | {"ranks": me.world_size}]}
+        )
+    run = make_run(me, options, uses_ddp=False)
     train(me, run, 1)
     begin = time.monotonic()
     own = {"raises": ZeroDivisionError, "zero": cortado.SpecError, "text": ValueError}[how]
@@ -760,6 +791,7 @@ def schedule_goes_wrong(me, option, how):
         ("damping", "zero"),  # the C++ side says so
         ("lr", "text"),
         ("compression", "raises"),
+        ("candidates", "raises"),
         ("factor_update_steps", "raises"),  # in the forward pass
         ("inv_update_steps", "zero"),
     ],

@@ -58,6 +58,10 @@ Status check_constraints(const PlannerConstraints& constraints) {
   const auto refuse = [](const char* what, const std::string& found) {
     return make_error(StatusCode::kInvalidArgument, "%s must be at least 0, got %s", what, found.c_str());
   };
+  if (constraints.search_steps < 0 || constraints.search_steps > kMaxSearchSteps) {
+    return make_error(StatusCode::kInvalidArgument, "search_steps must be from 0 to %lld, got %lld",
+                      static_cast<long long>(kMaxSearchSteps), static_cast<long long>(constraints.search_steps));
+  }
   if (constraints.max_lossy_passes.value_or(0) < 0) {
     return refuse("max_lossy_passes", std::to_string(*constraints.max_lossy_passes));
   }

@@ -204,6 +204,8 @@ TEST(Problem, RefusesWhatItCannotWorkOn) {
   };
   EXPECT_NE(error({.allowed_codecs = {"nonsense"}}).find("nonsense"), std::string::npos);
   EXPECT_NE(error({.max_lossy_passes = -1}).find("max_lossy_passes"), std::string::npos);
+  EXPECT_NE(error({.search_steps = -1}).find("search_steps"), std::string::npos);
+  EXPECT_NE(error({.search_steps = kMaxSearchSteps + 1}).find("search_steps"), std::string::npos);
   while (example.cluster.levels.size() < 5) {
     ClusterLevel level = example.cluster.levels[0];
     level.name += std::to_string(example.cluster.levels.size());
