@@ -549,7 +549,10 @@ std::string text_of(nb::python_error& error) {
     throw nb::python_error();
   }
   const std::string code(cortado::status_code_name(status.code()));
-  nb::module_::import_("cortado.errors").attr("raise_status")(code, status.message());
+  const std::string& text = status.message();  // may be cut within a character
+  const nb::object message =
+      nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+  nb::module_::import_("cortado.errors").attr("raise_status")(code, message);
   throw std::runtime_error(status.to_string());  // not reached: raise_status raises
 }
 

@@ -21,7 +21,7 @@ def on_all_ranks(group, failed_to, timeout_s=SETUP_TIMEOUT_S):
     text = "" if error is None else str(error) or type(error).__name__
     try:
         texts = group.all_gather(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), timeout_s)
-    except RuntimeError as broken:
+    except (RuntimeError, TimeoutError) as broken:
         raise error or PeerError(f"every rank must take part: {broken}", "peer failed") from broken
     if error is not None:
         raise error

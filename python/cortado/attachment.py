@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """What every front end is: one engine over one process group, and how errors of a rank reach the others."""
 
+import re
 import struct
 import sys
 import weakref
@@ -15,6 +16,7 @@ from .errors import CortadoError, MismatchError, SpecError
 from .group import TorchGroup
 from .parameters import engine_tensors
 from .reporting import Report
+from .saved_state import array_of, check_is, check_state
 from .side_stream import device_of, is_capturing, side_stream_of
 from .spec import text_for_engine
 from .trace import Trace
@@ -61,6 +63,7 @@ class Attachment:
     """
 
     takes_buffers = False
+    _step_begun = False
 
     def __init__(
         self,
@@ -92,22 +95,23 @@ class Attachment:
             print(self._engine.describe(), file=sys.stderr, flush=True)
 
     def _make_engine(self, plan, list_parameters):
-        with on_all_ranks(self._group, "could not attach"):
+        is_time = isinstance(self._timeout_s, int | float) and 0.001 <= self._timeout_s <= 1e6
+        setup_timeout_s = self._timeout_s if is_time else SETUP_TIMEOUT_S
+        with on_all_ranks(self._group, "could not attach", setup_timeout_s):
             named = list_parameters()
             if not isinstance(self._check_interval, int) or not 0 <= self._check_interval < 2**63:
                 raise SpecError(f"check_replicas is a number of steps, or 0 for never; got {self._check_interval!r}")
-            is_time = isinstance(self._timeout_s, int | float) and 0.001 <= self._timeout_s <= 1e6
             if self._timeout_s is not None and not is_time:
                 raise SpecError(f"timeout_s is from 0.001 to 1e6 seconds, or None; got {self._timeout_s!r}")
             what = text_for_engine(plan)
-            tensors = engine_tensors(named)
+            self._tensors = tensors = engine_tensors(named)
             self._device = device_of(named)
             self._engine_place = place_of_engine(self._device, what)
             self._side_stream = None if self._engine_place.library else side_stream_of(self._device)
         self._names = [name for name, _, _ in named]
         self._parameters = [parameter for _, parameter, _ in named]
         self._index = {parameter: i for i, parameter in enumerate(self._parameters)}
-        self._agree_on_arguments()
+        self._agree_on_arguments(setup_timeout_s)
         group = self._group
         version = f"torch {torch.__version__}"
         with damage_ends_all(group):
@@ -146,16 +150,16 @@ class Attachment:
         else:
             self._engine.submit(_NOTHING, 0)
 
-    def _agree_on_arguments(self):
+    def _agree_on_arguments(self, timeout_s):
         own = struct.pack("<?q", self._grad_scaler is not None, self._check_interval)
-        gathered = self._group.all_gather(own, SETUP_TIMEOUT_S)
+        gathered = self._group.all_gather(own, timeout_s)
         scaled, intervals = zip(*struct.iter_unpack("<?q", gathered), strict=True)
         if len(set(scaled)) > 1:
             without = ", ".join(str(rank) for rank, has in enumerate(scaled) if not has)
             raise MismatchError(f"some ranks were attached with a grad_scaler, rank {without} without", "mismatch")
         if len(set(intervals)) > 1:
             raise MismatchError(f"check_replicas differs: ranks have {', '.join(map(str, intervals))}", "mismatch")
-        agree_on_flag(self._group, "check_collectives", self._checks_collectives)
+        agree_on_flag(self._group, "check_collectives", self._checks_collectives, timeout_s)
 
     def _fail(self, error):
         """An error within a step ends the exchange: the other ranks hear of it, and no further step is possible."""
@@ -164,6 +168,12 @@ class Attachment:
         self._group.announce(str(error))
         if self not in _failed:
             _failed.append(self)
+
+    def __del__(self):
+        """Dropped within a step, as after an error in the backward pass: peers wait, and what is on its way is written
+        to memory that this holds."""
+        if self._step_begun and not sys.is_finalizing():
+            self._fail(CortadoError(f"{type(self).__name__} was dropped within a step"))  # keeps it
 
     def _refuse_capture(self):
         """A graph would hold copies and kernels of this one step, and nothing of what the host does for it."""
@@ -252,7 +262,7 @@ class Attachment:
         With another world size residuals start at zero and a warning says so; everything else is kept. Auto measures
         again there, and where the state's setting is not allowed at the quality asked for here.
         """
-        with on_all_ranks(self._group, "could not load its state"):
+        with on_all_ranks(self._group, "could not load its state", self._engine.timeout_s):
             arrays = _arrays_of(state)
         warning = self._engine.load_state(arrays)
         self.spec = self._engine.spec
@@ -265,7 +275,7 @@ class Attachment:
         For models that were attached with a plan. Call it on every rank before the same step; if the ranks differ in
         plan or step, all get a MismatchError and go on as before. Residuals are carried over.
         """
-        with on_all_ranks(self._group, "could not switch its plan"):
+        with on_all_ranks(self._group, "could not switch its plan", self._engine.timeout_s):
             text = text_for_engine(plan)
             if not text.startswith("{"):
                 raise SpecError(f'switch_plan needs a plan, got the codec "{text}"')
@@ -301,36 +311,39 @@ def _tensors_of(arrays, keys):
 
 def _arrays_of(state):
     """The state with numpy arrays in place of tensors."""
-    found = state.get("format") if isinstance(state, dict) else type(state).__name__
-    if found != _STATE_FORMAT:
-        raise MismatchError(f'load_state_dict expects a state of format "{_STATE_FORMAT}", got {found!r}', "mismatch")
-    missing = [
-        key for key in ("spec", "world_size", "rank", "step", "phase_step", "layout", "tensors") if key not in state
-    ]
-    if missing:
-        raise MismatchError(f"load_state_dict: the state lacks {', '.join(missing)}", "mismatch")
-    _check_is("tensors", state["tensors"], dict)
+    numbers = dict.fromkeys(("world_size", "rank", "step", "phase_step"), int)
+    check_state(state, _STATE_FORMAT, spec=str, **numbers, layout=list, tensors=dict)
+    _check_layout(state["layout"])
     tensors = {}
     for name, entry in state["tensors"].items():
         place = f'tensors["{name}"]'
-        _check_is(place, entry, dict)
+        check_is(f"{name!r} in tensors", name, str)
+        check_is(place, entry, dict)
         entry = {"velocity": torch.empty(0), "places": {}, **entry}  # states of earlier versions lack them
         if missing := [key for key in _STATE_KEYS if key not in entry]:
             raise MismatchError(f"load_state_dict: {place} of the state lacks {', '.join(missing)}", "mismatch")
-        _check_is(f'{place}["places"]', entry["places"], dict)
-        tensors[name] = {key: _array(f'{place}["{key}"]', entry[key]) for key in _STATE_KEYS}
+        check_is(f'{place}["places"]', entry["places"], dict)
+        tensors[name] = {key: array_of(f'{place}["{key}"]', entry[key]) for key in _STATE_KEYS}
         tensors[name]["places"] = {
-            key: _array(f'{place}["places"]["{key}"]', values) for key, values in entry["places"].items()
+            _place_key(place, key): array_of(f'{place}["places"]["{key}"]', values)
+            for key, values in entry["places"].items()
         }
     return {**state, "tensors": tensors}
 
 
-def _check_is(place, value, kind):
-    if not isinstance(value, kind):
-        expected, found = kind.__name__, type(value).__name__
-        raise MismatchError(f"load_state_dict: {place} of the state: expected a {expected}, got {found}", "mismatch")
+def _check_layout(layout):
+    """Names by phase, message and slot."""
+    for p, messages in enumerate(layout):
+        check_is(f"layout[{p}]", messages, list)
+        for m, names in enumerate(messages):
+            check_is(f"layout[{p}][{m}]", names, list)
+            for s, name in enumerate(names):
+                check_is(f"layout[{p}][{m}][{s}]", name, str)
 
 
-def _array(place, tensor):
-    _check_is(place, tensor, torch.Tensor)
-    return tensor.float().cpu().contiguous().numpy()
+def _place_key(place, key):
+    if not isinstance(key, str) or not re.fullmatch(r".*@[0-9]{1,18}", key, re.DOTALL):
+        raise MismatchError(
+            f'load_state_dict: {place}["places"] of the state: expected a place as NAME@BEGIN, got {key!r}', "mismatch"
+        )
+    return key

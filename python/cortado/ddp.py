@@ -82,7 +82,8 @@ def _refusal(ddp):
     holder = holder_of(ddp.parameters())
     if holder is not None and not isinstance(holder, DdpState):
         return CortadoError(f'a Reducer, with "{holder.spec}", averages these gradients already: close() it first')
-    if getattr(ddp, "_comm_hooks", None):
+    hooks = getattr(ddp, "_comm_hooks", [])
+    if any(not isinstance(state, DetachedState) for _, state in hooks):  # copies have none of the original's
         return CortadoError("this model has another communication hook, and DDP takes only one")
     if _has_run_backward(ddp):
         return CortadoError(
@@ -154,6 +155,10 @@ class DdpState(Attachment):
         self._step_begun = False
         self._copies = []  # gradients copied to undo a step
 
+    def __reduce__(self):
+        # DDP holds its hook's state, so copies of it and files of it hold what stands for it.
+        return DetachedState, (self.spec,)
+
     def on_bucket(self, bucket):
         if not self._step_begun:
             self._refuse_capture()  # before anything is sent: no reason to end the exchange
@@ -169,8 +174,13 @@ class DdpState(Attachment):
     def _exchange(self, bucket):
         self._refuse_capture()
         buffer = bucket.buffer()
+        if buffer.is_sparse or buffer.device != self._device:
+            raise SpecError(
+                f"cortado exchanges dense gradients, of a model that was on {self._device} when it was attached; this "
+                f"bucket is {buffer.layout} on {buffer.device}"
+            )
         if not self._step_begun:
-            self._begin(bucket, buffer)
+            self._begin(bucket)
         place = self._place(bucket, buffer)
         host = buffer
         if not self._transfers.in_place:
@@ -189,12 +199,7 @@ class DdpState(Attachment):
         else:
             self._engine.submit(place.map, host.data_ptr())
 
-    def _begin(self, bucket, buffer):
-        if buffer.is_sparse or buffer.device != self._device:
-            raise SpecError(
-                f"cortado exchanges dense gradients, of a model that was on {self._device} when it was attached; this "
-                f"bucket is {buffer.layout} on {buffer.device}"
-            )
+    def _begin(self, bucket):
         # On a device the bucket itself stays as it is until the step has ended.
         self._begin_step(not self._transfers.in_place or self._keeps_gradients(bucket))
         self._step_begun = True
@@ -224,11 +229,22 @@ class DdpState(Attachment):
                     f"a gradient of shape {tuple(parameter.shape)} belongs to no named parameter of the model that "
                     "cortado was given; residuals are kept by name"
                 )
+            self._check_like_parameter(index, view)
             tensors.append(index)
             offsets.append(view.data_ptr() - buffer.data_ptr() if view.numel() else 0)
         made = _Place(parameters, dict(zip(tensors, offsets, strict=True)), _core.BucketMap(tensors, offsets))
         self._places[bucket.index()] = made
         return made
+
+    def _check_like_parameter(self, index, view):
+        _, code, rows, cols, *_ = self._tensors[index]
+        if DTYPE_CODES.get(view.dtype) != code or view.numel() != rows * cols:
+            dtype = next(dtype for dtype, its_code in DTYPE_CODES.items() if its_code == code)
+            raise MismatchError(
+                f'the gradient of "{self._names[index]}" has {view.numel()} elements of {view.dtype}; when cortado was '
+                f"given the model, the parameter had {rows * cols} of {dtype}. Convert the model first",
+                "mismatch",
+            )
 
     def _finish(self):
         self._transfers.hand_over_all()
@@ -260,6 +276,13 @@ class DdpState(Attachment):
                 self._copies.append(self._transfers.read(buffer.view(torch.uint8)[start:end]))
                 return self._copies[-1].data_ptr()
         return 0
+
+
+class DetachedState:
+    """The state of an attached model in a copy of that model, which is not attached. spec: of the original."""
+
+    def __init__(self, spec):
+        self.spec = spec
 
 
 @dataclass

@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """The callback communicator's functions over a torch.distributed process group."""
 
+import copy
 import ctypes
 import time
 from collections import Counter
@@ -31,40 +32,56 @@ class TorchGroup:
     A sub-group shares the failures of the group it came from: what one rank announces ends the waits in all of them.
     """
 
-    def __init__(self, process_group, whole=None):
+    def __init__(self, process_group):
         self._group = process_group if process_group is not None else dist.group.WORLD
-        self._whole = whole if whole is not None else self
+        self._whole = self
         self.rank = dist.get_rank(self._group)
         self.world_size = dist.get_world_size(self._group)
+        self._ranks = list(range(self.world_size))  # in the whole group
         self.name = _backend_for_host_memory(self._group)
         self._works = {}
         self._tensors = {}
-        if whole is None:
-            group_name = self._group.group_name
-            prefix = f"cortado/{group_name}/{_attachments[group_name]}"
-            _attachments[group_name] += 1
-            self._board = Noticeboard(prefix, self.rank, self.world_size)
-            self._subgroups = []
-            self.set_timeout(1800.0)
-        else:
-            self._board = whole._board
-            self._timeout = whole._timeout
+        group_name = self._group.group_name
+        prefix = f"cortado/{group_name}/{_attachments[group_name]}"
+        _attachments[group_name] += 1
+        self._board = Noticeboard(prefix, self.rank, self.world_size)
+        self._subgroups = {}  # by their ranks
+        self.set_timeout(1800.0)
 
     def set_timeout(self, timeout_s):
         """Of each collective. The transport must give up too, or a process with a hung peer could not end."""
-        for group in [self, *self._subgroups]:
+        for group in [self, *self._subgroups.values()]:
             group._timeout = timedelta(seconds=min(timeout_s, 1e6))
 
     def subgroup(self, ranks):
-        """The group of these ranks; it lives as long as the whole one. Every rank calls it with the list it is in."""
-        # local synchronisation: only these ranks know of it. The name is made of the numbers in the default group.
-        of_world = [dist.get_global_rank(self._group, rank) for rank in ranks]
-        process_group = dist.new_group(
-            of_world, timeout=self._timeout, backend=self.name, use_local_synchronization=True
-        )
-        made = TorchGroup(process_group, self._whole)
-        self._whole._subgroups.append(made)
+        """The group of these ranks, the same each time; it lives as long as the whole one. Every rank calls it with
+        the list it is in, and those of a list make it together."""
+        whole = self._whole
+        of_whole = tuple(self._ranks[rank] for rank in ranks)
+        if of_whole not in whole._subgroups:
+            whole._subgroups[of_whole] = whole._make_subgroup(of_whole)
+        return whole._subgroups[of_whole]
+
+    def _make_subgroup(self, ranks):
+        made = copy.copy(self)
+        made.rank, made.world_size, made._ranks = ranks.index(self.rank), len(ranks), list(ranks)
+        made._works, made._tensors = {}, {}
+        try:
+            made._group = self._make_backend(made.rank, ranks)
+        except RuntimeError as error:
+            raise self.failure(
+                f"no connection among ranks {', '.join(map(str, ranks))}: {first_line(error)}"
+            ) from error
         return made
+
+    def _make_backend(self, rank, ranks):
+        if self.name != "gloo":
+            of_world = [dist.get_global_rank(self._group, rank) for rank in ranks]
+            return dist.new_group(of_world, timeout=self._timeout, backend=self.name, use_local_synchronization=True)
+        # new_group() that only these ranks call takes its name from how many groups a process knows of, which need not
+        # be the same for all of them, and they would wait for each other for ever.
+        store = self._board.store_of("ranks " + " ".join(map(str, ranks)))
+        return dist.ProcessGroupGloo(store, rank, len(ranks), timeout=self._timeout)
 
     # ---- what the engine calls
 

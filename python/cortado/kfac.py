@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .agreement import agree_on_flag, agree_on_text, damage_ends_all, on_all_ranks
+from .agreement import SETUP_TIMEOUT_S, agree_on_flag, agree_on_text, damage_ends_all, on_all_ranks
 from .attachment import holder_of, without_holder
 from .calibration import calibrate
 from .errors import CortadoError, MismatchError, PeerError, SpecError
@@ -22,6 +22,7 @@ from .kfac_options import check_types, choose_strategy, one_of, scale_function, 
 from .parameters import fsdp_hint, without_compile
 from .profiles import Cluster
 from .reporting import KfacReport
+from .saved_state import array_of, check_is, check_state
 from .side_stream import address_of_current_stream
 from .spec import spec_from
 
@@ -256,8 +257,8 @@ class KFAC:
             return None
         return TorchGroup(process_group)
 
-    def _on_all_ranks(self, failed_to):
-        return contextlib.nullcontext() if self._group is None else on_all_ranks(self._group, failed_to)
+    def _on_all_ranks(self, failed_to, timeout_s=SETUP_TIMEOUT_S):
+        return contextlib.nullcontext() if self._group is None else on_all_ranks(self._group, failed_to, timeout_s)
 
     @property
     def _rank(self):
@@ -699,7 +700,7 @@ class KFAC:
         if not compute_inverses and self._rank == 0:
             warn("compute_inverses=False has no effect because the next step computes what the state lacks, once")
         states = state if isinstance(state, (list, tuple)) else [state]
-        with self._on_all_ranks("could not load its state"):
+        with self._on_all_ranks("could not load its state", self._options["timeout_s"]):
             arrays = [self._arrays_of(one) for one in states]
         warning = self._core.load_state(arrays)
         if warning:
@@ -707,19 +708,15 @@ class KFAC:
 
     def _arrays_of(self, state):
         """The state with numpy arrays in place of tensors."""
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        if found != _STATE_FORMAT:
-            raise MismatchError(f'expected a state of format "{_STATE_FORMAT}", got {found!r}', "mismatch")
-        missing = [key for key in ("strategy", "world_size", "rank", "step", "layers") if key not in state]
-        if missing:
-            raise MismatchError(f"the state lacks {', '.join(missing)}", "mismatch")
+        numbers = dict.fromkeys(("world_size", "rank", "step"), int)
+        check_state(state, _STATE_FORMAT, strategy=str, **numbers, layers=dict)
         unknown = sorted(set(state["layers"]) - {layer.name for layer in self._layers})
         if unknown:
             raise MismatchError(f"the state has layers that are not preconditioned here: {unknown[:3]}", "mismatch")
-        layers = {
-            name: {key: values.float().cpu().contiguous().numpy() for key, values in layer.items()}
-            for name, layer in state["layers"].items()
-        }
+        layers = {}
+        for name, layer in state["layers"].items():
+            check_is(f'layers["{name}"]', layer, dict)
+            layers[name] = {key: array_of(f'layers["{name}"]["{key}"]', values) for key, values in layer.items()}
         return {**state, "layers": layers}
 
     def detach(self):

@@ -19,10 +19,15 @@ class Noticeboard:
     """Over the rendezvous store. Of one rank; ``prefix`` is the same on all ranks of the group and nobody else's."""
 
     def __init__(self, prefix, rank, world_size):
-        self._store = _PatientStore(dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store()))
+        self._whole_store = dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+        self._store = _PatientStore(self._whole_store)
         self._rank = rank
         self._world_size = world_size
         self._announced = False
+
+    def store_of(self, what):
+        """A part of the store for other uses, the same on all ranks that ask for it by this name."""
+        return dist.PrefixStore(what, self._whole_store)
 
     def announce(self, why):
         """This rank takes no further part; the others stop waiting for it within about a second. The first reason

@@ -14,6 +14,7 @@ from .agreement import SETUP_TIMEOUT_S, agree_on_flag, damage_ends_all, on_all_r
 from .errors import CortadoError, MismatchError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_options import check_types
+from .saved_state import array_of, check_state
 from .spec import spec_from
 
 _STATE_FORMAT = "cortado.owner_gather/1"
@@ -89,6 +90,7 @@ class CompressedAllGather:
                 check_collectives,
             )
         group.set_timeout(timeout_s)
+        self._timeout_s = timeout_s
         self._step = 0
 
     @staticmethod
@@ -127,7 +129,7 @@ class CompressedAllGather:
     def set_codec(self, codec):
         """From the next exchange on; on all ranks together. If one of them refuses, all do, and nothing changes."""
         try:
-            with on_all_ranks(self._group, "could not change its codec"):
+            with on_all_ranks(self._group, "could not change its codec", self._timeout_s):
                 spec = spec_from(codec)
                 self._core.set_codec(spec)
         except CortadoError:
@@ -153,7 +155,7 @@ class CompressedAllGather:
         of how many. If a state does not fit on one rank, all get an error and nothing has changed.
         """
         states = state if isinstance(state, (list, tuple)) else [state]
-        with on_all_ranks(self._group, "could not load its state"):
+        with on_all_ranks(self._group, "could not load its state", self._timeout_s):
             residuals = {}
             for one in states:
                 residuals.update(self._residuals_of(one))
@@ -174,18 +176,17 @@ class CompressedAllGather:
 
     def _residuals_of(self, state):
         """Checked, as numpy arrays by name."""
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        if found != _STATE_FORMAT:
-            raise SpecError(f'expected a state of format "{_STATE_FORMAT}", got {found!r}')
+        check_state(state, _STATE_FORMAT, step=int, residuals=dict)
         elems = {_name(i): math.prod(shape) for i, (shape, _) in enumerate(self._shapes)}
         residuals = {}
         for name, values in state["residuals"].items():
-            if values.numel() != elems.get(name):
-                text = f"the state owes {values.numel()} values of {name}, expected {elems.get(name, 'no such tensor')}"
+            array = array_of(f'residuals["{name}"]', values)
+            if array.size != elems.get(name):
+                text = f"the state owes {array.size} values of {name}, expected {elems.get(name, 'no such tensor')}"
                 raise MismatchError(text, "mismatch")
             if not bool(torch.isfinite(values).all()):
                 raise MismatchError(f"what the state owes of {name} has an Inf or NaN", "mismatch")
-            residuals[name] = values.float().cpu().contiguous().numpy()
+            residuals[name] = array
         return residuals
 
 

@@ -8,6 +8,8 @@ import torch
 from .errors import SpecError
 from .group import DTYPE_CODES
 
+_EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
 
 def without_compile(module):
     """The DDP module that torch.compile has wrapped, if it is one; else ``module``."""
@@ -20,12 +22,16 @@ def trainable_of(module, ignored=()):
     hint = fsdp_hint(module)
     if hint:
         raise SpecError(f"{type(module).__name__}{hint}")
-    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag))}
-    return [
+    embeddings = {id(m.weight): m for m in module.modules() if isinstance(m, _EMBEDDINGS)}
+    found = [
         (name, parameter, id(parameter) in embeddings)
         for name, parameter in module.named_parameters()
         if parameter.requires_grad and name not in ignored
     ]
+    for name, parameter, is_embedding in found:
+        if is_embedding and embeddings[id(parameter)].sparse:
+            raise SpecError(f'the gradient of "{name}" is sparse; cortado exchanges dense ones: sparse=False')
+    return found
 
 
 def engine_tensors(named):

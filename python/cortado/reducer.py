@@ -89,7 +89,8 @@ class Reducer(Attachment):
         # Shape, dtype and order in memory as the engine knows them; of no memory.
         self._templates = [torch.empty_like(parameter, device="meta") for parameter in self._parameters]
         carrier = _Buckets if self._engine.sends_buffers else _InPlace
-        with on_all_ranks(self._group, "could not make a Reducer"):  # memory may be pinned here
+        timeout_s = self._engine.timeout_s
+        with on_all_ranks(self._group, "could not make a Reducer", timeout_s):  # memory may be pinned here
             self._carrier = carrier(self._engine, self._templates, self._transfers)
         self._used = _UsedTensors(self._group, self._names)
         self._given = [None] * len(self._parameters)  # gradients handed over in this step, and their versions

@@ -75,7 +75,8 @@ class EngineImpl final : public Engine {
     double error_squares = 0;         // of what writing lost
     std::uint64_t payload_bytes = 0;  // of a gathered slot
     bool decoded = false;
-    Status status;  // of encoding or decoding, on whichever thread
+    bool overflowed = false;  // what was decoded is finite in float32, but not in the gradient's dtype
+    Status status;            // of encoding or decoding, on whichever thread
     Interval encode, decode, orthogonalise;
   };
   struct BufferRun {  // method kNone
@@ -147,7 +148,8 @@ class EngineImpl final : public Engine {
   void receive_slot(Round& round, int message, const Slot& slot);
   Status check_payloads(Round& round, int message, const Slot& slot);
   void decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle);
-  Status decode_payload(Round& round, int message, const Slot& slot, CodecTensor::Settle settle);
+  void decode_values(Round& round, int message, const Slot& slot, CodecTensor::Settle settle, void* output);
+  Status decode_payload(Round& round, int message, const Slot& slot, CodecTensor::Settle settle, void* output);
   // Calls act(slot) for the slots of a message, on all threads; the first error that one left in its tensor's status.
   template <typename Act>
   Status for_slots(Round& round, int message, Act&& act);
@@ -157,6 +159,7 @@ class EngineImpl final : public Engine {
   bool may_decode_early() const;
   Status run_second_round();
   Status gather_rests();
+  Status look_for_overflow(Round& round);
   Status decode_held(Round& round);
   Status commit(Round& last);
   Status roll_back(Round& last, const LocalGradient& local_gradient);
@@ -207,6 +210,7 @@ class EngineImpl final : public Engine {
   std::vector<TensorStep> steps_;
   std::vector<BufferRun> buffers_;
   std::vector<Gradient> deferred_;  // with overlap=off: what finish_step() encodes
+  std::vector<std::byte> trial_;    // of one fp16 tensor, decoded before the verdict
   bool finite_ = true;              // of the step in hand
   std::int64_t step_ = 0;           // finite steps finished
   std::int64_t phase_step_ = 0;     // finite compressed steps finished

@@ -13,6 +13,15 @@ namespace cortado {
 
 using Method = EngineOptions::Method;
 
+namespace {
+
+// What residuals add up to may be above the largest fp16. Of bfloat16, that is as large as of float32.
+bool overflows(const void* values, const EngineTensor& tensor) {
+  return tensor.dtype == DType::kFloat16 && !all_finite(values, tensor.rows * tensor.cols, tensor.dtype);
+}
+
+}  // namespace
+
 // ---- bookkeeping ---------------------------------------------------------------------------------------------------
 
 // The first error stays the engine's error; a step that failed on the way can't be repeated.
@@ -278,7 +287,8 @@ Status EngineImpl::for_slots(Round& round, int message, Act&& act) {
   return {};
 }
 
-Status EngineImpl::decode_payload(Round& round, int message, const Slot& slot, CodecTensor::Settle settle) {
+Status EngineImpl::decode_payload(Round& round, int message, const Slot& slot, CodecTensor::Settle settle,
+                                  void* output) {
   return with_payload(round, message, slot, [&](CodecTensor& tensor, PayloadOfRank payload, CodecScratch& scratch) {
     CodecTensor::Arrived arrived{.payload = payload, .summed = {}};
     if (slot.kind == SlotKind::kValues) {
@@ -288,7 +298,7 @@ Status EngineImpl::decode_payload(Round& round, int message, const Slot& slot, C
     } else {
       arrived.finite = round.non_finite_rank(message, round.slot_index(slot.tensor)) < 0;
     }
-    return tensor.decode(arrived, context_.gradient_scale, settle, steps_[slot.tensor].gradient, scratch);
+    return tensor.decode(arrived, context_.gradient_scale, settle, output, scratch);
   });
 }
 
@@ -304,17 +314,24 @@ Status EngineImpl::check_payloads(Round& round, int message, const Slot& slot) {
   });
 }
 
+void EngineImpl::decode_values(Round& round, int message, const Slot& slot, CodecTensor::Settle settle, void* output) {
+  TensorStep& step = steps_[slot.tensor];
+  if (codec_tensors_[slot.tensor] != nullptr) {
+    step.status = decode_payload(round, message, slot, settle, output);
+  } else {
+    low_rank_[slot.tensor]->decode(slot.kind, round.slot_data(message, slot), context_.gradient_scale, output);
+  }
+  step.overflowed = overflows(output, tensors_[slot.tensor]);
+}
+
 void EngineImpl::decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle) {
   TensorStep& step = steps_[slot.tensor];
   step.decode.start_ns = clock_->now_ns();
-  const void* data = round.slot_data(message, slot);
   if (slot.kind == SlotKind::kDense) {
-    read_dense_slot(data, round.layouts().dtype, slot.elems, communicator_->world_size(), step.gradient,
-                    tensors_[slot.tensor].dtype);
-  } else if (codec_tensors_[slot.tensor] != nullptr) {
-    step.status = decode_payload(round, message, slot, settle);
+    read_dense_slot(round.slot_data(message, slot), round.layouts().dtype, slot.elems, communicator_->world_size(),
+                    step.gradient, tensors_[slot.tensor].dtype);
   } else {
-    low_rank_[slot.tensor]->decode(slot.kind, data, context_.gradient_scale, step.gradient);
+    decode_values(round, message, slot, settle, step.gradient);
   }
   step.decoded = true;
   step.decode.end_ns = clock_->now_ns();
@@ -378,8 +395,25 @@ Status EngineImpl::absorb(Round& round, int message) {
     const int tensor = static_cast<int>(slot.tensor);
     record(Stage::kDecode, message, tensor, step.decode, gradient_bytes(slot.tensor));
     record(Stage::kOrthogonalise, message, tensor, step.orthogonalise, 0);
+    if (step.overflowed) note_non_finite(tensors_[slot.tensor].name, -1);
   }
   round.mark_done(message);
+  return {};
+}
+
+// Decoding a step's sums in place leaves no gradient to roll back with, so what may be too large is decoded elsewhere
+// first.
+Status EngineImpl::look_for_overflow(Round& round) {
+  for (int m = 0; m < round.message_count(); ++m) {
+    for (const Slot& slot : round.layout().messages[m].slots) {
+      const bool is_fp16 = tensors_[slot.tensor].dtype == DType::kFloat16;
+      if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor) || !is_fp16) continue;
+      trial_.resize(std::max(trial_.size(), static_cast<std::size_t>(gradient_bytes(slot.tensor))));
+      decode_values(round, m, slot, CodecTensor::Settle::kNever, trial_.data());
+      if (!steps_[slot.tensor].status.ok()) return fail(steps_[slot.tensor].status);
+      if (steps_[slot.tensor].overflowed) note_non_finite(tensors_[slot.tensor].name, -1);
+    }
+  }
   return {};
 }
 
@@ -574,6 +608,7 @@ Status EngineImpl::finish_rounds(const LocalGradient& local_gradient) {
   last_messages_ = first_round().collectives() + (two_rounds ? second_->collectives() : 0);
   last_step_compressed_ = warm_up_ == nullptr && compresses();
   if (warm_up_ != nullptr) ++warm_up_steps_;
+  if (finite_ && !may_decode_early()) CORTADO_RETURN_IF_ERROR(look_for_overflow(last));
   // Reads the gradients that decoding overwrites.
   if (!finite_) CORTADO_RETURN_IF_ERROR(roll_back(last, local_gradient));
   if (!may_decode_early()) CORTADO_RETURN_IF_ERROR(decode_held(last));

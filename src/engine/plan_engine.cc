@@ -395,7 +395,11 @@ void PlanEngine::deliver(Bucket& bucket) {
     const std::uint32_t t = bucket.tensors[slot];
     if (gradient_bytes(t) == 0) continue;
     Interval interval{.start_ns = clock_->now_ns()};
-    const bool is_finite = bucket.message->read(static_cast<int>(slot), steps_[t].gradient);
+    bool is_finite = bucket.message->read(static_cast<int>(slot), steps_[t].gradient);
+    if (tensors_[t].dtype == DType::kFloat16) {  // what residuals add up to may be above the largest
+      const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
+      is_finite = is_finite && all_finite(steps_[t].gradient, elems, DType::kFloat16);
+    }
     interval.end_ns = clock_->now_ns();
     record(Stage::kDecode, index_of(bucket), static_cast<int>(t), interval, gradient_bytes(t));
     if (is_finite || !finite_) continue;

@@ -6,6 +6,8 @@
 #include "collective/emulated_scheme_device.h"
 #include "core/check.h"
 #include "core/counting_new.h"
+#include "core/finite.h"
+#include "core/float16.h"
 #include "core/sanitized.h"
 #include "cortado/plan.h"
 #include "engine/plan_engine_testing.h"
@@ -249,6 +251,35 @@ TEST(PlanEngine, ANonFiniteStepLeavesNoTrace) {
     for (std::size_t step = 0; step < 3; ++step) EXPECT_TRUE(same_bits(runs[0][step], runs[1][step])) << step;
     return {};
   });
+}
+
+// As CodecDtypes.WhatOverflowsOnTheWayBackIsAStepThatNeverWas.
+TEST(PlanEngine, WhatOverflowsOnTheWayBackIsANonFiniteStep) {
+  const std::vector<EngineTensor> tensors = {{.name = "w", .dtype = DType::kFloat16, .rows = 8, .cols = 8}};
+  const auto value = [](std::size_t i) { return (i % 2 == 0 ? 34e3f : -34e3f) + (i / 8 % 2 == 0 ? 3e4f : -3e4f); };
+  for (const auto& [codec, option] : {std::pair{"topk(density=0.25)", "encode@cpu all_gather@flat decode@cpu"},
+                                      std::pair{"acp(rank=2)", "encode@cpu all_reduce@flat decode@cpu"},
+                                      std::pair{"randk(density=0.25)", "encode@cpu all_reduce@flat decode@cpu"}}) {
+    SCOPED_TRACE(codec);
+    Plan plan = dense_plan(kTwoByTwo);
+    plan.buckets.resize(1);
+    plan.buckets[0].tensors = {"w"};
+    plan.buckets[0].codec = codec;
+    plan.buckets[0].option = Option::parse(option, kTwoByTwo).value();
+    std::atomic<int> overflows = 0;
+    on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(tensors, plan, with_timeout(), &communicator));
+      for (int step = 0; step < 12; ++step) {
+        std::vector<std::uint16_t> gradient;
+        for (std::size_t i = 0; i < 64; ++i) gradient.push_back(float_to_fp16(value(i)));
+        CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome, run_step_at(*engine, {gradient.data()}));
+        EXPECT_EQ(outcome.finite, all_finite(gradient.data(), 64, DType::kFloat16)) << "step " << step;
+        overflows += outcome.finite ? 0 : 1;
+      }
+      return {};
+    });
+    EXPECT_GT(overflows, 0);
+  }
 }
 
 TEST(PlanEngine, SavedStatesResumeBitForBit) {

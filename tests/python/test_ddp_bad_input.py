@@ -8,7 +8,7 @@ import cortado
 import pytest
 import torch
 from nets import loss_of, make_batch, make_net, train
-from ranks import fingerprint
+from ranks import Pool, fingerprint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -207,6 +207,50 @@ def test_a_parameter_without_a_name_is_refused_in_the_first_step(pools, names_mi
             assert kind == "MismatchError" and "no named parameter" in text, text
     finally:
         pool.close()
+
+
+def convert_after_the_hook_was_made(me):
+    net = make_net()
+    state, hook = cortado.ddp_hook("acp(rank=2)", net, verbose=False)
+    model = torch.nn.parallel.DistributedDataParallel(net.bfloat16())
+    model.register_comm_hook(state, hook)
+    return error_of(lambda: model(torch.ones(4, 24, dtype=torch.bfloat16)).sum().backward())
+
+
+def test_a_model_converted_after_its_hook_was_made_is_refused(pools):
+    for kind, text in pools(2).run(convert_after_the_hook_was_made):
+        assert kind == "MismatchError"
+        assert "elements of torch.bfloat16" in text and "of torch.float32" in text
+
+
+def attach_sparse(me):
+    model = me.wrap(torch.nn.Sequential(torch.nn.Embedding(7, 5, sparse=True), torch.nn.Linear(5, 3)))
+    return error_of(cortado.attach, model, "acp", verbose=False)
+
+
+def test_sparse_gradients_are_refused(pools):
+    for kind, text in pools(2).run(attach_sparse):
+        assert kind == "SpecError" and '"0.weight" is sparse' in text
+
+
+def never_attached_on_rank_0(me):
+    model = torch.nn.parallel.DistributedDataParallel(make_net())
+    start = time.monotonic()
+    if me.rank == 0:
+        time.sleep(3)
+        return None
+    error = error_of(cortado.attach, model, "gzip", timeout_s=1, verbose=False)
+    return *error, time.monotonic() - start
+
+
+def test_where_others_never_attach_the_error_of_this_rank_is_not_lost():
+    pool = Pool(2)
+    try:
+        _, (kind, text, seconds) = pool.run(never_attached_on_rank_0)
+    finally:
+        pool.close()
+    assert kind == "SpecError" and "gzip" in text
+    assert seconds < 20
 
 
 def hook_by_hand(me, from_ddp):

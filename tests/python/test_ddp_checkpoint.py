@@ -2,6 +2,7 @@
 """Saving and loading: the same bits on the same world size, a written policy for another, refusals on every rank."""
 
 import contextlib
+import copy
 import io
 
 import cortado
@@ -178,6 +179,8 @@ def change_state(me, state, kind):
         state["tensors"] = list(state["tensors"])
     elif kind == "of another step, on one rank" and me.rank == 1:
         state["step"] += 1
+    elif kind in WRONG_KINDS and me.rank == 1:
+        WRONG_KINDS[kind][0](state)
     return state
 
 
@@ -186,6 +189,28 @@ OTHERS = {
     "a renamed model's": (with_other_names, "acp(rank=2)"),
     "another codec's": (make_net, "power(rank=2)"),
     "another matrix rank's": (make_net, "acp(rank=3)"),
+}
+
+
+def first_of(state):
+    return state["tensors"]["0.weight"]
+
+
+# On one rank: how the state is changed, and what is said.
+WRONG_KINDS = {
+    "without a layout, on one rank": (lambda s: s.update(layout=None), "layout of the state: expected a list"),
+    "with a flat layout, on one rank": (lambda s: s.update(layout=["0.weight"]), "layout[0] of the state: expected"),
+    "of a negative step, on one rank": (lambda s: s.update(step=-1), "step of the state: expected a number"),
+    "of a step in words, on one rank": (lambda s: s.update(phase_step="2"), "phase_step of the state: expected"),
+    "of no spec, on one rank": (lambda s: s.update(spec=None), "spec of the state: expected a str"),
+    "with a matrix for a residual, on one rank": (
+        lambda s: first_of(s).update(residual=first_of(s)["residual"].view(1, -1)),
+        '["residual"] of the state: expected floats in one dimension',
+    ),
+    "with a place of no name, on one rank": (
+        lambda s: first_of(s).update(places={"here": first_of(s)["residual"]}),
+        "expected a place as NAME@BEGIN, got 'here'",
+    ),
 }
 CHANGED = {
     "another rank's": "each rank loads its own",
@@ -196,6 +221,7 @@ CHANGED = {
     "with a list for a residual, on one rank": '["residual"] of the state: expected a Tensor, got list',
     "with a list of tensors, on one rank": "tensors of the state: expected a dict, got list",
     "of another step, on one rank": "ranks differ",
+    **{kind: said for kind, (_, said) in WRONG_KINDS.items()},
 }
 EXPECTED = {
     "a wider model's": '"0.weight"',
@@ -250,3 +276,28 @@ def save_inside_a_step(me):
 
 def test_a_state_taken_while_accumulating_is_that_of_the_last_step(pools):
     assert all(pools(2).run(save_inside_a_step))
+
+
+def copy_and_save(me):
+    model = me.attach(make_net(), "acp(rank=2)")
+    train(me, model, 3)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    copies = [copy.deepcopy(model), torch.load(file, weights_only=False)]
+    assert all(fingerprint(unwrapped(one)) == fingerprint(unwrapped(model)) for one in copies)
+    for one in copies:
+        with pytest.raises(cortado.CortadoError, match="nothing to report"):
+            cortado.report(one)
+        for parameter in one.parameters():
+            parameter.grad = None
+        cortado.attach(one, "acp(rank=2)", verbose=False)
+        train(me, one, 3)
+        assert cortado.report(one)["steps"] == 3
+    train(me, model, 3)
+    return [fingerprint(unwrapped(one)) for one in copies]
+
+
+def test_a_copy_of_an_attached_model_is_not_attached_and_can_be(pools):
+    first, second = pools(2).run(copy_and_save)
+    assert first == second

@@ -206,6 +206,58 @@ def test_an_error_in_the_hook_is_passed_on_at_once():
         assert seconds < 5 + SLACK_S
 
 
+def drop_within_a_step(me, plan, wraps):
+    """A layer raises in the backward pass, when messages are under way; that rank drops its model and goes on."""
+    import gc
+
+    import cortado
+    import torch
+    from cortado import attachment
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, values):
+            return values.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            if me.rank == 1:
+                raise ValueError("out of something")
+            return gradient
+
+    net = make_net()
+    net[0].register_forward_hook(lambda module, given, values: Fails.apply(values))
+    if wraps:
+        model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.002)
+        cortado.attach(model, plan, timeout_s=60, verbose=False)
+    else:
+        model, reducer = net, cortado.Reducer(net, plan, timeout_s=60, verbose=False)
+    start = time.monotonic()
+    try:
+        loss_of(model, make_batch(me.rank, 0)).backward()
+        reducer.wait()
+    except (cortado.PeerError, ValueError) as error:
+        raised = type(error).__name__, str(error)
+    net = model = reducer = None
+    gc.collect()
+    return *raised, time.monotonic() - start, len(attachment._failed)
+
+
+@pytest.mark.parametrize("plan", ["none", "acp(rank=2)"])
+@pytest.mark.parametrize("wraps", [True, False])
+def test_a_model_dropped_within_a_step_ends_the_others_and_keeps_what_is_on_its_way(plan, wraps):
+    from ranks import Pool
+
+    pool = Pool(2)
+    try:
+        (kind, text, seconds, kept), own = pool.run(drop_within_a_step, plan=plan, wraps=wraps)
+    finally:
+        pool.close()
+    assert own[:2] == ("ValueError", "out of something") and own[3] == 1
+    assert kind == "PeerError" and "was dropped within a step" in text, text
+    assert seconds < 5 + SLACK_S and kept == 1
+
+
 def interrupt_while_waiting(me):
     """Ctrl-C on a rank that waits for another one."""
     import threading

@@ -138,6 +138,22 @@ def every_kind_in_subgroups(me):
     run_all(again)
 
 
+def subgroups_beside_one_of_the_users(me):
+    """Ranks 0 and 1 know of one process group more than the others."""
+    import torch.distributed as dist
+    from cortado.group import TorchGroup
+
+    own = dist.new_group([0, 1], use_local_synchronization=True) if me.rank < 2 else None
+    group = TorchGroup(None)
+    inner = group.subgroup([me.rank // 2 * 2 + i for i in range(2)])
+    outer = group.subgroup([me.rank % 2 + 2 * i for i in range(2)])
+    run_all(outer)
+    run_all(inner)
+    assert group.subgroup([me.rank % 2, me.rank % 2 + 2]) is outer
+    if own is not None:
+        dist.destroy_process_group(own)
+
+
 def sums_in_rank_order(me):
     from cortado.group import TorchGroup
 
@@ -159,6 +175,10 @@ def test_every_kind_of_collective(pools, world_size):
 
 def test_every_kind_in_subgroups(pools):
     pools(4).run(every_kind_in_subgroups)
+
+
+def test_subgroups_where_ranks_know_of_different_numbers_of_groups(pools):
+    pools(4).run(subgroups_beside_one_of_the_users)
 
 
 def test_reduce_scatter_adds_in_rank_order(pools):
