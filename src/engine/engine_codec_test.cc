@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/check.h"
 #include "core/finite.h"
 #include "core/float16.h"
 #include "core/hash.h"
