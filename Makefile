@@ -37,7 +37,7 @@ bench: ## run the C++ benchmarks (FILTER=regex chooses; those that train: benchm
 	@tools/bench
 
 wheel: ## build a wheel into dist/, with the libraries it needs inside
-	@tools/setup --tests
+	@tools/setup --wheel
 	@tools/wheel
 
 format: ## format all C++ and Python sources in place

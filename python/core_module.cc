@@ -586,6 +586,7 @@ std::vector<float> to_vector(nb::handle array) {
 NB_MODULE(_core, m) {
   m.doc() = "Cortado's C++ engine; use it through the cortado package.";
   m.attr("__version__") = cortado::version();
+  nb::set_leak_warnings(false);  // engines whose messages are on their way after an error are kept until the end
 
   nb::class_<BucketMap>(m, "BucketMap", "Tensor indices and byte offsets of one gradient buffer.")
       .def(

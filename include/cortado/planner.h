@@ -100,6 +100,11 @@ struct Timeline {
 // cluster (levels), or that need times the cluster file does not have.
 Result<Timeline> simulate_plan(const Plan& plan, const Job& job, const Cluster& cluster);
 
+// The relative L2 error of the gradient, or of the tensors of one bucket, that the plan's codecs had where the job was
+// measured, each lossy pass counted, without error feedback; tensors weigh as for max_total_error. Empty where the job
+// has none of some tensor.
+std::optional<double> expected_error(const Plan& plan, const Job& job, int bucket = -1);
+
 // One line a row, `width` characters for the step; buckets by letter, with what they are below.
 std::string timeline_to_text(const Timeline& timeline, const Plan& plan, int width = 100);
 
@@ -119,6 +124,7 @@ struct ExplainedWay {
 
 struct ExplainedBucket {
   std::int64_t own_ns = 0;           // what the bucket takes by itself
+  std::optional<double> error;       // expected_error()
   std::int64_t gain_ns = 0;          // by how much the step would be longer, went this bucket without encoding
   std::vector<ExplainedWay> others;  // best first, those that are allowed before the others: the runner-up
 };

@@ -103,6 +103,9 @@ class Attachment:
                 raise SpecError(f"check_replicas is a number of steps, or 0 for never; got {self._check_interval!r}")
             if self._timeout_s is not None and not is_time:
                 raise SpecError(f"timeout_s is from 0.001 to 1e6 seconds, or None; got {self._timeout_s!r}")
+            if self._grad_scaler is not None and not callable(getattr(self._grad_scaler, "get_scale", None)):
+                got = repr(self._grad_scaler)
+                raise SpecError(f"grad_scaler is a torch.amp.GradScaler or has get_scale(), or is None; got {got}")
             what = text_for_engine(plan)
             self._tensors = tensors = engine_tensors(named)
             self._device = device_of(named)

@@ -41,7 +41,7 @@ def calibrate(
         raise CortadoError("calibrate needs a process group: call torch.distributed.init_process_group first")
     wrapped = TorchGroup(group)
     wrapped.set_timeout(300.0)
-    specs = default_codecs() if codecs is None else list(codecs)
+    specs = default_codecs() if codecs is None else [codecs] if isinstance(codecs, str) else list(codecs)
     version = f"torch {torch.__version__}"
     known_text = None if known is None else known.to_json()
     with on_all_ranks(wrapped, "could not calibrate"):
@@ -82,6 +82,19 @@ class _Products:
         self._stream.synchronize()
 
 
+def _read_or_refuse(path, again):
+    """What the file holds, if it is there and is to count; an error where none can be written, before anything is measured."""
+    is_there = path.exists()
+    if not os.access(path if is_there else path.absolute().parent, os.W_OK) or path.is_dir():
+        raise SpecError(f'no file can be written at "{path}"')
+    if again or not is_there:
+        return None
+    try:
+        return Cluster.load(path)
+    except CortadoError as error:
+        raise type(error)(f"{error}; --again measures anew and overwrites it", error.code) from error
+
+
 def default_codecs():
     """Every codec that auto may use, at any quality."""
     return _core.auto_codecs()
@@ -115,9 +128,9 @@ def main(arguments=None):
         speaks = dist.get_rank() == 0
         shows = speaks and sys.stderr.isatty()
         known = None
-        with on_all_ranks(TorchGroup(None), f"could not read {options.output}"):
-            if speaks and not options.again and Path(options.output).exists():
-                known = Cluster.load(options.output)
+        with on_all_ranks(TorchGroup(None), f"could not use {options.output}"):
+            if speaks:
+                known = _read_or_refuse(Path(options.output), options.again)
         cluster = calibrate(
             codecs=options.codec,
             budget_s=options.budget,

@@ -35,8 +35,11 @@ class CheckedFile:
             raise type(error)(f"{path}: {error}", error.code) from error
 
     def save(self, path):
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self._json)
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(self._json)
+        except OSError as error:
+            raise SpecError(f'can\'t write the {self._kind} "{path}": {error.strerror}') from error
 
     def to_dict(self):
         return json.loads(self._json)

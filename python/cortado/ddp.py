@@ -113,6 +113,10 @@ def ddp_hook(
         raise CortadoError("ddp_hook needs a process group: call torch.distributed.init_process_group first")
     if process_group is None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
         process_group = model.process_group
+    refusal = None
+    if not isinstance(model, torch.nn.Module):
+        swapped = "; the arguments are swapped" if isinstance(plan, torch.nn.Module) else ""
+        refusal = SpecError(f"ddp_hook(plan, model) needs a torch.nn.Module, got {type(model).__name__}{swapped}")
     options = {
         "grad_scaler": grad_scaler,
         "check_replicas": check_replicas,
@@ -120,12 +124,17 @@ def ddp_hook(
         "timeout_s": timeout_s,
         "verbose": verbose,
     }
-    return DdpState(plan, model, process_group, **options), hook
+    return DdpState(plan, model, process_group, refusal=refusal, **options), hook
 
 
 def report(attached):
     """The report of an attached model, of a state or of a Reducer."""
-    state = attached if isinstance(attached, Attachment) else _states.get(without_compile(attached))
+    if isinstance(attached, Attachment):
+        return attached.report()
+    if not isinstance(attached, torch.nn.Module):
+        hint = f"; call its own report(): {type(attached).__name__}.report()" if hasattr(attached, "report") else ""
+        raise SpecError(f"report needs an attached model, a state or a Reducer, got {type(attached).__name__}{hint}")
+    state = _states.get(without_compile(attached))
     if state is None:
         raise CortadoError(
             "nothing to report: this model has not been attached (of ddp_hook, ask the state: state.report())"

@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_device import Batches, device_of_layers, place_of_kfac
 from .kfac_layers import find_layers
-from .kfac_options import check_types, choose_strategy, one_of, scale_function, skips_steps, warn, without_effect
+from .kfac_options import check_types, choose_strategy, one_of, is_scaled_still, scale_function, skips_steps, warn, without_effect
 from .parameters import fsdp_hint, without_compile
 from .profiles import Cluster
 from .reporting import KfacReport
@@ -29,6 +30,8 @@ from .spec import spec_from
 _STATE_FORMAT = "cortado.kfac/1"
 _CALIBRATION_S = 10.0
 _NO_BACKWARD_PASS = -1
+
+_holders = weakref.WeakKeyDictionary()  # module -> a reference to the KFAC whose hooks it has
 
 
 class KFAC:
@@ -151,6 +154,7 @@ class KFAC:
             check_types(float, timeout_s=timeout_s)
             self._get_scale = scale_function(grad_scaler)
             self._skips_steps = skips_steps(grad_scaler)
+            self._grad_scaler = grad_scaler
             ineffective = without_effect(
                 {
                     "accumulation_steps": accumulation_steps,
@@ -162,6 +166,8 @@ class KFAC:
                     "update_factors_in_hook": update_factors_in_hook,
                 }
             )
+            if not isinstance(self._model, torch.nn.Module):
+                raise SpecError(f"KFAC needs a torch.nn.Module, got {type(self._model).__name__}")
             if fsdp_hint(self._model):
                 raise SpecError(f"{type(self._model).__name__}{fsdp_hint(self._model)}")
             self._spec = _compression_at(compression, 0)
@@ -169,6 +175,8 @@ class KFAC:
             self._layers, self.skipped = find_layers(self._model, skip_layers or ())
             if not self._layers:
                 raise SpecError(f"no layer of the model can be preconditioned: {_list_skipped(self.skipped)}")
+            if any(layer.module in _holders and _holders[layer.module]() is not None for layer in self._layers):
+                raise SpecError("another KFAC preconditions layers of this model: call its detach() first")
             self._device = device_of_layers(self._layers)
             self._place = place_of_kfac(self._device)
             if self._device.type == "cuda" and self._place.library is None:
@@ -240,6 +248,8 @@ class KFAC:
             layer.module.register_forward_hook(self._forward_hook(i), with_kwargs=True)
             for i, layer in enumerate(self._layers)
         ]
+        for layer in self._layers:
+            _holders[layer.module] = weakref.ref(self)
         if self._rank == 0:
             if ineffective:
                 warn(ineffective)
@@ -564,6 +574,12 @@ class KFAC:
                 "backward pass, before scaler.unscale_(optimizer). If DDP has averaged them, give KFAC the DDP module"
             )
             self._refuse(SpecError(text))
+        if is_scaled_still(self._grad_scaler):
+            text = (
+                "the gradients still carry the scale of the loss, which damping and kl_clip would take for theirs: call "
+                "scaler.unscale_(optimizer) before kfac.step()"
+            )
+            self._refuse(SpecError(text))
         self._average()
         is_finite = self._is_finite
         self._forget_average()
@@ -720,10 +736,12 @@ class KFAC:
         return {**state, "layers": layers}
 
     def detach(self):
-        """Removes the hooks from the model."""
+        """Removes the hooks from the model, which another KFAC may precondition then."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        for layer in self._layers:
+            _holders.pop(layer.module, None)
 
 
 def _with_bound(codec, bound, is_filtered):

@@ -110,7 +110,7 @@ class Layer:
         return values, values.shape[0], height, width
 
     def _refuse_change(self, what):
-        text = f"layer {self.name} had {what}: make a new KFAC after layers have changed"
+        text = f"layer {self.name} had {what}: after layers have changed call kfac.detach() and make a new KFAC"
         raise MismatchError(text, "mismatch")
 
     def __str__(self):
@@ -121,7 +121,7 @@ class Layer:
 
 def find_layers(model, skip_layers):
     """(layers to precondition, {name: reason} of those that have parameters but are left alone)."""
-    patterns = [re.compile(pattern, re.IGNORECASE) for pattern in skip_layers]
+    patterns = [_pattern(text) for text in ([skip_layers] if isinstance(skip_layers, str) else skip_layers)]
     users = _users_of_parameters(model)
     layers, skipped = [], {}
     inside = set()  # modules of which a parent says that they are not called
@@ -139,6 +139,13 @@ def find_layers(model, skip_layers):
         else:
             skipped[name] = reason
     return layers, skipped
+
+
+def _pattern(text):
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except (re.error, TypeError) as error:
+        raise SpecError(f"skip_layers: {text!r} is no regular expression: {error}") from error
 
 
 def _users_of_parameters(model):

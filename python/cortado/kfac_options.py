@@ -5,6 +5,7 @@ import numbers
 import warnings
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from .errors import SpecError
 
@@ -76,6 +77,16 @@ def skips_steps(grad_scaler):
     """Whether it is a GradScaler (or its get_scale) that leaves out an optimizer step after an overflow on its rank."""
     scaler = getattr(grad_scaler, "__self__", grad_scaler)
     return isinstance(scaler, torch.amp.GradScaler) and not _tells_all_ranks(scaler) and scaler.is_enabled()
+
+
+def is_scaled_still(grad_scaler):
+    """Whether it is a GradScaler (or its get_scale) whose unscale_() has not been called for an optimizer, of a scale
+    other than 1."""
+    scaler = getattr(grad_scaler, "__self__", grad_scaler)
+    if not isinstance(scaler, torch.amp.GradScaler) or not scaler.is_enabled() or scaler.get_scale() == 1:
+        return False
+    stages = getattr(scaler, "_per_optimizer_states", {}).values()
+    return not any(state["stage"] is OptState.UNSCALED for state in stages)
 
 
 def _tells_all_ranks(scaler):

@@ -106,7 +106,9 @@ def _kept_state(optimizer):
 
 
 def _default_codecs(codecs):
-    return _core.auto_codecs() if codecs is None else list(codecs)
+    if codecs is None:
+        return _core.auto_codecs()
+    return [codecs] if isinstance(codecs, str) else list(codecs)
 
 
 def _forward_of(model, batch, loss):

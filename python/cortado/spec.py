@@ -39,6 +39,8 @@ def _spec_or_plan(plan):
             f"plan must be a codec string, a dict, a Plan or the path of a .json file, got {type(plan).__name__}"
         )
     if not plan.endswith(".json"):
+        if os.path.isfile(plan):
+            raise SpecError(f'"{plan}" is a file; the name of a plan\'s file ends in .json')
         return plan
     try:
         with open(plan, encoding="utf-8") as file:
@@ -47,8 +49,11 @@ def _spec_or_plan(plan):
         raise SpecError(f'can\'t read the plan "{plan}": {error}') from error
     if not isinstance(content, dict):
         raise SpecError(f'the plan "{plan}" must hold an object with a "codec", got {type(content).__name__}')
-    if str(content.get("format", "")).startswith(FORMAT.split("/")[0]):
+    found = str(content.get("format", ""))
+    if found.startswith(FORMAT.split("/")[0]):
         return Plan.load(plan)
+    if found.startswith("cortado."):
+        raise SpecError(f'"{plan}" is no plan but a {found}: `cortado plan JOB CLUSTER -o plan.json` makes one')
     return _spec_from_dict(content, f'the plan "{plan}"')
 
 

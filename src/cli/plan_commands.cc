@@ -8,6 +8,8 @@
 
 #include "cli/codec_commands.h"
 #include "cli/files.h"
+#include "core/check.h"
+#include "cortado/auto.h"
 #include "cortado/trace.h"
 
 namespace cortado::cli {
@@ -35,7 +37,19 @@ int write(const std::string& path, std::string_view text) {
 
 double milliseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
 
-void print_summary(const Plan& plan) {
+// Those of the cluster file that auto may use at this quality.
+Status allow_quality(const std::string& name, const Cluster& cluster, PlannerConstraints* constraints) {
+  CORTADO_ASSIGN_OR_RETURN(const AutoOptions options, AutoOptions::parse("auto(quality=" + name + ")"));
+  for (const std::string& codec : auto_codecs(options.quality)) {
+    const bool is_measured = std::any_of(cluster.codecs.begin(), cluster.codecs.end(),
+                                         [&](const auto& times) { return times.codec == codec; });
+    if (is_measured) constraints->allowed_codecs.push_back(codec);
+  }
+  if (!constraints->allowed_codecs.empty()) return {};
+  return make_error(StatusCode::kInvalidArgument, "the cluster file has no times of a codec that auto may use at it");
+}
+
+void print_summary(const Plan& plan, const Job& job) {
   int encoded = 0;
   std::size_t tensors = 0;
   for (const PlanBucket& bucket : plan.buckets) {
@@ -47,6 +61,14 @@ void print_summary(const Plan& plan) {
               milliseconds(plan.lower_bound_ns));
   std::printf("%zu tensors in %zu buckets, %d of them encoded; planned in %.2f ms\n", tensors, plan.buckets.size(),
               encoded, milliseconds(plan.planner_ns));
+  if (const std::optional<double> error = expected_error(plan, job); encoded > 0 && error.has_value()) {
+    std::printf(
+        "relative error of the gradient, as the job has it measured: %.3g (--quality, --max-total-error: less)\n",
+        *error);
+  } else if (encoded > 0) {
+    std::printf(
+        "relative error of the gradient: the job has not all that are needed (cortado.profile measures them)\n");
+  }
   for (const std::string& note : plan.notes) std::printf("%s\n", note.c_str());
 }
 
@@ -78,18 +100,23 @@ int make_plan_file(const PlanOptions& options) {
   std::unique_ptr<Trace> measured;
   if (!options.trace_path.empty() && (measured = read<Trace>(options.trace_path, parse_trace, &code)) == nullptr)
     return code;
+  PlannerConstraints constraints = options.constraints;
+  if (!options.quality.empty()) {
+    const Status status = allow_quality(options.quality, *cluster, &constraints);
+    if (!status.ok()) return report_error("--quality " + options.quality, status);
+  }
   const std::int64_t start_ns = steady_clock()->now_ns();
-  Result<Plan> made = make_plan(*job, *cluster, options.constraints, options.strategy);
+  Result<Plan> made = make_plan(*job, *cluster, constraints, options.strategy);
   if (!made.ok()) return report_error("", made.status());
   Plan& plan = made.value();
   plan.planner_ns = steady_clock()->now_ns() - start_ns;
   if (!options.plan_path.empty()) code = write(options.plan_path, plan_to_json(plan));
   if (code != kDone) return code;
-  print_summary(plan);
+  print_summary(plan, *job);
   if (measured != nullptr) code = print_comparison(plan, *job, *cluster, *measured);
   if (code != kDone) return code;
   if (!options.explain && options.html_path.empty()) return kDone;
-  const Result<Explanation> explanation = explain_plan(plan, *job, *cluster, options.constraints);
+  const Result<Explanation> explanation = explain_plan(plan, *job, *cluster, constraints);
   if (!explanation.ok()) return report_error("", explanation.status());
   if (options.explain) std::printf("\n%s", explanation_to_text(explanation.value(), plan).c_str());
   if (options.html_path.empty()) return kDone;

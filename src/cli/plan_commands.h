@@ -16,6 +16,7 @@ struct PlanOptions {
   std::string plan_path;  // empty: not written
   PlannerConstraints constraints;
   std::string strategy = "cortado";
+  std::string quality;  // codecs that auto may use at it; empty: no such limit
   bool explain = false;
   std::string html_path, trace_path;  // of the report, and of a measured trace to compare with; empty: none
 };

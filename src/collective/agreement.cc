@@ -32,6 +32,11 @@ struct Summary {
   }
 };
 
+struct Outcome {
+  std::uint64_t code;
+  char message[kSettingsBytes];
+};
+
 template <typename T>
 Result<std::vector<T>> gather(Communicator* communicator, std::string_view what, const T* own, std::size_t count,
                               std::chrono::nanoseconds timeout) {
@@ -109,6 +114,20 @@ Status check_same_number(Communicator* communicator, std::string_view what, std:
     if (all[rank] == all[0]) continue;
     return make_error(StatusCode::kMismatch, "ranks differ in %.*s: rank 0 has %" PRIu64 ", rank %zu has %" PRIu64,
                       static_cast<int>(what.size()), what.data(), all[0], rank, all[rank]);
+  }
+  return {};
+}
+
+Status agree_on_outcome(Communicator* communicator, std::string_view what, const Status& own,
+                        std::chrono::nanoseconds timeout) {
+  Outcome sent{};
+  sent.code = static_cast<std::uint64_t>(own.code());
+  copy_text(own.message(), sent.message);
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<Outcome> all, gather(communicator, what, &sent, 1, timeout));
+  if (!own.ok()) return own;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const Status theirs(static_cast<StatusCode>(all[rank].code), all[rank].message);
+    if (!theirs.ok()) return theirs.with_context(std::string(what) + ": rank " + std::to_string(rank));
   }
   return {};
 }

@@ -24,6 +24,11 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
 Status check_same_number(Communicator* communicator, std::string_view what, std::uint64_t number,
                          std::chrono::nanoseconds timeout);
 
+// `own` where it is an error; else that of the first rank that has one, which it names. Every rank calls it, so that
+// none goes on, and waits for those that do not. `what`: where it happens, such as "load_state".
+Status agree_on_outcome(Communicator* communicator, std::string_view what, const Status& own,
+                        std::chrono::nanoseconds timeout);
+
 // Of each number the largest of any rank, the same on all of them; infinity where a rank has NaN. Every rank calls it
 // with as many numbers: std::int64_t or double.
 template <typename Number>

@@ -154,11 +154,7 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
 Result<std::string> EngineImpl::load_state(const EngineState& state) {
   std::vector<Layout> layouts;
   const Status checked = check_state(state, &layouts);
-  // All ranks take part even if one of them refuses, so that none waits for it.
-  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the outcome of load_state (error code; 0 is success)",
-                                            static_cast<std::uint64_t>(checked.code()), timeout())
-                              .with_context(checked.ok() ? "load_state" : checked.message()));
-  CORTADO_RETURN_IF_ERROR(checked);
+  CORTADO_RETURN_IF_ERROR(agree_on_outcome(communicator_, "load_state", checked, timeout()));
   CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the state to load (hash of step, layout and bases)",
                                             state_hash(state), timeout()));
   if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(wait_until_finished());
@@ -341,13 +337,21 @@ std::string EngineImpl::describe() const {
     residual_bytes = compressed_elems * 4 * (options_.rollback == EngineOptions::Rollback::kExact ? 2 : 1);
     if (codec_.feedback == EngineOptions::Feedback::kDgc) residual_bytes *= 2;
   }
+  const bool is_small = elems < 1'000'000;
+  const double number = static_cast<double>(elems) / (is_small ? 1e3 : 1e6);
+  const char* const unit = is_small ? "k" : "M";
   char compressed_text[160];
-  std::snprintf(compressed_text, sizeof(compressed_text),
-                ", %d rank%s; %" PRId64 " of %zu tensors compressed (%.1f %% of %.2f M values)\n", now.world_size,
-                now.world_size == 1 ? "" : "s", compressed, tensors_.size(),
-                elems == 0 ? 0.0 : 100.0 * static_cast<double>(compressed_elems) / static_cast<double>(elems),
-                static_cast<double>(elems) / 1e6);
-  return "cortado: " + now.spec + " over " + now.communicator + compressed_text + "cortado: memory: residual " +
+  if (options_.method == EngineOptions::Method::kCast && !passes_through()) {
+    std::snprintf(compressed_text, sizeof(compressed_text), "; all of %zu tensors cast (%.2f %s values)\n",
+                  tensors_.size(), number, unit);
+  } else {
+    std::snprintf(compressed_text, sizeof(compressed_text),
+                  "; %" PRId64 " of %zu tensors compressed (%.1f %% of %.2f %s values)\n", compressed, tensors_.size(),
+                  elems == 0 ? 0.0 : 100.0 * static_cast<double>(compressed_elems) / static_cast<double>(elems), number,
+                  unit);
+  }
+  const std::string ranks = ", " + std::to_string(now.world_size) + (now.world_size == 1 ? " rank" : " ranks");
+  return "cortado: " + now.spec + " over " + now.communicator + ranks + compressed_text + "cortado: memory: residual " +
          mib(residual_bytes) + ", factors " + mib(now.factor_bytes) + ", messages " + mib(now.message_bytes);
 }
 

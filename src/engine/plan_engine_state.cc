@@ -207,11 +207,7 @@ Status PlanEngine::for_values(const EngineState& state, bool with_places, Act&& 
 
 Result<std::string> PlanEngine::load_state(const EngineState& state) {
   const Status checked = check_state(state);
-  // All ranks take part even if one of them refuses, so that none waits for it.
-  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the outcome of load_state (error code; 0 is success)",
-                                            static_cast<std::uint64_t>(checked.code()), timeout())
-                              .with_context(checked.ok() ? "load_state" : checked.message()));
-  CORTADO_RETURN_IF_ERROR(checked);
+  CORTADO_RETURN_IF_ERROR(agree_on_outcome(communicator_, "load_state", checked, timeout()));
   CORTADO_RETURN_IF_ERROR(
       check_same_number(communicator_, "the state to load (hash of step and bases)", state_hash(state), timeout()));
   step_ = state.step;

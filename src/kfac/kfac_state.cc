@@ -166,11 +166,7 @@ Status KfacImpl::check_states(std::span<const KfacState> states, Loading* loadin
 Result<std::string> KfacImpl::load_state(std::span<const KfacState> states) {
   Loading loading;
   const Status checked = check_states(states, &loading);
-  // All ranks take part even if one of them refuses, so that none waits for it.
-  CORTADO_RETURN_IF_ERROR(check_same_number(world_, "the outcome of load_state (error code; 0 is success)",
-                                            static_cast<std::uint64_t>(checked.code()), timeout())
-                              .with_context(checked.ok() ? "load_state" : checked.message()));
-  CORTADO_RETURN_IF_ERROR(checked);
+  CORTADO_RETURN_IF_ERROR(agree_on_outcome(world_, "load_state", checked, timeout()));
   CORTADO_RETURN_IF_ERROR(check_same_number(world_, "step", static_cast<std::uint64_t>(states[0].step), timeout()));
   // One rank that lacks inverses makes all of them compute theirs at the next step.
   const std::int64_t lacks = loading.has_inverses ? 0 : 1;

@@ -161,7 +161,10 @@ Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster
       {"lower bound",
        lower_bound(problem->for_bounds(), quick_bound(problem->for_bounds()), timeline.step_ns).step_ns});
   Explainer explainer(*problem, cluster, std::move(placed));
-  for (std::size_t b = 0; b < plan.buckets.size(); ++b) explanation.buckets.push_back(explainer.explain(b));
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    explanation.buckets.push_back(explainer.explain(b));
+    explanation.buckets.back().error = expected_error(plan, job, static_cast<int>(b));
+  }
   return explanation;
 }
 
@@ -182,6 +185,10 @@ std::string explanation_to_text(const Explanation& explanation, const Plan& plan
                           milliseconds(explained.own_ns).c_str());
     if (explained.gain_ns != 0)
       result += format_text(", %s ms gained over dense", milliseconds(explained.gain_ns).c_str());
+    if (bucket.option.encodes() > 0) {
+      result += explained.error.has_value() ? format_text(", relative error %.3g", *explained.error)
+                                            : ", relative error not measured";
+    }
     result +=
         ": " + (bucket.option.encodes() > 0 ? bucket.codec + " " : "") + bucket.option.to_string(plan.topology) + "\n";
     for (const std::string& tensor : bucket.tensors) result += "  " + tensor + "\n";

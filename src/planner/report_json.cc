@@ -106,6 +106,7 @@ Json tensors_json(const Plan& plan, const Job& job, const Explanation& explanati
       row["codec"] = bucket.option.encodes() > 0 ? bucket.codec : "none";
       row["option"] = bucket.option.to_string(plan.topology);
       row["gain_ns"] = explained.gain_ns;
+      row["error"] = explained.error.has_value() ? Json(*explained.error) : Json(nullptr);
       row["runner_up"] =
           has_other ? way_text(explained.others.front().codec, explained.others.front().option, plan.topology) : "";
       row["runner_up_ns"] = has_other ? Json(explained.others.front().step_ns - explanation.step_ns) : Json(nullptr);
@@ -169,6 +170,8 @@ Result<std::string> report_to_html(const Plan& plan, const Job& job, const Clust
   add_number("dense", milliseconds(dense_timeline.step_ns));
   add_number("faster than dense", ratio(dense_timeline.step_ns, timeline.step_ns));
   add_number("lower bound", milliseconds(plan.lower_bound_ns));
+  const std::optional<double> error = expected_error(plan, job);
+  add_number("relative error", error.has_value() ? format_text("%.3g", *error) : "not measured");
   add_number("planned in", milliseconds(plan.planner_ns));
   data["notes"] = plan.notes;
   data["timelines"] = Json::array(

@@ -881,11 +881,7 @@ Status AutoEngineImpl::start_again() {
 
 Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   const Status checked = check_state(saved);
-  // All ranks take part even if one of them refuses, so that none waits for it.
-  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the outcome of load_state (error code; 0 is success)",
-                                            static_cast<std::uint64_t>(checked.code()), timeout())
-                              .with_context(checked.ok() ? "load_state" : checked.message()));
-  CORTADO_RETURN_IF_ERROR(checked);
+  CORTADO_RETURN_IF_ERROR(agree_on_outcome(communicator_, "load_state", checked, timeout()));
   CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the state to load (hash of ranks and decision)",
                                             fnv1a_64(saved.spec) + static_cast<std::uint64_t>(saved.world_size),
                                             timeout()));
