@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "cortado/planner.h"
 #include "planner/report_page.h"
 

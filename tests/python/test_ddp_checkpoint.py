@@ -293,7 +293,7 @@ def copy_and_save(me):
             parameter.grad = None
         cortado.attach(one, "acp(rank=2)", verbose=False)
         train(me, one, 3)
-        assert cortado.report(one)["steps"] == 3
+        assert cortado.report(one).to_dict()["steps"] == 3
     train(me, model, 3)
     return [fingerprint(unwrapped(one)) for one in copies]
 
