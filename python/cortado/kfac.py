@@ -19,7 +19,16 @@ from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_device import Batches, device_of_layers, place_of_kfac
 from .kfac_layers import find_layers
-from .kfac_options import check_types, choose_strategy, one_of, is_scaled_still, scale_function, skips_steps, warn, without_effect
+from .kfac_options import (
+    check_types,
+    choose_strategy,
+    one_of,
+    is_scaled_still,
+    scale_function,
+    skips_steps,
+    warn,
+    without_effect,
+)
 from .parameters import fsdp_hint, without_compile
 from .profiles import Cluster
 from .reporting import KfacReport

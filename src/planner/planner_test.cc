@@ -250,6 +250,32 @@ TEST(ExplainPlan, SaysWhatEveryBucketGainsAndWhatElseThereWas) {
   }
 }
 
+TEST(ExpectedError, IsThatOfTheJobWeightedByNorm) {
+  Job job;
+  job.tensors = {{.name = "small", .shape = {4}, .rms = 3.0, .errors = {{"sign(scale=mean_abs)", 0.5}}},
+                 {.name = "large", .shape = {4, 16}, .rms = 1.0, .errors = {{"sign(scale=mean_abs)", 0.25}}},
+                 {.name = "last", .shape = {2}}};
+  const Topology topology = {{{"all", 4}}};
+  Plan plan{.topology = topology};
+  const char* const options[] = {"encode@cpu all_gather@all decode@cpu",
+                                 "encode@cpu all_to_all@all decode@cpu encode@cpu all_gather@all decode@cpu",
+                                 "all_reduce@all"};
+  for (std::size_t b = 0; b < 3; ++b) {
+    plan.buckets.push_back({.tensors = {job.tensors[b].name},
+                            .option = Option::parse(options[b], topology).value(),
+                            .codec = b < 2 ? "sign(scale=mean_abs)" : "none"});
+  }
+  EXPECT_DOUBLE_EQ(expected_error(plan, job, 0).value(), 0.5);
+  EXPECT_DOUBLE_EQ(expected_error(plan, job, 1).value(), 0.5);  // twice 0.25
+  EXPECT_DOUBLE_EQ(expected_error(plan, job, 2).value(), 0);
+  EXPECT_DOUBLE_EQ(expected_error(plan, job).value(), std::sqrt((36 * 0.25 + 64 * 0.25) / (36 + 64 + 2)));
+  plan.buckets[0].codec = "float_rans";
+  EXPECT_DOUBLE_EQ(expected_error(plan, job, 0).value(), 0);
+  plan.buckets[0].codec = "quant(bits=4)";
+  EXPECT_FALSE(expected_error(plan, job, 0).has_value());
+  EXPECT_FALSE(expected_error(plan, job).has_value());
+}
+
 // What a limit forbids is told with the time that it would take, and is no runner-up.
 TEST(ExplainPlan, SaysWhatIsOverALimit) {
   const Job job = job_named("lstm");

@@ -55,6 +55,36 @@ def test_limits(tmp_path):
     assert json.loads(path.read_text())["predicted_step_ns"] == json.loads(path.read_text())["dense_step_ns"]
 
 
+def test_what_a_plan_loses_is_said_as_far_as_the_job_knows(tmp_path):
+    job = json.loads(JOB.read_text())
+    for tensor in job["tensors"]:
+        tensor["errors"] = {"topk(density=0.01)": 0.75}
+    known = tmp_path / "job.json"
+    known.write_text(json.dumps(job))
+    plan = ("plan", known, CLUSTER, "--allow", "topk(0.01)", "--explain")
+    text = cortado(*plan).stdout
+    assert "relative error of the gradient, as the job has it measured: 0." in text
+    assert ", relative error 0.75" in text
+    assert "the job has not all that are needed" in cortado("plan", JOB, CLUSTER, "--allow", "topk(0.01)").stdout
+    assert "relative error" not in cortado("plan", JOB, CLUSTER, "--strategy", "dense").stdout
+
+
+def test_quality_allows_what_auto_may_use(tmp_path):
+    cluster = json.loads(Path(CLUSTER).read_text())
+    curves = [times for times in cluster["codecs"] if times["codec"] == "topk(density=0.01)"]
+    cluster["codecs"] += [{**times, "codec": "cast(bf16)"} for times in curves]
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(cluster))
+    done = cortado("plan", JOB, path, "--quality", "safe", "-o", tmp_path / "plan.json")
+    assert done.returncode == 0, done.stderr
+    buckets = json.loads((tmp_path / "plan.json").read_text())["buckets"]
+    assert {bucket.get("codec", "none") for bucket in buckets} <= {"none", "cast(bf16)"}
+    refused = cortado("plan", JOB, CLUSTER, "--quality", "safe")
+    assert refused.returncode == 2 and "no times of a codec that auto may use" in refused.stderr
+    assert cortado("plan", JOB, CLUSTER, "--quality", "best").returncode != 0
+    assert cortado("plan", JOB, CLUSTER, "--quality", "safe", "--allow", "topk(0.01)").returncode != 0
+
+
 def test_a_search_may_spend_more(tmp_path):
     bert = ("plan", DATA / "jobs" / "bert_base.json", CLUSTER, "--allow", "topk(0.01)", "-o", tmp_path / "plan.json")
     steps_ns = []

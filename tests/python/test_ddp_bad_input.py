@@ -223,6 +223,45 @@ def test_a_model_converted_after_its_hook_was_made_is_refused(pools):
         assert "elements of torch.bfloat16" in text and "of torch.float32" in text
 
 
+def swap_arguments(me):
+    return error_of(cortado.ddp_hook, make_net(), "acp(rank=2)", verbose=False)
+
+
+def test_swapped_arguments_of_ddp_hook_are_named(pools):
+    for kind, text in pools(2).run(swap_arguments):
+        assert kind == "SpecError" and "got str; the arguments are swapped" in text
+
+
+def attach_with_function_for_scaler(me):
+    scaler = torch.amp.GradScaler("cpu")
+    return error_of(cortado.attach, me.wrap(make_net()), "acp", grad_scaler=scaler.get_scale, verbose=False)
+
+
+def test_a_scaler_is_checked_when_a_model_is_attached(pools):
+    for kind, text in pools(2).run(attach_with_function_for_scaler):
+        assert kind == "SpecError" and "has get_scale()" in text
+
+
+def test_a_file_of_another_kind_is_named(pools, tmp_path):
+    job, other = tmp_path / "job.json", tmp_path / "plan.txt"
+    job.write_text('{"format": "cortado.job/1"}')
+    other.write_text("{}")
+    for path, said in ((job, "is no plan but a cortado.job/1"), (other, "ends in .json")):
+        for kind, text in pools(2).run(attach_each, plans=[str(path)] * 2):
+            assert kind == "SpecError" and said in text
+
+
+def report_of(me):
+    attached = me.attach(make_net(), "acp(rank=2)")
+    return [error_of(cortado.report, what) for what in (None, (1, 2), attached.module)]
+
+
+def test_report_says_what_it_takes(pools):
+    for nothing, pair, module in pools(1).run(report_of):
+        assert nothing == ("SpecError", "report needs an attached model, a state or a Reducer, got NoneType")
+        assert pair[0] == "SpecError" and module[0] == "CortadoError"
+
+
 def attach_sparse(me):
     model = me.wrap(torch.nn.Sequential(torch.nn.Embedding(7, 5, sparse=True), torch.nn.Linear(5, 3)))
     return error_of(cortado.attach, model, "acp", verbose=False)

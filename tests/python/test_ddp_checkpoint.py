@@ -163,7 +163,9 @@ def with_other_names():
 
 
 def change_state(me, state, kind):
-    if kind == "another rank's":
+    if kind == "rank 0's":  # on rank 0 it fits
+        state["rank"] = 0
+    elif kind == "another rank's":
         state["rank"] = (me.rank + 1) % me.world_size
     elif kind == "another model's, on one rank" and me.rank == 1:
         state["tensors"]["9.weight"] = state["tensors"].pop("0.weight")
@@ -214,6 +216,7 @@ WRONG_KINDS = {
 }
 CHANGED = {
     "another rank's": "each rank loads its own",
+    "rank 0's": "this is the state of rank 0, here is rank",
     "another model's, on one rank": '"0.weight"',
     "of no format, on one rank": "cortado.state/1",
     "without residuals' names, on one rank": "tensors",

@@ -162,6 +162,44 @@ def test_a_scaled_loss_changes_nothing():
     assert distance(ends[1], ends[2]) == 0
 
 
+def test_gradients_that_carry_the_scale_still_are_refused():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for scaler_of in (lambda scaler: scaler, lambda scaler: scaler.get_scale):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        kfac = cortado.KFAC(model, grad_scaler=scaler_of(scaler), **QUIET)
+        scaler.scale(torch.ones(()))  # its scale exists from the first call on
+        backward(model, 0, scale=1024.0)
+        with pytest.raises(cortado.SpecError, match="unscale_"):
+            kfac.step()
+        scaler.unscale_(optimizer)
+        assert kfac.step()
+        kfac.detach()
+    for scale, enabled in ((1.0, True), (1024.0, False)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=enabled)
+        kfac = cortado.KFAC(model, grad_scaler=scaler, **QUIET)
+        backward(model, 0)
+        assert kfac.step()
+        kfac.detach()
+
+
+def test_a_second_kfac_of_a_model_is_refused_until_the_first_is_detached():
+    model = Net()
+    first = cortado.KFAC(model, **QUIET)
+    with pytest.raises(cortado.SpecError, match=r"detach\(\)"):
+        cortado.KFAC(model, **QUIET)
+    first.detach()
+    cortado.KFAC(model, **QUIET)
+
+
+def test_skip_layers_is_one_pattern_or_several():
+    assert list(cortado.KFAC(Net(), skip_layers="^same$", **QUIET).skipped) == ["same"]
+    with pytest.raises(cortado.SpecError, match="no regular expression"):
+        cortado.KFAC(Net(), skip_layers=["*.head"], **QUIET)
+    with pytest.raises(cortado.SpecError, match="torch.nn.Module, got int"):
+        cortado.KFAC(3)
+
+
 def test_an_overflow_leaves_no_trace():
     ends = []
     for has_bad_step in (False, True):

@@ -36,6 +36,22 @@ def calibrated(me, path=None, plan=None):
     return cluster.to_json(), calls
 
 
+def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(tmp_path):
+    path = tmp_path / "nowhere" / "cluster.json"
+    done = run_calibrate(path)
+    assert done.returncode == 2 and f'no file can be written at "{path}"' in done.stderr
+    damaged = tmp_path / "cluster.json"
+    damaged.write_text('{"format": "cortado.cluster/1", "levels": [')
+    done = run_calibrate(damaged)
+    assert done.returncode == 2 and "--again measures anew" in done.stderr
+
+
+def run_calibrate(path):
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    command = [sys.executable, "-m", "cortado.calibrate", "-o", str(path)]
+    return subprocess.run(command, env={**os.environ, **alone}, capture_output=True, text=True, timeout=100)
+
+
 def calibrated_on(me, library=None, device="cuda", computes=lambda: None):
     """On an emulated device, if its library is given; the rank's cluster as a dict."""
     told = {"device_library": library, "device": 0, "computation": computes}
