@@ -83,7 +83,7 @@ class _Products:
 
 
 def _read_or_refuse(path, again):
-    """What the file holds, if it is there and is to count; an error where none can be written, before anything is measured."""
+    """What the file holds, if it is there and is to count; an error where none can be written, before measuring."""
     is_there = path.exists()
     if not os.access(path if is_there else path.absolute().parent, os.W_OK) or path.is_dir():
         raise SpecError(f'no file can be written at "{path}"')

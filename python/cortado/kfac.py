@@ -22,8 +22,8 @@ from .kfac_layers import find_layers
 from .kfac_options import (
     check_types,
     choose_strategy,
-    one_of,
     is_scaled_still,
+    one_of,
     scale_function,
     skips_steps,
     warn,
@@ -585,8 +585,8 @@ class KFAC:
             self._refuse(SpecError(text))
         if is_scaled_still(self._grad_scaler):
             text = (
-                "the gradients still carry the scale of the loss, which damping and kl_clip would take for theirs: call "
-                "scaler.unscale_(optimizer) before kfac.step()"
+                "the gradients still carry the scale of the loss, which damping and kl_clip would take for theirs: "
+                "call scaler.unscale_(optimizer) before kfac.step()"
             )
             self._refuse(SpecError(text))
         self._average()
