@@ -110,7 +110,7 @@ class Layer:
         return values, values.shape[0], height, width
 
     def _refuse_change(self, what):
-        text = f"layer {self.name} had {what}: after layers have changed call kfac.detach() and make a new KFAC"
+        text = f"layer {self.name} had {what}: make a new KFAC after layers have changed, once detach() of this one was called"
         raise MismatchError(text, "mismatch")
 
     def __str__(self):

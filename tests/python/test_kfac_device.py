@@ -225,9 +225,9 @@ def test_states_go_from_one_to_the_other(saved_there):
                 backward(model, step)
                 kfac.step()
         with here(goes_on_there):
+            kfac.detach()
             other = cortado.KFAC(model, inv_update_steps=4, **QUIET)
             other.load_state_dict(kfac.state_dict())
-            kfac.detach()
             for step in range(2, 4):
                 backward(model, step)
                 other.step()

@@ -318,6 +318,7 @@ def forget_to_synchronize(me, gives_function):
     kfac = cortado.KFAC(other, grad_scaler=is_off, verbose=False, timeout_s=20, process_group=dist.new_group())
     loss_of(other, make_batch(me.rank, 0)).backward()
     assert kfac.step()
+    kfac.detach()
     static = SimpleNamespace(get_scale=lambda: 8.0)  # leaves out no step
     kfac = cortado.KFAC(other, grad_scaler=static, verbose=False, timeout_s=20, process_group=dist.new_group())
     loss_of(other, make_batch(me.rank, 0)).backward()
@@ -551,12 +552,11 @@ def test_the_bias_of_a_weight_that_is_frozen_later_is_averaged(pools, how):
 
 
 def who_averages(me):
-    net = make_net()
-    text = cortado.KFAC(net, verbose=False).describe()
+    text = cortado.KFAC(make_net(), verbose=False).describe()
     assert "gradients are averaged by step(), or by a cortado.Reducer" in text and "give KFAC the DDP module" in text
-    text = cortado.KFAC(net, reduce_gradients=False, verbose=False).describe()
+    text = cortado.KFAC(make_net(), reduce_gradients=False, verbose=False).describe()
     assert "averaged by the caller, before step() (reduce_gradients=False)" in text
-    assert "averaged by step()\n" in cortado.KFAC(net, reduce_gradients=True, verbose=False).describe()
+    assert "averaged by step()\n" in cortado.KFAC(make_net(), reduce_gradients=True, verbose=False).describe()
 
 
 def test_the_start_says_who_averages_gradients(pools):
