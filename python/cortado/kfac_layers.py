@@ -110,7 +110,7 @@ class Layer:
         return values, values.shape[0], height, width
 
     def _refuse_change(self, what):
-        text = f"layer {self.name} had {what}: make a new KFAC after layers have changed, once detach() of this one was called"
+        text = f"layer {self.name} had {what}: make a new KFAC after layers have changed (and detach() this one)"
         raise MismatchError(text, "mismatch")
 
     def __str__(self):

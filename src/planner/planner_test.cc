@@ -252,18 +252,25 @@ TEST(ExplainPlan, SaysWhatEveryBucketGainsAndWhatElseThereWas) {
 
 TEST(ExpectedError, IsThatOfTheJobWeightedByNorm) {
   Job job;
-  job.tensors = {{.name = "small", .shape = {4}, .rms = 3.0, .errors = {{"sign(scale=mean_abs)", 0.5}}},
-                 {.name = "large", .shape = {4, 16}, .rms = 1.0, .errors = {{"sign(scale=mean_abs)", 0.25}}},
-                 {.name = "last", .shape = {2}}};
+  const auto add = [&](const char* name, std::vector<std::int64_t> shape, std::optional<double> rms, double error) {
+    JobTensor& tensor = job.tensors.emplace_back();
+    tensor.name = name, tensor.shape = std::move(shape), tensor.rms = rms;
+    tensor.errors = {{"sign(scale=mean_abs)", error}};
+  };
+  add("small", {4}, 3.0, 0.5);
+  add("large", {4, 16}, 1.0, 0.25);
+  add("last", {2}, {}, 0.1);
   const Topology topology = {{{"all", 4}}};
-  Plan plan{.topology = topology};
+  Plan plan;
+  plan.topology = topology;
   const char* const options[] = {"encode@cpu all_gather@all decode@cpu",
                                  "encode@cpu all_to_all@all decode@cpu encode@cpu all_gather@all decode@cpu",
                                  "all_reduce@all"};
   for (std::size_t b = 0; b < 3; ++b) {
-    plan.buckets.push_back({.tensors = {job.tensors[b].name},
-                            .option = Option::parse(options[b], topology).value(),
-                            .codec = b < 2 ? "sign(scale=mean_abs)" : "none"});
+    PlanBucket& bucket = plan.buckets.emplace_back();
+    bucket.tensors = {job.tensors[b].name};
+    bucket.option = Option::parse(options[b], topology).value();
+    bucket.codec = b < 2 ? "sign(scale=mean_abs)" : "none";
   }
   EXPECT_DOUBLE_EQ(expected_error(plan, job, 0).value(), 0.5);
   EXPECT_DOUBLE_EQ(expected_error(plan, job, 1).value(), 0.5);  // twice 0.25
