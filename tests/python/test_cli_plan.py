@@ -63,8 +63,9 @@ def test_what_a_plan_loses_is_said_as_far_as_the_job_knows(tmp_path):
     known.write_text(json.dumps(job))
     plan = ("plan", known, CLUSTER, "--allow", "topk(0.01)", "--explain")
     text = cortado(*plan).stdout
-    assert "relative error of the gradient, as the job has it measured: 0." in text
-    assert ", relative error 0.75" in text
+    assert "relative error of the gradient, as the job has it measured: " in text
+    losses = {float(loss) for loss in re.findall(r", relative error ([0-9.]+):", text)}
+    assert losses and losses <= {0.75, 1.5}  # once or twice
     assert "the job has not all that are needed" in cortado("plan", JOB, CLUSTER, "--allow", "topk(0.01)").stdout
     assert "relative error" not in cortado("plan", JOB, CLUSTER, "--strategy", "dense").stdout
 
@@ -78,8 +79,10 @@ def test_quality_allows_what_auto_may_use(tmp_path):
     done = cortado("plan", JOB, path, "--quality", "safe", "-o", tmp_path / "plan.json")
     assert done.returncode == 0, done.stderr
     buckets = json.loads((tmp_path / "plan.json").read_text())["buckets"]
-    assert {bucket.get("codec", "none") for bucket in buckets} <= {"none", "cast(bf16)"}
-    refused = cortado("plan", JOB, CLUSTER, "--quality", "safe")
+    assert {bucket.get("codec", "none") for bucket in buckets} <= {"none", "cast(bf16)", "cast(fp16)"}
+    cluster["codecs"] = curves
+    path.write_text(json.dumps(cluster))
+    refused = cortado("plan", JOB, path, "--quality", "safe")
     assert refused.returncode == 2 and "no times of a codec that auto may use" in refused.stderr
     assert cortado("plan", JOB, CLUSTER, "--quality", "best").returncode != 0
     assert cortado("plan", JOB, CLUSTER, "--quality", "safe", "--allow", "topk(0.01)").returncode != 0
