@@ -8,7 +8,6 @@
 
 #include "cli/codec_commands.h"
 #include "cli/files.h"
-#include "core/check.h"
 #include "cortado/auto.h"
 #include "cortado/trace.h"
 
@@ -39,14 +38,15 @@ double milliseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
 
 // Those of the cluster file that auto may use at this quality.
 Status allow_quality(const std::string& name, const Cluster& cluster, PlannerConstraints* constraints) {
-  CORTADO_ASSIGN_OR_RETURN(const AutoOptions options, AutoOptions::parse("auto(quality=" + name + ")"));
-  for (const std::string& codec : auto_codecs(options.quality)) {
+  const Result<AutoOptions> options = AutoOptions::parse("auto(quality=" + name + ")");
+  if (!options.ok()) return options.status();
+  for (const std::string& codec : auto_codecs(options.value().quality)) {
     const bool is_measured = std::any_of(cluster.codecs.begin(), cluster.codecs.end(),
                                          [&](const auto& times) { return times.codec == codec; });
     if (is_measured) constraints->allowed_codecs.push_back(codec);
   }
   if (!constraints->allowed_codecs.empty()) return {};
-  return make_error(StatusCode::kInvalidArgument, "the cluster file has no times of a codec that auto may use at it");
+  return Status(StatusCode::kInvalidArgument, "the cluster file has no times of a codec that auto may use at it");
 }
 
 void print_summary(const Plan& plan, const Job& job) {
