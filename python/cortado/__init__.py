@@ -9,7 +9,7 @@
 
     reducer = cortado.Reducer(net, "acp(rank=4)")   # the same without DDP: backward(), reducer.wait(), step()
 
-    kfac = cortado.KFAC(net, compression="compso(bound=4e-3)")
+    kfac = cortado.KFAC(model, compression="compso(bound=4e-3)")
     ...
     kfac.step()                              # between loss.backward() and optimizer.step()
 

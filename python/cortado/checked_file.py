@@ -19,7 +19,10 @@ class CheckedFile:
 
     def __init__(self, content):
         text = content if isinstance(content, str) else json.dumps(content)
-        self._json = type(self)._canonical(text)
+        try:
+            self._json = type(self)._canonical(text)
+        except CortadoError as error:
+            raise SpecError(str(error), error.code) from error
 
     @classmethod
     def load(cls, path):

@@ -18,7 +18,7 @@ def _prediction_lines(decision):
     if not decision["decided"] or not predicted:
         return []
     measured = {"on trial": chosen["measured_ns"], "in the last comparison": decision["step_ns"]}
-    shown = [f"{ns / 1e6:.1f} ms {when} ({ns / predicted - 1:+.1%})" for when, ns in measured.items() if ns is not None]
+    shown = [f"{ns / 1e6:.1f} ms {when} ({predicted / ns - 1:+.0%})" for when, ns in measured.items() if ns is not None]
     return [f"  a step          predicted {predicted / 1e6:.1f} ms, measured {', '.join(shown)}"]
 
 

@@ -21,6 +21,8 @@ def text_for_engine(plan):
 
 def spec_from(codec):
     """The codec string of ``codec``, which may not be a plan."""
+    if not isinstance(codec, (str, dict, os.PathLike, Plan)):
+        raise SpecError(f'a codec is expected here, such as "acp(rank=4)" or a dict, got {type(codec).__name__}')
     found = _spec_or_plan(codec)
     if isinstance(found, Plan):
         raise SpecError('a codec is expected here, such as "acp(rank=4)", got a plan')

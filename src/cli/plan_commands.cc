@@ -22,7 +22,11 @@ std::unique_ptr<Value> read(const std::string& path, Result<Value> (*parse)(std:
   if (!file.ok()) return *code = report_error(path, file.status()), nullptr;
   const std::span<const std::byte> bytes = file.value()->bytes();
   Result<Value> value = parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  if (!value.ok()) return *code = report_error(path, value.status()), nullptr;
+  if (!value.ok()) {
+    const int reported = report_error(path, value.status());
+    *code = reported == kBadCommandLine ? kDamagedFile : reported;
+    return nullptr;
+  }
   return std::make_unique<Value>(std::move(value).value());
 }
 
@@ -49,7 +53,7 @@ Status allow_quality(const std::string& name, const Cluster& cluster, PlannerCon
   return Status(StatusCode::kInvalidArgument, "the cluster file has no times of a codec that auto may use at it");
 }
 
-void print_summary(const Plan& plan, const Job& job) {
+void print_summary(const Plan& plan, const Job& job, bool has_notes) {
   int encoded = 0;
   std::size_t tensors = 0;
   for (const PlanBucket& bucket : plan.buckets) {
@@ -69,7 +73,7 @@ void print_summary(const Plan& plan, const Job& job) {
     std::printf(
         "relative error of the gradient: the job has not all that are needed (cortado.profile measures them)\n");
   }
-  for (const std::string& note : plan.notes) std::printf("%s\n", note.c_str());
+  for (std::size_t i = 0; has_notes && i < plan.notes.size(); ++i) std::printf("%s\n", plan.notes[i].c_str());
 }
 
 int print_comparison(const Plan& plan, const Job& job, const Cluster& cluster, const Trace& measured) {
@@ -112,7 +116,7 @@ int make_plan_file(const PlanOptions& options) {
   plan.planner_ns = steady_clock()->now_ns() - start_ns;
   if (!options.plan_path.empty()) code = write(options.plan_path, plan_to_json(plan));
   if (code != kDone) return code;
-  print_summary(plan, *job);
+  print_summary(plan, *job, /*has_notes=*/!options.explain);  // which has them, too
   if (measured != nullptr) code = print_comparison(plan, *job, *cluster, *measured);
   if (code != kDone) return code;
   if (!options.explain && options.html_path.empty()) return kDone;

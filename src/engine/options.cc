@@ -151,12 +151,6 @@ Result<Feedback> read_feedback(const std::string& codec, const ParameterValues& 
 Result<EngineOptions> parse_codec(std::vector<SpecStage> stages) {
   SpecStage& first = stages[0];
   const CodecRow* row = find_codec(first.name);
-  if (row == nullptr && first.name == "auto") {
-    return make_error(
-        StatusCode::kUnsupported,
-        "\"auto\" chooses while it trains (cortado.attach, AutoEngine); here a codec is expected, such as "
-        "\"none\", \"cast(bf16)\", \"acp(rank=4)\", \"power(rank=4)\" (`cortado codec list`)");
-  }
   if (row == nullptr) return make_codec(first.name).status();
   CORTADO_ASSIGN_OR_RETURN(const ParameterValues values,
                            ParameterValues::read(first.name, first.arguments, parameters_of(Method::kCodec, row)));
