@@ -1,16 +1,20 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // Of Calibrator: packing, codecs, and what a codec does to computation beside it.
+#include <algorithm>
 #include <cmath>
 #include <latch>
 #include <thread>
 
+#include "codec/lowrank/lowrank_kernels.h"
+#include "codec/lowrank/orthogonalise.h"
 #include "core/check.h"
 #include "core/checksum.h"
 #include "core/differences.h"
 #include "core/finite.h"
 #include "core/philox.h"
 #include "cortado/codec.h"
+#include "cortado/engine.h"
 #include "profile/calibrator.h"
 
 namespace cortado {
@@ -77,6 +81,80 @@ class CpuCodecWork final : public CodecWork {
   std::uint64_t payload_bytes_ = 0, step_ = 0, check_ = 0;
 };
 
+// Low rank does not train as a codec that keeps nothing: engines keep bases and what was sent last, and read gradient
+// and residual once (codec/lowrank/lowrank_kernels.h). So that is what is timed: passes and what factors are put
+// through.
+class CpuLowRankWork final : public CodecWork {
+ public:
+  CpuLowRankWork(const EngineOptions& options, std::int64_t elems)
+      : CodecWork(elems),
+        has_two_rounds_(options.method == EngineOptions::Method::kPower),
+        has_both_sides_(!has_two_rounds_ && options.sides == EngineOptions::Sides::kBoth),
+        rank_(static_cast<int>(std::min<std::int64_t>(has_both_sides_ ? (options.rank + 1) / 2 : options.rank, cols_))),
+        gradient_(size()),
+        residual_(size()),
+        output_(size()),
+        row_basis_(row_elems()),
+        col_basis_(col_elems()),
+        row_(row_elems()),
+        col_(col_elems()),
+        made_orthonormal_(std::max(row_elems(), col_elems())),
+        pair_row_(2 * row_elems()),
+        pair_col_(2 * col_elems()),
+        scratch_(2 * std::max(row_elems(), col_elems())) {
+    fill(gradient_.data(), this->elems());
+    random_basis(scratch_.data(), rows_, rank_, {.seed = 1, .step = 0, .tensor = 2});
+    for (std::int64_t i = 0; i < rows_; ++i)
+      for (int k = 0; k < rank_; ++k) row_basis_[i * rank_ + k] = scratch_[k * rows_ + i];
+    random_basis(col_basis_.data(), cols_, rank_, {.seed = 1, .step = 0, .tensor = 1});
+  }
+
+  Status encode() override {
+    ResidualPass pass{.rows = rows_,
+                      .cols = cols_,
+                      .gradient = gradient_.data(),
+                      .residual_in = residual_.data(),
+                      .residual_out = residual_.data(),
+                      .sent = pair()};
+    if (has_both_sides_) {
+      project_both(pass, {row_basis_.data(), col_basis_.data(), rank_}, {row_.data(), col_.data()});
+      remove_overlap({rows_, cols_, rank_, row_basis_.data(), col_basis_.data()}, row_.data(), col_.data(),
+                     scratch_.data());
+    } else {
+      project_rows(pass, col_basis_.data(), rank_, row_.data());
+    }
+    if (has_two_rounds_) {
+      orthogonalise_rows(row_.data(), rows_, rank_, {}, scratch_.data());
+      pass.gradient = nullptr, pass.residual_out = nullptr, pass.sent = {};
+      project_cols(pass, row_.data(), rank_, col_.data());
+    }
+    return {};
+  }
+
+  Status decode() override {
+    reconstruct(pair(), rows_, cols_, 1.0f, output_.data(), DType::kFloat32, /*streams=*/true);
+    if (has_two_rounds_) return {};
+    std::copy_n(row_.data(), row_elems(), made_orthonormal_.data());
+    orthogonalise_rows(made_orthonormal_.data(), rows_, rank_, {}, scratch_.data());
+    if (!has_both_sides_) return {};
+    std::copy_n(col_.data(), col_elems(), made_orthonormal_.data());
+    orthogonalise(made_orthonormal_.data(), cols_, rank_, {});
+    return {};
+  }
+
+ private:
+  std::int64_t row_elems() const { return rows_ * rank_; }
+  std::int64_t col_elems() const { return rank_ * cols_; }
+  FactorPair pair() const {
+    return {.row = pair_row_.data(), .col = pair_col_.data(), .rank = has_both_sides_ ? 2 * rank_ : rank_};
+  }
+
+  const bool has_two_rounds_, has_both_sides_;
+  const int rank_;
+  AlignedBuffer<float> gradient_, residual_, output_, row_basis_, col_basis_, row_, col_, made_orthonormal_, pair_row_,
+      pair_col_, scratch_;
+};
+
 bool is_of(const CodecTimes& times, OpDevice device) {
   return times.device == device && (device == OpDevice::kGpu || times.threads == 1);
 }
@@ -106,6 +184,8 @@ void CodecWork::fill(float* values, std::int64_t elems) {
 }
 
 std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems) {
+  const Result<EngineOptions> options = EngineOptions::parse(codec.spec());
+  if (codec.row().traits.low_rank && options.ok()) return std::make_unique<CpuLowRankWork>(options.value(), elems);
   return std::make_unique<CpuCodecWork>(codec, elems);
 }
 

@@ -225,6 +225,19 @@ TEST(Calibrate, NoSizeIsBeyondTheLargest) {
   }
 }
 
+// Passes with bases of more columns than a small matrix has, too.
+TEST(Calibrate, LowRankIsTimedAtEverySize) {
+  CalibrateOptions options = quick();
+  options.codecs = {"acp(rank=4)", "acp(rank=100)", "power(rank=4)"};
+  options.max_elems = 1 << 14;
+  const Cluster cluster = calibrate_ranks(2, options)[0];
+  ASSERT_EQ(cluster.codecs.size(), 6u);
+  for (const CodecTimes& times : cluster.codecs) {
+    EXPECT_GE(times.curve.sizes.size(), 2u) << times.codec;
+    for (const std::int64_t ns : times.curve.times_ns) EXPECT_GT(ns, 0) << times.codec;
+  }
+}
+
 TEST(Calibrate, TellsHowFarItIs) {
   CalibrateOptions options = quick();
   double last = 0;
