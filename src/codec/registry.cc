@@ -22,9 +22,10 @@ namespace {
 
 Status unknown_codec(const std::string& name) {
   if (name == "auto") {
-    return make_error(StatusCode::kUnsupported,
-                      "\"auto\" chooses while it trains (cortado.attach, AutoEngine); here a codec is expected, such as "
-                      "\"none\", \"cast(bf16)\", \"acp(rank=4)\", \"power(rank=4)\" (`cortado codec list`)");
+    return make_error(
+        StatusCode::kUnsupported,
+        "\"auto\" chooses while it trains (cortado.attach, AutoEngine); here a codec is expected, such as "
+        "\"none\", \"cast(bf16)\", \"acp(rank=4)\", \"power(rank=4)\" (`cortado codec list`)");
   }
   std::string known;
   for (const CodecRow& row : codec_registry()) known += (known.empty() ? "" : ", ") + std::string(row.name);
