@@ -176,7 +176,7 @@ def refusals_on_one_rank(me):
     """What is wrong on rank 1 alone ends the wait of the others, whose timeout is half an hour."""
     tensors, is_wrong = [torch.zeros(3), torch.zeros(2, 2)], me.rank == 1
     begin = time.monotonic()
-    for first, codec, text in ((tensors[0].double(), "none", "float64"), (tensors[0], 3, "must be a codec string")):
+    for first, codec, text in ((tensors[0].double(), "none", "float64"), (tensors[0], 3, "a codec is expected here")):
         with pytest.raises(cortado.SpecError if is_wrong else cortado.MismatchError, match=text):
             first, codec = (first, codec) if is_wrong else (tensors[0], "none")
             cortado.compressed_all_gather([first, tensors[1]], [0, 2], codec)
