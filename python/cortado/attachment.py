@@ -96,7 +96,7 @@ class Attachment:
 
     def _make_engine(self, plan, list_parameters):
         is_time = isinstance(self._timeout_s, int | float) and 0.001 <= self._timeout_s <= 1e6
-        setup_timeout_s = self._timeout_s if is_time else SETUP_TIMEOUT_S
+        setup_timeout_s = max(SETUP_TIMEOUT_S, self._timeout_s if is_time else 0)
         with on_all_ranks(self._group, "could not attach", setup_timeout_s):
             named = list_parameters()
             if not isinstance(self._check_interval, int) or not 0 <= self._check_interval < 2**63:

@@ -35,6 +35,11 @@ struct Summary {
 struct Outcome {
   std::uint64_t code;
   char message[kSettingsBytes];
+  std::uint64_t check;  // of the above
+
+  std::uint64_t expected_check() const {
+    return checksum_64({reinterpret_cast<const std::byte*>(this), offsetof(Outcome, check)});
+  }
 };
 
 template <typename T>
@@ -123,9 +128,14 @@ Status agree_on_outcome(Communicator* communicator, std::string_view what, const
   Outcome sent{};
   sent.code = static_cast<std::uint64_t>(own.code());
   copy_text(own.message(), sent.message);
+  sent.check = sent.expected_check();
   CORTADO_ASSIGN_OR_RETURN(const std::vector<Outcome> all, gather(communicator, what, &sent, 1, timeout));
   if (!own.ok()) return own;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].check != all[rank].expected_check()) {
+      return make_error(StatusCode::kCorruptData, "%.*s: the outcome that rank %zu sent was damaged",
+                        static_cast<int>(what.size()), what.data(), rank);
+    }
     const Status theirs(static_cast<StatusCode>(all[rank].code), all[rank].message);
     if (!theirs.ok()) return theirs.with_context(std::string(what) + ": rank " + std::to_string(rank));
   }
