@@ -68,6 +68,10 @@ def make_optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
+# After which auto has decided: 3 and 8 dense steps, 8 rounds of trials of at most 6 settings for 2 and 8 steps each.
+AUTO_STEPS = 520
+
+
 def train(me, model, steps, optimizer=None):
     """Trains on the steps given (an int or a range); returns the loss of each."""
     optimizer = optimizer or make_optimizer(model)

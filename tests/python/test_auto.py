@@ -4,14 +4,14 @@
 import cortado
 import pytest
 import torch
-from nets import distance, loss_of, make_batch, make_net, make_optimizer, train
+from nets import AUTO_STEPS, distance, loss_of, make_batch, make_net, make_optimizer, train
 from ranks import RanksFailed
 
-QUICK = "auto(measure_s=0.3)"
-STEPS = 520  # all rounds of trials: 3 and 8 dense steps, then 8 rounds of at most 6 settings for 2 and 8 steps each
+# On a busy machine steps of a millisecond may take twice as long after a decision: no drift.
+QUICK = "auto(measure_s=0.3, drift=100)"
 
 
-def decide(me, plan=QUICK, steps=STEPS, **options):
+def decide(me, plan=QUICK, steps=AUTO_STEPS, **options):
     model = me.attach(make_net(), plan, **options)
     losses = train(me, model, steps)
     decision = model.cortado.decision()
@@ -46,7 +46,7 @@ def announced(me, verbose):
 
     with contextlib.redirect_stderr(io.StringIO()) as said:
         cortado.attach(model, QUICK, verbose=verbose)
-        train(me, model, STEPS)
+        train(me, model, AUTO_STEPS)
     return said.getvalue()
 
 
@@ -88,9 +88,9 @@ def test_measuring_steps_are_those_of_ddp(pools):
 def near_ddp(me):
     """Trials of casts change next to nothing, and what they owe is paid."""
     by_ddp = me.wrap(make_net())
-    train(me, by_ddp, STEPS)
+    train(me, by_ddp, AUTO_STEPS)
     by_auto = me.attach(make_net(), "auto(quality=safe, measure_s=0.2)")
-    train(me, by_auto, STEPS)
+    train(me, by_auto, AUTO_STEPS)
     return distance(*(dict(m.module.state_dict()) for m in (by_auto, by_ddp)))
 
 
@@ -102,7 +102,7 @@ def reduce(me):
     net = make_net()
     reducer = cortado.Reducer(net, QUICK, verbose=False)
     optimizer = make_optimizer(net)
-    for step in range(STEPS):
+    for step in range(AUTO_STEPS):
         optimizer.zero_grad()
         loss_of(net, make_batch(me.rank, step)).backward()
         reducer.wait()
@@ -121,7 +121,7 @@ def test_a_reducer_can_be_automatic(pools):
 
 def resume(me):
     model = me.attach(make_net(), QUICK)
-    train(me, model, STEPS)
+    train(me, model, AUTO_STEPS)
     saved = model.cortado.state_dict()
     weights = {key: value.clone() for key, value in model.module.state_dict().items()}
     again = me.wrap(make_net())
@@ -129,7 +129,7 @@ def resume(me):
     state = cortado.attach(again, QUICK, verbose=False)
     state.load_state_dict(saved)
     before, after = model.cortado.decision(), state.decision()
-    train(me, again, range(STEPS, STEPS + 5))
+    train(me, again, range(AUTO_STEPS, AUTO_STEPS + 5))
     label = before["candidates"][before["chosen"]]["label"]
     return label, after["candidates"][after["chosen"]]["label"], after["reason"]
 
@@ -170,7 +170,7 @@ def overflowing(me):
     model = me.attach(make_net(), QUICK)
     optimizer = make_optimizer(model)
     seen = 0
-    for step in range(STEPS):
+    for step in range(AUTO_STEPS):
         optimizer.zero_grad()
         loss = loss_of(model, make_batch(me.rank, step))
         if step % 7 == 3 and me.rank == 0:
@@ -184,5 +184,5 @@ def overflowing(me):
 
 
 def test_overflows_while_it_measures(pools):
-    expected = len([step for step in range(STEPS) if step % 7 == 3])
+    expected = len([step for step in range(AUTO_STEPS) if step % 7 == 3])
     assert pools(2).run(overflowing) == [(expected, True)] * 2

@@ -9,7 +9,7 @@ import cortado
 import pytest
 import torch
 import torch.distributed as dist
-from nets import COMPOSED, DGC, EXACT, QUANT, RANDK, SIGN, TOPK, VARYING, make_batch, make_net
+from nets import AUTO_STEPS, COMPOSED, DGC, EXACT, QUANT, RANDK, SIGN, TOPK, VARYING, make_batch, make_net
 from ranks import fingerprint
 from test_ddp_overflow import distance
 from test_ddp_training import MODELS
@@ -181,8 +181,8 @@ def test_the_scale_of_the_loss_is_not_waited_for(pools, codec):
 
 def run_auto(me):
     os.environ[VARIABLE] = CUDA
-    watched = Watched(me, make_net(), "auto", "ddp")
-    for step in range(170):
+    watched = Watched(me, make_net(), "auto(drift=100)", "ddp")
+    for step in range(AUTO_STEPS):
         watched.step(make_batch(me.rank, step))
     decision = watched.cortado.decision()
     assert decision["decided"]
