@@ -27,7 +27,7 @@ struct CalibrateOptions {
   std::vector<std::string> codecs = {};  // specifications
   std::vector<OpKind> collectives = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllToAll,
                                      OpKind::kReduce,    OpKind::kBroadcast,     OpKind::kGather};
-  bool contention = true;  // of codecs in a thread of their own with computation, and of transfers with each other
+  bool contention = true;  // of codecs and transfers with computation, and of transfers with each other
   // Every rank's own, or none has one: codecs with a variant there are timed on it, too, and copies to it and back.
   // Of a CUDA device: create_cuda_scheme_device() (cortado/cuda.h).
   std::shared_ptr<const SchemeDevice> device = {};
@@ -58,10 +58,10 @@ struct CalibrateOptions {
 
 // Every rank of `communicator` calls it with the same options, and gets the same cluster.
 //
-//   a collective  each rank's median over the runs, from a barrier on; of these the longest of any rank. Small ones are
-//                 called several times in a row; those of more than 128 KiB up to 2 MiB, of which engines have several
-//                 under way, four at once, if there is time for it, and a quarter of that counts. A level's groups
-//                 run at the same time, so points of outer levels are what their whole link takes
+//   a collective  each rank's median over the runs, from a barrier on; of these the longest of any rank. Those of up to
+//                 2 MiB, of which engines have several under way, are called four at once, the smallest ones twice
+//                 in a row, if there is time for it, and what one takes of that counts. A level's groups run at the
+//                 same time, so points of outer levels are what their whole link takes
 //   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
 //                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written. Of
 //                 payloads that are gathered checks are made and proved, and what is decoded is added up
@@ -73,7 +73,7 @@ struct CalibrateOptions {
 //   contention    by how much a matrix product slows down while another thread of the rank encodes with the codec that
 //                 takes longest for a value; of device_computation the same, beside the device's; 0 where it is not
 //                 measured
-//   transfers     wherever there are all-reduces: by how much computation slows down while a transfer runs. It is what
+//   transfers     with all-reduces and contention: by how much computation slows down while a transfer runs. It is what
 //                 an all-reduce of all ranks adds to matrix products that outlast it, as a share of what it takes
 //                 alone. Not given where even the largest that fits into the budget takes less than thrice the
 //                 smallest's time, which is mostly latency, or where it takes longer than some seconds of products

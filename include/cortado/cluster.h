@@ -47,6 +47,9 @@ struct ClusterLevel {
   // What two transfers at once take, as a share of what they take one after the other: 1 where they share the link, 0.5
   // where neither notices the other. Not given: not measured.
   std::optional<double> overlap_time_share = {};
+  // What all_reduce, reduce_scatter and reduce take beyond latency to sum float16 or bfloat16, as a multiple of what as
+  // many bytes of float32 take, as curves are of float32. Not given: not measured, 1.
+  std::optional<double> float16_sum_factor = {}, bfloat16_sum_factor = {};
 };
 
 // Collectives over several levels at once, where they were measured as such.

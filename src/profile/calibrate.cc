@@ -71,12 +71,12 @@ Result<Cluster> Calibrator::start(const Topology& topology, const ClusterIdentit
 }
 
 void Calibrator::count_points(const Cluster& cluster) {
-  std::size_t kept = 0, missing_collectives = 0, missing_codecs = 0, one_more = 0;
+  std::size_t kept = 0, missing_collectives = 0, missing_codecs = 0, one_more = 0, sums = 0;
   std::size_t of_contention = options_.codecs.empty() ? 0 : 2;
   const bool has_all_reduce =
       std::count(options_.collectives.begin(), options_.collectives.end(), OpKind::kAllReduce) > 0;
-  const bool measures_transfers =
-      has_all_reduce && !cluster.transfers_slow_backward.has_value() && communicator_->world_size() > 1;
+  const bool measures_transfers = options_.contention && has_all_reduce &&
+                                  !cluster.transfers_slow_backward.has_value() && communicator_->world_size() > 1;
   const auto count = [&](const CollectiveCurves& curves) {
     for (const OpKind kind : options_.collectives) {
       ++(curves.contains(kind) ? kept : missing_collectives);
@@ -86,6 +86,7 @@ void Calibrator::count_points(const Cluster& cluster) {
   for (const ClusterLevel& level : cluster.levels) {
     count(level.collectives);
     of_contention += level.overlap_time_share.has_value() ? 0 : 2;
+    sums += has_all_reduce && has_sums_to_measure(level) ? 3 : 0;
   }
   for (const ClusterRange& range : cluster.ranges) count(range.collectives);
   for (const std::string& spec : options_.codecs) {
@@ -96,12 +97,12 @@ void Calibrator::count_points(const Cluster& cluster) {
   }
   if (!device_codecs_.empty() && options_.device_computation) of_contention += 2;
   kinds_left_ = static_cast<std::int64_t>(missing_collectives);
-  points_ =
-      static_cast<double>(one_more + missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
-                          missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
-                          (measures_packing(cluster) ? 2 * packed_sizes().size() : 0) +
-                          (measures_copies(cluster) ? 2 * sizes_up_to(kSmallestBytes, options_.max_bytes).size() : 0) +
-                          (options_.contention ? of_contention : 0) + (measures_transfers ? 4 : 0));
+  points_ = static_cast<double>(
+      one_more + sums + missing_collectives * sizes_up_to(kSmallestBytes, options_.max_bytes).size() +
+      missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
+      (measures_packing(cluster) ? 2 * packed_sizes().size() : 0) +
+      (measures_copies(cluster) ? 2 * sizes_up_to(kSmallestBytes, options_.max_bytes).size() : 0) +
+      (options_.contention ? of_contention : 0) + (measures_transfers ? 4 : 0));
   left_ns_ = options_.budget_s * 1e9;
   share_ns_ = left_ns_ / std::max(1.0, points_);
   if (!options_.note || kept == 0) return;
@@ -213,6 +214,7 @@ Result<Cluster> Calibrator::run() {
     Communicator* group = levels.of({l, l});
     CORTADO_RETURN_IF_ERROR(measure_collectives(group, level.name, inside, &level.collectives, &level.unknown));
     CORTADO_RETURN_IF_ERROR(measure_overlap(group, inside, &level));
+    CORTADO_RETURN_IF_ERROR(measure_sums(group, inside, &level));
     inside *= level.ranks;
   }
   for (ClusterRange& range : cluster.ranges) {

@@ -24,16 +24,17 @@ constexpr double kTimesBeside = 15, kShareBeside = 0.02;
 constexpr double kOutlasts = 1.5;  // so much longer than the transfer computation takes, alone
 constexpr double kTransfersOfOverlap = 2 * 2 * (1 + kFewestRuns);  // two in turn and two at once, in each run
 constexpr std::int64_t kMostProducts = 10000;
+constexpr double kMostSumFactor = 100;
 
-// How often a collective is called in one run. Ranks leave a barrier one after the other, by milliseconds where they
-// share cores; small collectives are hardly longer, so several of them in a row are timed. Those of the size that
-// engines have several of under way are timed at once: alone, a gather of 1 MiB over Gloo took 86 ms at 100 Mb/s among
-// four ranks and 67 between two, one of four at once 70 and 50, of which the wire's are 63 and 42.
-constexpr std::int64_t kMostBytesInARow = 128 << 10, kMostBytesAtOnce = 2 << 20;
+// How often a collective is called in one run. Engines have several messages of these sizes under way, so four at once
+// are timed: alone, a gather of 1 MiB over Gloo took 86 ms at 100 Mb/s among four ranks and 67 between two, one of four
+// at once 70 and 50, of which the wire's are 63 and 42. Ranks leave a barrier one after the other, by milliseconds
+// where they share cores; the smallest collectives are hardly longer, so two fours in a row are timed.
+constexpr std::int64_t kMostBytesAtOnce = 2 << 20;
 constexpr int kAtOnce = 4;
 int calls_in_a_run(std::int64_t bytes) {
-  if (bytes > kMostBytesInARow) return bytes <= kMostBytesAtOnce ? kAtOnce : 1;
-  return bytes <= (16 << 10) ? 10 : 5;
+  if (bytes > kMostBytesAtOnce) return 1;
+  return bytes > (16 << 10) ? kAtOnce : 2 * kAtOnce;
 }
 
 // A call whose size, as cluster.h counts it, is about `bytes`, and that size.
@@ -42,10 +43,11 @@ struct SizedCall {
   std::int64_t bytes = 0;
 };
 
-SizedCall make_call(OpKind kind, std::int64_t bytes, int ranks, void* sent, void* received) {
-  const auto item = static_cast<std::int64_t>(sizeof(float));
+SizedCall make_call(OpKind kind, std::int64_t bytes, int ranks, void* sent, void* received,
+                    DType dtype = DType::kFloat32) {
+  const auto item = static_cast<std::int64_t>(dtype_bytes(dtype));
   const bool in_blocks = kind != OpKind::kAllReduce && kind != OpKind::kReduce && kind != OpKind::kBroadcast;
-  CollectiveCall call{.kind = collective_of(kind), .dtype = DType::kFloat32, .sent = sent, .received = received};
+  CollectiveCall call{.kind = collective_of(kind), .dtype = dtype, .sent = sent, .received = received};
   call.elems = in_blocks ? std::max<std::int64_t>(1, bytes / (item * ranks)) : bytes / item;
   if (!in_blocks) call.received = sent;  // in place
   return {call, call.elems * item * (in_blocks ? ranks : 1)};
@@ -95,7 +97,7 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
       const auto call_at = [&](std::size_t at) {
         return make_call(kind, bytes, group->world_size(), sent.data() + at, received.data() + at);
       };
-      const int at_once = bytes > kMostBytesInARow ? calls : 1;
+      const int at_once = std::min(calls, kAtOnce);
       const std::int64_t size = call_at(0).bytes;
       std::string what = std::string(op_kind_name(kind)) + "@" + level + ", " + std::to_string(size) + " bytes";
       if (at_once > 1) what += ", " + std::to_string(at_once) + " at once";
@@ -198,10 +200,44 @@ Status Calibrator::measure_overlap(Communicator* group, std::int64_t groups, Clu
   return {};
 }
 
+// All-reduces of as many bytes in three types, of the largest size that was measured and fits into what is left: where
+// processors add slower than links send, sums of 16 bits take longer. Of sizes that are mostly latency they tell
+// nothing.
+Status Calibrator::measure_sums(Communicator* group, std::int64_t groups, ClusterLevel* level) {
+  const auto all_reduce = level->collectives.find(OpKind::kAllReduce);
+  if (!has_sums_to_measure(*level) || group->world_size() == 1 || all_reduce == level->collectives.end()) return {};
+  const TimeCurve& curve = all_reduce->second;
+  std::size_t size = curve.sizes.size() - 1;
+  const double most_ns = kShareOfLeft * left_ns_ / (3 * (1 + kFewestRuns));
+  while (size > 0 && static_cast<double>(curve.times_ns[size]) > most_ns) --size;
+  if (curve.times_ns[size] < kOfSize * curve.times_ns[0]) return {};
+  const std::int64_t bytes = curve.sizes[size] / groups;
+  AlignedBuffer<float> values(static_cast<std::size_t>(bytes) / sizeof(float) + 1);
+  const auto beyond_latency_ns = [&](DType dtype) -> Result<double> {
+    const CollectiveCall call =
+        make_call(OpKind::kAllReduce, bytes, group->world_size(), values.data(), values.data(), dtype).call;
+    const std::string what = "all_reduce@" + level->name + " of " + std::string(dtype_name(dtype));
+    CORTADO_ASSIGN_OR_RETURN(const Point point, measure(what, [&]() -> Status {
+                               CORTADO_ASSIGN_OR_RETURN(const WorkId work, group->start(call));
+                               return group->wait(work, timeout_);
+                             }));
+    return static_cast<double>(std::max<std::int64_t>(1, point.median_ns - curve.times_ns[0]));
+  };
+  CORTADO_ASSIGN_OR_RETURN(const double float32_ns, beyond_latency_ns(DType::kFloat32));
+  const auto factor = [&](DType dtype) -> Result<double> {
+    CORTADO_ASSIGN_OR_RETURN(const double ns, beyond_latency_ns(dtype));
+    return std::clamp(std::round(1000 * ns / float32_ns) / 1000, 1.0, kMostSumFactor);
+  };
+  CORTADO_ASSIGN_OR_RETURN(level->float16_sum_factor, factor(DType::kFloat16));
+  CORTADO_ASSIGN_OR_RETURN(level->bfloat16_sum_factor, factor(DType::kBFloat16));
+  return {};
+}
+
 // What computation loses to a transfer that runs beside it: time that is added to enough products to outlast the
 // transfer, as a share of what the transfer takes alone. Not of transfers that are mostly latency: what they seem to
 // take is how late ranks leave a barrier.
 Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cluster) {
+  if (!options_.contention) return {};
   const auto all_reduce = curves.find(OpKind::kAllReduce);
   if (cluster->transfers_slow_backward.has_value() || communicator_->world_size() == 1) return {};
   if (all_reduce == curves.end()) return {};

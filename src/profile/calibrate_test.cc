@@ -79,8 +79,8 @@ TEST(Calibrate, TakesMediansAndSaysHowManyRuns) {
   const Cluster cluster = calibrate_ranks(1, options, &clock)[0];
   const TimeCurve& curve = cluster.levels[0].collectives.at(OpKind::kAllReduce);
   EXPECT_EQ(curve.sizes, (std::vector<std::int64_t>{4096, 65536, 1 << 18}));
-  // Ten calls in a run, five, and four at once.
-  EXPECT_EQ(curve.times_ns, (std::vector<std::int64_t>{100, 200, 250}));
+  // Twice four at once in a run, and once.
+  EXPECT_EQ(curve.times_ns, (std::vector<std::int64_t>{125, 250, 250}));
   const std::string& runs = cluster.levels[0].unknown.at("/collectives/all_reduce/runs");
   EXPECT_EQ(runs.substr(0, 3), "[15");
 }
@@ -103,8 +103,8 @@ class SlowLink final : public PassingCommunicator, public Clock {
   std::int64_t now_ns_ = 0;
 };
 
-// All-reduces that take `latency` and 300 ns a byte from their start on, or from the wait on: then nothing
-// travels beside computation.
+// All-reduces that take `latency` and 300 ns a byte, of float16 thrice that, from their start on, or from the wait on:
+// then nothing travels beside computation.
 class TimedLink final : public PassingCommunicator {
  public:
   TimedLink(Communicator* inner, std::chrono::milliseconds latency, bool only_in_wait)
@@ -112,7 +112,9 @@ class TimedLink final : public PassingCommunicator {
 
   Result<WorkId> start(const CollectiveCall& call) override {
     is_timed_ = call.kind == CollectiveKind::kAllReduce;
-    time_ = latency_ + std::chrono::nanoseconds(300 * call.elems * static_cast<std::int64_t>(dtype_bytes(call.dtype)));
+    const std::int64_t ns_per_byte = call.dtype == DType::kFloat16 ? 900 : 300;
+    time_ = latency_ +
+            std::chrono::nanoseconds(ns_per_byte * call.elems * static_cast<std::int64_t>(dtype_bytes(call.dtype)));
     started_ = std::chrono::steady_clock::now();
     return inner_->start(call);
   }
@@ -352,11 +354,27 @@ CalibrateOptions only_transfers() {
   CalibrateOptions options = quick();
   options.collectives = {OpKind::kAllReduce};
   options.codecs = {};
-  options.contention = false;
   options.max_bytes = 65536;
   options.topology = Topology::two_levels(2, 1).value();
   options.budget_s = 2;
   return options;
+}
+
+TEST(Calibrate, MeasuresHowMuchLongerSumsOfSixteenBitsTake) {
+  CalibrateOptions options = only_transfers();
+  options.contention = false;
+  Cluster cluster = calibrate_timed(options, std::chrono::milliseconds(0), false);
+  ASSERT_TRUE(cluster.levels.back().float16_sum_factor.has_value());
+  EXPECT_NEAR(*cluster.levels.back().float16_sum_factor, 3, 0.6);
+  EXPECT_NEAR(*cluster.levels.back().bfloat16_sum_factor, 1.1, 0.1001);  // never below 1
+  // What is known is kept, and what is mostly latency tells nothing.
+  cluster.levels.back().float16_sum_factor = 7;
+  options.known = cluster;
+  EXPECT_EQ(calibrate_timed(options, std::chrono::milliseconds(0), false).levels.back().float16_sum_factor, 7);
+  options.known.reset();
+  options.max_bytes = 4096;
+  EXPECT_FALSE(
+      calibrate_timed(options, std::chrono::milliseconds(20), false).levels.back().float16_sum_factor.has_value());
 }
 
 TEST(Calibrate, MeasuresWhatTransfersTakeFromComputation) {

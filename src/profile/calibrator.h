@@ -134,6 +134,10 @@ class Calibrator {
   Status measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
                              CollectiveCurves* curves, UnknownFields* unknown);
   Status measure_overlap(Communicator* group, std::int64_t groups, ClusterLevel* level);
+  bool has_sums_to_measure(const ClusterLevel& level) const {
+    return !level.float16_sum_factor.has_value() || !level.bfloat16_sum_factor.has_value();
+  }
+  Status measure_sums(Communicator* group, std::int64_t groups, ClusterLevel* level);
   Status measure_transfers(const CollectiveCurves& curves, Cluster* cluster);
   std::array<std::int64_t, 2> packed_sizes() const {
     const std::vector<std::int64_t> sizes = sizes_up_to(kSmallestElems, options_.max_elems);

@@ -55,6 +55,11 @@ Status check_collectives(const std::string& place, const CollectiveCurves& curve
   return {};
 }
 
+Status check_factor(const std::string& place, const std::optional<double>& factor) {
+  if (!factor.has_value() || (*factor >= 1 && *factor <= 100)) return {};
+  return refuse(place, "a number from 1 to 100", std::to_string(*factor));
+}
+
 Status check_share(const char* place, double share) {
   if (share >= 0 && share <= 1) return {};
   return refuse(place, "a number from 0 to 1", std::to_string(share));
@@ -88,6 +93,8 @@ Status Cluster::check() const {
         share.has_value() && !(*share > 0 && *share <= 100)) {
       return refuse(place + ".overlap_time_share", "a number above 0, at most 100", std::to_string(*share));
     }
+    CORTADO_RETURN_IF_ERROR(check_factor(place + ".float16_sum_factor", levels[l].float16_sum_factor));
+    CORTADO_RETURN_IF_ERROR(check_factor(place + ".bfloat16_sum_factor", levels[l].bfloat16_sum_factor));
   }
   if (const Status status = topology().check(); !status.ok()) {
     return {StatusCode::kCorruptData, "$.levels: " + status.message()};

@@ -332,6 +332,8 @@ ClusterLevel read_level(Fields fields) {
   level.link = fields.text_or("link", "");
   level.collectives = read_collectives(fields);
   level.overlap_time_share = fields.number_or_null("overlap_time_share");
+  level.float16_sum_factor = fields.number_or_null("float16_sum_factor");
+  level.bfloat16_sum_factor = fields.number_or_null("bfloat16_sum_factor");
   level.unknown = fields.unknown();
   return level;
 }
@@ -495,6 +497,8 @@ std::string cluster_to_json(const Cluster& cluster) {
     Json object = {{"name", level.name}, {"ranks", level.ranks}, {"link", level.link}};
     object["collectives"] = collectives_json(level.collectives);
     if (level.overlap_time_share.has_value()) object["overlap_time_share"] = *level.overlap_time_share;
+    if (level.float16_sum_factor.has_value()) object["float16_sum_factor"] = *level.float16_sum_factor;
+    if (level.bfloat16_sum_factor.has_value()) object["bfloat16_sum_factor"] = *level.bfloat16_sum_factor;
     add_unknown(level.unknown, &object);
     document["levels"].push_back(std::move(object));
   }

@@ -21,7 +21,7 @@ constexpr const char* kJob = R"json({
 constexpr const char* kCluster = R"json({
  "format": "cortado.cluster/1", "name": "two",
  "levels": [
-  {"name": "intra", "ranks": 2, "link": "shm", "overlap_time_share": 0.75, "collectives": {"all_reduce": {"bytes": [10, 20], "time_ns": [5, 7]}}},
+  {"name": "intra", "ranks": 2, "link": "shm", "overlap_time_share": 0.75, "float16_sum_factor": 1.75, "collectives": {"all_reduce": {"bytes": [10, 20], "time_ns": [5, 7]}}},
   {"name": "inter", "ranks": 3, "collectives": {"all_gather": {"bytes": [10], "time_ns": [5]}}, "switch": "s1"}],
  "ranges": [{"levels": "flat", "collectives": {"all_reduce": {"bytes": [8], "time_ns": [9]}}}],
  "codecs": [{"codec": "cast(fp16)", "device": "cpu", "threads": 2, "direction": "encode", "elems": [1], "time_ns": [1]}],
@@ -77,6 +77,8 @@ TEST(ClusterJson, ReadsWhatThereIs) {
   EXPECT_EQ(cluster.cpu_codec, "rans");
   EXPECT_EQ(cluster.transfers_slow_backward, 0.25);
   EXPECT_EQ(cluster.levels[0].overlap_time_share, 0.75);
+  EXPECT_EQ(cluster.levels[0].float16_sum_factor, 1.75);
+  EXPECT_FALSE(cluster.levels[0].bfloat16_sum_factor.has_value());
   EXPECT_FALSE(cluster.levels[1].overlap_time_share.has_value());
   EXPECT_EQ(cluster.fingerprint, "abc");
 }
@@ -163,6 +165,7 @@ TEST(ClusterJson, RefusesBadInputWithItsPlace) {
       {"0.5", "1.5", "$.contention.gpu_codec_slows_backward: expected a number from 0 to 1"},
       {"0.25", "-1", "$.contention.transfers_slow_backward: expected a number from 0 to 1"},
       {"[13]", "[-13]", "$.copies.pack.time_ns[0]: expected from 0"},
+      {"1.75", "0.5", "$.levels[0].float16_sum_factor: expected a number from 1 to 100"},
       {"0.75", "0", "$.levels[0].overlap_time_share: expected a number above 0"},
       {"\"cpu_codec_workers\": 3", "\"cpu_codec_workers\": 0", "$.contention.cpu_codec_workers: expected from 1"},
       {"cortado.cluster/1", "cortado.cluster/9", "$.format: expected \"cortado.cluster/1\", got \"cortado.cluster/9\""},

@@ -18,6 +18,8 @@ Status take(const CodecTimes& times, std::vector<CodecCost>* costs) {
     cost->spec = times.codec;
     cost->codec = std::move(codec).value();
     cost->traits = traits;
+    const std::optional<SumForm> form = cost->codec->sum_form(8, 8, DType::kFloat32);
+    if (form.has_value()) cost->sum_dtype = form->dtype;
   }
   const TimeCurve** curves = times.direction == OpKind::kEncode ? cost->encode : cost->decode;
   curves[CodecCost::index(times.device)] = &times.curve;

@@ -18,7 +18,8 @@ struct CodecCost {
   int number = 0;    // its index in the list it comes from
   std::shared_ptr<const Codec> codec;
   CodecTraits traits;
-  const TimeCurve* encode[2] = {};  // by OpDevice; nullptr: not measured there
+  DType sum_dtype = DType::kFloat32;  // of payloads that are summed
+  const TimeCurve* encode[2] = {};    // by OpDevice; nullptr: not measured there
   const TimeCurve* decode[2] = {};
 
   // Measured in both directions.

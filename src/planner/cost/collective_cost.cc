@@ -31,6 +31,10 @@ StandardForm standard_form(OpKind kind, double n, double k) {
   }
 }
 
+bool sums(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
+}
+
 struct Link {
   double hop_ns = 0, ns_per_byte = 0;
 };
@@ -71,6 +75,8 @@ CollectiveCost::Range CollectiveCost::make_range(const Cluster& cluster, LevelRa
   const ClusterLevel& outer = cluster.levels[range.link];
   const double n = cluster.topology().group_size(levels);
   const Link link = measured_link(outer.collectives, outer.ranks);
+  range.float16_sum_factor = outer.float16_sum_factor.value_or(1);
+  range.bfloat16_sum_factor = outer.bfloat16_sum_factor.value_or(1);
   const CollectiveCurves* measured = levels.first == levels.last ? &outer.collectives : nullptr;
   for (const ClusterRange& candidate : cluster.ranges) {
     if (candidate.levels == levels) measured = &candidate.collectives;
@@ -87,14 +93,24 @@ CollectiveCost::Range CollectiveCost::make_range(const Cluster& cluster, LevelRa
   return range;
 }
 
-std::int64_t CollectiveCost::time_ns(OpKind kind, LevelRange range, std::int64_t bytes, std::int64_t groups) const {
+std::int64_t CollectiveCost::time_ns(OpKind kind, LevelRange range, std::int64_t bytes, std::int64_t groups,
+                                     DType summed) const {
   const Range& levels = range_at(range);
   if (levels.link < 0 || bytes <= 0) return 0;
   const std::int64_t total = bytes * groups;
   const Form& form = levels.forms[static_cast<std::size_t>(kind)];
-  if (form.curve != nullptr) return form.curve->at(total);
-  const double ns = form.ns_per_byte * static_cast<double>(total);
-  return std::min(form.latency_ns + static_cast<std::int64_t>(std::min(ns, 1e13) + 0.5), kMaxNs);
+  std::int64_t time_ns = 0;
+  if (form.curve != nullptr) {
+    time_ns = form.curve->at(total);
+  } else {
+    const double ns = form.ns_per_byte * static_cast<double>(total);
+    time_ns = std::min(form.latency_ns + static_cast<std::int64_t>(std::min(ns, 1e13) + 0.5), kMaxNs);
+  }
+  const double factor = sums(kind) ? levels.sum_factor(summed) : 1;
+  if (factor == 1) return time_ns;
+  const std::int64_t latency_ns = form.curve != nullptr ? form.curve->times_ns.front() : form.latency_ns;
+  const double beyond = factor * static_cast<double>(time_ns - latency_ns);
+  return std::min<std::int64_t>(latency_ns + std::llround(beyond), kMaxNs);
 }
 
 int CollectiveCost::link_of(LevelRange range) const { return range_at(range).link; }

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "cortado/cluster.h"
+#include "cortado/tensor_view.h"
 
 namespace cortado {
 
@@ -28,8 +29,9 @@ class CollectiveCost {
   explicit CollectiveCost(const Cluster& cluster);
 
   // `bytes` of one group, where `groups` ranks of an inner unit run the collective together, each in its own group and
-  // all over the unit's one link.
-  std::int64_t time_ns(OpKind kind, LevelRange range, std::int64_t bytes, std::int64_t groups) const;
+  // all over the unit's one link. `summed`: what is added up, if anything is.
+  std::int64_t time_ns(OpKind kind, LevelRange range, std::int64_t bytes, std::int64_t groups,
+                       DType summed = DType::kFloat32) const;
 
   // The level whose link a collective occupies: the outermost one with more than one rank; -1 where nothing travels.
   int link_of(LevelRange range) const;
@@ -44,6 +46,11 @@ class CollectiveCost {
   struct Range {
     int link = -1;
     std::array<Form, kKinds> forms;
+    double float16_sum_factor = 1, bfloat16_sum_factor = 1;
+
+    double sum_factor(DType summed) const {
+      return summed == DType::kFloat16 ? float16_sum_factor : summed == DType::kBFloat16 ? bfloat16_sum_factor : 1;
+    }
   };
 
   Range make_range(const Cluster& cluster, LevelRange levels) const;

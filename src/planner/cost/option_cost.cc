@@ -152,7 +152,8 @@ void OptionCost::travel(const Operation& operation, PathState* state, OperationS
     // Of a codec with several rounds each collective runs once a round, with its share of the payload.
     const std::int64_t rounds = state->encoded ? codec_->traits.rounds : 1;
     const std::int64_t bytes = part_of(gathers ? held * n : held, rounds);
-    std::int64_t time_ns = rounds * model_.collectives.time_ns(operation.kind, operation.levels, bytes, groups);
+    const DType summed = state->encoded ? codec_->sum_dtype : shape_.dtype;
+    std::int64_t time_ns = rounds * model_.collectives.time_ns(operation.kind, operation.levels, bytes, groups, summed);
     if (state->encoded && !codec_->traits.fixed_size) time_ns += announcement_ns(operation, *state, n, groups);
     add(kLink + link, time_ns, steps);
   }

@@ -345,6 +345,49 @@ TEST(CollectiveCost, LevelsOfOneRankCostNothing) {
   EXPECT_EQ(cost.link_of({0, 1}), 0);
 }
 
+// Beyond latency; of what is added up only, and by what it is added in.
+TEST(CollectiveCost, SumsOfSixteenBitsTakeAsMuchLongerAsWasMeasured) {
+  Cluster cluster = small_cluster(2);
+  cluster.levels[1].float16_sum_factor = 3;
+  cluster.levels[1].bfloat16_sum_factor = 1.5;
+  const CollectiveCost cost(cluster);
+  const auto time_ns = [&](OpKind kind, int level, std::int64_t bytes, DType dtype) {
+    return cost.time_ns(kind, {level, level}, bytes, 1, dtype);
+  };
+  const std::int64_t bytes = 1 << 22, latency_ns = time_ns(OpKind::kAllReduce, 1, 1, DType::kFloat32);
+  const std::int64_t float32_ns = time_ns(OpKind::kAllReduce, 1, bytes, DType::kFloat32);
+  ASSERT_GT(float32_ns, latency_ns);
+  EXPECT_EQ(time_ns(OpKind::kAllReduce, 1, bytes, DType::kFloat16), latency_ns + 3 * (float32_ns - latency_ns));
+  EXPECT_NEAR(static_cast<double>(time_ns(OpKind::kAllReduce, 1, bytes, DType::kBFloat16) - latency_ns),
+              1.5 * static_cast<double>(float32_ns - latency_ns), 1);
+  EXPECT_EQ(time_ns(OpKind::kAllReduce, 1, 1, DType::kFloat16), latency_ns);
+  EXPECT_EQ(time_ns(OpKind::kAllReduce, 0, bytes, DType::kFloat16),
+            time_ns(OpKind::kAllReduce, 0, bytes, DType::kFloat32));
+  EXPECT_EQ(time_ns(OpKind::kAllGather, 1, bytes, DType::kFloat16),
+            time_ns(OpKind::kAllGather, 1, bytes, DType::kFloat32));
+
+  // fp16 payloads are summed as such, and take as much longer.
+  Cluster slow_sums = small_cluster(2);
+  const Option option = {{{.kind = OpKind::kEncode, .device = OpDevice::kGpu},
+                          {.kind = OpKind::kAllReduce, .levels = {1, 1}, .encoded = true},
+                          {.kind = OpKind::kDecode, .device = OpDevice::kGpu}}};
+  const auto load_ns = [&](const Cluster& of) {
+    std::vector<std::string> notes;
+    const std::vector<CodecCost> codecs = codec_costs(of, OpDevice::kGpu, {"cast(fp16)"}, &notes).value();
+    const CostModel model(of, OpDevice::kGpu);
+    OptionChain chain;
+    EXPECT_TRUE(make_chain(model, &codecs.at(0), {.elems = 1 << 21}, option, &chain));
+    return chain.loads[kLink + 1];
+  };
+  slow_sums.codecs.clear();
+  for (const OpKind direction : {OpKind::kEncode, OpKind::kDecode}) {
+    slow_sums.codecs.push_back({.codec = "cast(fp16)", .direction = direction, .curve = {{1}, {1}}, .unknown = {}});
+  }
+  const std::int64_t as_float32_ns = load_ns(slow_sums);
+  slow_sums.levels[1].float16_sum_factor = 3;
+  EXPECT_EQ(load_ns(slow_sums), latency_ns + 3 * (as_float32_ns - latency_ns));
+}
+
 // The table of the ACP-SGD notes, section 3: the ring's bandwidth term, 32 ranks, fp32, as it is printed there.
 // Elements are those of section 4: all, of both factors, of vectors.
 struct Printed {
