@@ -25,6 +25,9 @@ constexpr const char* kFusedDense = "acp(rank=1, dense=[*], start_step=0, use_er
 
 constexpr std::int64_t kBlockNs = 1'500'000'000;  // about what a block of steps takes, between these numbers of steps:
 constexpr std::int64_t kFewestSteps = 3, kMostSteps = 8;
+// Of so many dense steps follow half as many more whose transfers wait for the last gradient: these tell how long the
+// backward pass takes by itself.
+constexpr std::int64_t quiet_steps(std::int64_t dense_steps) { return (dense_steps + 1) / 2; }
 constexpr int kUncountedOnTrial = 2;               // in the first one what the setting before owes is paid
 constexpr std::int64_t kWatchNs = 10'000'000'000;  // between comparisons, within these numbers of steps:
 constexpr std::int64_t kWatchFewest = 16, kWatchMost = 500;
@@ -180,6 +183,8 @@ Status AutoEngineImpl::begin_step(const StepContext& context) {
   in_step_ = true;
   own_ns_ = 0;
   gradient_squares_ = 0;
+  last_ready_ns_ = 0;
+  held_.clear();
   carrying_.clear();
   empty_.clear();
   return {};
@@ -213,11 +218,11 @@ Status AutoEngineImpl::check_submission(std::span<const Gradient> gradients) con
 // Before the engine inside gets them.
 Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
   CORTADO_RETURN_IF_ERROR(check_submission(gradients));
-  const std::int64_t ready_ns = measures() ? clock_->now_ns() - step_start_ns_ - own_ns_ : 0;
+  last_ready_ns_ = measures() ? clock_->now_ns() - step_start_ns_ - own_ns_ : 0;
   for (const Gradient& gradient : gradients) {
     const EngineTensor& tensor = tensors_[gradient.tensor];
     const std::int64_t elems = tensor.rows * tensor.cols;
-    if (measures()) ready_ns_[gradient.tensor] += ready_ns;
+    if (holds_back()) ready_ns_[gradient.tensor] = last_ready_ns_;
     // The rest is for gradients that the host can read.
     if (elems == 0 || gradient.data == nullptr || (way_ == Way::kDirect && inner_->is_on_device())) continue;
     if (adds_squares()) {
@@ -270,7 +275,11 @@ Status AutoEngineImpl::submit(std::span<const Gradient> gradients) {
     CORTADO_RETURN_IF_ERROR(submit_copied(gradients));
   } else {
     CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
-    CORTADO_RETURN_IF_ERROR(inner_->submit(gradients));
+    if (holds_back()) {
+      held_.push_back({.gradients = {gradients.begin(), gradients.end()}});
+    } else {
+      CORTADO_RETURN_IF_ERROR(inner_->submit(gradients));
+    }
   }
   own_ns_ += clock_->now_ns() - start_ns;
   return {};
@@ -335,8 +344,22 @@ Status AutoEngineImpl::submit_buffer(std::span<const Gradient> gradients, void* 
   if (!sums_buffers()) return submit(gradients);
   const std::int64_t start_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
-  CORTADO_RETURN_IF_ERROR(inner_->submit_buffer(gradients, data, elems, dtype));
+  if (holds_back()) {
+    held_.push_back({{gradients.begin(), gradients.end()}, data, elems, dtype});
+  } else {
+    CORTADO_RETURN_IF_ERROR(inner_->submit_buffer(gradients, data, elems, dtype));
+  }
   own_ns_ += clock_->now_ns() - start_ns;
+  return {};
+}
+
+Status AutoEngineImpl::submit_held() {
+  for (const Held& held : held_) {
+    CORTADO_RETURN_IF_ERROR(held.data == nullptr
+                                ? inner_->submit(held.gradients)
+                                : inner_->submit_buffer(held.gradients, held.data, held.elems, held.dtype));
+  }
+  held_.clear();
   return {};
 }
 
@@ -353,7 +376,10 @@ Result<StepOutcome> AutoEngineImpl::finish_step(const LocalGradient& local_gradi
 }
 
 Result<StepOutcome> AutoEngineImpl::finish_inside(const LocalGradient& local_gradient) {
-  if (way_ == Way::kDirect) return inner_->finish_step(local_gradient);
+  if (way_ == Way::kDirect) {
+    CORTADO_RETURN_IF_ERROR(submit_held());
+    return inner_->finish_step(local_gradient);
+  }
   CORTADO_RETURN_IF_ERROR(wait_for_copies());
   const auto checked = [this](const Status& status) {
     return status.ok() ? status : fail(status.with_context("to the device"));
@@ -393,7 +419,8 @@ Status AutoEngineImpl::after_step() {
     --uncounted_;
   } else {
     times_ns_.push_back(now_ns - step_start_ns_);
-    ready_steps_ += phase_ == Phase::kMeasure;
+    if (phase_ == Phase::kMeasure && is_quiet_) quiet_.emplace_back(last_ready_ns_, ready_ns_);
+    if (phase_ == Phase::kMeasure && !is_quiet_) dense_ready_ns_.push_back(last_ready_ns_);
     if (static_cast<std::int64_t>(times_ns_.size()) == block_steps_) {
       CORTADO_RETURN_IF_ERROR(phase_ == Phase::kRun ? check_progress() : end_block());
     }
@@ -409,11 +436,13 @@ void AutoEngineImpl::begin_measuring() {
   decision_.decided = false;
   decision_.chosen = 0;
   decision_.reason = "measuring";
+  is_quiet_ = false;
   dense_ns_.clear();
+  dense_ready_ns_.clear();
   times_ns_.clear();
   block_steps_ = kFewestSteps;
   ready_ns_.assign(tensors_.size(), 0);
-  ready_steps_ = 0;
+  quiet_.clear();
   forget_samples();
   if (communicator_->rank() != 0) return;
   for (const auto& [tensor, elems] : sampled_elems(tensors_)) {
@@ -437,19 +466,26 @@ Status AutoEngineImpl::end_block() {
     contest_->note(times);
     return next_trial();
   }
+  if (is_quiet_) return begin_trials();
   dense_ns_.insert(dense_ns_.end(), times.begin(), times.end());
   const std::int64_t wanted =
       std::clamp(kBlockNs / std::max<std::int64_t>(1, median_of(dense_ns_)), kFewestSteps, kMostSteps);
   block_steps_ = wanted - static_cast<std::int64_t>(dense_ns_.size());
-  return block_steps_ > 0 ? Status() : begin_trials();
+  if (block_steps_ > 0) return {};
+  if (!cluster_.has_value() && options_.measure_s == 0) return begin_trials();  // nothing will be predicted
+  is_quiet_ = true;
+  block_steps_ = quiet_steps(wanted);
+  return {};
 }
 
 Status AutoEngineImpl::begin_trials() {
-  MeasuredSteps steps{.ready_ns = ready_ns_,
+  // The one in the middle, of two the shorter: what disturbs only adds.
+  std::sort(quiet_.begin(), quiet_.end());
+  MeasuredSteps steps{.ready_ns = quiet_.empty() ? ready_ns_ : quiet_[(quiet_.size() - 1) / 2].second,
                       .dense_ns = median_of(dense_ns_),
+                      .dense_ready_ns = median_of(dense_ready_ns_),
                       .keeps_gradients = context_.keeps_local_gradients,
                       .samples = std::move(samples_)};
-  for (std::int64_t& ready : steps.ready_ns) ready /= ready_steps_;
   const CandidateRequest request{tensors_, options_, placement_.topology, cluster_, refused_};
   CORTADO_ASSIGN_OR_RETURN(Candidates found, find_candidates(request, steps, communicator_, clock_));
   samples_ = std::move(steps.samples);
@@ -727,9 +763,10 @@ std::string AutoEngineImpl::describe() const {
     settings += ", " + setting.spec;
     ++count;
   }
-  std::string text = start + "dense for the first " + std::to_string(kUncountedSteps + kFewestSteps) + " to " +
-                     std::to_string(kUncountedSteps + kMostSteps) + " steps, then ";
   const bool predicts = cluster_.has_value() || options_.measure_s > 0;
+  const auto steps_of = [&](std::int64_t dense) { return predicts ? dense + quiet_steps(dense) : dense; };
+  std::string text = start + "dense for the first " + std::to_string(kUncountedSteps + steps_of(kFewestSteps)) +
+                     " to " + std::to_string(kUncountedSteps + steps_of(kMostSteps)) + " steps, then ";
   if (predicts && !cluster_.has_value()) {
     text += "about " + format_text("%g", options_.measure_s) + " s for links and codecs, then ";
   }

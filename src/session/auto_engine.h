@@ -84,6 +84,13 @@ class AutoEngineImpl final : public AutoEngine {
     int pieces = 1, pieces_left = 0;
   };
 
+  struct Held {  // what submit(), or with `data` submit_buffer(), was given
+    std::vector<Gradient> gradients;
+    void* data = nullptr;
+    std::int64_t elems = 0;
+    DType dtype = DType::kFloat32;
+  };
+
   std::chrono::nanoseconds timeout() const;
   const AutoCandidate& current() const { return decision_.candidates[static_cast<std::size_t>(current_)]; }
   std::int64_t step_number() const { return first_step_ + steps_; }
@@ -101,12 +108,14 @@ class AutoEngineImpl final : public AutoEngine {
   Status submit_copied(std::span<const Gradient> gradients);
   Status take_copies();
   Status wait_for_copies();
+  Status submit_held();
   Result<StepOutcome> finish_inside(const LocalGradient& local_gradient);
   bool is_last_of_block() const { return static_cast<std::int64_t>(times_ns_.size()) + 1 == block_steps_; }
   bool takes_samples() const {
     return (phase_ == Phase::kMeasure || !varying_.empty()) && uncounted_ == 0 && is_last_of_block();
   }
   bool measures() const { return phase_ == Phase::kMeasure && uncounted_ == 0; }
+  bool holds_back() const { return is_quiet_ && measures() && way_ == Way::kDirect; }
   bool adds_squares() const { return phase_ == Phase::kRun && uncounted_ == 0 && is_last_of_block(); }
   Status note_gradients(std::span<const Gradient> gradients);
   void take_sample(const Gradient& gradient);
@@ -154,7 +163,10 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<std::string> refused_;  // settings that lost too much
 
   Phase phase_ = Phase::kMeasure;
-  std::vector<std::int64_t> dense_ns_;
+  bool is_quiet_ = false;               // kMeasure: nothing travels during the backward pass
+  std::vector<std::int64_t> dense_ns_;  // of steps before that
+  std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>> quiet_;  // last_ready_ns_ and ready_ns_ of each step
+  std::vector<std::int64_t> dense_ready_ns_;                               // when the last gradient of each was ready
   std::optional<Contest> contest_;
   decltype(Candidates::predict) predict_;
   std::set<int> varying_;                // candidates with payloads that vary, not tried yet
@@ -175,8 +187,9 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<Gradient> arrived_;
   std::int64_t step_start_ns_ = -1;     // end of the step before
   std::int64_t own_ns_ = 0;             // spent in this engine since
-  std::vector<std::int64_t> ready_ns_;  // by tensor: sums over the measured steps
-  std::int64_t ready_steps_ = 0;
+  std::int64_t last_ready_ns_ = 0;      // measures(): when the last gradient was ready
+  std::vector<Held> held_;              // holds_back(): for finish_step()
+  std::vector<std::int64_t> ready_ns_;  // holds_back(): by tensor
   // Of gradients in the last step of a block, on rank 0, until the decision; and which tensors' they are.
   GradientSamples samples_;
   std::map<std::uint32_t, std::size_t> sampled_;

@@ -115,10 +115,15 @@ AutoDevice emulated_device(MadeEngines* engines) {
 
 constexpr std::int64_t kMs = 1'000'000;
 
-// Flips a bit of what one blocking gather brings.
-class DamagingCommunicator final : public PassingCommunicator {
+// Flips a bit of what one blocking gather brings. Counts the collectives that are started.
+class WatchedCommunicator final : public PassingCommunicator {
  public:
-  DamagingCommunicator(Communicator* inner, std::int64_t damaged) : PassingCommunicator(inner), damaged_(damaged) {}
+  WatchedCommunicator(Communicator* inner, std::int64_t damaged) : PassingCommunicator(inner), damaged_(damaged) {}
+  std::int64_t started() const { return started_; }
+  Result<WorkId> start(const CollectiveCall& call) override {
+    ++started_;
+    return inner_->start(call);
+  }
   Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
                     std::chrono::nanoseconds timeout) override {
     const Status status = inner_->all_gather(sent, received, timeout);
@@ -127,7 +132,7 @@ class DamagingCommunicator final : public PassingCommunicator {
   }
 
  private:
-  std::int64_t damaged_, gathers_ = 0;
+  std::int64_t damaged_, gathers_ = 0, started_ = 0;
 };
 
 // Runs steps of auto on some ranks; how long a step takes depends on what runs inside.
@@ -161,6 +166,7 @@ struct Training {
   std::vector<EngineReport> reports;
   std::vector<std::string> descriptions, loaded;  // at the start; what load_state() said
   std::vector<std::string> insides;               // on rank 0, by step: what runs it
+  std::vector<bool> is_sent_early;                // on rank 0, by step: before finish_step()
   std::vector<EngineState> saved;
   std::vector<std::vector<std::uint64_t>> checksums;  // by rank and step: of all that was delivered
   // Sum over all steps of what was delivered, and of the mean gradients; of rank 0's tensor 1.
@@ -194,9 +200,10 @@ void Training::go() {
   expected.assign(elems(1), 0);
   gradient_squares = 0;
   insides.clear();
+  is_sent_early.clear();
   statuses = run_ranks(ranks, [&](Communicator& group) -> Status {
     const auto rank = static_cast<std::size_t>(group.rank());
-    DamagingCommunicator communicator(&group, rank == 1 ? damaged_gather : -1);
+    WatchedCommunicator communicator(&group, rank == 1 ? damaged_gather : -1);
     HandClock clock(clock_runs);
     AutoOptions own = options;
     own.takes_buffers = in_buckets;
@@ -236,11 +243,13 @@ void Training::go() {
       if (is_on_device) context = {.device_stream = stream_of('g'), .device_gradient_scale = &gradient_scale};
       engines.order.clear();
       if (const Status s = engine.begin_step(context); !s.ok()) return s;
+      const std::int64_t started = communicator.started();
       const Status submitted = in_buckets && !is_on_device
                                    ? engine.submit_buffer(gradients, buffer.data(),
                                                           static_cast<std::int64_t>(buffer.size()), DType::kFloat32)
                                    : engine.submit(gradients);
       if (!submitted.ok()) return submitted;
+      if (rank == 0) is_sent_early.push_back(communicator.started() > started);
       if (before_finish) CORTADO_RETURN_IF_ERROR(before_finish(engine, engines));
       if (const Result<StepOutcome> outcome = engine.finish_step(); !outcome.ok()) return outcome.status();
       orders[rank].insert(engines.order);
@@ -688,13 +697,33 @@ Training with_a_plan() {
   run.options.max_relative_error = 1;
   run.ranks = 4;
   run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
-  run.steps = 200;
+  run.steps = 230;
   run.step_ns = [](const std::string& what, std::int64_t step, int) {
     const bool is_plan = what.starts_with("plan(");
     if (step < 100) return (is_plan ? 300 : what == "dense" ? 900 : 700) * kMs;
     return (what == "dense" ? 1500 : 2000) * kMs;
   };
   return run;
+}
+
+// Then half as many steps tell when gradients are ready with no transfers beside them; their results are as exact.
+TEST(AutoEngine, HoldsTransfersBackAfterTheDenseStepsAreTimed) {
+  for (const bool in_buckets : {true, false}) {
+    for (const std::int64_t step_ms : {900, 10}) {
+      Training run = with_a_plan();
+      run.in_buckets = in_buckets;
+      run.steps = 20;
+      run.step_ns = [step_ms](const std::string&, std::int64_t, int) { return step_ms * kMs; };
+      run.go();
+      expect_ok(run);
+      const std::ptrdiff_t dense = step_ms == 900 ? 3 : 8, quiet = (dense + 1) / 2, first = 3 + dense;
+      for (std::ptrdiff_t step = 0; step < first + quiet; ++step) {
+        EXPECT_EQ(run.insides[static_cast<std::size_t>(step)], "dense");
+        EXPECT_EQ(run.is_sent_early[static_cast<std::size_t>(step)], step < first) << in_buckets << " step " << step;
+      }
+      EXPECT_NE(run.insides[static_cast<std::size_t>(first + quiet)], "dense");
+    }
+  }
 }
 
 TEST(AutoEngine, RunsThePlannersPlan) {
@@ -894,13 +923,13 @@ TEST(AutoEngine, SaysAtTheStartWhatItWillDo) {
     expect_ok(run);
     return run.descriptions[0];
   };
-  const std::string dense = ", world size 4: dense for the first 6 to 11 steps, then ";
+  const std::string begin = "cortado: auto(quality=safe) over local, world size 4: dense for the first ";
   const std::string safe = "; may use none, cast(bf16), cast(fp16)";
-  EXPECT_EQ(describe("auto(safe)"), "cortado: auto(quality=safe) over local" + dense +
-                                        "about 8 s for links and codecs, then at most 3 settings for some steps each" +
-                                        safe + ", a plan");
+  const std::string settings = "then at most 3 settings for some steps each" + safe + ", a plan";
+  // Three that do not count, three to eight dense ones and, for predictions, half as many more.
+  EXPECT_EQ(describe("auto(safe)"), begin + "8 to 15 steps, then about 8 s for links and codecs, " + settings);
   EXPECT_EQ(describe("auto(safe, measure_s=0)"),
-            "cortado: auto(quality=safe) over local" + dense + "each of 2 settings for some steps" + safe);
+            begin + "6 to 11 steps, then each of 2 settings for some steps" + safe);
   EXPECT_NE(describe("auto(aggressive, measure_s=0)").find("then each of 9 settings for some steps; may"),
             std::string::npos);
   EXPECT_NE(describe("auto(aggressive, measure_s=2)")
@@ -908,9 +937,7 @@ TEST(AutoEngine, SaysAtTheStartWhatItWillDo) {
                       "nothing can be predicted); may"),
             std::string::npos);
   const std::string path = save_as_of_here(two_machines(10, {}), "auto_engine_test_described.json");
-  EXPECT_EQ(
-      describe("auto(safe, cluster=" + path + ")"),
-      "cortado: auto(quality=safe) over local" + dense + "at most 3 settings for some steps each" + safe + ", a plan");
+  EXPECT_EQ(describe("auto(safe, cluster=" + path + ")"), begin + "8 to 15 steps, " + settings);
   std::remove(path.c_str());
 }
 

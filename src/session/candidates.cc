@@ -225,21 +225,37 @@ std::int64_t total_ns(const Timeline& timeline, std::string_view name) {
   return total;
 }
 
+struct Prediction {
+  std::int64_t step_ns = 0;
+  std::int64_t transfers_ns = 0;  // links are busy
+};
+
+Prediction prediction_of(const Timeline& timeline, const Cluster& cluster) {
+  Prediction prediction{.step_ns = timeline.step_ns};
+  const int first_link = static_cast<int>(timeline.rows.size() - cluster.levels.size());
+  for (const TimelineEvent& event : timeline.events) {
+    if (event.row >= first_link) prediction.transfers_ns += event.end_ns - event.start_ns;
+  }
+  return prediction;
+}
+
 // `keeps_gradients`: StepContext::keeps_local_gradients. Without these, engines with error feedback decode when all has
 // arrived and is known to be finite.
-Result<std::int64_t> predict(const std::string& codec, const Job& job, const Cluster& cluster,
-                             const GradientSamples& samples, bool takes_buffers, bool keeps_gradients) {
+Result<Prediction> predict(const std::string& codec, const Job& job, const Cluster& cluster,
+                           const GradientSamples& samples, bool takes_buffers, bool keeps_gradients) {
   CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_setting(codec, job, cluster, samples, takes_buffers));
-  if (codec == "none" || codec.starts_with("cast") || keeps_gradients) return timeline.step_ns;
+  Prediction prediction = prediction_of(timeline, cluster);
+  if (codec == "none" || codec.starts_with("cast") || keeps_gradients) return prediction;
   Cluster until_arrival = cluster;
   for (CodecTimes& times : until_arrival.codecs) {
     if (times.direction == OpKind::kDecode) std::fill(times.curve.times_ns.begin(), times.curve.times_ns.end(), 0);
   }
   CORTADO_ASSIGN_OR_RETURN(const Timeline arrived, simulate_setting(codec, job, until_arrival, samples, takes_buffers));
-  return arrived.step_ns + total_ns(timeline, "decode");
+  prediction.step_ns = arrived.step_ns + total_ns(timeline, "decode");
+  return prediction;
 }
 
-Result<std::int64_t> predict_dense(const Job& job, const Cluster& cluster, bool takes_buffers) {
+Result<Prediction> predict_dense(const Job& job, const Cluster& cluster, bool takes_buffers) {
   return predict("none", job, cluster, {}, takes_buffers, true);
 }
 
@@ -253,33 +269,6 @@ Result<std::int64_t> dense_backward_ns(const Job& job, const Cluster& cluster, b
     if (event.name == "backward") end_ns = std::max(end_ns, event.end_ns);
   }
   return end_ns;
-}
-
-Job with_times(const Job& job, double factor) {
-  const auto scale = [&](std::int64_t time_ns) { return std::llround(static_cast<double>(time_ns) * factor); };
-  Job scaled = job;
-  if (job.backward_ns.has_value()) scaled.backward_ns = scale(*job.backward_ns);
-  for (JobTensor& tensor : scaled.tensors) tensor.ready_ns = scale(tensor.ready_ns);
-  return scaled;
-}
-
-// The planner's own plan, if it encodes anything. As the settings of casts do, it keeps no residual of what they round
-// off: that would be as large as the model, and read and written in every step.
-Result<std::optional<AutoCandidate>> best_plan(const Job& job, const Cluster& cluster,
-                                               const std::vector<std::string>& codecs) {
-  PlannerConstraints constraints;
-  constraints.allowed_codecs = codecs;
-  constraints.max_lossy_passes = 1;  // as the settings
-  CORTADO_ASSIGN_OR_RETURN(Plan plan, make_plan(in_float32(job), cluster, constraints));
-  for (PlanBucket& bucket : plan.buckets) bucket.error_feedback = !bucket.codec.starts_with("cast");
-  const bool encodes = std::any_of(plan.buckets.begin(), plan.buckets.end(),
-                                   [](const PlanBucket& bucket) { return bucket.option.encodes() > 0; });
-  if (!encodes) return std::optional<AutoCandidate>();
-  char label[96];
-  std::snprintf(label, sizeof(label), "plan(hash=%016llx, buckets=%zu)",
-                static_cast<unsigned long long>(plan_hash(plan)), plan.buckets.size());
-  return std::optional(
-      AutoCandidate{.label = label, .what = plan_to_json(plan), .predicted_ns = plan.predicted_step_ns});
 }
 
 Cluster with_links_slower_by(const Cluster& cluster, double factor) {
@@ -323,79 +312,119 @@ std::map<std::uint32_t, std::int64_t> sampled_elems(const std::vector<EngineTens
   return sampled;
 }
 
-Result<Job> without_transfers(const Job& job, const Cluster& cluster, bool takes_buffers) {
-  if (cluster.transfers_slow_backward.value_or(0) == 0) return job;
-  const auto ends_before = [&](double factor) -> Result<bool> {
-    CORTADO_ASSIGN_OR_RETURN(const std::int64_t end_ns,
-                             dense_backward_ns(with_times(job, factor), cluster, takes_buffers));
-    return end_ns < job.backward_end_ns();
-  };
-  double least = 1.0 / 8, most = 1;
-  CORTADO_ASSIGN_OR_RETURN(const bool is_possible, ends_before(least));
-  if (!is_possible) return job;  // such links can't have been there
+Result<Cluster> with_slowed_backward(const Cluster& cluster, const Job& job, std::int64_t dense_ready_ns,
+                                     bool takes_buffers) {
+  Cluster slowed = cluster;
+  double least = 0, most = 1;
   for (int halving = 0; halving < 10; ++halving) {
     const double middle = (least + most) / 2;
-    CORTADO_ASSIGN_OR_RETURN(const bool is_before, ends_before(middle));
-    (is_before ? least : most) = middle;
+    slowed.transfers_slow_backward = middle;
+    CORTADO_ASSIGN_OR_RETURN(const std::int64_t end_ns, dense_backward_ns(job, slowed, takes_buffers));
+    (end_ns < dense_ready_ns ? least : most) = middle;
   }
-  return with_times(job, most);
+  slowed.transfers_slow_backward = least;
+  return slowed;
 }
 
-Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, std::int64_t dense_ns, bool takes_buffers) {
+Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, const MeasuredSteps& steps,
+                                    bool takes_buffers) {
   constexpr double kMostFactor = 2, kCounts = 1.2;
+  const auto slower_by = [&](double factor) {
+    return with_slowed_backward(with_links_slower_by(cluster, factor), job, steps.dense_ready_ns, takes_buffers);
+  };
   const auto dense = [&](double factor) -> Result<std::int64_t> {
-    const Cluster links = with_links_slower_by(cluster, factor);
-    CORTADO_ASSIGN_OR_RETURN(const Job alone, without_transfers(job, links, takes_buffers));
-    return predict_dense(alone, links, takes_buffers);
+    CORTADO_ASSIGN_OR_RETURN(const Cluster links, slower_by(factor));
+    CORTADO_ASSIGN_OR_RETURN(const Prediction predicted, predict_dense(job, links, takes_buffers));
+    return predicted.step_ns;
   };
   CORTADO_ASSIGN_OR_RETURN(const std::int64_t as_measured_ns, dense(1));
   CORTADO_ASSIGN_OR_RETURN(const std::int64_t slower_ns, dense(kMostFactor));
-  if (static_cast<double>(slower_ns) < kCounts * static_cast<double>(as_measured_ns)) return cluster;
+  if (static_cast<double>(slower_ns) < kCounts * static_cast<double>(as_measured_ns)) return slower_by(1);
   double least = 1 / kMostFactor, most = kMostFactor;
   for (int halving = 0; halving < 12; ++halving) {
     const double middle = std::sqrt(least * most);
     CORTADO_ASSIGN_OR_RETURN(const std::int64_t middle_ns, dense(middle));
-    (middle_ns < dense_ns ? least : most) = middle;
+    (middle_ns < steps.dense_ns ? least : most) = middle;
   }
-  return with_links_slower_by(cluster, std::sqrt(least * most));
+  return slower_by(std::sqrt(least * most));
 }
 
 namespace {
 
-// On rank 0: predictions for `candidates`, that of dense from `cluster`; and the planner's plan with `codecs`, if there
-// are any. Those of the others are fitted to the dense steps: links as these show, and what a dense step took beyond
-// the prediction of it then is added to all; if it took less, all are shortened in proportion. `measured`: as the dense
-// steps show it. `fits`: else the cluster counts as it is.
-Status add_predictions(const Job& measured, const MeasuredSteps& steps, const Cluster& cluster, bool fits,
-                       const AutoOptions& options, const std::vector<std::string>& codecs, Candidates* candidates) {
-  const bool takes_buffers = options.takes_buffers;
-  CORTADO_ASSIGN_OR_RETURN(const Job dense_job, without_transfers(measured, cluster, takes_buffers));
-  CORTADO_ASSIGN_OR_RETURN(const std::int64_t dense_ns, predict_dense(dense_job, cluster, takes_buffers));
-  candidates->list[0].predicted_ns = dense_ns;
-  Cluster fitted = cluster;
-  Job job = dense_job;
-  std::int64_t rest_ns = 0;
-  double share = 1;
-  if (fits) {
-    CORTADO_ASSIGN_OR_RETURN(fitted, as_dense_steps_show(cluster, measured, steps.dense_ns, takes_buffers));
-    CORTADO_ASSIGN_OR_RETURN(job, without_transfers(measured, fitted, takes_buffers));
-    CORTADO_ASSIGN_OR_RETURN(const std::int64_t fitted_ns, predict_dense(job, fitted, takes_buffers));
-    rest_ns = std::max<std::int64_t>(0, steps.dense_ns - fitted_ns);
-    share =
-        std::min(1.0, static_cast<double>(steps.dense_ns) / static_cast<double>(std::max<std::int64_t>(1, fitted_ns)));
+// How predictions are made once the dense steps have shown what links and backward pass are like.
+struct Fit {
+  Job job;
+  Cluster cluster;
+  bool takes_buffers = true, keeps_gradients = false;
+  std::int64_t dense_ns = 0;  // measured; 0: predictions count as they are
+  Prediction dense = {};      // of the same step
+
+  // What the dense step took beyond its prediction is added in proportion to the time that links are busy; if it took
+  // less, all are shortened in proportion.
+  std::int64_t fitted_ns(const Prediction& prediction) const {
+    auto ns = static_cast<double>(prediction.step_ns);
+    const auto missing = static_cast<double>(dense_ns - dense.step_ns);
+    if (dense_ns > 0 && missing < 0) ns *= static_cast<double>(dense_ns) / static_cast<double>(dense.step_ns);
+    if (dense_ns > 0 && missing > 0 && dense.transfers_ns > 0) {
+      ns += missing * static_cast<double>(prediction.transfers_ns) / static_cast<double>(dense.transfers_ns);
+    }
+    return std::max<std::int64_t>(1, std::llround(ns));
   }
-  const auto with_rest = [share, rest_ns](std::int64_t predicted_ns) {
-    return std::max<std::int64_t>(1, std::llround(static_cast<double>(predicted_ns) * share) + rest_ns);
-  };
-  candidates->predict = [job, fitted, with_rest, takes_buffers, keeps_gradients = steps.keeps_gradients](
-                            const std::string& setting, const GradientSamples& samples) -> Result<std::int64_t> {
+
+  Result<std::int64_t> predict_setting(const std::string& setting, const GradientSamples& samples) const {
     CORTADO_ASSIGN_OR_RETURN(const std::string codec, codec_of_setting(setting));
-    CORTADO_ASSIGN_OR_RETURN(const std::int64_t predicted_ns,
-                             predict(codec, job, fitted, samples, takes_buffers, keeps_gradients));
-    return with_rest(predicted_ns);
-  };
+    CORTADO_ASSIGN_OR_RETURN(const Prediction predicted,
+                             predict(codec, job, cluster, samples, takes_buffers, keeps_gradients));
+    return fitted_ns(predicted);
+  }
+};
+
+// The planner's own plan, if it encodes anything. As the settings of casts do, it keeps no residual of what they round
+// off: that would be as large as the model, and read and written in every step.
+Result<std::optional<AutoCandidate>> best_plan(const Fit& fit, const std::vector<std::string>& codecs) {
+  PlannerConstraints constraints;
+  constraints.allowed_codecs = codecs;
+  constraints.max_lossy_passes = 1;  // as the settings
+  const Job job = in_float32(fit.job);
+  CORTADO_ASSIGN_OR_RETURN(Plan plan, make_plan(job, fit.cluster, constraints));
+  for (PlanBucket& bucket : plan.buckets) bucket.error_feedback = !bucket.codec.starts_with("cast");
+  const bool encodes = std::any_of(plan.buckets.begin(), plan.buckets.end(),
+                                   [](const PlanBucket& bucket) { return bucket.option.encodes() > 0; });
+  if (!encodes) return std::optional<AutoCandidate>();
+  char label[96];
+  std::snprintf(label, sizeof(label), "plan(hash=%016llx, buckets=%zu)",
+                static_cast<unsigned long long>(plan_hash(plan)), plan.buckets.size());
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, fit.cluster));
+  return std::optional(AutoCandidate{
+      .label = label, .what = plan_to_json(plan), .predicted_ns = fit.fitted_ns(prediction_of(timeline, fit.cluster))});
+}
+
+// Of `cluster` as measured, or with `fits` as the dense steps show it; also the prediction of dense, from the links as
+// they were measured.
+Result<std::pair<Fit, std::int64_t>> make_fit(const Job& job, const MeasuredSteps& steps, const Cluster& cluster,
+                                              bool fits, bool takes_buffers) {
+  Fit fit{.job = job, .cluster = cluster, .takes_buffers = takes_buffers, .keeps_gradients = steps.keeps_gradients};
+  if (!fits) {
+    CORTADO_ASSIGN_OR_RETURN(const Prediction dense, predict_dense(job, cluster, takes_buffers));
+    return std::pair(std::move(fit), dense.step_ns);
+  }
+  CORTADO_ASSIGN_OR_RETURN(const Cluster slowed,
+                           with_slowed_backward(cluster, job, steps.dense_ready_ns, takes_buffers));
+  CORTADO_ASSIGN_OR_RETURN(const Prediction dense, predict_dense(job, slowed, takes_buffers));
+  CORTADO_ASSIGN_OR_RETURN(fit.cluster, as_dense_steps_show(cluster, job, steps, takes_buffers));
+  CORTADO_ASSIGN_OR_RETURN(fit.dense, predict_dense(job, fit.cluster, takes_buffers));
+  fit.dense_ns = steps.dense_ns;
+  return std::pair(std::move(fit), dense.step_ns);
+}
+
+// On rank 0: predictions for `candidates`; and the planner's plan with `codecs`, if there are any.
+Status add_predictions(const Job& job, const MeasuredSteps& steps, const Cluster& cluster, bool fits,
+                       const AutoOptions& options, const std::vector<std::string>& codecs, Candidates* candidates) {
+  CORTADO_ASSIGN_OR_RETURN(const auto made, make_fit(job, steps, cluster, fits, options.takes_buffers));
+  const Fit& fit = made.first;
+  candidates->list[0].predicted_ns = made.second;
   for (AutoCandidate& candidate : std::span(candidates->list).subspan(1)) {
-    const Result<std::int64_t> predicted_ns = candidates->predict(candidate.what, steps.samples);
+    const Result<std::int64_t> predicted_ns = fit.predict_setting(candidate.what, steps.samples);
     if (predicted_ns.ok()) {
       candidate.predicted_ns = predicted_ns.value();
     } else {  // a cluster file may have no times of this codec
@@ -403,13 +432,15 @@ Status add_predictions(const Job& measured, const MeasuredSteps& steps, const Cl
                                   "others: " + predicted_ns.status().message());
     }
   }
+  candidates->predict = [fit](const std::string& setting, const GradientSamples& samples) {
+    return fit.predict_setting(setting, samples);
+  };
   if (codecs.empty()) return {};
-  Result<std::optional<AutoCandidate>> planned = best_plan(job, fitted, codecs);
+  Result<std::optional<AutoCandidate>> planned = best_plan(fit, codecs);
   if (!planned.ok()) {
     candidates->notes.push_back("auto has no plan to try: " + planned.status().message());
   } else if (planned.value().has_value()) {
     candidates->list.push_back(*std::move(planned).value());
-    candidates->list.back().predicted_ns = with_rest(candidates->list.back().predicted_ns);
   }
   return {};
 }

@@ -29,8 +29,9 @@ bool has_varying_payloads(const std::string& what);
 
 // What the dense steps have shown on this rank.
 struct MeasuredSteps {
-  std::vector<std::int64_t> ready_ns;  // by tensor, from the end of the step before
+  std::vector<std::int64_t> ready_ns;  // by tensor, from the end of the step before, if nothing travels meanwhile
   std::int64_t dense_ns = 0;           // of a step; the same on all ranks
+  std::int64_t dense_ready_ns = 0;     // when the last gradient is ready, as `ready_ns`, but beside transfers
   bool keeps_gradients = false;        // StepContext::keeps_local_gradients
   GradientSamples samples;             // of rank 0
 };
@@ -83,16 +84,17 @@ constexpr int kMostTried = 5;
 Result<Candidates> find_candidates(const CandidateRequest& request, const MeasuredSteps& steps,
                                    Communicator* communicator, const Clock* clock);
 
-// Dense steps have transfers beside their backward pass, which slow it down as `cluster` says. `job`, as they show it,
-// with all times shorter by the factor that has the last gradient of a simulated dense step ready when it was; as it
-// is, where no factor does. Pure.
-Result<Job> without_transfers(const Job& job, const Cluster& cluster, bool takes_buffers);
+// `cluster` with the transfers_slow_backward that has the last gradient of a simulated dense step ready when it was in
+// those that were measured; the nearest to it, where none has. Pure.
+Result<Cluster> with_slowed_backward(const Cluster& cluster, const Job& job, std::int64_t dense_ready_ns,
+                                     bool takes_buffers);
 
 // Links are measured in some seconds, with messages smaller than those of training and nothing beside them; what the
-// dense steps took tells better how long they are busy. `cluster` with all links as much slower or faster, by a factor
-// of two at most, as makes the prediction of dense come true; as it is, where links hardly count. `job`: as the dense
-// steps show it. Pure.
-Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, std::int64_t dense_ns, bool takes_buffers);
+// dense steps took tells better how long they are busy. `cluster` as with_slowed_backward() makes it, with all links as
+// much slower or faster, by a factor of two at most, as makes the prediction of dense come true; with links as they
+// are, where these hardly count. `job`: of a backward pass without transfers. Pure.
+Result<Cluster> as_dense_steps_show(const Cluster& cluster, const Job& job, const MeasuredSteps& steps,
+                                    bool takes_buffers);
 
 // Texts for the way from rank 0 to the others.
 std::string candidates_to_json(const Candidates& candidates);
