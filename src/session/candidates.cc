@@ -356,8 +356,9 @@ struct Fit {
   Job job;
   Cluster cluster;
   bool takes_buffers = true, keeps_gradients = false;
-  std::int64_t dense_ns = 0;  // measured; 0: predictions count as they are
-  Prediction dense = {};      // of the same step
+  std::int64_t told_dense_ns = 0;  // what is said of dense: predicted, with links as they were measured
+  std::int64_t dense_ns = 0;       // measured; 0: predictions count as they are
+  Prediction dense = {};           // of the same step
 
   // What the dense step took beyond its prediction is added in proportion to the time that links are busy; if it took
   // less, all are shortened in proportion.
@@ -399,30 +400,27 @@ Result<std::optional<AutoCandidate>> best_plan(const Fit& fit, const std::vector
       .label = label, .what = plan_to_json(plan), .predicted_ns = fit.fitted_ns(prediction_of(timeline, fit.cluster))});
 }
 
-// Of `cluster` as measured, or with `fits` as the dense steps show it; also the prediction of dense, from the links as
-// they were measured.
-Result<std::pair<Fit, std::int64_t>> make_fit(const Job& job, const MeasuredSteps& steps, const Cluster& cluster,
-                                              bool fits, bool takes_buffers) {
+// Of `cluster` as measured, or with `fits` as the dense steps show it.
+Result<Fit> make_fit(const Job& job, const MeasuredSteps& steps, const Cluster& cluster, bool fits,
+                     bool takes_buffers) {
   Fit fit{.job = job, .cluster = cluster, .takes_buffers = takes_buffers, .keeps_gradients = steps.keeps_gradients};
-  if (!fits) {
-    CORTADO_ASSIGN_OR_RETURN(const Prediction dense, predict_dense(job, cluster, takes_buffers));
-    return std::pair(std::move(fit), dense.step_ns);
+  if (fits) {
+    CORTADO_ASSIGN_OR_RETURN(fit.cluster, with_slowed_backward(cluster, job, steps.dense_ready_ns, takes_buffers));
   }
-  CORTADO_ASSIGN_OR_RETURN(const Cluster slowed,
-                           with_slowed_backward(cluster, job, steps.dense_ready_ns, takes_buffers));
-  CORTADO_ASSIGN_OR_RETURN(const Prediction dense, predict_dense(job, slowed, takes_buffers));
+  CORTADO_ASSIGN_OR_RETURN(const Prediction told, predict_dense(job, fit.cluster, takes_buffers));
+  fit.told_dense_ns = told.step_ns;
+  if (!fits) return fit;
   CORTADO_ASSIGN_OR_RETURN(fit.cluster, as_dense_steps_show(cluster, job, steps, takes_buffers));
   CORTADO_ASSIGN_OR_RETURN(fit.dense, predict_dense(job, fit.cluster, takes_buffers));
   fit.dense_ns = steps.dense_ns;
-  return std::pair(std::move(fit), dense.step_ns);
+  return fit;
 }
 
 // On rank 0: predictions for `candidates`; and the planner's plan with `codecs`, if there are any.
 Status add_predictions(const Job& job, const MeasuredSteps& steps, const Cluster& cluster, bool fits,
                        const AutoOptions& options, const std::vector<std::string>& codecs, Candidates* candidates) {
-  CORTADO_ASSIGN_OR_RETURN(const auto made, make_fit(job, steps, cluster, fits, options.takes_buffers));
-  const Fit& fit = made.first;
-  candidates->list[0].predicted_ns = made.second;
+  CORTADO_ASSIGN_OR_RETURN(const Fit fit, make_fit(job, steps, cluster, fits, options.takes_buffers));
+  candidates->list[0].predicted_ns = fit.told_dense_ns;
   for (AutoCandidate& candidate : std::span(candidates->list).subspan(1)) {
     const Result<std::int64_t> predicted_ns = fit.predict_setting(candidate.what, steps.samples);
     if (predicted_ns.ok()) {
