@@ -125,7 +125,12 @@ if(CORTADO_BUILD_TRANSPORTS AND NOT CORTADO_SANITIZE)
     cortado_add_mpi_test(
       Cli.calibrate_2_ranks_with_devices 2 cortado_cli calibrate -o "${PROJECT_BINARY_DIR}/calibrated_devices.json" --again
       --budget 0.5 --codec "cast(bf16)" --device-library "$<TARGET_FILE:cortado_emulated>")
+    # Before a minute of measuring.
+    cortado_add_mpi_test(Cli.calibrate_2_ranks_to_a_file_that_cannot_be 2 cortado_cli calibrate -o
+                         "${PROJECT_BINARY_DIR}/no_such_folder/cluster.json")
     if(TARGET cortado_mpi)
+      set_tests_properties(Cli.calibrate_2_ranks_to_a_file_that_cannot_be
+                           PROPERTIES PASS_REGULAR_EXPRESSION "no_such_folder/cluster.json.*can't be written" TIMEOUT 30)
       set_tests_properties(Cli.calibrate_4_ranks PROPERTIES PASS_REGULAR_EXPRESSION "4 ranks, 1 codecs, over mpi"
                                                             FIXTURES_SETUP calibrated_file)
       set_tests_properties(Cli.calibrate_4_ranks_keeps_what_is_known

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cli/codec_commands.h"
+#include "cli/files.h"
 #include "cortado/auto.h"
 #include "cortado/calibrate.h"
 #include "cortado/device_library.h"
@@ -57,6 +58,10 @@ Result<std::shared_ptr<const SchemeDevice>> device_of_rank(const std::string& pa
       return report_error("calibrate", device.status().with_context("rank " + std::to_string(communicator->rank())));
     }
     options.device = std::move(device).value();
+  }
+  if (speaks) {  // a minute of measuring is not for a file that can't be written
+    const Result<std::unique_ptr<OutputFile>> writable = OutputFile::create(command.cluster_path);
+    if (!writable.ok()) return report_error(command.cluster_path, writable.status());
   }
   if (speaks && ::isatty(STDERR_FILENO) == 1) options.progress = show_progress;
   const bool is_there = ::access(command.cluster_path.c_str(), F_OK) == 0;
