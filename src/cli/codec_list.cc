@@ -122,7 +122,9 @@ Result<std::string> canonical_form(const std::string& spec) {
 int list_codecs(bool as_json) {
   for (const CodecRow& row : codec_registry()) as_json ? print_as_json(row) : print_as_text(row);
   if (as_json) return kDone;
-  std::printf("\nin training, beside the codec's own, those of these that concern it:\n");
+  std::printf(
+      "\nin training, beside the codec's own, those of these that concern it (none: the last two, cast: the last "
+      "four):\n");
   print_parameters(engine_parameters());
   std::printf("\nauto, in place of a codec (docs/auto.md); also cluster=FILE, of cortado calibrate, not to measure:\n");
   print_parameters(auto_parameters());

@@ -195,10 +195,10 @@ std::vector<SpecStage> short_stages(const std::string& spec) {
 const std::vector<Parameter>& engine_parameters() {
   static const std::vector<Parameter> table = {
       {"sides", ParameterKind::kChoice, "both", 0, 0, "both|alternate",
-       "both factors in every step, half the rank each; or one a step, as published (phase=global implies it)"},
+       "acp: both factors in every step, half the rank each; or one a step, as published (phase=global implies it)"},
       {"phase", ParameterKind::kChoice, "balanced", 0, 0, "balanced|global",
-       "global: every matrix sends the same side in a step, as published"},
-      {"wire", ParameterKind::kChoice, "fp32", 0, 0, "fp32|bf16|fp16", "dtype of what travels"},
+       "acp: global: every matrix sends the same side in a step, as published"},
+      {"wire", ParameterKind::kChoice, "fp32", 0, 0, "fp32|bf16|fp16", "acp, power: dtype of what travels"},
       {"min_compression_rate", ParameterKind::kReal, "auto", 0, 1e6, "auto",
        "acp, power: a matrix stays dense unless rows * cols > rate * rank * (rows + cols), 2 by default; others: "
        "unless its payload is by more than this smaller, 1 by default"},
@@ -212,7 +212,7 @@ const std::vector<Parameter>& engine_parameters() {
        "dgc: "
        "a residual of momentum, cleared where it was sent, for sparse codecs and optimisers without momentum"},
       {"momentum", ParameterKind::kReal, "0.9", 0, 0.9999, "", "of feedback=dgc"},
-      {"warm_start", ParameterKind::kBool, "true", 0, 0, "", "project on the factor of the step before"},
+      {"warm_start", ParameterKind::kBool, "true", 0, 0, "", "acp, power: project on the factor of the step before"},
       {"rollback", ParameterKind::kChoice, "rounded", 0, 0, "rounded|exact",
        "how a non-finite step is undone; exact keeps a second residual"},
       {"random_seed", ParameterKind::kInteger, "0", 0, 9e15, "",
