@@ -18,6 +18,7 @@
 
 #include "cortado/option.h"
 #include "cortado/status.h"
+#include "cortado/tensor_view.h"
 #include "cortado/topology.h"
 #include "cortado/unknown_fields.h"
 
@@ -50,6 +51,12 @@ struct ClusterLevel {
   // What all_reduce, reduce_scatter and reduce take beyond latency to sum float16 or bfloat16, as a multiple of what as
   // many bytes of float32 take, as curves are of float32. Not given: not measured, 1.
   std::optional<double> float16_sum_factor = {}, bfloat16_sum_factor = {};
+
+  double sum_factor(DType summed) const {
+    return summed == DType::kFloat16    ? float16_sum_factor.value_or(1)
+           : summed == DType::kBFloat16 ? bfloat16_sum_factor.value_or(1)
+                                        : 1;
+  }
 };
 
 // Collectives over several levels at once, where they were measured as such.

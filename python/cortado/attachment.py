@@ -267,7 +267,8 @@ class Attachment:
         """
         with on_all_ranks(self._group, "could not load its state", self._engine.timeout_s):
             arrays = _arrays_of(state)
-        warning = self._engine.load_state(arrays)
+        with damage_ends_all(self._group):
+            warning = self._engine.load_state(arrays)
         self.spec = self._engine.spec
         if warning and self._group.rank == 0:
             print(f"cortado: {warning}", file=sys.stderr, flush=True)
@@ -282,7 +283,8 @@ class Attachment:
             text = text_for_engine(plan)
             if not text.startswith("{"):
                 raise SpecError(f'switch_plan needs a plan, got the codec "{text}"')
-        self._engine.switch_plan(text)
+        with damage_ends_all(self._group):
+            self._engine.switch_plan(text)
         self.spec = self._engine.spec
 
     def check_replicas(self, model=None):

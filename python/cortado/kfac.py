@@ -2,6 +2,7 @@
 """K-FAC for torch models: hooks that hand activations and output gradients to the C++ side, and the step."""
 
 import contextlib
+import gc
 import logging
 import math
 import sys
@@ -184,7 +185,7 @@ class KFAC:
             self._layers, self.skipped = find_layers(self._model, skip_layers or ())
             if not self._layers:
                 raise SpecError(f"no layer of the model can be preconditioned: {_list_skipped(self.skipped)}")
-            if any(layer.module in _holders and _holders[layer.module]() is not None for layer in self._layers):
+            if _preconditioned_by_another(self._layers):
                 raise SpecError("another KFAC preconditions layers of this model: call its detach() first")
             self._device = device_of_layers(self._layers)
             self._place = place_of_kfac(self._device)
@@ -257,6 +258,7 @@ class KFAC:
             layer.module.register_forward_hook(self._forward_hook(i), with_kwargs=True)
             for i, layer in enumerate(self._layers)
         ]
+        weakref.finalize(self, _remove, self._hooks)
         for layer in self._layers:
             _holders[layer.module] = weakref.ref(self)
         if self._rank == 0:
@@ -362,8 +364,13 @@ class KFAC:
     def _forward_hook(self, index):
         layer = self._layers[index]
 
+        kfac = weakref.ref(self)  # the model does not keep it
+
         @torch.compiler.disable
         def on_output_gradient(gradient):
+            self = kfac()
+            if self is None:
+                return
             self._open_calls[index] = max(0, self._open_calls[index] - 1)
             with self._errors_end_all(MismatchError):
                 values, count, height, width = layer.output_gradients(gradient)
@@ -374,6 +381,9 @@ class KFAC:
 
         @torch.compiler.disable
         def on_forward(module, inputs, named_inputs, output):
+            self = kfac()
+            if self is None:
+                return
             if not (module.training and torch.is_grad_enabled() and self._wanted[index]):
                 return
             backward_pass = _current_backward_pass()
@@ -727,7 +737,8 @@ class KFAC:
         states = state if isinstance(state, (list, tuple)) else [state]
         with self._on_all_ranks("could not load its state", self._options["timeout_s"]):
             arrays = [self._arrays_of(one) for one in states]
-        warning = self._core.load_state(arrays)
+        with damage_ends_all(self._group):
+            warning = self._core.load_state(arrays)
         if warning:
             print(f"cortado: {warning}", file=sys.stderr, flush=True)
 
@@ -746,11 +757,24 @@ class KFAC:
 
     def detach(self):
         """Removes the hooks from the model, which another KFAC may precondition then."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        _remove(self._hooks)
         for layer in self._layers:
-            _holders.pop(layer.module, None)
+            if _holders.get(layer.module, lambda: None)() is self:
+                del _holders[layer.module]
+
+
+def _remove(hooks):
+    while hooks:
+        hooks.pop().remove()
+
+
+def _preconditioned_by_another(layers):
+    """A KFAC that nobody has any more may still wait to be collected."""
+    for collect in (lambda: None, gc.collect):
+        collect()
+        if all(_holders.get(layer.module, lambda: None)() is None for layer in layers):
+            return False
+    return True
 
 
 def _with_bound(codec, bound, is_filtered):

@@ -1,5 +1,6 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <array>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -43,15 +44,18 @@ Result<LevelCommunicators> LevelCommunicators::create(Communicator* whole, const
   LevelCommunicators made;
   made.topology_ = topology;
   const int levels = static_cast<int>(topology.levels.size());
+  // Where levels have one rank, ranges have the same groups, and share what is made of them.
+  std::map<std::vector<int>, Communicator*> of_ranks = {{topology.group_of(whole->rank(), {0, levels - 1}), whole}};
   made.of_range_.resize(topology.levels.size() * topology.levels.size());
   for (int first = 0; first < levels; ++first) {
     for (int last = first; last < levels; ++last) {
-      Communicator*& of_range = made.of_range_[static_cast<std::size_t>(first * levels + last)];
-      of_range = whole;
-      if (first == 0 && last == levels - 1) continue;
       const std::vector<int> ranks = topology.group_of(whole->rank(), {first, last});
-      CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> subgroup, whole->subgroup(ranks));
-      of_range = made.subgroups_.emplace_back(std::move(subgroup)).get();
+      Communicator*& communicator = of_ranks[ranks];
+      if (communicator == nullptr) {
+        CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> subgroup, whole->subgroup(ranks));
+        communicator = made.subgroups_.emplace_back(std::move(subgroup)).get();
+      }
+      made.of_range_[static_cast<std::size_t>(first * levels + last)] = communicator;
     }
   }
   return made;

@@ -43,6 +43,20 @@ TEST(LevelCommunicators, RunAmongTheRanksThatDifferInTheseLevels) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
+TEST(LevelCommunicators, AreSharedByRangesThatDifferInLevelsOfOneRankOnly) {
+  const Topology topology = {{{"intra", 2}, {"rack", 1}, {"inter", 2}}};
+  const auto statuses = run_ranks(4, [&](Communicator& whole) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const LevelCommunicators levels, LevelCommunicators::create(&whole, topology));
+    EXPECT_EQ(levels.of({0, 0}), levels.of({0, 1}));
+    EXPECT_EQ(levels.of({1, 2}), levels.of({2, 2}));
+    EXPECT_NE(levels.of({0, 0}), levels.of({2, 2}));
+    EXPECT_EQ(levels.of({1, 1})->world_size(), 1);
+    EXPECT_EQ(levels.of({0, 2}), &whole);
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
 TEST(LevelCommunicators, RefuseATopologyOfAnotherSize) {
   LocalGroup group(4);
   const Topology topology{{{"intra", 2}, {"inter", 3}}};

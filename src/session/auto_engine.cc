@@ -130,6 +130,11 @@ Result<std::unique_ptr<Engine>> AutoEngineImpl::make_inner(const std::string& wh
 }
 
 // The step in hand is broken off: the caller's stream, from now on, comes after what was given to copy into gradients.
+// What is held back nobody has heard of.
+AutoEngineImpl::~AutoEngineImpl() {
+  if (in_step_ && !held_.empty() && failure_.ok()) communicator_->abandon("the engine was destroyed within a step");
+}
+
 void AutoEngineImpl::release_gradients() {
   if (in_step_ && way_ != Way::kDirect) static_cast<void>(copies_->lead());
 }
@@ -218,7 +223,7 @@ Status AutoEngineImpl::check_submission(std::span<const Gradient> gradients) con
 // Before the engine inside gets them.
 Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
   CORTADO_RETURN_IF_ERROR(check_submission(gradients));
-  last_ready_ns_ = measures() ? clock_->now_ns() - step_start_ns_ - own_ns_ : 0;
+  if (measures() && !gradients.empty()) last_ready_ns_ = clock_->now_ns() - step_start_ns_ - own_ns_;
   for (const Gradient& gradient : gradients) {
     const EngineTensor& tensor = tensors_[gradient.tensor];
     const std::int64_t elems = tensor.rows * tensor.cols;
@@ -276,7 +281,7 @@ Status AutoEngineImpl::submit(std::span<const Gradient> gradients) {
   } else {
     CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
     if (holds_back()) {
-      held_.push_back({.gradients = {gradients.begin(), gradients.end()}});
+      if (!gradients.empty()) held_.push_back({.gradients = {gradients.begin(), gradients.end()}});
     } else {
       CORTADO_RETURN_IF_ERROR(inner_->submit(gradients));
     }
@@ -345,7 +350,7 @@ Status AutoEngineImpl::submit_buffer(std::span<const Gradient> gradients, void* 
   const std::int64_t start_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
   if (holds_back()) {
-    held_.push_back({{gradients.begin(), gradients.end()}, data, elems, dtype});
+    if (!gradients.empty()) held_.push_back({{gradients.begin(), gradients.end()}, true, data, elems, dtype});
   } else {
     CORTADO_RETURN_IF_ERROR(inner_->submit_buffer(gradients, data, elems, dtype));
   }
@@ -355,9 +360,8 @@ Status AutoEngineImpl::submit_buffer(std::span<const Gradient> gradients, void* 
 
 Status AutoEngineImpl::submit_held() {
   for (const Held& held : held_) {
-    CORTADO_RETURN_IF_ERROR(held.data == nullptr
-                                ? inner_->submit(held.gradients)
-                                : inner_->submit_buffer(held.gradients, held.data, held.elems, held.dtype));
+    CORTADO_RETURN_IF_ERROR(held.is_buffer ? inner_->submit_buffer(held.gradients, held.data, held.elems, held.dtype)
+                                           : inner_->submit(held.gradients));
   }
   held_.clear();
   return {};
@@ -377,7 +381,7 @@ Result<StepOutcome> AutoEngineImpl::finish_step(const LocalGradient& local_gradi
 
 Result<StepOutcome> AutoEngineImpl::finish_inside(const LocalGradient& local_gradient) {
   if (way_ == Way::kDirect) {
-    CORTADO_RETURN_IF_ERROR(submit_held());
+    if (const Status status = submit_held(); !status.ok()) return fail(status);
     return inner_->finish_step(local_gradient);
   }
   CORTADO_RETURN_IF_ERROR(wait_for_copies());

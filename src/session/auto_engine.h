@@ -52,6 +52,7 @@ class AutoEngineImpl final : public AutoEngine {
 
   AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOptions& options, Communicator* communicator,
                  const Clock* clock, AutoDevice device = {});
+  ~AutoEngineImpl() override;
   Status start(const Result<std::optional<LauncherPlace>>& place = launcher_place());
 
   Status begin_step(const StepContext& context) override;
@@ -84,8 +85,9 @@ class AutoEngineImpl final : public AutoEngine {
     int pieces = 1, pieces_left = 0;
   };
 
-  struct Held {  // what submit(), or with `data` submit_buffer(), was given
+  struct Held {  // what submit() or submit_buffer() was given
     std::vector<Gradient> gradients;
+    bool is_buffer = false;
     void* data = nullptr;
     std::int64_t elems = 0;
     DType dtype = DType::kFloat32;

@@ -189,7 +189,24 @@ def test_a_second_kfac_of_a_model_is_refused_until_the_first_is_detached():
     with pytest.raises(cortado.SpecError, match=r"detach\(\)"):
         cortado.KFAC(model, **QUIET)
     first.detach()
-    cortado.KFAC(model, **QUIET)
+    second = cortado.KFAC(model, **QUIET)
+    first.detach()
+    with pytest.raises(cortado.SpecError, match=r"detach\(\)"):
+        cortado.KFAC(model, **QUIET)
+    del first, second
+
+
+def test_a_model_does_not_keep_its_kfac():
+    model = Net()
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    for _ in range(2):
+        kfac = cortado.KFAC(model, **QUIET)
+        backward(model, 0)
+        assert kfac.step()
+        del kfac
+    kfac = cortado.KFAC(model, **QUIET)
+    kfac.detach()
+    assert [len(module._forward_hooks) for module in model.modules()] == hooks
 
 
 def test_skip_layers_is_one_pattern_or_several():

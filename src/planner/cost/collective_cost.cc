@@ -75,8 +75,7 @@ CollectiveCost::Range CollectiveCost::make_range(const Cluster& cluster, LevelRa
   const ClusterLevel& outer = cluster.levels[range.link];
   const double n = cluster.topology().group_size(levels);
   const Link link = measured_link(outer.collectives, outer.ranks);
-  range.float16_sum_factor = outer.float16_sum_factor.value_or(1);
-  range.bfloat16_sum_factor = outer.bfloat16_sum_factor.value_or(1);
+  range.level = &outer;
   const CollectiveCurves* measured = levels.first == levels.last ? &outer.collectives : nullptr;
   for (const ClusterRange& candidate : cluster.ranges) {
     if (candidate.levels == levels) measured = &candidate.collectives;
@@ -106,7 +105,7 @@ std::int64_t CollectiveCost::time_ns(OpKind kind, LevelRange range, std::int64_t
     const double ns = form.ns_per_byte * static_cast<double>(total);
     time_ns = std::min(form.latency_ns + static_cast<std::int64_t>(std::min(ns, 1e13) + 0.5), kMaxNs);
   }
-  const double factor = sums(kind) ? levels.sum_factor(summed) : 1;
+  const double factor = sums(kind) ? levels.level->sum_factor(summed) : 1;
   if (factor == 1) return time_ns;
   const std::int64_t latency_ns = form.curve != nullptr ? form.curve->times_ns.front() : form.latency_ns;
   const double beyond = factor * static_cast<double>(time_ns - latency_ns);

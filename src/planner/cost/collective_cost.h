@@ -46,11 +46,7 @@ class CollectiveCost {
   struct Range {
     int link = -1;
     std::array<Form, kKinds> forms;
-    double float16_sum_factor = 1, bfloat16_sum_factor = 1;
-
-    double sum_factor(DType summed) const {
-      return summed == DType::kFloat16 ? float16_sum_factor : summed == DType::kBFloat16 ? bfloat16_sum_factor : 1;
-    }
+    const ClusterLevel* level = nullptr;  // of the link
   };
 
   Range make_range(const Cluster& cluster, LevelRange levels) const;

@@ -43,7 +43,13 @@ std::optional<Cluster> relax_curves(const Cluster& cluster) {
   Cluster relaxed = cluster;
   bool changed = relax(&relaxed.host_to_device);
   changed |= relax(&relaxed.device_to_host);
-  for (ClusterLevel& level : relaxed.levels) changed |= relax(&level.collectives);
+  for (ClusterLevel& level : relaxed.levels) {
+    changed |= relax(&level.collectives);
+    // With a factor on what is beyond latency, time per unit could rise; and units may be those of other types.
+    changed |= level.sum_factor(DType::kFloat16) > 1 || level.sum_factor(DType::kBFloat16) > 1;
+    level.float16_sum_factor.reset();
+    level.bfloat16_sum_factor.reset();
+  }
   for (ClusterRange& range : relaxed.ranges) changed |= relax(&range.collectives);
   for (CodecTimes& times : relaxed.codecs) changed |= relax(&times.curve);
   changed |= relax(&relaxed.pack);

@@ -201,7 +201,11 @@ void Problem::drop_codecs_never_better() {
       if (!never_above(a.encode[device], b.encode[device]) || !never_above(a.decode[device], b.decode[device]))
         return false;
     }
-    return sends_no_more(a, b);
+    const auto sums_no_slower = [&](const ClusterLevel& level) {
+      return level.sum_factor(a.sum_dtype) <= level.sum_factor(b.sum_dtype);
+    };
+    const std::vector<ClusterLevel>& levels = model_.cluster->levels;
+    return std::all_of(levels.begin(), levels.end(), sums_no_slower) && sends_no_more(a, b);
   };
   std::vector<CodecCost> kept;
   for (const CodecCost& codec : codecs_) {

@@ -28,10 +28,20 @@ struct Gaps {
 };
 
 // Distance from the best of all plans over the whole tree, and that no bound is above it.
-Gaps gaps(int cases, int tensors, int levels, const std::vector<OpDevice>& devices) {
+Gaps gaps(int cases, int tensors, int levels, const std::vector<OpDevice>& devices, bool has_slow_sums = false) {
   Gaps gaps;
   for (int seed = 0; seed < cases; ++seed) {
-    const RandomCase example = random_case(static_cast<std::uint64_t>(seed), tensors, levels, devices);
+    RandomCase example = random_case(static_cast<std::uint64_t>(seed), tensors, levels, devices);
+    if (has_slow_sums) {
+      for (ClusterLevel& level : example.cluster.levels) {
+        level.float16_sum_factor = 1 + seed % 4;
+        level.bfloat16_sum_factor = 1.5;
+      }
+      constexpr DType kDtypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+      for (std::size_t t = 0; t < example.job.tensors.size(); ++t) {
+        example.job.tensors[t].dtype = kDtypes[(static_cast<std::size_t>(seed) + t) % 3];
+      }
+    }
     const std::unique_ptr<Problem> problem = problem_of(example);
     const SearchResult found = search(*problem);
     const std::int64_t best_ns = brute_force_ns(*problem);
@@ -51,6 +61,33 @@ TEST(Search, IsWithinOnePercentOfExhaustiveSearch) {
     EXPECT_EQ(found.median(), 0);
     EXPECT_LE(found.worst(), 1) << tensors << " tensors, " << levels << " levels";
   }
+}
+
+// Of tensors of several types, which are summed at different speeds.
+TEST(Search, HasABoundWhereSumsOfSixteenBitsTakeLonger) {
+  const int cases = kSanitized ? 10 : 60;
+  for (const auto& [tensors, levels, device] : {std::tuple(4, 1, OpDevice::kGpu), std::tuple(4, 1, OpDevice::kCpu)}) {
+    const Gaps found = gaps(cases, tensors, levels, {device}, /*has_slow_sums=*/true);
+    EXPECT_EQ(found.percent.size(), static_cast<std::size_t>(cases));
+  }
+}
+
+TEST(Problem, KeepsACodecWhoseSumsAreFaster) {
+  RandomCase example = random_case(1, 3, 1, {OpDevice::kGpu});
+  example.cluster.codecs.clear();
+  for (const char* codec : {"cast(bf16)", "cast(fp16)"}) {
+    for (const OpKind direction : {OpKind::kEncode, OpKind::kDecode}) {
+      example.cluster.codecs.push_back(
+          {.codec = codec, .direction = direction, .curve = {{1, 1 << 20}, {1000, 100'000}}, .unknown = {}});
+    }
+  }
+  const auto kept = [&] { return Problem::make(example.job, example.cluster, {}).value()->codecs().size(); };
+  EXPECT_EQ(kept(), 1u);
+  example.cluster.levels[0].float16_sum_factor = 1.75;
+  example.cluster.levels[0].bfloat16_sum_factor = 1.15;
+  EXPECT_EQ(kept(), 1u);  // bf16 is no slower anywhere
+  example.cluster.codecs[2].curve.times_ns[1] = 90'000;
+  EXPECT_EQ(kept(), 2u);
 }
 
 TEST(Search, IsDeterministic) {
