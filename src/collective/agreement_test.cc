@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "collective/passing_communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
 
@@ -45,6 +46,48 @@ TEST(CheckAgreement, AllRanksGetWhatOneCanNotDo) {
       return agree("sign", {}, {});
     });
     for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+// Flips a bit of what a gather brings of the next rank, so many bytes from its end.
+class DamagingCommunicator final : public PassingCommunicator {
+ public:
+  DamagingCommunicator(Communicator* inner, std::size_t from_end) : PassingCommunicator(inner), from_end_(from_end) {}
+  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
+                    std::chrono::nanoseconds timeout) override {
+    const Status status = inner_->all_gather(sent, received, timeout);
+    const auto next = static_cast<std::size_t>((rank() + 1) % world_size());
+    received[(next + 1) * sent.size() - from_end_] ^= std::byte{4};
+    return status;
+  }
+
+ private:
+  std::size_t from_end_;
+};
+
+TEST(AgreeOnOutcome, WhatOneRankCannotDoIsAnErrorOfAllAndDamageIsSeen) {
+  const auto outcomes = [](std::size_t from_end, const Status& of_rank_1) {
+    return run_ranks(3, [&](Communicator& group) -> Status {
+      DamagingCommunicator damaging(&group, from_end);
+      Communicator& communicator = from_end > 0 ? static_cast<Communicator&>(damaging) : group;
+      return agree_on_outcome(&communicator, "loading", group.rank() == 1 ? of_rank_1 : Status(),
+                              std::chrono::seconds(60));
+    });
+  };
+  for (const Status& status : outcomes(0, {})) EXPECT_TRUE(status.ok()) << status.to_string();
+  const Status full(StatusCode::kIoError, "no memory");
+  const std::vector<Status> told = outcomes(0, full);
+  EXPECT_EQ(told[0].to_string(), "input/output error: loading: rank 1: no memory");
+  EXPECT_EQ(told[1].to_string(), "input/output error: no memory");
+  EXPECT_EQ(told[2].to_string(), told[0].to_string());
+  // In the check, at the end of the text, which is zeros, and in the text before.
+  for (const std::size_t from_end : {1, 9, 100}) {
+    const std::vector<Status> damaged = outcomes(from_end, {});
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(damaged[rank].code(), StatusCode::kCorruptData);
+      EXPECT_EQ(damaged[rank].message(),
+                "loading: the outcome that rank " + std::to_string((rank + 1) % 3) + " sent was damaged");
+    }
   }
 }
 

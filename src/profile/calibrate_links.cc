@@ -228,8 +228,12 @@ Status Calibrator::measure_sums(Communicator* group, std::int64_t groups, Cluste
     CORTADO_ASSIGN_OR_RETURN(const double ns, beyond_latency_ns(dtype));
     return std::clamp(std::round(1000 * ns / float32_ns) / 1000, 1.0, kMostSumFactor);
   };
-  CORTADO_ASSIGN_OR_RETURN(level->float16_sum_factor, factor(DType::kFloat16));
-  CORTADO_ASSIGN_OR_RETURN(level->bfloat16_sum_factor, factor(DType::kBFloat16));
+  if (!level->float16_sum_factor.has_value()) {
+    CORTADO_ASSIGN_OR_RETURN(level->float16_sum_factor, factor(DType::kFloat16));
+  }
+  if (!level->bfloat16_sum_factor.has_value()) {
+    CORTADO_ASSIGN_OR_RETURN(level->bfloat16_sum_factor, factor(DType::kBFloat16));
+  }
   return {};
 }
 

@@ -369,6 +369,7 @@ TEST(Calibrate, MeasuresHowMuchLongerSumsOfSixteenBitsTake) {
   EXPECT_NEAR(*cluster.levels.back().bfloat16_sum_factor, 1.1, 0.1001);  // never below 1
   // What is known is kept, and what is mostly latency tells nothing.
   cluster.levels.back().float16_sum_factor = 7;
+  cluster.levels.back().bfloat16_sum_factor.reset();
   options.known = cluster;
   EXPECT_EQ(calibrate_timed(options, std::chrono::milliseconds(0), false).levels.back().float16_sum_factor, 7);
   options.known.reset();
