@@ -536,7 +536,7 @@ nb::object decompress(const InputBytes& data, bool as_torch) {
 namespace cortado_python {
 
 std::string text_of(nb::python_error& error) {
-  if (!error.matches(PyExc_Exception)) Py_XSETREF(stopping_exception, error.value().inc_ref().ptr());
+  if (!error.matches(PyExc_Exception)) Py_XDECREF(std::exchange(stopping_exception, error.value().inc_ref().ptr()));
   std::string message = nb::str(error.value()).c_str();  // what() would bring the traceback too
   if (error.matches(PyExc_TimeoutError) || error.matches(PyExc_RuntimeError)) return message;
   return nb::str(error.type().attr("__name__")).c_str() + (": " + message);
