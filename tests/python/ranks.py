@@ -85,7 +85,7 @@ def fingerprint(module):
     digest = hashlib.sha256()
     for name, parameter in module.named_parameters():
         digest.update(name.encode())
-        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

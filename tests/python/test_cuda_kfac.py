@@ -75,14 +75,18 @@ def delay(model, kfac):
 
 def gradients_after(device, options, steps=3, scale=1.0):
     model = Net().to(device)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.0), options.get("grad_scaler")
     kfac = cortado.KFAC(model, **options, **QUIET)
     if device.type == "cuda":
         delay(model, kfac)
     for step in range(steps):
         backward(model, step, device, scale)
-        for parameter in model.parameters():
-            parameter.grad /= scale
+        if scaler is not None:
+            scaler.unscale_(optimizer)
         assert kfac.step()
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
     return torch.cat([p.grad.flatten().cpu() for p in model.parameters()]), kfac
 
 
