@@ -13,6 +13,7 @@
 
 #include "codec/device_workspace.h"
 #include "codec/lowrank/orthogonalise.h"
+#include "core/device_bits.h"
 #include "core/exponent.h"
 #include "core/loss_scale.h"
 
@@ -561,7 +562,7 @@ struct LowRankOrthogonalise {
     const std::uint32_t largest = block.uniform(shared.magnitude);
     if (largest == 0 || largest >= 0x7f800000u) return false;
     const int exponent = largest >= 1u << 23 ? static_cast<int>(largest >> 23) - 127
-                                             : -149 + 31 - std::countl_zero(largest);  // of a denormal
+                                             : -149 + 31 - leading_zeros(largest);  // of a denormal
     scale(block, v, power_of_two(-exponent / 2), length);
     scale(block, v, power_of_two(-exponent + exponent / 2), length);
     return true;

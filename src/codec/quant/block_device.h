@@ -22,6 +22,7 @@
 #include "codec/device_workspace.h"
 #include "codec/pieces.h"
 #include "codec/quant/quant_kernels.h"
+#include "core/device_bits.h"
 
 namespace cortado {
 
@@ -237,7 +238,7 @@ struct BlockShape {
   CORTADO_HD BlockShape(const Scheme& scheme, std::int64_t elems)
       : block_elems(scheme.block_elems() < elems ? scheme.block_elems() : elems),
         blocks((elems - 1) / block_elems + 1),
-        log2_block_elems(std::countr_zero(static_cast<std::uint64_t>(scheme.block_elems()))),
+        log2_block_elems(trailing_zeros(static_cast<std::uint64_t>(scheme.block_elems()))),
         key_bytes(scheme.carries_key() ? sizeof(RandomKey) : 0),
         codes_at(key_bytes + blocks * Scheme::kSideBytes) {}
 

@@ -10,6 +10,7 @@
 
 #include "codec/device_workspace.h"
 #include "codec/rans/rans_table.h"
+#include "core/device_bits.h"
 
 namespace cortado {
 
@@ -227,7 +228,7 @@ struct RansModel {
       }
       if (t > 0) return;
       state.head[0] = static_cast<std::byte>(RansDeviceMode::kCoded);
-      state.head[1] = static_cast<std::byte>(std::countr_zero(static_cast<std::uint64_t>(chunk_codes)));
+      state.head[1] = static_cast<std::byte>(trailing_zeros(static_cast<std::uint64_t>(chunk_codes)));
       state.head[2] = static_cast<std::byte>(first);
       state.head[3] = static_cast<std::byte>(last);
       state.head_bytes = head_bytes;
@@ -286,7 +287,7 @@ struct RansEncodeChunks {
         const int lane = t % kWarpThreads;
         if (symbol[t] < 256) {
           if ((needs[t] >> lane & 1) != 0) {
-            std::byte* const word = end[t] - 2 * std::popcount(needs[t] >> lane);
+            std::byte* const word = end[t] - 2 * count_ones(needs[t] >> lane);
             *reinterpret_cast<std::uint16_t*>(word) = static_cast<std::uint16_t>(x[t]);
             x[t] >>= 16;
           }
@@ -296,7 +297,7 @@ struct RansEncodeChunks {
           if (rest >= frequency) ++quotient, rest -= frequency;
           x[t] = (quotient << 16) + rest + (interval >> 16);
         }
-        end[t] -= 2 * std::popcount(needs[t]);
+        end[t] -= 2 * count_ones(needs[t]);
       });
     }
     block.each_in_warp([&](int t) {
@@ -617,10 +618,10 @@ struct RansDecodeChunks {
         const int lane = t % kWarpThreads;
         if (elems[t] == 0) return;
         if ((needs[t] >> lane & 1) != 0) {
-          const std::byte* const word = at[t] + 2 * std::popcount(needs[t] & ((1u << lane) - 1));
+          const std::byte* const word = at[t] + 2 * count_ones(needs[t] & ((1u << lane) - 1));
           x[t] = x[t] << 16 | (word + 2 <= end[t] ? load_bytes<std::uint16_t>(word) : 0u);
         }
-        at[t] += 2 * std::popcount(needs[t]);
+        at[t] += 2 * count_ones(needs[t]);
       });
     }
     block.each_in_warp([&](int t) {

@@ -10,6 +10,7 @@
 
 #include "codec/device_workspace.h"
 #include "codec/topk/topk_rice.h"
+#include "core/device_bits.h"
 
 namespace cortado {
 
@@ -763,7 +764,7 @@ struct TopkFindBits {
       for (int i = 0; i < kBytes; ++i) {
         const std::int64_t at = tile.first + std::int64_t{t} * kBytes + i;
         if (at < state.stream_bytes) {
-          count[t] += static_cast<std::uint64_t>(std::popcount(std::to_integer<std::uint32_t>(stream[at])));
+          count[t] += static_cast<std::uint64_t>(count_ones(std::to_integer<std::uint32_t>(stream[at])));
         }
       }
     });
@@ -781,7 +782,7 @@ struct TopkFindBits {
         const std::int64_t at = tile.first + std::int64_t{t} * kBytes + i;
         if (at >= state.stream_bytes) break;
         for (auto bits = std::to_integer<std::uint32_t>(stream[at]); bits != 0; bits &= bits - 1) {
-          tables.positions[place.list_base + static_cast<std::int64_t>(number++)] = 8 * at + std::countr_zero(bits);
+          tables.positions[place.list_base + static_cast<std::int64_t>(number++)] = 8 * at + trailing_zeros(bits);
         }
       }
     });
