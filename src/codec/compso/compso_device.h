@@ -704,7 +704,7 @@ struct CompsoDequantise {
         float value = level;
         if (is_dither) value = level - (one_and_fraction(random_byte(random, row)) - 1.5f);
         if (settings.rounding == Rounding::kDeadZone) value = outwards(level, kDeadZone);
-        store_value(value * plan.grid.step, tensor.data, tensor.dtype, tile.values.first + i);
+        store_value(times_step(value, plan.grid.step), tensor.data, tensor.dtype, tile.values.first + i);
       }
     });
   }

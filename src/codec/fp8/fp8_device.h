@@ -60,7 +60,7 @@ struct Fp8DeviceScheme {
     return to_fp8(format, value * grid.inverse);
   }
   CORTADO_HD float value_of(const BlockGrid& grid, std::uint32_t code, std::uint32_t) const {
-    return from_fp8(format, code) * grid.step;
+    return times_step(from_fp8(format, code), grid.step);
   }
   CORTADO_HD bool is_legal(std::uint32_t code) const { return (code & 0x7fu) <= format.largest_code; }
 };

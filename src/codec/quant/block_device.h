@@ -58,6 +58,9 @@ CORTADO_HD inline PhiloxBlock random_of_lane(const PhiloxStream& stream, std::in
 CORTADO_HD inline std::uint32_t random_byte(const PhiloxBlock& random, int row) {
   return random[static_cast<std::size_t>(row / 4)] >> (8 * (row % 4)) & 0xffu;
 }
+// Where the step of a block is NaN, that NaN: a product of it is another one on a GPU.
+CORTADO_HD inline float times_step(float value, float step) { return step != step ? step : value * step; }
+
 // 1 + (byte + 1/2) / 256: the byte and the half become the upper mantissa bits of 1.
 CORTADO_HD inline float one_and_fraction(std::uint32_t byte) { return std::bit_cast<float>(0x3f804000u | byte << 15); }
 

@@ -66,9 +66,9 @@ struct QuantDeviceScheme {
     const float largest = rule.largest_level();
     const auto number = static_cast<float>(code);
     // level - u = code - (1 + r) - (largest - 3/2), every difference exact.
-    if (carries_key()) return ((number - one_and_fraction(random)) - (largest - 1.5f)) * grid.step;
+    if (carries_key()) return times_step((number - one_and_fraction(random)) - (largest - 1.5f), grid.step);
     const float level = number - largest;
-    return (rule.rounding == Rounding::kDeadZone ? outwards(level, kDeadZone) : level) * grid.step;
+    return times_step(rule.rounding == Rounding::kDeadZone ? outwards(level, kDeadZone) : level, grid.step);
   }
   CORTADO_HD bool is_legal(std::uint32_t code) const {
     return code <= static_cast<std::uint32_t>(2 * rule.largest_level());
