@@ -76,6 +76,56 @@ CORTADO_HD inline void store_value(float value, void* data, DType dtype, std::in
   }
 }
 
+// Values of a thread, `stride` apart, of which `rows` are there (0 or less: none); behind them are zeros. What they are
+// is asked once and not before each, so that all loads are under way together.
+template <int kRows, typename Stored>
+CORTADO_HD void load_rows(const Stored* from, std::int64_t stride, std::int64_t rows, Stored* values) {
+  if (rows >= kRows) {
+    for (int row = 0; row < kRows; ++row) values[row] = from[row * stride];
+  } else {
+    for (int row = 0; row < kRows; ++row) values[row] = row < rows ? from[row * stride] : Stored{};
+  }
+}
+template <int kRows, typename Stored>
+CORTADO_HD void store_rows(const Stored* values, Stored* to, std::int64_t stride, std::int64_t rows) {
+  if (rows >= kRows) {
+    for (int row = 0; row < kRows; ++row) to[row * stride] = values[row];
+  } else {
+    for (int row = 0; row < kRows; ++row) {
+      if (row < rows) to[row * stride] = values[row];
+    }
+  }
+}
+
+template <int kRows>
+CORTADO_HD void load_values(const void* data, DType dtype, std::int64_t first, std::int64_t stride, std::int64_t rows,
+                            float* values) {
+  if (dtype == DType::kFloat32) {
+    return load_rows<kRows>(static_cast<const float*>(data) + first, stride, rows, values);
+  }
+  std::uint16_t bits[kRows];
+  load_rows<kRows>(static_cast<const std::uint16_t*>(data) + first, stride, rows, bits);
+  if (dtype == DType::kFloat16) {
+    for (int row = 0; row < kRows; ++row) values[row] = fp16_to_float(bits[row]);
+  } else {
+    for (int row = 0; row < kRows; ++row) values[row] = bf16_to_float(bits[row]);
+  }
+}
+template <int kRows>
+CORTADO_HD void store_values(const float* values, void* data, DType dtype, std::int64_t first, std::int64_t stride,
+                             std::int64_t rows) {
+  if (dtype == DType::kFloat32) {
+    return store_rows<kRows>(values, static_cast<float*>(data) + first, stride, rows);
+  }
+  std::uint16_t bits[kRows];
+  if (dtype == DType::kFloat16) {
+    for (int row = 0; row < kRows; ++row) bits[row] = float_to_fp16(values[row]);
+  } else {
+    for (int row = 0; row < kRows; ++row) bits[row] = float_to_bf16(values[row]);
+  }
+  store_rows<kRows>(bits, static_cast<std::uint16_t*>(data) + first, stride, rows);
+}
+
 // ---- bytes of payloads, which need no alignment --------------------------------------------------------------------
 
 template <typename T>

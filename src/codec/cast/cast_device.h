@@ -23,7 +23,7 @@ struct CastTile {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tensors.entries[tile.tensor];
+    const TensorEntry tensor = tensors.entries[tile.tensor];
     const DType from = encodes ? tensor.dtype : narrow, to = encodes ? narrow : tensor.dtype;
     const auto from_bytes = static_cast<std::int64_t>(dtype_bytes(from)),
                to_bytes = static_cast<std::int64_t>(dtype_bytes(to));

@@ -77,7 +77,7 @@ struct CompsoTables {
 // Once it is known which groups of a tensor are kept: where their codes are.
 template <class Block>
 CORTADO_HD void place_groups(Block& block, const CompsoTables& tables, std::int64_t tensor) {
-  const CompsoTensor& place = tables.places[tensor];
+  const CompsoTensor place = tables.places[tensor];
   const std::int64_t elems = tables.tensors.entries[tensor].elems;
   std::int64_t kept = 0;
   for (std::int64_t first = 0; first < place.groups; first += Block::kThreads) {
@@ -110,7 +110,7 @@ struct CompsoTile {
   }
   CORTADO_HD static CompsoTile of(const CompsoTables& tables, const Tiling& tiling, std::int64_t number) {
     const Tile tile = tiling.tile(number);
-    const CompsoTensor& place = tables.places[tile.tensor];
+    const CompsoTensor place = tables.places[tile.tensor];
     const std::int64_t of_block = tiles_of_block(place);
     const std::int64_t block = tile.number / of_block, in_block = tile.number % of_block * kBlockTileElems;
     const std::int64_t first = block * place.block_elems + in_block;
@@ -136,16 +136,18 @@ struct CompsoMeasure {
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const CompsoTile tile = CompsoTile::of(tables, tiling, block.number());
     if (tile.values.elems <= 0) return;
-    const TensorEntry& tensor = tables.tensors.entries[tile.tensor];
+    const TensorEntry tensor = tables.tensors.entries[tile.tensor];
     block.each([&](int t) {
       if (t == 0) shared = {0, 0, 0};
     });
     block.each([&](int t) {
       CompsoRangeBits bits = {0, 0, 0};
+      float values[kBlockRows];
+      const std::int64_t rows = (tile.values.elems - t + kThreads - 1) / kThreads;
+      load_values<kBlockRows>(tensor.data, tensor.dtype, tile.values.first + t, kThreads, rows, values);
       for (int row = 0; row < kBlockRows; ++row) {
-        const std::int64_t i = t + std::int64_t{row} * kThreads;
-        if (i >= tile.values.elems) break;
-        const float v = load_value(tensor.data, tensor.dtype, tile.values.first + i);
+        if (row >= rows) continue;
+        const float v = values[row];
         bits.low = std::max(bits.low, ~ordered_bits(v));
         bits.high = std::max(bits.high, ordered_bits(v));
         bits.magnitude = std::max(bits.magnitude, std::bit_cast<std::uint32_t>(v) & 0x7fffffffu);
@@ -177,8 +179,8 @@ struct CompsoChoose {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const CompsoTensor& place = tables.places[tile.tensor];
-    const TensorEntry& tensor = tables.tensors.entries[tile.tensor];
+    const CompsoTensor place = tables.places[tile.tensor];
+    const TensorEntry tensor = tables.tensors.entries[tile.tensor];
     block.each([&](int t) {
       if (t >= tile.elems) return;
       const std::int64_t number = tile.first + t;
@@ -229,8 +231,8 @@ struct CompsoQuantise {
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const CompsoTile tile = CompsoTile::of(tables, tiling, block.number());
     if (tile.values.elems <= 0) return;
-    const TensorEntry& tensor = tables.tensors.entries[tile.tensor];
-    const CompsoTensor& place = tables.places[tile.tensor];
+    const TensorEntry tensor = tables.tensors.entries[tile.tensor];
+    const CompsoTensor place = tables.places[tile.tensor];
     const CompsoSettings& settings = tables.settings;
     const BlockGrid grid = tables.plans[place.first_block + tile.block].grid;
     const bool is_wide = tables.is_wide[tile.tensor] != 0;
@@ -332,7 +334,7 @@ struct CompsoKeep {
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const CompsoTile tile = CompsoTile::of(tables, tiling, block.number());
     if (tile.values.elems <= 0) return;
-    const CompsoTensor& place = tables.places[tile.tensor];
+    const CompsoTensor place = tables.places[tile.tensor];
     if (tables.kept[tile.tensor] == tables.tensors.entries[tile.tensor].elems) return;
     const bool is_wide = tables.is_wide[tile.tensor] != 0;
     block.each([&](int t) {
@@ -395,8 +397,8 @@ struct CompsoSections {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const std::int64_t tensor = block.number();
-    const CompsoTensor& place = tables.places[tensor];
-    const TensorEntry& entry = tables.tensors.entries[tensor];
+    const CompsoTensor place = tables.places[tensor];
+    const TensorEntry entry = tables.tensors.entries[tensor];
     CompsoMessageWriter writer = {tables, place, tensor, 0, 0};
     typename Block::template PerThread<std::uint64_t> of_section, of_unit;
     block.each([&](int t) { of_section[t] = 0; });
@@ -482,8 +484,8 @@ struct CompsoPlace {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const std::int64_t tensor = block.number();
-    const TensorEntry& entry = tables.tensors.entries[tensor];
-    const CompsoTensor& place = tables.places[tensor];
+    const TensorEntry entry = tables.tensors.entries[tensor];
+    const CompsoTensor place = tables.places[tensor];
     block.each([&](int t) {
       if (t > 0) return;
       if (entry.elems == 0) {
@@ -549,8 +551,8 @@ struct CompsoRead {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const std::int64_t tensor = block.number();
-    const TensorEntry& entry = tables.tensors.entries[tensor];
-    const CompsoTensor& place = tables.places[tensor];
+    const TensorEntry entry = tables.tensors.entries[tensor];
+    const CompsoTensor place = tables.places[tensor];
     const std::uint64_t bytes = tables.tensors.payload_bytes[tensor];
     const auto codes_at = static_cast<std::uint64_t>(tables.codes_at(place));
     const bool is_whole = entry.elems == 0 ? bytes == 0 : bytes >= codes_at && bytes <= entry.max_payload_bytes;
@@ -668,8 +670,8 @@ struct CompsoDequantise {
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const CompsoTile tile = CompsoTile::of(tables, tiling, block.number());
     if (tile.values.elems <= 0) return;
-    const TensorEntry& tensor = tables.tensors.entries[tile.tensor];
-    const CompsoTensor& place = tables.places[tile.tensor];
+    const TensorEntry tensor = tables.tensors.entries[tile.tensor];
+    const CompsoTensor place = tables.places[tile.tensor];
     const CompsoSettings& settings = tables.settings;
     if ((tables.tensors.faults[tile.tensor] & kCorruptPayload) != 0) return;
     const CompsoBlockPlan plan = tables.plans[place.first_block + tile.block];
@@ -687,10 +689,11 @@ struct CompsoDequantise {
     block.each([&](int t) {
       PhiloxBlock random = {};
       if (is_dither) random = random_of_lane(stream, tile.values.first, t);
+      const std::int64_t first = tile.values.first + first_of_thread(t), rows = rows_of_thread(tile.values.elems, t);
+      float values[kBlockRows] = {};
       for (int row = 0; row < kBlockRows; ++row) {
-        const std::int64_t i = first_of_thread(t) + row * kBlockLanes;
-        if (i >= tile.values.elems) return;
-        std::int64_t at = tile.values.first + i;
+        if (row >= rows) continue;
+        std::int64_t at = first + row * kBlockLanes;
         std::int32_t code = tables.zero_code(tile.tensor);
         bool is_kept = true;
         if (leaves_out) {
@@ -704,8 +707,9 @@ struct CompsoDequantise {
         float value = level;
         if (is_dither) value = level - (one_and_fraction(random_byte(random, row)) - 1.5f);
         if (settings.rounding == Rounding::kDeadZone) value = outwards(level, kDeadZone);
-        store_value(times_step(value, plan.grid.step), tensor.data, tensor.dtype, tile.values.first + i);
+        values[row] = times_step(value, plan.grid.step);
       }
+      store_values<kBlockRows>(values, tensor.data, tensor.dtype, first, kBlockLanes, rows);
     });
   }
 };

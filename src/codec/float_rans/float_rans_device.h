@@ -22,7 +22,7 @@ struct FloatSplit {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tensors.entries[tile.tensor];
+    const TensorEntry tensor = tensors.entries[tile.tensor];
     std::uint8_t* const codes = messages[tile.tensor].codes;
     std::byte* const rest = tensor.payload;
     const bool is_broken = !splits && (tensors.faults[tile.tensor] & kCorruptPayload) != 0;

@@ -101,36 +101,31 @@ CORTADO_HD std::uint32_t load_column(const LowRankEntry& entry, std::int64_t row
                                      LowRankColumn* column, Block& block) {
   const float scale = scale_of(entry), limit = gradient_limit_of(scale);
   const std::int64_t rows = entry.rows - row < kLowRankTileRows ? entry.rows - row : kLowRankTileRows;
-  float kept[kLowRankTileRows];
-  for (int i = 0; i < kLowRankTileRows; ++i) {
-    const std::int64_t at = (row + i) * entry.cols + col;
-    kept[i] = i < rows && entry.residual_in != nullptr ? entry.residual_in[at] : 0.0f;
-    column->rows[i] = kept[i];
-  }
+  const std::int64_t at = row * entry.cols + col;
+  float kept[kLowRankTileRows] = {};
+  if (entry.residual_in != nullptr) load_rows<kLowRankTileRows>(entry.residual_in + at, entry.cols, rows, kept);
+  for (int i = 0; i < kLowRankTileRows; ++i) column->rows[i] = kept[i];
   for (int k = 0; k < entry.sent_rank; ++k) {
     const float factor = entry.sent_col[k * entry.cols + col];
-    for (int i = 0; i < kLowRankTileRows; ++i) {
-      if (i < rows) {
-        column->rows[i] = fmaf(-entry.sent_row[(row + i) * entry.sent_rank + k], factor, column->rows[i]);
-      }
-    }
+    float sent[kLowRankTileRows];
+    load_rows<kLowRankTileRows>(entry.sent_row + row * entry.sent_rank + k, entry.sent_rank, rows, sent);
+    for (int i = 0; i < kLowRankTileRows; ++i) column->rows[i] = fmaf(-sent[i], factor, column->rows[i]);
   }
   std::uint32_t bits = 0;
   if (entry.gradient != nullptr) {
     bool is_finite = true;
+    float gradient[kLowRankTileRows];
+    load_values<kLowRankTileRows>(entry.gradient, entry.dtype, at, entry.cols, rows, gradient);
     for (int i = 0; i < kLowRankTileRows; ++i) {
-      const float g = i < rows ? load_value(entry.gradient, entry.dtype, (row + i) * entry.cols + col) : 0.0f;
-      bits |= std::bit_cast<std::uint32_t>(g);
-      const bool ok = fabsf(g) < limit;
+      bits |= std::bit_cast<std::uint32_t>(gradient[i]);
+      const bool ok = fabsf(gradient[i]) < limit;
       is_finite = is_finite && ok;
-      column->rows[i] = ok ? fmaf(g, scale, column->rows[i]) : kept[i];
+      column->rows[i] = ok ? fmaf(gradient[i], scale, column->rows[i]) : kept[i];
     }
     if (!is_finite) block.set_bits(entry.fault, 1u);
   }
-  for (int i = 0; i < kLowRankTileRows; ++i) {
-    if (i < rows && entry.residual_out != nullptr) {
-      entry.residual_out[(row + i) * entry.cols + col] = column->rows[i];
-    }
+  if (entry.residual_out != nullptr) {
+    store_rows<kLowRankTileRows>(column->rows, entry.residual_out + at, entry.cols, rows);
   }
   return bits;
 }
@@ -189,17 +184,14 @@ CORTADO_HD void add_to_row_factor(Block& block, const LowRankTile& tile, const L
 // partial_cols += transpose(basis) * column, of one thread.
 CORTADO_HD inline void add_to_col_factor(const LowRankColumn& column, const LowRankEntry& entry, const float* basis,
                                          const LowRankPart& part) {
-  const int rows = entry.rows - part.row < kLowRankTileRows ? static_cast<int>(entry.rows - part.row)
-                                                            : static_cast<int>(kLowRankTileRows);
   for (int k0 = 0; k0 < entry.rank; k0 += kLowRankChunk) {
     const int count = entry.rank - k0 < kLowRankChunk ? entry.rank - k0 : kLowRankChunk;
     float sums[kLowRankChunk] = {};
-    for (int i = 0; i < kLowRankTileRows; ++i) {
-      if (i >= rows) break;
-      const float* const of_row = basis + (part.row + i) * entry.rank + k0;
-      for (int k = 0; k < kLowRankChunk; ++k) {
-        if (k < count) sums[k] = fmaf(of_row[k], column.rows[i], sums[k]);
-      }
+    for (int k = 0; k < kLowRankChunk; ++k) {
+      if (k >= count) break;
+      float of_rows[kLowRankTileRows];
+      load_rows<kLowRankTileRows>(basis + part.row * entry.rank + k0 + k, entry.rank, entry.rows - part.row, of_rows);
+      for (int i = 0; i < kLowRankTileRows; ++i) sums[k] = fmaf(of_rows[i], column.rows[i], sums[k]);
     }
     for (int k = 0; k < kLowRankChunk; ++k) {
       if (k >= count) break;
@@ -223,7 +215,7 @@ struct LowRankProjectRows {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const Tile tile = tiling.tile(block.number());
-    const LowRankEntry& entry = entries[tile.tensor];
+    const LowRankEntry entry = entries[tile.tensor];
     const std::int64_t parts = row_factor_parts(entry.cols), part = tile.number % parts;
     const std::int64_t row = tile.number / parts * kLowRankTileRows;
     const std::int64_t begin = part * kLowRankTileCols * kLowRankWalk;
@@ -254,7 +246,7 @@ struct LowRankProjectCols {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const LowRankEntry& entry = entries[tile.tensor];
+    const LowRankEntry entry = entries[tile.tensor];
     const std::int64_t parts = col_factor_parts(entry.rows), part = tile.number % parts;
     const std::int64_t begin = part * kLowRankTileRows * kLowRankWalk;
     block.each([&](int t) {
@@ -288,7 +280,7 @@ struct LowRankProject {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const Tile tile = tiling.tile(block.number());
-    const LowRankEntry& entry = entries[tile.tensor];
+    const LowRankEntry entry = entries[tile.tensor];
     const std::int64_t parts = col_factor_parts(entry.rows), part = tile.number % parts;
     const std::int64_t begin = part * kLowRankTileRows * kLowRankWalk;
     const std::int64_t across = tile.number / parts, first = across * kLowRankTileCols;
@@ -385,7 +377,7 @@ struct LowRankUndo {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const LowRankEntry& entry = entries[tile.tensor];
+    const LowRankEntry entry = entries[tile.tensor];
     const std::int64_t col_tiles = low_rank_tiles(entry.cols, kLowRankTileCols);
     const std::int64_t first = tile.number / col_tiles * kLowRankTileRows;
     const float scale = scale_of(entry), limit = gradient_limit_of(scale);
@@ -423,7 +415,7 @@ struct LowRankAddParts {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const LowRankEntry& entry = entries[tile.tensor];
+    const LowRankEntry entry = entries[tile.tensor];
     if (is_both && (rows ? entry.col_basis : entry.row_basis) == nullptr) return;
     const std::int64_t row_parts = is_both ? narrow_row_factor_parts(entry.cols) : row_factor_parts(entry.cols);
     const std::int64_t parts = rows ? row_parts : col_factor_parts(entry.rows);
@@ -447,7 +439,8 @@ enum class LowRankSide : std::uint8_t { kRows, kCols };
 // orthogonalise(), a block each tensor: of the column factor as it lies, of the row factor through `spare`.
 struct LowRankOrthogonalise {
   static constexpr int kThreads = 256, kLanes = 16;
-  static constexpr std::int64_t kPieceElems = 4096;
+  static constexpr int kRows = 16;  // that a thread has at once
+  static constexpr std::int64_t kPieceElems = kThreads * kRows;
 
   const LowRankEntry* entries;
   const BasisKey* keys;
@@ -463,18 +456,15 @@ struct LowRankOrthogonalise {
 
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
-    const LowRankEntry& entry = entries[block.number()];
+    const LowRankEntry entry = entries[block.number()];
     BasisKey key = keys[block.number()];
     if (step != nullptr) key.step = *step;
     const bool is_row = side == LowRankSide::kRows;
     const std::int64_t length = is_row ? entry.rows : entry.cols;
     float* const vectors = is_row ? entry.spare : entry.col;
     if (is_row) {
-      block.each([&](int t) {
-        for (std::int64_t i = t; i < length * entry.rank; i += kThreads) {
-          vectors[i % entry.rank * length + i / entry.rank] = entry.row[i];
-        }
-      });
+      for (int k = 0; k < entry.rank; ++k)
+        copy_vector(block, entry.row + k, entry.rank, vectors + k * length, 1, length);
     }
     for (int k = 0; k < entry.rank; ++k) {
       float* const v = vectors + k * length;
@@ -490,15 +480,24 @@ struct LowRankOrthogonalise {
       });
     }
     if (is_row) {
-      block.each([&](int t) {
-        for (std::int64_t i = t; i < length * entry.rank; i += kThreads) {
-          entry.row[i] = vectors[i % entry.rank * length + i / entry.rank];
-        }
-      });
+      for (int k = 0; k < entry.rank; ++k)
+        copy_vector(block, vectors + k * length, 1, entry.row + k, entry.rank, length);
     }
   }
 
  private:
+  template <class Block>
+  CORTADO_HD static void copy_vector(Block& block, const float* from, int from_stride, float* to, int to_stride,
+                                     std::int64_t length) {
+    block.each([&](int t) {
+      for (std::int64_t first = t; first < length; first += kPieceElems) {
+        float x[kRows];
+        const std::int64_t rows = (length - first + kThreads - 1) / kThreads;
+        load_rows<kRows>(from + first * from_stride, std::int64_t{kThreads} * from_stride, rows, x);
+        store_rows<kRows>(x, to + first * to_stride, std::int64_t{kThreads} * to_stride, rows);
+      }
+    });
+  }
   template <class Block>
   CORTADO_HD static void fill_random(Block& block, float* v, std::int64_t length, const BasisKey& key, int k,
                                      int attempt) {
@@ -521,12 +520,21 @@ struct LowRankOrthogonalise {
     for (std::int64_t first = 0; first < length; first += kPieceElems) {
       const std::int64_t elems = length - first < kPieceElems ? length - first : kPieceElems;
       block.each([&](int t) {
-        for (std::int64_t i = t; i < elems; i += kThreads) shared.products[i] = a[first + i] * b[first + i];
+        float x[kRows], y[kRows];
+        const std::int64_t rows = (elems - t + kThreads - 1) / kThreads;
+        load_rows<kRows>(a + first + t, kThreads, rows, x);
+        load_rows<kRows>(b + first + t, kThreads, rows, y);
+        for (int row = 0; row < kRows; ++row) x[row] *= y[row];
+        store_rows<kRows>(x, shared.products + t, kThreads, rows);
       });
       block.each([&](int t) {
         if (t >= kLanes) return;
         float sum = shared.lanes[t];
-        for (std::int64_t i = t; i < elems; i += kLanes) sum += shared.products[i];
+        for (std::int64_t i = t; i < elems; i += kRows * kLanes) {
+          float products[kRows];
+          load_rows<kRows>(shared.products + i, kLanes, (elems - i + kLanes - 1) / kLanes, products);
+          for (const float product : products) sum += product;  // beyond the end zeros, which change no sum
+        }
         shared.lanes[t] = sum;
       });
     }
@@ -538,11 +546,24 @@ struct LowRankOrthogonalise {
     return block.uniform(shared.lanes[0]);
   }
 
+  // v = change(v, other), value by value.
+  template <class Block, class Change>
+  CORTADO_HD static void change_each(Block& block, float* v, const float* other, std::int64_t length,
+                                     const Change& change) {
+    block.each([&](int t) {
+      for (std::int64_t first = t; first < length; first += kPieceElems) {
+        float x[kRows], y[kRows];
+        const std::int64_t rows = (length - first + kThreads - 1) / kThreads;
+        load_rows<kRows>(v + first, kThreads, rows, x);
+        load_rows<kRows>(other + first, kThreads, rows, y);
+        for (int row = 0; row < kRows; ++row) x[row] = change(x[row], y[row]);
+        store_rows<kRows>(x, v + first, kThreads, rows);
+      }
+    });
+  }
   template <class Block>
   CORTADO_HD static void scale(Block& block, float* v, float factor, std::int64_t length) {
-    block.each([&](int t) {
-      for (std::int64_t i = t; i < length; i += kThreads) v[i] *= factor;
-    });
+    change_each(block, v, v, length, [&](float x, float) { return x * factor; });
   }
 
   // The largest magnitude to [1, 2); false if the vector is zero or not finite.
@@ -553,9 +574,13 @@ struct LowRankOrthogonalise {
     });
     block.each([&](int t) {
       std::uint32_t most = 0;
-      for (std::int64_t i = t; i < length; i += kThreads) {
-        const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(v[i]) & 0x7fffffffu;
-        most = magnitude > most ? magnitude : most;
+      for (std::int64_t first = t; first < length; first += kPieceElems) {
+        float x[kRows];
+        load_rows<kRows>(v + first, kThreads, (length - first + kThreads - 1) / kThreads, x);
+        for (const float value : x) {
+          const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(value) & 0x7fffffffu;
+          most = magnitude > most ? magnitude : most;
+        }
       }
       block.raise(&shared.magnitude, most);
     });
@@ -563,8 +588,8 @@ struct LowRankOrthogonalise {
     if (largest == 0 || largest >= 0x7f800000u) return false;
     const int exponent = largest >= 1u << 23 ? static_cast<int>(largest >> 23) - 127
                                              : -149 + 31 - leading_zeros(largest);  // of a denormal
-    scale(block, v, power_of_two(-exponent / 2), length);
-    scale(block, v, power_of_two(-exponent + exponent / 2), length);
+    const float one = power_of_two(-exponent / 2), other = power_of_two(-exponent + exponent / 2);
+    change_each(block, v, v, length, [&](float x, float) { return x * one * other; });
     return true;
   }
 
@@ -577,9 +602,7 @@ struct LowRankOrthogonalise {
       for (int j = 0; j < k; ++j) {
         const float* const q = vectors + j * length;
         const float overlap = dot(block, shared, q, v, length);
-        block.each([&](int t) {
-          for (std::int64_t i = t; i < length; i += kThreads) v[i] -= overlap * q[i];
-        });
+        change_each(block, v, q, length, [&](float x, float y) { return x - overlap * y; });
       }
     }
     const float after = sqrtf(dot(block, shared, v, v, length));
@@ -605,7 +628,7 @@ struct LowRankReconstruct {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const LowRankEntry& entry = entries[tile.tensor];
+    const LowRankEntry entry = entries[tile.tensor];
     const std::int64_t col_tiles = low_rank_tiles(entry.cols, kLowRankTileCols);
     const std::int64_t row = tile.number / col_tiles * kLowRankTileRows;
     const int rows = entry.rows - row < kLowRankTileRows ? static_cast<int>(entry.rows - row) : kLowRankTileRows;
@@ -613,19 +636,17 @@ struct LowRankReconstruct {
     block.each([&](int t) {
       const std::int64_t col = tile.number % col_tiles * kLowRankTileCols + t;
       if (col >= entry.cols) return;
-      float sums[kLowRankTileRows];
+      float sums[kLowRankTileRows] = {};
       for (int k = 0; k < entry.rank; ++k) {
         const float factor = entry.col[k * entry.cols + col];
+        float of_rows[kLowRankTileRows];
+        load_rows<kLowRankTileRows>(entry.row + row * entry.rank + k, entry.rank, rows, of_rows);
         for (int i = 0; i < kLowRankTileRows; ++i) {
-          if (i >= rows) break;
-          const float product = entry.row[(row + i) * entry.rank + k] * scale * factor;
+          const float product = of_rows[i] * scale * factor;
           sums[i] = k == 0 ? product : sums[i] + product;
         }
       }
-      for (int i = 0; i < kLowRankTileRows; ++i) {
-        if (i >= rows) break;
-        store_value(entry.rank == 0 ? 0.0f : sums[i], entry.output, entry.dtype, (row + i) * entry.cols + col);
-      }
+      store_values<kLowRankTileRows>(sums, entry.output, entry.dtype, row * entry.cols + col, entry.cols, rows);
     });
   }
 };
@@ -733,7 +754,7 @@ struct LowRankBegin {
 
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
-    const TensorEntry& tensor = tensors.entries[block.number()];
+    const TensorEntry tensor = tensors.entries[block.number()];
     block.each([&](int t) {
       if (t > 0) return;
       const std::int64_t rank = rank_of(wanted_rank, tensor);
@@ -782,7 +803,7 @@ struct LowRankCopyFactors {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const LowRankEntry& entry = entries[tile.tensor];
+    const LowRankEntry entry = entries[tile.tensor];
     std::byte* const payload = tensors.entries[tile.tensor].payload + (is_power ? 8 : 32);
     const std::int64_t row_elems = entry.rows * entry.rank;
     block.each([&](int t) {

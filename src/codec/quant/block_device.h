@@ -41,12 +41,15 @@ CORTADO_HD constexpr std::int64_t first_of_thread(int t) {
   return std::int64_t{t / kBlockLanes} * (kBlockLanes * kBlockRows) + t % kBlockLanes;
 }
 
+// Of a tile of `elems` values.
+CORTADO_HD constexpr std::int64_t rows_of_thread(std::int64_t elems, int t) {
+  return (elems - first_of_thread(t) + kBlockLanes - 1) / kBlockLanes;
+}
+
 CORTADO_HD inline LaneValues load_lane(const TensorEntry& tensor, const Tile& tile, int t) {
   LaneValues values;
-  for (int row = 0; row < kBlockRows; ++row) {
-    const std::int64_t i = first_of_thread(t) + row * kBlockLanes;
-    values.rows[row] = i < tile.elems ? load_value(tensor.data, tensor.dtype, tile.first + i) : 0.0f;
-  }
+  load_values<kBlockRows>(tensor.data, tensor.dtype, tile.first + first_of_thread(t), kBlockLanes,
+                          rows_of_thread(tile.elems, t), values.rows);
   return values;
 }
 
@@ -106,25 +109,28 @@ CORTADO_HD void measure_parts(Block& block, typename Block::template PerThread<L
     parts.squares[t] = 0;
   });
   const int rows_a_part = part_elems / kBlockLanes < kBlockRows ? part_elems / kBlockLanes : kBlockRows;
+  const int log2_part_elems = trailing_zeros(static_cast<std::uint64_t>(part_elems));
   const auto part_of = [&](int t, int row) {
-    return static_cast<int>((first_of_thread(t) + row * kBlockLanes) / part_elems);
+    return static_cast<int>(first_of_thread(t) + row * kBlockLanes) >> log2_part_elems;
   };
+  // Rows are counted by constants, here and below: what is indexed otherwise is no register.
   block.each([&](int t) {
-    for (int begin = 0; begin < kBlockRows; begin += rows_a_part) {
-      std::uint32_t magnitude = 0;
-      float low = 0, high = 0;
-      for (int row = begin; row < begin + rows_a_part; ++row) {
-        const float v = values[t].rows[row];
-        magnitude = std::max(magnitude, std::bit_cast<std::uint32_t>(v) & 0x7fffffffu);
-        low = v < low ? v : low;
-        high = v > high ? v : high;
-      }
-      const int part = part_of(t, begin);
+    std::uint32_t magnitude = 0;
+    float low = 0, high = 0;
+    for (int row = 0; row < kBlockRows; ++row) {
+      const float v = values[t].rows[row];
+      magnitude = std::max(magnitude, std::bit_cast<std::uint32_t>(v) & 0x7fffffffu);
+      low = v < low ? v : low;
+      high = v > high ? v : high;
+      if (((row + 1) & (rows_a_part - 1)) != 0) continue;
+      const int part = part_of(t, row);
       block.raise(&parts.magnitude[part], magnitude);
       if (scale == BlockScale::kRange) {
         block.raise(&parts.low[part], ~ordered_bits(low));
         block.raise(&parts.high[part], ordered_bits(high));
       }
+      magnitude = 0;
+      low = high = 0;
     }
   });
   if (scale != BlockScale::kRms && scale != BlockScale::kL2) return;
@@ -138,7 +144,8 @@ CORTADO_HD void measure_parts(Block& block, typename Block::template PerThread<L
         const std::uint32_t exponent = std::clamp(parts.magnitude[part_of(t, begin)] >> 23, 2u, 252u);
         const float scaled = std::bit_cast<float>((254u - exponent) << 23);
         float sum = turn == 0 ? 0 : parts.lanes[t - kBlockLanes];
-        for (int row = begin; row < begin + rows_a_part; ++row) {
+        for (int row = 0; row < kBlockRows; ++row) {
+          if (row < begin || row >= begin + rows_a_part) continue;
           const float v = values[t].rows[row] * scaled;
           sum += v * v;
         }
@@ -240,8 +247,8 @@ template <class Scheme>
 struct BlockShape {
   CORTADO_HD BlockShape(const Scheme& scheme, std::int64_t elems)
       : block_elems(scheme.block_elems() < elems ? scheme.block_elems() : elems),
-        blocks((elems - 1) / block_elems + 1),
         log2_block_elems(trailing_zeros(static_cast<std::uint64_t>(scheme.block_elems()))),
+        blocks(((elems - 1) >> log2_block_elems) + 1),
         key_bytes(scheme.carries_key() ? sizeof(RandomKey) : 0),
         codes_at(key_bytes + blocks * Scheme::kSideBytes) {}
 
@@ -251,9 +258,9 @@ struct BlockShape {
     return left < block_elems ? left : block_elems;
   }
 
-  std::int64_t block_elems, blocks;
-  int log2_block_elems;
-  std::int64_t key_bytes, codes_at;
+  std::int64_t block_elems;
+  int log2_block_elems;  // of the scheme's, of which a tensor's only block may have fewer
+  std::int64_t blocks, key_bytes, codes_at;
 };
 
 // Of blocks larger than a tile: statistics of every kMaxPieceElems values.
@@ -271,7 +278,7 @@ struct BlockMeasure {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tensors.entries[tile.tensor];
+    const TensorEntry tensor = tensors.entries[tile.tensor];
     typename Block::template PerThread<LaneValues> values;
     block.each_in_warp([&](int t) { values[t] = load_lane(tensor, tile, t); });
     measure_parts(block, values, scheme.scale(), kMaxPieceElems, shared);
@@ -301,7 +308,7 @@ struct BlockGrids {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tensors.entries[tile.tensor];
+    const TensorEntry tensor = tensors.entries[tile.tensor];
     const BlockShape<Scheme> shape(scheme, tensor.elems);
     const std::int64_t elems = shape.elems_of(tile.number, tensor.elems);
     const std::int64_t count = (elems + kMaxPieceElems - 1) / kMaxPieceElems;
@@ -364,7 +371,7 @@ struct BlockEncode {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tensors.entries[tile.tensor];
+    const TensorEntry tensor = tensors.entries[tile.tensor];
     const BlockShape<Scheme> shape(scheme, tensor.elems);
     typename Block::template PerThread<LaneValues> values;
     block.each_in_warp([&](int t) { values[t] = load_lane(tensor, tile, t); });
@@ -408,11 +415,12 @@ struct BlockEncode {
                                const Tile& tile, const TensorEntry& tensor, const BlockShape<Scheme>& shape) const {
     const std::int64_t whole = scheme.block_elems() < kBlockTileElems ? scheme.block_elems() : kBlockTileElems;
     const auto part_elems = static_cast<int>(whole < kMaxPieceElems ? whole : kMaxPieceElems);
+    const int parts = static_cast<int>(whole) >> trailing_zeros(static_cast<std::uint64_t>(part_elems));  // of a block
     measure_parts(block, values, scheme.scale(), part_elems, shared.parts);
     block.each([&](int t) {
       if (t * whole >= tile.elems) return;
       BlockStats stats;
-      for (std::int64_t part = t * whole / part_elems; part < (t + 1) * whole / part_elems; ++part) {
+      for (int part = t * parts; part < (t + 1) * parts; ++part) {
         stats = joined(stats, stats_of_part(shared.parts, part, scheme.scale()));
       }
       const std::int64_t number = (tile.first >> shape.log2_block_elems) + t;
@@ -439,7 +447,7 @@ struct BlockDecode {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tensors.entries[tile.tensor];
+    const TensorEntry tensor = tensors.entries[tile.tensor];
     const BlockShape<Scheme> shape(scheme, tensor.elems);
     const int bits = scheme.bits();
     const std::int64_t bytes = packed_tile_bytes(tile.elems, bits);
@@ -475,14 +483,17 @@ struct BlockDecode {
       unpack_lane(shared.packed, tile.elems, bits, t, codes);
       PhiloxBlock random = {};
       if (scheme.carries_key()) random = random_of_lane(stream, tile.first, t);
+      const std::int64_t rows = rows_of_thread(tile.elems, t), first = tile.first + first_of_thread(t);
+      bool is_legal = true;
+      float values[kBlockRows] = {};
       for (int row = 0; row < kBlockRows; ++row) {
-        const std::int64_t i = first_of_thread(t) + row * kBlockLanes;
-        if (i >= tile.elems) return;
-        if (!scheme.is_legal(codes[row])) block.set_bits(&tensors.faults[tile.tensor], kCorruptPayload);
-        const BlockGrid& grid = shared.grids[((tile.first + i) >> shape.log2_block_elems) - first_block];
-        store_value(scheme.value_of(grid, codes[row], random_byte(random, row)), tensor.data, tensor.dtype,
-                    tile.first + i);
+        if (row >= rows) continue;
+        is_legal = is_legal && scheme.is_legal(codes[row]);
+        const BlockGrid& grid = shared.grids[((first + row * kBlockLanes) >> shape.log2_block_elems) - first_block];
+        values[row] = scheme.value_of(grid, codes[row], random_byte(random, row));
       }
+      if (!is_legal) block.set_bits(&tensors.faults[tile.tensor], kCorruptPayload);
+      store_values<kBlockRows>(values, tensor.data, tensor.dtype, first, kBlockLanes, rows);
     });
   }
 };

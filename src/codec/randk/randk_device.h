@@ -27,7 +27,7 @@ struct RandkMove {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tensors.entries[tile.tensor];
+    const TensorEntry tensor = tensors.entries[tile.tensor];
     const RandkRuns& pattern = runs[tile.tensor];
     PhiloxStream stream;
     if (encodes) {
@@ -70,7 +70,7 @@ struct RandkSweep {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tensors.entries[tile.tensor];
+    const TensorEntry tensor = tensors.entries[tile.tensor];
     block.each([&](int t) {
       bool is_finite = true;
       for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) {

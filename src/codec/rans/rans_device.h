@@ -656,7 +656,7 @@ struct RansMessages {
     block.each([&](int t) {
       const std::int64_t i = block.number() * kThreads + t;
       if (i >= count) return;
-      const TensorEntry& tensor = tensors.entries[i];
+      const TensorEntry tensor = tensors.entries[i];
       const std::int64_t rest = rest_bytes(tensor, codes == nullptr);
       RansMessage message = {};
       message.codes = codes == nullptr ? static_cast<std::uint8_t*>(tensor.data) : codes + code_bases[i];

@@ -47,7 +47,7 @@ struct SignParts {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tensors.entries[tile.tensor];
+    const TensorEntry tensor = tensors.entries[tile.tensor];
     const std::int64_t block_elems = blocks.elems_of_block(tensor.elems);
     const std::int64_t parts_a_block = blocks.parts_of_block(tensor.elems);
     const bool two = blocks.scale == SignScale::kTwoMeans;
@@ -70,10 +70,9 @@ struct SignParts {
       typename Block::template PerThread<std::uint32_t> signs, ballot, row_signs;
       block.each_in_warp([&](int t) {
         float values[kRowsAtOnce];
-        for (int r = 0; r < kRowsAtOnce; ++r) {
-          const std::int64_t i = (row + r) * kLanes + t % kLanes;
-          values[r] = i < elems[t] ? load_value(tensor.data, tensor.dtype, first[t] + i) : 0;
-        }
+        const std::int64_t i = std::int64_t{row} * kLanes + t % kLanes;
+        load_values<kRowsAtOnce>(tensor.data, tensor.dtype, first[t] + i, kLanes, (elems[t] - i + kLanes - 1) / kLanes,
+                                 values);
         SignPartSums& sum = own[t];
         signs[t] = 0;
         for (int r = 0; r < kRowsAtOnce; ++r) {
@@ -155,7 +154,7 @@ struct SignScales {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tensors.entries[tile.tensor];
+    const TensorEntry tensor = tensors.entries[tile.tensor];
     const std::int64_t parts_a_block = blocks.parts_of_block(tensor.elems);
     if (parts_a_block == 1) return;
     const std::int64_t block_elems = blocks.elems_of_block(tensor.elems);
@@ -189,8 +188,8 @@ struct SignScales {
 };
 
 struct SignDecode {
-  static constexpr int kThreads = 256;
-  static constexpr std::int64_t kTileElems = 4096;
+  static constexpr int kThreads = 256, kRows = 16;
+  static constexpr std::int64_t kTileElems = kThreads * kRows;
 
   TensorTable tensors;
   Tiling tiling;
@@ -201,24 +200,41 @@ struct SignDecode {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tensors.entries[tile.tensor];
+    const TensorEntry tensor = tensors.entries[tile.tensor];
     const std::int64_t block_elems = blocks.elems_of_block(tensor.elems);
-    const std::int64_t first_block = tile.first / block_elems;
-    const std::int64_t before = tile.first % block_elems;  // values of that block in other tiles
+    const std::int64_t first_block = block_elems == tensor.elems ? 0 : tile.first / block_elems;
+    const std::int64_t before = tile.first - first_block * block_elems;  // values of that block in other tiles
     const bool is_one = before + tile.elems <= block_elems;
     const auto short_block = static_cast<std::uint32_t>(block_elems);  // at most 2^24, unless there is one block only
     const std::byte* const bits = tensor.payload + blocks.scale_bytes(tensor.elems);
+    const auto levels_of = [&](std::int64_t number) {
+      const SignLevels levels = read_sign_levels(tensor.payload, number, blocks.scale);
+      if (!is_sign_scale(levels, blocks.scale)) block.set_bits(&tensors.faults[tile.tensor], kCorruptPayload);
+      return levels;
+    };
     block.each([&](int t) {
-      for (std::int64_t i = t; i < tile.elems; i += kThreads) {
-        const std::int64_t in_tile = is_one ? 0 : static_cast<std::uint32_t>(before + i) / short_block;
-        const SignLevels levels = read_sign_levels(tensor.payload, first_block + in_tile, blocks.scale);
-        if (!is_sign_scale(levels, blocks.scale)) block.set_bits(&tensors.faults[tile.tensor], kCorruptPayload);
-        const std::int64_t at = tile.first + i;
-        const bool is_negative = (bits[at / 8] >> (at % 8) & std::byte{1}) != std::byte{0};
-        store_value(is_negative ? levels.negative : levels.positive, tensor.data, tensor.dtype, at);
-        if (at + 1 == tensor.elems && at % 8 != 7 && (bits[at / 8] >> (at % 8 + 1)) != std::byte{0}) {
-          block.set_bits(&tensors.faults[tile.tensor], kCorruptPayload);
+      if (t >= tile.elems) return;
+      const std::int64_t first = tile.first + t, rows = (tile.elems - t + kThreads - 1) / kThreads;
+      // Eight threads share a byte, and go on to others by whole numbers of them.
+      std::byte bytes[kRows];
+      load_rows<kRows>(bits + first / 8, kThreads / 8, rows, bytes);
+      SignLevels levels = levels_of(first_block + (is_one ? 0 : static_cast<std::uint32_t>(before + t) / short_block));
+      float values[kRows] = {};
+      for (int row = 0; row < kRows; ++row) {
+        if (row >= rows) continue;
+        if (!is_one && row > 0) {
+          levels = levels_of(first_block + static_cast<std::uint32_t>(before + t + row * kThreads) / short_block);
         }
+        const bool is_negative = (bytes[row] >> (first % 8) & std::byte{1}) != std::byte{0};
+        values[row] = is_negative ? levels.negative : levels.positive;
+      }
+      store_values<kRows>(values, tensor.data, tensor.dtype, first, kThreads, rows);
+    });
+    block.each([&](int t) {
+      const std::int64_t last = tensor.elems - 1;  // behind it are no signs
+      if (t != 0 || last >= tile.first + tile.elems || last % 8 == 7) return;
+      if ((bits[last / 8] >> (last % 8 + 1)) != std::byte{0}) {
+        block.set_bits(&tensors.faults[tile.tensor], kCorruptPayload);
       }
     });
   }

@@ -141,7 +141,7 @@ struct TopkSample {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tiling.tile(block.number());
-    const TensorEntry& tensor = tables.tensors.entries[tile.tensor];
+    const TensorEntry tensor = tables.tensors.entries[tile.tensor];
     const TopkTensor& place = tables.places[tile.tensor];
     const PhiloxStream stream = tables.tensors.stream_of(tile.tensor);
     block.each([&](int t) {
@@ -253,7 +253,7 @@ struct TopkCount {
     const Tile tile = tables.tiles.tile(block.number());
     TopkState& state = tables.states[tile.tensor];
     if (state.is_settled != 0 || (of_sample && tables.places[tile.tensor].sample_runs == 0)) return;
-    const TensorEntry& tensor = tables.tensors.entries[tile.tensor];
+    const TensorEntry tensor = tables.tensors.entries[tile.tensor];
     const std::int32_t cut = state.magnitude;
     block.each([&](int t) {
       if (t == 0) shared.above = shared.equal = 0;
@@ -348,7 +348,7 @@ struct TopkHistogram {
     const Tile tile = tables.tiles.tile(block.number());
     const TopkState& state = tables.states[tile.tensor];
     if (state.is_settled != 0) return;
-    const TensorEntry& tensor = tables.tensors.entries[tile.tensor];
+    const TensorEntry tensor = tables.tensors.entries[tile.tensor];
     const TopkDigit digit = TopkDigit::of(pass);
     block.each([&](int t) {
       for (int i = t; i < kTopkBins; i += kThreads) shared.counts[i] = 0;
@@ -446,7 +446,7 @@ struct TopkCollect {
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tables.tiles.tile(block.number());
     const TopkState& state = tables.states[tile.tensor];
-    const TensorEntry& tensor = tables.tensors.entries[tile.tensor];
+    const TensorEntry tensor = tables.tensors.entries[tile.tensor];
     const TopkTensor& place = tables.places[tile.tensor];
     const auto ties = static_cast<std::uint64_t>(state.ties);
     typename Block::template PerThread<std::uint32_t> above, equal;
@@ -686,7 +686,7 @@ struct TopkRead {
     block.each([&](int t) {
       if (t > 0) return;
       TopkState& state = tables.states[tensor];
-      const TensorEntry& entry = tables.tensors.entries[tensor];
+      const TensorEntry entry = tables.tensors.entries[tensor];
       state = {};
       if (read(entry, tables.places[tensor], tables.tensors.payload_bytes[tensor], state)) return;
       state.kept = state.stream_bytes = 0;
@@ -872,7 +872,7 @@ struct TopkZero {
   template <class Block>
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tables.tiles.tile(block.number());
-    const TensorEntry& tensor = tables.tensors.entries[tile.tensor];
+    const TensorEntry tensor = tables.tensors.entries[tile.tensor];
     block.each([&](int t) {
       for (std::int64_t i = t; i < tile.elems; i += kThreads) {
         store_value(0, tensor.data, tensor.dtype, tile.first + i);
@@ -893,7 +893,7 @@ struct TopkScatter {
   CORTADO_HD void operator()(Block& block, Shared&) const {
     const Tile tile = tables.lists.tile(block.number());
     const TopkState& state = tables.states[tile.tensor];
-    const TensorEntry& tensor = tables.tensors.entries[tile.tensor];
+    const TensorEntry tensor = tables.tensors.entries[tile.tensor];
     const std::int64_t* const ones = tables.positions + tables.places[tile.tensor].list_base;
     const std::byte* const low = tensor.payload + kTopkHeaderBytes;
     const std::byte* const values = tensor.payload + state.index_bytes;
