@@ -2,8 +2,10 @@
 """The sections of tools/gpu_check, in the order in which they run."""
 
 import csv
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -15,9 +17,14 @@ import machine
 from sections import Failed, NotRun, Results, Section
 
 TAIL_LINES = 12
+ERROR, ERROR_LINES = re.compile(r"\berror: |^FAILED |: Failure$|^E  "), 20  # of compilers and of tests
 ARCHITECTURES = "80-real;90"  # code for both, and what later devices make theirs from
+PYTHON_TESTS_AT_ONCE = 4
+MOST_ALONE = 60  # tests that are tried again by themselves
 SHARDS = 16  # of the device tests under the sanitizer, which run until half of the section's time is over
-TRAINING = (("4", "1gbit"), ("4", "10gbit"), ("2", "1gbit"))  # workers and links
+TRAINING = (("4", "1gbit"), ("4", "10gbit"))  # workers and links
+TRAINING_UNSHAPED = (("4", "unshaped"), ("2", "unshaped"))  # where links can't be shaped
+CALIBRATION_RANKS, CALIBRATION_S = 2, 20
 METHODS = (
     "no-communication",
     "ddp",
@@ -86,8 +93,10 @@ class Context:
         if status == 0:
             return printed
         how = "ran out of its time" if status is None else f"ended with {status}"
-        tail = "\n    ".join(self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
-        raise Failed(f"{Path(str(argv[0])).name} {how}; the end of what it printed:\n    {tail}")
+        lines = self._log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines[:-TAIL_LINES] if ERROR.search(line)][:ERROR_LINES]
+        printed = "\n    ".join([*(["errors:", *errors, "..."] if errors else []), *lines[-TAIL_LINES:]])
+        raise Failed(f"{Path(str(argv[0])).name} {how}; the end of what it printed:\n    {printed}")
 
     def write_rows(self, name: str, text: str) -> int:
         """Keeps the rows of a program that prints CSV, and returns how many there are."""
@@ -139,7 +148,9 @@ def compile_target(context: Context, target: str) -> None:
     cores = os.cpu_count() or 1
     # A file is compiled for both architectures at once where there are more cores than files.
     threads = {"NVCC_APPEND_FLAGS": "--threads=2"} if cores > 4 else {}
-    context.command("cmake", "--build", context.build, "-j", str(cores), "--target", target, **threads)
+    # All that is wrong is found at once.
+    go_on = ["--", "-k", "0"] if (context.build / "build.ninja").exists() else ["--", "-k"]
+    context.command("cmake", "--build", context.build, "-j", str(cores), "--target", target, *go_on, **threads)
 
 
 def build(context: Context) -> str:
@@ -185,24 +196,39 @@ def library_paths(context: Context) -> dict[str, str]:
 
 
 def tests(context: Context) -> str:
-    """Every program of device tests; each says how many tests it ran."""
-    found, passed = [], 0
+    """Every program of device tests; each says how many tests it ran. After an illegal access nothing works any more in
+    a process, so what failed is tried again, each test in a process of its own."""
+    found, passed, broken = [], 0, []
     for program in sorted(context.build.glob("cortado_*_test")):
         report = context.build / f"{program.name}.json"
         report.unlink(missing_ok=True)
-        context.command(program, "--gtest_brief=1", f"--gtest_output=json:{report}")
+        context.try_command(program, "--gtest_brief=1", f"--gtest_output=json:{report}")
         if not report.exists():
-            raise Failed(f"{program.name} ran no test")
+            raise Failed(f"{program.name} ran no test, or died")
         results = json.loads(report.read_text())
         all_tests = [test for suite in results["testsuites"] for test in suite["testsuite"]]
+        failed = [f"{test['classname']}.{test['name']}" for test in all_tests if "failures" in test]
+        alone = [(name, why) for name in failed[:MOST_ALONE] if (why := failure_of(context, program, name))]
+        broken += [f"{program.name} {name}: {why}" for name, why in alone]
         skipped = sum(test["result"] == "SKIPPED" for test in all_tests)
-        found.append(f"{program.name}: {len(all_tests) - skipped} tests passed, {skipped} skipped")
+        found.append(f"{program.name}: {len(all_tests) - skipped - len(failed)} tests passed, {skipped} skipped")
+        if failed:
+            found[-1] += f", {len(failed)} failed, {len(alone)} of them alone"
         passed += len(all_tests) - skipped
     if not found:
         raise Failed("the build has no program of device tests")
+    if broken or "failed" in " ".join(found):
+        raise Failed("\n    ".join(["; ".join(found), *broken]))
     if not passed:
         raise NotRun(f"every test was skipped; {'; '.join(found)}")
     return "; ".join(found)
+
+
+def failure_of(context: Context, program: Path, name: str) -> str:
+    """What is wrong with one test by itself, in a line; empty where it passes."""
+    status, printed = context.try_command(program, "--gtest_brief=1", f"--gtest_filter={name}")
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    return "" if status == 0 else " ".join(lines)[:300] or f"ended with {status}"
 
 
 def sanitizer(context: Context) -> str:
@@ -242,7 +268,12 @@ def python_tests(context: Context) -> str:
     if not machine.output_of([context.python, "-c", "import pytest; print(pytest.__version__)"]):
         raise NotRun(f"{context.python} has no pytest")
     variables = {**context.python_path(), **library_paths(context)}
-    printed = context.command(context.python, "-m", "pytest", "-q", *files, **variables)
+    # Several at once where pytest can: most of their time goes into starting ranks.
+    has_xdist = machine.output_of([context.python, "-c", "import xdist; print(xdist.__version__)"])
+    at_once = (
+        ["-n", str(PYTHON_TESTS_AT_ONCE)] if has_xdist and (os.cpu_count() or 1) > 2 * PYTHON_TESTS_AT_ONCE else []
+    )
+    printed = context.command(context.python, "-m", "pytest", "-q", *at_once, *files, **variables)
     summary = printed.strip().rpartition("\n")[2].strip("= ")
     if " passed" not in summary:
         raise NotRun(f"no test ran: {summary}")
@@ -285,24 +316,73 @@ def kfac(context: Context) -> str:
 def training(context: Context) -> str:
     """Speed of training, by the program and the methods of docs/results/speed.md, on the device."""
     folder = context.root / "benchmarks" / "training"
-    why_not, _ = probe(context, folder / "links_probe.py", "1gbit")
-    if why_not:
-        raise NotRun(f"links can't be shaped: {why_not}")
     why_not, _ = probe(context, context.root / "tools" / "gpu" / "attach_probe.py")
     if why_not:
         raise NotRun(f"cortado.attach on CUDA tensors: {why_not}")
+    why_unshaped, _ = probe(context, folder / "links_probe.py", "1gbit")
+    runs = TRAINING_UNSHAPED if why_unshaped else TRAINING
     scratch = context.build / "training"
     shutil.rmtree(scratch, ignore_errors=True)
-    for workers, rate in TRAINING:
-        context.command(
-            *(context.python, folder / "speed.py", "--device", "cuda", "--models", "gpt", "--rates", rate),
-            *("--workers", workers, "--methods", ";".join(METHODS), "--rounds", "3", "--discard", "2", "--timed", "6"),
-            *("--out", scratch),
-            **context.python_path(),
-        )
+    done = []
+    for workers, rate in runs:
+        try:
+            context.command(
+                *(context.python, folder / "speed.py", "--device", "cuda", "--models", "gpt", "--rates", rate),
+                *(
+                    "--workers",
+                    workers,
+                    "--methods",
+                    ";".join(METHODS),
+                    "--rounds",
+                    "3",
+                    "--discard",
+                    "1",
+                    "--timed",
+                    "4",
+                ),
+                *("--out", scratch),
+                **context.python_path(),
+            )
+        except Failed:
+            if not done or context.left_s() > 0:
+                raise
+            break  # no time for more
         records = [json.loads(line) for line in (scratch / "speed.jsonl").read_text().splitlines()]
         write_training(context.raw / "training.csv", records)
-    return "; ".join(f"{workers} workers at {rate}" for workers, rate in TRAINING)
+        done.append((workers, rate))
+    found = "; ".join(f"{workers} workers at {rate}" for workers, rate in done)
+    return f"{found}; links can't be shaped: {why_unshaped}" if why_unshaped else found
+
+
+def calibrate(context: Context) -> str:
+    """Of ranks that share the device, over loopback."""
+    file = context.build / "cluster.json"
+    context.command(
+        *(context.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(CALIBRATION_RANKS)),
+        *("-m", "cortado.calibrate", "--device", "cuda", "--again", "--budget", str(CALIBRATION_S), "-o", file),
+        **context.python_path(),
+    )
+    cluster = json.loads(file.read_text())
+    rows = [("codec", "device", "direction", "elems", "time_us", "spread_us")]
+    for curve in cluster["codecs"]:
+        points = zip(curve["elems"], curve["time_ns"], curve["spread_ns"], strict=True)
+        name = curve["codec"], curve["device"], curve["direction"]
+        rows += [(*name, elems, f"{time_ns / 1e3:.1f}", f"{spread / 1e3:.1f}") for elems, time_ns, spread in points]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    context.write_rows("calibration.csv", text.getvalue())
+    copies = {
+        direction: 8 * curve["bytes"][-1] / curve["time_ns"][-1]
+        for direction, curve in cluster["copies"].items()
+        if "bytes" in curve
+    }
+    if not any(curve["device"] == "gpu" for curve in cluster["codecs"]):
+        raise Failed("no codec was measured on the device")
+    slows = cluster["contention"]["gpu_codec_slows_backward"]
+    copied = ", ".join(f"{direction} {rate:.0f} Gb/s" for direction, rate in copies.items())
+    return (
+        f"{len(rows) - 1} rows; copies: {copied}; while a codec runs there the backward pass stands still for {slows}"
+    )
 
 
 def probe(context: Context, script: Path, *arguments: str) -> tuple[str, str]:
@@ -345,16 +425,17 @@ def write_training(path: Path, records: list[dict]) -> None:
 
 
 SECTIONS = (
-    Section("build", "device variants, their tests and benchmarks", 280, build, prepares=True, on_device=False),
+    Section("build", "device variants, their tests and benchmarks", 200, build, prepares=True, on_device=False),
     Section("tests", "every device test", 90, tests, needs=("build",)),
-    Section("sanitizer", "device tests under compute-sanitizer", 60, sanitizer, needs=("build",)),
-    Section("kernels", "share of copy bandwidth of every codec", 100, kernels, needs=("build",)),
-    Section("topk", "exact and sampled top-k against torch.topk", 40, selection, needs=("build",)),
-    Section("acp", "ACP's step against a backward pass and PowerSGD", 80, low_rank_step, needs=("build",)),
     Section(
         "module", "the Python module and its libraries", 110, module, needs=("build",), prepares=True, on_device=False
     ),
     Section("python", "Python tests that need a device", 120, python_tests, needs=("module",)),
+    Section("training", "steps of training over shaped links", 150, training, needs=("module",)),
+    Section("kernels", "share of copy bandwidth of every codec", 100, kernels, needs=("build",)),
     Section("kfac", "K-FAC's work against torch's own products", 55, kfac, needs=("module",)),
-    Section("training", "steps of training over shaped links", 200, training, needs=("module",)),
+    Section("calibrate", "codecs, copies and contention, as plans need them", 60, calibrate, needs=("module",)),
+    Section("acp", "ACP's step against a backward pass and PowerSGD", 80, low_rank_step, needs=("build",)),
+    Section("topk", "exact and sampled top-k against torch.topk", 40, selection, needs=("build",)),
+    Section("sanitizer", "device tests under compute-sanitizer", 60, sanitizer, needs=("build",)),
 )

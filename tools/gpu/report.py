@@ -71,6 +71,7 @@ SECTION_OF = {
     "acp.csv": "acp",
     "kfac.csv": "kfac",
     "training.csv": "training",
+    "calibration.csv": "calibrate",
 }
 
 INTRODUCTION = """\
@@ -98,6 +99,11 @@ TABLES = (
         "Training on one device over shaped links",
         "training.csv",
         ("model", "workers", "rate", "method", "step_ms", "slowest_ms", "sent_bytes", "error", "replicas_equal"),
+    ),
+    (
+        "What calibration measures of codecs",
+        "calibration.csv",
+        ("codec", "device", "direction", "elems", "time_us", "spread_us"),
     ),
 )
 
