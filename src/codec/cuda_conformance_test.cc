@@ -48,7 +48,8 @@ TEST_P(CudaBatch, GivesTheBytesOfTheCodec) {
   BatchCheck check(memory, GetParam());
   ASSERT_NO_FATAL_FAILURE(check.run());
   for (int round = 0; round < kDamageRounds; ++round) {
-    check.run_damaged([round](std::size_t i, std::vector<std::byte>& payload) { damage(round, i, payload); });
+    ASSERT_NO_FATAL_FAILURE(
+        check.run_damaged([round](std::size_t i, std::vector<std::byte>& payload) { damage(round, i, payload); }));
   }
 }
 

@@ -51,7 +51,8 @@ TEST_P(EmulatedBatch, GivesTheBytesOfTheCodec) {
     BatchCheck check(memory, GetParam());
     ASSERT_NO_FATAL_FAILURE(check.run());
     for (int round = static_cast<int>(order); round < kDamageRounds; round += 2) {
-      check.run_damaged([round](std::size_t i, std::vector<std::byte>& payload) { damage(round, i, payload); });
+      ASSERT_NO_FATAL_FAILURE(
+          check.run_damaged([round](std::size_t i, std::vector<std::byte>& payload) { damage(round, i, payload); }));
     }
   }
   EmulatedDevice::order() = EmulatedOrder::kForwards;

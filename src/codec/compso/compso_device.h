@@ -689,11 +689,10 @@ struct CompsoDequantise {
     block.each([&](int t) {
       PhiloxBlock random = {};
       if (is_dither) random = random_of_lane(stream, tile.values.first, t);
-      const std::int64_t first = tile.values.first + first_of_thread(t), rows = rows_of_thread(tile.values.elems, t);
-      float values[kBlockRows] = {};
       for (int row = 0; row < kBlockRows; ++row) {
-        if (row >= rows) continue;
-        std::int64_t at = first + row * kBlockLanes;
+        const std::int64_t i = first_of_thread(t) + row * kBlockLanes;
+        if (i >= tile.values.elems) return;
+        std::int64_t at = tile.values.first + i;
         std::int32_t code = tables.zero_code(tile.tensor);
         bool is_kept = true;
         if (leaves_out) {
@@ -707,9 +706,8 @@ struct CompsoDequantise {
         float value = level;
         if (is_dither) value = level - (one_and_fraction(random_byte(random, row)) - 1.5f);
         if (settings.rounding == Rounding::kDeadZone) value = outwards(level, kDeadZone);
-        values[row] = times_step(value, plan.grid.step);
+        store_value(times_step(value, plan.grid.step), tensor.data, tensor.dtype, tile.values.first + i);
       }
-      store_values<kBlockRows>(values, tensor.data, tensor.dtype, first, kBlockLanes, rows);
     });
   }
 };

@@ -2,7 +2,7 @@
 //
 // Low rank on a device, batched over tensors: the one-pass projections of lowrank_kernels.h, orthogonalisation and
 // reconstruction. Projections keep the bound of spec.md and give the same bytes in every run, as partial sums are added
-// in order; the other two give the bytes of the CPU.
+// in order; the other two give the bytes of the CPU (but for which NaN a product with NaN is).
 //
 // A pass reads the gradient and the residual once: a thread has a column of a tile, and a block walks over four tiles
 // along the side that is summed, so that partial sums are few. One for both factors walks along the rows.

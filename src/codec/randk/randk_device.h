@@ -12,6 +12,11 @@ namespace cortado {
 
 constexpr std::int64_t kRandkKeyBytes = sizeof(PhiloxStream);
 
+// A product of NaN is the NaN made quiet, as on a CPU; a GPU has one NaN for all.
+CORTADO_HD inline float scaled(float value, float factor) {
+  return value != value ? std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | 0x00400000u) : value * factor;
+}
+
 // Elements to values of the payload, or back.
 struct RandkMove {
   static constexpr int kThreads = 256;
@@ -46,7 +51,7 @@ struct RandkMove {
         std::byte* const bytes = tensor.payload + kRandkKeyBytes + 4 * i;
         if (encodes) {
           const float value = load_value(tensor.data, tensor.dtype, position);
-          store_bytes(is_unbiased ? value * factor : value, bytes);
+          store_bytes(is_unbiased ? scaled(value, factor) : value, bytes);
         } else {
           store_value(load_bytes<float>(bytes), tensor.data, tensor.dtype, position);
         }
