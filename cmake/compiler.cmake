@@ -62,3 +62,31 @@ function(cortado_precompile_headers target)
     target_compile_options(${target} PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
   endif()
 endfunction()
+
+# With CORTADO_UNITY, the files of a target, a dozen at a time, are compiled as one: headers are read, and what they have
+# for everybody is compiled, once for all of them. Kernels, which include themselves, and files with flags of their own
+# are left alone, and so are those that match `apart`. Names of one folder have to differ, in anonymous namespaces too;
+# tests that would rather not have a namespace of their own. What a file forgets to include is found by the preset clang.
+function(cortado_unite target apart)
+  if(NOT CORTADO_UNITY)
+    return()
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    file(STRINGS "${source}" has_kernels REGEX "core/simd.h" LIMIT_COUNT 1)
+    if(has_kernels OR source MATCHES "${apart}")
+      continue()
+    endif()
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY "${PROJECT_SOURCE_DIR}" OUTPUT_VARIABLE folder)
+    string(REGEX REPLACE "^([^/]+)/([^/]+)/.*$" "\\1_\\2" folder "${folder}")
+    if(NOT DEFINED count_${folder})
+      set(count_${folder} 0)
+    endif()
+    math(EXPR part "${count_${folder}} / 12")
+    math(EXPR count_${folder} "${count_${folder}} + 1")
+    set_source_files_properties("${source}" PROPERTIES UNITY_GROUP ${folder}_${part})
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  # gcc takes what is included for a header.
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endfunction()

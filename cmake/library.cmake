@@ -1,8 +1,9 @@
-# The library. mpi_*, nccl_* and cuda_* need libraries that not every machine has and are left out of it.
+# The library. mpi_*, nccl_* and cuda_* need libraries that not every machine has and are left out of it, as is
+# emulated_*, which tests need (cmake/tests.cmake).
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cc")
 list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
 list(FILTER sources EXCLUDE REGEX "/src/cli/")
-list(FILTER sources EXCLUDE REGEX "/(mpi|nccl|cuda)_[^/]*$")
+list(FILTER sources EXCLUDE REGEX "/(mpi|nccl|cuda|emulated)_[^/]*$")
 if(CORTADO_SOURCES)
   list(JOIN CORTADO_SOURCES "|" wanted)
   list(FILTER sources INCLUDE REGEX "^${PROJECT_SOURCE_DIR}/src/(${wanted})(/|$)")
@@ -15,18 +16,6 @@ if(CORTADO_SANITIZE)
   set_source_files_properties(${json_sources} PROPERTIES COMPILE_OPTIONS -O0 SKIP_PRECOMPILE_HEADERS ON)
 else()
   set_source_files_properties(${json_sources} PROPERTIES COMPILE_OPTIONS -O1)
-endif()
-
-# Sanitized builds compile everything anew: there the files of a folder are one, but for kernels, which include
-# themselves, and codecs, whose files have the same names for their own of the same things.
-if(CORTADO_SANITIZE)
-  foreach(source IN LISTS sources)
-    string(REGEX REPLACE "^${PROJECT_SOURCE_DIR}/src/([^/]+)/.*$" "\\1" folder "${source}")
-    file(STRINGS "${source}" has_kernels REGEX "core/simd.h" LIMIT_COUNT 1)
-    if(NOT has_kernels AND NOT folder STREQUAL "codec")
-      set_source_files_properties("${source}" PROPERTIES UNITY_GROUP ${folder})
-    endif()
-  endforeach()
 endif()
 
 # What a device library and who loads it must share (cortado/device_library.h).
@@ -55,10 +44,8 @@ if(CORTADO_BUILD_FUZZERS)
 endif()
 if(CORTADO_SANITIZE)
   cortado_precompile_headers(cortado)
-  set_target_properties(cortado PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  # gcc takes what is included for a header.
-  target_compile_options(cortado PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endif()
+cortado_unite(cortado "/src/codec/[^/]+/") # authors of codecs needn't know the names of others
 set_target_properties(cortado PROPERTIES POSITION_INDEPENDENT_CODE ON LINKER_LANGUAGE CXX)
 target_compile_features(cortado PUBLIC cxx_std_20)
 target_include_directories(

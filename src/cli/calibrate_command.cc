@@ -10,6 +10,7 @@
 
 #include "cli/codec_commands.h"
 #include "cli/files.h"
+#include "cli/progress.h"
 #include "cortado/auto.h"
 #include "cortado/calibrate.h"
 #include "cortado/device_library.h"
@@ -17,8 +18,6 @@
 namespace cortado::cli {
 
 namespace {
-
-constexpr int kBarWidth = 30;
 
 void show_progress(double done, const std::string& next) {
   const std::string bar(static_cast<std::size_t>(done * kBarWidth), '#');

@@ -10,7 +10,6 @@ namespace cortado::cli {
 namespace {
 
 constexpr std::uint64_t kLargeBytes = std::uint64_t{64} << 20;
-constexpr int kBarWidth = 30;
 
 }  // namespace
 

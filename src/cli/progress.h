@@ -7,6 +7,8 @@
 
 namespace cortado::cli {
 
+constexpr int kBarWidth = 30;  // characters, of all bars
+
 // One line on stderr, "compress x.npy  [####----]  45 %  1.23 GB/s", for work on large files; nothing for small ones
 // and where stderr is no terminal.
 class Progress {

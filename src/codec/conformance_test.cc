@@ -15,7 +15,7 @@
 #include "core/simd_target.h"
 #include "core/streaming.h"
 
-namespace cortado {
+namespace cortado::conformance_test {
 namespace {
 
 constexpr EncodeContext kContext = {.seed = 11, .step = 12, .tensor = 13};
@@ -547,4 +547,4 @@ std::vector<std::string> names_of_rows() {
 INSTANTIATE_TEST_SUITE_P(EveryCodec, LargeTensors, testing::ValuesIn(names_of_rows()), test_name);
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::conformance_test

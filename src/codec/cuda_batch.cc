@@ -6,6 +6,8 @@
 
 namespace cortado {
 
+template Result<std::unique_ptr<DeviceBatch>> make_batch<CudaDevice>(std::string_view, std::span<const DeviceTensor>);
+
 Result<std::unique_ptr<DeviceBatch>> make_cuda_batch(std::string_view spec, std::span<const DeviceTensor> tensors) {
   return make_batch<CudaDevice>(spec, tensors);
 }

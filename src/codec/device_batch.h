@@ -67,8 +67,13 @@ class DeviceBatch {
   virtual const std::uint32_t* faults() const = 0;  // 0: nothing was wrong
 };
 
-// On CUDA devices, in the library cortado_cuda. Data and payload pointers are not looked at yet. kUnsupported for
-// codecs that have no device variant, saying what they would need; such tensors are compressed on the CPU.
+// Data and payload pointers are not looked at yet. kUnsupported for codecs that have no device variant, saying what
+// they would need; such tensors are compressed on the CPU. Defined in device_registry.h; with all its kernels it is
+// compiled once a device: for CudaDevice in the library cortado_cuda, for EmulatedDevice in cortado_emulation.
+template <class Device>
+Result<std::unique_ptr<DeviceBatch>> make_batch(std::string_view spec, std::span<const DeviceTensor> tensors);
+
+// On CUDA devices.
 Result<std::unique_ptr<DeviceBatch>> make_cuda_batch(std::string_view spec, std::span<const DeviceTensor> tensors);
 
 }  // namespace cortado

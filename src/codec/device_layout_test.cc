@@ -82,6 +82,10 @@ TEST(DeviceLayout, SlotsDoNotOverlapAndAreAligned) {
   EXPECT_LE(reinterpret_cast<std::byte*>(workspace.at(second)) + 256, memory.data() + memory.size());
 }
 
+TEST(DeviceRegistry, EveryRowIsACodecOfThatName) {
+  for (const DeviceRow& row : kDeviceRows<CountingDevice>) EXPECT_NE(find_codec(row.codec), nullptr) << row.codec;
+}
+
 // Every row: what CUDA can launch, and memory in proportion, for a layer of a large model and one beyond 2^31 values.
 TEST(DeviceLaunches, FitOneGridHoweverLargeTheTensor) {
   for (const DeviceRow& row : kDeviceRows<CountingDevice>) {

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-namespace cortado {
+namespace cortado::explain_test {
 namespace {
 
 struct Case {
@@ -167,4 +167,4 @@ TEST(Explain, SaysWhatEachSectionHolds) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::explain_test

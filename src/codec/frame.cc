@@ -18,9 +18,9 @@ static_assert(std::endian::native == std::endian::little, "Cortado has no byte s
 namespace {
 
 constexpr std::uint8_t kFrameVersion = 1;
-constexpr char kMagic[4] = {'C', 'R', 'T', 'D'};
+constexpr char kFrameMagic[4] = {'C', 'R', 'T', 'D'};
 
-struct Header {
+struct FrameHeader {
   char magic[4];
   std::uint8_t frame_version;
   std::uint8_t wire_id;
@@ -31,18 +31,18 @@ struct Header {
   std::uint64_t payload_bytes;
   std::uint64_t checksum;  // fnv1a_64 of the 32 bytes before
 };
-static_assert(sizeof(Header) == kFrameHeaderBytes && offsetof(Header, checksum) == 32);
+static_assert(sizeof(FrameHeader) == kFrameHeaderBytes && offsetof(FrameHeader, checksum) == 32);
 
-std::uint64_t checksum_of(const Header& header) {
-  return fnv1a_64({reinterpret_cast<const char*>(&header), offsetof(Header, checksum)});
+std::uint64_t checksum_of(const FrameHeader& header) {
+  return fnv1a_64({reinterpret_cast<const char*>(&header), offsetof(FrameHeader, checksum)});
 }
 
 Status corrupt(const char* what, unsigned long long got, unsigned long long expected) {
   return make_error(StatusCode::kCorruptData, "frame: %s is %llu, expected %llu", what, got, expected);
 }
 
-Status check_header(const Header& header, std::uint64_t bytes_behind) {
-  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
+Status check_header(const FrameHeader& header, std::uint64_t bytes_behind) {
+  if (std::memcmp(header.magic, kFrameMagic, sizeof(kFrameMagic)) != 0) {
     const auto* got = reinterpret_cast<const unsigned char*>(header.magic);
     return make_error(StatusCode::kCorruptData,
                       "frame: begins with %02x %02x %02x %02x, expected 43 52 54 44 (a Cortado frame)", got[0], got[1],
@@ -105,16 +105,16 @@ Result<std::uint64_t> encode_frame(const CodecRow& row, const Codec& codec, Cons
   }
   CORTADO_ASSIGN_OR_RETURN(const std::uint64_t payload_bytes,
                            codec.encode(input, context, frame.subspan(kFrameHeaderBytes), scratch));
-  Header header = {.magic = {},
-                   .frame_version = kFrameVersion,
-                   .wire_id = row.wire_id,
-                   .codec_version = row.version,
-                   .dtype = static_cast<std::uint8_t>(input.dtype),
-                   .rows = input.rows,
-                   .cols = input.cols,
-                   .payload_bytes = payload_bytes,
-                   .checksum = 0};
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  FrameHeader header = {.magic = {},
+                        .frame_version = kFrameVersion,
+                        .wire_id = row.wire_id,
+                        .codec_version = row.version,
+                        .dtype = static_cast<std::uint8_t>(input.dtype),
+                        .rows = input.rows,
+                        .cols = input.cols,
+                        .payload_bytes = payload_bytes,
+                        .checksum = 0};
+  std::memcpy(header.magic, kFrameMagic, sizeof(kFrameMagic));
   header.checksum = checksum_of(header);
   std::memcpy(frame.data(), &header, sizeof(header));
   return kFrameHeaderBytes + payload_bytes;
@@ -125,7 +125,7 @@ Result<FrameInfo> read_frame_header(std::span<const std::byte> frame) {
     return make_error(StatusCode::kCorruptData, "frame: cut short: %zu bytes, a header has %zu", frame.size(),
                       kFrameHeaderBytes);
   }
-  Header header;
+  FrameHeader header;
   std::memcpy(&header, frame.data(), sizeof(header));
   CORTADO_RETURN_IF_ERROR(check_header(header, frame.size() - kFrameHeaderBytes));
   return FrameInfo{.wire_id = header.wire_id,

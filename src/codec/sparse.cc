@@ -7,7 +7,7 @@ namespace cortado {
 
 namespace {
 
-Status check_view(const Codec& codec, const char* call, ConstTensorView view) {
+Status check_sparse(const Codec& codec, const char* call, ConstTensorView view) {
   if (sparse_elems(view.rows, view.cols).has_value() && (view.data != nullptr || view.elems() == 0)) return {};
   return make_error(StatusCode::kInvalidArgument, "%s: %s of %lld x %lld: expected a tensor in memory",
                     codec.spec().c_str(), call, static_cast<long long>(view.rows), static_cast<long long>(view.cols));
@@ -24,7 +24,7 @@ Status check_room(const Codec& codec, const char* name, std::uint64_t room, std:
 
 Status check_select(const Codec& codec, ConstTensorView input, std::span<const float> values,
                     std::span<const std::byte> index, std::span<const std::byte> scratch) {
-  CORTADO_RETURN_IF_ERROR(check_view(codec, "select", input));
+  CORTADO_RETURN_IF_ERROR(check_sparse(codec, "select", input));
   const Sparsifier& sparsifier = *codec.sparsifier();
   const auto max_kept = static_cast<std::uint64_t>(sparsifier.max_kept(input.rows, input.cols));
   CORTADO_RETURN_IF_ERROR(check_room(codec, "values", values.size(), max_kept));
@@ -35,7 +35,7 @@ Status check_select(const Codec& codec, ConstTensorView input, std::span<const f
 }
 
 Status check_scatter(const Codec& codec, std::span<const float> values, TensorView output) {
-  CORTADO_RETURN_IF_ERROR(check_view(codec, "scatter", output));
+  CORTADO_RETURN_IF_ERROR(check_sparse(codec, "scatter", output));
   const std::int64_t max_kept = codec.sparsifier()->max_kept(output.rows, output.cols);
   if (values.size() <= static_cast<std::uint64_t>(max_kept)) return {};
   return make_error(StatusCode::kInvalidArgument, "%s: scatter of %zu values, expected at most %lld",

@@ -17,7 +17,7 @@
 #include "core/counting_new.h"
 #include "cortado/communicator.h"
 
-namespace cortado {
+namespace cortado::checking_test {
 namespace {
 
 constexpr std::chrono::seconds kLong(30);
@@ -324,4 +324,4 @@ TEST(Checking, NoStepAllocates) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::checking_test

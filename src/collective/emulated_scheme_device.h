@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "codec/device_registry.h"
+#include "codec/device_batch.h"
 #include "collective/scheme_device.h"
 #include "core/device_emulation.h"
 #include "core/emulated_queue.h"

@@ -22,7 +22,7 @@
 #include "core/sanitized.h"
 #include "cortado/communicator.h"
 
-namespace cortado {
+namespace cortado::fault_campaign_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -254,4 +254,4 @@ TEST(FaultCampaign, NothingHangsAndNothingIsSilentlyWrong) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::fault_campaign_test

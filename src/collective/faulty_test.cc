@@ -11,7 +11,7 @@
 #include "core/check.h"
 #include "cortado/communicator.h"
 
-namespace cortado {
+namespace cortado::faulty_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -230,4 +230,4 @@ TEST(Faulty, SubgroupsShareTheFaults) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::faulty_test

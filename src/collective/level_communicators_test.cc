@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "cortado/communicator.h"
 
-namespace cortado {
+namespace cortado::level_communicators_test {
 namespace {
 
 constexpr std::chrono::seconds kLong(30);
@@ -112,4 +112,4 @@ TEST(AgreeOnTopology, RefusesOnEveryRankWhatIsNotUniform) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::level_communicators_test

@@ -14,7 +14,7 @@
 #include "core/check.h"
 #include "core/counting_new.h"
 
-namespace cortado {
+namespace cortado::local_stress_test {
 namespace {
 
 constexpr std::chrono::seconds kLong(60);
@@ -183,4 +183,4 @@ TEST(LocalStress, TimeoutsRaceWithArrivals) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::local_stress_test

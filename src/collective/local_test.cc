@@ -14,7 +14,7 @@
 #include "core/sanitized.h"
 #include "cortado/communicator.h"
 
-namespace cortado {
+namespace cortado::local_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -554,4 +554,4 @@ TEST(Local, AllGatherTimesOutAndIsAbandoned) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::local_test

@@ -5,7 +5,7 @@
 
 #include "cortado/communicator.h"
 
-namespace cortado {
+namespace cortado::recording_test {
 namespace {
 
 constexpr std::chrono::seconds kLong(30);
@@ -65,4 +65,4 @@ TEST(Recording, LogsRootsCountsAndSubgroups) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::recording_test

@@ -19,7 +19,7 @@
 #include "core/sanitized.h"
 #include "cortado/planner.h"
 
-namespace cortado {
+namespace cortado::scheme_test {
 namespace {
 
 // Sanitized builds, being slow, take one option in so many; the release build takes them all.
@@ -594,4 +594,4 @@ TEST(Scheme, MajorityVoteTakesTheSignThatMostHave) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::scheme_test

@@ -11,10 +11,11 @@
 #include <limits>
 #include <vector>
 
+#include "codec/device_tensors.h"
 #include "codec/lowrank/lowrank_reference.h"
 #include "core/device_emulation.h"
 #include "core/emulated_queue.h"
-#include "engine/device_matrices_of.h"
+#include "engine/emulated_message.h"
 
 namespace cortado {
 namespace {
@@ -77,7 +78,7 @@ class EmulatedMatrices : public testing::TestWithParam<Case> {
   void make_matrices() {
     DeviceMatrices::Setup setup{.tensors = {}, .has_feedback = has_feedback(), .queue = &queue_};
     for (const auto& tensor : on_device_) setup.tensors.push_back(tensor.get());
-    matrices_ = DeviceMatricesOf<EmulatedDevice>::make(setup).value();
+    matrices_ = make_emulated_matrices(setup).value();
     ASSERT_TRUE(matrices_->set_up(queue_.allocate_on_device(matrices_->scratch_bytes()).value()).ok());
     allocations_ = queue_.allocations();
   }

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "codec/device_registry.h"
+#include "codec/device_batch.h"
 #include "codec/payload_moves.h"
 #include "codec/stage.h"
 #include "core/check.h"

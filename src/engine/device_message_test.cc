@@ -17,9 +17,9 @@
 #include "core/finite.h"
 #include "core/philox.h"
 #include "engine/codec_tensor.h"
-#include "engine/device_message_of.h"
+#include "engine/emulated_message.h"
 
-namespace cortado {
+namespace cortado::device_message_test {
 namespace {
 
 constexpr int kWorldSize = 3, kSteps = 5, kBadStep = 3, kBadRank = 1, kBadSlot = 2;
@@ -105,14 +105,13 @@ struct CpuRank {
 
 struct DeviceRank {
   DeviceRank(const Case& the_case, int rank) {
-    Result<std::unique_ptr<DeviceMessage>> made =
-        DeviceMessageOf<EmulatedDevice>::make({.codec = the_case.codec,
-                                               .tensors = tensors_of(the_case),
-                                               .world_size = kWorldSize,
-                                               .rank = rank,
-                                               .has_feedback = the_case.has_feedback,
-                                               .seed = seed_of(rank),
-                                               .queue = &queue});
+    Result<std::unique_ptr<DeviceMessage>> made = make_emulated_message({.codec = the_case.codec,
+                                                                         .tensors = tensors_of(the_case),
+                                                                         .world_size = kWorldSize,
+                                                                         .rank = rank,
+                                                                         .has_feedback = the_case.has_feedback,
+                                                                         .seed = seed_of(rank),
+                                                                         .queue = &queue});
     if (!made.ok()) ADD_FAILURE() << made.status().to_string();
     message = std::move(made).value();
     const Status set_up = message->set_up(queue.allocate_on_device(message->scratch_bytes()).value());
@@ -329,8 +328,8 @@ TEST(DeviceMessage, SaysWhatItCanNotSend) {
       {"topk(block=1024)", "block=tensor"}, {"rans", "expected uint8"},     {"acp", "factors are summed"},
       {"sign(vote=majority)", "a vote"},    {"quant(error=0.1)", "error="}, {"topk | quant", "no device variant"}};
   for (const auto& [codec, reason] : cases) {
-    const auto made = DeviceMessageOf<EmulatedDevice>::make(
-        {.codec = codec, .tensors = tensors_of({}), .world_size = 2, .queue = &queue});
+    const auto made =
+        make_emulated_message({.codec = codec, .tensors = tensors_of({}), .world_size = 2, .queue = &queue});
     ASSERT_FALSE(made.ok()) << codec;
     EXPECT_EQ(made.status().code(), StatusCode::kUnsupported) << codec;
     EXPECT_NE(made.status().message().find(reason), std::string::npos) << made.status().message();
@@ -338,4 +337,4 @@ TEST(DeviceMessage, SaysWhatItCanNotSend) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::device_message_test

@@ -16,20 +16,18 @@
 #include "core/device_emulation.h"
 #include "core/emulated_queue.h"
 #include "core/sanitized.h"
-#include "engine/device_matrices_of.h"
-#include "engine/device_message_of.h"
+#include "engine/emulated_message.h"
 #include "engine/engine_impl.h"
 #include "engine/engine_testing.h"
 
-namespace cortado {
+namespace cortado::engine_device_test {
 namespace {
 
 Result<std::unique_ptr<Engine>> make_with(std::unique_ptr<DeviceQueue> queue, std::vector<EngineTensor> tensors,
                                           const EngineOptions& options, Communicator* communicator) {
-  return EngineImpl::make(std::move(tensors), options, communicator, steady_clock(), nullptr,
-                          {.queue = std::move(queue),
-                           .make_message = DeviceMessageOf<EmulatedDevice>::make,
-                           .make_matrices = DeviceMatricesOf<EmulatedDevice>::make});
+  return EngineImpl::make(
+      std::move(tensors), options, communicator, steady_clock(), nullptr,
+      {.queue = std::move(queue), .make_message = make_emulated_message, .make_matrices = make_emulated_matrices});
 }
 
 Result<std::unique_ptr<Engine>> make_on_device(std::vector<EngineTensor> tensors, const EngineOptions& options,
@@ -428,10 +426,9 @@ TEST(DeviceEngine, IsOrderedBehindAndBeforeTheStreamThatComputes) {
   for (const Status& status : run_ranks(2, [](Communicator& communicator) -> Status {
          auto queue = std::make_unique<EmulatedQueue>();
          const EmulatedQueue& seen = *queue;
-         CORTADO_ASSIGN_OR_RETURN(
-             std::unique_ptr<Engine> engine,
-             EngineImpl::make(small_model(), coded("sign"), &communicator, steady_clock(), nullptr,
-                              {.queue = std::move(queue), .make_message = DeviceMessageOf<EmulatedDevice>::make}));
+         CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                                  EngineImpl::make(small_model(), coded("sign"), &communicator, steady_clock(), nullptr,
+                                                   {.queue = std::move(queue), .make_message = make_emulated_message}));
          std::vector<DeviceStream> followed, led;
          const float scale = 2;
          for (std::int64_t step = 0; step < 4; ++step) {
@@ -511,4 +508,4 @@ TEST(DeviceEngine, DoesNotWaitForADeviceWhenAPeerHasFailed) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::engine_device_test

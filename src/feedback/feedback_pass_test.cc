@@ -10,7 +10,7 @@
 #include "core/float16.h"
 #include "core/philox.h"
 
-namespace cortado {
+namespace cortado::feedback_pass_test {
 namespace {
 
 constexpr std::int64_t kElems = 2500;  // three chunks, the last one partial
@@ -119,4 +119,4 @@ TEST(FeedbackPass, WhatWasSentRoundedIsOwed) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::feedback_pass_test

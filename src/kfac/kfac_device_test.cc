@@ -107,8 +107,7 @@ TEST(KfacDevice, RanksThatComputeTheSameMustBeOfOneKind) {
   for (const Status& status : run_ranks(2, [](Communicator& communicator) -> Status {
          KfacOptions options = options_of(KfacStrategy::kCommOpt);
          auto products = std::make_unique<EmulatedProducts>(communicator.rank() == 0 ? "old" : "new");
-         options.device = std::make_shared<KfacDeviceOf<EmulatedDevice>>(std::make_unique<EmulatedQueue>(),
-                                                                         std::move(products), make_cpu_inverter(1));
+         options.device = make_emulated_kfac_device(1, std::make_unique<EmulatedQueue>(), std::move(products));
          return Kfac::create(small_job(), options, &communicator).status();
        })) {
     EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
@@ -134,8 +133,7 @@ TEST(KfacDevice, OneThatHangsIsAnErrorAndLeftAsItIs) {
     EmulatedQueue& queue = *owned;
     KfacOptions options = options_of(KfacStrategy::kMemOpt);
     options.timeout_s = 0.05;
-    options.device = std::make_shared<KfacDeviceOf<EmulatedDevice>>(
-        std::move(owned), std::make_unique<NotedProducts>(&is_gone), make_cpu_inverter(1));
+    options.device = make_emulated_kfac_device(1, std::move(owned), std::make_unique<NotedProducts>(&is_gone));
     auto kfac = Kfac::create(small_job(), options, group.communicator(0)).value();
     options.device.reset();
     const SmallRun run{.world_size = 1, .options = options, .values = {}};
@@ -196,8 +194,8 @@ TEST(KfacDevice, MemoryForInversesIsTakenAtTheStart) {
     const auto inverter = std::make_shared<NotedInverter>();
     KfacOptions options = options_of(KfacStrategy::kMemOpt);
     options.inverse = inverse;
-    options.device = std::make_shared<KfacDeviceOf<EmulatedDevice>>(std::make_unique<EmulatedQueue>(),
-                                                                    std::make_unique<EmulatedProducts>(), inverter);
+    options.device =
+        make_emulated_kfac_device(1, std::make_unique<EmulatedQueue>(), std::make_unique<EmulatedProducts>(), inverter);
     const auto kfac = Kfac::create(small_job(), options, group.communicator(0)).value();
     EXPECT_TRUE(inverter->inverted.empty());
     const SmallRun run{.world_size = 1, .options = options, .values = {}};
@@ -214,8 +212,8 @@ TEST(KfacDevice, AfterInversesThatAreLateItIsLeftAsItIs) {
   const auto inverter = std::make_shared<NotedInverter>();
   inverter->times_out = true;
   KfacOptions options = options_of(KfacStrategy::kMemOpt);
-  options.device = std::make_shared<KfacDeviceOf<EmulatedDevice>>(std::make_unique<EmulatedQueue>(),
-                                                                  std::make_unique<NotedProducts>(&is_gone), inverter);
+  options.device = make_emulated_kfac_device(1, std::make_unique<EmulatedQueue>(),
+                                             std::make_unique<NotedProducts>(&is_gone), inverter);
   auto kfac = Kfac::create(small_job(), options, group.communicator(0)).value();
   options.device.reset();
   const SmallRun run{.world_size = 1, .options = options, .values = {}};

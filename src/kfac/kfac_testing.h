@@ -16,6 +16,7 @@
 
 #include "collective/rank_threads.h"
 #include "core/check.h"
+#include "core/device_emulation.h"
 #include "core/philox.h"
 #include "cortado/kfac.h"
 #include "kfac/emulated_kfac_device.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace cortado {
+namespace cortado::message_choice_test {
 namespace {
 
 constexpr const char* kCoded = "compso(bound=0.004)";
@@ -151,4 +151,4 @@ TEST(MessageChoice, ACodecWithoutTimesHasThoseOfAnother) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::message_choice_test

@@ -21,8 +21,7 @@
 #include "core/device_emulation.h"
 #include "core/emulated_queue.h"
 #include "cortado/calibrate.h"
-#include "engine/device_matrices_of.h"
-#include "engine/device_message_of.h"
+#include "engine/emulated_message.h"
 #include "engine/engine_impl.h"
 #include "session/cluster_testing.h"
 
@@ -107,8 +106,8 @@ AutoDevice emulated_device(MadeEngines* engines) {
     const std::uint64_t most_bytes = has_memory ? std::uint64_t{1} << 30 : 1000;
     return EngineImpl::make(std::move(tensors), options, communicator, clock, trace,
                             {.queue = std::make_unique<CountedQueue>(engines, most_bytes),
-                             .make_message = DeviceMessageOf<EmulatedDevice>::make,
-                             .make_matrices = DeviceMatricesOf<EmulatedDevice>::make});
+                             .make_message = make_emulated_message,
+                             .make_matrices = make_emulated_matrices});
   };
   return {.copies = {.queue = std::make_unique<WatchedQueue>(engines, 'c')}, .make_engine = make_engine};
 }

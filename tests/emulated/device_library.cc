@@ -11,8 +11,7 @@
 #include "core/check.h"
 #include "core/device_emulation.h"
 #include "core/emulated_queue.h"
-#include "engine/device_matrices_of.h"
-#include "engine/device_message_of.h"
+#include "engine/emulated_message.h"
 #include "engine/engine_impl.h"
 #include "kfac/emulated_kfac_device.h"
 #include "session/auto_engine.h"
@@ -25,8 +24,8 @@ Result<std::unique_ptr<Engine>> make_engine(std::vector<EngineTensor> tensors, c
                                             Communicator* communicator, const Clock* clock, TraceRecorder* trace) {
   return EngineImpl::make(std::move(tensors), options, communicator, clock, trace,
                           {.queue = std::make_unique<EmulatedQueue>(),
-                           .make_message = DeviceMessageOf<EmulatedDevice>::make,
-                           .make_matrices = DeviceMatricesOf<EmulatedDevice>::make});
+                           .make_message = make_emulated_message,
+                           .make_matrices = make_emulated_matrices});
 }
 
 Result<std::unique_ptr<AutoEngine>> make_auto_engine(std::vector<EngineTensor> tensors, const AutoOptions& options,

@@ -13,7 +13,7 @@
 #include "codec/stage.h"
 #include "core/check.h"
 
-namespace cortado {
+namespace cortado::composition_test {
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
@@ -335,4 +335,4 @@ TEST(Composition, OfNoValuesItsSectionsAreEmpty) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::composition_test

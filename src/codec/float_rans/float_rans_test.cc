@@ -13,7 +13,7 @@
 #include "codec/rans/rans_reference.h"
 #include "core/simd_target.h"
 
-namespace cortado {
+namespace cortado::float_rans_test {
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
@@ -148,4 +148,4 @@ TEST(FloatRans, TakesNoCodes) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::float_rans_test

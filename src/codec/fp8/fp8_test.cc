@@ -14,7 +14,7 @@
 #include "core/philox.h"
 #include "core/simd_target.h"
 
-namespace cortado {
+namespace cortado::fp8_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -235,4 +235,4 @@ TEST(Fp8, ItsCodesAreBytes) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::fp8_test

@@ -10,7 +10,7 @@
 #include "codec/lowrank/orthogonalise.h"
 #include "core/device_emulation.h"
 
-namespace cortado {
+namespace cortado::lowrank_device_test {
 namespace {
 
 using reference::Floats;
@@ -224,4 +224,4 @@ TEST_P(LowRankOnDevice, RefusesOtherTensorsThanTheBatchWasMadeFor) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::lowrank_device_test

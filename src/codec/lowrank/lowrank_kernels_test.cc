@@ -13,7 +13,7 @@
 #include "core/simd_target.h"
 #include "core/streaming.h"
 
-namespace cortado {
+namespace cortado::lowrank_kernels_test {
 namespace {
 
 using reference::Doubles;
@@ -445,4 +445,4 @@ TEST(LowRankTargets, TheForcedOneRuns) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::lowrank_kernels_test

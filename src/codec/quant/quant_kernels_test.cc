@@ -16,7 +16,7 @@
 #include "core/float16.h"
 #include "core/simd_target.h"
 
-namespace cortado {
+namespace cortado::quant_kernels_test {
 namespace {
 
 constexpr EncodeContext kContext = {.seed = 5, .step = (std::uint64_t{7} << 32) + 8, .tensor = 9};
@@ -261,4 +261,4 @@ TEST(QuantKernels, FlushingDenormalsChangesNothing) {
 #endif
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::quant_kernels_test

@@ -19,7 +19,7 @@
 #include "core/philox.h"
 #include "cortado/codec.h"
 
-namespace cortado {
+namespace cortado::quant_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -455,4 +455,4 @@ TEST(Quant, AnErrorBeyondTheCodesGivesWhatTheyCan) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::quant_test

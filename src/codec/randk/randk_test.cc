@@ -13,7 +13,7 @@
 #include "codec/stage.h"
 #include "core/sanitized.h"
 
-namespace cortado {
+namespace cortado::randk_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -236,4 +236,4 @@ TEST(Randk, AsAStageItGivesTheValuesOfItsPayload) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::randk_test

@@ -13,7 +13,7 @@
 #include "core/sanitized.h"
 #include "core/simd_target.h"
 
-namespace cortado {
+namespace cortado::topk_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -338,4 +338,4 @@ TEST(Topk, ErrorsSayWhatWasExpected) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::topk_test

@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-namespace cortado {
+namespace cortado::simulator_test {
 namespace {
 
 constexpr std::int64_t kUnit = 1000000;  // of the hand-made cases
@@ -271,4 +271,4 @@ TEST(Simulator, EventsFillTheStepWithoutOverlap) {
 }
 
 }  // namespace
-}  // namespace cortado
+}  // namespace cortado::simulator_test
