@@ -128,10 +128,10 @@ class EmulatedDevice {
     using Block = EmulatedBlock<Kernel::kThreads>;
     const auto shared = std::make_unique<Memory<sizeof(typename Kernel::Shared)>>();
     const bool forwards = order() == EmulatedOrder::kForwards;
-    EmulatedWarps warps(Block::kWarps);
+    EmulatedWarps& warps = EmulatedWarps::of_thread();
     for (std::int64_t i = 0; i < blocks; ++i) {
       std::memset(shared->bytes, 0xa5, sizeof(shared->bytes));
-      warps.run(forwards, [&](int warp) {
+      warps.run(Block::kWarps, forwards, [&](int warp) {
         Block block(forwards ? i : blocks - 1 - i, order(), warps, warp);
         kernel(block, *reinterpret_cast<typename Kernel::Shared*>(shared->bytes));
       });
