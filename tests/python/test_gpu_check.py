@@ -193,6 +193,33 @@ def test_device_tests_that_are_all_skipped_are_not_done(tmp_path):
     assert "1 tests passed, 0 skipped" in checks.tests(context)
 
 
+def test_device_tests_that_fail_are_tried_alone(tmp_path):
+    """After an illegal access all others of the process fail as well: which ones are to blame is told apart."""
+    context = make_context(tmp_path, 30)
+    names = ("First", "Second", "Third")
+    tests = [{"classname": "Cuda", "name": name, "result": "COMPLETED", "failures": [{}]} for name in names[1:]]
+    tests.append({"classname": "Cuda", "name": "First", "result": "COMPLETED"})
+    context.build.mkdir(parents=True)
+    program = context.build / "cortado_cuda_test"
+    program.write_text(
+        '#!/bin/bash\ncase "$2" in\n'
+        f"--gtest_output*) echo '{json.dumps({'testsuites': [{'testsuite': tests}]})}' > \"${{2#*json:}}\"; exit 1 ;;\n"
+        "*Cuda.Second) echo the payload differs; exit 1 ;;\nesac\n"
+    )
+    program.chmod(0o755)
+    with pytest.raises(Failed) as failure:
+        checks.tests(context)
+    text = str(failure.value)
+    assert "cortado_cuda_test: 1 tests passed, 0 skipped, 2 failed, 1 of them alone" in text
+    assert "cortado_cuda_test Cuda.Second: the payload differs" in text and "Cuda.Third" not in text
+
+
+def test_errors_of_a_compiler_are_shown_however_early_they_came(tmp_path):
+    program = "echo 'a.cc:1:2: error: no such thing'; seq 100; exit 2"
+    with pytest.raises(Failed, match="bash ended with 2(.*\n)+.*errors:\n.*a.cc:1:2: error: no such thing(.*\n)+.*100"):
+        make_context(tmp_path, 30).command("bash", "-c", program)
+
+
 def test_python_tests_that_are_all_skipped_are_not_done(tmp_path):
     context = make_context(tmp_path, 30)
     file = tmp_path / "tests" / "python" / "test_cuda_one.py"
