@@ -52,8 +52,8 @@ function(cortado_target target)
 endfunction()
 
 # The headers that take most of a compiler's time, read once for all tests, and for the library in the sanitized builds,
-# which compile everything anew. The library's other builds do without, so that each of its files has to include what it
-# uses. Not for files with flags of their own.
+# which compile everything anew. The library's other builds do without, so that the preset clang, which compiles
+# each file by itself, finds what one does not include. Not for files with flags of their own.
 set(CORTADO_PRECOMPILED_HEADERS
     <algorithm> <array> <cmath> <cstdint> <cstring> <functional> <map> <memory> <optional> <span> <string> <vector>)
 function(cortado_precompile_headers target)
@@ -64,7 +64,7 @@ function(cortado_precompile_headers target)
 endfunction()
 
 # With CORTADO_UNITY, the files of a target, a dozen at a time, are compiled as one: headers are read, and what they have
-# for everybody is compiled, once for all of them. Kernels, which include themselves, and files with flags of their own
+# for everybody is compiled, once for all of them. Kernels, which include themselves (seen when configuring), and files with flags of their own
 # are left alone, and so are those that match `apart`. Names of one folder have to differ, in anonymous namespaces too;
 # tests that would rather not have a namespace of their own. What a file forgets to include is found by the preset clang.
 function(cortado_unite target apart)

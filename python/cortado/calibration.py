@@ -135,7 +135,7 @@ def main(arguments=None):
             codecs=options.codec,
             budget_s=options.budget,
             name=options.name,
-            device=options.device and torch.device(options.device, int(os.environ.get("LOCAL_RANK", "0"))),
+            device=options.device and own_device(options.device),
             known=known,
             note=(lambda line: print(f"{options.output}: {line}", file=sys.stderr)) if speaks else None,
             progress=_show_progress if shows else None,
@@ -150,6 +150,12 @@ def main(arguments=None):
         gc.collect()  # a TorchGroup refers to itself, and must not outlive the process group
         dist.destroy_process_group()
     return 0
+
+
+def own_device(kind):
+    """Of this rank of its machine, in order; where there are more ranks than devices, they share them."""
+    local_rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    return torch.device(kind, local_rank % count if count > 0 else local_rank)
 
 
 def summary(cluster):

@@ -23,6 +23,15 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+// clang has the compilers' jumps for x86 only.
+#if !defined(CORTADO_HAS_JUMPS)
+#if defined(__x86_64__) || !defined(__clang__)
+#define CORTADO_HAS_JUMPS 1
+#else
+#define CORTADO_HAS_JUMPS 0
+#endif
+#endif
+
 namespace cortado {
 
 class EmulatedWarps {
@@ -36,6 +45,7 @@ class EmulatedWarps {
   // body(warp) for `count` warps, from barrier to barrier: the first one goes on until it waits, then the second ...
   template <class Body>
   void run(int count, bool forwards, const Body& body) {
+    CORTADO_CHECK(body_ == nullptr, "a kernel launches another one");
     const auto call = [&body](int warp) { body(warp); };
     call_ = [](const void* of, int warp) { (*static_cast<const decltype(call)*>(of))(warp); };
     body_ = &call;
@@ -45,6 +55,7 @@ class EmulatedWarps {
       for (int i = 0; i < count; ++i) ended += resume(forwards ? i : count - 1 - i);
       CORTADO_CHECK(ended == 0 || ended == count, "%d of %d warps have ended, the others wait for them", ended, count);
     }
+    body_ = nullptr;
   }
 
   // Of the warp whose turn it is: until all others wait too.
@@ -58,9 +69,13 @@ class EmulatedWarps {
   static constexpr std::size_t kStackBytes = 256 * 1024;
   // A place to jump to. Unlike swapcontext(), which made half of the time of the tests, the compilers' jumps ask the
   // kernel for nothing.
+#if CORTADO_HAS_JUMPS
   struct Place {
     void* words[5];
   };
+#else
+  using Place = ucontext_t;
+#endif
   struct Warp {
     std::unique_ptr<std::byte[]> stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
     Place place = {};
@@ -86,16 +101,12 @@ class EmulatedWarps {
 
   // Functions that jump save all registers, since they do not know where the next jump comes from. Sanitizers are to
   // think nothing of them: ThreadSanitizer counts calls and returns of a thread whatever stack it is on.
+#if CORTADO_HAS_JUMPS
   __attribute__((noinline, no_sanitize("address", "thread"))) void jump_to(Warp& warp) {
     if (__builtin_setjmp(own_.words) != 0) return;
     if (warp.has_begun) go_on(warp.place);
-    warp.has_begun = true;
-    entered() = this;
     ucontext_t context;
-    getcontext(&context);
-    context.uc_stack.ss_sp = warp.stack.get();
-    context.uc_stack.ss_size = kStackBytes;
-    makecontext(&context, enter, 0);
+    begin(warp, &context);
     setcontext(&context);
   }
   __attribute__((noinline, no_sanitize("address", "thread"))) void jump_back(Warp& warp) {
@@ -104,6 +115,22 @@ class EmulatedWarps {
   // Apart, since gcc can't have both in one function.
   [[noreturn]] __attribute__((noinline, no_sanitize("address", "thread"))) static void go_on(Place& place) {
     __builtin_longjmp(place.words, 1);
+  }
+#else
+  void jump_to(Warp& warp) {
+    if (!warp.has_begun) begin(warp, &warp.place);
+    swapcontext(&own_, &warp.place);
+  }
+  void jump_back(Warp& warp) { swapcontext(&warp.place, &own_); }
+#endif
+
+  void begin(Warp& warp, ucontext_t* context) {
+    warp.has_begun = true;
+    entered() = this;
+    getcontext(context);
+    context->uc_stack.ss_sp = warp.stack.get();
+    context->uc_stack.ss_size = kStackBytes;
+    makecontext(context, enter, 0);
   }
 
   __attribute__((noinline, no_sanitize("thread"))) void leave() {

@@ -214,6 +214,21 @@ def test_device_tests_that_fail_are_tried_alone(tmp_path):
     assert "cortado_cuda_test Cuda.Second: the payload differs" in text and "Cuda.Third" not in text
 
 
+def test_programs_of_device_tests_that_die_or_fail_otherwise_are_named(tmp_path):
+    context = make_context(tmp_path, 30)
+    make_program(context.build, ["COMPLETED"])
+    for name, then in (("late", "exit 3"), ("dead", "")):
+        program = context.build / f"cortado_{name}_test"
+        program.write_text((context.build / "cortado_0_test").read_text() + then if then else "#!/bin/bash\nexit 139\n")
+        program.chmod(0o755)
+    with pytest.raises(Failed) as failure:
+        checks.tests(context)
+    text = str(failure.value)
+    assert "cortado_dead_test ran no test; it ended with 139" in text
+    assert "cortado_late_test ended with 3, though its tests passed" in text
+    assert "cortado_0_test: 1 tests passed, 0 skipped" in text
+
+
 def test_errors_of_a_compiler_are_shown_however_early_they_came(tmp_path):
     program = "echo 'a.cc:1:2: error: no such thing'; seq 100; exit 2"
     with pytest.raises(Failed, match="bash ended with 2(.*\n)+.*errors:\n.*a.cc:1:2: error: no such thing(.*\n)+.*100"):

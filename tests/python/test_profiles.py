@@ -333,3 +333,11 @@ def test_files_that_are_wrong_say_where(tmp_path):
     with pytest.raises(cortado.CortadoError) as raised:
         cortado.Job.load(path)
     assert str(raised.value).startswith(f"{path}: $.tensors[0].ready_ns: expected ")
+
+
+@pytest.mark.parametrize(("devices", "expected"), [(4, 3), (2, 1), (1, 0), (0, 3)])
+def test_ranks_of_a_machine_share_its_devices_where_they_are_fewer(monkeypatch, devices, expected):
+    """Without any, the error of the one that was asked for says so."""
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    assert calibration.own_device("cuda") == torch.device("cuda", expected)

@@ -96,7 +96,7 @@ TABLES = (
     ),
     ("K-FAC's work", "kfac.csv", ("model", "what", "who", "median_ms", "slowest_ms", "difference")),
     (
-        "Training on one device over shaped links",
+        "Training on one device",
         "training.csv",
         ("model", "workers", "rate", "method", "step_ms", "slowest_ms", "sent_bytes", "error", "replicas_equal"),
     ),
