@@ -36,6 +36,7 @@ class CudaMemory final : public TestMemory {
   Result<std::unique_ptr<DeviceBatch>> make(std::string_view spec, std::span<const DeviceTensor> tensors) override {
     return make_cuda_batch(spec, tensors);
   }
+  bool has_nan_of_cpu() const override { return false; }
 
  private:
   std::vector<void*> blocks_;

@@ -30,6 +30,7 @@ class TestMemory {
   virtual void to_device(std::byte* to, std::span<const std::byte> from) = 0;
   virtual void from_device(std::span<std::byte> to, const std::byte* from) = 0;
   virtual Result<std::unique_ptr<DeviceBatch>> make(std::string_view spec, std::span<const DeviceTensor> tensors) = 0;
+  virtual bool has_nan_of_cpu() const { return true; }  // false: a product with NaN is a NaN of other bits there
 };
 
 // About N(0, 1); with Inf, NaN and denormals among them; the second half 100 times smaller, as layers of one message
@@ -239,9 +240,9 @@ class BatchCheck {
     }
   }
 
-  // Products with NaN are NaN; which one is the arithmetic's affair, and a GPU's another than a CPU's.
+  // Of projections, which multiply what was sent, a GPU may decode another NaN.
   void expect_same_values(std::vector<std::byte> expected, const void* device, const std::string& what) {
-    if (case_.relative_l2_bound == 0) return expect_same(expected, device, what);
+    if (case_.relative_l2_bound == 0 || memory_.has_nan_of_cpu()) return expect_same(expected, device, what);
     std::vector<std::byte> found(expected.size());
     memory_.from_device(found, static_cast<const std::byte*>(device));
     for (std::vector<std::byte>* bytes : {&expected, &found}) {

@@ -124,5 +124,17 @@ TEST(DeviceEmulationDeathTest, NoWarpEndsWhileOthersWait) {
   EXPECT_DEATH(run(EndsEarly{}, EmulatedOrder::kForwards), "1 of 3 warps have ended");
 }
 
+struct Launches : WithShared {
+  template <class Block>
+  void operator()(Block& block, Shared& shared) const {
+    block.each([&](int t) { shared.values[t] = t; });
+    EmulatedDevice(nullptr).launch(1, EndsEarly{});
+  }
+};
+
+TEST(DeviceEmulationDeathTest, NoKernelLaunchesAnother) {
+  EXPECT_DEATH(run(Launches{}, EmulatedOrder::kForwards), "a kernel launches another one");
+}
+
 }  // namespace
 }  // namespace cortado

@@ -210,7 +210,7 @@ def test_device_tests_that_fail_are_tried_alone(tmp_path):
     with pytest.raises(Failed) as failure:
         checks.tests(context)
     text = str(failure.value)
-    assert "cortado_cuda_test: 1 tests passed, 0 skipped, 2 failed, 1 of them alone" in text
+    assert "cortado_cuda_test: 1 tests passed, 0 skipped, 2 failed; of 2 tried alone 1 failed" in text
     assert "cortado_cuda_test Cuda.Second: the payload differs" in text and "Cuda.Third" not in text
 
 

@@ -22,7 +22,7 @@ ARCHITECTURES = "80-real;90"  # code for both, and what later devices make their
 PYTHON_TESTS_AT_ONCE = 4
 MOST_ALONE = 60  # tests that are tried again by themselves
 SHARDS = 16  # of the device tests under the sanitizer, which run until half of the section's time is over
-TRAINING = (("4", "1gbit"), ("4", "10gbit"))  # workers and links
+TRAINING = (("4", "1gbit"), ("4", "10gbit"), ("2", "1gbit"))  # workers and links
 TRAINING_UNSHAPED = (("4", "unshaped"), ("2", "unshaped"))  # where links can't be shaped
 CALIBRATION_RANKS, CALIBRATION_S = 2, 20
 METHODS = (
@@ -209,14 +209,15 @@ def tests(context: Context) -> str:
         results = json.loads(report.read_text())
         all_tests = [test for suite in results["testsuites"] for test in suite["testsuite"]]
         failed = [f"{test['classname']}.{test['name']}" for test in all_tests if "failures" in test]
-        alone = [(name, why) for name in failed[:MOST_ALONE] if (why := failure_of(context, program, name))]
+        tried = failed[:MOST_ALONE]
+        alone = [(name, why) for name in tried if (why := failure_of(context, program, name))]
         broken += [f"{program.name} {name}: {why}" for name, why in alone]
         skipped = sum(test["result"] == "SKIPPED" for test in all_tests)
         found.append(f"{program.name}: {len(all_tests) - skipped - len(failed)} tests passed, {skipped} skipped")
         if status != 0 and not failed:
             broken.append(f"{program.name} ended with {status}, though its tests passed")
         if failed:
-            found[-1] += f", {len(failed)} failed, {len(alone)} of them alone"
+            found[-1] += f", {len(failed)} failed; of {len(tried)} tried alone {len(alone)} failed"
         passed += len(all_tests) - skipped
     if not (found or broken):
         raise Failed("the build has no program of device tests")
@@ -416,7 +417,7 @@ SECTIONS = (
         "module", "the Python module and its libraries", 110, module, needs=("build",), prepares=True, on_device=False
     ),
     Section("python", "Python tests that need a device", 120, python_tests, needs=("module",)),
-    Section("training", "steps of training over links", 150, training, needs=("module",)),
+    Section("training", "steps of training over links", 200, training, needs=("module",)),
     Section("kernels", "share of copy bandwidth of every codec", 100, kernels, needs=("build",)),
     Section("kfac", "K-FAC's work against torch's own products", 55, kfac, needs=("module",)),
     Section("calibrate", "codecs, copies and contention, as plans need them", 60, calibrate, needs=("module",)),
