@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/json_text.h"
 #include "cortado/plan.h"
 
 namespace cortado {
@@ -20,12 +21,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kFormat = "cortado.plan/1";
 constexpr std::string_view kFamily = "cortado.plan/";
-
-std::string shortened(const Json& value) {
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
-}
 
 Status wrong(const std::string& path, const std::string& found, const std::string& expected) {
   return make_error(StatusCode::kInvalidArgument, "%s: %s; expected %s", path.c_str(), found.c_str(), expected.c_str());
@@ -42,7 +37,7 @@ Status read_integer(const Json& value, const std::string& path, std::int64_t sma
   const bool fits = value.is_number_integer() &&
                     !(value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX}) &&
                     value.get<std::int64_t>() >= smallest && value.get<std::int64_t>() <= largest;
-  if (!fits) return wrong(path, shortened(value), integer_from(smallest, largest));
+  if (!fits) return wrong(path, shortened_json(value), integer_from(smallest, largest));
   *target = value.get<std::int64_t>();
   return {};
 }
@@ -54,7 +49,7 @@ class ObjectReader {
   ObjectReader(const Json& object, std::string path, std::string pointer, UnknownFields* unknown)
       : object_(object), path_(std::move(path)), pointer_(std::move(pointer)), unknown_(unknown) {}
 
-  Status begin() const { return object_.is_object() ? Status() : wrong(path_, shortened(object_), "an object"); }
+  Status begin() const { return object_.is_object() ? Status() : wrong(path_, shortened_json(object_), "an object"); }
 
   // nullptr if it is not there.
   const Json* find(const std::string& key) {
@@ -65,7 +60,7 @@ class ObjectReader {
   Result<const Json*> list(const std::string& key, const std::string& of) {
     const Json* value = find(key);
     if (value == nullptr) return wrong(path_of(key), "not there", "a list of " + of);
-    if (!value->is_array()) return wrong(path_of(key), shortened(*value), "a list of " + of);
+    if (!value->is_array()) return wrong(path_of(key), shortened_json(*value), "a list of " + of);
     return value;
   }
   // Those that may be left out keep what `target` was.
@@ -73,7 +68,7 @@ class ObjectReader {
     const Json* value = find(key);
     if (value == nullptr && !required) return {};
     if (value == nullptr) return wrong(path_of(key), "not there", "a text");
-    if (!value->is_string()) return wrong(path_of(key), shortened(*value), "a text");
+    if (!value->is_string()) return wrong(path_of(key), shortened_json(*value), "a text");
     *target = value->get<std::string>();
     return {};
   }
@@ -87,7 +82,7 @@ class ObjectReader {
   Status read(const std::string& key, bool* target) {
     const Json* value = find(key);
     if (value == nullptr) return {};
-    if (!value->is_boolean()) return wrong(path_of(key), shortened(*value), "true or false");
+    if (!value->is_boolean()) return wrong(path_of(key), shortened_json(*value), "true or false");
     *target = value->get<bool>();
     return {};
   }
@@ -96,7 +91,8 @@ class ObjectReader {
     CORTADO_ASSIGN_OR_RETURN(const Json* values, list(key, "texts"));
     for (std::size_t i = 0; i < values->size(); ++i) {
       const Json& value = (*values)[i];
-      if (!value.is_string()) return wrong(path_of(key) + "[" + std::to_string(i) + "]", shortened(value), "a text");
+      if (!value.is_string())
+        return wrong(path_of(key) + "[" + std::to_string(i) + "]", shortened_json(value), "a text");
       target->push_back(value.get<std::string>());
     }
     return {};
@@ -117,7 +113,7 @@ class ObjectReader {
   void keep_unknown() const {
     for (const auto& [key, value] : object_.items()) {
       if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-      (*unknown_)[pointer_ + "/" + escaped(key)] = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+      (*unknown_)[pointer_ + "/" + escaped(key)] = json_line(value);
     }
   }
   std::string path_of(const std::string& key) const { return path_ + "." + key; }
@@ -313,18 +309,17 @@ Json bucket_json(const PlanBucket& bucket, const Topology& topology) {
 }
 
 // Lists of the top have one line an element.
-std::string dump(const Json& document) {
-  constexpr auto kReplace = Json::error_handler_t::replace;
+std::string plan_text(const Json& document) {
   std::string text = "{";
   for (const auto& [key, value] : document.items()) {
     text += text.size() > 1 ? ",\n " : "\n ";
-    text += Json(key).dump(-1, ' ', false, kReplace) + ": ";
+    text += json_line(Json(key)) + ": ";
     if (!value.is_array() || value.empty()) {
-      text += value.dump(-1, ' ', false, kReplace);
+      text += json_line(value);
       continue;
     }
     for (std::size_t i = 0; i < value.size(); ++i) {
-      text += (i == 0 ? "[\n  " : ",\n  ") + value[i].dump(-1, ' ', false, kReplace);
+      text += (i == 0 ? "[\n  " : ",\n  ") + json_line(value[i]);
     }
     text += "\n ]";
   }
@@ -346,7 +341,7 @@ std::string plan_to_json(const Plan& plan) {
   }
   document["notes"] = plan.notes;
   put_unknown(plan.unknown, &document);
-  return dump(document);
+  return plan_text(document);
 }
 
 Result<Plan> plan_from_json(std::string_view json) {

@@ -6,70 +6,69 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "core/json_text.h"
 #include "cortado/trace.h"
 
 namespace cortado {
 
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::ordered_json;
 
-constexpr const char* kFormat = "cortado.trace/1";
+constexpr const char* kTraceFormat = "cortado.trace/1";
 constexpr std::size_t kEventFields = 7;
 
-Status wrong(const std::string& place, const char* expected, const json& found) {
-  constexpr std::size_t kShown = 60;
-  std::string text = found.dump(-1, ' ', false, json::error_handler_t::replace);
-  if (text.size() > kShown) text = text.substr(0, kShown) + "...";
-  return make_error(StatusCode::kCorruptData, "%s: expected %s, got %s", place.c_str(), expected, text.c_str());
+Status unlike(const std::string& place, const char* expected, const Json& found) {
+  return make_error(StatusCode::kCorruptData, "%s: expected %s, got %s", place.c_str(), expected,
+                    shortened_json(found).c_str());
 }
 
 // The member `key` of `object` as an integer from `lowest` to `highest`.
-Result<std::int64_t> integer(const json& object, const char* key, std::int64_t lowest, std::int64_t highest) {
-  const json value = object.value(key, json());
+Result<std::int64_t> integer(const Json& object, const char* key, std::int64_t lowest, std::int64_t highest) {
+  const Json value = object.value(key, Json());
   const bool fits = value.is_number_integer() &&
                     (!value.is_number_unsigned() || value.get<std::uint64_t>() <= static_cast<std::uint64_t>(highest));
   if (!fits || value.get<std::int64_t>() < lowest || value.get<std::int64_t>() > highest) {
     const std::string range = "an integer from " + std::to_string(lowest) + " to " + std::to_string(highest);
-    return wrong(key, range.c_str(), value);
+    return unlike(key, range.c_str(), value);
   }
   return value.get<std::int64_t>();
 }
 
-Result<std::vector<std::string>> texts(const json& object, const char* key) {
-  const json& list = object.contains(key) ? object[key] : json();
-  if (!list.is_array()) return wrong(key, "a list of texts", list);
+Result<std::vector<std::string>> texts(const Json& object, const char* key) {
+  const Json& list = object.contains(key) ? object[key] : Json();
+  if (!list.is_array()) return unlike(key, "a list of texts", list);
   std::vector<std::string> result;
-  for (const json& item : list) {
-    if (!item.is_string()) return wrong(key, "a list of texts", list);
+  for (const Json& item : list) {
+    if (!item.is_string()) return unlike(key, "a list of texts", list);
     result.push_back(item.get<std::string>());
   }
   return result;
 }
 
-Result<std::vector<Stage>> stages(const json& object) {
+Result<std::vector<Stage>> stages(const Json& object) {
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::string> names, texts(object, "stages"));
   std::vector<Stage> result;
   for (const std::string& name : names) {
     int stage = 0;
     while (stage < kStageCount && stage_name(static_cast<Stage>(stage)) != name) ++stage;
-    if (stage == kStageCount) return wrong("stages", "names of stages", name);
+    if (stage == kStageCount) return unlike("stages", "names of stages", name);
     result.push_back(static_cast<Stage>(stage));
   }
   return result;
 }
 
-Result<TraceEvent> event_of(const json& fields, const std::vector<Stage>& stages, std::size_t tensors,
+Result<TraceEvent> event_of(const Json& fields, const std::vector<Stage>& stages, std::size_t tensors,
                             const std::string& place) {
   constexpr const char* kExpected =
       "[stage, step, message, tensor, start_ns, end_ns, bytes], integers within the lists of this file";
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;  // differences and sums stay in range
-  if (!fields.is_array() || fields.size() != kEventFields) return wrong(place, kExpected, fields);
+  if (!fields.is_array() || fields.size() != kEventFields) return unlike(place, kExpected, fields);
   std::int64_t values[kEventFields];
   for (std::size_t i = 0; i < kEventFields; ++i) {
     const bool is_small = fields[i].is_number_integer() &&
                           (!fields[i].is_number_unsigned() || fields[i].get<std::uint64_t>() <= std::uint64_t{kMost});
-    if (!is_small || fields[i].get<std::int64_t>() < -1) return wrong(place, kExpected, fields);
+    if (!is_small || fields[i].get<std::int64_t>() < -1) return unlike(place, kExpected, fields);
     values[i] = fields[i].get<std::int64_t>();
   }
   const auto [stage, step, message, tensor, start_ns, end_ns, bytes] = values;
@@ -77,7 +76,7 @@ Result<TraceEvent> event_of(const json& fields, const std::vector<Stage>& stages
                            message <= std::numeric_limits<std::int32_t>::max() &&
                            tensor < static_cast<std::int64_t>(tensors) && start_ns >= 0 && end_ns >= start_ns &&
                            bytes >= 0;
-  if (!is_possible) return wrong(place, kExpected, fields);
+  if (!is_possible) return unlike(place, kExpected, fields);
   return TraceEvent{.stage = stages[static_cast<std::size_t>(stage)],
                     .message = static_cast<std::int32_t>(message),
                     .tensor = static_cast<std::int32_t>(tensor),
@@ -88,31 +87,31 @@ Result<TraceEvent> event_of(const json& fields, const std::vector<Stage>& stages
 }
 
 // What files of engines without a plan, and older ones, lack.
-Status name_collectives(const json& file, Trace* trace) {
+Status name_collectives(const Json& file, Trace* trace) {
   CORTADO_ASSIGN_OR_RETURN(trace->collectives, texts(file, "collectives"));
   constexpr const char* kExpected = "a place in collectives, or -1, for each communicate event";
-  const json places = file.value("collective_of", json());
+  const Json places = file.value("collective_of", Json());
   std::size_t next = 0;
   for (TraceEvent& event : trace->events) {
     if (event.stage != Stage::kCommunicate) continue;
-    if (!places.is_array() || next == places.size()) return wrong("collective_of", kExpected, places);
-    const json& place = places[next++];
+    if (!places.is_array() || next == places.size()) return unlike("collective_of", kExpected, places);
+    const Json& place = places[next++];
     const bool is_known = place.is_number_unsigned() && place.get<std::uint64_t>() < trace->collectives.size();
-    if (!is_known && place != -1) return wrong("collective_of", kExpected, place);
+    if (!is_known && place != -1) return unlike("collective_of", kExpected, place);
     event.collective = static_cast<std::int32_t>(place.get<std::int64_t>());
   }
-  if (!places.is_array() || next != places.size()) return wrong("collective_of", kExpected, places);
+  if (!places.is_array() || next != places.size()) return unlike("collective_of", kExpected, places);
   return {};
 }
 
-Result<Trace> trace_of(const json& file) {
-  if (!file.is_object() || file.value("format", json()) != kFormat) {
-    return wrong("the file", "an object of \"format\": \"cortado.trace/1\"",
-                 file.is_object() ? file.value("format", json()) : file);
+Result<Trace> trace_of(const Json& file) {
+  if (!file.is_object() || file.value("format", Json()) != kTraceFormat) {
+    return unlike("the file", "an object of \"format\": \"cortado.trace/1\"",
+                  file.is_object() ? file.value("format", Json()) : file);
   }
   Trace trace;
-  const json spec = file.value("spec", json());
-  if (!spec.is_string()) return wrong("spec", "a text", spec);
+  const Json spec = file.value("spec", Json());
+  if (!spec.is_string()) return unlike("spec", "a text", spec);
   trace.spec = spec.get<std::string>();
   constexpr std::int64_t kMostRanks = 1 << 24;
   CORTADO_ASSIGN_OR_RETURN(const std::int64_t world_size, integer(file, "world_size", 1, kMostRanks));
@@ -122,8 +121,8 @@ Result<Trace> trace_of(const json& file) {
   trace.rank = static_cast<int>(rank);
   CORTADO_ASSIGN_OR_RETURN(trace.tensors, texts(file, "tensors"));
   CORTADO_ASSIGN_OR_RETURN(const std::vector<Stage> known, stages(file));
-  const json& events = file.contains("events") ? file["events"] : json();
-  if (!events.is_array()) return wrong("events", "a list", events);
+  const Json& events = file.contains("events") ? file["events"] : Json();
+  if (!events.is_array()) return unlike("events", "a list", events);
   for (std::size_t i = 0; i < events.size(); ++i) {
     const std::string place = "events[" + std::to_string(i) + "]";
     CORTADO_ASSIGN_OR_RETURN(const TraceEvent event, event_of(events[i], known, trace.tensors.size(), place));
@@ -133,8 +132,6 @@ Result<Trace> trace_of(const json& file) {
   return trace;
 }
 
-std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-
 }  // namespace
 
 std::string_view stage_name(Stage stage) {
@@ -143,37 +140,36 @@ std::string_view stage_name(Stage stage) {
 }
 
 std::string trace_to_json(const Trace& trace) {
-  json stages = json::array();
+  Json stages = Json::array();
   for (int stage = 0; stage < kStageCount; ++stage) stages.push_back(stage_name(static_cast<Stage>(stage)));
-  json events = json::array();
+  Json events = Json::array();
   for (const TraceEvent& event : trace.events) {
     events.push_back({static_cast<int>(event.stage), event.step, event.message, event.tensor, event.start_ns,
                       event.end_ns, event.bytes});
   }
-  json file = {{"format", kFormat},           {"spec", trace.spec},
-               {"rank", trace.rank},          {"world_size", trace.world_size},
-               {"dropped", trace.dropped},    {"tensors", trace.tensors},
-               {"stages", std::move(stages)}, {"events", std::move(events)}};
-  if (trace.collectives.empty()) return dump(file);
-  json places = json::array();
+  Json file = {{"format", kTraceFormat},         {"spec", trace.spec},         {"rank", trace.rank},
+               {"world_size", trace.world_size}, {"dropped", trace.dropped},   {"tensors", trace.tensors},
+               {"stages", std::move(stages)},    {"events", std::move(events)}};
+  if (trace.collectives.empty()) return json_line(file);
+  Json places = Json::array();
   for (const TraceEvent& event : trace.events) {
     if (event.stage == Stage::kCommunicate) places.push_back(event.collective);
   }
   file["collectives"] = trace.collectives;
   file["collective_of"] = std::move(places);
-  return dump(file);
+  return json_line(file);
 }
 
 Result<Trace> parse_trace(std::string_view text) {
   try {
-    return trace_of(json::parse(text));
+    return trace_of(Json::parse(text));
   } catch (const std::exception& error) {  // of the parser
     return make_error(StatusCode::kCorruptData, "a trace is JSON, and this is not: %s", error.what());
   }
 }
 
 std::string trace_to_chrome(const Trace& trace) {
-  json list = json::array();
+  Json list = Json::array();
   for (int stage = 0; stage < kStageCount; ++stage) {
     list.push_back({{"name", "thread_name"},
                     {"ph", "M"},
@@ -188,7 +184,7 @@ std::string trace_to_chrome(const Trace& trace) {
     } else if (event.message >= 0) {
       name += " message " + std::to_string(event.message);
     }
-    json arguments = {{"step", event.step}, {"bytes", event.bytes}};
+    Json arguments = {{"step", event.step}, {"bytes", event.bytes}};
     if (event.collective >= 0 && event.collective < static_cast<std::int32_t>(trace.collectives.size())) {
       arguments["collective"] = trace.collectives[static_cast<std::size_t>(event.collective)];
     }
@@ -200,7 +196,7 @@ std::string trace_to_chrome(const Trace& trace) {
                     {"dur", static_cast<double>(event.end_ns - event.start_ns) / 1e3},
                     {"args", std::move(arguments)}});
   }
-  return dump({{"traceEvents", std::move(list)}, {"displayTimeUnit", "ms"}});
+  return json_line(Json{{"traceEvents", std::move(list)}, {"displayTimeUnit", "ms"}});
 }
 
 }  // namespace cortado

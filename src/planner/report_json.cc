@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/format.h"
+#include "core/json_text.h"
 #include "cortado/planner.h"
 #include "planner/report_page.h"
 
@@ -190,7 +191,7 @@ Result<std::string> report_to_html(const Plan& plan, const Job& job, const Clust
   data["tensors"] = tensors_json(plan, job, explanation);
   data["ways"] = ways_json(plan, explanation);
 
-  std::string json = data.dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string json = json_line(data);
   replace_all(&json, "</", "<\\/");  // no name may end the script
   std::string page = kReportPage;
   replace_all(&page, "TITLE", html_escaped("Cortado plan: " + job.name + " on " + cluster.name));

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "core/check.h"
+#include "core/json_text.h"
 #include "cortado/cluster.h"
 #include "cortado/job.h"
 #include "profile/places.h"
@@ -91,12 +92,6 @@ Result<Json> parse_json(std::string_view text) {
   return finder.status();
 }
 
-std::string shortened(const Json& value) {
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > 40) text = text.substr(0, 37) + "...";
-  return text;
-}
-
 // ---- JSON to fields -------------------------------------------------------------------------------------------------
 
 // One object of the file. The first thing that is wrong is kept; after it, readers return defaults.
@@ -104,7 +99,7 @@ class Fields {
  public:
   Fields(const Json& object, std::string path, Status* status)
       : object_(object), path_(std::move(path)), status_(status) {
-    if (!object.is_object()) fail("", "an object", shortened(object));
+    if (!object.is_object()) fail("", "an object", shortened_json(object));
   }
 
   std::string text(const char* key) { return text_or(key, nullptr); }
@@ -112,7 +107,7 @@ class Fields {
     const Json* value = find(key, "a text", missing == nullptr);
     if (value == nullptr) return missing != nullptr ? missing : "";
     if (value->is_string()) return value->get<std::string>();
-    return fail(key, "a text", shortened(*value)), "";
+    return fail(key, "a text", shortened_json(*value)), "";
   }
   std::int64_t integer(const char* key, const char* expected) {
     const Json* value = find(key, expected, true);
@@ -139,14 +134,14 @@ class Fields {
   bool boolean_or(const char* key, bool missing) {
     const Json* value = find(key, "true or false", false);
     if (value == nullptr) return missing;
-    if (!value->is_boolean()) return fail(key, "true or false", shortened(*value)), missing;
+    if (!value->is_boolean()) return fail(key, "true or false", shortened_json(*value)), missing;
     return value->get<bool>();
   }
   std::vector<std::int64_t> integers(const char* key, const char* expected) {
     std::vector<std::int64_t> result;
     const Json* value = find(key, "a list", true);
     if (value == nullptr) return result;
-    if (!value->is_array()) return fail(key, "a list", shortened(*value)), result;
+    if (!value->is_array()) return fail(key, "a list", shortened_json(*value)), result;
     for (const Json& item : *value) result.push_back(as_integer(item, place_of(place(key), result.size()), expected));
     return result;
   }
@@ -155,7 +150,7 @@ class Fields {
   void each(const char* key, bool required, Read read) {
     const Json* value = find(key, "a list", required);
     if (value == nullptr) return;
-    if (!value->is_array()) return fail(key, "a list", shortened(*value));
+    if (!value->is_array()) return fail(key, "a list", shortened_json(*value));
     for (std::size_t i = 0; i < value->size() && status_->ok(); ++i) {
       read(Fields((*value)[i], place_of(place(key), i), status_));
     }
@@ -174,7 +169,7 @@ class Fields {
   void each_entry(const char* key, bool required, Read read) {
     const Json* value = find(key, "an object", required);
     if (value == nullptr) return;
-    if (!value->is_object()) return fail(key, "an object", shortened(*value));
+    if (!value->is_object()) return fail(key, "an object", shortened_json(*value));
     for (const auto& [name, entry] : value->items()) {
       if (status_->ok()) read(name, entry, place(key) + "." + name);
     }
@@ -186,7 +181,7 @@ class Fields {
   Status* status() { return status_; }
   double as_number(const Json& value, const std::string& where) {
     if (value.is_number()) return value.get<double>();
-    if (status_->ok()) *status_ = refuse(where, "a number", shortened(value));
+    if (status_->ok()) *status_ = refuse(where, "a number", shortened_json(value));
     return 0;
   }
 
@@ -200,9 +195,7 @@ class Fields {
     UnknownFields fields = nested_;
     if (!object_.is_object()) return fields;
     for (const auto& [name, value] : object_.items()) {
-      if (known_.count(name) == 0) {
-        fields["/" + escaped(name)] = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-      }
+      if (known_.count(name) == 0) fields["/" + escaped(name)] = json_line(value);
     }
     return fields;
   }
@@ -227,7 +220,7 @@ class Fields {
     if (value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX)) {
       return value.get<std::int64_t>();
     }
-    if (status_->ok()) *status_ = refuse(where, std::string(expected) + ", an integer", shortened(value));
+    if (status_->ok()) *status_ = refuse(where, std::string(expected) + ", an integer", shortened_json(value));
     return 0;
   }
 

@@ -3,25 +3,31 @@
 // Candidates on their way from rank 0 to the others, which run the same program: no file format.
 #include <nlohmann/json.hpp>
 
+#include "core/json_text.h"
 #include "session/candidates.h"
 
 namespace cortado {
 
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+}  // namespace
+
 std::string candidates_to_json(const Candidates& candidates) {
-  nlohmann::json list = nlohmann::json::array();
+  Json list = Json::array();
   for (const AutoCandidate& candidate : candidates.list) {
     list.push_back({candidate.label, candidate.what, candidate.predicted_ns});
   }
-  return nlohmann::json{{"list", list}, {"notes", candidates.notes}}.dump(-1, ' ', false,
-                                                                          nlohmann::json::error_handler_t::replace);
+  return json_line(Json{{"list", list}, {"notes", candidates.notes}});
 }
 
 Result<Candidates> candidates_from_json(const std::string& json) {
-  const nlohmann::json document = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const Json document = Json::parse(json, nullptr, /*allow_exceptions=*/false);
   const Status damaged(StatusCode::kInternal, "what rank 0 sent of its candidates can't be read");
   if (!document.is_object() || !document.contains("list") || !document.contains("notes")) return damaged;
   Candidates candidates;
-  for (const nlohmann::json& entry : document["list"]) {
+  for (const Json& entry : document["list"]) {
     const bool is_entry = entry.is_array() && entry.size() == 3 && entry[0].is_string() && entry[1].is_string() &&
                           entry[2].is_number_integer();
     if (!is_entry) return damaged;
@@ -29,7 +35,7 @@ Result<Candidates> candidates_from_json(const std::string& json) {
                                .what = entry[1].get<std::string>(),
                                .predicted_ns = entry[2].get<std::int64_t>()});
   }
-  for (const nlohmann::json& note : document["notes"]) candidates.notes.push_back(note.get<std::string>());
+  for (const Json& note : document["notes"]) candidates.notes.push_back(note.get<std::string>());
   if (candidates.list.empty()) return damaged;
   return candidates;
 }

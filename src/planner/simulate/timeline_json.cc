@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <nlohmann/json.hpp>
 
+#include "core/json_text.h"
 #include "cortado/planner.h"
 
 namespace cortado {
@@ -31,8 +32,7 @@ std::string timeline_to_trace(const Timeline& timeline, const Plan& plan) {
                     {"dur", static_cast<double>(event.end_ns - event.start_ns) / 1e3},
                     {"args", std::move(arguments)}});
   }
-  return Json{{"traceEvents", std::move(list)}, {"displayTimeUnit", "ms"}}.dump(-1, ' ', false,
-                                                                                Json::error_handler_t::replace);
+  return json_line(Json{{"traceEvents", std::move(list)}, {"displayTimeUnit", "ms"}});
 }
 
 }  // namespace cortado
