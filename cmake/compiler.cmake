@@ -71,10 +71,9 @@ function(cortado_precompile_headers target)
 endfunction()
 
 # With CORTADO_UNITY, the files of a target, a dozen at a time, are compiled as one: headers are read, and what they have
-# for everybody is compiled, once for all of them. Kernels and files with flags of their own are
-# left alone, and so are those that match `apart`. Names of one folder have to differ, in
-# anonymous namespaces too; tests that would rather not have a namespace of their own. What a file forgets to include is
-# found by the preset clang.
+# for everybody is compiled, once for all of them. Kernels and files with flags of their own are left alone, and so are
+# those that match `apart`. Names of one folder have to differ, in anonymous namespaces too; tests that would rather not
+# have a namespace of their own. What a file forgets to include is found by the preset clang.
 function(cortado_unite target apart)
   if(NOT CORTADO_UNITY)
     return()

@@ -9,7 +9,8 @@ if(CORTADO_SOURCES)
   list(FILTER sources INCLUDE REGEX "^${PROJECT_SOURCE_DIR}/src/(${wanted})(/|$)")
 endif()
 
-# Files are read and written once a run, and most of the time to compile this goes into nlohmann-json: once for all.
+# Files are read and written once a run, and most of the time to compile this goes into nlohmann-json: once for all, so
+# names have to differ in all *_json.cc.
 set(json_sources ${sources})
 list(FILTER json_sources INCLUDE REGEX "_json\\.cc$")
 list(FILTER sources EXCLUDE REGEX "_json\\.cc$")

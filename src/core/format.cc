@@ -23,6 +23,13 @@ std::string format_arguments(const char* format, std::va_list arguments) {
   return text;
 }
 
+std::string shorten(std::string_view text, std::size_t longest) {
+  if (text.size() <= longest) return std::string(text);
+  const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; };
+  while (longest > 0 && continues(text[longest])) --longest;
+  return std::string(text.substr(0, longest)) + "...";
+}
+
 std::string name_tensors(std::string_view first, std::size_t count) {
   if (count == 0) return "no tensor";
   std::string name = "\"" + std::string(first) + "\"";

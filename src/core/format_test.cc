@@ -16,5 +16,15 @@ TEST(FormatText, LosesNothingOfLongText) {
   EXPECT_EQ(format_text("<%s>", longer.c_str()), "<" + longer + ">");
 }
 
+TEST(Shorten, KeepsWhatFitsAndOtherwiseWholeCharacters) {
+  EXPECT_EQ(shorten("", 4), "");
+  EXPECT_EQ(shorten("rank", 4), "rank");
+  EXPECT_EQ(shorten("ranks", 4), "rank...");
+  EXPECT_EQ(shorten("\xc3\xa9\xc3\xa9\xc3\xa9", 4), "\xc3\xa9\xc3\xa9...");
+  EXPECT_EQ(shorten("\xc3\xa9\xc3\xa9\xc3\xa9", 3), "\xc3\xa9...");
+  EXPECT_EQ(shorten("a\xf0\x9f\x98\x80", 4), "a...");
+  EXPECT_EQ(shorten("\x80\x80\x80", 2), "...");  // no UTF-8 at all
+}
+
 }  // namespace
 }  // namespace cortado

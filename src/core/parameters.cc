@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "cortado/spec.h"
 
 namespace cortado {
@@ -104,15 +105,12 @@ const Parameter* find_parameter(const std::vector<Parameter>& table, std::string
   return nullptr;
 }
 
-std::string shortened(const std::string& text) {
-  constexpr std::size_t kLongest = 60;
-  return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
-}
+constexpr std::size_t kLongestShown = 60;
 
 // "acp(rank=0)"
 std::string place_of(std::string_view where, const SpecArgument& argument) {
-  const std::string key = argument.key.empty() ? "" : shortened(argument.key) + "=";
-  return std::string(where) + "(" + key + shortened(argument.value) + ")";
+  const std::string key = argument.key.empty() ? "" : shorten(argument.key, kLongestShown) + "=";
+  return std::string(where) + "(" + key + shorten(argument.value, kLongestShown) + ")";
 }
 
 Status unknown_parameter(std::string_view where, const SpecArgument& argument, const std::vector<Parameter>& table) {
@@ -124,7 +122,7 @@ Status unknown_parameter(std::string_view where, const SpecArgument& argument, c
   std::string known;
   for (const Parameter& parameter : table) known += (known.empty() ? "" : ", ") + std::string(parameter.name);
   return make_error(StatusCode::kInvalidArgument, "%s: no parameter \"%s\"; %s takes %s", place.c_str(),
-                    shortened(argument.key).c_str(), taker.c_str(), known.c_str());
+                    shorten(argument.key, kLongestShown).c_str(), taker.c_str(), known.c_str());
 }
 
 }  // namespace
@@ -146,12 +144,12 @@ Result<ParameterValues> ParameterValues::read(std::string_view where, const std:
     const std::string place = place_of(where, argument);
     if (entry.given) {
       return make_error(StatusCode::kInvalidArgument, "%s: %s was already given as \"%s\"%s", place.c_str(),
-                        parameter->name, shortened(entry.text).c_str(),
+                        parameter->name, shorten(entry.text, kLongestShown).c_str(),
                         argument.key.empty() ? "; values of other parameters need their name in front" : "");
     }
     if (!is_legal(*parameter, argument.value)) {
       return make_error(StatusCode::kInvalidArgument, "%s: %s must be %s, got \"%s\"", place.c_str(), parameter->name,
-                        expected_of(*parameter).c_str(), shortened(argument.value).c_str());
+                        expected_of(*parameter).c_str(), shorten(argument.value, kLongestShown).c_str());
     }
     entry.text = argument.value;
     entry.given = true;

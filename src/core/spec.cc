@@ -2,6 +2,7 @@
 #include "cortado/spec.h"
 
 #include "core/check.h"
+#include "core/format.h"
 
 namespace cortado {
 
@@ -16,11 +17,10 @@ bool is_word_char(char c) { return !is_blank(c) && !is_control(c) && kSpecial.fi
 // What a message shows of a text that may be long or unprintable.
 std::string shown(std::string_view text) {
   constexpr std::size_t kLongest = 100;
-  std::string result(text.substr(0, kLongest));
+  std::string result = shorten(text, kLongest);
   for (char& c : result) {
     if (is_control(c)) c = '?';
   }
-  if (text.size() > kLongest) result += "...";
   return result;
 }
 
