@@ -19,18 +19,10 @@ cortado_target(cortado_json)
 set_target_properties(cortado_json PROPERTIES POSITION_INDEPENDENT_CODE ON UNITY_BUILD ${CORTADO_UNITY} UNITY_BUILD_BATCH_SIZE 0)
 target_include_directories(cortado_json PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
 target_link_libraries(cortado_json PRIVATE nlohmann_json::nlohmann_json)
-if(NOT CORTADO_SANITIZE)
+if(CORTADO_SANITIZE)
+  target_compile_options(cortado_json PRIVATE -O0)
+else()
   target_compile_options(cortado_json PRIVATE -O1)
-endif()
-
-# What takes a sanitized test its time. clang compiles kernels with -O2 several times as fast as with -O1.
-if(CORTADO_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-  foreach(source IN LISTS sources)
-    cortado_has_kernels("${source}" has_kernels)
-    if(has_kernels OR source MATCHES "/src/codec/[^/]+/")
-      set_source_files_properties("${source}" PROPERTIES COMPILE_OPTIONS -O2 SKIP_PRECOMPILE_HEADERS ON)
-    endif()
-  endforeach()
 endif()
 
 # What a device library and who loads it must share (cortado/device_library.h).
