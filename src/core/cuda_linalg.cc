@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "core/cuda_linalg.h"
 
+#include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 #include <cusolverDn.h>
 
@@ -12,6 +13,7 @@
 #include "core/check.h"
 #include "core/cuda_device.h"
 #include "core/linalg.h"
+#include "core/linalg_device.h"
 
 namespace cortado {
 
@@ -27,6 +29,19 @@ Status status_of(cusolverStatus_t status, const char* call) {
   return make_error(StatusCode::kInternal, "%s: cuSOLVER returned %d", call, static_cast<int>(status));
 }
 
+Status status_of(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return {};
+  return make_error(StatusCode::kInternal, "%s: cuBLAS returned %d (%s)", call, static_cast<int>(status),
+                    cublasGetStatusString(status));
+}
+
+// Larger matrices fill a device one by one. cuSOLVER inverts none of a batch, so that this decomposes them, solves for
+// the identity and multiplies: three times the operations, in as many calls for all as else for one. On an L40S 16
+// decompositions of 512 x 512 take 0.7 ms together and 5.3 one by one (github.com/ml-explore/mlx, pull request 4208).
+constexpr std::int64_t kMostBatched = 512;
+
+bool is_batched(std::int64_t n, std::int64_t count) { return count > 1 && n <= kMostBatched; }
+
 class CudaLinalgImpl final : public CudaLinalg {
  public:
   explicit CudaLinalgImpl(DeviceStream stream) : stream_(stream) {}
@@ -34,12 +49,15 @@ class CudaLinalgImpl final : public CudaLinalg {
     if (workspace_ != nullptr) cudaFreeAsync(workspace_, stream_);
     if (parameters_ != nullptr) cusolverDnDestroyParams(parameters_);
     if (solver_ != nullptr) cusolverDnDestroy(solver_);
+    if (blas_ != nullptr) cublasDestroy(blas_);
   }
 
   Status prepare() {
     CORTADO_RETURN_IF_ERROR(status_of(cusolverDnCreate(&solver_), "cusolverDnCreate"));
     CORTADO_RETURN_IF_ERROR(status_of(cusolverDnSetStream(solver_, stream_), "cusolverDnSetStream"));
-    return status_of(cusolverDnCreateParams(&parameters_), "cusolverDnCreateParams");
+    CORTADO_RETURN_IF_ERROR(status_of(cusolverDnCreateParams(&parameters_), "cusolverDnCreateParams"));
+    CORTADO_RETURN_IF_ERROR(status_of(cublasCreate(&blas_), "cublasCreate"));
+    return status_of(cublasSetStream(blas_, stream_), "cublasSetStream");
   }
 
   Status reserve_symmetric_eigen(std::int64_t n, std::int64_t count) override {
@@ -49,9 +67,11 @@ class CudaLinalgImpl final : public CudaLinalg {
     static_cast<void>(host_workspace(host_bytes));
     return {};
   }
-  Status reserve_invert_positive_definite(std::int64_t n) override {
+  Status reserve_invert_positive_definite(std::int64_t n, std::int64_t count) override {
+    if (n == 0 || count == 0) return {};
+    if (is_batched(n, count)) return grow(Batch(n, count).bytes());
     int elems = 0;
-    return n == 0 ? Status() : grow_for_inverse(n, nullptr, &elems);
+    return grow_for_inverse(n, nullptr, &elems);
   }
   std::int64_t workspace_bytes() const override { return static_cast<std::int64_t>(workspace_bytes_); }
 
@@ -67,9 +87,60 @@ class CudaLinalgImpl final : public CudaLinalg {
         "cusolverDnXsyevBatched");
   }
 
-  Status invert_positive_definite(std::int64_t n, float* matrix, int* info) override {
-    CORTADO_CHECK(n >= 0 && n <= kMaxMatrixDim);
+  Status invert_positive_definite(std::int64_t n, std::int64_t count, float* matrices, int* infos) override {
+    CORTADO_CHECK(n >= 0 && n <= kMaxMatrixDim && count >= 0);
     if (n == 0) return {};
+    if (is_batched(n, count)) return invert_together(n, count, matrices, infos);
+    for (std::int64_t i = 0; i < count; ++i) {
+      CORTADO_RETURN_IF_ERROR(invert_one(n, matrices + i * n * n, infos + i));
+    }
+    return {};
+  }
+
+ private:
+  static constexpr std::size_t kInfoBytes = 256;  // an int, and the alignment of what follows
+
+  // The workspace of invert_together(): identities, which become inverses of the Cholesky factors, then pointers.
+  struct Batch {
+    Batch(std::int64_t n, std::int64_t matrices)
+        : count(static_cast<std::size_t>(matrices)), elems(count * static_cast<std::size_t>(n * n)) {}
+    std::size_t pointers_at() const {
+      return (elems * sizeof(float) + sizeof(float*) - 1) / sizeof(float*) * sizeof(float*);
+    }
+    std::size_t bytes() const { return pointers_at() + 2 * count * sizeof(float*); }
+    std::size_t count, elems;
+  };
+
+  // With A = U^T U: X = U^-T, which solves U^T X = I, and A^-1 = X^T X.
+  Status invert_together(std::int64_t n, std::int64_t count, float* matrices, int* infos) {
+    const Batch batch(n, count);
+    CORTADO_RETURN_IF_ERROR(grow(batch.bytes()));
+    auto* const inverses = reinterpret_cast<float*>(workspace_);
+    auto** const pointers = reinterpret_cast<float**>(workspace_ + batch.pointers_at());
+    const BeginBatch begin{.n = n,
+                           .count = count,
+                           .matrices = matrices,
+                           .identities = inverses,
+                           .matrix_pointers = pointers,
+                           .identity_pointers = pointers + count};
+    CudaDevice kernels(stream_);
+    kernels.launch(begin.blocks(), begin);
+    CORTADO_RETURN_IF_ERROR(kernels.status());
+    const auto size = static_cast<int>(n), number = static_cast<int>(count);
+    constexpr float kOne = 1, kZero = 0;
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cusolverDnSpotrfBatched(solver_, kTriangle, size, begin.matrix_pointers, size, infos, number),
+                  "cusolverDnSpotrfBatched"));
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cublasStrsmBatched(blas_, CUBLAS_SIDE_LEFT, kTriangle, CUBLAS_OP_T, CUBLAS_DIAG_NON_UNIT, size, size,
+                                     &kOne, begin.matrix_pointers, size, begin.identity_pointers, size, number),
+                  "cublasStrsmBatched"));
+    return status_of(cublasSgemmStridedBatched(blas_, CUBLAS_OP_T, CUBLAS_OP_N, size, size, size, &kOne, inverses, size,
+                                               n * n, inverses, size, n * n, &kZero, matrices, size, n * n, number),
+                     "cublasSgemmStridedBatched");
+  }
+
+  Status invert_one(std::int64_t n, float* matrix, int* info) {
     const auto size = static_cast<int>(n);
     int elems = 0;
     CORTADO_RETURN_IF_ERROR(grow_for_inverse(n, matrix, &elems));
@@ -81,9 +152,6 @@ class CudaLinalgImpl final : public CudaLinalg {
         cusolverDnSpotri(solver_, kTriangle, size, matrix, size, work, elems, reinterpret_cast<int*>(workspace_)),
         "cusolverDnSpotri");
   }
-
- private:
-  static constexpr std::size_t kInfoBytes = 256;  // an int, and the alignment of what follows
 
   // How much is needed does not depend on where the matrices are.
   Status grow_for_eigen(std::int64_t n, std::int64_t count, float* matrices, float* values, std::size_t* host_bytes) {
@@ -128,6 +196,7 @@ class CudaLinalgImpl final : public CudaLinalg {
 
   const DeviceStream stream_;
   cusolverDnHandle_t solver_ = nullptr;
+  cublasHandle_t blas_ = nullptr;
   cusolverDnParams_t parameters_ = nullptr;
   std::byte* workspace_ = nullptr;
   std::size_t workspace_bytes_ = 0;

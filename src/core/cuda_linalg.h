@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// The decompositions of linalg.h on a CUDA device, over cuSOLVER: matrices are float32, row-major, in device memory;
-// only the lower triangle is read, and of inverses written.
+// The decompositions of linalg.h on a CUDA device, over cuSOLVER and cuBLAS: matrices are float32, row-major, in device
+// memory; only the lower triangle is read, and of inverses written.
 //
 // Calls give work to the stream and do not wait for it. They allocate, in the order of the stream, where a matrix is
 // larger than those before. What came of a decomposition is in `infos` when the stream gets there: 0, or LAPACK's
@@ -25,16 +25,16 @@ class CudaLinalg {
 
   // Takes the memory that the calls below need, so that they don't.
   virtual Status reserve_symmetric_eigen(std::int64_t n, std::int64_t count) = 0;
-  virtual Status reserve_invert_positive_definite(std::int64_t n) = 0;
+  virtual Status reserve_invert_positive_definite(std::int64_t n, std::int64_t count) = 0;
   virtual std::int64_t workspace_bytes() const = 0;
 
   // Of `count` matrices, one behind the other. Eigenvalues in ascending order to `values` (n of each); eigenvector i
   // becomes row i of its matrix.
   virtual Status symmetric_eigen(std::int64_t n, std::int64_t count, float* matrices, float* values, int* infos) = 0;
 
-  // The inverse of a positive definite matrix, by Cholesky decomposition. An info above 0: it is not positive definite,
-  // and `matrix` holds unspecified values. cuSOLVER has no such call for several; several streams do them side by side.
-  virtual Status invert_positive_definite(std::int64_t n, float* matrix, int* info) = 0;
+  // The inverses of `count` positive definite matrices, one behind the other, by Cholesky decomposition. An info above
+  // 0: its matrix is not positive definite, and holds unspecified values.
+  virtual Status invert_positive_definite(std::int64_t n, std::int64_t count, float* matrices, int* infos) = 0;
 };
 
 }  // namespace cortado

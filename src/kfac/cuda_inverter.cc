@@ -79,7 +79,7 @@ class Lane {
   // So that start() allocates nothing.
   Status reserve(const Group& group) {
     return group.is_eigen ? linalg_->reserve_symmetric_eigen(group.n, group.count())
-                          : linalg_->reserve_invert_positive_definite(group.n);
+                          : linalg_->reserve_invert_positive_definite(group.n, group.count());
   }
   std::int64_t workspace_bytes() const { return linalg_ == nullptr ? 0 : linalg_->workspace_bytes(); }
 
@@ -110,9 +110,7 @@ class Lane {
       auto* const values = reinterpret_cast<float*>(found + group.values_at());
       CORTADO_RETURN_IF_ERROR(linalg_->symmetric_eigen(n, count, matrices, values, infos));
     } else {
-      for (std::int64_t i = 0; i < count; ++i) {
-        CORTADO_RETURN_IF_ERROR(linalg_->invert_positive_definite(n, matrices + i * n * n, infos + i));
-      }
+      CORTADO_RETURN_IF_ERROR(linalg_->invert_positive_definite(n, count, matrices, infos));
       kernels.launch(element_blocks(elems), MirrorMatrices{.n = n, .count = count, .matrices = matrices});
     }
     CORTADO_RETURN_IF_ERROR(kernels.status());

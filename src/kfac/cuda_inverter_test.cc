@@ -146,6 +146,7 @@ TEST_F(CudaInverterTest, DampingIsRaisedAsOnTheCpu) {
   Matrices found(kSizes, false), expected(kSizes, false);
   for (Matrices* each : {&found, &expected}) {
     each->triangles[3][0] -= 5;  // indefinite: damping must come to more than that
+    each->triangles[4][0] -= 5;  // of three of a size, which are inverted together
     each->triangles[8][0] -= 50;
   }
   ASSERT_TRUE(device_->invert(found.jobs, kTimeout).ok());
@@ -157,6 +158,8 @@ TEST_F(CudaInverterTest, DampingIsRaisedAsOnTheCpu) {
     EXPECT_LE(distance(found.inverses[i], expected.inverses[i]), 1e-3);
   }
   EXPECT_GT(found.jobs[3].raised, 0);
+  EXPECT_GT(found.jobs[4].raised, 0);
+  EXPECT_EQ(found.jobs[1].raised, 0);
 }
 
 TEST_F(CudaInverterTest, IndefiniteFactorsAreReported) {
