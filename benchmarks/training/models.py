@@ -19,7 +19,6 @@ import train_lm
 IMAGES_A_WORKER = 16
 VALIDATION_WINDOWS = 256
 VALIDATION_IMAGES = 360
-WINDOWS_A_WORKER = 8  # of deep_lm
 VALIDATION_BYTES = 8192
 
 
@@ -114,17 +113,19 @@ def resnet_digits() -> Task:
     return _digits_task(build, "ResNet-like net (3 blocks), 0.31 M parameters")
 
 
-def narrow_mlp() -> Task:
-    """Twenty-four 96 x 96 layers between digits and their labels. What K-FAC computes for a layer grows with the cube
-    of its width, what it sends with the square: narrow layers leave the larger share of a step to the exchange."""
+def narrow_mlp(depth: int = 24, width: int = 96) -> Task:
+    """`depth` layers of width x width between digits and their labels. What K-FAC computes for a layer grows with the
+    cube of its width, what it sends with the square: narrow layers leave the larger share of a step to the exchange,
+    and of that to what a message costs, however short it is."""
 
     def build() -> nn.Module:
-        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, 96), nn.ReLU()]
-        for _ in range(24):
-            layers.append(NarrowBlock(96))
-        return nn.Sequential(*layers, nn.Linear(96, 10))
+        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, width), nn.ReLU()]
+        for _ in range(depth):
+            layers.append(NarrowBlock(width))
+        return nn.Sequential(*layers, nn.Linear(width, 10))
 
-    return _digits_task(build, "residual MLP 64-24x96-10, 0.23 M parameters")
+    parameters = depth * width * (width + 1) + 65 * width + 10 * (width + 1)
+    return _digits_task(build, f"residual MLP 64-{depth}x{width}-10, {parameters / 1e6:.2f} M parameters")
 
 
 class NarrowBlock(nn.Module):
@@ -138,12 +139,13 @@ class NarrowBlock(nn.Module):
         return x + functional.relu(self.linear(x)) / 4
 
 
-def deep_lm() -> Task:
-    """A byte-level language model over a window of eight bytes: 63 layers of 256 x 256 between an embedding and the
-    logits. In this shape most of an uncompressed K-FAC step at 1 Gb/s is the exchange of preconditioned gradients: few
-    examples a step, so that forward and backward passes do little more than read the weights; layers narrow enough
-    that preconditioning (the cube of the width, the exchange its square) takes a fifth of the exchange, and wide enough
-    that calling them does not take longer; no biases, which would double the number of tensors."""
+def deep_lm(windows: int = 8) -> Task:
+    """A byte-level language model over a window of eight bytes, `windows` of them a worker and step: 63 layers of
+    256 x 256 between an embedding and the logits. In this shape most of an uncompressed K-FAC step at 1 Gb/s is the
+    exchange of preconditioned gradients: few examples a step, so that forward and backward passes do little more than
+    read the weights; layers narrow enough that preconditioning (the cube of the width, the exchange its square) takes a
+    fifth of the exchange, and wide enough that calling them does not take longer; no biases, which would double the
+    number of tensors."""
     width, depth, window = 256, 63, 8
 
     def build() -> nn.Module:
@@ -162,7 +164,7 @@ def deep_lm() -> Task:
     def batches(seed: int):
         generator = torch.Generator().manual_seed(seed)
         while True:
-            yield choose(training, WINDOWS_A_WORKER, generator)
+            yield choose(training, windows, generator)
 
     training, validation = train_lm.read_text()
     inputs, targets = choose(validation, VALIDATION_BYTES, torch.Generator().manual_seed(0))
@@ -176,7 +178,7 @@ def deep_lm() -> Task:
         batches=batches,
         optimizer=_sgd,
         describe=f"byte-level residual MLP {window}x{width // window}-{depth}x{width}-{train_lm.VOCABULARY}, "
-        f"4.2 M parameters, {WINDOWS_A_WORKER} windows of {window} bytes a worker",
+        f"4.2 M parameters, {windows} windows of {window} bytes a worker",
         validation_loss=validation_loss,
     )
 
@@ -314,7 +316,9 @@ TASKS = {
     "vgg-digits": vgg_digits,
     "resnet-digits": resnet_digits,
     "narrow-mlp": narrow_mlp,
+    "narrow-mlp-96x32": lambda: narrow_mlp(96, 32),
     "deep-lm": deep_lm,
+    "deep-lm-4": lambda: deep_lm(4),
     "autoencoder": autoencoder,
     "mlp": mlp,
     "vgg": vgg,

@@ -67,6 +67,7 @@ def run(options, rate: str, runs: list, codecs: list[str], raw: Path) -> None:
     config = {
         **{setting: getattr(options, setting) for setting in SETTINGS},
         "task": options.task,
+        "losses_only": options.losses_only,
         "runs": runs,
         "codecs": codecs,
         "exchange_steps": options.exchange_steps,
@@ -86,7 +87,8 @@ def run(options, rate: str, runs: list, codecs: list[str], raw: Path) -> None:
                 print(f"  {event['method']}, seed {event['seed']}: step {event['step']}, loss {event['loss']:.3f}")
             elif kind == "result":
                 append_record(raw, {"kind": "training", **conditions, **event})
-                step = f"{sum(event['step_ms']) / len(event['step_ms']):.1f} ms a step, " if options.timed else ""
+                step_ms = event["step_ms"]
+                step = f"{sum(step_ms) / len(step_ms):.1f} ms a step, " if step_ms else ""
                 print(
                     f"{event['method']}, seed {event['seed']}: {step}training {event['training_loss']:.4f}, "
                     f"validation {event.get('validation_loss', float('nan')):.4f}",
@@ -139,6 +141,9 @@ def parse_options():
     parser.add_argument("--skip-layers", nargs="*", default=[])
     parser.add_argument("--gradients", default="", help="codec with which Cortado averages gradients in all methods")
     parser.add_argument("--untimed", dest="timed", action="store_false", help="losses only: the machine is not idle")
+    parser.add_argument(
+        "--losses-only", action="store_true", help="as --untimed, but in the table of timed runs: more seeds for it"
+    )
     parser.add_argument("--kfac-pytorch", type=Path, metavar="DIR", help="a checkout of it, to run it as well")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--again", action="store_true", help="measure runs that are there already, too")

@@ -16,7 +16,8 @@ and batches for all methods. Training: mean of the last 10 steps; validation: on
 difference of the validation loss to uncompressed K-FAC with the same seeds (negative is better), and how many pooled
 standard deviations that is: the root of the mean of both variances. Within seed noise is what is at most two of these
 worse, and at most 2 % of the fall of K-FAC's own validation loss from the first step to the last. ms a step: mean over
-steps and seeds, those with new factors and inverses included; - where only losses were recorded, beside other work.
+steps and seeds, those with new factors and inverses included; where of some seeds only losses were recorded, beside
+other work, over the others, whose number stands there; - where of all.
 
 Bytes: kB of all ranks together in a message of each kind, mean over messages ("last": of the last one only, in older
 records), and dense over payload, at the error beside it (relative L2 of what a rank sends, feedback included; mean
@@ -136,8 +137,13 @@ def _mean(values) -> float:
     return statistics.mean(list(values))
 
 
+def _timed(runs: list[dict]) -> list[dict]:
+    """Those of which more was recorded than losses."""
+    return [run for run in runs if run["step_ms"]]
+
+
 def _mean_step_ms(runs: list[dict]) -> float | None:
-    return _mean(_mean(run["step_ms"]) for run in runs) if runs[0]["timed"] else None
+    return _mean(_mean(run["step_ms"]) for run in _timed(runs)) if _timed(runs) else None
 
 
 def _training_row(method: str, runs: list[dict], baseline: list[dict] | None) -> list[str]:
@@ -148,13 +154,15 @@ def _training_row(method: str, runs: list[dict], baseline: list[dict] | None) ->
     if "validation_accuracy" in runs[0]:
         accuracy = f"{_mean_and_std([100 * run['validation_accuracy'] for run in runs], digits=1)} %"
     seeds = f", {len(runs)} seeds" if len(runs) > 1 else ", one seed"
+    timed = len(_timed(runs))
+    of_seeds = f" ({timed} of {len(runs)})" if 0 < timed < len(runs) else ""
     return [
         f"{_name(method)}{seeds}{unequal}",
         _mean_and_std([run["training_loss"] for run in runs]),
         _mean_and_std([run["validation_loss"] for run in runs if "validation_loss" in run]),
         accuracy,
         _against(runs, baseline),
-        "-" if step_ms is None else f"{step_ms:.1f}",
+        "-" if step_ms is None else f"{step_ms:.1f}{of_seeds}",
         times(kfac_ms / step_ms) if kfac_ms and step_ms else "-",
     ]
 
@@ -187,6 +195,7 @@ def _bytes_table(methods: dict) -> str:
 
 
 def _stage_table(methods: dict) -> str:
+    methods = {method: _timed(runs) for method, runs in methods.items() if _timed(runs)}
     if not methods:
         return ""
     stages = list(next(iter(methods.values()))[0]["kfac"]["stage_ms"])
@@ -265,8 +274,8 @@ def _draw(sample: dict, group: dict, folder: Path, pictures: set[Path]) -> Path 
             style = {"label": method, "linewidth": 1.8 if is_baseline else 1.1, "color": colour}
             row[0].plot(range(1, len(curve) + 1), curve, **style)
             if sample["timed"]:
-                step_ms = [_mean(values) for values in zip(*(run["step_ms"] for run in runs), strict=True)]
-                row[1].plot([ms / 1e3 for ms in itertools.accumulate(step_ms)], curve, **style)
+                step_ms = [_mean(values) for values in zip(*(run["step_ms"] for run in _timed(runs)), strict=True)]
+                row[1].plot([ms / 1e3 for ms in itertools.accumulate(step_ms)], curve[: len(step_ms)], **style)
         row[0].set(ylabel="training loss (smoothed)", yscale="log")
         row[0].yaxis.set_major_formatter("{x:g}")
         row[0].yaxis.set_minor_formatter(ticker.LogFormatter(labelOnlyBase=False))

@@ -249,6 +249,7 @@ def evaluate(task: Task, net) -> dict:
 
 def train(task: Task, config: dict, name: str, seed: int) -> dict:
     run = Run(task, config, name, seed)
+    is_timed = config["timed"] and not config["losses_only"]
     losses, step_s, messages, exchanges = [], [], Messages(), Exchanges()
     initial = {f"initial_{key}": value for key, value in evaluate(task, run.net).items()}
     for step in range(1, config["steps"] + 1):
@@ -265,14 +266,14 @@ def train(task: Task, config: dict, name: str, seed: int) -> dict:
         **evaluate(task, run.net),
         "losses": [round(x, 4) for x in mean_over_ranks(losses)],
         # Ranks wait for each other in every step; not recorded where other work was going on beside it.
-        "step_ms": [round(1e3 * x, 2) for x in mean_over_ranks(step_s)] if config["timed"] else None,
-        "backward_ms": 1e3 * run.backward_s / config["steps"] if config["timed"] else None,
-        "preconditioner_ms": 1e3 * run.preconditioner_s / config["steps"] if config["timed"] else None,
+        "step_ms": [round(1e3 * x, 2) for x in mean_over_ranks(step_s)] if is_timed else None,
+        "backward_ms": 1e3 * run.backward_s / config["steps"] if is_timed else None,
+        "preconditioner_ms": 1e3 * run.preconditioner_s / config["steps"] if is_timed else None,
         "replicas_equal": replicas_equal(run.net),
     }
     result["training_loss"] = statistics.mean(result["losses"][-FINAL_STEPS:])
     if run.kfac is not None:
-        result["kfac"] = summarize(run.kfac, messages, exchanges if config["timed"] else None)
+        result["kfac"] = summarize(run.kfac, messages, exchanges if is_timed else None)
     return result
 
 
