@@ -145,27 +145,6 @@ TEST(KfacDevice, OneThatHangsIsAnErrorAndLeftAsItIs) {
   }
 }
 
-// Long before the timeout.
-TEST(KfacDevice, AFailedPeerEndsTheWaitForTheDevice) {
-  const std::vector<Status> statuses = run_ranks(2, [](Communicator& communicator) -> Status {
-    auto owned = std::make_unique<EmulatedQueue>();
-    EmulatedQueue& queue = *owned;
-    KfacOptions options = options_of(KfacStrategy::kDpKfac);
-    options.timeout_s = 100;
-    options.device = make_emulated_kfac_device(1, std::move(owned));
-    CORTADO_ASSIGN_OR_RETURN(auto kfac, Kfac::create(small_job(), options, &communicator));
-    if (communicator.rank() == 1) {
-      communicator.abandon("no more memory");
-      return make_error(StatusCode::kInternal, "no more memory");
-    }
-    queue.hang();
-    const SmallRun run{.world_size = 2, .options = options, .values = {}};
-    return run_step(*kfac, run, 0, 0).status();
-  });
-  EXPECT_NE(statuses[0].to_string().find("while waiting for the device"), std::string::npos) << statuses[0].to_string();
-  EXPECT_NE(statuses[0].to_string().find("no more memory"), std::string::npos) << statuses[0].to_string();
-}
-
 class NotedInverter final : public KfacInverter {
  public:
   Status reserve(std::span<const InverseJob> jobs) override {
@@ -186,6 +165,28 @@ class NotedInverter final : public KfacInverter {
  private:
   std::unique_ptr<KfacInverter> cpu_ = make_cpu_inverter(1);
 };
+
+// Long before the timeout.
+TEST(KfacDevice, AFailedPeerEndsTheWaitForTheDevice) {
+  const std::vector<Status> statuses = run_ranks(2, [](Communicator& communicator) -> Status {
+    auto owned = std::make_unique<EmulatedQueue>();
+    EmulatedQueue& queue = *owned;
+    KfacOptions options = options_of(KfacStrategy::kDpKfac);
+    options.timeout_s = 100;
+    options.device = make_emulated_kfac_device(1, std::move(owned));
+    if (communicator.rank() == 1) {
+      auto failing = std::make_shared<NotedInverter>();
+      failing->times_out = true;
+      options.inverter = failing;
+    }
+    CORTADO_ASSIGN_OR_RETURN(auto kfac, Kfac::create(small_job(), options, &communicator));
+    if (communicator.rank() == 0) queue.hang();
+    const SmallRun run{.world_size = 2, .options = options, .values = {}};
+    return run_step(*kfac, run, communicator.rank(), 0).status();
+  });
+  EXPECT_NE(statuses[0].to_string().find("while waiting for the device"), std::string::npos) << statuses[0].to_string();
+  EXPECT_NE(statuses[0].to_string().find("late"), std::string::npos) << statuses[0].to_string();
+}
 
 // Before others have taken the device's memory.
 TEST(KfacDevice, MemoryForInversesIsTakenAtTheStart) {

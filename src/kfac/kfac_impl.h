@@ -65,8 +65,8 @@ struct AutoMessage {
 // What ranks must share, besides layers.
 std::string settings_text(const KfacOptions& options);
 
-// Of what ranks must share; the lowest bit is 0.
-std::uint64_t hash_of(const KfacHyperparameters& values);
+// Of what ranks must share in a step, its number included.
+std::uint64_t hash_of(const KfacHyperparameters& values, std::int64_t step);
 
 class KfacImpl final : public Kfac {
  public:
@@ -139,6 +139,8 @@ class KfacImpl final : public Kfac {
 
   // What this step was given: codecs of gradients over all rows, of factors, and candidates.
   Status compare_codecs();
+  // What all ranks were given: before anything is sent that another rank may not expect.
+  Status compare_step(const KfacHyperparameters& values);
   Status add_batch(std::size_t layer, Side side, const KfacBatch& batch, double scale);
   Status fetch_factors();
   Status update_factors(double decay);
@@ -149,11 +151,8 @@ class KfacImpl final : public Kfac {
   SplitDamping damping_of(std::size_t layer, std::int64_t group, double damping) const;
   void pack_own_inverses();
   const std::string& inverse_codec() const;
-  Status send_inverses(const KfacHyperparameters& values);
-  Status gather_inverses(const KfacHyperparameters& values);
-  // Whether the ranks of an exchange were given the same values.
-  // Of ranks `first`, `first` + `apart` ...
-  Status check_notes(std::span<const OwnerNote> notes, int first, int apart, const KfacHyperparameters& values) const;
+  Status send_inverses();
+  Status gather_inverses();
   Result<double> precondition(double damping, std::span<const KfacGradient> gradients);
   Result<double> precondition_on_device(double damping, std::span<const KfacGradient> gradients);
   // Whether what has been preconditioned need not come to the host, because no other rank gets it.

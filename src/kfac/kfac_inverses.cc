@@ -125,7 +125,7 @@ Status KfacImpl::update_inverses(const KfacHyperparameters& values) {
   CORTADO_RETURN_IF_ERROR(invert_all(values.damping));
   device_has_inverses_ = false;
   lap(KfacStage::kInverses);
-  CORTADO_RETURN_IF_ERROR(gather_inverses(values));
+  CORTADO_RETURN_IF_ERROR(gather_inverses());
   lap(KfacStage::kGatherInverses);
   return {};
 }
@@ -146,25 +146,23 @@ const std::string& KfacImpl::inverse_codec() const {
   return auto_inverses_.is_on ? auto_inverses_.choice.codec : options_.factor_compression;
 }
 
-Status KfacImpl::send_inverses(const KfacHyperparameters& values) {
+Status KfacImpl::send_inverses() {
   std::vector<OwnerNote> notes(static_cast<std::size_t>(column_->get()->world_size()));
-  CORTADO_RETURN_IF_ERROR(
-      inverse_gather_->run(static_cast<std::uint64_t>(step_), gathered_inverses_, {.flags = hash_of(values)}, notes));
-  return check_notes(notes, grid_.column_of(rank()), grid_.columns, values);
+  return inverse_gather_->run(static_cast<std::uint64_t>(step_), gathered_inverses_, {}, notes);
 }
 
-Status KfacImpl::gather_inverses(const KfacHyperparameters& values) {
+Status KfacImpl::gather_inverses() {
   if (column_->is_alone()) return {};
   pack_own_inverses();
   CORTADO_RETURN_IF_ERROR(decide_inverses());
   const std::int64_t begin_ns = clock_->now_ns();
-  CORTADO_RETURN_IF_ERROR(send_inverses(values));
+  CORTADO_RETURN_IF_ERROR(send_inverses());
   // A codec that overflows (cast(fp16) with little damping). Eigenvectors are at most 1, and eigenvalues exact.
   if (!is_eigen() && inverse_codec() != "none" && !inverse_gather_->report().finite) {
     count("", "inverses overflow in " + inverse_codec() + ": sent as they are");
     pack_own_inverses();
     CORTADO_RETURN_IF_ERROR(inverse_gather_->set_codec("none"));
-    CORTADO_RETURN_IF_ERROR(send_inverses(values));
+    CORTADO_RETURN_IF_ERROR(send_inverses());
     CORTADO_RETURN_IF_ERROR(inverse_gather_->set_codec(inverse_codec()));
   }
   auto_inverses_.record(clock_->now_ns() - begin_ns, inverse_gather_->report().finite);

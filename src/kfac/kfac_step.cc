@@ -31,30 +31,36 @@ const char* updates_text(const KfacHyperparameters& values) {
   return values.update_factors ? "factors" : "neither factors nor inverses";
 }
 
-constexpr std::uint64_t kNotFinite = 1;  // in the flags of a note, beside the hash
+constexpr std::uint64_t kNotFinite = 1;  // in the flags of a note
 
 }  // namespace
 
-std::uint64_t hash_of(const KfacHyperparameters& values) {
-  const double numbers[] = {values.factor_decay,
+std::uint64_t hash_of(const KfacHyperparameters& values, std::int64_t step) {
+  const double numbers[] = {static_cast<double>(step),
+                            values.factor_decay,
                             values.damping,
                             values.kl_clip,
                             values.lr,
                             static_cast<double>(values.update_factors),
                             static_cast<double>(values.update_inverses)};
-  return fnv1a_64({reinterpret_cast<const char*>(numbers), sizeof(numbers)}) & ~kNotFinite;
+  return fnv1a_64({reinterpret_cast<const char*>(numbers), sizeof(numbers)});
 }
 
-Status KfacImpl::check_notes(std::span<const OwnerNote> notes, int first, int apart,
-                             const KfacHyperparameters& values) const {
-  for (std::size_t i = 0; i < notes.size(); ++i) {
-    if ((notes[i].flags & ~kNotFinite) == hash_of(values)) continue;
-    return make_error(StatusCode::kMismatch,
-                      "step %" PRId64
-                      ": ranks differ in factor_decay, damping, kl_clip, lr or what they update: rank %d has others "
-                      "than rank %d, which has %g, %g, %g and %g and updates %s",
-                      step_, first + static_cast<int>(i) * apart, rank(), values.factor_decay, values.damping,
-                      values.kl_clip, values.lr, updates_text(values));
+Status KfacImpl::compare_step(const KfacHyperparameters& values) {
+  if (world_->world_size() == 1) return {};
+  const std::uint64_t own = hash_of(values, step_);
+  std::vector<std::uint64_t> hashes(static_cast<std::size_t>(world_->world_size()));
+  CORTADO_RETURN_IF_ERROR(
+      world_->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(hashes)), timeout())
+          .with_context("step " + std::to_string(step_)));
+  for (std::size_t other = 0; other < hashes.size(); ++other) {
+    if (hashes[other] == own) continue;
+    return make_error(
+        StatusCode::kMismatch,
+        "step %" PRId64
+        ": ranks differ in factor_decay, damping, kl_clip, lr, the step or what they update: rank %zu has "
+        "others than rank %d, which has %g, %g, %g and %g and updates %s",
+        step_, other, rank(), values.factor_decay, values.damping, values.kl_clip, values.lr, updates_text(values));
   }
   return {};
 }
@@ -134,7 +140,7 @@ Result<KfacOutcome> KfacImpl::exchange(const KfacHyperparameters& values, double
   std::vector<OwnerNote> notes(static_cast<std::size_t>(row_->get()->world_size()));
   CORTADO_RETURN_IF_ERROR(decide_gradients());
   if (auto_gradients_.is_on) lap(KfacStage::kGather);  // the wait for others, too
-  const std::uint64_t flags = hash_of(values) | (std::isfinite(own_product) ? 0 : kNotFinite);
+  const std::uint64_t flags = std::isfinite(own_product) ? 0 : kNotFinite;
   const OwnerGatherReport before = gradient_gather_->report();
   const std::int64_t begin_ns = clock_->now_ns();
   CORTADO_RETURN_IF_ERROR(
@@ -146,7 +152,6 @@ Result<KfacOutcome> KfacImpl::exchange(const KfacHyperparameters& values, double
   report_.stage_ns[static_cast<int>(KfacStage::kDecode)] += after.decode_ns - before.decode_ns;
   start_lap();
 
-  CORTADO_RETURN_IF_ERROR(check_notes(notes, grid_.row_of(rank()) * grid_.columns, 1, values));
   KfacOutcome outcome{.finite = after.finite};
   double product = 0;
   for (const OwnerNote& note : notes) {
@@ -171,6 +176,7 @@ Result<KfacOutcome> KfacImpl::step(const KfacHyperparameters& values, std::span<
 
 Result<KfacOutcome> KfacImpl::run_step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients,
                                        DeviceStream stream) {
+  CORTADO_RETURN_IF_ERROR(compare_step(values));
   CORTADO_RETURN_IF_ERROR(compare_codecs());
   start_lap();
   if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(device_->follow(stream));
