@@ -55,9 +55,7 @@ class CudaLinalgImpl final : public CudaLinalg {
   Status prepare() {
     CORTADO_RETURN_IF_ERROR(status_of(cusolverDnCreate(&solver_), "cusolverDnCreate"));
     CORTADO_RETURN_IF_ERROR(status_of(cusolverDnSetStream(solver_, stream_), "cusolverDnSetStream"));
-    CORTADO_RETURN_IF_ERROR(status_of(cusolverDnCreateParams(&parameters_), "cusolverDnCreateParams"));
-    CORTADO_RETURN_IF_ERROR(status_of(cublasCreate(&blas_), "cublasCreate"));
-    return status_of(cublasSetStream(blas_, stream_), "cublasSetStream");
+    return status_of(cusolverDnCreateParams(&parameters_), "cusolverDnCreateParams");
   }
 
   Status reserve_symmetric_eigen(std::int64_t n, std::int64_t count) override {
@@ -69,8 +67,11 @@ class CudaLinalgImpl final : public CudaLinalg {
   }
   Status reserve_invert_positive_definite(std::int64_t n, std::int64_t count) override {
     if (n == 0 || count == 0) return {};
-    if (is_batched(n, count)) return grow(Batch(n, count).bytes());
-    int elems = 0;
+    if (is_batched(n, count)) {
+      CORTADO_RETURN_IF_ERROR(open_blas());
+      CORTADO_RETURN_IF_ERROR(grow(Batch(n, count).bytes()));
+    }
+    int elems = 0;  // fewer of them, perhaps one, may be inverted again
     return grow_for_inverse(n, nullptr, &elems);
   }
   std::int64_t workspace_bytes() const override { return static_cast<std::int64_t>(workspace_bytes_); }
@@ -111,9 +112,17 @@ class CudaLinalgImpl final : public CudaLinalg {
     std::size_t count, elems;
   };
 
+  // It takes memory of its own, so that nobody has one who does not need it.
+  Status open_blas() {
+    if (blas_ != nullptr) return {};
+    CORTADO_RETURN_IF_ERROR(status_of(cublasCreate(&blas_), "cublasCreate"));
+    return status_of(cublasSetStream(blas_, stream_), "cublasSetStream");
+  }
+
   // With A = U^T U: X = U^-T, which solves U^T X = I, and A^-1 = X^T X.
   Status invert_together(std::int64_t n, std::int64_t count, float* matrices, int* infos) {
     const Batch batch(n, count);
+    CORTADO_RETURN_IF_ERROR(open_blas());
     CORTADO_RETURN_IF_ERROR(grow(batch.bytes()));
     auto* const inverses = reinterpret_cast<float*>(workspace_);
     auto** const pointers = reinterpret_cast<float**>(workspace_ + batch.pointers_at());

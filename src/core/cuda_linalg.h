@@ -23,10 +23,10 @@ class CudaLinalg {
   static Result<std::unique_ptr<CudaLinalg>> create(DeviceStream stream);
   virtual ~CudaLinalg() = default;
 
-  // Takes the memory that the calls below need, so that they don't.
+  // Takes the memory that the calls below need for so many matrices or fewer, so that they don't.
   virtual Status reserve_symmetric_eigen(std::int64_t n, std::int64_t count) = 0;
   virtual Status reserve_invert_positive_definite(std::int64_t n, std::int64_t count) = 0;
-  virtual std::int64_t workspace_bytes() const = 0;
+  virtual std::int64_t workspace_bytes() const = 0;  // without what the libraries take for themselves
 
   // Of `count` matrices, one behind the other. Eigenvalues in ascending order to `values` (n of each); eigenvector i
   // becomes row i of its matrix.

@@ -176,8 +176,7 @@ class CudaInverter final : public KfacInverter {
     }
     const Groups groups = groups_of(todo);
     CORTADO_RETURN_IF_ERROR(grow(groups));
-    int lane = 0;
-    for (const auto& [size, group] : groups) CORTADO_RETURN_IF_ERROR(lanes_[lane++ % kLanes].reserve(group));
+    for (const auto& [size, group] : groups) CORTADO_RETURN_IF_ERROR(lane_of(size).reserve(group));
     return {};
   }
 
@@ -217,13 +216,18 @@ class CudaInverter final : public KfacInverter {
     return by_size;
   }
 
+  // Always the same for a size, which has memory there; sizes that come one after the other go to different ones.
+  Lane& lane_of(const Groups::key_type& size) REQUIRES(mutex_) {
+    const auto next = static_cast<int>(lane_of_size_.size()) % kLanes;
+    return lanes_[lane_of_size_.try_emplace(size, next).first->second];
+  }
+
   Status run(const std::vector<InverseJob*>& jobs, TimePoint deadline) REQUIRES(mutex_) {
     const Groups by_size = groups_of(jobs);
     CORTADO_RETURN_IF_ERROR(grow(by_size));
     std::size_t at = 0;
-    int lane = 0;
     for (const auto& [size, group] : by_size) {
-      CORTADO_RETURN_IF_ERROR(lanes_[lane++ % kLanes].start(group, device_ + at, host_ + at));
+      CORTADO_RETURN_IF_ERROR(lane_of(size).start(group, device_ + at, host_ + at));
       at += group.bytes();
     }
     for (Lane& each : lanes_) CORTADO_RETURN_IF_ERROR(each.mark());
@@ -270,6 +274,7 @@ class CudaInverter final : public KfacInverter {
 
   mutable Mutex mutex_;  // of several Kfac, one inverts at a time
   Lane lanes_[kLanes];
+  std::map<Groups::key_type, int> lane_of_size_ GUARDED_BY(mutex_);
   std::byte *device_ GUARDED_BY(mutex_) = nullptr, *host_ GUARDED_BY(mutex_) = nullptr;
   std::size_t bytes_ GUARDED_BY(mutex_) = 0;
   Status failure_ GUARDED_BY(mutex_);  // with work under way, the memory can't be used again

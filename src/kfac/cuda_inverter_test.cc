@@ -71,7 +71,8 @@ Floats product(const Floats& vectors, const Floats& values) {
 
 constexpr std::chrono::seconds kTimeout{100};
 
-const std::vector<std::int64_t> kSizes = {1, 65, 2, 64, 65, 130, 1, 65, 300};
+// Several of a size are inverted together up to 512 rows.
+const std::vector<std::int64_t> kSizes = {1, 65, 2, 64, 65, 130, 1, 65, 300, 257, 512, 513, 257, 512, 513};
 
 class CudaInverterTest : public testing::Test {
  protected:
@@ -110,6 +111,9 @@ TEST_F(CudaInverterTest, NothingIsAllocatedForWhatWasReserved) {
     const std::int64_t bytes = device_->scratch_bytes();
     EXPECT_GT(bytes, 0);
     ASSERT_TRUE(device_->invert(found.jobs, kTimeout).ok());
+    for (const std::size_t i : {std::size_t{3}, std::size_t{4}}) found.triangles[i][0] -= 5;  // some are inverted again
+    ASSERT_TRUE(device_->invert(found.jobs, kTimeout).ok());
+    EXPECT_EQ(found.jobs[4].raised > 0, !is_eigen);
     EXPECT_EQ(device_->scratch_bytes(), bytes);
   }
 }

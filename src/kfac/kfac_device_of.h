@@ -196,12 +196,12 @@ class KfacDeviceOf : public KfacDevice {
   KfacMemory memory() const override { return memory_; }
 
  private:
-  static constexpr std::chrono::microseconds kLook{50};               // between two looks at the device
-  static constexpr std::chrono::seconds kPeers{1};                    // between two questions for failed peers
-  static constexpr double kPatienceS = 2;                             // of the destructor, at most
-  static constexpr std::int64_t kColumns = 32;                        // of patches are a multiple of it
-  static constexpr std::int64_t kStrideElems = 4;                     // rows that are copied begin at a multiple of it
-  static constexpr std::int64_t kPieceElems = std::int64_t{1} << 20;  // of what is uploaded at a time
+  static constexpr std::chrono::microseconds kLook{50};  // between two looks at the device
+  static constexpr std::chrono::seconds kPeers{1};       // between two questions for failed peers
+  static constexpr double kPatienceS = 2;                // of the destructor, at most
+  static constexpr std::int64_t kColumns = 32;           // of patches are a multiple of it
+  static constexpr std::int64_t kStrideElems = 4;        // rows that are copied begin at a multiple of it
+  static constexpr std::uint64_t kUploadBytes = std::uint64_t{1} << 22;
 
   struct Factor {
     std::int64_t n = 0, count = 0;
@@ -286,7 +286,7 @@ class KfacDeviceOf : public KfacDevice {
     CORTADO_ASSIGN_OR_RETURN(product_, on_device<float>(largest, &memory_.scratch_bytes));
     CORTADO_ASSIGN_OR_RETURN(products_on_device_, on_device<double>(blocks, &memory_.scratch_bytes));
     CORTADO_ASSIGN_OR_RETURN(products_on_host_, on_host<double>(blocks, &memory_.scratch_bytes));
-    CORTADO_ASSIGN_OR_RETURN(piece_, on_host<float>(kPieceElems, &memory_.scratch_bytes));
+    CORTADO_ASSIGN_OR_RETURN(upload_, on_host<std::byte>(kUploadBytes, &memory_.scratch_bytes));
     return {};
   }
 
@@ -400,16 +400,20 @@ class KfacDeviceOf : public KfacDevice {
                                 bytes<T>(elems));
   }
 
-  // Through the piece, which is free again when the call returns.
+  // Through pinned memory, which is free again when the device has been waited for: only when it is full, not for each.
   template <typename T>
   Status upload(T* to, const T* from, std::int64_t elems) {
-    const auto most = static_cast<std::int64_t>(bytes(kPieceElems) / sizeof(T));
-    for (std::int64_t first = 0; first < elems; first += most) {
-      const std::uint64_t size = bytes<T>(std::min(most, elems - first));
-      std::memcpy(piece_, from + first, size);
-      CORTADO_RETURN_IF_ERROR(queue_->copy_to_device(reinterpret_cast<std::byte*>(to + first),
-                                                     reinterpret_cast<const std::byte*>(piece_), size));
-      CORTADO_RETURN_IF_ERROR(wait("inverses"));
+    constexpr std::uint64_t kAlign = 16;  // of what follows; a divisor of kUploadBytes
+    for (std::int64_t first = 0; first < elems;) {
+      if (upload_used_ == kUploadBytes) CORTADO_RETURN_IF_ERROR(wait("inverses"));
+      const std::uint64_t room = (kUploadBytes - upload_used_) / sizeof(T),
+                          count = std::min(room, static_cast<std::uint64_t>(elems - first));
+      const std::uint64_t size = count * sizeof(T);
+      std::memcpy(upload_ + upload_used_, from + first, size);
+      CORTADO_RETURN_IF_ERROR(
+          queue_->copy_to_device(reinterpret_cast<std::byte*>(to + first), upload_ + upload_used_, size));
+      upload_used_ += (size + kAlign - 1) / kAlign * kAlign;
+      first += static_cast<std::int64_t>(count);
     }
     return {};
   }
@@ -428,7 +432,10 @@ class KfacDeviceOf : public KfacDevice {
     auto asks_peers = begin + kPeers;
     for (;;) {
       CORTADO_ASSIGN_OR_RETURN(const bool is_reached, queue_->reached(event_));
-      if (is_reached) return {};
+      if (is_reached) {
+        upload_used_ = 0;
+        return {};
+      }
       const auto now = std::chrono::steady_clock::now();
       if (setup_.peer_failure && now >= asks_peers) {
         CORTADO_RETURN_IF_ERROR(setup_.peer_failure().with_context("while waiting for the device"));
@@ -460,7 +467,8 @@ class KfacDeviceOf : public KfacDevice {
   float *gradients_ = nullptr, *results_ = nullptr;  // of all layers
   float* product_ = nullptr;                         // of a layer
   double *products_on_device_ = nullptr, *products_on_host_ = nullptr;
-  float* piece_ = nullptr;
+  std::byte* upload_ = nullptr;
+  std::uint64_t upload_used_ = 0;  // by copies that may be under way
   KfacMemory memory_;
 };
 
