@@ -68,8 +68,10 @@ class CompressingCommunicator:
         if dist.get_world_size(group) == 1:
             return tensor
         packed = _pack(tensor, symmetric)
-        takes = packed.dtype in (torch.float32, torch.float16, torch.bfloat16) and packed.device.type == "cpu"
-        if takes and not symmetric and (self.groups is None or any(group is one for one in self.groups)):
+        is_chosen = not symmetric and (self.groups is None or any(group is one for one in self.groups))
+        if is_chosen and packed.device.type != "cpu":
+            raise ValueError(f"this communicator compresses tensors in host memory, got one on {packed.device}")
+        if is_chosen and packed.dtype in (torch.float32, torch.float16, torch.bfloat16):
             future = _Waiting(self)
             owner = src if group is None else dist.get_group_rank(group, src)
             self._broadcasts.append((group, packed, owner, future))

@@ -42,7 +42,9 @@ class FlatBufferShampoo:
     def step(self):
         for i, owner in enumerate(self.owners):
             if owner == dist.get_rank():
-                self.directions[i].copy_(self._direction(i, self.parameters[i].grad))
+                gradient = self.parameters[i].grad
+                # On every rank alike: without a gradient there is nothing to send, and all wait for the message.
+                self.directions[i].copy_(torch.zeros(()) if gradient is None else self._direction(i, gradient))
         self.gather(self.directions)  # the whole buffer, equal on all ranks
         for parameter, direction in zip(self.parameters, self.directions, strict=True):
             parameter.sub_(direction, alpha=self.lr)

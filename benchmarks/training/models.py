@@ -19,6 +19,7 @@ import train_lm
 IMAGES_A_WORKER = 16
 VALIDATION_WINDOWS = 256
 VALIDATION_IMAGES = 360
+WINDOWS_A_WORKER = 8  # of deep_lm
 VALIDATION_BYTES = 8192
 
 
@@ -139,13 +140,12 @@ class NarrowBlock(nn.Module):
         return x + functional.relu(self.linear(x)) / 4
 
 
-def deep_lm(windows: int = 8) -> Task:
-    """A byte-level language model over a window of eight bytes, `windows` of them a worker and step: 63 layers of
-    256 x 256 between an embedding and the logits. In this shape most of an uncompressed K-FAC step at 1 Gb/s is the
-    exchange of preconditioned gradients: few examples a step, so that forward and backward passes do little more than
-    read the weights; layers narrow enough that preconditioning (the cube of the width, the exchange its square) takes a
-    fifth of the exchange, and wide enough that calling them does not take longer; no biases, which would double the
-    number of tensors."""
+def deep_lm() -> Task:
+    """A byte-level language model over a window of eight bytes: 63 layers of 256 x 256 between an embedding and the
+    logits. In this shape most of an uncompressed K-FAC step at 1 Gb/s is the exchange of preconditioned gradients: few
+    examples a step, so that forward and backward passes do little more than read the weights; layers narrow enough
+    that preconditioning (the cube of the width, the exchange its square) takes a fifth of the exchange, and wide enough
+    that calling them does not take longer; no biases, which would double the number of tensors."""
     width, depth, window = 256, 63, 8
 
     def build() -> nn.Module:
@@ -164,7 +164,7 @@ def deep_lm(windows: int = 8) -> Task:
     def batches(seed: int):
         generator = torch.Generator().manual_seed(seed)
         while True:
-            yield choose(training, windows, generator)
+            yield choose(training, WINDOWS_A_WORKER, generator)
 
     training, validation = train_lm.read_text()
     inputs, targets = choose(validation, VALIDATION_BYTES, torch.Generator().manual_seed(0))
@@ -178,7 +178,7 @@ def deep_lm(windows: int = 8) -> Task:
         batches=batches,
         optimizer=_sgd,
         describe=f"byte-level residual MLP {window}x{width // window}-{depth}x{width}-{train_lm.VOCABULARY}, "
-        f"4.2 M parameters, {windows} windows of {window} bytes a worker",
+        f"4.2 M parameters, {WINDOWS_A_WORKER} windows of {window} bytes a worker",
         validation_loss=validation_loss,
     )
 
@@ -318,7 +318,6 @@ TASKS = {
     "narrow-mlp": narrow_mlp,
     "narrow-mlp-96x32": lambda: narrow_mlp(96, 32),
     "deep-lm": deep_lm,
-    "deep-lm-4": lambda: deep_lm(4),
     "autoencoder": autoencoder,
     "mlp": mlp,
     "vgg": vgg,

@@ -21,8 +21,10 @@ from .group import DTYPE_CODES, TorchGroup
 from .kfac_device import Batches, device_of_layers, place_of_kfac
 from .kfac_layers import find_layers
 from .kfac_options import (
+    HYPERPARAMETERS,
     check_types,
     choose_strategy,
+    hyperparameter,
     is_scaled_still,
     one_of,
     scale_function,
@@ -162,6 +164,9 @@ class KFAC:
             )
             check_types(int, aggregate=aggregate, random_seed=random_seed, threads=threads)
             check_types(float, timeout_s=timeout_s)
+            for name, value in self._schedules.items():
+                if not callable(value):
+                    hyperparameter(name, value)
             self._get_scale = scale_function(grad_scaler)
             self._skips_steps = skips_steps(grad_scaler)
             self._grad_scaler = grad_scaler
@@ -351,13 +356,15 @@ class KFAC:
 
     def _value(self, name):
         value = self._schedules[name]
-        return value(self.steps) if callable(value) else value
+        return hyperparameter(name, value(self.steps) if callable(value) else value)
 
     def _is_due(self, name):
-        every = self._value(name)
-        if int(every) != every or every < 1:
-            raise SpecError(f"{name} must be a whole number of at least 1, got {every}")
-        return self.steps % int(every) == 0
+        return self.steps % self._value(name) == 0
+
+    # Of the next step, as kfac-pytorch names them.
+    factor_update_steps, inv_update_steps, damping, factor_decay, kl_clip, lr = (
+        property(lambda self, name=name: self._value(name)) for name in HYPERPARAMETERS
+    )
 
     # ---- hooks
 
@@ -382,7 +389,7 @@ class KFAC:
         @torch.compiler.disable
         def on_forward(module, inputs, named_inputs, output):
             self = kfac()
-            if self is None:
+            if self is None or module is not layer.module:  # but a copy of it
                 return
             if not (module.training and torch.is_grad_enabled() and self._wanted[index]):
                 return
@@ -410,7 +417,7 @@ class KFAC:
             self._opened_in[index] = backward_pass
             output.register_hook(on_output_gradient)
 
-        return on_forward
+        return _Hook(on_forward)
 
     def _note_scale(self, index):
         """A pass has begun, perhaps after one that no step() came for: with another scale."""
@@ -644,7 +651,7 @@ class KFAC:
         with self._errors_end_all():  # a function may give one rank what it gives no other
             self._set_codecs()
             names = ("factor_decay", "damping", "kl_clip", "lr")
-            values = [float(self._value(name) or 0.0) for name in names]  # None: kl_clip is off
+            values = [self._value(name) for name in names]
             due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]
         with self._errors_end_all(SpecError):  # such as damping=0
             return self._with_gradients(lambda gradients: self._core.step(*values, *due, gradients, self._stream()))
@@ -789,32 +796,44 @@ def step_schedule(first, later, lr, *, codec="compso", from_step=0):
 
     lr: the function of the step that gives the learning rate, or the optimizer: the rate of its first group, which has
         fallen when it is below the initial one (``initial_lr``, which torch's schedulers set; without one, what it is
-        now). from_step: when its warm-up ends. codec: may have options of its own ("compso(coder=none)").
+        now); that it rises again changes nothing. from_step: when its warm-up ends. codec: may have options of
+        its own ("compso(coder=none)").
     """
     is_optimizer = isinstance(lr, torch.optim.Optimizer)
     if not is_optimizer and not callable(lr):
         raise SpecError(f"step_schedule expects a function of the step or an optimizer as lr, got {lr!r}")
+    if not later <= first:
+        raise SpecError(f"step_schedule expects a later bound of at most the first, got {later} after {first}")
     rate_now = lr.param_groups[0]["lr"] if is_optimizer else None
+    looked_until, fell_at = from_step, math.inf
 
-    def has_fallen(step):
-        if not is_optimizer:
-            return lr(step) < lr(from_step)
-        group = lr.param_groups[0]
-        return group["lr"] < group.get("initial_lr", rate_now)
+    def fell_by(step):
+        nonlocal looked_until, fell_at
+        if is_optimizer:
+            group = lr.param_groups[0]
+            if step > from_step and group["lr"] < group.get("initial_lr", rate_now):
+                fell_at = min(fell_at, step)
+        while not is_optimizer and looked_until < step and fell_at == math.inf:
+            looked_until += 1
+            if lr(looked_until) < lr(from_step):
+                fell_at = looked_until
+        return fell_at <= step
 
     specs = _with_bound(codec, first, is_filtered=True), _with_bound(codec, later, is_filtered=False)
-    return lambda step: specs[step > from_step and has_fallen(step)]
+    return lambda step: specs[fell_by(step)]
 
 
 def smooth_schedule(first, factor, stages, total_steps, *, unfiltered_stages=1, codec="compso"):
     """``compression`` in equal stages with the bounds first, first * factor, ...; no filter in the last ones.
 
-    codec: may have options of its own ("compso(coder=none)").
+    No bound is below 1e-4. codec: may have options of its own ("compso(coder=none)").
     """
-    if not 0 < factor < 1 or stages < 1 or total_steps < stages:
+    check_types(int, stages=stages, total_steps=total_steps, unfiltered_stages=unfiltered_stages)
+    if not 0 < factor < 1 or stages < 1 or total_steps < stages or unfiltered_stages > stages:
         raise SpecError(
-            "smooth_schedule expects a factor between 0 and 1 and at most one stage a step, got "
-            f"factor={factor}, stages={stages}, total_steps={total_steps}"
+            "smooth_schedule expects a factor between 0 and 1, at most one stage a step and at most all without "
+            f"a filter, got factor={factor}, stages={stages}, total_steps={total_steps}, "
+            f"unfiltered_stages={unfiltered_stages}"
         )
 
     specs = [
@@ -822,6 +841,19 @@ def smooth_schedule(first, factor, stages, total_steps, *, unfiltered_stages=1, 
         for stage in range(stages)
     ]
     return lambda step: specs[min(step * stages // total_steps, stages - 1)]
+
+
+class _Hook:
+    """Of one KFAC: copies and files of the model have one that does nothing."""
+
+    def __init__(self, act=None):
+        self._act = act
+
+    def __call__(self, *arguments):
+        return self._act(*arguments) if self._act is not None else None
+
+    def __reduce__(self):
+        return _Hook, ()
 
 
 def _current_backward_pass():

@@ -2,6 +2,7 @@
 """Which layers of a model K-FAC preconditions, and how they look to the C++ side."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -121,6 +122,8 @@ class Layer:
 
 def find_layers(model, skip_layers):
     """(layers to precondition, {name: reason} of those that have parameters but are left alone)."""
+    if not isinstance(skip_layers, Iterable):
+        raise SpecError(f"skip_layers must be regular expressions of names, got {skip_layers!r}")
     patterns = [_pattern(text) for text in ([skip_layers] if isinstance(skip_layers, str) else skip_layers)]
     users = _users_of_parameters(model)
     layers, skipped = [], {}

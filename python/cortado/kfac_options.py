@@ -11,6 +11,8 @@ from .errors import SpecError
 
 _STRATEGIES = {"comm-opt": "COMM-OPT", "hybrid-opt": "HYBRID-OPT", "mem-opt": "MEM-OPT", "dp-kfac": "DP-KFAC"}
 
+HYPERPARAMETERS = ("factor_update_steps", "inv_update_steps", "damping", "factor_decay", "kl_clip", "lr")
+
 # The value that says what happens anyway, and why others change nothing.
 _IN_FP32 = "is kept in float32 (factor_compression= is for what travels)"
 _WITHOUT_EFFECT = {
@@ -31,8 +33,9 @@ def without_effect(given):
     is, are a SpecError.
     """
     for name, least in (("accumulation_steps", 1), ("allreduce_bucket_cap_mb", 0)):
-        if given[name] is not None and not given[name] >= least:
-            raise SpecError(f"{name} must be at least {least}, got {given[name]}")
+        value = given[name]
+        if value is not None and not (isinstance(value, numbers.Real) and value >= least):
+            raise SpecError(f"{name} must be at least {least}, got {value!r}")
     for name in ("factor_dtype", "inv_dtype"):
         if given[name] not in (None, torch.float32, torch.float16, torch.bfloat16):
             raise SpecError(f"{name} can't be {given[name]}: factors and inverses are kept in torch.float32")
@@ -55,6 +58,20 @@ def check_types(kind, **given):
         is_right = isinstance(value, bool) if kind is bool else is_number and (value >= 0 if kind is int else value > 0)
         if not is_right:
             raise SpecError(f"{name} must be {said}, got {value!r}")
+
+
+def hyperparameter(name, value):
+    """The number that a hyper-parameter is, of this step if it is a function; the core knows which are allowed."""
+    if value is None and name == "kl_clip":
+        return 0.0  # off
+    is_number = value is not None and not isinstance(value, str | bool) and hasattr(value, "__float__")
+    if name.endswith("_steps"):
+        if not is_number or int(value) != value or value < 1:
+            raise SpecError(f"{name} must be a whole number of at least 1, got {value!r}")
+        return int(value)
+    if not is_number:
+        raise SpecError(f"{name} must be a number, or a function of the step that gives one, got {value!r}")
+    return float(value)
 
 
 def one_of(name, value, known):
@@ -110,11 +127,12 @@ def choose_strategy(strategy, fraction, world_size, compresses):
         raise SpecError(f"{strategy} says what grad_worker_fraction says; give one of them")
     if strategy not in (None, "hybrid-opt"):
         return _STRATEGIES[strategy], world_size if strategy == "comm-opt" else 1, "asked for"
-    workers = max(1, round(world_size * fraction)) if 0 <= fraction <= 1 else 0
+    is_number = isinstance(fraction, numbers.Real)
+    workers = max(1, round(world_size * fraction)) if is_number and 0 <= fraction <= 1 else 0
     if workers == 0 or world_size % workers or (abs(workers - world_size * fraction) > 1e-6 and workers > 1):
         raise SpecError(
             f"grad_worker_fraction must be from 0 (one rank) to 1 and give a divisor of the world size {world_size}, "
-            f"got {fraction}"
+            f"got {fraction!r}"
         )
     name = "COMM-OPT" if workers == world_size else "MEM-OPT" if workers == 1 else "HYBRID-OPT"
     return name, workers, f"grad_worker_fraction={fraction:g}"

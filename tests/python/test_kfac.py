@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """KFAC on one rank: the numbers, which layers, options, saving, and what is refused."""
 
+import copy
 import enum
 import logging
 import warnings
@@ -621,6 +622,14 @@ def test_no_batch_and_empty_batches():
         ({"factor_compression": "power"}, "cannot send what one rank has computed"),
         ({"compression": "compso(bound=2)"}, "bound must be"),
         ({"compression": lambda step: "auto"}, 'say compression="auto"'),
+        ({"inv_update_steps": 0}, "inv_update_steps must be a whole number of at least 1, got 0"),
+        ({"factor_update_steps": 2.5}, "factor_update_steps must be a whole number of at least 1, got 2.5"),
+        ({"damping": "x"}, "damping must be a number, or a function of the step that gives one, got 'x'"),
+        ({"factor_decay": None}, "factor_decay must be a number, or .*, got None"),
+        ({"lr": None}, "lr must be a number, or .*, got None"),
+        ({"grad_worker_fraction": "half"}, "grad_worker_fraction must be from 0 .*, got 'half'"),
+        ({"skip_layers": 5}, "skip_layers must be regular expressions of names, got 5"),
+        ({"accumulation_steps": "x"}, "accumulation_steps must be at least 1, got 'x'"),
     ],
 )
 def test_wrong_options_are_refused(options, text):
@@ -633,13 +642,44 @@ def test_wrong_values_are_refused_when_they_come():
     for options, text in (
         ({"damping": lambda step: 0}, "damping must be above 0, got 0"),
         ({"factor_decay": 2}, "factor_decay must be from 0 to 1, got 2"),
-        ({"inv_update_steps": 0}, "inv_update_steps must be a whole number of at least 1, got 0"),
+        ({"inv_update_steps": lambda step: 0}, "inv_update_steps must be a whole number of at least 1, got 0"),
+        ({"damping": lambda step: "x"}, "damping must be a number, or a function of the step that gives one, got 'x'"),
     ):
         kfac = cortado.KFAC(model, **options, **QUIET)
         model(torch.randn(5, 4)).square().mean().backward()
         with pytest.raises(cortado.SpecError, match=text):
             kfac.step()
         kfac.detach()
+
+
+def test_hyperparameters_can_be_read():
+    kfac = cortado.KFAC(
+        nn.Linear(2, 2), damping=0.5, kl_clip=None, lr=lambda step: 0.1 / (step + 1), inv_update_steps=10, **QUIET
+    )
+    assert (kfac.damping, kfac.factor_decay, kfac.kl_clip, kfac.lr) == (0.5, 0.95, 0, 0.1)
+    assert (kfac.factor_update_steps, kfac.inv_update_steps) == (1, 10)
+
+
+def test_copies_of_a_model_are_not_preconditioned(tmp_path):
+    """As of an average of the weights, or a teacher."""
+    model, kfac, optimizer = make_run()
+    twin, expected, _ = make_run()
+    torch.save(model, tmp_path / "model.pt")
+    copies = [
+        copy.deepcopy(model),
+        torch.load(tmp_path / "model.pt", weights_only=False),
+        torch.optim.swa_utils.AveragedModel(model).module,
+    ]
+    for one in copies:
+        backward(one, 7)
+    backward(model, 0)
+    backward(twin, 0)
+    kfac.step()
+    expected.step()
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)
+    assert kfac.report().to_dict()["fallbacks"] == expected.report().to_dict()["fallbacks"]
+    cortado.KFAC(copies[0], **QUIET)  # it may have one of its own
 
 
 def test_models_without_such_layers_are_refused():
@@ -764,11 +804,17 @@ def test_a_schedule_of_the_bound_follows_the_optimizer():
 
 
 def test_schedules_of_the_bound():
+    first, later = "compso(bound=0.02)", "compso(bound=0.004, filter=off)"
     step = cortado.step_schedule(0.02, 0.004, lr=lambda s: 0.1 if s < 10 else 0.01)
-    assert step(0) == step(9) == "compso(bound=0.02)"
-    assert step(10) == step(99) == "compso(bound=0.004, filter=off)"
+    assert step(0) == step(9) == first
+    assert step(10) == step(99) == later
     warm = cortado.step_schedule(0.02, 0.004, lr=lambda s: 0.02 * min(s, 5), from_step=5)
     assert {warm(s) for s in range(20)} == {"compso(bound=0.02)"}
+    rates = [0.1, 0.05, 0.1, 0.1]  # that it rises again does not undo the fall
+    again = cortado.step_schedule(0.02, 0.004, lr=rates.__getitem__)
+    assert [again(s) for s in (3, 0, 1)] == [later, first, later]
+    with pytest.raises(cortado.SpecError, match="a later bound of at most the first, got 0.1 after 0.02"):
+        cortado.step_schedule(0.02, 0.1, lr=rates.__getitem__)
     for wrong in (0.1, None):
         with pytest.raises(cortado.SpecError, match="a function of the step or an optimizer as lr"):
             cortado.step_schedule(0.02, 0.004, lr=wrong)
@@ -796,3 +842,7 @@ def test_schedules_of_the_bound():
     ]
     with pytest.raises(cortado.SpecError, match="factor between 0 and 1"):
         cortado.smooth_schedule(0.1, 2, 4, 100)
+    with pytest.raises(cortado.SpecError, match="at most all without a filter, .*unfiltered_stages=9"):
+        cortado.smooth_schedule(0.08, 0.5, stages=4, total_steps=100, unfiltered_stages=9)
+    with pytest.raises(cortado.SpecError, match="stages must be a whole number of at least 0, got 2.5"):
+        cortado.smooth_schedule(0.08, 0.5, stages=2.5, total_steps=100)

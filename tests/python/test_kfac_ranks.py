@@ -647,21 +647,40 @@ def test_rows_that_take_other_codecs_are_an_error_everywhere(pools):
         pools(4).close()
 
 
-def leave_out_a_step(me):
-    run = make_run(me, {"strategy": "mem-opt", "timeout_s": 5}, uses_ddp=False)
-    train(me, run, 1)
+def leave_out_a_step(me, strategy):
+    """Rank 1 does, between updates, when with COMM-OPT nothing else travels."""
+    options = {"strategy": strategy, "factor_update_steps": 10, "inv_update_steps": 10, "timeout_s": 5}
+    run = make_run(me, options, uses_ddp=False)
+    train(me, run, 2)
     me._models.clear()  # what the others end with is not compared
     if me.rank == 1:
         return "left"
     with pytest.raises(cortado.PeerError, match="no result within|did not answer|failed"):
-        run[1]._core.step(0.95, 1e-3, 1e-3, 0.1, True, True, [(0, 0, 0)] * 3)
+        run[1]._core.step(0.95, 1e-3, 1e-3, 0.05, False, False, [(0, 0, 0)] * 3)
     return "error"
 
 
-def test_a_rank_that_leaves_out_a_step_is_an_error_elsewhere(pools):
+@pytest.mark.parametrize("strategy", ["comm-opt", "mem-opt", "dp-kfac"])
+def test_a_rank_that_leaves_out_a_step_is_an_error_elsewhere(pools, strategy):
     try:
-        values = pools(2).run(leave_out_a_step, timeout_s=60)
+        values = pools(2).run(leave_out_a_step, timeout_s=60, strategy=strategy)
         assert sorted(values) == ["error", "left"]
+    finally:
+        pools(2).close()
+
+
+def update_in_another_step(me):
+    """Over sockets, collectives that do not fit would end the process."""
+    steps = {"factor_update_steps": lambda step: 1 + (me.rank == 1), "inv_update_steps": 10}
+    run = make_run(me, {"strategy": "mem-opt", "timeout_s": 20, **steps}, uses_ddp=False)
+    me._models.clear()
+    with pytest.raises(cortado.CortadoError, match="step 1: ranks differ in factor_decay, .* what they update: rank"):
+        train(me, run, 2)
+
+
+def test_ranks_that_update_in_other_steps_are_an_error_everywhere(pools):
+    try:
+        pools(2).run(update_in_another_step)
     finally:
         pools(2).close()
 
