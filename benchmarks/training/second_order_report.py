@@ -4,6 +4,7 @@
 import itertools
 import re
 import statistics
+from datetime import datetime
 from pathlib import Path
 
 from tables import markdown_table, times
@@ -17,7 +18,8 @@ difference of the validation loss to uncompressed K-FAC with the same seeds (neg
 standard deviations that is: the root of the mean of both variances. Within seed noise is what is at most two of these
 worse, and at most 2 % of the fall of K-FAC's own validation loss from the first step to the last. ms a step: mean over
 steps and seeds, those with new factors and inverses included; where of some seeds only losses were recorded, beside
-other work, over the others, whose number stands there; - where of all.
+other work, over the others, whose number stands there; - where of all. Faster than kfac: than kfac in the same run of
+the benchmark, which is not always the one in the table; *: there was none, so than that of the run nearest in time.
 
 Bytes: kB of all ranks together in a message of each kind, mean over messages ("last": of the last one only, in older
 records), and dense over payload, at the error beside it (relative L2 of what a rank sends, feedback included; mean
@@ -33,7 +35,7 @@ Encode, all-gather and decode of preconditioned gradients, nothing else: the slo
 over the tensors of eight successive steps in turn. Broadcasts: one for each tensor, all started at once, as
 kfac-pytorch sends them. `none` is our own aggregated all-gather, which the others are compared with, that of the same
 run. Second gathers: the share of steps in which a payload outgrew the room that the step before had left, so that its
-rest came after. After steps: of training, whose gradients are exchanged (in older records 20). Ratio, error and second
+rest came after. After steps: of training, whose gradients are exchanged. Ratio, error and second
 gathers are of the first rate of the row."""
 SETTINGS = (
     "strategy",
@@ -68,8 +70,9 @@ def write_report(records: list[dict], folder: Path) -> Path:
         parts.append(reading.read_text().strip())
     parts.append(LEGEND)
     pictures: set[Path] = set()
+    baselines = [record for record in records if record["kind"] == "training" and record["method"] == "kfac"]
     for group in _training_groups(records):
-        parts += _training_section(group, folder, pictures)
+        parts += _training_section(group, baselines, folder, pictures)
     exchanges = [record for record in records if record["kind"] == "exchange"]
     if exchanges:
         parts += ["## The exchange alone", EXCHANGE_LEGEND, *_exchange_sections(exchanges)]
@@ -93,8 +96,10 @@ def _training_groups(records: list[dict]) -> list[dict]:
     ]
 
 
-def _training_section(group: dict, folder: Path, pictures: set[Path]) -> list[str]:
+def _training_section(group: dict, baselines: list[dict], folder: Path, pictures: set[Path]) -> list[str]:
+    """baselines: all runs of kfac, those of other settings and those that were measured anew as well."""
     sample = next(iter(group.values()))[0]
+    baselines = [run for run in baselines if training_key(run) == training_key(sample)]
     machine = ", ".join(f"{k} {v}" for k, v in sample["machine"].items())
     heading = f"## {sample['task_name']}, {sample['strategy']}, {sample['rate']}: {sample['steps']} steps"
     heading += f", {sample['workers']} worker{'s' * (sample['workers'] > 1)}"
@@ -120,7 +125,7 @@ def _training_section(group: dict, folder: Path, pictures: set[Path]) -> list[st
     return [
         heading,
         head,
-        markdown_table(header, [_training_row(method, runs, baseline) for method, runs in group.items()]),
+        markdown_table(header, [_training_row(method, runs, baseline, baselines) for method, runs in group.items()]),
         _bytes_table(with_kfac),
         _stage_table(with_kfac) if sample["timed"] else "",
         _auto_table(with_kfac),
@@ -146,10 +151,29 @@ def _mean_step_ms(runs: list[dict]) -> float | None:
     return _mean(_mean(run["step_ms"]) for run in _timed(runs)) if _timed(runs) else None
 
 
-def _training_row(method: str, runs: list[dict], baseline: list[dict] | None) -> list[str]:
+def _beside(runs: list[dict], baselines: list[dict]) -> tuple[list[dict], bool]:
+    """The baselines of the same runs of the benchmark, or else of the one nearest in time; whether they are of the
+    same."""
+    if not runs or not baselines:
+        return [], False
+    started = {run["started"] for run in runs}
+    same = [run for run in baselines if run["started"] in started]
+    if same:
+        return same, True
+
+    def apart(other: dict) -> float:
+        times = [datetime.fromisoformat(run["started"]) for run in (runs[0], other)]
+        return abs((times[1] - times[0]).total_seconds())
+
+    nearest = min(baselines, key=apart)["started"]
+    return [run for run in baselines if run["started"] == nearest], False
+
+
+def _training_row(method: str, runs: list[dict], baseline: list[dict] | None, baselines: list[dict]) -> list[str]:
     unequal = "" if all(run["replicas_equal"] for run in runs) else " **replicas differ**"
     step_ms = _mean_step_ms(runs)
-    kfac_ms = _mean_step_ms(baseline) if baseline else None
+    beside, is_same_run = _beside(_timed(runs), _timed(baselines))
+    kfac_ms = _mean_step_ms(beside)
     accuracy = "-"
     if "validation_accuracy" in runs[0]:
         accuracy = f"{_mean_and_std([100 * run['validation_accuracy'] for run in runs], digits=1)} %"
@@ -163,7 +187,7 @@ def _training_row(method: str, runs: list[dict], baseline: list[dict] | None) ->
         accuracy,
         _against(runs, baseline),
         "-" if step_ms is None else f"{step_ms:.1f}{of_seeds}",
-        times(kfac_ms / step_ms) if kfac_ms and step_ms else "-",
+        times(kfac_ms / step_ms) + " *" * (not is_same_run) if kfac_ms and step_ms else "-",
     ]
 
 
@@ -326,7 +350,8 @@ def _exchange_sections(records: list[dict]) -> list[str]:
     groups: dict = {}
     for record in records:
         key = (record["task_name"], record["strategy"], record["workers"], " ".join(record["skip_layers"]))
-        groups.setdefault(key, {}).setdefault(record["rate"], {})[record["codec"]] = record
+        codec = record["codec"], record.get("exchange_steps", 20)
+        groups.setdefault(key, {}).setdefault(record["rate"], {})[codec] = record
     uncompressed_ms = {_run_of(record): record["ms"] for record in records if record["codec"] == "none"}
     parts = []
     for (task, strategy, workers, without), rates in groups.items():
@@ -338,14 +363,15 @@ def _exchange_sections(records: list[dict]) -> list[str]:
             header += [f"ms at {rate}", "faster than none"]
         codecs = list(dict.fromkeys(codec for by_codec in rates.values() for codec in by_codec))
         rows = [_exchange_row(codec, rates, uncompressed_ms) for codec in codecs]
-        stages = [[_name(codec), *_exchange_stages(codec, rates)] for codec in codecs if codec in _with_stages(rates)]
+        timed = [codec for codec in codecs if codec in _with_stages(rates)]
+        stages = [[_name(codec[0]), str(codec[1]), *_exchange_stages(codec, rates)] for codec in timed]
         parts += [
             f"### {task}, {strategy}, {workers} workers",
             f"{sample['task']}{f', without {without}' if without else ''}: {sample['tensors']} tensors, dense "
             f"{sample['dense_bytes'] / 1e3:.0f} kB; kB a rank: {shares}. {sample['started']}, commit "
             f"{sample['commit']}; {machine}",
             markdown_table(header, rows),
-            markdown_table(["encode / gather / decode, ms, rank 0", *rates], stages),
+            markdown_table(["encode / gather / decode, ms, rank 0", "after steps", *rates], stages),
         ]
     return parts
 
@@ -354,10 +380,10 @@ def _run_of(record: dict) -> tuple:
     return record["task_name"], record["strategy"], record["rate"], record["started"], record["commit"]
 
 
-def _exchange_row(codec: str, rates: dict, uncompressed_ms: dict) -> list[str]:
+def _exchange_row(codec: tuple[str, int], rates: dict, uncompressed_ms: dict) -> list[str]:
     some = next(by_codec[codec] for by_codec in rates.values() if codec in by_codec)
-    cells = [_name(codec), f"{some['dense_bytes'] / some['payload_bytes']:.1f}", f"{some['error']:.3f}"]
-    cells += [f"{100 * some['extra_gathers']:.0f} %", str(some.get("exchange_steps", "-"))]
+    cells = [_name(codec[0]), f"{some['dense_bytes'] / some['payload_bytes']:.1f}", f"{some['error']:.3f}"]
+    cells += [f"{100 * some['extra_gathers']:.0f} %", str(codec[1])]
     for by_codec in rates.values():
         if codec not in by_codec:
             cells += ["-", "-"]
@@ -367,11 +393,11 @@ def _exchange_row(codec: str, rates: dict, uncompressed_ms: dict) -> list[str]:
     return cells
 
 
-def _with_stages(rates: dict) -> set[str]:
+def _with_stages(rates: dict) -> set[tuple[str, int]]:
     return {codec for by_codec in rates.values() for codec, record in by_codec.items() if "stage_ms" in record}
 
 
-def _exchange_stages(codec: str, rates: dict) -> list[str]:
+def _exchange_stages(codec: tuple[str, int], rates: dict) -> list[str]:
     cells = []
     for by_codec in rates.values():
         stage_ms = by_codec.get(codec, {}).get("stage_ms")
