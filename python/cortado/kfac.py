@@ -244,8 +244,9 @@ class KFAC:
         if self._group is not None:
             self._group.set_timeout(timeout_s)
         are_read_later = self._place.library is not None
+        refuse = weakref.WeakMethod(self._refuse_change_in_place)
         self._batches = Batches(
-            self._core, self._device, are_read_later=are_read_later, on_change=self._refuse_change_in_place
+            self._core, self._device, are_read_later=are_read_later, on_change=lambda *held: refuse()(*held)
         )
         self._loss_scale = None  # of this forward and backward pass
         self._first_layer = None  # with whose call the pass has begun
@@ -369,15 +370,14 @@ class KFAC:
     # ---- hooks
 
     def _forward_hook(self, index):
-        layer = self._layers[index]
-
-        kfac = weakref.ref(self)  # the model does not keep it
+        kfac = weakref.ref(self)  # the model does not keep it, nor the hook the model
 
         @torch.compiler.disable
         def on_output_gradient(gradient):
             self = kfac()
             if self is None:
                 return
+            layer = self._layers[index]
             self._open_calls[index] = max(0, self._open_calls[index] - 1)
             with self._errors_end_all(MismatchError):
                 values, count, height, width = layer.output_gradients(gradient)
@@ -389,7 +389,10 @@ class KFAC:
         @torch.compiler.disable
         def on_forward(module, inputs, named_inputs, output):
             self = kfac()
-            if self is None or module is not layer.module:  # but a copy of it
+            if self is None:
+                return
+            layer = self._layers[index]
+            if module is not layer.module:  # but a copy of it
                 return
             if not (module.training and torch.is_grad_enabled() and self._wanted[index]):
                 return

@@ -3,8 +3,10 @@
 
 import copy
 import enum
+import gc
 import logging
 import warnings
+import weakref
 
 import cortado
 import numpy as np
@@ -680,6 +682,20 @@ def test_copies_of_a_model_are_not_preconditioned(tmp_path):
         assert torch.equal(mine.grad, other.grad)
     assert kfac.report().to_dict()["fallbacks"] == expected.report().to_dict()["fallbacks"]
     cortado.KFAC(copies[0], **QUIET)  # it may have one of its own
+
+
+def test_nobody_keeps_a_kfac_or_its_model():
+    """They have much memory, so that it is free before the garbage collector comes."""
+    gc.collect()
+    gc.disable()
+    try:
+        run = make_run()
+        train(*run, range(2))
+        kept = [weakref.ref(one) for one in run[:2]]
+        del run
+        assert [one() for one in kept] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_models_without_such_layers_are_refused():
