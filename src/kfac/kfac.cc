@@ -189,28 +189,17 @@ Status KfacImpl::set_compression(std::string_view spec) {
   return {};
 }
 
-// Where a message that does not fit would not be seen by all, or would not arrive.
-Status KfacImpl::compare_codecs() {
-  std::string codecs;
-  if (has_several_rows() && options_.compression_changes) codecs = "gradients " + options_.gradients.codec;
-  if (factor_codec_is_set_) codecs += (codecs.empty() ? "factors " : ", factors ") + options_.factor_compression;
-  if (candidates_are_set_) {
-    codecs += codecs.empty() ? "candidates" : ", candidates";
-    for (const std::string& candidate : candidates_) codecs += " " + candidate;
-  }
-  factor_codec_is_set_ = candidates_are_set_ = false;
-  // A hash, and the texts where it differs: candidates are compared in every step.
-  if (codecs.empty()) return {};
-  const Status same = check_same_number(world_, "codecs", fnv1a_64(codecs), timeout());
-  if (same.code() != StatusCode::kMismatch) return same;
-  return check_agreement(world_, codecs, {}, timeout()).with_context("step " + std::to_string(step_));
+std::string KfacImpl::codecs_text() const {
+  std::string text = "gradients " + options_.gradients.codec + ", factors " + options_.factor_compression;
+  if (!is_auto(options_)) return text;
+  for (const std::string& candidate : candidates_) text += ", candidate " + candidate;
+  return text;
 }
 
 Status KfacImpl::set_factor_compression(std::string_view spec) {
   CORTADO_RETURN_IF_ERROR(failure_);
   if (options_.factor_compression == kAutoCodec) return already_chosen("factors");
   CORTADO_ASSIGN_OR_RETURN(TensorListCodec codec, TensorListCodec::create(spec));
-  factor_codec_is_set_ = world_->world_size() > 1;
   if (spec == options_.factor_compression) return {};
   CORTADO_RETURN_IF_ERROR(inverse_gather_->set_codec(spec, 0));
   sync_->set_codec(std::move(codec));
@@ -236,7 +225,6 @@ Status KfacImpl::set_candidates(const std::vector<std::string>& candidates) {
     return make_error(StatusCode::kInvalidArgument, "candidate %zu was %s at first and must stay %s, got %s", c,
                       options_.candidates[c].c_str(), first_name.c_str(), candidates[c].c_str());
   }
-  candidates_are_set_ = auto_factors_.is_on || auto_inverses_.is_on || auto_gradients_.is_on;
   candidates_ = candidates;
   return {};
 }

@@ -438,7 +438,8 @@ TEST(KfacAuto, CandidatesAreComparedOverRanks) {
   for (const Status& status : statuses) {
     EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
     EXPECT_NE(status.message().find("step 0"), std::string::npos) << status.message();
-    EXPECT_NE(status.message().find("rank 1 has \"candidates compso(bound=0.02)\""), std::string::npos)
+    EXPECT_NE(status.message().find("rank 1 has \"gradients auto, factors auto, candidate compso(bound=0.02)\""),
+              std::string::npos)
         << status.message();
   }
 }

@@ -65,9 +65,6 @@ struct AutoMessage {
 // What ranks must share, besides layers.
 std::string settings_text(const KfacOptions& options);
 
-// Of what ranks must share in a step, its number included.
-std::uint64_t hash_of(const KfacHyperparameters& values, std::int64_t step);
-
 class KfacImpl final : public Kfac {
  public:
   KfacImpl(std::vector<KfacLayer> layers, const KfacOptions& options, Communicator* world, const Clock* clock,
@@ -137,10 +134,9 @@ class KfacImpl final : public Kfac {
   Status prepare_inverse_gather();
   Status prepare_gradient_gather();
 
-  // What this step was given: codecs of gradients over all rows, of factors, and candidates.
-  Status compare_codecs();
-  // What all ranks were given: before anything is sent that another rank may not expect.
+  // Whether all ranks were given the same for this step, before anything is sent that another one may not expect.
   Status compare_step(const KfacHyperparameters& values);
+  std::string codecs_text() const;
   Status add_batch(std::size_t layer, Side side, const KfacBatch& batch, double scale);
   Status fetch_factors();
   Status update_factors(double decay);
@@ -239,7 +235,6 @@ class KfacImpl final : public Kfac {
   std::map<std::pair<std::string, std::string>, std::int64_t> fallbacks_;
   KfacReport report_;
   std::int64_t lap_begin_ns_ = 0;
-  bool factor_codec_is_set_ = false, candidates_are_set_ = false;  // since the last step
   std::vector<std::string> candidates_;                            // of "auto"; options_ has those at first
   Status failure_;
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "collective/agreement.h"
 #include "core/check.h"
 #include "core/hash.h"
 #include "kfac/gradient_matrix.h"
@@ -35,34 +36,32 @@ constexpr std::uint64_t kNotFinite = 1;  // in the flags of a note
 
 }  // namespace
 
-std::uint64_t hash_of(const KfacHyperparameters& values, std::int64_t step) {
-  const double numbers[] = {static_cast<double>(step),
+// A hash; the texts where it differs.
+Status KfacImpl::compare_step(const KfacHyperparameters& values) {
+  if (world_->world_size() == 1) return {};
+  const double numbers[] = {static_cast<double>(step_),
                             values.factor_decay,
                             values.damping,
                             values.kl_clip,
                             values.lr,
                             static_cast<double>(values.update_factors),
                             static_cast<double>(values.update_inverses)};
-  return fnv1a_64({reinterpret_cast<const char*>(numbers), sizeof(numbers)});
-}
-
-Status KfacImpl::compare_step(const KfacHyperparameters& values) {
-  if (world_->world_size() == 1) return {};
-  const std::uint64_t own = hash_of(values, step_);
+  const std::string codecs = codecs_text();
+  const std::uint64_t own = fnv1a_64(codecs + std::string(reinterpret_cast<const char*>(numbers), sizeof(numbers)));
   std::vector<std::uint64_t> hashes(static_cast<std::size_t>(world_->world_size()));
+  const std::string context = "step " + std::to_string(step_);
   CORTADO_RETURN_IF_ERROR(
       world_->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(hashes)), timeout())
-          .with_context("step " + std::to_string(step_)));
-  for (std::size_t other = 0; other < hashes.size(); ++other) {
-    if (hashes[other] == own) continue;
-    return make_error(
-        StatusCode::kMismatch,
-        "step %" PRId64
-        ": ranks differ in factor_decay, damping, kl_clip, lr, the step or what they update: rank %zu has "
-        "others than rank %d, which has %g, %g, %g and %g and updates %s",
-        step_, other, rank(), values.factor_decay, values.damping, values.kl_clip, values.lr, updates_text(values));
-  }
-  return {};
+          .with_context(context));
+  const auto other = std::find_if(hashes.begin(), hashes.end(), [&](std::uint64_t hash) { return hash != own; });
+  if (other == hashes.end()) return {};
+  CORTADO_RETURN_IF_ERROR(check_agreement(world_, codecs, {}, timeout()).with_context(context));
+  return make_error(StatusCode::kMismatch,
+                    "step %" PRId64
+                    ": ranks differ in factor_decay, damping, kl_clip, lr, the step or what they update: rank %d has "
+                    "others than rank %d, which has %g, %g, %g and %g and updates %s",
+                    step_, static_cast<int>(other - hashes.begin()), rank(), values.factor_decay, values.damping,
+                    values.kl_clip, values.lr, updates_text(values));
 }
 
 Status KfacImpl::check_gradients(std::span<const KfacGradient> gradients) const {
@@ -177,7 +176,6 @@ Result<KfacOutcome> KfacImpl::step(const KfacHyperparameters& values, std::span<
 Result<KfacOutcome> KfacImpl::run_step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients,
                                        DeviceStream stream) {
   CORTADO_RETURN_IF_ERROR(compare_step(values));
-  CORTADO_RETURN_IF_ERROR(compare_codecs());
   start_lap();
   if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(device_->follow(stream));
   if (values.update_factors) {
