@@ -237,7 +237,9 @@ def a_candidate_differs_later(me):
     run = make_run(me, options, uses_ddp=False)
     train(me, run, 1)
     begin = time.monotonic()
-    with pytest.raises(cortado.MismatchError, match=r'rank 1 has "gradients auto, factors none, candidate compso\(bound=0.02\)"'):
+    with pytest.raises(
+        cortado.MismatchError, match=r'rank 1 has "gradients auto, factors none, candidate compso\(bound=0.02\)"'
+    ):
         train(me, run, [1])
     me._models.clear()
     return time.monotonic() - begin
