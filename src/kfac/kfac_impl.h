@@ -235,7 +235,7 @@ class KfacImpl final : public Kfac {
   std::map<std::pair<std::string, std::string>, std::int64_t> fallbacks_;
   KfacReport report_;
   std::int64_t lap_begin_ns_ = 0;
-  std::vector<std::string> candidates_;                            // of "auto"; options_ has those at first
+  std::vector<std::string> candidates_;  // of "auto"; options_ has those at first
   Status failure_;
 };
 
