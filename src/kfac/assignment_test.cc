@@ -2,12 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "collective/rank_threads.h"
-#include "core/check.h"
 #include "cortado/kfac.h"
 
 namespace cortado {
@@ -134,36 +131,6 @@ TEST(KfacVolumes, OfKnownModels) {
   }
   const KfacVolumes resnet = kfac_volumes(models[0].layers);
   EXPECT_NEAR(static_cast<double>(resnet.a + resnet.g) / static_cast<double>(resnet.gradient), 6.03, 0.005);
-}
-
-// Of preconditioned gradients in a step: an exchange a layer, as others do, and ours. Sizes play no part.
-TEST(KfacVolumes, MessagesOfKnownModels) {
-  const auto messages = [](std::size_t layers, std::size_t layers_of_a_message) {
-    std::size_t count = 0;
-    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
-      RecordingCommunicator recording(&communicator);
-      std::vector<std::unique_ptr<OwnerGather>> gathers;
-      float value = 0;
-      for (std::size_t first = 0; first < layers; first += layers_of_a_message) {
-        std::vector<OwnedTensor> tensors;
-        for (std::size_t i = first; i < first + layers_of_a_message; ++i) {
-          tensors.push_back({std::to_string(i), DType::kFloat32, 1, 1, static_cast<int>(i % 2)});
-        }
-        CORTADO_ASSIGN_OR_RETURN(auto gather, OwnerGather::create(std::move(tensors), {}, &recording));
-        gathers.push_back(std::move(gather));
-      }
-      recording.clear();
-      const std::vector<void*> data(layers_of_a_message, &value);
-      for (const auto& gather : gathers) CORTADO_RETURN_IF_ERROR(gather->run(0, data));
-      if (communicator.rank() == 0) count = recording.log().size();
-      return {};
-    });
-    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
-    return count;
-  };
-  EXPECT_EQ(messages(resnet50().size(), 1), 54u);
-  EXPECT_EQ(messages(transformer(24, 1024, true).size(), 1), 144u);
-  EXPECT_EQ(messages(54, 54), 1u);
 }
 
 TEST(KfacVolumes, GroupsAreMatricesOfTheirOwn) {

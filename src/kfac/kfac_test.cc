@@ -269,11 +269,12 @@ TEST(Kfac, SmallBoundsMeanSmallErrors) {
 
 // ---- what travels --------------------------------------------------------------------------------------------------
 
-std::vector<std::string> collectives_of_step(const KfacOptions& options, bool updates, bool reduces = false) {
+std::vector<std::string> collectives_of_step(const KfacOptions& options, bool updates, bool reduces = false,
+                                             const std::vector<KfacLayer>& layers = small_job()) {
   std::vector<std::string> kinds;
   run_ranks(4, [&](Communicator& communicator) -> Status {
     RecordingCommunicator recording(&communicator);
-    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Kfac> kfac, Kfac::create(small_job(), options, &recording));
+    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Kfac> kfac, Kfac::create(layers, options, &recording));
     SmallRun run{.options = options, .values = {}};
     run.reduces = reduces;
     run.factor_update_steps = run.inv_update_steps = 2;
@@ -314,6 +315,19 @@ TEST(Kfac, MessagesOfAStep) {
   packed.gradients.codec = "quant(bits=4)";
   packed.factor_compression = "quant(bits=8)";
   EXPECT_EQ(collectives_of_step(packed, true), (Kinds{note, "all_to_all", "all_to_all", "all_gather"}));
+}
+
+// As many layers as ResNet-50 and BERT-large have, for which others send 54 and 144 broadcasts a step.
+TEST(Kfac, MessagesDoNotGrowWithLayers) {
+  for (const int count : {54, 144}) {
+    std::vector<KfacLayer> layers;
+    for (int i = 0; i < count; ++i) layers.push_back({.name = std::to_string(i), .inputs = 2, .outputs = 1});
+    for (const KfacOptions& options : strategies()) {
+      for (const bool updates : {false, true}) {
+        EXPECT_EQ(collectives_of_step(options, updates, false, layers), collectives_of_step(options, updates)) << count;
+      }
+    }
+  }
 }
 
 TEST(Kfac, FactorsTravelAsTriangles) {
@@ -402,6 +416,49 @@ TEST(Kfac, NonFiniteFactorsAreNotAbsorbed) {
   EXPECT_EQ(state.layers[0].g_factor, expected.layers[0].g_factor);
   EXPECT_EQ(fallbacks_of(*job.kfac),
             std::set<std::string>{"fc: a factor of the batch is not finite: the average stays"});
+}
+
+// Whoever holds the average, of whichever strategy, compressed or not.
+TEST(Kfac, NonFiniteFactorsOnOneRankAreAbsorbedByNone) {
+  for (KfacOptions options : strategies()) {
+    for (const std::string codec : {"none", "quant(bits=8)"}) {
+      options.factor_compression = codec;
+      std::vector<KfacState> before(4), after(4);
+      std::vector<std::set<std::string>> fallbacks(4);
+      const SmallRun run{.options = options, .values = {}};
+      const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+        const int rank = communicator.rank();
+        const auto r = static_cast<std::size_t>(rank);
+        CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), options, &communicator));
+        CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, rank, 0).status());
+        before[r] = kfac->save_state(false);
+        CORTADO_RETURN_IF_ERROR(add_batches(*kfac, rank, 1));
+        const std::vector<float> poison(static_cast<std::size_t>(small_job()[2].inputs), kNan);
+        if (rank == 2) CORTADO_RETURN_IF_ERROR(kfac->add_activations(2, {poison.data(), DType::kFloat32, 1}));
+        Gradients gradients = gradients_of(kfac->layers(), 4, -1, 1);
+        CORTADO_RETURN_IF_ERROR(kfac->step(run.values, addresses_of(kfac->layers(), &gradients)).status());
+        after[r] = kfac->save_state(false);
+        fallbacks[r] = fallbacks_of(*kfac);
+        return {};
+      });
+      for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+      std::size_t holders = 0, hearers = 0, reporters = 0;
+      for (std::size_t r = 0; r < 4; ++r) {
+        const bool holds = !before[r].layers[2].a_factor.empty();
+        // With DP-KFAC factors are of the owner's own examples: nobody has heard of rank 2's but itself.
+        const bool hears = options.strategy != KfacStrategy::kDpKfac || r == 2;
+        holders += holds, hearers += holds && hears;
+        reporters += fallbacks[r].contains("fc: a factor of the batch is not finite: the average stays");
+        EXPECT_EQ(after[r].layers[2].a_factor == before[r].layers[2].a_factor, !holds || hears) << codec << r;
+        for (const float value : after[r].layers[2].a_factor) EXPECT_TRUE(std::isfinite(value));
+        if (holds && !before[r].layers[3].a_factor.empty()) {
+          EXPECT_NE(after[r].layers[3].a_factor, before[r].layers[3].a_factor);  // all others go on
+        }
+      }
+      EXPECT_EQ(holders, 1u);
+      EXPECT_EQ(reporters, hearers) << codec;
+    }
+  }
 }
 
 TEST(Kfac, ALayerThatWasNotUsedKeepsItsFactors) {
@@ -790,6 +847,33 @@ TEST(Kfac, StatesOfAnotherWorldSize) {
     const std::string all = warnings[0] + warnings[1];
     EXPECT_EQ(all.empty(), gives_all);
     EXPECT_EQ(all.find("world size 4, loaded with 2); they begin anew") == std::string::npos, gives_all) << all;
+  }
+}
+
+// What owners of four ranks still owe, owners of two take over.
+TEST(Kfac, ResidualsFindTheirNewOwners) {
+  std::vector<KfacState> states(4), after(2);
+  const SmallRun run = saved_run(strategy(KfacStrategy::kMemOpt));
+  run_job(run, 4, [&](Kfac& kfac, int rank) { states[static_cast<std::size_t>(rank)] = kfac.save_state(false); });
+  const auto statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+    CORTADO_RETURN_IF_ERROR(kfac->load_state(states).status());
+    after[static_cast<std::size_t>(communicator.rank())] = kfac->save_state(false);
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  const auto residual_of = [](const std::vector<KfacState>& all, std::size_t layer) {
+    std::vector<std::vector<float>> found;
+    for (const KfacState& state : all) {
+      if (!state.layers[layer].residual.empty()) found.push_back(state.layers[layer].residual);
+    }
+    return found;
+  };
+  for (std::size_t i = 0; i < small_job().size(); ++i) {
+    const auto owed = residual_of(states, i);
+    ASSERT_EQ(owed.size(), 1u);
+    EXPECT_NE(*std::max_element(owed[0].begin(), owed[0].end()), 0.0f);
+    EXPECT_EQ(residual_of(after, i), owed);
   }
 }
 
