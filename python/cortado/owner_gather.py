@@ -15,6 +15,7 @@ from .errors import CortadoError, MismatchError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_options import check_types
 from .saved_state import array_of, check_state
+from .side_stream import device_of, side_stream_of
 from .spec import spec_from
 
 _STATE_FORMAT = "cortado.owner_gather/1"
@@ -23,7 +24,8 @@ _STATE_FORMAT = "cortado.owner_gather/1"
 def compressed_all_gather(tensors, owners, codec="none", **options):
     """Gives every rank the tensors that their owners have computed, in place, and the same bytes to all.
 
-    tensors: a list of tensors, equal in shapes and dtypes on all ranks; those that a rank owns hold its values.
+    tensors: a list of tensors, equal in shapes and dtypes on all ranks, in host memory or on one CUDA device; those
+    that a rank owns hold its values.
     owners: the rank that owns each. codec: a string or dict ("compso(bound=4e-3)", "quant(bits=8)").
 
     For one exchange. Ranks first compare what they were given; where the same tensors are exchanged in every step, make
@@ -41,6 +43,9 @@ class CompressedAllGather:
     The owner of a tensor gets the decoded values too, so all ranks hold the same. error_feedback: the owner adds to a
     tensor what encoding it has lost so far. aggregate: tensors that share a table of codes in ``compso``; 0: all.
     check_collectives: as for cortado.attach.
+
+    Tensors of a CUDA device travel through pinned host memory, which is kept: a copy of all tensors. They are read
+    behind what the current stream has been given, and what it is given next comes after they are written.
     """
 
     def __init__(
@@ -68,10 +73,16 @@ class CompressedAllGather:
                 raise SpecError(f"expected one owner a tensor, got {len(tensors)} tensors and {len(owners)} owners")
             owners = [_rank_of(i, owner) for i, owner in enumerate(owners)]
             self._shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+            self._device = device_of([(_name(i), tensor, None) for i, tensor in enumerate(tensors)])
             described = [
                 self._describe(i, tensor, owner) for i, (tensor, owner) in enumerate(zip(tensors, owners, strict=True))
             ]
             self._spec = spec_from(codec)
+            self._side_stream = stream = side_stream_of(self._device)
+            if stream is not None:
+                self._read = stream.event()
+                shaped = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in self._shapes]
+                self._hosts = [stream.host_memory(like) for like in shaped]
         agree_on_flag(group, "check_collectives", check_collectives, timeout_s)
         self._keeps = error_feedback
         self._owned = [i for i, owner in enumerate(owners) if owner == group.rank]
@@ -95,10 +106,8 @@ class CompressedAllGather:
 
     @staticmethod
     def _describe(index, tensor, owner):
-        if tensor.dtype not in DTYPE_CODES or tensor.device.type != "cpu":
-            raise SpecError(
-                f"tensor {index} is {tensor.dtype} on {tensor.device}; expected float32, float16 or bfloat16 on the CPU"
-            )
+        if tensor.dtype not in DTYPE_CODES:
+            raise SpecError(f"tensor {index} is {tensor.dtype}; expected float32, float16 or bfloat16")
         rows = tensor.shape[0] if tensor.dim() > 1 else 1
         cols = tensor.numel() // rows if rows else 0
         return (_name(index), DTYPE_CODES[tensor.dtype], rows, cols, owner)
@@ -107,24 +116,47 @@ class CompressedAllGather:
     def __call__(self, tensors):
         """One exchange, in place."""
         try:
-            dense = self._dense(tensors)
+            self._check(tensors)
+            hosts = self._fetch(tensors)
         except Exception as error:
             self._group.announce(str(error))  # or the other ranks would wait for this one
             raise
         with damage_ends_all(self._group):
-            self._core.run(self._step, [tensor.data_ptr() for tensor in dense])
+            self._core.run(self._step, [host.data_ptr() for host in hosts])
         self._step += 1
-        for tensor, copy in zip(tensors, dense, strict=True):
-            if tensor.data_ptr() != copy.data_ptr():
-                tensor.copy_(copy)
+        self._send(tensors, hosts)
 
-    def _dense(self, tensors):
+    def _check(self, tensors):
         if [(tuple(tensor.shape), tensor.dtype) for tensor in tensors] != self._shapes:
             raise SpecError("these tensors have other shapes or dtypes than those the gather was made for")
         for index, tensor in enumerate(tensors):
-            if tensor.device.type != "cpu":  # its address would mean nothing here
-                raise SpecError(f"tensor {index} is on {tensor.device}, expected the CPU, as when the gather was made")
-        return [tensor.contiguous() for tensor in tensors]
+            if tensor.device != self._device:
+                raise SpecError(
+                    f"tensor {index} is on {tensor.device}, expected {self._device}, as when the gather was made"
+                )
+
+    def _fetch(self, tensors):
+        """Where the core reads and writes them: contiguous, in host memory."""
+        stream = self._side_stream
+        if stream is None:
+            return [tensor.contiguous() for tensor in tensors]
+        stream.follow()
+        for i in self._owned:
+            stream.fetch(self._hosts[i], tensors[i])
+        stream.record(self._read)  # behind what the exchange before has sent from there
+        self._read.synchronize()
+        return self._hosts
+
+    def _send(self, tensors, hosts):
+        stream = self._side_stream
+        if stream is not None:
+            for tensor, host in zip(tensors, hosts, strict=True):
+                stream.send(tensor, host)
+            stream.join()
+            return
+        for tensor, host in zip(tensors, hosts, strict=True):
+            if tensor.data_ptr() != host.data_ptr():
+                tensor.copy_(host)
 
     def set_codec(self, codec):
         """From the next exchange on; on all ranks together. If one of them refuses, all do, and nothing changes."""

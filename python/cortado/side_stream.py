@@ -7,16 +7,16 @@ from .errors import SpecError
 
 
 def device_of(named):
-    """The one device of the parameters in ``named``, a list as parameters.trainable_of() gives it."""
+    """The one device of the tensors in ``named``, a list as parameters.trainable_of() gives it."""
     first = {}  # device -> name of its first parameter
     for name, parameter, _ in named:
         first.setdefault(parameter.device, name)
     if len(first) > 1:
         found = ", ".join(f'"{name}" on {device}' for device, name in first.items())
-        raise SpecError(f"cortado exchanges the gradients of one device a process; here {found}")
+        raise SpecError(f"cortado exchanges tensors of one device a process; here {found}")
     for device, name in first.items():
         if device.type not in ("cpu", "cuda"):
-            raise SpecError(f'cortado exchanges gradients on the CPU or on a CUDA device; "{name}" is on {device}')
+            raise SpecError(f'cortado exchanges tensors on the CPU or on a CUDA device; "{name}" is on {device}')
         return device
     return torch.device("cpu")
 

@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 import cortado
+import cortado.owner_gather
 import pytest
 import torch
-from late_device import on_device
+from late_device import LateSideStream, on_device
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
@@ -145,6 +146,68 @@ def within_a_subgroup(me):
 
 def test_a_subgroup(pools):
     assert pools(3).run(within_a_subgroup) == [[0.0, 2.0], None, [0.0, 2.0]]
+
+
+class AllReady(LateSideStream):
+    """The tensors of an exchange are computed together, before it: copying one is no news of another."""
+
+    def _copy(self, to, source):
+        given = self._cuda.compute.given
+        super()._copy(to, source)
+        del self._cuda.compute._work[given:]
+        return to
+
+
+def gather_on_a_late_device(me):
+    """Read when they are ready, from memory that the exchange before no longer needs; the bits are those of the CPU."""
+    spec = "topk(density=0.2)"
+    plain = None
+    for side_stream in (lambda device: None, AllReady):
+        before, cortado.owner_gather.side_stream_of = cortado.owner_gather.side_stream_of, side_stream
+        try:
+            tensors, owners, _ = own_values(me, 0)
+            gather = cortado.CompressedAllGather(tensors, owners, spec, error_feedback=True)
+        finally:
+            cortado.owner_gather.side_stream_of = before
+        history = []
+        for step in range(4):
+            tensors = [as_strided(tensor) for tensor in own_values(me, step)[0]]
+            gather(tensors)
+            history.append(tensors)
+        if plain is None:
+            plain = history
+    return all(torch.equal(a, b) for x, y in zip(plain, history, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def as_strided(tensor):
+    """The same values, in another order in memory where there is one."""
+    return tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
+
+
+def test_tensors_of_a_device_are_read_and_written_in_time(pools):
+    assert pools(3).run(gather_on_a_late_device) == [True] * 3
+
+
+def gather_on_cuda(me):
+    """Tensors that are computed late; the bits are those of the CPU."""
+    spec, equal = "quant(bits=6)", []
+    tensors, owners, _ = own_values(me, 0)
+    on_cpu = cortado.CompressedAllGather(tensors, owners, spec, error_feedback=True)
+    on_gpu = cortado.CompressedAllGather([t.cuda() for t in tensors], owners, spec, error_feedback=True)
+    for step in range(4):
+        tensors = own_values(me, step)[0]
+        moved = [t.cuda() for t in tensors]
+        torch.cuda._sleep(20_000_000)
+        moved = [as_strided(t * 1) for t in moved]
+        on_gpu(moved)
+        on_cpu(tensors)
+        equal += [torch.equal(a, b.cpu()) for a, b in zip(tensors, moved, strict=True)]
+    return all(equal)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_tensors_on_a_gpu(pools):
+    assert pools(2).run(gather_on_cuda) == [True] * 2
 
 
 def refusals(me):
