@@ -69,6 +69,8 @@ class CompressingCommunicator:
             return tensor
         packed = _pack(tensor, symmetric)
         is_chosen = not symmetric and (self.groups is None or any(group is one for one in self.groups))
+        if is_chosen and packed.device.type != "cpu":
+            raise ValueError(f"this communicator compresses tensors in host memory, got one on {packed.device}")
         if is_chosen and packed.dtype in (torch.float32, torch.float16, torch.bfloat16):
             future = _Waiting(self)
             owner = src if group is None else dist.get_group_rank(group, src)
