@@ -114,10 +114,7 @@ def _training_section(group: dict, baselines: list[dict], folder: Path, pictures
         settings.append(f"without {' '.join(sample['skip_layers'])}")
     if sample["gradients"]:
         settings.append(f"gradients averaged as `{sample['gradients']}` in all rows")
-    head = (
-        f"{sample['task']}; {', '.join(settings)}. {sample['started']}, commit {sample['commit']}; {machine}; "
-        f"links: {sample['links']}"
-    )
+    head = f"{sample['task']}; {', '.join(settings)}. {_when(group)}; {machine}; links: {sample['links']}"
     baseline = group.get("kfac")
     header = ["method", "training loss", "validation loss", "accuracy", "against kfac", "ms a step", "faster than kfac"]
     with_kfac = {method: runs for method, runs in group.items() if "kfac" in runs[0]}
@@ -131,6 +128,13 @@ def _training_section(group: dict, baselines: list[dict], folder: Path, pictures
         _auto_table(with_kfac),
         f"![training loss]({picture.relative_to(folder)})" if picture else "",
     ]
+
+
+def _when(group: dict) -> str:
+    """Rows may be of several days."""
+    runs = sorted((run for runs in group.values() for run in runs), key=lambda run: run["started"])
+    first, last = ([run["started"], run["commit"]] for run in (runs[0], runs[-1]))
+    return f"{first[0]}, commit {first[1]}" + (f", to {last[0]}, commit {last[1]}" if last != first else "")
 
 
 def _name(method: str) -> str:
@@ -237,14 +241,17 @@ def _stage_table(methods: dict) -> str:
 
 
 def _auto_table(methods: dict) -> str:
-    """What compression="auto" decided of each kind of message, as the first seed's rank 0 reports it."""
+    """What compression="auto" decided of each kind of message, as rank 0 of each seed reports it."""
     times = [f"{which}{plain}_ns" for which in ("predicted", "measured") for plain in ("_uncompressed", "")]
     rows = []
     for method, runs in methods.items():
-        for message, choice in runs[0]["kfac"].get("auto", {}).items():
-            in_ms = [f"{choice[time] / 1e6:.2f}" if choice[time] else "-" for time in times]
-            rows.append([_name(method), message, _name(choice["codec"]), *in_ms])
-    header = ["what auto chose", "message", "codec"]
+        for run in _timed(runs):
+            for message, choice in run["kfac"].get("auto", {}).items():
+                in_ms = [f"{choice[time] / 1e6:.2f}" if choice[time] else "-" for time in times]
+                aggregate = choice.get("aggregate") or "all"
+                row = [_name(method), run["seed"], message, _name(choice["codec"]), aggregate, *in_ms]
+                rows.append([str(cell) for cell in row])
+    header = ["what auto chose", "seed", "message", "codec", "layers together"]
     header += [f"{ms}, {which}" for ms in ("predicted ms", "measured ms") for which in ("uncompressed", "compressed")]
     return markdown_table(header, rows) if rows else ""
 
