@@ -1,8 +1,10 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """The callback communicator's functions over a torch.distributed process group."""
 
+import atexit
 import copy
 import ctypes
+import functools
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ _SLICE_S = 1.0  # how often a waiting rank looks whether a peer has reported a f
 
 _MOST_TENSORS = 4096  # kept; payloads of varying sizes would make more and more
 
+_EXIT_S = 0.1  # see _outlive_transport()
+
 _attachments = Counter()  # by group; its ranks attach in the same order, so they share the number
 
 
@@ -33,6 +37,7 @@ class TorchGroup:
     """
 
     def __init__(self, process_group):
+        _outlive_transport()
         self._group = process_group if process_group is not None else dist.group.WORLD
         self._whole = self
         self.rank = dist.get_rank(self._group)
@@ -287,6 +292,13 @@ class _Started:
     handle: object  # of torch.distributed
     held: object = None  # memory that must stay until the end
     finish: object = None  # what is to be done then
+
+
+@functools.cache
+def _outlive_transport():
+    """A thread of Gloo may be the last to hold a tensor of a collective that has just ended, and takes the GIL to let
+    go of it. If the interpreter ends by then, that is std::terminate() (seen with torch 2.13): it gets a moment."""
+    atexit.register(time.sleep, _EXIT_S)
 
 
 def _backend_for_host_memory(group):

@@ -2,10 +2,14 @@
 """Every kind of collective of the callback communicator over torch.distributed with Gloo, in processes."""
 
 import itertools
+import os
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 KINDS = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather"]
 ROOTED = {"broadcast", "reduce", "gather"}
@@ -183,3 +187,29 @@ def test_subgroups_where_ranks_know_of_different_numbers_of_groups(pools):
 
 def test_reduce_scatter_adds_in_rank_order(pools):
     assert pools(3).run(sums_in_rank_order) == [0.0, 0.0, 0.0]  # (1e8 + 1) - 1e8
+
+
+# ---- the end of a process --------------------------------------------------------------------------------------------
+
+END_AT_ONCE = """
+import cortado, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+try:
+    cortado.CompressedAllGather([torch.ones(64, 64)] * 2, [0, 2], "quant(bits=8)")
+except cortado.CortadoError:
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_end_behind_a_collective_end_well(tmp_path):
+    """One in ten was aborted by a thread of Gloo that let go of a tensor while the interpreter ended."""
+    for attempt in range(15):
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        variables = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+        variables |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        ranks = [
+            subprocess.Popen([sys.executable, "-c", END_AT_ONCE], env=variables | {"RANK": str(rank)}, cwd=tmp_path)
+            for rank in range(2)
+        ]
+        assert [rank.wait(60) for rank in ranks] == [0, 0], attempt
