@@ -15,6 +15,11 @@ nanobind_add_module(_core STABLE_ABI NB_STATIC NB_DOMAIN cortado ${sources})
 cortado_target(_core)
 target_include_directories(_core PRIVATE "${PROJECT_SOURCE_DIR}")
 target_link_libraries(_core PRIVATE cortado)
+# What is exported could stand in for the same symbol of a library that is loaded later: linked with a static libstdc++,
+# _core would give torch its own destructors (tools/check_symbols).
+set(exports "${CMAKE_CURRENT_LIST_DIR}/python_module.map")
+target_link_options(_core PRIVATE "-Wl,--version-script=${exports}")
+set_property(TARGET _core APPEND PROPERTY LINK_DEPENDS "${exports}")
 install(TARGETS _core LIBRARY DESTINATION cortado)
 # With -DCORTADO_BUILD_CUDA=ON and nvcc: apart from _core, which finds it here.
 if(TARGET cortado_cuda_module)
