@@ -61,9 +61,12 @@ float* FactorSync::triangles(std::size_t slot) {
   return is_stored(slots_[slot]) ? batch_.data() + offsets_[slot] : nullptr;
 }
 
+// Most steps have no batch, and writing zeros over zeros would take them the longer the larger the model is.
 void FactorSync::reset() {
-  std::fill(batch_.begin(), batch_.end(), 0.0f);
-  std::fill(batches_.begin(), batches_.end(), 0);
+  for (std::size_t s = 0; s < slots_.size(); ++s) {
+    if (batches_[s] > 0) std::fill_n(triangles(s), slots_[s].elems(), 0.0f);
+    batches_[s] = 0;
+  }
 }
 
 FactorSync::Sum FactorSync::sum(std::size_t slot) const {

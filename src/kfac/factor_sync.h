@@ -42,6 +42,7 @@ class FactorSync {
 
   // Where the triangles of a batch are to be added; nullptr where nobody wants them from this rank.
   float* triangles(std::size_t slot);
+  // After each that was added.
   void count_batch(std::size_t slot) { ++batches_[slot]; }
   bool has_batch(std::size_t slot) const { return batches_[slot] > 0; }
   void reset();
