@@ -21,8 +21,7 @@ Status status_of(cublasStatus_t status, const char* call) {
 
 cublasOperation_t operation(Operand operand) { return operand == Operand::kAsIs ? CUBLAS_OP_N : CUBLAS_OP_T; }
 
-// A row-major matrix is the transpose of a column-major one, and its lower triangle that one's upper.
-constexpr cublasFillMode_t kTriangle = CUBLAS_FILL_MODE_UPPER;
+// A row-major matrix is the transpose of a column-major one.
 constexpr float kOne = 1, kZero = 0;
 
 class CudaProducts final : public DeviceProducts {
@@ -60,14 +59,16 @@ class CudaProducts final : public DeviceProducts {
         "cublasSgemmStridedBatched");
   }
 
+  // By whole products: cuBLAS's syrk does not divide `k` among the multiprocessors, and took the longer even where it
+  // has only half as much to do (docs/results/gpu_reading.md).
   Status add_row_products(std::int64_t n, std::int64_t k, float alpha, const float* x, float* c, bool begins,
                           std::int64_t count) override {
     if (n == 0 || count == 0) return {};
     const float* const kept = begins ? &kZero : &kOne;
     if (count == 1) {
-      return status_of(
-          cublasSsyrk(blas_, kTriangle, CUBLAS_OP_T, size(n), size(k), &alpha, x, size(k), kept, c, size(n)),
-          "cublasSsyrk");
+      return status_of(cublasSgemm(blas_, CUBLAS_OP_T, CUBLAS_OP_N, size(n), size(n), size(k), &alpha, x, size(k), x,
+                                   size(k), kept, c, size(n)),
+                       "cublasSgemm");
     }
     return status_of(cublasSgemmStridedBatched(blas_, CUBLAS_OP_T, CUBLAS_OP_N, size(n), size(n), size(k), &alpha, x,
                                                size(k), n * k, x, size(k), n * k, kept, c, size(n), n * n, size(count)),
@@ -77,9 +78,9 @@ class CudaProducts final : public DeviceProducts {
   Status add_column_products(std::int64_t n, std::int64_t k, float alpha, const float* x, std::int64_t x_stride,
                              float* c, bool begins) override {
     if (n == 0) return {};
-    return status_of(cublasSsyrk(blas_, kTriangle, CUBLAS_OP_N, size(n), size(k), &alpha, x, size(x_stride),
-                                 begins ? &kZero : &kOne, c, size(n)),
-                     "cublasSsyrk");
+    return status_of(cublasSgemm(blas_, CUBLAS_OP_N, CUBLAS_OP_T, size(n), size(n), size(k), &alpha, x, size(x_stride),
+                                 x, size(x_stride), begins ? &kZero : &kOne, c, size(n)),
+                     "cublasSgemm");
   }
 
  private:
