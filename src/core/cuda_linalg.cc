@@ -35,12 +35,14 @@ Status status_of(cublasStatus_t status, const char* call) {
                     cublasGetStatusString(status));
 }
 
-// Larger matrices fill a device one by one. cuSOLVER inverts none of a batch, so that this decomposes them, solves for
-// the identity and multiplies: three times the operations, in as many calls for all as else for one. On an L40S 16
-// decompositions of 512 x 512 take 0.7 ms together and 5.3 one by one (github.com/ml-explore/mlx, pull request 4208).
+// Larger matrices fill a device one by one; eigenvectors of a batch of them take three times as long. cuSOLVER inverts
+// none of a batch, so that this decomposes them, solves for the identity and multiplies: three times the operations, in
+// as many calls for all as else for one. On an L40S 16 decompositions of 512 x 512 take 0.7 ms together and 5.3 one by
+// one (github.com/ml-explore/mlx, pull request 4208).
 constexpr std::int64_t kMostBatched = 512;
 
-bool is_batched(std::int64_t n, std::int64_t count) { return count > 1 && n <= kMostBatched; }
+bool is_large(std::int64_t n) { return n > kMostBatched; }
+bool is_batched(std::int64_t n, std::int64_t count) { return count > 1 && !is_large(n); }
 
 class CudaLinalgImpl final : public CudaLinalg {
  public:
@@ -61,7 +63,8 @@ class CudaLinalgImpl final : public CudaLinalg {
   Status reserve_symmetric_eigen(std::int64_t n, std::int64_t count) override {
     if (n == 0 || count == 0) return {};
     std::size_t host_bytes = 0;
-    CORTADO_RETURN_IF_ERROR(grow_for_eigen(n, count, nullptr, nullptr, &host_bytes));
+    CORTADO_RETURN_IF_ERROR(is_large(n) ? grow_for_one_eigen(n, nullptr, nullptr, &host_bytes)
+                                        : grow_for_eigen(n, count, nullptr, nullptr, &host_bytes));
     static_cast<void>(host_workspace(host_bytes));
     return {};
   }
@@ -79,6 +82,12 @@ class CudaLinalgImpl final : public CudaLinalg {
   Status symmetric_eigen(std::int64_t n, std::int64_t count, float* matrices, float* values, int* infos) override {
     CORTADO_CHECK(n >= 0 && n <= kMaxMatrixDim && count >= 0);
     if (n == 0 || count == 0) return {};
+    if (is_large(n)) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        CORTADO_RETURN_IF_ERROR(one_eigen(n, matrices + i * n * n, values + i * n, infos + i));
+      }
+      return {};
+    }
     std::size_t host_bytes = 0;
     CORTADO_RETURN_IF_ERROR(grow_for_eigen(n, count, matrices, values, &host_bytes));
     std::byte* const host = host_workspace(host_bytes);
@@ -162,7 +171,24 @@ class CudaLinalgImpl final : public CudaLinalg {
         "cusolverDnSpotri");
   }
 
+  Status one_eigen(std::int64_t n, float* matrix, float* values, int* info) {
+    std::size_t host_bytes = 0;
+    CORTADO_RETURN_IF_ERROR(grow_for_one_eigen(n, matrix, values, &host_bytes));
+    std::byte* const host = host_workspace(host_bytes);
+    return status_of(cusolverDnXsyevd(solver_, parameters_, kVectors, kTriangle, n, kFloat, matrix, n, kFloat, values,
+                                      kFloat, workspace_, workspace_bytes_, host, host_bytes, info),
+                     "cusolverDnXsyevd");
+  }
+
   // How much is needed does not depend on where the matrices are.
+  Status grow_for_one_eigen(std::int64_t n, float* matrix, float* values, std::size_t* host_bytes) {
+    std::size_t device_bytes = 0;
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cusolverDnXsyevd_bufferSize(solver_, parameters_, kVectors, kTriangle, n, kFloat, matrix, n, kFloat,
+                                              values, kFloat, &device_bytes, host_bytes),
+                  "cusolverDnXsyevd_bufferSize"));
+    return grow(device_bytes);
+  }
   Status grow_for_eigen(std::int64_t n, std::int64_t count, float* matrices, float* values, std::size_t* host_bytes) {
     std::size_t device_bytes = 0;
     CORTADO_RETURN_IF_ERROR(

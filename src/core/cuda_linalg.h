@@ -3,10 +3,10 @@
 // The decompositions of linalg.h on a CUDA device, over cuSOLVER and cuBLAS: matrices are float32, row-major, in device
 // memory; only the lower triangle is read, and of inverses written.
 //
-// Calls give work to the stream and do not wait for it. They allocate, in the order of the stream, where a matrix is
-// larger than those before. What came of a decomposition is in `infos` when the stream gets there: 0, or LAPACK's
-// number. An object is used by one thread at a time. Results are near those of the CPU, not their bytes: other
-// libraries add in other orders.
+// Calls give work to the stream; cuSOLVER may wait for eigenvectors, the others are not waited for. They allocate, in
+// the order of the stream, where a matrix is larger than those before. What came of a decomposition is in `infos` when
+// the stream gets there: 0, or LAPACK's number. An object is used by one thread at a time. Results are near those of
+// the CPU, not their bytes: other libraries add in other orders.
 #pragma once
 
 #include <cstdint>

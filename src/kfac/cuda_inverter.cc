@@ -225,11 +225,8 @@ class CudaInverter final : public KfacInverter {
   Status run(const std::vector<InverseJob*>& jobs, TimePoint deadline) REQUIRES(mutex_) {
     const Groups by_size = groups_of(jobs);
     CORTADO_RETURN_IF_ERROR(grow(by_size));
+    CORTADO_RETURN_IF_ERROR(start(by_size));
     std::size_t at = 0;
-    for (const auto& [size, group] : by_size) {
-      CORTADO_RETURN_IF_ERROR(lane_of(size).start(group, device_ + at, host_ + at));
-      at += group.bytes();
-    }
     for (Lane& each : lanes_) CORTADO_RETURN_IF_ERROR(each.mark());
     for (Lane& each : lanes_) CORTADO_RETURN_IF_ERROR(each.wait(deadline));
     at = 0;
@@ -237,6 +234,37 @@ class CudaInverter final : public KfacInverter {
       take(group, host_ + at + group.up_bytes());
       at += group.bytes();
     }
+    return {};
+  }
+
+  // By a thread for each lane: cuSOLVER waits for eigenvectors where it is called.
+  Status start(const Groups& by_size) REQUIRES(mutex_) {
+    struct Given {
+      const Group* group;
+      std::size_t at;
+    };
+    std::map<Lane*, std::vector<Given>> of_lane;
+    std::size_t at = 0;
+    for (const auto& [size, group] : by_size) {
+      of_lane[&lane_of(size)].push_back({&group, at});
+      at += group.bytes();
+    }
+    std::byte *const device = device_, *const host = host_;
+    const int current = current_cuda_device();
+    std::vector<Status> found(of_lane.size());
+    {
+      std::vector<std::jthread> threads;
+      std::size_t next = 0;
+      for (const auto& [lane, given] : of_lane) {
+        threads.emplace_back([&, lane = lane, &given = given, &status = found[next++]] {
+          set_current_cuda_device(current);
+          for (const Given& each : given) {
+            if (status.ok()) status = lane->start(*each.group, device + each.at, host + each.at);
+          }
+        });
+      }
+    }
+    for (const Status& status : found) CORTADO_RETURN_IF_ERROR(status);
     return {};
   }
 

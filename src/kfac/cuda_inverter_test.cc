@@ -118,8 +118,9 @@ TEST_F(CudaInverterTest, NothingIsAllocatedForWhatWasReserved) {
   }
 }
 
+// Of inverses: cuSOLVER waits for eigenvectors itself.
 TEST_F(CudaInverterTest, ADeviceThatIsLateIsAnErrorForGood) {
-  Matrices found(kSizes, true);
+  Matrices found({2048}, false);
   for (int run = 0; run < 2; ++run) {
     const Status status = device_->invert(found.jobs, std::chrono::nanoseconds(0));
     EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.to_string();
