@@ -242,13 +242,14 @@ def sanitizer(context: Context) -> str:
     program = context.build / "cortado_cuda_test"
     half_s = context.left_s() / 2
     found = []
-    for check in ("memcheck", "racecheck"):
+    # A test asks for a device that there is not: errors of calls are for the tests to find.
+    for check, *options in (("memcheck", "--report-api-errors", "no"), ("racecheck",)):
         passed, start = 0, time.monotonic()
         for shard in range(SHARDS):
             if time.monotonic() - start > 0.7 * half_s and passed:
                 break
             status, printed = context.try_command(
-                *(tool, "--tool", check, "--error-exitcode", "9", program, "--gtest_brief=1"),
+                *(tool, "--tool", check, *options, "--error-exitcode", "9", program, "--gtest_brief=1"),
                 GTEST_TOTAL_SHARDS=str(SHARDS),
                 GTEST_SHARD_INDEX=str(shard),
             )
