@@ -40,9 +40,10 @@ FactorSync::FactorSync(std::vector<FactorSlot> slots, bool sums_over_ranks, Tens
       communicator_(communicator),
       segments_(static_cast<std::size_t>(communicator->world_size())),
       offsets_(slots_.size()),
-      batches_(slots_.size()) {
+      batches_(slots_.size()),
+      is_touched_(slots_.size()) {
   for (std::size_t s = 0; s < slots_.size(); ++s) {
-    if (is_stored(slots_[s])) segments_[static_cast<std::size_t>(slots_[s].owner)].slots.push_back(s);
+    if (wants(s)) segments_[static_cast<std::size_t>(slots_[s].owner)].slots.push_back(s);
   }
   std::int64_t at = 0;
   for (Segment& segment : segments_) {
@@ -57,15 +58,11 @@ FactorSync::FactorSync(std::vector<FactorSlot> slots, bool sums_over_ranks, Tens
   sums_.resize(static_cast<std::size_t>(segments_[static_cast<std::size_t>(rank())].elems()));
 }
 
-float* FactorSync::triangles(std::size_t slot) {
-  return is_stored(slots_[slot]) ? batch_.data() + offsets_[slot] : nullptr;
-}
-
 // Most steps have no batch, and writing zeros over zeros would take them the longer the larger the model is.
 void FactorSync::reset() {
   for (std::size_t s = 0; s < slots_.size(); ++s) {
-    if (batches_[s] > 0) std::fill_n(triangles(s), slots_[s].elems(), 0.0f);
-    batches_[s] = 0;
+    if (is_touched_[s]) std::fill_n(triangles(s), slots_[s].elems(), 0.0f);
+    is_touched_[s] = false, batches_[s] = 0;
   }
 }
 

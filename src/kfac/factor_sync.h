@@ -40,8 +40,13 @@ class FactorSync {
   // From the next reduce() on; on all ranks before the same one.
   void set_codec(TensorListCodec codec) { codec_ = std::move(codec); }
 
-  // Where the triangles of a batch are to be added; nullptr where nobody wants them from this rank.
-  float* triangles(std::size_t slot);
+  // Whether anybody wants the triangles of a batch from this rank.
+  bool wants(std::size_t slot) const { return sums_over_ranks_ || slots_[slot].owner == rank(); }
+  // Where they are to be added, if so.
+  float* triangles(std::size_t slot) {
+    is_touched_[slot] = true;
+    return batch_.data() + offsets_[slot];
+  }
   // After each that was added.
   void count_batch(std::size_t slot) { ++batches_[slot]; }
   bool has_batch(std::size_t slot) const { return batches_[slot] > 0; }
@@ -69,7 +74,6 @@ class FactorSync {
   };
 
   int rank() const { return communicator_->rank(); }
-  bool is_stored(const FactorSlot& slot) const { return sums_over_ranks_ || slot.owner == rank(); }
   void finish_means();
   Status reduce_plain();
   Status reduce_encoded(std::uint64_t step);
@@ -87,6 +91,7 @@ class FactorSync {
   std::vector<Segment> segments_;      // of each rank
   std::vector<std::int64_t> offsets_;  // of each slot, in batch_
   std::vector<std::int64_t> batches_;  // of each slot
+  std::vector<bool> is_touched_;       // of each slot; where not, batch_ holds zeros
   std::vector<float> batch_;
   std::vector<float> sums_;  // of the own segment
   std::vector<std::byte> sent_, received_, scratch_;

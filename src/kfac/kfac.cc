@@ -331,7 +331,7 @@ Status KfacImpl::prepare_device() {
                           .splits = options_.pi_correction,
                           .timeout_s = options_.timeout_s,
                           .peer_failure = [this] { return world_->peer_failure(); }};
-  for (std::size_t s = 0; s < factors_.size(); ++s) setup.adds.push_back(sync_->triangles(s) != nullptr);
+  for (std::size_t s = 0; s < factors_.size(); ++s) setup.adds.push_back(sync_->wants(s));
   for (std::size_t i = 0; i < layers_.size(); ++i) setup.preconditions.push_back(is_worker(i));
   const int column = grid_.column_of(rank());
   for (int c = 0; c < column; ++c) setup.first += column_elems_[static_cast<std::size_t>(c)];

@@ -83,7 +83,7 @@ class KfacImpl final : public Kfac {
   Status prepare();
 
   bool wants_batches(std::size_t layer) const override {
-    return sync_->triangles(2 * layer) != nullptr || sync_->triangles(2 * layer + 1) != nullptr;
+    return sync_->wants(2 * layer) || sync_->wants(2 * layer + 1);
   }
 
   Status add_activations(std::size_t layer, const KfacBatch& batch) override {

@@ -22,15 +22,14 @@ Status KfacImpl::add_batch(std::size_t layer, Side side, const KfacBatch& batch,
   CORTADO_RETURN_IF_ERROR(is_a ? check_activations(layers_[layer], batch)
                                : check_output_gradients(layers_[layer], batch));
   const std::size_t slot = 2 * layer + (is_a ? 0 : 1);
-  float* triangles = sync_->triangles(slot);
-  if (triangles == nullptr) return {};
+  if (!sync_->wants(slot)) return {};
   start_lap();
   if (device_ != nullptr) {
     if (Status status = device_->add_batch(slot, batch, scale); !status.ok()) return fail(status);
   } else if (is_a) {
-    add_activation_factors(layers_[layer], batch, triangles, &factor_scratch_);
+    add_activation_factors(layers_[layer], batch, sync_->triangles(slot), &factor_scratch_);
   } else {
-    add_gradient_factors(layers_[layer], batch, scale, triangles, &factor_scratch_);
+    add_gradient_factors(layers_[layer], batch, scale, sync_->triangles(slot), &factor_scratch_);
   }
   sync_->count_batch(slot);
   lap(KfacStage::kFactors);
