@@ -24,6 +24,7 @@ from .kfac_options import (
     HYPERPARAMETERS,
     check_types,
     choose_strategy,
+    counted,
     hyperparameter,
     is_scaled_still,
     one_of,
@@ -86,10 +87,10 @@ class KFAC:
         "auto", for either: of each kind of message the candidate is taken, and the number of layers that share a table,
         that the performance model predicts to be fastest, if it is by the clock as well; or none. report() says which
         and why.
-    candidates, cluster: for "auto", without effect otherwise. Codecs, each a string or dict, or a function of the step
-        that gives one codec with other options, the same on all ranks: what is decided goes on with it. The path or
-        content of a file of cortado.calibrate, by default the links and the candidates are measured at the start, for
-        about ten seconds.
+    candidates, cluster: for "auto", without effect otherwise. Codecs, or one: a string or dict, or a function of the
+        step that gives one codec with other options, the same on all ranks: what is decided goes on with it. The path
+        or content of a file of cortado.calibrate, by default the links and the candidates are measured at the start,
+        for about ten seconds.
     error_feedback: the owner of a layer adds what encoding it has lost.
     aggregate: layers that share a table of codes in ``compso``; 0: all of a rank.
     reduce_gradients: whether step() averages the gradients; None: unless DDP or a cortado.Reducer does.
@@ -235,6 +236,9 @@ class KFAC:
             agree_on_flag(self._group, "whether a cluster is given", options["cluster"] is not None)
             agree_on_text(self._group, 'candidates of "auto"', "; ".join(options["candidates"]))
         if is_auto and options["cluster"] is None:
+            if verbose and loglevel is None and self._rank == 0:
+                text = f"cortado: K-FAC measures links and codecs for about {_CALIBRATION_S:g} s (not with cluster=)"
+                print(text, file=sys.stderr, flush=True)
             measured = calibrate(self._process_group, codecs=options["candidates"], budget_s=_CALIBRATION_S)
             options["cluster"] = measured.to_json()
         self._options = options
@@ -260,6 +264,8 @@ class KFAC:
         self._opened_in = [_NO_BACKWARD_PASS] * len(self._layers)
         self._further_calls = [0] * len(self._layers)
         self._has_warned = False
+        self._has_backward_pass = False  # of a layer, since the last step
+        self._misses_backward_pass = False  # and was told so
         self._hooks = [
             layer.module.register_forward_hook(self._forward_hook(i), with_kwargs=True)
             for i, layer in enumerate(self._layers)
@@ -303,6 +309,9 @@ class KFAC:
         strategy = self._options["strategy"]
         if self._rank != 0 or self._has_warned:
             return
+        if self._options["use_error_feedback"] and self._spec == "none" and not callable(self._compression):
+            self._has_warned = True
+            warn("error_feedback has no effect without compression=")
         if strategy == "COMM-OPT" and self._spec != "none":
             self._has_warned = True
             warn(
@@ -322,12 +331,14 @@ class KFAC:
         feedback = " with error feedback" if options["use_error_feedback"] else ""
         place = f"; computed on {self._device}" if self._place.library is not None else ""
         parameters = sum(p.numel() for layer in self._layers for p in layer.parameters)
+        travel = f"gradients as {self._spec}{feedback}, factors as {self._factor_spec}"
+        if options["strategy"] == "COMM-OPT":
+            travel = f"factors and inverses as {self._factor_spec}"
         lines = [
-            f"cortado: K-FAC, {options['strategy']} ({self._why}) on {self._world_size} ranks, "
-            f"{'eigenvectors' if options['is_eigen'] else 'inverses'}; gradients as {self._spec}{feedback}, "
-            f"factors as {self._factor_spec}{place}",
+            f"cortado: K-FAC, {options['strategy']} ({self._why}) on {counted(self._world_size, 'rank')}, "
+            f"{'eigenvectors' if options['is_eigen'] else 'inverses'}; {travel}{place}",
             *([f"  gradients are averaged by {self._who_averages()}"] if self._world_size > 1 else []),
-            f"  preconditions {len(self._layers)} layers, {parameters} parameters: "
+            f"  preconditions {counted(len(self._layers), 'layer')}, {parameters} parameters: "
             + ", ".join(str(layer) for layer in self._layers),
         ]
         if self.skipped:
@@ -362,9 +373,15 @@ class KFAC:
     def _is_due(self, name):
         return self.steps % self._value(name) == 0
 
-    # Of the next step, as kfac-pytorch names them.
+    def _set_value(self, value, name):
+        if not callable(value):
+            hyperparameter(name, value)
+        self._schedules[name] = value
+
+    # Of the next step, as kfac-pytorch names them. What is assigned, on all ranks, counts from then on.
     factor_update_steps, inv_update_steps, damping, factor_decay, kl_clip, lr = (
-        property(lambda self, name=name: self._value(name)) for name in HYPERPARAMETERS
+        property(lambda self, name=name: self._value(name), lambda self, value, name=name: self._set_value(value, name))
+        for name in HYPERPARAMETERS
     )
 
     # ---- hooks
@@ -378,6 +395,7 @@ class KFAC:
             if self is None:
                 return
             layer = self._layers[index]
+            self._has_backward_pass = True
             self._open_calls[index] = max(0, self._open_calls[index] - 1)
             with self._errors_end_all(MismatchError):
                 values, count, height, width = layer.output_gradients(gradient)
@@ -628,8 +646,19 @@ class KFAC:
                 if parameter.grad is not None:
                     parameter.grad.zero_()
         self._open_calls = [0] * len(self._layers)
+        self._has_backward_pass = False
         self._step_ns += time.perf_counter_ns() - start_ns
         return is_finite
+
+    def _warn_of_no_backward_pass(self):
+        """In a step that updates factors, whose note in report() few would read."""
+        if self._has_backward_pass or self._misses_backward_pass or self._rank != 0 or not any(self._wanted):
+            return
+        self._misses_backward_pass = True
+        warn(
+            f"step {self.steps} updates the factors, but this rank had no forward and backward pass in training mode "
+            "since the step before. A KFAC is made before the forward pass"
+        )
 
     def _set_codecs(self):
         spec = _compression_at(self._compression, self.steps)
@@ -656,6 +685,8 @@ class KFAC:
             names = ("factor_decay", "damping", "kl_clip", "lr")
             values = [self._value(name) for name in names]
             due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]
+        if due[0]:
+            self._warn_of_no_backward_pass()
         with self._errors_end_all(SpecError):  # such as damping=0
             return self._with_gradients(lambda gradients: self._core.step(*values, *due, gradients, self._stream()))
 

@@ -46,6 +46,10 @@ def without_effect(given):
     )
 
 
+def counted(number, noun):
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def warn(text):
     warnings.warn(f"cortado.KFAC: {text}", stacklevel=3)
 

@@ -295,7 +295,7 @@ def test_the_start_says_what_is_preconditioned_and_what_not_and_why(capsys):
     model = Net()
     kfac = cortado.KFAC(model, skip_layers=["^same$"], compression="compso(bound=4e-3)")
     text = capsys.readouterr().err
-    assert "MEM-OPT (the default with compression) on 1 ranks" in text
+    assert "MEM-OPT (the default with compression) on 1 rank," in text
     assert "preconditions 6 layers" in text and "conv1d (18 + bias -> 8)" in text
     assert "grouped (6 + bias -> 3 in 2 groups)" in text
     assert "embed: its inputs are indices" in text and "norm: BatchNorm2d is no linear layer" in text
@@ -305,6 +305,38 @@ def test_the_start_says_what_is_preconditioned_and_what_not_and_why(capsys):
 def test_comm_opt_with_compression_warns():
     with pytest.warns(UserWarning, match="COMM-OPT sends no preconditioned gradients, so compression=quant"):
         cortado.KFAC(Net(), strategy="comm-opt", compression="quant(bits=8)", **QUIET)
+
+
+def test_comm_opt_says_what_travels():
+    assert "inverses; factors and inverses as none" in cortado.KFAC(Net(), compute_method="inverse").describe()
+
+
+def test_error_feedback_without_compression_warns():
+    with pytest.warns(UserWarning, match="error_feedback has no effect without compression="):
+        cortado.KFAC(Net(), error_feedback=True, strategy="mem-opt")
+
+
+def test_a_step_without_a_backward_pass_warns_once():
+    model = nn.Linear(3, 2)
+    model(torch.ones(4, 3)).sum().backward()
+    kfac = cortado.KFAC(model, inv_update_steps=1, factor_update_steps=2)
+    with pytest.warns(UserWarning, match="step 0 updates the factors, but this rank had no forward and backward pass"):
+        kfac.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kfac.step()  # updates none
+        kfac.step()  # was told
+        model(torch.ones(4, 3)).sum().backward()
+        kfac.step()
+
+
+def test_hyperparameters_can_be_assigned():
+    kfac = cortado.KFAC(nn.Linear(3, 2))
+    kfac.damping, kfac.inv_update_steps = 0.25, lambda step: 3 + step
+    assert (kfac.damping, kfac.inv_update_steps) == (0.25, 3)
+    with pytest.raises(cortado.SpecError, match="factor_update_steps must be a whole number of at least 1, got 0"):
+        kfac.factor_update_steps = 0
+    assert kfac.factor_update_steps == 1
 
 
 def test_dp_kfac_with_factor_compression_warns():
