@@ -89,13 +89,13 @@ Status check_tensors(const std::vector<OwnedTensor>& tensors, int world_size) {
       return make_error(StatusCode::kInvalidArgument, "two tensors have the name %s", name.c_str());
     }
     if (tensor.owner < 0 || tensor.owner >= world_size) {
-      return make_error(StatusCode::kInvalidArgument, "%s: owner must be a rank from 0 to %d, got %d",
-                        name.c_str(), world_size - 1, tensor.owner);
+      return make_error(StatusCode::kInvalidArgument, "%s: owner must be a rank from 0 to %d, got %d", name.c_str(),
+                        world_size - 1, tensor.owner);
     }
     if (!checked_size_bytes(tensor.rows, tensor.cols, tensor.dtype).has_value() || tensor.dtype == DType::kUint8) {
       return make_error(StatusCode::kInvalidArgument,
-                        "%s: expected a shape that memory can hold and fp32, fp16 or bf16, got %" PRId64
-                        " x %" PRId64 " %s",
+                        "%s: expected a shape that memory can hold and fp32, fp16 or bf16, got %" PRId64 " x %" PRId64
+                        " %s",
                         name.c_str(), tensor.rows, tensor.cols, std::string(dtype_name(tensor.dtype)).c_str());
     }
   }
