@@ -13,9 +13,9 @@ namespace cortado {
 
 // For KfacOptions::inverter: eigenvectors and damped inverses on the device that is current now and whenever it is
 // used, on streams of its own; no call waits for the device as a whole. Factors come from host memory and inverses go
-// there. Matrices of one size are decomposed together (cuSOLVER's batched eigensolver). Results are near those of the
-// CPU, not their bytes. Several Kfac, of several threads, may share one: they take turns. kUnsupported where there is
-// no device.
+// there. Matrices of one size, up to 512 rows, are decomposed together (cuSOLVER's batched eigensolver). Results are
+// near those of the CPU, not their bytes. Several Kfac, of several threads, may share one: they take turns.
+// kUnsupported where there is no device.
 Result<std::shared_ptr<KfacInverter>> make_cuda_inverter();
 
 // For KfacOptions::device, of one Kfac: batches and gradients are in the memory of CUDA device `device`. Products are

@@ -685,8 +685,8 @@ class KFAC:
             names = ("factor_decay", "damping", "kl_clip", "lr")
             values = [self._value(name) for name in names]
             due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]
-        if due[0]:
-            self._warn_of_no_backward_pass()
+            if due[0]:
+                self._warn_of_no_backward_pass()
         with self._errors_end_all(SpecError):  # such as damping=0
             return self._with_gradients(lambda gradients: self._core.step(*values, *due, gradients, self._stream()))
 
