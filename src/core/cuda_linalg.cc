@@ -175,9 +175,12 @@ class CudaLinalgImpl final : public CudaLinalg {
     std::size_t host_bytes = 0;
     CORTADO_RETURN_IF_ERROR(grow_for_one_eigen(n, matrix, values, &host_bytes));
     std::byte* const host = host_workspace(host_bytes);
-    return status_of(cusolverDnXsyevd(solver_, parameters_, kVectors, kTriangle, n, kFloat, matrix, n, kFloat, values,
-                                      kFloat, workspace_, workspace_bytes_, host, host_bytes, info),
-                     "cusolverDnXsyevd");
+    CORTADO_RETURN_IF_ERROR(
+        status_of(cusolverDnXsyevd(solver_, parameters_, kVectors, kTriangle, n, kFloat, matrix, n, kFloat, values,
+                                   kFloat, workspace_, workspace_bytes_, host, host_bytes, info),
+                  "cusolverDnXsyevd"));
+    // The next one uses the same memory of the host; cuSOLVER does not say when it is done with it.
+    return host_bytes > 0 ? cuda_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize") : Status();
   }
 
   // How much is needed does not depend on where the matrices are.

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <future>
 #include <map>
 #include <memory>
 #include <thread>
@@ -237,7 +238,8 @@ class CudaInverter final : public KfacInverter {
     return {};
   }
 
-  // By a thread for each lane: cuSOLVER waits for eigenvectors where it is called.
+  // By a thread for each lane: cuSOLVER waits for eigenvectors where it is called. What a thread throws comes out of
+  // get(), behind which the others have ended.
   Status start(const Groups& by_size) REQUIRES(mutex_) {
     struct Given {
       const Group* group;
@@ -251,21 +253,22 @@ class CudaInverter final : public KfacInverter {
     }
     std::byte *const device = device_, *const host = host_;
     const int current = current_cuda_device();
-    std::vector<Status> found(of_lane.size());
-    {
-      std::vector<std::jthread> threads;
-      std::size_t next = 0;
-      for (const auto& [lane, given] : of_lane) {
-        threads.emplace_back([&, lane = lane, &given = given, &status = found[next++]] {
-          set_current_cuda_device(current);
-          for (const Given& each : given) {
-            if (status.ok()) status = lane->start(*each.group, device + each.at, host + each.at);
-          }
-        });
-      }
+    std::vector<std::future<Status>> started;
+    for (const auto& [lane, given] : of_lane) {
+      started.push_back(std::async(std::launch::async, [=, lane = lane, &given = given]() -> Status {
+        set_current_cuda_device(current);
+        for (const Given& each : given) {
+          CORTADO_RETURN_IF_ERROR(lane->start(*each.group, device + each.at, host + each.at));
+        }
+        return {};
+      }));
     }
-    for (const Status& status : found) CORTADO_RETURN_IF_ERROR(status);
-    return {};
+    Status first;
+    for (std::future<Status>& each : started) {
+      Status status = each.get();
+      if (first.ok()) first = std::move(status);
+    }
+    return first;
   }
 
   static void take(const Group& group, const std::byte* found) {

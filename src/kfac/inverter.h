@@ -32,8 +32,9 @@ class KfacInverter {
   // Takes the memory for jobs of these sizes and kinds, before somebody else has it; nothing else of a job is read.
   virtual Status reserve(std::span<const InverseJob> jobs) = 0;
   // For one thread at a time, but for one that says otherwise (cortado/kfac_cuda.h). Results are there when it returns.
-  // Errors are those of the device, not of a matrix. kTimeout: the device has not ended within `timeout`; it may still
-  // be at work, and every further call is that error too.
+  // Errors are those of the device, not of a matrix. kTimeout: the device has not ended within `timeout`, what
+  // cuSOLVER waits for eigenvectors in its own call aside; it may still be at work, and every further call is that
+  // error too.
   virtual Status invert(std::span<InverseJob> jobs, std::chrono::nanoseconds timeout) = 0;
   virtual std::int64_t scratch_bytes() const = 0;
 };
