@@ -223,7 +223,7 @@ class OwnerGatherImpl final : public OwnerGather {
     }
     for (std::size_t i = 0; i < data.size(); ++i) {
       if (data[i] == nullptr && tensors_[i].rows * tensors_[i].cols != 0) {
-        return make_error(StatusCode::kInvalidArgument, "the address of tensor %s is null", tensors_[i].name.c_str());
+        return make_error(StatusCode::kInvalidArgument, "the address of %s is null", tensors_[i].name.c_str());
       }
     }
     return {};

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "codec/tensor_list.h"
+#include "core/check.h"
 #include "cortado/kfac.h"
 
 namespace cortado {
@@ -44,6 +45,7 @@ class FactorSync {
   bool wants(std::size_t slot) const { return sums_over_ranks_ || slots_[slot].owner == rank(); }
   // Where they are to be added, if so.
   float* triangles(std::size_t slot) {
+    CORTADO_CHECK(wants(slot));
     is_touched_[slot] = true;
     return batch_.data() + offsets_[slot];
   }
