@@ -152,7 +152,7 @@ class KFAC:
             "damping": damping,
             "factor_decay": factor_decay,
             "kl_clip": kl_clip,
-            "lr": (lambda step: lr.param_groups[0]["lr"]) if hasattr(lr, "param_groups") else lr,
+            "lr": _schedule_of(lr),
         }
         self._compression = compression
         self._factor_compression = factor_compression
@@ -264,8 +264,8 @@ class KFAC:
         self._opened_in = [_NO_BACKWARD_PASS] * len(self._layers)
         self._further_calls = [0] * len(self._layers)
         self._has_warned = False
-        self._has_backward_pass = False  # of a layer, since the last step
-        self._misses_backward_pass = False  # and was told so
+        self._has_forward_pass = False  # of a layer in training, since the last step
+        self._misses_forward_pass = False  # and was told so
         self._hooks = [
             layer.module.register_forward_hook(self._forward_hook(i), with_kwargs=True)
             for i, layer in enumerate(self._layers)
@@ -331,9 +331,11 @@ class KFAC:
         feedback = " with error feedback" if options["use_error_feedback"] else ""
         place = f"; computed on {self._device}" if self._place.library is not None else ""
         parameters = sum(p.numel() for layer in self._layers for p in layer.parameters)
-        travel = f"gradients as {self._spec}{feedback}, factors as {self._factor_spec}"
+        travel = f"gradients as {self._spec}{feedback}"
         if options["strategy"] == "COMM-OPT":
             travel = f"factors and inverses as {self._factor_spec}"
+        elif options["strategy"] != "DP-KFAC":
+            travel += f", factors as {self._factor_spec}"
         lines = [
             f"cortado: K-FAC, {options['strategy']} ({self._why}) on {counted(self._world_size, 'rank')}, "
             f"{'eigenvectors' if options['is_eigen'] else 'inverses'}; {travel}{place}",
@@ -374,6 +376,7 @@ class KFAC:
         return self.steps % self._value(name) == 0
 
     def _set_value(self, value, name):
+        value = _schedule_of(value) if name == "lr" else value
         if not callable(value):
             hyperparameter(name, value)
         self._schedules[name] = value
@@ -395,7 +398,6 @@ class KFAC:
             if self is None:
                 return
             layer = self._layers[index]
-            self._has_backward_pass = True
             self._open_calls[index] = max(0, self._open_calls[index] - 1)
             with self._errors_end_all(MismatchError):
                 values, count, height, width = layer.output_gradients(gradient)
@@ -414,6 +416,7 @@ class KFAC:
                 return
             if not (module.training and torch.is_grad_enabled() and self._wanted[index]):
                 return
+            self._has_forward_pass = True
             backward_pass = _current_backward_pass()
             if self._open_calls[index] and backward_pass not in (_NO_BACKWARD_PASS, self._opened_in[index]):
                 return  # torch.utils.checkpoint computes it again: counted the first time, where its gradient arrives
@@ -485,6 +488,7 @@ class KFAC:
         """Forgets the activations and output gradients since the last step, and that synchronize() was called: for a
         step() that is left out."""
         self._open_calls = [0] * len(self._layers)
+        self._has_forward_pass = False
         self._forget_batches()
         self._forget_average()
 
@@ -646,18 +650,18 @@ class KFAC:
                 if parameter.grad is not None:
                     parameter.grad.zero_()
         self._open_calls = [0] * len(self._layers)
-        self._has_backward_pass = False
+        self._has_forward_pass = False
         self._step_ns += time.perf_counter_ns() - start_ns
         return is_finite
 
-    def _warn_of_no_backward_pass(self):
+    def _warn_of_no_forward_pass(self):
         """In a step that updates factors, whose note in report() few would read."""
-        if self._has_backward_pass or self._misses_backward_pass or self._rank != 0 or not any(self._wanted):
+        if self._has_forward_pass or self._misses_forward_pass or self._rank != 0 or not any(self._wanted):
             return
-        self._misses_backward_pass = True
+        self._misses_forward_pass = True
         warn(
-            f"step {self.steps} updates the factors, but this rank had no forward and backward pass in training mode "
-            "since the step before. A KFAC is made before the forward pass"
+            f"step {self.steps} updates the factors, but this rank had no forward pass in training mode since the step "
+            "before. A KFAC is made before the forward pass"
         )
 
     def _set_codecs(self):
@@ -686,7 +690,7 @@ class KFAC:
             values = [self._value(name) for name in names]
             due = [self._is_due("factor_update_steps"), self._is_due("inv_update_steps")]
             if due[0]:
-                self._warn_of_no_backward_pass()
+                self._warn_of_no_forward_pass()
         with self._errors_end_all(SpecError):  # such as damping=0
             return self._with_gradients(lambda gradients: self._core.step(*values, *due, gradients, self._stream()))
 
@@ -893,6 +897,10 @@ class _Hook:
 def _current_backward_pass():
     """The number of the backward pass in which this is called; it has no public name."""
     return getattr(torch._C, "_current_graph_task_id", lambda: _NO_BACKWARD_PASS)()
+
+
+def _schedule_of(lr):
+    return (lambda step: lr.param_groups[0]["lr"]) if hasattr(lr, "param_groups") else lr
 
 
 def _compression_at(compression, step):

@@ -316,18 +316,35 @@ def test_error_feedback_without_compression_warns():
         cortado.KFAC(Net(), error_feedback=True, strategy="mem-opt")
 
 
-def test_a_step_without_a_backward_pass_warns_once():
+def test_a_step_without_a_forward_pass_warns_once():
     model = nn.Linear(3, 2)
     model(torch.ones(4, 3)).sum().backward()
-    kfac = cortado.KFAC(model, inv_update_steps=1, factor_update_steps=2)
-    with pytest.warns(UserWarning, match="step 0 updates the factors, but this rank had no forward and backward pass"):
+    kfac = cortado.KFAC(model, **QUIET)
+    with pytest.warns(UserWarning, match="step 0 updates the factors, but this rank had no forward pass in training"):
         kfac.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kfac.step()  # updates none
         kfac.step()  # was told
-        model(torch.ones(4, 3)).sum().backward()
+
+
+def test_steps_with_a_forward_pass_do_not_warn():
+    model = nn.Linear(3, 2)
+    kfac = cortado.KFAC(model, factor_update_steps=2, **QUIET)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(4):
+            if step % 2 == 0:
+                model(torch.ones(4, 3)).sum().backward()
+            kfac.step()
+    model(torch.ones(4, 3)).sum().backward()
+    kfac.reset_batch()
+    with pytest.warns(UserWarning, match="step 4 updates the factors"):
         kfac.step()
+
+
+def test_dp_kfac_says_what_travels():
+    text = cortado.KFAC(Net(), strategy="dp-kfac", **QUIET).describe()
+    assert "gradients as none\n" in text and "factors as" not in text
 
 
 def test_hyperparameters_can_be_assigned():
@@ -337,6 +354,10 @@ def test_hyperparameters_can_be_assigned():
     with pytest.raises(cortado.SpecError, match="factor_update_steps must be a whole number of at least 1, got 0"):
         kfac.factor_update_steps = 0
     assert kfac.factor_update_steps == 1
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.25)
+    kfac.lr = optimizer
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert kfac.lr == 0.5
 
 
 def test_dp_kfac_with_factor_compression_warns():
