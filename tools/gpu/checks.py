@@ -262,7 +262,7 @@ def sanitizer(context: Context) -> str:
             passed += 1
         found.append(f"{check}: {passed} of {SHARDS} parts of the tests without a finding")
         if not passed:
-            raise Failed(f"{check} ran out of its time before a part of the tests was through")
+            raise Failed(f"{'; '.join(found)}: it ran out of its time")
     return "; ".join(found)
 
 
