@@ -35,10 +35,10 @@ Status status_of(cublasStatus_t status, const char* call) {
                     cublasGetStatusString(status));
 }
 
-// Larger matrices fill a device one by one; eigenvectors of a batch of them take three times as long. cuSOLVER inverts
-// none of a batch, so that this decomposes them, solves for the identity and multiplies: three times the operations, in
-// as many calls for all as else for one. On an L40S 16 decompositions of 512 x 512 take 0.7 ms together and 5.3 one by
-// one (github.com/ml-explore/mlx, pull request 4208).
+// Larger matrices fill a device one by one; eigenvectors of a batch of them take up to three times as long. cuSOLVER
+// inverts none of a batch, so that this decomposes them, solves for the identity and multiplies: three times the
+// operations, in as many calls for all as else for one. On an L40S 16 decompositions of 512 x 512 take 0.7 ms together
+// and 5.3 one by one (github.com/ml-explore/mlx, pull request 4208).
 constexpr std::int64_t kMostBatched = 512;
 
 bool is_large(std::int64_t n) { return n > kMostBatched; }
