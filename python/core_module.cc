@@ -150,7 +150,7 @@ class PyEngine {
   // `device_library`, its path, gradients are on `device`; those of a plan are in host memory, and it encodes on
   // `device` what it gives to a GPU.
   PyEngine(const nb::list& tensors, const std::string& what, nb::object group, int rank, int world_size,
-           const std::string& group_name, bool takes_buffers, const std::string& transport_version,
+           const std::string& group_name, bool takes_buffers, bool can_average, const std::string& transport_version,
            std::optional<double> timeout_s, bool checks_collectives, const std::optional<std::string>& device_library,
            int device)
       : communicator_(std::move(group), rank, world_size, group_name, checks_collectives), device_(device) {
@@ -181,6 +181,7 @@ class PyEngine {
       options.takes_buffers = takes_buffers;
       options.transport_version = transport_version;
       options.timeout_s = timeout_s.value_or(options.timeout_s);
+      options.can_average = can_average && options.timeout_s >= cortado::AutoOptions{}.timeout_s;
       auto made = unwrapped_without_gil([&] {
         return library_ != nullptr
                    ? library_->create_auto_engine(std::move(list), options, communicator_.get(), device_)
@@ -248,6 +249,12 @@ class PyEngine {
       return engine_->finish_step(lookup);
     }();
     return unwrap(std::move(outcome)).finite;
+  }
+
+  bool may_pass() const { return auto_ != nullptr && auto_->may_pass(); }
+  void pass_step() {
+    if (auto_ == nullptr) throw nb::value_error("pass_step: this engine is not auto's");
+    checked_without_gil([&] { return auto_->pass_step(); });
   }
 
   void abandon(const std::string& why) { engine_->abandon(why); }
@@ -367,6 +374,7 @@ nb::dict PyEngine::report() const {
   result["communicator"] = report.communicator;
   result["world_size"] = report.world_size;
   result["steps"] = report.steps;
+  result["passed_steps"] = report.passed_steps;
   result["non_finite_steps"] = report.non_finite_steps;
   result["last_non_finite"] = report.last_non_finite;
   result["bytes_per_step"] = report.payload_bytes;
@@ -599,16 +607,17 @@ NB_MODULE(_core, m) {
           "tensors"_a, "offsets_bytes"_a);
 
   nb::class_<PyEngine>(m, "Engine", "cortado::Engine over a process group given as a Python object.")
-      .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&, bool,
+      .def(nb::init<const nb::list&, const std::string&, nb::object, int, int, const std::string&, bool, bool,
                     const std::string&, std::optional<double>, bool, const std::optional<std::string>&, int>(),
            "tensors"_a, "what"_a, "group"_a, "rank"_a, "world_size"_a, "group_name"_a, "takes_buffers"_a = false,
-           "transport_version"_a = "", "timeout_s"_a = nb::none(), "checks_collectives"_a = false,
-           "device_library"_a = nb::none(), "device"_a = 0)
+           "can_average"_a = false, "transport_version"_a = "", "timeout_s"_a = nb::none(),
+           "checks_collectives"_a = false, "device_library"_a = nb::none(), "device"_a = 0)
       .def("begin_step", &PyEngine::begin_step, "gradient_scale"_a = 1.0, "keeps_local_gradients"_a = false,
            "holds_zero_gradients"_a = false, "device_stream"_a = 0, "device_gradient_scale"_a = 0)
       .def("submit", &PyEngine::submit, "map"_a, "base"_a)
       .def("submit_buffer", &PyEngine::submit_buffer, "map"_a, "data"_a, "elems"_a, "dtype"_a)
       .def("finish_step", &PyEngine::finish_step, "local_gradient"_a = nb::none())
+      .def("pass_step", &PyEngine::pass_step)
       .def("abandon", &PyEngine::abandon, "why"_a)
       .def("describe", &PyEngine::describe)
       .def("report", &PyEngine::report)
@@ -621,6 +630,7 @@ NB_MODULE(_core, m) {
       .def("take_news", &PyEngine::take_news, "What auto has to say since the last call.")
       .def("decision", &PyEngine::decision, "Of auto; else None.")
       .def_prop_ro("is_auto", &PyEngine::is_auto)
+      .def_prop_ro("may_pass", &PyEngine::may_pass, "Of auto; else false.")
       .def_prop_ro("spec", &PyEngine::spec)
       .def_prop_ro("timeout_s", &PyEngine::timeout_s)
       .def_prop_ro("sends_buffers", &PyEngine::sends_buffers);

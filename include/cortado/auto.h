@@ -59,6 +59,10 @@ struct AutoOptions {
   // False: gradients come tensor by tensor (submit()), not in buffers that may be summed as a whole (submit_buffer()).
   bool takes_buffers = true;
 
+  // True: the caller can average gradients by itself, and does in dense steps once they are not measured any more
+  // (AutoEngine::may_pass()).
+  bool can_average = false;
+
   // "auto" or "auto(quality=safe, cluster=cluster.json)". Errors name the parameter, the value and what was expected.
   static Result<AutoOptions> parse(std::string_view spec);
   std::string to_spec() const;
@@ -92,6 +96,15 @@ class AutoEngine : public Engine {
   // Every rank calls it, with equal options. `communicator` and `clock` must outlive the engine.
   static Result<std::unique_ptr<AutoEngine>> create(std::vector<EngineTensor> tensors, const AutoOptions& options,
                                                     Communicator* communicator, const Clock* clock = steady_clock());
+
+  // Of the next step, with `can_average`; the same on all ranks. True: it is dense, and nothing is owed to its
+  // gradients. The caller averages them by itself, and afterwards calls pass_step() in place of begin_step() to
+  // finish_step(). Such steps count and are timed as others: with a dense step that costs nothing settings on trial are
+  // compared, and it goes on being watched.
+  virtual bool may_pass() const = 0;
+
+  // The step ends now. Waits for the other ranks now and then, as finish_step() does.
+  virtual Status pass_step() = 0;
 
   virtual const AutoDecision& decision() const = 0;
 

@@ -146,6 +146,7 @@ struct EngineReport {
   std::string communicator;
   int world_size = 1;
   std::int64_t steps = 0;
+  std::int64_t passed_steps = 0;  // of these without this engine (AutoEngine::pass_step()); nothing is known of them
   std::int64_t non_finite_steps = 0;
   std::string last_non_finite;              // "step 12: layer.weight, rank 1"; empty when there was none
   std::int64_t payload_bytes = 0;           // handed to collectives in the last step, per rank

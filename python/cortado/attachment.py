@@ -58,11 +58,12 @@ class Attachment:
     """The engine, and what users of every front end call. Made on every rank at the same time.
 
     list_parameters: returns what parameters.trainable_of() does, or raises; an error is raised on all ranks.
-    takes_buffers: whole buffers of gradients are handed over (auto may sum them as they are). The other options are
-    described at attach().
+    takes_buffers: whole buffers of gradients are handed over (auto may sum them as they are). _can_average: who hands
+    them over could average them itself (auto may leave dense steps to it). The other options are described at attach().
     """
 
     takes_buffers = False
+    _can_average = False
     _step_begun = False
 
     def __init__(
@@ -126,6 +127,7 @@ class Attachment:
                 group.world_size,
                 group.name,
                 self.takes_buffers,
+                self._can_average,
                 version,
                 self._timeout_s,
                 self._checks_collectives,
@@ -218,6 +220,9 @@ class Attachment:
 
     def _finish_step(self, *arguments):
         self._engine.finish_step(*arguments)
+        self._tell_news()
+
+    def _tell_news(self):
         if self._engine.is_auto:
             news = self._engine.take_news()
             if news:

@@ -62,11 +62,14 @@ def attach(
         "timeout_s": timeout_s,
         "verbose": verbose,
     }
-    state = DdpState(plan, ddp, group, refusal=refusal, **options)
+    gives_back = refusal is None and _can_take_back(ddp) and not check_replicas and not check_collectives
+    state = DdpState(plan, ddp, group, refusal=refusal, can_average=gives_back, **options)
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
         raise CortadoError(f"DDP refuses a communication hook: {error}") from error
+    if state.is_auto:
+        ddp.register_forward_pre_hook(_BeforeForward(state))
     _states[ddp] = state
     mark_open(state)
     return state
@@ -152,7 +155,9 @@ class DdpState(Attachment):
 
     takes_buffers = True
 
-    def __init__(self, plan, model, process_group, *, refusal=None, **options):
+    def __init__(self, plan, model, process_group, *, refusal=None, can_average=False, **options):
+        self._can_average = can_average
+
         def list_parameters():
             if refusal is not None:
                 raise refusal
@@ -163,6 +168,11 @@ class DdpState(Attachment):
         self._pending = []  # (future, buffer, its gradients in host memory, place) of this step's buckets
         self._step_begun = False
         self._copies = []  # gradients copied to undo a step
+        self._leave = None  # while DDP averages gradients itself
+
+    @property
+    def is_auto(self):
+        return self._engine.is_auto
 
     def __reduce__(self):
         # DDP holds its hook's state, so copies of it and files of it hold what stands for it.
@@ -285,6 +295,89 @@ class DdpState(Attachment):
                 self._copies.append(self._transfers.read(buffer.view(torch.uint8)[start:end]))
                 return self._copies[-1].data_ptr()
         return 0
+
+    # ---- auto's dense steps, which DDP makes by itself
+
+    def before_forward(self, ddp):
+        """Of a forward pass with gradients, outside of ddp.join(), where ranks without data make none."""
+        if self._leave is not None and self._leave.ends_step(ddp.require_backward_grad_sync):
+            self._pass_step()
+        if not ddp.require_backward_grad_sync or self._engine.may_pass == (self._leave is not None):
+            return
+        if self._leave is None:
+            _take_back(ddp, self)
+            self._leave = _Leave(self._parameters[0])
+        else:
+            self._leave.end()
+            self._leave = None
+            ddp.register_comm_hook(self, hook)
+
+    def report(self):
+        report = super().report()
+        if self._leave is not None and self._leave.has_exchanged:  # the engine hears of it before the next forward pass
+            values = report.to_dict()
+            values["steps"] += 1
+            values["passed_steps"] += 1
+        return report
+
+    def _pass_step(self):
+        try:
+            self._engine.pass_step()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._tell_news()
+
+
+class _Leave:
+    """Sees the steps that DDP makes without a hook: every parameter gets a gradient in each."""
+
+    def __init__(self, parameter):
+        self._exchanges = True  # the backward pass of the last forward pass
+        self.has_exchanged = False
+        self._handle = parameter.register_post_accumulate_grad_hook(self._note)
+
+    def _note(self, _):
+        self.has_exchanged = self.has_exchanged or self._exchanges
+
+    def ends_step(self, exchanges):
+        """Whether gradients have been exchanged since it was asked last. exchanges: whether they will be next."""
+        self._exchanges, (has, self.has_exchanged) = exchanges, (self.has_exchanged, False)
+        return has
+
+    def end(self):
+        self._handle.remove()
+
+
+class _BeforeForward:
+    """The forward pre-hook of a model under auto; in copies of the model, which are not attached, it does nothing."""
+
+    def __init__(self, state=None):
+        self._state = None if state is None else weakref.ref(state)
+
+    def __reduce__(self):
+        return _BeforeForward, ()
+
+    @torch.compiler.disable
+    def __call__(self, ddp, _):
+        state = None if self._state is None else self._state()
+        if state is not None and torch.is_grad_enabled() and not ddp._join_config.enable:
+            state.before_forward(ddp)
+
+
+def _can_take_back(ddp):
+    """Whether _take_back() works, and every parameter sees every step (no find_unused_parameters, no static_graph)."""
+    return (
+        type(ddp) is torch.nn.parallel.DistributedDataParallel
+        and ddp.process_group is dist.group.WORLD
+        and not (ddp.find_unused_parameters or ddp.static_graph or ddp.mixed_precision)
+    )
+
+
+def _take_back(ddp, state):
+    """Between steps: DDP without the hook. It takes none back, but restores itself, as after unpickling."""
+    ddp._comm_hooks[:] = [entry for entry in ddp._comm_hooks if entry[1] is not state]
+    torch.nn.parallel.DistributedDataParallel.__setstate__(ddp, {})
 
 
 class DetachedState:

@@ -28,9 +28,10 @@ class Report:
     Keys of the dict: ``bytes_per_step`` (payload of this rank's last step), ``dense_bytes_per_step`` (its gradients),
     ``ratio`` (dense over payload), ``relative_error`` (relative L2, of this rank's own reconstruction in the last
     compressed step), ``messages_per_step``, ``time_by_stage_ns`` (sums over all steps), ``memory_bytes``, ``tensors``,
-    ``fallbacks``, ``steps``, ``non_finite_steps``, ``last_non_finite``, ``hook_ns`` (this rank's thread in the hook),
-    ``device_wait_ns`` (part of it: until gradients had come from their device; 0 on the CPU), ``runs_on`` (device of
-    the ``gradients``; whether the ``engine`` is on the "cpu" or that "device"; where it is not, the ``reason``),
+    ``fallbacks``, ``steps``, ``passed_steps`` (of them by DDP itself: only their number is known),
+    ``non_finite_steps``, ``last_non_finite``, ``hook_ns`` (this rank's thread in the hook), ``device_wait_ns`` (part of
+    it: until gradients had come from their device; 0 on the CPU), ``runs_on`` (device of the ``gradients``; whether the
+    ``engine`` is on the "cpu" or that "device"; where it is not, the ``reason``),
     ``auto`` (what auto decided, as decision() of a state has it; else None).
     """
 
@@ -42,11 +43,11 @@ class Report:
 
     def __str__(self):
         v = self._values
-        steps = max(v["steps"], 1)
+        steps = max(v["steps"] - v["passed_steps"], 1)
+        how = f"in {v['messages_per_step']} messages" if v["messages_per_step"] or not v["passed_steps"] else "by DDP"
         lines = [
             f"cortado: {v['spec']} over {v['communicator']}, world size {v['world_size']}, {v['steps']} steps",
-            f"  sent a step     {_bytes(v['bytes_per_step'])} instead of {_bytes(v['dense_bytes_per_step'])}"
-            f" in {v['messages_per_step']} messages",
+            f"  sent a step     {_bytes(v['bytes_per_step'])} instead of {_bytes(v['dense_bytes_per_step'])} {how}",
             f"  ratio           {v['ratio']:.1f} at relative L2 error {v['relative_error']:.3f} (last step, this rank)",
         ]
         stages = v["time_by_stage_ns"]
@@ -79,6 +80,8 @@ class Report:
     def _fallback_lines(self):
         tensors = Counter(f["reason"] for f in self._values["fallbacks"] if f["tensor"])
         lines = [f"  dense           {count} tensors: {reason}" for reason, count in tensors.most_common()]
+        if self._values["passed_steps"]:
+            lines.append(f"  without cortado {self._values['passed_steps']} steps, dense: exchanged by DDP itself")
         for fallback in self._values["fallbacks"]:
             if not fallback["tensor"]:
                 lines.append(f"  fallback        {fallback['steps']} steps: {fallback['reason']}")

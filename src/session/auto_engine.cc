@@ -96,11 +96,12 @@ Status AutoEngineImpl::open_device() {
 // are codecs on the CPU, in a file too, which says nothing of a device: then nothing is predicted.
 Status AutoEngineImpl::agree_on_buffers() {
   if (communicator_->world_size() == 1) return {};
-  const std::int64_t own[] = {!options_.takes_buffers || is_on_device(), is_on_device()};
+  const std::int64_t own[] = {!options_.takes_buffers || is_on_device(), is_on_device(), !options_.can_average};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most,
                            largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
   options_.takes_buffers = most[0] == 0;
   predicts_ = most[1] == 0;
+  options_.can_average = most[2] == 0;
   if (!predicts_) options_.measure_s = 0;
   return {};
 }
@@ -186,6 +187,7 @@ Status AutoEngineImpl::begin_step(const StepContext& context) {
   // The host learns the scale with the first gradients.
   if (way_ != Way::kHost || context_.device_gradient_scale == nullptr) CORTADO_RETURN_IF_ERROR(begin_inside());
   in_step_ = true;
+  was_passed_ = false;
   own_ns_ = 0;
   gradient_squares_ = 0;
   last_ready_ns_ = 0;
@@ -414,6 +416,26 @@ void AutoEngineImpl::count_delivered() {
   }
 }
 
+bool AutoEngineImpl::may_pass() const {
+  return options_.can_average && failure_.ok() && phase_ != Phase::kMeasure && current_ == 0 && carried_.empty();
+}
+
+Status AutoEngineImpl::pass_step() {
+  if (!failure_.ok()) return failure_;
+  if (in_step_ || !may_pass()) {
+    return make_error(StatusCode::kFailedPrecondition, "pass_step: this step is not the caller's (may_pass())");
+  }
+  if (!was_passed_) {
+    uncounted_ = std::max(uncounted_, kUncountedSteps);
+    times_ns_.clear();
+  }
+  was_passed_ = true;
+  ++passed_steps_;
+  gradient_squares_ = 0;
+  if (const Status status = after_step(); !status.ok()) return fail(status);
+  return {};
+}
+
 Status AutoEngineImpl::after_step() {
   ++steps_;
   if (phase_ != Phase::kRun) ++measured_steps_;
@@ -467,6 +489,8 @@ Status AutoEngineImpl::end_block() {
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> times, largest_of_ranks(communicator_, own, timeout()));
   times_ns_.clear();
   if (phase_ == Phase::kTry) {
+    if (was_passed_ && !dense_was_passed_) contest_->forget_dense();  // those from before had the engine in between
+    dense_was_passed_ = was_passed_ || dense_was_passed_;
     contest_->note(times);
     return next_trial();
   }
@@ -502,6 +526,7 @@ Status AutoEngineImpl::begin_trials() {
   }
   current_ = 0;
   contest_.emplace(static_cast<int>(decision_.candidates.size()), dense_ns_);
+  dense_was_passed_ = false;
   block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
   phase_ = Phase::kTry;
   return next_trial();
@@ -748,6 +773,8 @@ EngineReport AutoEngineImpl::report() const {
   if (report.last_non_finite.empty()) report.last_non_finite = last_non_finite_;
   for (int stage = 0; stage < kStageCount; ++stage) report.stage_ns[stage] += stage_ns_[stage];
   if (measured_steps_ > 0) report.fallbacks.push_back({"", "auto: measuring", measured_steps_});
+  report.passed_steps = passed_steps_;
+  if (was_passed_) report.payload_bytes = report.dense_bytes;
   if (copies_ != nullptr) {
     report.message_bytes += copies_->memory_bytes();
     if (!inner_->is_on_device()) report.host_reason = "auto runs " + current().label + ", which is summed on the host";

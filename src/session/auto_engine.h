@@ -73,6 +73,8 @@ class AutoEngineImpl final : public AutoEngine {
   Result<EngineState> save_state() override;
   Result<std::string> load_state(const EngineState& state) override;
 
+  bool may_pass() const override;
+  Status pass_step() override;
   const AutoDecision& decision() const override { return decision_; }
   std::vector<std::string> take_news() override;
   std::string summary() const override;
@@ -170,6 +172,8 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>> quiet_;  // last_ready_ns_ and ready_ns_ of each step
   std::vector<std::int64_t> dense_ready_ns_;                               // when the last gradient of each was ready
   std::optional<Contest> contest_;
+  bool was_passed_ = false;        // the step before
+  bool dense_was_passed_ = false;  // kTry: times of dense are of steps that were passed
   decltype(Candidates::predict) predict_;
   std::set<int> varying_;                // candidates with payloads that vary, not tried yet
   int uncounted_ = kUncountedSteps;      // steps still to pass before times count
@@ -202,7 +206,7 @@ class AutoEngineImpl final : public AutoEngine {
   std::int64_t steps_ = 0;
   std::int64_t first_step_ = 0;  // what the first of them is called
   ReplicaHistory replicas_;
-  std::int64_t measured_steps_ = 0;
+  std::int64_t measured_steps_ = 0, passed_steps_ = 0;
   // Of the engines before the one inside.
   std::int64_t non_finite_steps_ = 0;
   std::string last_non_finite_;

@@ -143,7 +143,8 @@ struct Training {
   std::function<void(AutoEngine& engine, std::int64_t step)> after_step = nullptr;
   std::function<Status(AutoEngine& engine, const MadeEngines& engines)> before_finish = nullptr;
   bool in_buckets = true, polls = false;
-  std::function<bool(std::size_t rank)> on_device = nullptr;  // whose gradients are on a device
+  std::function<bool(std::size_t rank)> can_average = nullptr;  // who averages by itself where it may: what="passed"
+  std::function<bool(std::size_t rank)> on_device = nullptr;    // whose gradients are on a device
   // Whether the rank's device has room for a setting's engine, that it has made so often before.
   std::function<bool(std::size_t rank, const EngineOptions& options, int made)> has_memory_for = nullptr;
   bool clock_runs = false;
@@ -165,7 +166,7 @@ struct Training {
   std::vector<EngineReport> reports;
   std::vector<std::string> descriptions, loaded;  // at the start; what load_state() said
   std::vector<std::string> insides;               // on rank 0, by step: what runs it
-  std::vector<bool> is_sent_early;                // on rank 0, by step: before finish_step()
+  std::vector<bool> is_sent_early;                // on rank 0, by step: before finish_step(); none of passed ones
   std::vector<EngineState> saved;
   std::vector<std::vector<std::uint64_t>> checksums;  // by rank and step: of all that was delivered
   // Sum over all steps of what was delivered, and of the mean gradients; of rank 0's tensor 1.
@@ -206,6 +207,7 @@ void Training::go() {
     HandClock clock(clock_runs);
     AutoOptions own = options;
     own.takes_buffers = in_buckets;
+    own.can_average = can_average && can_average(rank);
     const bool is_on_device = on_device && on_device(rank);
     MadeEngines engines;
     if (has_memory_for) {
@@ -234,6 +236,18 @@ void Training::go() {
       for (std::size_t t = 0; t < tensors.size(); ++t) {
         gradients.push_back({static_cast<std::uint32_t>(t), at});
         at += elems(t);
+      }
+      const auto tell = [&] {
+        if (step == save_after) saved[rank] = engine.save_state().value();
+        for (const std::string& line : engine.take_news()) news[rank].push_back(line);
+        if (after_step) after_step(engine, step);
+      };
+      if (engine.may_pass()) {
+        if (rank == 0) insides.push_back("passed");
+        clock.advance(step_ns("passed", step, static_cast<int>(rank)));
+        if (const Status s = engine.pass_step(); !s.ok()) return s;
+        tell();
+        continue;
       }
       if (poison && rank == 1 && poison(inside(engine), step)) buffer[elems(0)] = INFINITY;
       if (rank == 0) insides.push_back(inside(engine));
@@ -264,9 +278,7 @@ void Training::go() {
         gradient_squares += mean * mean;
       }
       checksums[rank].push_back(checksum_64(std::as_bytes(std::span(buffer))));
-      if (step == save_after) saved[rank] = engine.save_state().value();
-      for (const std::string& line : engine.take_news()) news[rank].push_back(line);
-      if (after_step) after_step(engine, step);
+      tell();
     }
     decisions[rank] = engine.decision();
     most_engines[rank] = engines.most;
@@ -334,6 +346,97 @@ TEST(AutoEngine, DeclinesWithTheReasonWhereNothingIsGained) {
   EXPECT_EQ(chosen(run.decisions[0]), "dense");
   EXPECT_TRUE(says(run.news[0], "compression does not pay here; the fastest setting allowed"));
   EXPECT_TRUE(says(run.news[0], "(1.02x)"));
+}
+
+std::int64_t count_of(const Training& run, const std::string& what) {
+  return std::count(run.insides.begin(), run.insides.end(), what);
+}
+
+bool always(std::size_t) { return true; }
+
+// Dense is as fast there as without an engine, and is measured as such: a setting faster than the engine's dense steps
+// only is not taken.
+TEST(AutoEngine, LeavesDenseStepsToACallerThatCanAverage) {
+  Training run;
+  run.ranks = 3;
+  run.steps = 300;
+  run.can_average = always;
+  run.step_ns = [](const std::string& what, std::int64_t, int) {
+    return (what == "dense" ? 500 : what == "passed" ? 450 : what == "cast(fp16)" ? 448 : 600) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(chosen(run.decisions[0]), "dense");
+  EXPECT_EQ(run.decisions[0].candidates[0].measured_ns, 450 * kMs);
+  EXPECT_EQ(run.decisions[0].step_ns, 450 * kMs);
+  EXPECT_EQ(run.decisions[0].drift, 0);
+  EXPECT_EQ(run.insides.back(), "passed");
+  EXPECT_EQ(run.reports[0].steps, 300);
+  EXPECT_EQ(run.reports[0].passed_steps, count_of(run, "passed"));
+  EXPECT_EQ(run.reports[0].payload_bytes, run.reports[0].dense_bytes);
+  for (std::size_t rank = 1; rank < 3; ++rank) EXPECT_EQ(run.news[rank], run.news[0]);
+}
+
+TEST(AutoEngine, LeavesNoStepsToCallersSomeOfWhichCanNotAverage) {
+  Training run;
+  run.steps = 200;
+  run.can_average = [](std::size_t rank) { return rank == 0; };
+  run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 490) * kMs; };
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(chosen(run.decisions[0]), "dense");
+  EXPECT_EQ(count_of(run, "passed"), 0);
+  EXPECT_EQ(run.reports[0].passed_steps, 0);
+}
+
+// Before a step is passed, all that settings on trial owe has been paid.
+TEST(AutoEngine, NothingIsLostBeforeStepsThatArePassed) {
+  for (const float scale : {1.0f, 64.0f}) {
+    Training run;
+    run.options.quality = Quality::kAggressive;
+    run.gradient_scale = scale;
+    run.steps = 200;
+    run.can_average = always;
+    run.step_ns = [](const std::string& what, std::int64_t, int) {
+      return (what == "dense" || what == "passed" ? 500 : 800) * kMs;
+    };
+    run.go();
+    expect_ok(run);
+    ASSERT_EQ(chosen(run.decisions[0]), "dense");
+    ASSERT_GT(run.decisions[0].candidates.size(), 5u);
+    EXPECT_GT(count_of(run, "passed"), 50);
+    EXPECT_LT(gradients_lost({&run}), 0.02) << "scale " << scale;
+  }
+}
+
+TEST(AutoEngine, WatchesStepsThatArePassed) {
+  Training run;
+  run.steps = 400;
+  run.can_average = always;
+  run.step_ns = [](const std::string& what, std::int64_t step, int) {
+    if (step < 150) return (what == "dense" || what == "passed" ? 500 : 800) * kMs;
+    return (what == "cast(fp16)" ? 900 : 2000) * kMs;  // the link is slower now
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(chosen(run.decisions[0]), "cast(fp16)");
+  EXPECT_TRUE(says(run.news[0], "a step takes 2000 ms, expected 500 ms; dense, and measuring again"));
+  EXPECT_EQ(run.insides[149], "passed");
+  EXPECT_EQ(run.insides.back(), "cast(fp16)");
+  EXPECT_EQ(run.news[1], run.news[0]);
+}
+
+TEST(AutoEngine, AStepThatIsNotTheCallersCanNotBePassed) {
+  Training run;
+  run.steps = 3;
+  run.can_average = always;
+  run.step_ns = [](const std::string&, std::int64_t, int) { return 500 * kMs; };
+  run.after_step = [](AutoEngine& engine, std::int64_t) {
+    ASSERT_FALSE(engine.may_pass());  // it measures
+    EXPECT_EQ(engine.pass_step().code(), StatusCode::kFailedPrecondition);
+  };
+  run.go();
+  expect_ok(run);
 }
 
 TEST(AutoEngine, QualitySaysWhatMayBeUsed) {

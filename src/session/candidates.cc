@@ -402,12 +402,16 @@ Result<std::optional<AutoCandidate>> best_plan(const Fit& fit, const std::vector
 
 // Of `cluster` as measured, or with `fits` as the dense steps show it.
 Result<Fit> make_fit(const Job& job, const MeasuredSteps& steps, const Cluster& cluster, bool fits,
-                     bool takes_buffers) {
+                     const AutoOptions& options) {
+  const bool takes_buffers = options.takes_buffers;
   Fit fit{.job = job, .cluster = cluster, .takes_buffers = takes_buffers, .keeps_gradients = steps.keeps_gradients};
   if (fits) {
     CORTADO_ASSIGN_OR_RETURN(fit.cluster, with_slowed_backward(cluster, job, steps.dense_ready_ns, takes_buffers));
   }
-  CORTADO_ASSIGN_OR_RETURN(const Prediction told, predict_dense(job, fit.cluster, takes_buffers));
+  // Who averages by itself scales gradients while it copies them.
+  Cluster of_dense = fit.cluster;
+  if (options.can_average) of_dense.pack = {};
+  CORTADO_ASSIGN_OR_RETURN(const Prediction told, predict_dense(job, of_dense, takes_buffers));
   fit.told_dense_ns = told.step_ns;
   if (!fits) return fit;
   CORTADO_ASSIGN_OR_RETURN(fit.cluster, as_dense_steps_show(cluster, job, steps, takes_buffers));
@@ -419,7 +423,7 @@ Result<Fit> make_fit(const Job& job, const MeasuredSteps& steps, const Cluster& 
 // On rank 0: predictions for `candidates`; and the planner's plan with `codecs`, if there are any.
 Status add_predictions(const Job& job, const MeasuredSteps& steps, const Cluster& cluster, bool fits,
                        const AutoOptions& options, const std::vector<std::string>& codecs, Candidates* candidates) {
-  CORTADO_ASSIGN_OR_RETURN(const Fit fit, make_fit(job, steps, cluster, fits, options.takes_buffers));
+  CORTADO_ASSIGN_OR_RETURN(const Fit fit, make_fit(job, steps, cluster, fits, options));
   candidates->list[0].predicted_ns = fit.told_dense_ns;
   for (AutoCandidate& candidate : std::span(candidates->list).subspan(1)) {
     const Result<std::int64_t> predicted_ns = fit.predict_setting(candidate.what, steps.samples);

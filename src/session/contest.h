@@ -36,6 +36,9 @@ class Contest {
   // next() could not be made; it takes no further part.
   void drop();
 
+  // Of dense, in its turn, only what follows counts.
+  void forget_dense() { times_[0].clear(); }
+
   // When it is over: one that was tried can't be made again, and has not won.
   void withdraw(int contestant) { times_[index(contestant)].clear(); }
 

@@ -21,6 +21,7 @@ KEYS = {
     "last_non_finite",
     "memory_bytes",
     "messages_per_step",
+    "passed_steps",
     "non_finite_steps",
     "ratio",
     "relative_error",

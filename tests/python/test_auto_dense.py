@@ -1,0 +1,214 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Where auto runs dense, DDP gets its own exchange back; and auto still watches, and takes it again."""
+
+import copy
+import io
+import time
+
+import cortado
+import pytest
+import torch
+import torch.distributed as dist
+from nets import AUTO_STEPS, loss_of, make_batch, make_net, make_optimizer, train
+from ranks import fingerprint
+
+# Nothing here is ten times faster than DDP, so it declines. On a busy machine steps of a millisecond may take twice as
+# long after a decision: no drift.
+DECLINES = "auto(quality=safe, measure_s=0.2, min_gain=0.9, drift=100)"
+STEPS = 10
+
+
+def decline(me, plan=DECLINES, **options):
+    """A model that auto has left to DDP."""
+    model = me.attach(make_net(), plan, **options)
+    has_declined(model.cortado)
+    train(me, model, STEPS)
+    assert model.cortado.decision()["chosen"] == 0
+    assert is_left(model)
+    return model
+
+
+def has_declined(state):
+    """As a checkpoint would have it."""
+    state.load_state_dict({**state.state_dict(), "spec": "auto, step 5: none"})
+
+
+def is_left(model):
+    """Whether DDP has no hook of ours."""
+    return model._comm_hooks == []
+
+
+def by_ddp_alone(me, like, **options):
+    """A model of the same weights that cortado has nothing to do with."""
+    model = me.wrap(copy.deepcopy(like.module), **options)
+    loss_of(model, make_batch(me.rank, 0)).backward()  # DDP lays out its buckets after the first step
+    model.module.load_state_dict(like.module.state_dict())
+    return model
+
+
+def has_the_bits_of_ddp(me, **options):
+    model = decline(me, **options)
+    other = by_ddp_alone(me, model, **options)
+    more = range(STEPS, STEPS + 30)
+    losses = [train(me, m, more) for m in (model, other)]
+    return losses[0] == losses[1], fingerprint(model.module) == fingerprint(other.module)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.002}])
+def test_it_has_the_bits_of_ddp(pools, world_size, options):
+    assert pools(world_size).run(has_the_bits_of_ddp, **options) == [(True, True)] * world_size
+
+
+def accumulates(me):
+    model = decline(me)
+    other = by_ddp_alone(me, model)
+    for m in (model, other):
+        optimizer = make_optimizer(m)
+        for step in range(20):
+            optimizer.zero_grad()
+            with m.no_sync():
+                loss_of(m, make_batch(me.rank, 3 * step)).backward()
+                loss_of(m, make_batch(me.rank, 3 * step + 1)).backward()
+            loss_of(m, make_batch(me.rank, 3 * step + 2)).backward()
+            optimizer.step()
+            with torch.no_grad():  # an evaluation, on one rank
+                if me.rank == 0:
+                    loss_of(m, make_batch(me.rank, step))
+    made = cortado.report(model).to_dict()["steps"] - STEPS
+    return made, is_left(model), fingerprint(model.module) == fingerprint(other.module)
+
+
+def test_gradients_may_be_accumulated(pools):
+    assert pools(2).run(accumulates) == [(20, True, True)] * 2
+
+
+def tell(me):
+    model = decline(me)
+    report = cortado.report(model)
+    return report.to_dict(), str(report)
+
+
+def test_the_report_says_so(pools):
+    for report, text in pools(2).run(tell):
+        assert report["steps"] == STEPS
+        assert report["passed_steps"] == STEPS
+        assert report["bytes_per_step"] == report["dense_bytes_per_step"] > 0
+        assert f"{report['passed_steps']} steps, dense: exchanged by DDP itself" in text
+        assert " by DDP\n" in text
+
+
+def slow_down(me):
+    """The network seems to become slower. Behind a checkpoint 16 steps are compared with the 16 before."""
+    model = decline(me, "auto(quality=safe, measure_s=0.2, min_gain=0.9)")
+    optimizer = make_optimizer(model)
+    train(me, model, 15, optimizer)
+    for step in range(60):
+        time.sleep(0.1)
+        train(me, model, range(step, step + 1), optimizer)
+        if not is_left(model):
+            break
+    was_left = is_left(model)
+    for step in range(AUTO_STEPS):
+        train(me, model, range(step, step + 1), optimizer)
+        if model.cortado.decision()["decided"]:
+            break
+    train(me, model, 3, optimizer)
+    return was_left, is_left(model)
+
+
+def test_it_measures_again_when_steps_become_slower(pools):
+    # It is taken from DDP to measure, and given back.
+    assert pools(2).run(slow_down) == [(False, True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("attached", "wrapped"),
+    [
+        ({"check_replicas": 10}, {}),
+        ({"check_collectives": True}, {}),
+        ({"timeout_s": 100.0}, {}),
+        ({}, {"find_unused_parameters": True}),
+        ({}, {"static_graph": True}),
+    ],
+)
+def test_it_stays_where_only_it_can_do_what_was_asked_for(pools, attached, wrapped):
+    assert pools(2).run(stay, attached=attached, wrapped=wrapped) == [(0, False, 0)] * 2
+
+
+def stay(me, attached, wrapped):
+    model = me.wrap(make_net(), **wrapped)
+    state = cortado.attach(model, DECLINES, verbose=False, **attached)
+    has_declined(state)
+    train(me, model, STEPS)
+    return state.decision()["chosen"], is_left(model), cortado.report(model).to_dict()["passed_steps"]
+
+
+def stay_in_another_group(me):
+    group = dist.new_group(list(range(me.world_size)))
+    model = me.attach(make_net(), DECLINES, process_group=group)
+    has_declined(model.cortado)
+    train(me, model, STEPS)
+    return is_left(model)
+
+
+def test_it_stays_in_a_group_that_is_not_the_default_one(pools):
+    assert pools(2).run(stay_in_another_group) == [False] * 2
+
+
+def copy_it(me):
+    model = decline(me)
+    copied = copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    more = range(STEPS, STEPS + 10)
+    for m in (model, copied, loaded):
+        train(me, m, more)
+    return len({fingerprint(m.module) for m in (model, copied, loaded)}), cortado.report(model).to_dict()["steps"]
+
+
+def test_copies_of_the_model_are_ddps_own(pools):
+    assert pools(2).run(copy_it) == [(1, STEPS + 10)] * 2
+
+
+def join(me):
+    model = decline(me)
+    optimizer = make_optimizer(model)
+    with model.join():
+        train(me, model, 10 + 5 * me.rank, optimizer)
+    train(me, model, 40)
+    return is_left(model)
+
+
+def test_ranks_may_join_with_different_numbers_of_steps(pools):
+    assert pools(2).run(join) == [True] * 2
+
+
+def decide(me):
+    model = me.attach(make_net(), DECLINES)
+    train(me, model, AUTO_STEPS)
+    decision, report = model.cortado.decision(), cortado.report(model).to_dict()
+    return decision["chosen"], decision["reason"][:5], is_left(model), 50 < report["passed_steps"] < AUTO_STEPS
+
+
+def test_trials_of_dense_are_ddps_own(pools):
+    assert pools(2).run(decide) == [(0, "dense", True, True)] * 2
+
+
+def compiled(me):
+    model = me.wrap(make_net())
+    state = cortado.attach(model, DECLINES, verbose=False)
+    fast = torch.compile(model, backend="eager")
+    optimizer = make_optimizer(model)
+    has_declined(state)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(fast, make_batch(me.rank, step)).backward()
+        optimizer.step()
+    return state.decision()["decided"], is_left(model)
+
+
+def test_a_compiled_model(pools):
+    assert pools(2).run(compiled) == [(True, True)] * 2
