@@ -22,9 +22,17 @@ _BAR = 30
 
 
 def calibrate(
-    group=None, *, codecs=None, budget_s=50.0, name="calibrated", device=None, known=None, note=None, progress=None
+    process_group=None,
+    *,
+    codecs=None,
+    budget_s=50.0,
+    name="calibrated",
+    device=None,
+    known=None,
+    note=None,
+    progress=None,
 ):
-    """Measures the links and codecs of ``group`` (default: the whole world); returns a Cluster, equal on all ranks.
+    """Measures links and codecs of ``process_group`` (default: the whole world); returns a Cluster, equal on all ranks.
 
     Call it on every rank, with nothing else running.
 
@@ -39,7 +47,7 @@ def calibrate(
     """
     if not dist.is_initialized():
         raise CortadoError("calibrate needs a process group: call torch.distributed.init_process_group first")
-    wrapped = TorchGroup(group)
+    wrapped = TorchGroup(process_group)
     wrapped.set_timeout(300.0)
     specs = default_codecs() if codecs is None else [codecs] if isinstance(codecs, str) else list(codecs)
     version = f"torch {torch.__version__}"

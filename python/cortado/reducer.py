@@ -37,7 +37,7 @@ class Reducer(Attachment):
     params: a module, or named tensors as model.named_parameters() or a list of (name, tensor) gives them. Those with
         requires_grad are averaged. A module that DDP or FSDP has wrapped is refused: they average by themselves.
     plan: as for cortado.attach.
-    group: the process group; default the whole world.
+    process_group: default the whole world.
     init_sync: parameters (and a module's buffers) start equal to those of the group's first rank, as with DDP.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
@@ -55,7 +55,7 @@ class Reducer(Attachment):
         params,
         plan="auto",
         *,
-        group=None,
+        process_group=None,
         init_sync=True,
         grad_scaler=None,
         check_replicas=0,
@@ -77,7 +77,7 @@ class Reducer(Attachment):
         super().__init__(
             plan,
             list_parameters,
-            group,
+            process_group,
             grad_scaler=grad_scaler,
             check_replicas=check_replicas,
             check_collectives=check_collectives,
@@ -85,7 +85,7 @@ class Reducer(Attachment):
             verbose=verbose,
         )
         if init_sync:
-            _broadcast([tensor for _, tensor in named_tensors], group)
+            _broadcast([tensor for _, tensor in named_tensors], process_group)
         # Shape, dtype and order in memory as the engine knows them; of no memory.
         self._templates = [torch.empty_like(parameter, device="meta") for parameter in self._parameters]
         carrier = _Buckets if self._engine.sends_buffers else _InPlace

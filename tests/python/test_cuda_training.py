@@ -38,7 +38,7 @@ class Watched:
             parameter.register_hook(self._note(name))
         if front_end == "reducer":
             self.model = net
-            self.cortado = cortado.Reducer(net, plan, group=group, verbose=False)
+            self.cortado = cortado.Reducer(net, plan, process_group=group, verbose=False)
         else:
             self.model = DistributedDataParallel(net, bucket_cap_mb=0.002, process_group=group, **options)
             self.cortado = cortado.attach(self.model, plan, verbose=False)
@@ -81,7 +81,7 @@ class Twin:
 
     def __init__(self, net, plan, group):
         self._net = net
-        self.cortado = cortado.Reducer(net, plan, group=group, verbose=False)
+        self.cortado = cortado.Reducer(net, plan, process_group=group, verbose=False)
 
     def step(self, gradients):
         self._net.zero_grad()

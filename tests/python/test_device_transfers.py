@@ -409,7 +409,7 @@ def attach_elsewhere(me):
     errors = {
         "two devices": error_of(cortado.Reducer, two, "acp", verbose=False),
         "meta": error_of(cortado.Reducer, two[1:], "acp", verbose=False),
-        "group": error_of(cortado.Reducer, net, "acp", group=only_device, verbose=False),
+        "group": error_of(cortado.Reducer, net, "acp", process_group=only_device, verbose=False),
     }
     return errors | {"moved": error_of(loss_of(late, make_batch(me.rank, 0)).backward)}
 

@@ -177,7 +177,7 @@ def train_in_groups(me):
         if me.rank not in ranks:
             continue
         net = make_net(seed=me.rank)
-        net.cortado = cortado.Reducer(net, "acp(rank=2)", group=group, verbose=False)
+        net.cortado = cortado.Reducer(net, "acp(rank=2)", process_group=group, verbose=False)
         train_reduced(me, net, 4)
         ends[number] = fingerprint(net)
     return ends
