@@ -299,26 +299,25 @@ class DdpState(Attachment):
     # ---- auto's dense steps, which DDP makes by itself
 
     def before_forward(self, ddp):
-        """Of a forward pass with gradients, outside of ddp.join(), where ranks without data make none."""
-        if self._leave is not None and self._leave.ends_step(ddp.require_backward_grad_sync):
-            self._pass_step()
-        if not ddp.require_backward_grad_sync or self._engine.may_pass == (self._leave is not None):
-            return
+        """Of a forward pass whose gradients will be exchanged."""
+        # A new reducer is made for what is trained just now, and a discriminator's parameters may be frozen.
+        if self._engine.may_pass != (self._leave is not None) and all(p.requires_grad for p in self._parameters):
+            try:  # nothing is sent: a rank may come here earlier, evaluating with gradients
+                self._swap(ddp)
+            except BaseException as error:
+                self._fail(error)
+                raise
+        if self._leave is not None:
+            self._leave.expect()
+
+    def _swap(self, ddp):
         if self._leave is None:
             _take_back(ddp, self)
-            self._leave = _Leave(self._parameters[0])
+            self._leave = _Leave(self._parameters[0], self._pass_step)
         else:
+            ddp.register_comm_hook(self, hook)
             self._leave.end()
             self._leave = None
-            ddp.register_comm_hook(self, hook)
-
-    def report(self):
-        report = super().report()
-        if self._leave is not None and self._leave.has_exchanged:  # the engine hears of it before the next forward pass
-            values = report.to_dict()
-            values["steps"] += 1
-            values["passed_steps"] += 1
-        return report
 
     def _pass_step(self):
         try:
@@ -330,23 +329,30 @@ class DdpState(Attachment):
 
 
 class _Leave:
-    """Sees the steps that DDP makes without a hook: every parameter gets a gradient in each."""
+    """While DDP exchanges by itself: calls ``step_ended`` at the end of each backward pass that has exchanged. Every
+    parameter gets a gradient in it, so that one of them sees it."""
 
-    def __init__(self, parameter):
-        self._exchanges = True  # the backward pass of the last forward pass
-        self.has_exchanged = False
+    def __init__(self, parameter, step_ended):
+        self._step_ended = weakref.WeakMethod(step_ended)
+        self._is_expected = False
         self._handle = parameter.register_post_accumulate_grad_hook(self._note)
 
-    def _note(self, _):
-        self.has_exchanged = self.has_exchanged or self._exchanges
-
-    def ends_step(self, exchanges):
-        """Whether gradients have been exchanged since it was asked last. exchanges: whether they will be next."""
-        self._exchanges, (has, self.has_exchanged) = exchanges, (self.has_exchanged, False)
-        return has
+    def expect(self):
+        """The next backward pass exchanges, as DDP does when a forward pass outside of no_sync() came before it."""
+        self._is_expected = True
 
     def end(self):
         self._handle.remove()
+
+    def _note(self, _):
+        if self._is_expected:
+            self._is_expected = False
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
+
+    def _end_step(self):
+        step_ended = self._step_ended()
+        if step_ended is not None:
+            step_ended()
 
 
 class _BeforeForward:
@@ -361,7 +367,10 @@ class _BeforeForward:
     @torch.compiler.disable
     def __call__(self, ddp, _):
         state = None if self._state is None else self._state()
-        if state is not None and torch.is_grad_enabled() and not ddp._join_config.enable:
+        if state is None or not torch.is_grad_enabled() or not ddp.require_backward_grad_sync:
+            return
+        # In ddp.join() ranks that have no data left make no passes. The module is not told when it has ended.
+        if not ddp._join_config.enable:
             state.before_forward(ddp)
 
 
@@ -371,13 +380,14 @@ def _can_take_back(ddp):
         type(ddp) is torch.nn.parallel.DistributedDataParallel
         and ddp.process_group is dist.group.WORLD
         and not (ddp.find_unused_parameters or ddp.static_graph or ddp.mixed_precision)
+        and all(p.device.type == "cpu" for p in ddp.parameters())  # elsewhere the host does not wait for a step's end
     )
 
 
 def _take_back(ddp, state):
     """Between steps: DDP without the hook. It takes none back, but restores itself, as after unpickling."""
-    ddp._comm_hooks[:] = [entry for entry in ddp._comm_hooks if entry[1] is not state]
     torch.nn.parallel.DistributedDataParallel.__setstate__(ddp, {})
+    ddp._comm_hooks[:] = [entry for entry in ddp._comm_hooks if entry[1] is not state]
 
 
 class DetachedState:

@@ -75,6 +75,7 @@ Status AutoEngineImpl::start(const Result<std::optional<LauncherPlace>>& place) 
     decision_.decided = true;
     decision_.reason = "one rank: there is nothing to exchange";
     phase_ = Phase::kRun;
+    owes_nothing_ = true;
     return {};
   }
   begin_measuring();
@@ -417,7 +418,16 @@ void AutoEngineImpl::count_delivered() {
 }
 
 bool AutoEngineImpl::may_pass() const {
-  return options_.can_average && failure_.ok() && phase_ != Phase::kMeasure && current_ == 0 && carried_.empty();
+  return options_.can_average && failure_.ok() && phase_ != Phase::kMeasure && current_ == 0 && owes_nothing_;
+}
+
+// What is owed to a tensor that a rank has not used waits on that rank alone.
+Status AutoEngineImpl::agree_on_debts() {
+  const std::int64_t own[] = {!carried_.empty()};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most,
+                           largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
+  owes_nothing_ = most[0] == 0;
+  return {};
 }
 
 Status AutoEngineImpl::pass_step() {
@@ -439,7 +449,13 @@ Status AutoEngineImpl::pass_step() {
 Status AutoEngineImpl::after_step() {
   ++steps_;
   if (phase_ != Phase::kRun) ++measured_steps_;
-  if (communicator_->world_size() == 1) return {};
+  if (communicator_->world_size() == 1) {
+    owes_nothing_ = carried_.empty();
+    return {};
+  }
+  if (options_.can_average && phase_ != Phase::kMeasure && current_ == 0 && !owes_nothing_) {
+    CORTADO_RETURN_IF_ERROR(agree_on_debts());
+  }
   const std::int64_t now_ns = clock_->now_ns();
   if (uncounted_ > 0) {
     --uncounted_;
@@ -609,6 +625,7 @@ Status AutoEngineImpl::decide() {
   phase_ = Phase::kRun;
   expected_ns_ = contest_->median_ns(winner);
   block_steps_ = std::clamp(kWatchNs / std::max<std::int64_t>(1, expected_ns_), kWatchFewest, kWatchMost);
+  if (winner == 0 && options_.can_average && !dense_was_passed_) expected_ns_ = -1;  // the first comparison tells
   decision_.step_ns = -1;
   checks_ = drifted_ = lossy_ = 0;
   return {};
@@ -713,6 +730,7 @@ void AutoEngineImpl::put_inside(std::unique_ptr<Engine> made, int candidate) {
   inner_ = std::move(made);
   inner_->set_first_step(step_number());
   current_ = candidate;
+  owes_nothing_ = false;
 }
 
 // What an engine of `what` still owes. It can't be used afterwards.
@@ -774,7 +792,10 @@ EngineReport AutoEngineImpl::report() const {
   for (int stage = 0; stage < kStageCount; ++stage) report.stage_ns[stage] += stage_ns_[stage];
   if (measured_steps_ > 0) report.fallbacks.push_back({"", "auto: measuring", measured_steps_});
   report.passed_steps = passed_steps_;
-  if (was_passed_) report.payload_bytes = report.dense_bytes;
+  if (was_passed_) {
+    report.payload_bytes = report.dense_bytes;
+    report.messages = 0;  // of how many nothing is known
+  }
   if (copies_ != nullptr) {
     report.message_bytes += copies_->memory_bytes();
     if (!inner_->is_on_device()) report.host_reason = "auto runs " + current().label + ", which is summed on the host";

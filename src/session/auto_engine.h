@@ -126,6 +126,7 @@ class AutoEngineImpl final : public AutoEngine {
   void add_carried(const Gradient& gradient);
   void count_delivered();
   Status after_step();
+  Status agree_on_debts();
 
   // -- between steps
   void begin_measuring();
@@ -172,6 +173,7 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>> quiet_;  // last_ready_ns_ and ready_ns_ of each step
   std::vector<std::int64_t> dense_ready_ns_;                               // when the last gradient of each was ready
   std::optional<Contest> contest_;
+  bool owes_nothing_ = false;      // no rank does, to gradients of dense steps: kTry and kRun
   bool was_passed_ = false;        // the step before
   bool dense_was_passed_ = false;  // kTry: times of dense are of steps that were passed
   decltype(Candidates::predict) predict_;

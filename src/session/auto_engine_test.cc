@@ -147,6 +147,7 @@ struct Training {
   std::function<bool(std::size_t rank)> on_device = nullptr;    // whose gradients are on a device
   // Whether the rank's device has room for a setting's engine, that it has made so often before.
   std::function<bool(std::size_t rank, const EngineOptions& options, int made)> has_memory_for = nullptr;
+  std::function<bool(std::int64_t step)> is_unused = nullptr;  // on rank 1: tensor 1, whose gradient is zero then
   bool clock_runs = false;
   std::int64_t damaged_gather = -1;  // of those made when engines are set up: a bit of what reaches rank 1 is flipped
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps
@@ -250,9 +251,11 @@ void Training::go() {
         continue;
       }
       if (poison && rank == 1 && poison(inside(engine), step)) buffer[elems(0)] = INFINITY;
+      if (is_unused && rank == 1 && is_unused(step))
+        std::fill_n(static_cast<float*>(gradients[1].data), elems(1), 0.0f);
       if (rank == 0) insides.push_back(inside(engine));
       clock.advance(step_ns(inside(engine), step, static_cast<int>(rank)));
-      StepContext context{.gradient_scale = gradient_scale};
+      StepContext context{.gradient_scale = gradient_scale, .holds_zero_gradients = is_unused != nullptr};
       if (is_on_device) context = {.device_stream = stream_of('g'), .device_gradient_scale = &gradient_scale};
       engines.order.clear();
       if (const Status s = engine.begin_step(context); !s.ok()) return s;
@@ -407,6 +410,41 @@ TEST(AutoEngine, NothingIsLostBeforeStepsThatArePassed) {
     EXPECT_GT(count_of(run, "passed"), 50);
     EXPECT_LT(gradients_lost({&run}), 0.02) << "scale " << scale;
   }
+}
+
+// What a rank owes to a tensor that it does not use in a step waits, on that rank alone; no rank passes steps
+// meanwhile.
+TEST(AutoEngine, RanksPassTheSameStepsWhateverTheyOwe) {
+  Training run;
+  run.options = AutoOptions::parse("auto(measure_s=0, quality=aggressive, timeout_s=20)").value();
+  run.ranks = 3;
+  run.steps = 250;
+  run.can_average = always;
+  run.is_unused = [](std::int64_t step) { return step < 200 && step % 4 != 0; };
+  run.step_ns = [](const std::string& what, std::int64_t, int) {
+    return (what == "dense" || what == "passed" ? 500 : 600) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(chosen(run.decisions[0]), "dense");
+  EXPECT_GT(count_of(run, "passed"), 50);
+  EXPECT_EQ(run.reports[1].passed_steps, run.reports[0].passed_steps);
+}
+
+TEST(AutoEngine, ComparesFromTheFirstPassedStepsWhereNothingWasTried) {
+  Training run;
+  run.options = AutoOptions::parse("auto(measure_s=0, quality=safe)").value();
+  run.steps = 100;
+  run.can_average = always;
+  run.step_ns = [](const std::string& what, std::int64_t, int) {
+    return (what == "dense" ? 900 : what == "passed" ? 500 : 2000) * kMs;  // a hook that costs more than any has
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(chosen(run.decisions[0]), "dense");
+  EXPECT_EQ(run.decisions[0].drift, 0);
+  EXPECT_EQ(run.insides.back(), "passed");
+  EXPECT_EQ(run.reports[0].messages, 0);
 }
 
 TEST(AutoEngine, WatchesStepsThatArePassed) {

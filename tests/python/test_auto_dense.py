@@ -72,15 +72,31 @@ def accumulates(me):
                 loss_of(m, make_batch(me.rank, 3 * step + 1)).backward()
             loss_of(m, make_batch(me.rank, 3 * step + 2)).backward()
             optimizer.step()
-            with torch.no_grad():  # an evaluation, on one rank
-                if me.rank == 0:
-                    loss_of(m, make_batch(me.rank, step))
     made = cortado.report(model).to_dict()["steps"] - STEPS
-    return made, is_left(model), fingerprint(model.module) == fingerprint(other.module)
+    saved = model.cortado.state_dict()["spec"]
+    return made, saved, is_left(model), fingerprint(model.module) == fingerprint(other.module)
 
 
 def test_gradients_may_be_accumulated(pools):
-    assert pools(2).run(accumulates) == [(20, True, True)] * 2
+    # The checkpoint that it began with was of step 5.
+    assert pools(2).run(accumulates) == [(20, f"auto, step {5 + STEPS + 20}: none", True, True)] * 2
+
+
+def evaluates(me):
+    """On one rank, with gradients: nothing may be sent in a forward pass."""
+    model = decline(me, "auto(quality=safe, measure_s=0.2, min_gain=0.9)")
+    optimizer = make_optimizer(model)
+    for step in range(40):
+        train(me, model, range(step, step + 1), optimizer)
+        if me.rank == 0:
+            loss_of(model, make_batch(me.rank, step))
+        dist.barrier()
+    report = cortado.report(model).to_dict()
+    return is_left(model), report["passed_steps"], model.cortado.decision()["step_ns"] > 0
+
+
+def test_one_rank_may_evaluate_with_gradients(pools):
+    assert pools(2).run(evaluates) == [(True, STEPS - 1 + 40, True)] * 2  # and steps have been compared meanwhile
 
 
 def tell(me):
@@ -92,7 +108,7 @@ def tell(me):
 def test_the_report_says_so(pools):
     for report, text in pools(2).run(tell):
         assert report["steps"] == STEPS
-        assert report["passed_steps"] == STEPS
+        assert report["passed_steps"] == STEPS - 1  # in the first one ranks agree that they owe nothing
         assert report["bytes_per_step"] == report["dense_bytes_per_step"] > 0
         assert f"{report['passed_steps']} steps, dense: exchanged by DDP itself" in text
         assert " by DDP\n" in text
@@ -179,22 +195,88 @@ def join(me):
     with model.join():
         train(me, model, 10 + 5 * me.rank, optimizer)
     train(me, model, 40)
-    return is_left(model)
+    return is_left(model), cortado.report(model).to_dict()["passed_steps"]
 
 
 def test_ranks_may_join_with_different_numbers_of_steps(pools):
-    assert pools(2).run(join) == [True] * 2
+    # The module isn't told when that has ended: from then on nothing is watched.
+    assert pools(2).run(join) == [(True, STEPS - 1)] * 2
+
+
+def begins_with_accumulation(me, set_to_none):
+    """DDP gets its exchange back where gradients of other backward passes are there already."""
+    ends = []
+    for plan in (DECLINES, None):
+        model = me.attach(make_net(), plan, gradient_as_bucket_view=True)
+        if plan is not None:
+            has_declined(model.cortado)
+        optimizer = make_optimizer(model)
+        for step in range(20):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            with model.no_sync():
+                loss_of(model, make_batch(me.rank, 2 * step)).backward()
+            loss_of(model, make_batch(me.rank, 2 * step + 1)).backward()
+            optimizer.step()
+        assert is_left(model)
+        ends.append(fingerprint(model.module))
+    return ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_gradients_may_be_there_already(pools, set_to_none):
+    assert pools(2).run(begins_with_accumulation, set_to_none=set_to_none) == [True] * 2
+
+
+def resume(me, spec):
+    model = decline(me)
+    like = me.attach(make_net(), spec.rpartition(": ")[2])
+    train(me, like, 3)
+    model.cortado.load_state_dict({**like.cortado.state_dict(), "spec": spec})
+    train(me, model, 5)
+    decision = model.cortado.decision()
+    return decision["decided"], decision["chosen"], is_left(model)
+
+
+@pytest.mark.parametrize(
+    ("spec", "after"),
+    [
+        ("auto, step 40: none", (True, 0, True)),
+        ("auto, step 40: cast(bf16)", (True, 1, False)),
+        ("auto, step 9, measuring: none", (False, 0, False)),
+    ],
+)
+def test_another_checkpoint_may_be_loaded_meanwhile(pools, spec, after):
+    assert pools(2).run(resume, spec=spec) == [after] * 2
+
+
+def freeze(me):
+    """As a discriminator is while its generator trains."""
+    model = me.attach(make_net(), DECLINES)
+    has_declined(model.cortado)
+    train(me, model, 1)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    inputs = torch.ones(1, 24, requires_grad=True)
+    model(inputs).sum().backward()
+    was_left = is_left(model)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    train(me, model, STEPS)
+    return was_left, is_left(model)
+
+
+def test_parameters_may_be_frozen_for_a_while(pools):
+    assert pools(2).run(freeze) == [(False, True)] * 2
 
 
 def decide(me):
     model = me.attach(make_net(), DECLINES)
     train(me, model, AUTO_STEPS)
-    decision, report = model.cortado.decision(), cortado.report(model).to_dict()
-    return decision["chosen"], decision["reason"][:5], is_left(model), 50 < report["passed_steps"] < AUTO_STEPS
+    return model.cortado.decision()["reason"][:5], is_left(model)
 
 
-def test_trials_of_dense_are_ddps_own(pools):
-    assert pools(2).run(decide) == [(0, "dense", True, True)] * 2
+def test_from_its_first_step_to_ddps_own(pools):
+    assert pools(2).run(decide) == [("dense", True)] * 2
 
 
 def compiled(me):
