@@ -380,6 +380,19 @@ TEST(AutoEngine, LeavesDenseStepsToACallerThatCanAverage) {
   for (std::size_t rank = 1; rank < 3; ++rank) EXPECT_EQ(run.news[rank], run.news[0]);
 }
 
+TEST(AutoEngine, OfDenseOnlyStepsThatArePassedAreCompared) {
+  Training run;
+  run.steps = 100;
+  run.can_average = always;
+  run.step_ns = [](const std::string& what, std::int64_t, int) {
+    return (what == "dense" ? 400 : what == "passed" ? 450 : 600) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(run.decisions[0].candidates[0].measured_ns, 450 * kMs);
+  EXPECT_EQ(run.decisions[0].candidates[0].steps, 3);
+}
+
 TEST(AutoEngine, LeavesNoStepsToCallersSomeOfWhichCanNotAverage) {
   Training run;
   run.steps = 200;
