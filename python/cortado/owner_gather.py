@@ -124,7 +124,11 @@ class CompressedAllGather:
         with damage_ends_all(self._group):
             self._core.run(self._step, [host.data_ptr() for host in hosts])
         self._step += 1
-        self._send(tensors, hosts)
+        try:
+            self._send(tensors, hosts)
+        except Exception as error:
+            self._group.announce(str(error))  # the others, whose exchange has ended, hear of it in the next one
+            raise
 
     def _check(self, tensors):
         if [(tuple(tensor.shape), tensor.dtype) for tensor in tensors] != self._shapes:

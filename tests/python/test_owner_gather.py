@@ -239,7 +239,18 @@ def a_tensor_has_moved(me):
     return time.monotonic() - begin
 
 
-@pytest.mark.parametrize("scenario", [refusals_on_one_rank, a_tensor_has_moved])
+def what_came_can_not_be_stored(me):
+    """A tensor whose elements share memory, on rank 1 alone: the others hear of it in their next exchange."""
+    tensor = torch.zeros(1).expand(3) if me.rank == 1 else torch.zeros(3)
+    gather = cortado.CompressedAllGather([tensor], [0])
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError if me.rank == 1 else cortado.PeerError, match="single memory location"):
+        gather([tensor])
+        gather([tensor])
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("scenario", [refusals_on_one_rank, a_tensor_has_moved, what_came_can_not_be_stored])
 def test_an_error_on_one_rank_ends_all(pools, scenario):
     try:
         assert max(pools(3).run(scenario)) < 20
