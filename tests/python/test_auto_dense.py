@@ -84,7 +84,7 @@ def test_gradients_may_be_accumulated(pools):
 
 def evaluates(me):
     """On one rank, with gradients: nothing may be sent in a forward pass."""
-    model = decline(me, "auto(quality=safe, measure_s=0.2, min_gain=0.9)")
+    model = decline(me)
     optimizer = make_optimizer(model)
     for step in range(40):
         train(me, model, range(step, step + 1), optimizer)
