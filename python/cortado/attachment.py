@@ -64,6 +64,7 @@ class Attachment:
 
     takes_buffers = False
     _can_average = False
+    _keeps_hook = ""
     _step_begun = False
 
     def __init__(
@@ -244,7 +245,9 @@ class Attachment:
         runs_on = {"gradients": str(self._device), "engine": "device" if on_device else "cpu"}
         if reason:
             runs_on["reason"] = reason
-        return Report({**report, **times, "runs_on": runs_on, "auto": self._engine.decision()})
+        return Report(
+            {**report, **times, "runs_on": runs_on, "auto": self._engine.decision(), "hook_stays": self._keeps_hook}
+        )
 
     def decision(self):
         """What auto has decided and why, as a dict; None without auto.

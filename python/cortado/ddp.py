@@ -21,6 +21,7 @@ from .group import DTYPE_CODES
 from .parameters import fsdp_hint, in_memory_order, trainable_of, without_compile
 
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
+_DDP_TIMEOUT_S = 1800.0  # of DDP's own waits, as process groups have it by default
 
 
 def attach(
@@ -62,13 +63,13 @@ def attach(
         "timeout_s": timeout_s,
         "verbose": verbose,
     }
-    gives_back = refusal is None and _can_take_back(ddp) and not check_replicas and not check_collectives
-    state = DdpState(plan, ddp, group, refusal=refusal, can_average=gives_back, **options)
+    keeps_hook = "" if refusal is not None else _why_hook_stays(ddp, check_replicas, check_collectives)
+    state = DdpState(plan, ddp, group, refusal=refusal, keeps_hook=keeps_hook, **options)
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
         raise CortadoError(f"DDP refuses a communication hook: {error}") from error
-    if state.is_auto:
+    if state.may_leave:
         ddp.register_forward_pre_hook(_BeforeForward(state))
     _states[ddp] = state
     mark_open(state)
@@ -155,8 +156,10 @@ class DdpState(Attachment):
 
     takes_buffers = True
 
-    def __init__(self, plan, model, process_group, *, refusal=None, can_average=False, **options):
-        self._can_average = can_average
+    def __init__(
+        self, plan, model, process_group, *, refusal=None, keeps_hook="ddp_hook is not told of a DDP", **options
+    ):
+        self._can_average = not keeps_hook
 
         def list_parameters():
             if refusal is not None:
@@ -169,10 +172,13 @@ class DdpState(Attachment):
         self._step_begun = False
         self._copies = []  # gradients copied to undo a step
         self._leave = None  # while DDP averages gradients itself
+        if self._engine.is_auto:  # which passes no step with a shorter timeout, either
+            self._keeps_hook = keeps_hook or ("timeout_s" if self._engine.timeout_s < _DDP_TIMEOUT_S else "")
 
     @property
-    def is_auto(self):
-        return self._engine.is_auto
+    def may_leave(self):
+        """Whether DDP is to exchange by itself where auto runs dense."""
+        return self._engine.is_auto and not self._keeps_hook
 
     def __reduce__(self):
         # DDP holds its hook's state, so copies of it and files of it hold what stands for it.
@@ -374,14 +380,20 @@ class _BeforeForward:
             state.before_forward(ddp)
 
 
-def _can_take_back(ddp):
-    """Whether _take_back() works, and every parameter sees every step (no find_unused_parameters, no static_graph)."""
-    return (
-        type(ddp) is torch.nn.parallel.DistributedDataParallel
-        and ddp.process_group is dist.group.WORLD
-        and not (ddp.find_unused_parameters or ddp.static_graph or ddp.mixed_precision)
-        and all(p.device.type == "cpu" for p in ddp.parameters())  # elsewhere the host does not wait for a step's end
-    )
+def _why_hook_stays(ddp, check_replicas, check_collectives):
+    """What keeps DDP from exchanging by itself where auto runs dense; empty: nothing. Every parameter must see every
+    step, and the host its end."""
+    reasons = {
+        "check_replicas": check_replicas,
+        "check_collectives": check_collectives,
+        "a subclass of DistributedDataParallel": type(ddp) is not torch.nn.parallel.DistributedDataParallel,
+        "a process group that is not the default one": ddp.process_group is not dist.group.WORLD,
+        "find_unused_parameters": ddp.find_unused_parameters,
+        "static_graph": ddp.static_graph,
+        "mixed_precision": ddp.mixed_precision,
+        "gradients on a device": any(p.device.type != "cpu" for p in ddp.parameters()),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _take_back(ddp, state):

@@ -32,7 +32,8 @@ class Report:
     ``non_finite_steps``, ``last_non_finite``, ``hook_ns`` (this rank's thread in the hook), ``device_wait_ns`` (part of
     it: until gradients had come from their device; 0 on the CPU), ``runs_on`` (device of the ``gradients``; whether the
     ``engine`` is on the "cpu" or that "device"; where it is not, the ``reason``),
-    ``auto`` (what auto decided, as decision() of a state has it; else None).
+    ``auto`` (what auto decided, as decision() of a state has it; else None), ``hook_stays`` (why DDP keeps the hook
+    where auto runs dense, or empty).
     """
 
     def __init__(self, values):
@@ -74,6 +75,8 @@ class Report:
         if v["auto"] is not None:
             lines.append(f"  auto            {v['auto']['reason']}")
             lines += _prediction_lines(v["auto"])
+            if v["hook_stays"] and v["auto"]["decided"] and v["auto"]["chosen"] == 0:
+                lines.append(f"  hook            stays, and DDP does not exchange by itself: {v['hook_stays']}")
         lines += self._fallback_lines()
         return "\n".join(lines)
 

@@ -112,6 +112,8 @@ def test_the_report_says_so(pools):
         assert report["bytes_per_step"] == report["dense_bytes_per_step"] > 0
         assert f"{report['passed_steps']} steps, dense: exchanged by DDP itself" in text
         assert " by DDP\n" in text
+        assert report["hook_stays"] == ""
+        assert "  hook  " not in text
 
 
 def slow_down(me):
@@ -148,8 +150,12 @@ def test_it_measures_again_when_steps_become_slower(pools):
         ({}, {"static_graph": True}),
     ],
 )
-def test_it_stays_where_only_it_can_do_what_was_asked_for(pools, attached, wrapped):
-    assert pools(2).run(stay, attached=attached, wrapped=wrapped) == [(0, False, 0)] * 2
+def test_it_stays_where_only_it_can_do_what_was_asked_for_and_says_so(pools, attached, wrapped):
+    (name,) = [*attached, *wrapped]
+    line = f"stays, and DDP does not exchange by itself: {name}"
+    for chosen, left, report, text in pools(2).run(stay, attached=attached, wrapped=wrapped):
+        assert (chosen, left, report["passed_steps"], report["hook_stays"]) == (0, False, 0, name)
+        assert line in text
 
 
 def stay(me, attached, wrapped):
@@ -157,7 +163,8 @@ def stay(me, attached, wrapped):
     state = cortado.attach(model, DECLINES, verbose=False, **attached)
     has_declined(state)
     train(me, model, STEPS)
-    return state.decision()["chosen"], is_left(model), cortado.report(model).to_dict()["passed_steps"]
+    report = cortado.report(model)
+    return state.decision()["chosen"], is_left(model), report.to_dict(), str(report)
 
 
 def stay_in_another_group(me):
@@ -165,11 +172,11 @@ def stay_in_another_group(me):
     model = me.attach(make_net(), DECLINES, process_group=group)
     has_declined(model.cortado)
     train(me, model, STEPS)
-    return is_left(model)
+    return is_left(model), cortado.report(model).to_dict()["hook_stays"]
 
 
 def test_it_stays_in_a_group_that_is_not_the_default_one(pools):
-    assert pools(2).run(stay_in_another_group) == [False] * 2
+    assert pools(2).run(stay_in_another_group) == [(False, "a process group that is not the default one")] * 2
 
 
 def copy_it(me):

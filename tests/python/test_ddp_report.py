@@ -22,6 +22,7 @@ KEYS = {
     "memory_bytes",
     "messages_per_step",
     "passed_steps",
+    "hook_stays",
     "non_finite_steps",
     "ratio",
     "relative_error",
