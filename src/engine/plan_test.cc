@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdio>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "core/temporary_directory_testing.h"
 
 namespace cortado {
 namespace {
@@ -141,10 +143,10 @@ TEST(Plan, TheHashIsOfWhatIsDone) {
 }
 
 TEST(Plan, Files) {
-  const std::string path = testing::TempDir() + "cortado_plan_test.json";
+  const std::string path = temporary_directory() / "plan.json";
   ASSERT_TRUE(save_plan(plan_from_json(kText).value(), path).ok());
   EXPECT_EQ(plan_hash(load_plan(path).value()), plan_hash(plan_from_json(kText).value()));
-  std::remove(path.c_str());
+  ASSERT_TRUE(std::filesystem::remove(path));
   EXPECT_EQ(load_plan(path).status().code(), StatusCode::kIoError);
   EXPECT_EQ(save_plan({}, "/nowhere/plan.json").code(), StatusCode::kIoError);
 }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdio>
 #include <fstream>
 #include <functional>
 #include <limits>
@@ -20,6 +19,7 @@
 #include "core/checksum.h"
 #include "core/device_emulation.h"
 #include "core/emulated_queue.h"
+#include "core/temporary_directory_testing.h"
 #include "cortado/calibrate.h"
 #include "engine/emulated_message.h"
 #include "engine/engine_impl.h"
@@ -472,7 +472,7 @@ TEST(AutoEngine, WatchesStepsThatArePassed) {
   expect_ok(run);
   EXPECT_EQ(chosen(run.decisions[0]), "cast(fp16)");
   EXPECT_TRUE(says(run.news[0], "a step takes 2000 ms, expected 500 ms; dense, and measuring again"));
-  EXPECT_EQ(run.insides[149], "passed");
+  EXPECT_EQ(run.insides.at(149), "passed");
   EXPECT_EQ(run.insides.back(), "cast(fp16)");
   EXPECT_EQ(run.news[1], run.news[0]);
 }
@@ -831,7 +831,7 @@ TEST(AutoEngine, TellsTheResidualInGradients) {
 
 // Saves `cluster` as a file of this machine and of as many ranks as it has.
 std::string save_as_of_here(Cluster cluster, const std::string& name) {
-  const std::string path = testing::TempDir() + name;
+  const std::string path = temporary_directory() / name;
   const auto statuses = run_ranks(cluster.topology().world_size(), [&](Communicator& communicator) -> Status {
     CORTADO_ASSIGN_OR_RETURN(const ClusterIdentity identity,
                              cluster_identity(&communicator, "", std::chrono::seconds(60)));
@@ -850,7 +850,7 @@ Training with_a_plan() {
   const Cluster cluster = two_machines(20'000, auto_codecs(Quality::kAggressive));
   Training run;
   run.options.quality = Quality::kAggressive;
-  run.options.cluster = save_as_of_here(cluster, "auto_engine_test_two_machines.json");
+  run.options.cluster = save_as_of_here(cluster, "two_machines.json");
   run.options.max_relative_error = 1;
   run.ranks = 4;
   run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
@@ -876,10 +876,10 @@ TEST(AutoEngine, HoldsTransfersBackAfterTheDenseStepsAreTimed) {
       expect_ok(run);
       const std::ptrdiff_t dense = step_ms == 900 ? 3 : 8, quiet = (dense + 1) / 2, first = 3 + dense;
       for (std::ptrdiff_t step = 0; step < first + quiet; ++step) {
-        EXPECT_EQ(run.insides[static_cast<std::size_t>(step)], "dense");
+        EXPECT_EQ(run.insides.at(static_cast<std::size_t>(step)), "dense");
         EXPECT_EQ(run.is_sent_early[static_cast<std::size_t>(step)], step < first) << in_buckets << " step " << step;
       }
-      EXPECT_NE(run.insides[static_cast<std::size_t>(first + quiet)], "dense");
+      EXPECT_NE(run.insides.at(static_cast<std::size_t>(first + quiet)), "dense");
     }
   }
 }
@@ -889,7 +889,7 @@ TEST(AutoEngine, RunsThePlannersPlan) {
   run.save_after = 99;
   run.go();
   expect_ok(run);
-  const std::string plan = run.insides[99];
+  const std::string plan = run.insides.at(99);
   ASSERT_TRUE(plan.starts_with("plan(")) << plan;
   EXPECT_GE(std::count(run.insides.begin(), run.insides.begin() + 100, plan), 50);
   EXPECT_TRUE(says(run.news[0], plan + ": 300 ms a step, predicted "));
@@ -913,7 +913,7 @@ TEST(AutoEngine, PredictsFromTheGradientsBeforeATrial) {
   const Cluster cluster = two_machines(20'000, auto_codecs(Quality::kBalanced));
   const auto run_with = [&](std::int64_t shrinks_from) {
     Training run;
-    run.options.cluster = save_as_of_here(cluster, "auto_engine_test_shrinking.json");
+    run.options.cluster = save_as_of_here(cluster, "shrinking.json");
     run.ranks = 4;
     run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
     run.step_ns = [](const std::string& what, std::int64_t, int) {
@@ -1042,7 +1042,7 @@ TEST(AutoEngine, RanksMustAskForTheSame) {
 }
 
 TEST(AutoEngine, AClusterFileOfAnotherMachineIsRefused) {
-  const std::string path = testing::TempDir() + "auto_engine_test_cluster.json";
+  const std::string path = temporary_directory() / "cluster.json";
   Cluster cluster;
   const auto calibrated = run_ranks(2, [&](Communicator& communicator) -> Status {
     Result<Cluster> measured =
@@ -1066,7 +1066,6 @@ TEST(AutoEngine, AClusterFileOfAnotherMachineIsRefused) {
     EXPECT_NE(status.message().find("$.host.communicator: expected \"local\", as here, got \"mpi\""), std::string::npos)
         << status.message();
   }
-  std::remove(path.c_str());
   for (const Status& status : create()) EXPECT_NE(status.message().find(path), std::string::npos) << status.message();
 }
 
@@ -1094,9 +1093,8 @@ TEST(AutoEngine, SaysAtTheStartWhatItWillDo) {
                 .find("then about 2 s for links and codecs, then at most 5 settings for some steps each (all 9 where "
                       "nothing can be predicted); may"),
             std::string::npos);
-  const std::string path = save_as_of_here(two_machines(10, {}), "auto_engine_test_described.json");
+  const std::string path = save_as_of_here(two_machines(10, {}), "described.json");
   EXPECT_EQ(describe("auto(safe, cluster=" + path + ")"), begin + "8 to 15 steps, " + settings);
-  std::remove(path.c_str());
 }
 
 TEST(AutoEngine, ResumesFromACheckpoint) {
@@ -1222,8 +1220,8 @@ TEST(AutoEngine, NothingIsLostByACheckpointWhileDebtsArePaid) {
   whole.go();
   expect_ok(whole);
   std::int64_t leaves_topk = 80;  // the last step of it
-  while (whole.insides[static_cast<std::size_t>(leaves_topk + 1)] == "topk(density=0.01)") ++leaves_topk;
-  ASSERT_EQ(whole.insides[80], "topk(density=0.01)");
+  while (whole.insides.at(static_cast<std::size_t>(leaves_topk + 1)) == "topk(density=0.01)") ++leaves_topk;
+  ASSERT_EQ(whole.insides.at(80), "topk(density=0.01)");
   int within_debts = 0;
   for (std::int64_t at = leaves_topk; at < leaves_topk + 10; ++at) {
     const auto [before, after] = with_checkpoint(whole, at);
@@ -1243,11 +1241,11 @@ TEST(AutoEngine, NothingIsLostByACheckpointOfAPlan) {
   Training whole = with_a_plan();
   whole.go();
   expect_ok(whole);
-  const auto first_of_plan = std::find(whole.insides.begin(), whole.insides.end(), whole.insides[99]);
+  const auto first_of_plan = std::find(whole.insides.begin(), whole.insides.end(), whole.insides.at(99));
   for (const std::int64_t at : {first_of_plan - whole.insides.begin() + 2, std::ptrdiff_t{70}}) {
     const auto [before, after] = with_checkpoint(whole, at);
     EXPECT_NE(before.saved[0].spec.find("{"), std::string::npos) << before.saved[0].spec;
-    EXPECT_EQ(after.insides[0], at < 50 ? "dense" : whole.insides[99]);
+    EXPECT_EQ(after.insides.at(0), at < 50 ? "dense" : whole.insides.at(99));
     EXPECT_EQ(chosen(after.decisions[0]), "dense");
     EXPECT_LT(gradients_lost({&before, &after}), 0.02) << "saved after step " << at;
   }
@@ -1321,7 +1319,7 @@ TEST(AutoEngine, AStateOfAnotherNumberOfRanksIsMeasuredAgain) {
     after.go();
     expect_ok(after);
     EXPECT_NE(after.loaded[0].find("saved by 2 ranks and is loaded by 3: auto measures again"), std::string::npos);
-    EXPECT_EQ(after.insides[static_cast<std::size_t>(load_at)], "dense");
+    EXPECT_EQ(after.insides.at(static_cast<std::size_t>(load_at)), "dense");
     EXPECT_TRUE(after.decisions[0].decided);
     EXPECT_GT(after.decisions[0].step, load_at);
     EXPECT_EQ(chosen(after.decisions[0]), "cast(bf16)");
