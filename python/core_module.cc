@@ -661,6 +661,10 @@ NB_MODULE(_core, m) {
       "canonical_plan", [](const std::string& json) { return cortado::plan_to_json(plan_of(json)); }, "json"_a,
       "Checks the text of a plan and returns it as cortado writes it.");
   m.def(
+      "save_plan",
+      [](const std::string& json, const std::string& path) { check(cortado::save_plan(plan_of(json), path)); },
+      "json"_a, "path"_a);
+  m.def(
       "plan_hash", [](const std::string& json) { return cortado::plan_hash(plan_of(json)); }, "json"_a);
   m.def(
       "device_count",

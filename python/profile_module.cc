@@ -147,6 +147,18 @@ void bind_profiles(nb::module_& m) {
       "canonical_cluster",
       [](const std::string& json) { return cluster_to_json(unwrap(cortado::cluster_from_json(json))); }, "json"_a,
       "Checks the text of a cluster file and returns it as cortado writes it.");
+  m.def(
+      "save_job",
+      [](const std::string& json, const std::string& path) {
+        check(cortado::save_job(unwrap(cortado::job_from_json(json)), path));
+      },
+      "json"_a, "path"_a);
+  m.def(
+      "save_cluster",
+      [](const std::string& json, const std::string& path) {
+        check(cortado::save_cluster(unwrap(cortado::cluster_from_json(json)), path));
+      },
+      "json"_a, "path"_a);
 }
 
 }  // namespace cortado_python

@@ -142,6 +142,10 @@ def canonical_job(json: str) -> str:
 def canonical_cluster(json: str) -> str:
     """Checks the text of a cluster file and returns it as cortado writes it."""
 
+def save_job(json: str, path: str) -> None: ...
+
+def save_cluster(json: str, path: str) -> None: ...
+
 def trace_to_text(json: str) -> str: ...
 
 def trace_to_chrome(json: str) -> str: ...
@@ -155,6 +159,8 @@ def canonical_spec(spec: str) -> str:
 
 def canonical_plan(json: str) -> str:
     """Checks the text of a plan and returns it as cortado writes it."""
+
+def save_plan(json: str, path: str) -> None: ...
 
 def plan_hash(json: str) -> int: ...
 

@@ -16,6 +16,7 @@ class CheckedFile:
 
     _kind = ""  # for messages
     _canonical = None  # of _core: checks a text and returns it as cortado writes it
+    _save = None  # of _core: writes a text to a path
 
     def __init__(self, content):
         text = content if isinstance(content, str) else json.dumps(content)
@@ -38,11 +39,11 @@ class CheckedFile:
             raise type(error)(f"{path}: {error}", error.code) from error
 
     def save(self, path):
+        """What was in the file before stays there until all is written."""
         try:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(self._json)
-        except OSError as error:
-            raise SpecError(f'can\'t write the {self._kind} "{path}": {error.strerror}') from error
+            type(self)._save(self._json, os.fspath(path))
+        except CortadoError as error:
+            raise SpecError(f"can't write the {self._kind}: {error}") from error
 
     def to_dict(self):
         return json.loads(self._json)

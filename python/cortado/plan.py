@@ -18,6 +18,7 @@ class Plan(CheckedFile):
 
     _kind = "plan"
     _canonical = staticmethod(_core.canonical_plan)
+    _save = staticmethod(_core.save_plan)
 
     @property
     def hash(self):

@@ -10,6 +10,7 @@ class Job(CheckedFile):
 
     _kind = "job"
     _canonical = staticmethod(_core.canonical_job)
+    _save = staticmethod(_core.save_job)
 
 
 class Cluster(CheckedFile):
@@ -17,3 +18,4 @@ class Cluster(CheckedFile):
 
     _kind = "cluster"
     _canonical = staticmethod(_core.canonical_cluster)
+    _save = staticmethod(_core.save_cluster)

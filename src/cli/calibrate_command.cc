@@ -9,11 +9,11 @@
 #include <string>
 
 #include "cli/codec_commands.h"
-#include "cli/files.h"
 #include "cli/progress.h"
 #include "cortado/auto.h"
 #include "cortado/calibrate.h"
 #include "cortado/device_library.h"
+#include "cortado/files.h"
 
 namespace cortado::cli {
 
@@ -76,7 +76,7 @@ Result<std::shared_ptr<const SchemeDevice>> device_of_rank(const std::string& pa
   if (!cluster.ok()) return speaks ? report_error("calibrate", cluster.status()) : kBadCommandLine;
   if (!speaks) return kDone;
   const Status saved = save_cluster(cluster.value(), command.cluster_path);
-  if (!saved.ok()) return report_error(command.cluster_path, saved);
+  if (!saved.ok()) return report_error("calibrate", saved);
   std::string too;
   if (options.device != nullptr) {
     const auto on_devices = std::count_if(

@@ -14,10 +14,10 @@
 #include <memory>
 
 #include "cli/codec_commands.h"
-#include "cli/files.h"
 #include "cli/json.h"
 #include "cli/tensor_file.h"
 #include "cortado/codec.h"
+#include "cortado/files.h"
 
 namespace cortado::cli {
 

@@ -6,11 +6,11 @@
 #include <new>
 
 #include "cli/codec_commands.h"
-#include "cli/files.h"
 #include "cli/progress.h"
 #include "cli/tensor_file.h"
 #include "cortado/codec.h"
 #include "cortado/codec_file.h"
+#include "cortado/files.h"
 
 namespace cortado::cli {
 

@@ -5,9 +5,9 @@
 #include <cstdio>
 
 #include "cli/codec_commands.h"
-#include "cli/files.h"
 #include "cli/json.h"
 #include "cortado/codec_file.h"
+#include "cortado/files.h"
 
 namespace cortado::cli {
 

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "cli/codec_commands.h"
-#include "cli/files.h"
 #include "cortado/auto.h"
+#include "cortado/files.h"
 #include "cortado/trace.h"
 
 namespace cortado::cli {
@@ -18,10 +18,9 @@ namespace {
 // Reads a file with the function of its format; the error has been reported if there is none.
 template <typename Value>
 std::unique_ptr<Value> read(const std::string& path, Result<Value> (*parse)(std::string_view), int* code) {
-  const Result<std::unique_ptr<InputFile>> file = InputFile::open(path);
-  if (!file.ok()) return *code = report_error(path, file.status()), nullptr;
-  const std::span<const std::byte> bytes = file.value()->bytes();
-  Result<Value> value = parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  const Result<std::string> text = read_file(path);
+  if (!text.ok()) return *code = report_error(path, text.status()), nullptr;
+  Result<Value> value = parse(text.value());
   if (!value.ok()) {
     const int reported = report_error(path, value.status());
     *code = reported == kBadCommandLine ? kDamagedFile : reported;
@@ -31,10 +30,7 @@ std::unique_ptr<Value> read(const std::string& path, Result<Value> (*parse)(std:
 }
 
 int write(const std::string& path, std::string_view text) {
-  const Result<std::unique_ptr<OutputFile>> file = OutputFile::create(path);
-  if (!file.ok()) return report_error(path, file.status());
-  Status status = file.value()->write(text);
-  if (status.ok()) status = file.value()->commit();
+  const Status status = write_file(path, text);
   return status.ok() ? kDone : report_error(path, status);
 }
 
@@ -135,7 +131,11 @@ int simulate_plan_file(const SimulateOptions& options) {
   const auto cluster = job != nullptr ? read<Cluster>(options.cluster_path, cluster_from_json, &code) : nullptr;
   if (cluster == nullptr) return code;
   const Result<Timeline> timeline = simulate_plan(*plan, *job, *cluster);
-  if (!timeline.ok()) return report_error("", timeline.status());
+  if (!timeline.ok()) return report_error(options.plan_path, timeline.status());
+  if (!plan->cluster.empty() && plan->cluster != cluster->name) {
+    std::fprintf(stderr, "note: the plan was made for cluster \"%s\", this is \"%s\"\n", plan->cluster.c_str(),
+                 cluster->name.c_str());
+  }
   if (!options.trace_path.empty()) code = write(options.trace_path, timeline_to_trace(timeline.value(), *plan));
   if (code == kDone) std::printf("%s", timeline_to_text(timeline.value(), *plan, options.width).c_str());
   return code;

@@ -6,27 +6,15 @@
 #include <cstdio>
 
 #include "cli/codec_commands.h"
-#include "cli/files.h"
+#include "cortado/files.h"
 #include "cortado/trace.h"
 
 namespace cortado::cli {
 
-namespace {
-
-Status write_file(const std::string& path, const std::string& text) {
-  Result<std::unique_ptr<OutputFile>> file = OutputFile::create(path);
-  if (!file.ok()) return file.status();
-  if (const Status status = file.value()->write(text); !status.ok()) return status;
-  return file.value()->commit();
-}
-
-}  // namespace
-
 int show_trace(const TraceOptions& options) {
-  const Result<std::unique_ptr<InputFile>> input = InputFile::open(options.path);
-  if (!input.ok()) return report_error(options.path, input.status());
-  const std::span<const std::byte> bytes = input.value()->bytes();
-  const Result<Trace> trace = parse_trace({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  const Result<std::string> text = read_file(options.path);
+  if (!text.ok()) return report_error(options.path, text.status());
+  const Result<Trace> trace = parse_trace(text.value());
   if (!trace.ok()) return report_error(options.path, trace.status());
   if (!options.chrome_path.empty()) {
     const Status status = write_file(options.chrome_path, trace_to_chrome(trace.value()));

@@ -2,15 +2,13 @@
 //
 // `cortado.plan/1` (docs/plan_format.md).
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <utility>
 
 #include "core/check.h"
+#include "core/fault_json.h"
 #include "core/json_text.h"
+#include "cortado/files.h"
 #include "cortado/plan.h"
 
 namespace cortado {
@@ -259,7 +257,7 @@ Status read_plan(const Json& document, Plan* plan) {
     plan->buckets.push_back(std::move(bucket));
   }
   for (const NumberField& field : kNumbers) {
-    CORTADO_RETURN_IF_ERROR(reader.read(field.key, false, -1, INT64_MAX, &(plan->*field.value)));
+    CORTADO_RETURN_IF_ERROR(reader.read(field.key, false, 0, INT64_MAX, &(plan->*field.value)));
   }
   CORTADO_RETURN_IF_ERROR(reader.read_texts("notes", false, &plan->notes));
   reader.keep_unknown();
@@ -345,31 +343,20 @@ std::string plan_to_json(const Plan& plan) {
 }
 
 Result<Plan> plan_from_json(std::string_view json) {
-  const Json document = Json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (document.is_discarded()) {
-    return make_error(StatusCode::kInvalidArgument, "a plan must be a JSON text; this is not, or is cut short");
-  }
+  if (const auto fault = find_json_fault(json)) return wrong(fault->place, fault->found, fault->expected);
   Plan plan;
-  CORTADO_RETURN_IF_ERROR(read_plan(document, &plan));
+  CORTADO_RETURN_IF_ERROR(read_plan(Json::parse(json), &plan));
   return plan;
 }
 
 Status save_plan(const Plan& plan, const std::string& path) {
-  std::ofstream file(path);
-  file << plan_to_json(plan);
-  file.close();
-  if (file) return {};
-  return make_error(StatusCode::kIoError, "can't write the plan to \"%s\": %s", path.c_str(), std::strerror(errno));
+  return write_file(path, plan_to_json(plan)).with_context(path);
 }
 
 Result<Plan> load_plan(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) {
-    return make_error(StatusCode::kIoError, "can't read the plan \"%s\": %s", path.c_str(), std::strerror(errno));
-  }
-  Result<Plan> plan = plan_from_json(text.str());
+  const Result<std::string> text = read_file(path);
+  if (!text.ok()) return text.status().with_context(path);
+  Result<Plan> plan = plan_from_json(text.value());
   if (!plan.ok()) return plan.status().with_context(path);
   return plan;
 }

@@ -2,16 +2,14 @@
 //
 // `cortado.job/1` and `cortado.cluster/1`: JSON to plain values and back.
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "core/check.h"
+#include "core/fault_json.h"
 #include "core/json_text.h"
 #include "cortado/cluster.h"
+#include "cortado/files.h"
 #include "cortado/job.h"
 #include "profile/places.h"
 
@@ -26,70 +24,9 @@ constexpr const char* kClusterFormat = "cortado.cluster/1";
 
 // ---- text to JSON ---------------------------------------------------------------------------------------------------
 
-// Where in the document a text stops being JSON, such as at the NaN that Python writes.
-class PlaceOfError : public nlohmann::json_sax<Json> {
- public:
-  bool null() override { return value(); }
-  bool boolean(bool) override { return value(); }
-  bool number_integer(number_integer_t) override { return value(); }
-  bool number_unsigned(number_unsigned_t) override { return value(); }
-  bool number_float(number_float_t, const string_t&) override { return value(); }
-  bool string(string_t&) override { return value(); }
-  bool binary(binary_t&) override { return value(); }
-  bool start_object(std::size_t) override { return open(false); }
-  bool key(string_t& name) override {
-    path_.back().key = name;
-    return true;
-  }
-  bool end_object() override { return close(); }
-  bool start_array(std::size_t) override { return open(true); }
-  bool end_array() override { return close(); }
-  bool parse_error(std::size_t position, const std::string& token, const nlohmann::detail::exception&) override {
-    std::string place = "$";
-    for (const Step& step : path_) {
-      if (step.is_list) {
-        place = place_of(place, step.index);
-      } else if (!step.key.empty()) {
-        place += "." + step.key;
-      }
-    }
-    status_ = refuse(place, "JSON", "\"" + token + "\" (byte " + std::to_string(position) + ")");
-    return false;
-  }
-  const Status& status() const { return status_; }
-
- private:
-  struct Step {
-    bool is_list;
-    std::size_t index = 0;
-    std::string key = {};
-  };
-  bool open(bool is_list) {
-    path_.push_back({is_list});
-    return true;
-  }
-  bool close() {
-    path_.pop_back();
-    return value();
-  }
-  bool value() {
-    if (!path_.empty()) {
-      ++path_.back().index;
-      path_.back().key.clear();
-    }
-    return true;
-  }
-
-  std::vector<Step> path_;
-  Status status_;
-};
-
 Result<Json> parse_json(std::string_view text) {
-  Json document = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!document.is_discarded()) return document;
-  PlaceOfError finder;
-  (void)Json::sax_parse(text, &finder);
-  return finder.status();
+  if (const auto fault = find_json_fault(text)) return refuse(fault->place, fault->expected, fault->found);
+  return Json::parse(text);
 }
 
 // ---- JSON to fields -------------------------------------------------------------------------------------------------
@@ -171,7 +108,7 @@ class Fields {
     if (value == nullptr) return;
     if (!value->is_object()) return fail(key, "an object", shortened_json(*value));
     for (const auto& [name, entry] : value->items()) {
-      if (status_->ok()) read(name, entry, place(key) + "." + name);
+      if (status_->ok()) read(name, entry, field_of(place(key), name));
     }
   }
 
@@ -206,7 +143,7 @@ class Fields {
     for (const char c : key) text += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
     return text;
   }
-  std::string place(const std::string& key) const { return path_ + "." + key; }
+  std::string place(const std::string& key) const { return field_of(path_, key); }
 
   const Json* find(const char* key, const char* expected, bool required) {
     known_.insert(key);
@@ -387,20 +324,13 @@ std::string dump_by_lines(const Json& document) {
   return text + "\n}\n";
 }
 
-Result<std::string> read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) return make_error(StatusCode::kIoError, "can't read \"%s\": %s", path.c_str(), std::strerror(errno));
-  return text.str();
-}
-
-Status write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (file) return {};
-  return make_error(StatusCode::kIoError, "can't write \"%s\": %s", path.c_str(), std::strerror(errno));
+template <typename Value>
+Result<Value> load(const std::string& path, Result<Value> (*parse)(std::string_view)) {
+  const Result<std::string> text = read_file(path);
+  if (!text.ok()) return text.status().with_context(path);
+  Result<Value> value = parse(text.value());
+  if (!value.ok()) return value.status().with_context(path);
+  return value;
 }
 
 }  // namespace
@@ -529,24 +459,16 @@ std::string cluster_to_json(const Cluster& cluster) {
   return dump_by_lines(document);
 }
 
-Status save_job(const Job& job, const std::string& path) { return write_file(path, job_to_json(job)); }
-
-Result<Job> load_job(const std::string& path) {
-  CORTADO_ASSIGN_OR_RETURN(const std::string text, read_file(path));
-  Result<Job> job = job_from_json(text);
-  if (!job.ok()) return job.status().with_context(path);
-  return job;
+Status save_job(const Job& job, const std::string& path) {
+  return write_file(path, job_to_json(job)).with_context(path);
 }
+
+Result<Job> load_job(const std::string& path) { return load(path, job_from_json); }
 
 Status save_cluster(const Cluster& cluster, const std::string& path) {
-  return write_file(path, cluster_to_json(cluster));
+  return write_file(path, cluster_to_json(cluster)).with_context(path);
 }
 
-Result<Cluster> load_cluster(const std::string& path) {
-  CORTADO_ASSIGN_OR_RETURN(const std::string text, read_file(path));
-  Result<Cluster> cluster = cluster_from_json(text);
-  if (!cluster.ok()) return cluster.status().with_context(path);
-  return cluster;
-}
+Result<Cluster> load_cluster(const std::string& path) { return load(path, cluster_from_json); }
 
 }  // namespace cortado

@@ -109,7 +109,7 @@ struct BadInput {
 
 TEST(JobJson, RefusesBadInputWithItsPlace) {
   const BadInput cases[] = {
-      {"\"ready_ns\": 70", "\"ready_ns\": NaN", "$.tensors[1].ready_ns: expected JSON"},
+      {"\"ready_ns\": 70", "\"ready_ns\": NaN", "$.tensors[1].ready_ns: expected a finite number, got NaN (byte"},
       {"\"ready_ns\": 70", "\"ready_ns\": -1", "$.tensors[1].ready_ns: expected from 0"},
       {"\"ready_ns\": 0", "\"ready_ns\": 71", "$.tensors[1].ready_ns: expected at least that of the tensor before, 71"},
       {"\"ready_ns\": 70", "\"ready_ns\": 7.5", "$.tensors[1].ready_ns: expected nanoseconds, an integer, got 7.5"},
@@ -127,7 +127,9 @@ TEST(JobJson, RefusesBadInputWithItsPlace) {
       {"\"forward_ns\": null", "\"backward_ns\": 69", "$.backward_ns: expected at least the last ready_ns, 70"},
       {"cortado.job/1", "cortado.job/2", "$.format: expected \"cortado.job/1\", got \"cortado.job/2\""},
       {"cortado.job/1", "cortado.plan/1", "$.format: expected \"cortado.job/1\""},
-      {"\"forward_ns\": null,", "\"forward_ns\": null,,", "$: expected JSON"},
+      {"\"forward_ns\": null,", "\"forward_ns\": null,,", "$: expected JSON, got \",\" (byte"},
+      {"\"forward_ns\": null,", "\"forward_ns\": null, \"forward_ns\": 1,",
+       "$.forward_ns: expected it once, got it again"},
       {"\"dtype\": \"float32\"", "\"dtype\": 32", "$.tensors[0].dtype: expected a text, got 32"},
   };
   for (const BadInput& bad : cases) {
@@ -147,7 +149,7 @@ TEST(ClusterJson, RefusesBadInputWithItsPlace) {
       {"[5, 7]", "[5, 4]",
        "$.levels[0].collectives.all_reduce.time_ns[1]: expected at least the entry before, 5, got 4"},
       {"[5, 7]", "[5, -7]", "$.levels[0].collectives.all_reduce.time_ns[1]: expected from 0"},
-      {"[5, 7]", "[5, NaN]", "$.levels[0].collectives.all_reduce.time_ns[1]: expected JSON"},
+      {"[5, 7]", "[5, NaN]", "$.levels[0].collectives.all_reduce.time_ns[1]: expected a finite number, got NaN (byte"},
       {"[5, 7]", "[5, 7.5]", "$.levels[0].collectives.all_reduce.time_ns[1]: expected nanoseconds, an integer"},
       {"[5, 7]", "[5]", "$.levels[0].collectives.all_reduce.time_ns: expected as many entries as bytes, 2, got 1"},
       {"[10, 20]", "[10, 10]", "$.levels[0].collectives.all_reduce.bytes[1]: expected more than the entry before, 10"},

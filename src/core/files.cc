@@ -1,5 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "cli/files.h"
+#include "cortado/files.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -8,11 +8,15 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
-namespace cortado::cli {
+namespace cortado {
 
 namespace {
+
+constexpr int kMostParts = 100;  // of one path under way at once
 
 Status system_error(const char* what) { return make_error(StatusCode::kIoError, "%s: %s", what, std::strerror(errno)); }
 
@@ -65,9 +69,20 @@ Result<std::unique_ptr<OutputFile>> OutputFile::create(const std::string& path) 
   std::unique_ptr<OutputFile> file(new OutputFile);
   struct stat about = {};
   const bool is_there = ::stat(path.c_str(), &about) == 0;
-  file->path_ = path;
-  file->written_path_ = is_there && !S_ISREG(about.st_mode) ? path : path + ".part";
-  file->file_ = std::fopen(file->written_path_.c_str(), "wb");
+  if (is_there && !S_ISREG(about.st_mode)) {
+    file->path_ = file->written_path_ = path;
+    file->file_ = std::fopen(path.c_str(), "wb");
+  } else {
+    std::error_code error;
+    const auto target = std::filesystem::canonical(path, error);  // a link stays one
+    file->path_ = error ? path : target.string();
+    // Others may write the same file at the same time.
+    for (int number = 0; file->file_ == nullptr && number < kMostParts; ++number) {
+      file->written_path_ = file->path_ + ".part" + std::to_string(::getpid()) + "." + std::to_string(number);
+      file->file_ = std::fopen(file->written_path_.c_str(), "wbx");
+      if (file->file_ == nullptr && errno != EEXIST) break;
+    }
+  }
   if (file->file_ == nullptr) return system_error("can't be written");
   return file;
 }
@@ -86,7 +101,9 @@ Status OutputFile::commit() {
     return status;
   }
   if (written_path_ == path_ || std::rename(written_path_.c_str(), path_.c_str()) == 0) return {};
-  return system_error("can't be renamed from its .part");
+  const Status status = system_error("can't be replaced");
+  ::unlink(written_path_.c_str());
+  return status;
 }
 
 OutputFile::~OutputFile() {
@@ -95,4 +112,16 @@ OutputFile::~OutputFile() {
   if (written_path_ != path_) ::unlink(written_path_.c_str());
 }
 
-}  // namespace cortado::cli
+Result<std::string> read_file(const std::string& path) {
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<InputFile> file, InputFile::open(path));
+  const std::span<const std::byte> bytes = file->bytes();
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+Status write_file(const std::string& path, std::string_view text) {
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<OutputFile> file, OutputFile::create(path));
+  CORTADO_RETURN_IF_ERROR(file->write(text));
+  return file->commit();
+}
+
+}  // namespace cortado

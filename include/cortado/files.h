@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Files as the commands need them: an input as one piece of memory, an output that is complete or not there.
+// Files: an input as one piece of memory, an output that is complete or not there. Errors are kIoError, without the
+// path.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 
 #include "cortado/status.h"
 
-namespace cortado::cli {
+namespace cortado {
 
 // A regular file is mapped; anything else (a pipe) is read to its end.
 class InputFile {
@@ -31,8 +32,8 @@ class InputFile {
   std::vector<std::byte> read_;  // what was not mapped
 };
 
-// Written under another name beside it and renamed by commit(); without that nothing is left behind. What is no regular
-// file (/dev/stdout) is written to directly.
+// Written under another name beside it and renamed by commit(); until then what was there before is, and without
+// commit() nothing is left behind. What is no regular file (/dev/stdout) is written to directly.
 class OutputFile {
  public:
   static Result<std::unique_ptr<OutputFile>> create(const std::string& path);
@@ -46,8 +47,12 @@ class OutputFile {
 
  private:
   OutputFile() = default;
-  std::string path_, written_path_;
+  std::string path_, written_path_;  // the same: written to directly
   std::FILE* file_ = nullptr;
 };
 
-}  // namespace cortado::cli
+// Whole files.
+Result<std::string> read_file(const std::string& path);
+Status write_file(const std::string& path, std::string_view text);
+
+}  // namespace cortado

@@ -1,0 +1,23 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// What is wrong with a text that shall be JSON, for errors that name the place.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace cortado {
+
+// "$.levels" and "name" to "$.levels.name"; what is no identifier in brackets: $.errors["topk(density=0.01)"].
+std::string field_of(const std::string& object, std::string_view key);
+
+struct JsonFault {
+  std::string place, expected, found;
+};
+
+// The first one: where the text stops being JSON (such as at the NaN that Python writes), or ends, or has a field
+// twice.
+std::optional<JsonFault> find_json_fault(std::string_view text);
+
+}  // namespace cortado

@@ -1,0 +1,39 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "core/fault_json.h"
+
+#include <gtest/gtest.h>
+
+namespace cortado {
+namespace {
+
+std::string fault_of(std::string_view text) {
+  const std::optional<JsonFault> fault = find_json_fault(text);
+  return fault.has_value() ? fault->place + ": expected " + fault->expected + ", got " + fault->found : "";
+}
+
+TEST(JsonFault, NamesThePlace) {
+  EXPECT_EQ(fault_of(R"({"a": [1, {"b": null, "c": "x"}], "d": -1.5e3})"), "");
+  EXPECT_EQ(fault_of(R"({"a": [1, NaN]})"), "$.a[1]: expected a finite number, got NaN (byte 11)");
+  EXPECT_EQ(fault_of(R"json({"a": {"b(c=1)": -Infinity}})json"),
+            "$.a[\"b(c=1)\"]: expected a finite number, got -Infinity (byte 19)");
+  EXPECT_EQ(fault_of(R"([0, nan])"), "$[1]: expected a finite number, got nan (byte 6)");
+  EXPECT_EQ(fault_of(R"([0, 'x'])"), "$[1]: expected JSON, got \"'\" (byte 5)");
+  EXPECT_EQ(fault_of(R"({"a": 1} b)"), "$: expected JSON, got \"b\" (byte 10)");
+  EXPECT_EQ(fault_of(R"({"a": {"b": 1, "c": 2, "b": 3}})"), "$.a.b: expected it once, got it again");
+  EXPECT_EQ(fault_of(R"([{"a": 1}, {"a": 1}])"), "");
+}
+
+// However a text is cut, it is the end that is wrong.
+TEST(JsonFault, TellsThatATextIsCutShort) {
+  const std::string_view text = R"({"levels": [{"name": "intra", "ranks": 4}], "x": true})";
+  EXPECT_EQ(fault_of(""), "$: expected JSON, got nothing: the text is empty");
+  for (std::size_t length = 1; length < text.size(); ++length) {
+    const std::string fault = fault_of(text.substr(0, length));
+    EXPECT_NE(fault.find("expected the rest, got the end of the text"), std::string::npos) << length << ": " << fault;
+  }
+  EXPECT_EQ(fault_of(text.substr(0, 40)),
+            "$.levels[0]: expected the rest, got the end of the text (byte 40): it is cut short");
+}
+
+}  // namespace
+}  // namespace cortado
