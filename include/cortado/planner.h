@@ -132,7 +132,8 @@ struct ExplainedBucket {
 struct Explanation {
   std::int64_t step_ns = 0;
   std::vector<std::pair<std::string, std::int64_t>> totals;  // step times of comparators and bounds; -1: not possible
-  std::vector<ExplainedBucket> buckets;                      // as those of the plan
+  std::optional<std::pair<std::string, std::int64_t>> best_that_compresses;  // of the comparators, where one does
+  std::vector<ExplainedBucket> buckets;                                      // as those of the plan
 };
 
 // Takes longer than planning: every comparator runs. For plans whose buckets are neighbours, as make_plan()'s are.

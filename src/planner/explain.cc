@@ -151,9 +151,17 @@ Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster
   CORTADO_ASSIGN_OR_RETURN(std::vector<Placed> placed, place(*problem, plan, job));
   Explanation explanation;
   explanation.step_ns = timeline.step_ns;
-  for (const char* strategy : strategy_names()) {
+  for (const std::string& strategy : planner_strategies()) {
     const Result<Plan> other = make_plan(job, cluster, constraints, strategy);
-    explanation.totals.push_back({strategy, other.ok() ? other.value().predicted_step_ns : -1});
+    const std::int64_t step_ns = other.ok() ? other.value().predicted_step_ns : -1;
+    if (strategy == "cortado" && step_ns == explanation.step_ns) continue;  // this is that plan, or as good
+    const bool is_cast = strategy == "bf16" && cast_of_bf16(cluster) != "cast(bf16)";
+    explanation.totals.push_back({is_cast ? "bf16 (as " + cast_of_bf16(cluster) + ")" : strategy, step_ns});
+    if (strategy == "cortado" || strategy == "dense" || step_ns < 0) continue;
+    const auto encodes = [](const PlanBucket& bucket) { return bucket.option.encodes() > 0; };
+    const bool compresses = std::any_of(other.value().buckets.begin(), other.value().buckets.end(), encodes);
+    std::optional<std::pair<std::string, std::int64_t>>& best = explanation.best_that_compresses;
+    if (compresses && (!best.has_value() || step_ns < best->second)) best = explanation.totals.back();
   }
   CORTADO_ASSIGN_OR_RETURN(const Plan free, make_plan(job, with_free_codecs(cluster), constraints));
   explanation.totals.push_back({"free compression", free.predicted_step_ns});
@@ -176,6 +184,12 @@ std::string explanation_to_text(const Explanation& explanation, const Plan& plan
                           : format_text("  %-22s %12s ms  %6.3fx\n", name.c_str(), milliseconds(step_ns).c_str(),
                                         static_cast<double>(step_ns) /
                                             static_cast<double>(std::max<std::int64_t>(explanation.step_ns, 1)));
+  }
+  if (const auto& best = explanation.best_that_compresses; best.has_value()) {
+    result += format_text(
+        "%.3fx as fast as the best of them that compresses, %s\n",
+        static_cast<double>(best->second) / static_cast<double>(std::max<std::int64_t>(explanation.step_ns, 1)),
+        best->first.c_str());
   }
   for (const std::string& note : plan.notes) result += "note: " + note + "\n";
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {

@@ -37,17 +37,31 @@ std::string utilisation(const Problem& problem, const Cluster& cluster, const Se
   return result.empty() ? "nothing" : result;
 }
 
-void add_notes(const Problem& problem, const Cluster& cluster, const SearchResult& found, Plan* plan) {
+bool has_limits(const PlannerConstraints& constraints) {
+  return constraints.max_lossy_passes.has_value() || constraints.max_memory_bytes.has_value() ||
+         constraints.max_tensor_error.has_value() || constraints.max_total_error.has_value();
+}
+
+// Of a search that has chosen so.
+std::string why_nothing_is_encoded(const Problem& problem) {
+  if (problem.codecs().empty()) return "nothing is encoded: the cluster file has no times of an allowed codec";
+  return std::string("nothing is encoded: no allowed codec makes the step shorter") +
+         (has_limits(problem.constraints()) ? " within the limits" : "");
+}
+
+// `searches`: it is not the plan of a comparator, whose gap is its own.
+void add_notes(const Problem& problem, const Cluster& cluster, const SearchResult& found, bool searches, Plan* plan) {
   const bool encodes = std::any_of(found.plan.begin(), found.plan.end(), [&](const Placed& placed) {
     return problem.candidates()[placed.way->candidate].codec >= 0;
   });
-  if (!encodes) plan->notes.push_back("nothing is encoded: no allowed codec makes the step shorter");
+  if (!encodes && searches) plan->notes.push_back(why_nothing_is_encoded(problem));
   const double gap = static_cast<double>(found.score.step_ns - found.bound.step_ns) /
                      static_cast<double>(std::max<std::int64_t>(found.bound.step_ns, 1));
   std::string bound = format_text("lower bound %.3f ms from %s; gap %.2f %%", in_ms(found.bound.step_ns),
                                   found.bound.reason, gap * 100);
   if (found.is_exact) bound += ", but every plan of the candidates was tried: none is faster";
-  if (gap > kGapToExplain) {
+  if (has_limits(problem.constraints())) bound += ", which knows no limits of passes, memory and errors";
+  if (gap > kGapToExplain && searches) {
     if (found.is_cut_short.has_value() && !found.is_exact) {
       bound += *found.is_cut_short
                    ? format_text(
@@ -88,18 +102,12 @@ Plan plan_of(Problem& problem, const Job& job, const Cluster& cluster, const Sea
   return plan;
 }
 
-// The 16-bit baseline, which is there whatever is allowed.
-std::string cast_of(const Cluster& cluster) {
-  const auto is_bf16 = [](const CodecTimes& times) { return times.codec == "cast(bf16)"; };
-  return std::any_of(cluster.codecs.begin(), cluster.codecs.end(), is_bf16) ? "cast(bf16)" : "cast(fp16)";
-}
-
 }  // namespace
 
 Result<Plan> make_plan(const Job& job, const Cluster& cluster, const PlannerConstraints& given,
                        std::string_view strategy) {
   PlannerConstraints constraints = given;
-  if (strategy == "bf16") constraints.allowed_codecs = {cast_of(cluster)};
+  if (strategy == "bf16") constraints.allowed_codecs = {cast_of_bf16(cluster)};
   CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::make(job, cluster, constraints));
   SearchResult found;
   if (strategy == "cortado") {
@@ -107,11 +115,19 @@ Result<Plan> make_plan(const Job& job, const Cluster& cluster, const PlannerCons
   } else {
     CORTADO_ASSIGN_OR_RETURN(found, run_strategy(*problem, strategy));
   }
+  if (strategy == "bf16") {  // no plan of those that are allowed is faster
+    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> allowed, Problem::make(job, cluster, given));
+    Problem& of_bounds = allowed->for_bounds();
+    found.bound = lower_bound(of_bounds, quick_bound(of_bounds), found.score.step_ns);
+  }
   Plan plan = plan_of(*problem, job, cluster, found);
   if (strategy.ends_with("_like")) {
     plan.notes.push_back("this is how this project reads what that system does; its own planner may do better");
   }
-  add_notes(*problem, cluster, found, &plan);
+  if (strategy == "bf16" && cast_of_bf16(cluster) != "cast(bf16)") {
+    plan.notes.push_back("the cluster file has no times of cast(bf16): " + cast_of_bf16(cluster) + " stands for it");
+  }
+  add_notes(*problem, cluster, found, strategy == "cortado", &plan);
   plan.notes.push_back(format_text("%lld options of the tree, %zu candidates, %lld operations simulated",
                                    static_cast<long long>(problem->options_considered()), problem->candidates().size(),
                                    static_cast<long long>(found.steps_done)));

@@ -106,6 +106,50 @@ def test_strategies_are_no_better(tmp_path):
     assert cortado("plan", JOB, CLUSTER, "--strategy", "best").returncode != 0
 
 
+def test_notes_give_the_reason_of_this_plan(tmp_path):
+    """Not that of another one: a comparator has not chosen, and its gap is its own."""
+    _, dense = made(tmp_path, "--strategy", "dense", "--explain")
+    assert "nothing is encoded" not in dense and "the bound lets" not in dense
+    assert re.search(r"^  cortado +[0-9.]+ ms +0\.", dense, re.MULTILINE)
+    _, none = made(tmp_path, "--allow", "none")
+    assert "nothing is encoded: the cluster file has no times of an allowed codec" in none
+    _, limited = made(tmp_path, "--max-passes", "0")
+    assert "no allowed codec makes the step shorter within the limits" in limited
+    assert "knows no limits of passes" in limited
+    _, cast = made(tmp_path, "--strategy", "bf16", "--explain")
+    assert "the cluster file has no times of cast(bf16): cast(fp16) stands for it" in cast
+    assert re.search(r"^  bf16 \(as cast\(fp16\)\) +[0-9.]+ ms +1\.000x", cast, re.MULTILINE)
+    bounds = re.findall(r"lower bound +([0-9.]+) ms", cast)
+    assert len(set(bounds)) == 1 and len(bounds) > 1, cast
+
+
+def test_explain_prints_the_factor_over_the_best_that_compresses(tmp_path):
+    _, text = made(tmp_path, "--explain")
+    factor, name = re.search(
+        r"^([0-9.]+)x as fast as the best of them that compresses, (.+)$", text, re.MULTILINE
+    ).groups()
+    row = re.search(rf"^  {re.escape(name)} +[0-9.]+ ms +([0-9.]+)x$", text, re.MULTILINE)
+    assert row[1] == factor and float(factor) >= 1
+
+
+def test_simulate_says_that_a_plan_is_of_another_cluster(tmp_path):
+    path, _ = made(tmp_path)
+    assert cortado("simulate", path, JOB, CLUSTER).stderr == ""
+    other = tmp_path / "cluster.json"
+    content = json.loads(CLUSTER.read_text())
+    other.write_text(json.dumps({**content, "name": "elsewhere"}))
+    done = cortado("simulate", path, JOB, other)
+    assert (
+        done.returncode == 0 and 'note: the plan was made for cluster "' in done.stderr and '"elsewhere"' in done.stderr
+    )
+    content["levels"][0]["ranks"] = 4
+    other.write_text(json.dumps(content))
+    done = cortado("simulate", path, JOB, other)
+    assert (
+        done.returncode == 2 and "$.levels[0].ranks: expected 4, as cluster" in done.stderr and "got 8" in done.stderr
+    )
+
+
 def test_explain_names_every_tensor_and_what_else_there_was(tmp_path):
     _, text = made(tmp_path, "--explain")
     for tensor in json.loads(JOB.read_text())["tensors"]:
@@ -129,7 +173,7 @@ def test_simulate_shows_the_predicted_time(tmp_path):
 @pytest.mark.parametrize(
     ("pattern", "replacement", "message"),
     [
-        (r'"ready_ns": 35223000', '"ready_ns": NaN', "$.tensors[1].ready_ns: expected JSON"),
+        (r'"ready_ns": 35223000', '"ready_ns": NaN', "$.tensors[1].ready_ns: expected a finite number, got NaN"),
         (r'"ready_ns": 35223000', '"ready_ns": -1', "$.tensors[1].ready_ns: expected from 0"),
         (r"cortado.job/1", "cortado.job/7", '$.format: expected "cortado.job/1"'),
         (r'"rnns.1.weight_hh_l0"', '"decoder.bias"', "$.tensors[2].name: expected each tensor once"),

@@ -171,6 +171,11 @@ Result<SearchResult> run_strategy(Problem& problem, std::string_view strategy) {
   return Strategies(problem).run(strategy);
 }
 
+std::string cast_of_bf16(const Cluster& cluster) {
+  const auto is_bf16 = [](const CodecTimes& times) { return times.codec == "cast(bf16)"; };
+  return std::any_of(cluster.codecs.begin(), cluster.codecs.end(), is_bf16) ? "cast(bf16)" : "cast(fp16)";
+}
+
 std::vector<std::int64_t> fusion_caps(const Problem& problem) {
   std::vector<std::int64_t> caps;
   constexpr std::int64_t kSmallest = std::int64_t{1} << 18;

@@ -19,6 +19,10 @@ std::vector<const char*> strategy_names();
 // strategy is unknown, or needs a codec that is not there.
 Result<SearchResult> run_strategy(Problem& problem, std::string_view strategy);
 
+// What the strategy bf16 casts to: cast(bf16), or cast(fp16), which takes the same, where the cluster has no times of
+// it.
+std::string cast_of_bf16(const Cluster& cluster);
+
 // Largest sizes of a bucket that are worth trying, from all in one to each tensor by itself (0).
 std::vector<std::int64_t> fusion_caps(const Problem& problem);
 

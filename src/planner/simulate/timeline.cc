@@ -70,14 +70,25 @@ Result<std::vector<Located>> locate(const Plan& plan, const Job& job) {
 }
 
 Status check_levels(const Plan& plan, const Cluster& cluster) {
-  const Topology topology = cluster.topology();
-  bool same = plan.topology.levels.size() == topology.levels.size();
-  for (std::size_t l = 0; same && l < topology.levels.size(); ++l) {
-    same = plan.topology.levels[l].name == topology.levels[l].name &&
-           plan.topology.levels[l].ranks == topology.levels[l].ranks;
+  const auto refuse = [&](const std::string& field, const std::string& found, const std::string& expected) {
+    return make_error(StatusCode::kMismatch, "plan: $.levels%s: expected %s, as cluster \"%s\" has, got %s",
+                      field.c_str(), expected.c_str(), cluster.name.c_str(), found.c_str());
+  };
+  const std::vector<TopologyLevel>& found = plan.topology.levels;
+  const std::vector<TopologyLevel> expected = cluster.topology().levels;
+  if (found.size() != expected.size()) {
+    return refuse("", std::to_string(found.size()), std::to_string(expected.size()) + " of them");
   }
-  if (same) return {};
-  return make_error(StatusCode::kMismatch, "plan: $.levels: expected those of cluster \"%s\"", cluster.name.c_str());
+  for (std::size_t l = 0; l < expected.size(); ++l) {
+    const std::string level = "[" + std::to_string(l) + "]";
+    if (found[l].name != expected[l].name) {
+      return refuse(level + ".name", "\"" + found[l].name + "\"", "\"" + expected[l].name + "\"");
+    }
+    if (found[l].ranks != expected[l].ranks) {
+      return refuse(level + ".ranks", std::to_string(found[l].ranks), std::to_string(expected[l].ranks));
+    }
+  }
+  return {};
 }
 
 std::vector<std::string> row_names(const Cluster& cluster) {
