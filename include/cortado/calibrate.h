@@ -36,10 +36,10 @@ struct CalibrateOptions {
   std::function<Status()> device_computation = {};
   // Seconds for everything. What is left of it is divided among the points that are left; sizes of which one run would
   // take more than twice their share, or three of them all that is left, are left out (curves go on beyond their last
-  // point). Collectives go on while a run takes at most 4 % of all, until half a budget too much was spent, and
-  // `transfers` may take a quarter more. Of everything two sizes are measured, thrice each, however long that takes.
-  // Where all-reduces or all-gathers end early and there is time, they have one more size in two runs, of which the
-  // shorter counts; other collectives that end before all-reduces do go on in proportion to these, to a point of no
+  // point). Collectives go on while a run takes at most 4 % of all, until half a budget too much was spent, or 10 s,
+  // and `transfers` may take a quarter more. Of everything two sizes are measured, thrice each, however long that
+  // takes. Where all-reduces or all-gathers end early and there is time, they have one more size in two runs, of which
+  // the shorter counts; other collectives that end before all-reduces do go on in proportion to these, to a point of no
   // runs. A codec runs five times at most, so that links have more.
   double budget_s = 50;
   std::int64_t max_bytes = std::int64_t{32} << 20;  // largest collective; from 4096 to 2^34

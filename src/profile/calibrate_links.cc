@@ -62,12 +62,14 @@ double expected_ns(const Curve& curve, std::int64_t factor) {
 
 }  // namespace
 
-// Of a collective: or whether it is cheap, and less than half a budget too much was spent. A link whose curve ends
-// where latency does would be taken for several times as fast as it is.
+// Of a collective: or whether it is cheap, and less than half a budget too much was spent, or ten seconds. A link whose
+// curve ends where latency does would be taken for several times as fast as it is.
 bool Calibrator::is_call_worth_it(const Curve& curve, int calls) const {
   if (is_worth_it(curve, calls)) return true;
   const double budget_ns = options_.budget_s * 1e9;
-  return left_ns_ > -budget_ns / 2 && calls * expected_ns(curve, kFactor) <= kShareOfBudget * budget_ns;
+  constexpr double kMostTooMuchNs = 10e9;
+  return left_ns_ > -std::min(budget_ns / 2, kMostTooMuchNs) &&
+         calls * expected_ns(curve, kFactor) <= kShareOfBudget * budget_ns;
 }
 
 // `groups`: as in measure_collectives(). The kinds without times are taken for as slow as this one.
