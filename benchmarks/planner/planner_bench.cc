@@ -36,7 +36,8 @@ constexpr const char* kAbout =
     "Simulated step times in ms of Espresso's six jobs on its two\n"
     "testbeds (tests/data/planner: published traces and link speeds, codec times of the released simulator; "
     "[planner.md](../planner.md) says what is modelled), each of\n"
-    "its compressors alone and all codecs of the file together. The files have no errors of these gradients: of one "
+    "its compressors and the cast alone, and all codecs of the file together. The files have no errors of these "
+    "gradients: of one "
     "encode of normally distributed values the relative\n"
     "L2 error is 0.995 for `randk(density=0.01)`, 0.957 for `topk(density=0.01)`, 0.603 for `sign(scale=mean_abs)` "
     "(error feedback sends the rest later), 3e-4 for `cast(fp16)`.\n"
@@ -215,7 +216,8 @@ int run(const char* only, bool smoke, int search_times) {
     for (const char* job_name : {"vgg16", "resnet101", "ugatit", "bert_base", "gpt2", "lstm"}) {
       if (only != nullptr && std::strcmp(only, job_name) != 0) continue;
       const Job job = load_job(std::string(kData) + "jobs/" + job_name + ".json").value();
-      for (const char* codec : {"randk(density=0.01)", "topk(density=0.01)", "sign(scale=mean_abs)", kAllCodecs}) {
+      for (const char* codec :
+           {"randk(density=0.01)", "topk(density=0.01)", "sign(scale=mean_abs)", "cast(fp16)", kAllCodecs}) {
         if (search_times > 0) {
           report.add_longer_search(job, cluster, codec, search_times);
         } else {

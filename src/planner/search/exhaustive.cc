@@ -57,7 +57,7 @@ class BranchAndBound {
   // First the plans of ways that no other one beats: they are few, and the best of them cuts off most of the others.
   // True: everything was tried.
   bool run() {
-    if (plans_of_unbeaten_ > kMaxPlans) return false;
+    if (plans_of_unbeaten_ > kMaxUnbeaten) return false;
     const std::vector<std::vector<const Way*>> all = ways_;
     for (std::vector<const Way*>& list : ways_) list = unbeaten(list);
     place_from(0, {});
@@ -68,7 +68,8 @@ class BranchAndBound {
   }
 
  private:
-  static constexpr double kMaxPlans = 1e7;
+  // Where there are more it would give up with nothing proved. Bounds cut off most of all plans, few of the unbeaten.
+  static constexpr double kMaxPlans = 1e7, kMaxUnbeaten = 1e5;
 
   std::vector<const Way*> unbeaten(const std::vector<const Way*>& by_own_time) const {
     std::vector<const Way*> kept;
