@@ -30,6 +30,8 @@ function(cortado_target target)
             -Wextra
             # Multiply and add stay two roundings: all machines and variants must compute the same bits.
             -ffp-contract=off
+            # Position-independent code may still inline our own functions; clang does by itself.
+            $<$<CXX_COMPILER_ID:GNU>:-fno-semantic-interposition>
             # Neither binaries nor messages name the machine they were built on.
             "-ffile-prefix-map=${PROJECT_SOURCE_DIR}/="
             $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>

@@ -51,7 +51,8 @@ Simulator::Simulator(const SimulatedJob& job, int levels)
     }
   }
   servers_.resize(next);
-  heads_.resize(next, kNone);
+  head_times_.resize(next, kNever);
+  head_places_.resize(next, 0);
 }
 
 std::int64_t Simulator::run(std::span<const SimulatedBucket> buckets, std::int64_t limit,
@@ -90,7 +91,7 @@ std::int64_t Simulator::rerun(std::span<const SimulatedBucket> buckets, std::siz
     servers_[s].queue.assign(begin, begin + from.counts[s]);
     servers_[s].head = 0;
     servers_[s].free_ns = from.free_ns[s];
-    heads_[s] = servers_[s].queue.empty() ? kNone : servers_[s].queue.front();
+    set_head(s, servers_[s].queue.empty() ? Waiting{kNever, 0} : servers_[s].queue.front());
     taken += static_cast<std::size_t>(from.counts[s]);
   }
   arrivals_.assign(buckets.size(), -1);
@@ -112,7 +113,7 @@ void Simulator::reset(std::span<const SimulatedBucket> buckets) {
     server.head = 0;
     server.free_ns = 0;
   }
-  std::fill(heads_.begin(), heads_.end(), kNone);
+  std::fill(head_times_.begin(), head_times_.end(), kNever);
   arrivals_.assign(buckets.size(), -1);
   place_gates(buckets);
   plan_next(buckets);
@@ -204,14 +205,15 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
   for (;;) {
     // The earliest of all results and the next milestone; at equal times results first, of lower buckets first.
     std::size_t next = 0;
-    Waiting ready = heads_[0];
-    for (std::size_t s = 1; s < heads_.size(); ++s) {
-      const Waiting& head = heads_[s];
-      if (head.time_ns < ready.time_ns || (head.time_ns == ready.time_ns && head.bucket < ready.bucket)) {
-        ready = head;
+    std::int64_t least_ns = head_times_[0];
+    for (std::size_t s = 1; s < head_times_.size(); ++s) {
+      const std::int64_t head_ns = head_times_[s];
+      if (head_ns < least_ns || (head_ns == least_ns && head_places_[s] < head_places_[next])) {
+        least_ns = head_ns;
         next = s;
       }
     }
+    const Waiting ready = {least_ns, head_places_[next]};
     if (ready.time_ns == kNever || state_.compute.next_ns < ready.time_ns) {
       if (state_.compute.next_ns == kNever) break;
       if (state_.compute.next_ns + total_work_ns_ - milestone_work(buckets) > last_arrival) return kNever;
@@ -222,9 +224,9 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
     if (++server.head == server.queue.size()) {
       server.queue.clear();
       server.head = 0;
-      heads_[next] = kNone;
+      head_times_[next] = kNever;
     } else {
-      heads_[next] = server.queue[server.head];
+      set_head(next, server.queue[server.head]);
     }
     if (!take_step(buckets, ready, last_arrival)) return kNever;
   }
@@ -234,7 +236,7 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
 // False: some resource can't do all that is left by then. Nothing that is left starts before the next event.
 bool Simulator::may_end_by(std::int64_t limit) const {
   std::int64_t now_ns = state_.compute.next_ns;
-  for (const Waiting& head : heads_) now_ns = std::min(now_ns, head.time_ns);
+  for (const std::int64_t head_ns : head_times_) now_ns = std::min(now_ns, head_ns);
   for (int r = 0; r < kMaxResources; ++r) {
     const std::int64_t remaining_ns = state_.remaining_ns[r], servers = servers_of_[r + 1] - servers_of_[r];
     if (remaining_ns == 0) continue;
@@ -264,7 +266,7 @@ bool Simulator::reach_milestone(std::span<const SimulatedBucket> buckets, std::i
   if (m < n) {
     ++compute.milestone;
     plan_next(buckets);
-    return take_step(buckets, {compute.time_ns, m, 0}, limit);
+    return take_step(buckets, Waiting::of(compute.time_ns, m, 0), limit);
   }
   if (job_.overlap_forward && m < 2 * n) {
     const std::int32_t needed = 2 * n - 1 - m;
@@ -276,11 +278,12 @@ bool Simulator::reach_milestone(std::span<const SimulatedBucket> buckets, std::i
 }
 
 // False: the step will take longer than the limit.
-bool Simulator::take_step(std::span<const SimulatedBucket> buckets, const Waiting& ready, std::int64_t limit) {
-  const std::span<const Step> steps = buckets[ready.bucket].steps;
-  if (static_cast<std::size_t>(ready.step) == steps.size()) {
-    arrive(ready.bucket, ready.time_ns);
-    if (state_.compute.waits_for == ready.bucket) {
+bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting ready, std::int64_t limit) {
+  const std::int32_t bucket = ready.bucket();
+  const std::span<const Step> steps = buckets[bucket].steps;
+  if (static_cast<std::size_t>(ready.step()) == steps.size()) {
+    arrive(bucket, ready.time_ns);
+    if (state_.compute.waits_for == bucket) {
       settle(ready.time_ns);
       state_.compute.began_ns = state_.compute.time_ns;
       state_.compute.waits_for = -1;
@@ -289,7 +292,7 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, const Waitin
     return true;
   }
   ++steps_done_;
-  const Step& step = steps[ready.step];
+  const Step& step = steps[ready.step()];
   std::int16_t s = servers_of_[step.resource];
   for (std::int16_t other = s + 1; other < servers_of_[step.resource + 1]; ++other) {
     if (servers_[other].free_ns < servers_[s].free_ns) s = other;
@@ -297,8 +300,8 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, const Waitin
   Server& server = servers_[s];
   const std::int64_t start_ns = std::max(ready.time_ns, server.free_ns);
   server.free_ns = start_ns + step.time_ns;
-  const Waiting result = {server.free_ns, ready.bucket, ready.step + 1};
-  if (server.queue.empty()) heads_[s] = result;
+  const Waiting result = {server.free_ns, ready.place + 1};
+  if (server.queue.empty()) set_head(static_cast<std::size_t>(s), result);
   server.queue.push_back(result);
   if (const int by = slowdown_by(step.resource); by >= 0 && slowdowns_ppm_[static_cast<std::size_t>(by)] > 0) {
     std::int64_t& until_ns = state_.compute.slowed_until_ns[by];
@@ -309,12 +312,11 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, const Waitin
     }
   }
   if (events_ != nullptr) {
-    events_->push_back(
-        {start_ns, server.free_ns, ready.bucket, ready.step, step.resource, s - servers_of_[step.resource]});
+    events_->push_back({start_ns, server.free_ns, bucket, ready.step(), step.resource, s - servers_of_[step.resource]});
   }
   std::int64_t& remaining_ns = state_.remaining_ns[step.resource];
   remaining_ns -= step.time_ns;
-  if (server.free_ns + step.rest_ns + work_after(ready.bucket) > limit) return false;
+  if (server.free_ns + step.rest_ns + work_after(bucket) > limit) return false;
   const bool alone = servers_of_[step.resource + 1] - servers_of_[step.resource] == 1;
   return !alone || server.free_ns + remaining_ns <= limit;
 }

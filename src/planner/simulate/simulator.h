@@ -77,13 +77,19 @@ class Simulator {
   std::int64_t steps_done() const { return steps_done_; }
 
  private:
+  // PERF: written and read as two words: what is read as one piece of 16 bytes waits until both stores have left.
   struct Waiting {
     std::int64_t time_ns;
-    std::int32_t bucket;
-    std::int32_t step;
+    std::int64_t place;  // bucket and step: of equal times the least comes first
+
+    static Waiting of(std::int64_t time_ns, std::int32_t bucket, std::int32_t step) {
+      return {time_ns, (std::int64_t{bucket} << 32) + step};
+    }
+    std::int32_t bucket() const { return static_cast<std::int32_t>(place >> 32); }
+    std::int32_t step() const { return static_cast<std::int32_t>(place); }
   };
-  static constexpr Waiting kNone = {kNever, 0, 0};
-  // Results of one server that have not been passed on yet, in order of time. The first of them is in heads_.
+  // Results of one server that have not been passed on yet, in order of time. The first of them is in head_times_ and
+  // head_places_.
   struct Server {
     std::vector<Waiting> queue;
     std::size_t head = 0;
@@ -119,7 +125,11 @@ class Simulator {
   bool reach_milestone(std::span<const SimulatedBucket> buckets, std::int64_t limit);
   bool may_end_by(std::int64_t limit) const;
   std::int64_t work_after(std::int32_t bucket) const;
-  bool take_step(std::span<const SimulatedBucket> buckets, const Waiting& ready, std::int64_t limit);
+  bool take_step(std::span<const SimulatedBucket> buckets, Waiting ready, std::int64_t limit);
+  void set_head(std::size_t server, const Waiting& head) {
+    head_times_[server] = head.time_ns;
+    head_places_[server] = head.place;
+  }
   void arrive(std::int32_t bucket, std::int64_t time_ns);
   std::int64_t milestone_work(std::span<const SimulatedBucket> buckets) const;
   void plan_next(std::span<const SimulatedBucket> buckets);
@@ -134,7 +144,7 @@ class Simulator {
   std::array<std::int64_t, 3> slowdowns_ppm_;               // in the order of Compute::slowed_until_ns
   std::array<std::int16_t, kMaxResources + 1> servers_of_;  // first server of a resource; and one past the last
   std::vector<Server> servers_;
-  std::vector<Waiting> heads_;  // of each server; at kNever: none
+  std::vector<std::int64_t> head_times_, head_places_;  // of each server; at kNever: none
   State state_;
   std::vector<std::int64_t> arrivals_;  // by bucket; -1: not yet
   std::vector<std::int64_t> gates_;     // work before the parts of the forward pass that need the last bucket, ...
