@@ -662,7 +662,9 @@ NB_MODULE(_core, m) {
       "Checks the text of a plan and returns it as cortado writes it.");
   m.def(
       "save_plan",
-      [](const std::string& json, const std::string& path) { check(cortado::save_plan(plan_of(json), path)); },
+      [](const std::string& json, const nb::bytes& path) {
+        check(cortado::save_plan(plan_of(json), {path.c_str(), path.size()}));
+      },
       "json"_a, "path"_a);
   m.def(
       "plan_hash", [](const std::string& json) { return cortado::plan_hash(plan_of(json)); }, "json"_a);

@@ -149,14 +149,14 @@ void bind_profiles(nb::module_& m) {
       "Checks the text of a cluster file and returns it as cortado writes it.");
   m.def(
       "save_job",
-      [](const std::string& json, const std::string& path) {
-        check(cortado::save_job(unwrap(cortado::job_from_json(json)), path));
+      [](const std::string& json, const nb::bytes& path) {
+        check(cortado::save_job(unwrap(cortado::job_from_json(json)), {path.c_str(), path.size()}));
       },
       "json"_a, "path"_a);
   m.def(
       "save_cluster",
-      [](const std::string& json, const std::string& path) {
-        check(cortado::save_cluster(unwrap(cortado::cluster_from_json(json)), path));
+      [](const std::string& json, const nb::bytes& path) {
+        check(cortado::save_cluster(unwrap(cortado::cluster_from_json(json)), {path.c_str(), path.size()}));
       },
       "json"_a, "path"_a);
 }

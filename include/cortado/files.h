@@ -32,22 +32,28 @@ class InputFile {
   std::vector<std::byte> read_;  // what was not mapped
 };
 
-// Written under another name beside it and renamed by commit(); until then what was there before is, and without
-// commit() nothing is left behind. What is no regular file (/dev/stdout) is written to directly.
+// Written under another name beside it (PATH.part), and put in its place by commit(): until then what was there before
+// is, and without commit() nothing is left behind. What a killed process has left is written over by the next one.
+// Permissions stay, and so do links. Written to directly, and so not whole at all times: what is no regular file
+// (/dev/stdout), has several names, or lies where no other file can be made or put in its place.
 class OutputFile {
  public:
+  // kIoError if what is there must not be written.
   static Result<std::unique_ptr<OutputFile>> create(const std::string& path);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
+  // Neither after commit().
   Status write(std::span<const std::byte> bytes);
   Status write(std::string_view text) { return write(std::as_bytes(std::span(text))); }
   Status commit();
 
  private:
   OutputFile() = default;
-  std::string path_, written_path_;  // the same: written to directly
+  bool open_part();
+
+  std::string path_, part_path_;  // no part: written to directly
   std::FILE* file_ = nullptr;
 };
 

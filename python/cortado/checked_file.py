@@ -40,8 +40,11 @@ class CheckedFile:
 
     def save(self, path):
         """What was in the file before stays there until all is written."""
+        raw = os.fsencode(path)
+        if b"\0" in raw:
+            raise SpecError(f"can't write the {self._kind}: expected a path, got {path!r}, which has a NUL")
         try:
-            type(self)._save(self._json, os.fspath(path))
+            type(self)._save(self._json, raw)
         except CortadoError as error:
             raise SpecError(f"can't write the {self._kind}: {error}") from error
 

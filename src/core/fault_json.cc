@@ -4,17 +4,23 @@
 #include <algorithm>
 #include <cctype>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
 #include "core/format.h"
+#include "core/json_text.h"
 
 namespace cortado {
 
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kMostLevels = 1000;  // some functions of the JSON library call themselves
+constexpr std::size_t kLongest = 60;       // of what is quoted
+constexpr std::size_t kLongestPlace = 200;
 
 bool is_of_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '+' || c == '-'; }
 
@@ -49,37 +55,36 @@ class FaultFinder : public nlohmann::json_sax<Json> {
     Step& object = path_.back();
     object.key = name;
     if (object.keys.insert(name).second) return true;
-    fault_ = JsonFault{place(), "it once", "it again"};
+    fault_ = JsonFault{place(), "one of them", "a second one"};
     return false;
   }
   bool end_object() override { return close(); }
   bool start_array(std::size_t) override { return open(true); }
   bool end_array() override { return close(); }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& error) override {
-    const std::string_view why = error.what();
-    const std::string byte = " (byte " + std::to_string(position) + ")";
-    const bool has_ended =
-        why.find("unexpected end of input") != why.npos || why.find("missing closing quote") != why.npos;
+    constexpr int kOutOfRange = 406;
+    const std::size_t at = position - 1;
+    const std::string byte = " (byte " + std::to_string(std::min(position, text_.size())) + ")";
     if (text_.empty()) {
       fault_ = JsonFault{"$", "JSON", "nothing: the text is empty"};
-    } else if (has_ended || position < 1 || position > text_.size()) {
-      const std::string end = " (byte " + std::to_string(text_.size()) + ")";
-      fault_ = JsonFault{place(), "the rest", "the end of the text" + end + ": it is cut short"};
+    } else if (at >= text_.size()) {
+      fault_ = JsonFault{place(), "the rest", "the end of the text" + byte + ": it is cut short"};
     } else {
-      constexpr std::size_t kLongest = 40;
-      const std::string word = shorten(std::string(word_at(text_, position - 1)), kLongest);
-      fault_ = is_not_finite(word) ? JsonFault{place(), "a finite number", word + byte}
-                                   : JsonFault{place(), "JSON", "\"" + word + "\"" + byte};
+      const std::string word = shorten(word_at(text_, at), kLongest);
+      const bool is_number = is_not_finite(word) || error.id == kOutOfRange;
+      fault_ = is_number ? JsonFault{place(), "a finite number", word + byte}
+                         : JsonFault{place(), "JSON", json_line(Json(word)) + byte};
     }
     return false;
   }
   const std::optional<JsonFault>& fault() const { return fault_; }
+  std::string_view text() const { return text_; }
 
  private:
   struct Step {
     bool is_list;
     std::size_t index = 0;
-    std::string key = {};
+    std::optional<std::string> key = {};  // whose value comes next
     std::set<std::string> keys = {};
   };
 
@@ -88,13 +93,17 @@ class FaultFinder : public nlohmann::json_sax<Json> {
     for (const Step& step : path_) {
       if (step.is_list) {
         text += "[" + std::to_string(step.index) + "]";
-      } else if (!step.key.empty()) {
-        text = field_of(text, step.key);
+      } else if (step.key.has_value()) {
+        text = field_of(text, *step.key);
       }
     }
-    return text;
+    return shorten(text, kLongestPlace);
   }
   bool open(bool is_list) {
+    if (path_.size() == kMostLevels) {
+      fault_ = JsonFault{place(), "at most " + std::to_string(kMostLevels) + " levels", "more"};
+      return false;
+    }
     path_.push_back({is_list});
     return true;
   }
@@ -105,7 +114,7 @@ class FaultFinder : public nlohmann::json_sax<Json> {
   bool value() {
     if (!path_.empty()) {
       ++path_.back().index;
-      path_.back().key.clear();
+      path_.back().key.reset();
     }
     return true;
   }
@@ -120,13 +129,15 @@ class FaultFinder : public nlohmann::json_sax<Json> {
 std::string field_of(const std::string& object, std::string_view key) {
   const bool is_plain =
       std::all_of(key.begin(), key.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; });
-  return is_plain && !key.empty() ? object + "." + std::string(key) : object + "[\"" + std::string(key) + "\"]";
+  return is_plain && !key.empty() ? object + "." + std::string(key)
+                                  : object + "[" + json_line(Json(shorten(key, kLongest))) + "]";
 }
 
 std::optional<JsonFault> find_json_fault(std::string_view text) {
-  FaultFinder finder(text);
-  (void)Json::sax_parse(text, &finder);
-  return finder.fault();
+  FaultFinder finder(text.substr(0, text.find('\0')));  // which the library takes for the end
+  (void)Json::sax_parse(finder.text(), &finder);
+  if (finder.fault().has_value() || finder.text().size() == text.size()) return finder.fault();
+  return JsonFault{"$", "the end", "a byte 0 (byte " + std::to_string(finder.text().size() + 1) + ")"};
 }
 
 }  // namespace cortado

@@ -19,8 +19,15 @@ TEST(JsonFault, NamesThePlace) {
   EXPECT_EQ(fault_of(R"([0, nan])"), "$[1]: expected a finite number, got nan (byte 6)");
   EXPECT_EQ(fault_of(R"([0, 'x'])"), "$[1]: expected JSON, got \"'\" (byte 5)");
   EXPECT_EQ(fault_of(R"({"a": 1} b)"), "$: expected JSON, got \"b\" (byte 10)");
-  EXPECT_EQ(fault_of(R"({"a": {"b": 1, "c": 2, "b": 3}})"), "$.a.b: expected it once, got it again");
+  EXPECT_EQ(fault_of(R"({"a": {"b": 1, "c": 2, "b": 3}})"), "$.a.b: expected one of them, got a second one");
   EXPECT_EQ(fault_of(R"([{"a": 1}, {"a": 1}])"), "");
+  EXPECT_EQ(fault_of(R"({"a": {"": 1, "": 2}})"), "$.a[\"\"]: expected one of them, got a second one");
+  EXPECT_EQ(fault_of(R"({"a\"b": [NaN]})"), "$[\"a\\\"b\"][0]: expected a finite number, got NaN (byte 11)");
+  EXPECT_EQ(fault_of(R"({"a": 1e999})"), "$.a: expected a finite number, got 1e999 (byte 11)");
+  EXPECT_EQ(fault_of("{\"a\": \"missing closing quote\x01\"}"), "$.a: expected JSON, got \"\\u0001\" (byte 29)");
+  EXPECT_EQ(fault_of(std::string_view("{\"a\": 1}\0{", 10)), "$: expected the end, got a byte 0 (byte 9)");
+  EXPECT_NE(fault_of(std::string(1000, '[')).find("...: expected the rest"), std::string::npos);
+  EXPECT_NE(fault_of(std::string(1001, '[')).find("...: expected at most 1000 levels"), std::string::npos);
 }
 
 // However a text is cut, it is the end that is wrong.

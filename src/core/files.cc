@@ -2,6 +2,7 @@
 #include "cortado/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,8 +10,11 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <utility>
+
+#include "core/check.h"
 
 namespace cortado {
 
@@ -20,7 +24,14 @@ constexpr int kMostParts = 100;  // of one path under way at once
 
 Status system_error(const char* what) { return make_error(StatusCode::kIoError, "%s: %s", what, std::strerror(errno)); }
 
-Status read_all(int descriptor, std::vector<std::byte>* bytes) {
+std::optional<struct stat> stat_of(const std::string& path) {
+  struct stat about = {};
+  if (::stat(path.c_str(), &about) != 0) return std::nullopt;
+  return about;
+}
+
+template <typename Bytes>
+Status read_all(int descriptor, Bytes* bytes) {
   constexpr std::size_t kStepBytes = std::size_t{1} << 20;
   for (;;) {
     const std::size_t at = bytes->size();
@@ -30,6 +41,23 @@ Status read_all(int descriptor, std::vector<std::byte>* bytes) {
     bytes->resize(at + static_cast<std::size_t>(count < 0 ? 0 : count));
     if (count == 0) return {};
   }
+}
+
+// A new file, or what a killed process has left of one; locked, so that nobody else takes it. -1: errno says why.
+int open_locked(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (descriptor < 0) return -1;
+  const bool is_taken = ::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  // Whoever had it may have put it in its place meanwhile.
+  struct stat own = {};
+  const auto there = stat_of(path);
+  if (!is_taken && ::fstat(descriptor, &own) == 0 && there.has_value() && there->st_ino == own.st_ino &&
+      ::ftruncate(descriptor, 0) == 0) {
+    return descriptor;
+  }
+  ::close(descriptor);
+  errno = EEXIST;
+  return -1;
 }
 
 }  // namespace
@@ -65,57 +93,80 @@ InputFile::~InputFile() {
   if (read_.empty() && !bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
+// False: there can be none here.
+bool OutputFile::open_part() {
+  for (int number = 0; number < kMostParts; ++number) {
+    part_path_ = path_ + ".part" + (number == 0 ? "" : std::to_string(number));
+    const int descriptor = open_locked(part_path_);
+    if (descriptor < 0 && errno == EEXIST) continue;
+    if (descriptor < 0) break;
+    const auto there = stat_of(path_);
+    const bool is_alike = !there.has_value() || (::fchown(descriptor, there->st_uid, there->st_gid) == 0 &&
+                                                 ::fchmod(descriptor, there->st_mode & 07777) == 0);
+    if (is_alike) file_ = ::fdopen(descriptor, "wb");
+    if (file_ != nullptr) return true;
+    ::close(descriptor);
+    ::unlink(part_path_.c_str());
+    break;
+  }
+  part_path_.clear();
+  return false;
+}
+
 Result<std::unique_ptr<OutputFile>> OutputFile::create(const std::string& path) {
   std::unique_ptr<OutputFile> file(new OutputFile);
-  struct stat about = {};
-  const bool is_there = ::stat(path.c_str(), &about) == 0;
-  if (is_there && !S_ISREG(about.st_mode)) {
-    file->path_ = file->written_path_ = path;
-    file->file_ = std::fopen(path.c_str(), "wb");
-  } else {
-    std::error_code error;
-    const auto target = std::filesystem::canonical(path, error);  // a link stays one
-    file->path_ = error ? path : target.string();
-    // Others may write the same file at the same time.
-    for (int number = 0; file->file_ == nullptr && number < kMostParts; ++number) {
-      file->written_path_ = file->path_ + ".part" + std::to_string(::getpid()) + "." + std::to_string(number);
-      file->file_ = std::fopen(file->written_path_.c_str(), "wbx");
-      if (file->file_ == nullptr && errno != EEXIST) break;
-    }
-  }
+  const auto there = stat_of(path);
+  if (there.has_value() && ::access(path.c_str(), W_OK) != 0) return system_error("can't be written");
+  std::error_code ignored, error;
+  const bool is_link = std::filesystem::is_symlink(path, ignored);
+  const bool is_plain = there.has_value() ? S_ISREG(there->st_mode) && there->st_nlink == 1 : !is_link;
+  file->path_ = path;
+  if (is_plain && is_link) file->path_ = std::filesystem::canonical(path, error).string();
+  if (error) return make_error(StatusCode::kIoError, "can't be written: %s", error.message().c_str());
+  if (is_plain && file->open_part()) return file;
+  file->file_ = std::fopen(file->path_.c_str(), "wbe");
   if (file->file_ == nullptr) return system_error("can't be written");
   return file;
 }
 
 Status OutputFile::write(std::span<const std::byte> bytes) {
+  CORTADO_CHECK(file_ != nullptr, "written to after commit()");
   if (bytes.empty() || std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size()) return {};
   return system_error("can't be written");
 }
 
 Status OutputFile::commit() {
-  std::FILE* file = std::exchange(file_, nullptr);
-  const bool flushed = std::fflush(file) == 0;
-  if (std::fclose(file) != 0 || !flushed) {
-    const Status status = system_error("can't be written");
-    if (written_path_ != path_) ::unlink(written_path_.c_str());
-    return status;
+  CORTADO_CHECK(file_ != nullptr, "commit() a second time");
+  const int lock = part_path_.empty() ? -1 : ::dup(::fileno(file_));  // held until the part is in its place
+  const bool is_written = std::fflush(file_) == 0;
+  Status status;
+  if (std::fclose(std::exchange(file_, nullptr)) != 0 || !is_written) status = system_error("can't be written");
+  if (part_path_.empty()) return status;
+  const bool is_moved = status.ok() && std::rename(part_path_.c_str(), path_.c_str()) == 0;
+  if (status.ok() && !is_moved) {  // a file that is mounted by itself, say
+    std::error_code error;
+    std::filesystem::copy_file(part_path_, path_, std::filesystem::copy_options::overwrite_existing, error);
+    if (error) status = make_error(StatusCode::kIoError, "can't be replaced: %s", error.message().c_str());
   }
-  if (written_path_ == path_ || std::rename(written_path_.c_str(), path_.c_str()) == 0) return {};
-  const Status status = system_error("can't be replaced");
-  ::unlink(written_path_.c_str());
+  if (!is_moved) ::unlink(part_path_.c_str());
+  if (lock >= 0) ::close(lock);
   return status;
 }
 
 OutputFile::~OutputFile() {
   if (file_ == nullptr) return;
+  if (!part_path_.empty()) ::unlink(part_path_.c_str());
   std::fclose(file_);
-  if (written_path_ != path_) ::unlink(written_path_.c_str());
 }
 
 Result<std::string> read_file(const std::string& path) {
-  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<InputFile> file, InputFile::open(path));
-  const std::span<const std::byte> bytes = file->bytes();
-  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return system_error("can't be opened");
+  std::string text;
+  const Status status = read_all(descriptor, &text);
+  ::close(descriptor);
+  if (!status.ok()) return status;
+  return text;
 }
 
 Status write_file(const std::string& path, std::string_view text) {

@@ -2,8 +2,9 @@
 #include "cortado/files.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 
 #include "core/temporary_directory_testing.h"
@@ -39,14 +40,58 @@ TEST(Files, WhatWasThereStaysUntilAllIsWritten) {
   EXPECT_EQ(files_in(folder), 1u);
 }
 
-TEST(Files, ALinkStaysOne) {
-  const fs::path folder = temporary_directory() / "link";
+TEST(Files, WhatAKilledProcessLeftIsWrittenOver) {
+  const fs::path folder = temporary_directory() / "killed";
+  fs::create_directory(folder);
+  ASSERT_TRUE(write_file(folder / "file.part", "much more than comes now").ok());
+  ASSERT_TRUE(write_file(folder / "file", "new").ok());
+  EXPECT_EQ(read_file(folder / "file").value(), "new");
+  EXPECT_EQ(files_in(folder), 1u);
+}
+
+TEST(Files, LinksAndPermissionsStay) {
+  const fs::path folder = temporary_directory() / "links";
   fs::create_directory(folder);
   ASSERT_TRUE(write_file(folder / "file", "old").ok());
-  fs::create_symlink("file", folder / "link");
-  ASSERT_TRUE(write_file(folder / "link", "new").ok());
-  EXPECT_TRUE(fs::is_symlink(folder / "link"));
-  EXPECT_EQ(read_file(folder / "file").value(), "new");
+  fs::permissions(folder / "file", fs::perms::owner_read | fs::perms::owner_write);
+  for (const char* target : {"file", "nothing"}) {
+    const fs::path link = folder / (std::string("to_") + target);
+    fs::create_symlink(target, link);
+    ASSERT_TRUE(write_file(link, "new").ok());
+    EXPECT_TRUE(fs::is_symlink(link));
+    EXPECT_EQ(read_file(folder / target).value(), "new");
+  }
+  EXPECT_EQ(fs::status(folder / "file").permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_hard_link(folder / "file", folder / "same");
+  ASSERT_TRUE(write_file(folder / "same", "newer").ok());
+  EXPECT_EQ(read_file(folder / "file").value(), "newer");
+}
+
+// A name that leaves no room for that of a part.
+TEST(Files, WhereNoPartCanBeMadeTheyAreWrittenDirectly) {
+  const fs::path folder = temporary_directory() / "long";
+  fs::create_directory(folder);
+  const fs::path file = folder / std::string(254, 'x');
+  for (const char* text : {"longer", "new"}) {
+    EXPECT_TRUE(write_file(file, text).ok());
+    EXPECT_EQ(read_file(file).value(), text);
+  }
+}
+
+TEST(Files, WhatIsThereStaysWhereThereIsNoRoom) {
+  const fs::path folder = temporary_directory() / "full";
+  fs::create_directory(folder);
+  ASSERT_TRUE(write_file(folder / "file", "old").ok());
+  rlimit limit = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit smaller = {.rlim_cur = 10, .rlim_max = limit.rlim_max};
+  std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &smaller), 0);
+  const Status status = write_file(folder / "file", std::string(100, 'x'));
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  EXPECT_EQ(status.message(), "can't be written: File too large");
+  EXPECT_EQ(read_file(folder / "file").value(), "old");
+  EXPECT_EQ(files_in(folder), 1u);
 }
 
 TEST(Files, SayWhatIsWrong) {

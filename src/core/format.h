@@ -13,8 +13,7 @@ namespace cortado {
 std::string format_arguments(const char* format, std::va_list arguments);
 
 // For messages: `text` if it has at most `longest` bytes, otherwise what is whole of its UTF-8 characters in as many,
-// and
-// "..." behind.
+// and "..." behind.
 std::string shorten(std::string_view text, std::size_t longest);
 
 // What errors call a message of `count` tensors: `"a.weight" and 2 more`; of none: `no tensor`.

@@ -257,7 +257,7 @@ Status read_plan(const Json& document, Plan* plan) {
     plan->buckets.push_back(std::move(bucket));
   }
   for (const NumberField& field : kNumbers) {
-    CORTADO_RETURN_IF_ERROR(reader.read(field.key, false, 0, INT64_MAX, &(plan->*field.value)));
+    CORTADO_RETURN_IF_ERROR(reader.read(field.key, false, -1, INT64_MAX, &(plan->*field.value)));
   }
   CORTADO_RETURN_IF_ERROR(reader.read_texts("notes", false, &plan->notes));
   reader.keep_unknown();

@@ -111,11 +111,11 @@ TEST(Plan, RefusesWhatIsWrongWithPathAndExpectedForm) {
       {"\"op\": \"all_gather\"", "\"op\": \"all_reduce\"",
        "$.buckets[0]: option: operation 1 (all_reduce): payloads of this codec can't be summed"},
       {"{\"op\": \"decode\", \"device\": \"gpu\"}", "7", "$.buckets[0].option[2]: 7; expected an object"},
-      {"\"planner_ns\": 2100000", "\"planner_ns\": \"fast\"", "$.planner_ns: \"fast\"; expected an integer from 0 to"},
+      {"\"planner_ns\": 2100000", "\"planner_ns\": \"fast\"", "$.planner_ns: \"fast\"; expected an integer from -1 to"},
       {"[\"forward_ns is null\"]", "\"none\"", "$.notes: \"none\"; expected a list of texts"},
-      {"\"planner_ns\": 2100000", "\"planner_ns\": -1", "$.planner_ns: -1; expected an integer from 0 to"},
+      {"\"planner_ns\": 2100000", "\"planner_ns\": -2", "$.planner_ns: -2; expected an integer from -1 to"},
       {"\"planner_ns\": 2100000", "\"planner_ns\": NaN", "$.planner_ns: NaN (byte "},
-      {"\"planner_ns\": 2100000", "\"job\": \"gpt2\"", "$.job: it again; expected it once"},
+      {"\"planner_ns\": 2100000", "\"job\": \"gpt2\"", "$.job: a second one; expected one of them"},
       {"{\"format\"", "[\"format\"", "$[1]: \":\" (byte 10); expected JSON"},
   };
   for (const Case& wrong : cases) {

@@ -155,9 +155,9 @@ Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster
     const Result<Plan> other = make_plan(job, cluster, constraints, strategy);
     const std::int64_t step_ns = other.ok() ? other.value().predicted_step_ns : -1;
     if (strategy == "cortado" && step_ns == explanation.step_ns) continue;  // this is that plan, or as good
-    const bool is_cast = strategy == "bf16" && cast_of_bf16(cluster) != "cast(bf16)";
-    explanation.totals.push_back({is_cast ? "bf16 (as " + cast_of_bf16(cluster) + ")" : strategy, step_ns});
-    if (strategy == "cortado" || strategy == "dense" || step_ns < 0) continue;
+    const bool is_fp16 = strategy == "bf16" && step_ns >= 0 && cast_of_bf16(cluster) != "cast(bf16)";
+    explanation.totals.push_back({is_fp16 ? "bf16 (as " + cast_of_bf16(cluster) + ")" : strategy, step_ns});
+    if (step_ns < 0) continue;
     const auto encodes = [](const PlanBucket& bucket) { return bucket.option.encodes() > 0; };
     const bool compresses = std::any_of(other.value().buckets.begin(), other.value().buckets.end(), encodes);
     std::optional<std::pair<std::string, std::int64_t>>& best = explanation.best_that_compresses;

@@ -57,10 +57,13 @@ void add_notes(const Problem& problem, const Cluster& cluster, const SearchResul
   if (!encodes && searches) plan->notes.push_back(why_nothing_is_encoded(problem));
   const double gap = static_cast<double>(found.score.step_ns - found.bound.step_ns) /
                      static_cast<double>(std::max<std::int64_t>(found.bound.step_ns, 1));
-  std::string bound = format_text("lower bound %.3f ms from %s; gap %.2f %%", in_ms(found.bound.step_ns),
-                                  found.bound.reason, gap * 100);
-  if (found.is_exact) bound += ", but every plan of the candidates was tried: none is faster";
-  if (has_limits(problem.constraints())) bound += ", which knows no limits of passes, memory and errors";
+  const bool limits = has_limits(problem.constraints());
+  std::string bound = format_text("lower bound %.3f ms from %s%s; gap %.2f %%", in_ms(found.bound.step_ns),
+                                  found.bound.reason, limits ? ", without the limits" : "", gap * 100);
+  if (found.is_exact) {
+    bound += std::string(", but every plan of the candidates was tried: none") + (limits ? " within the limits" : "") +
+             " is faster";
+  }
   if (gap > kGapToExplain && searches) {
     if (found.is_cut_short.has_value() && !found.is_exact) {
       bound += *found.is_cut_short
@@ -115,8 +118,10 @@ Result<Plan> make_plan(const Job& job, const Cluster& cluster, const PlannerCons
   } else {
     CORTADO_ASSIGN_OR_RETURN(found, run_strategy(*problem, strategy));
   }
-  if (strategy == "bf16") {  // no plan of those that are allowed is faster
-    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> allowed, Problem::make(job, cluster, given));
+  if (strategy == "bf16") {  // no plan of the cast and of what is allowed is faster
+    PlannerConstraints with_cast = given;
+    if (!given.allowed_codecs.empty()) with_cast.allowed_codecs.push_back(cast_of_bf16(cluster));
+    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> allowed, Problem::make(job, cluster, with_cast));
     Problem& of_bounds = allowed->for_bounds();
     found.bound = lower_bound(of_bounds, quick_bound(of_bounds), found.score.step_ns);
   }

@@ -165,6 +165,18 @@ TEST(Calibrate, TakesLessThanAMinuteByDefault) {
             (std::vector<std::int64_t>{4096, 65536, 1 << 20, 1 << 22}));
 }
 
+// However slow the link is, as long as two sizes of everything fit.
+TEST(Calibrate, TakesLittleMoreThanAMinuteOverAnyLink) {
+  for (const std::int64_t ns_per_byte : {1, 8, 80, 800, 8000}) {
+    CalibrateOptions options;
+    options.codecs = {};
+    LocalGroup group(1);
+    SlowLink link(group.communicator(0), ns_per_byte);
+    ASSERT_TRUE(calibrate(&link, options, &link).ok());
+    EXPECT_LT(link.now_ns(), 61e9) << ns_per_byte;
+  }
+}
+
 // Two transfers of the largest size would take half of it again.
 TEST(Calibrate, TransfersAtOnceStayWithinTheBudget) {
   CalibrateOptions options = quick();

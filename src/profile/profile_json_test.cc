@@ -129,7 +129,7 @@ TEST(JobJson, RefusesBadInputWithItsPlace) {
       {"cortado.job/1", "cortado.plan/1", "$.format: expected \"cortado.job/1\""},
       {"\"forward_ns\": null,", "\"forward_ns\": null,,", "$: expected JSON, got \",\" (byte"},
       {"\"forward_ns\": null,", "\"forward_ns\": null, \"forward_ns\": 1,",
-       "$.forward_ns: expected it once, got it again"},
+       "$.forward_ns: expected one of them, got a second one"},
       {"\"dtype\": \"float32\"", "\"dtype\": 32", "$.tensors[0].dtype: expected a text, got 32"},
   };
   for (const BadInput& bad : cases) {

@@ -115,10 +115,13 @@ def test_notes_give_the_reason_of_this_plan(tmp_path):
     assert "nothing is encoded: the cluster file has no times of an allowed codec" in none
     _, limited = made(tmp_path, "--max-passes", "0")
     assert "no allowed codec makes the step shorter within the limits" in limited
-    assert "knows no limits of passes" in limited
+    assert "without the limits; gap" in limited
     _, cast = made(tmp_path, "--strategy", "bf16", "--explain")
     assert "the cluster file has no times of cast(bf16): cast(fp16) stands for it" in cast
     assert re.search(r"^  bf16 \(as cast\(fp16\)\) +[0-9.]+ ms +1\.000x", cast, re.MULTILINE)
+    path, _ = made(tmp_path, "--strategy", "bf16", "--allow", "none")  # which is no codec that the cast is
+    plan = json.loads(path.read_text())
+    assert 0 < plan["lower_bound_ns"] <= plan["predicted_step_ns"]
     bounds = re.findall(r"lower bound +([0-9.]+) ms", cast)
     assert len(set(bounds)) == 1 and len(bounds) > 1, cast
 

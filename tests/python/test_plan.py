@@ -102,6 +102,8 @@ def test_what_is_wrong_is_said_with_its_path(tmp_path):
         cortado.Plan.load(tmp_path / "nothing.json")
     with pytest.raises(cortado.SpecError, match="can't write the plan: .*nowhere/plan.json: can't be written"):
         cortado.Plan(MIXED).save(tmp_path / "nowhere" / "plan.json")
+    with pytest.raises(cortado.SpecError, match="which has a NUL"):
+        cortado.Plan(MIXED).save("plan\0.json")
     with pytest.raises(cortado.SpecError, match="cortado.plan/2"):
         cortado.Plan({**MIXED, "format": "cortado.plan/2"})
 

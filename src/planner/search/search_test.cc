@@ -288,12 +288,10 @@ TEST(Pricing, FindsTheCheapestOfAllOptions) {
 TEST(Search, DoesNotTryEverythingWhereThatDoesNotEnd) {
   const Cluster cluster = load_cluster("tests/data/planner/clusters/pcie_25g.json").value();
   const Job job = load_job("tests/data/planner/jobs/lstm.json").value();
-  for (const char* codec : {"none", "cast(bf16)", "acp(rank=4)"}) {  // without times there
-    const auto problem = Problem::make(job, cluster, {.allowed_codecs = {codec}}).value();
-    const SearchResult found = search(*problem);
-    EXPECT_FALSE(found.is_exact);
-    EXPECT_LT(found.steps_done, 2 * search_steps(*problem));
-  }
+  const auto problem = Problem::make(job, cluster, {.allowed_codecs = {"none"}}).value();
+  const SearchResult found = search(*problem);
+  EXPECT_FALSE(found.is_exact);
+  EXPECT_LT(found.steps_done, 2 * search_steps(*problem));
 }
 
 }  // namespace
