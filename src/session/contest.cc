@@ -79,10 +79,12 @@ void Contest::advance() {
   }
   if (!others_tried || round_ == kRounds) return;
   const double closeness = 1 + kClose / round_;
+  const bool is_dense_close = round_ < kSureRounds && is_within(median_ns(0), best_ns(), kMayWin);
   ++round_;
   std::vector<int> close;
   for (int c = 0; c < static_cast<int>(times_.size()); ++c) {
-    if (!times_[index(c)].empty() && is_within(median_ns(c), best_ns(), closeness)) close.push_back(c);
+    const double within = c == 0 && is_dense_close ? kMayWin : closeness;
+    if (!times_[index(c)].empty() && is_within(median_ns(c), best_ns(), within)) close.push_back(c);
   }
   if (close.size() < 2) return;
   // The order is worked off from the back: in even rounds the last contestant is first.

@@ -6,7 +6,8 @@
 // Rounds. In the first, everybody is tried once, dense last and only if it may still win (its first steps have been
 // measured before). In each further round those close to the best are tried again, in the opposite order, so that a
 // slow spell of the machine hits none of them alone. A few steps of one spell say little, and more of them more: what
-// counts as close gets less from round to round. It ends when nobody is close, or after kRounds.
+// counts as close gets less from round to round. It ends when nobody is close, or after kRounds. Who would win against
+// dense by little meets it in kSureRounds at least: what is lost by dense's slow spell is lost for good.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,8 @@ std::int64_t median_of(std::vector<std::int64_t> values);
 class Contest {
  public:
   static constexpr int kRounds = 8;
-  static constexpr double kMayWin = 1.3;  // dense, in the first round: its time over the best one's
+  static constexpr int kSureRounds = 4;
+  static constexpr double kMayWin = 1.3;  // dense, in the first rounds: its time over the best one's
   static constexpr double kClose = 0.25;  // share of the best one's time that may be added to it, over rounds so far
 
   // `contestants` with dense, which is 0; `dense_ns` are times of steps it has made.

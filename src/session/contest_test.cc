@@ -49,6 +49,19 @@ TEST(Contest, CloseOnesAreTriedAgainInOppositeOrder) {
   EXPECT_EQ(contest.best_other(), 2);
 }
 
+// Much slower than it is when it was tried first, dense has not lost for good.
+TEST(Contest, WhoWinsByLittleMeetsDenseAgain) {
+  Contest contest(2, Times{1000});
+  std::vector<int> tried;
+  for (int of_dense = 0; contest.next() >= 0;) {
+    tried.push_back(contest.next());
+    const std::int64_t time = contest.next() == 1 ? 1000 : of_dense++ < 1 ? 1280 : 990;
+    contest.note(Times{time, time, time});
+  }
+  EXPECT_EQ(std::vector<int>(tried.begin(), tried.begin() + 8), (std::vector<int>{1, 0, 1, 0, 0, 1, 1, 0}));
+  EXPECT_EQ(contest.winner(0.03), 0);
+}
+
 TEST(Contest, WhatIsCloseGetsLess) {
   Contest contest(4, Times{1000});
   EXPECT_EQ(run(contest, {1000, 500, 540, 610}), (std::vector<int>{1, 2, 3, 3, 2, 1, 1, 2, 2, 1}));
