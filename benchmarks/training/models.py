@@ -285,7 +285,8 @@ def mlp() -> Task:
 
 
 def vgg() -> Task:
-    """Four 3 x 3 convolutions (down to 2 x 2 points) and two linear layers: 8.7 M parameters."""
+    """Four 3 x 3 convolutions (down to 2 x 2 points) and two linear layers: 8.7 M parameters. Initialised as PyTorch
+    does: with the variances of He et al. all units of the wide layer were dead after 90 steps, and all gradients 0."""
 
     def build() -> nn.Module:
         layers: list[nn.Module] = []
@@ -297,11 +298,7 @@ def vgg() -> Task:
                 layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.GroupNorm(8, width), nn.ReLU()]
                 channels = width
         head = [nn.Flatten(), nn.Linear(2048, 3460), nn.ReLU()]
-        model = nn.Sequential(*layers, *head, nn.Linear(3460, 10))
-        for module in model:
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        return model
+        return nn.Sequential(*layers, *head, nn.Linear(3460, 10))
 
     describe = "small VGG (4 convolutions), 8.7 M parameters, 16 digits a worker, SGD 0.02 momentum 0.9"
     return Task(build, _image_batches(*train_digits.read_digits()), _sgd, describe)
