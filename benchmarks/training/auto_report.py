@@ -41,6 +41,7 @@ HEADER = [
     "dense predicted / measured",
     "measuring",
 ]
+VGG_TRAINS_SINCE = "2026-11-27 07:46"
 COLOURS = {"gpt": "#4c72b0", "mlp": "#dd8452", "vgg": "#55a868"}
 
 
@@ -136,7 +137,13 @@ def conditions(records: list[dict]) -> list[str]:
     last = records[-1]
     steps = sorted(len(block["steps_ms"]) for record in records for block in record["blocks"])
     rounds = sorted(record["rounds"] for record in records)
-    return [
+    dead = sum(record["model"] == "vgg" and record["started"] < VGG_TRAINS_SINCE for record in records)
+    died = [
+        f"- of the {dead} cells of vgg of before {VGG_TRAINS_SINCE}: it had all units of a layer dead, and nearly all"
+        " gradients 0, after some 90 steps (its weights are initialised otherwise since); what compso and other codecs"
+        " take there, whose payload depends on the values, is not what they take in training"
+    ]
+    return (died if dead else []) + [
         f"- runs: {started[0]} to {started[-1]}, commit {', '.join(commits)}; {len(records)} cells",
         "- " + ", ".join(f"{key} {value}" for key, value in last["machine"].items()),
         f"- links: {last['links'].replace(last['rate'], 'shaped')}; one thread a worker, pinned",

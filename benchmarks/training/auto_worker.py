@@ -98,6 +98,8 @@ def main() -> None:
     for number in range(config["rounds"]):
         for runner in turned([auto, rival], number):
             runner.measure("comparing", number, config["seconds"] / 2 / (2 * config["rounds"]), config["timed"])
+    for runner in (auto, rival):
+        runner.trainer.check_trains()
     emit(
         "result",
         times_ms={runner.name: runner.step_ms() for runner in (auto, rival)},

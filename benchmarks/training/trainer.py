@@ -83,6 +83,14 @@ class Trainer:
         self.wrapped.ddp.load_state_dict(other.wrapped.ddp.state_dict())
         self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
 
+    def check_trains(self) -> None:
+        """Raises where the first layer has no gradient, as behind units that are all dead: codecs whose payload depends
+        on the values would have nothing to send."""
+        if not next(self.wrapped.ddp.parameters()).grad.count_nonzero():
+            raise RuntimeError(
+                f"the gradient of the first layer is 0 after {self.steps_done} steps: nothing is trained"
+            )
+
     def measure_error(self) -> float:
         """Takes two more steps (ACP sends P in one and Q in the other); mean over the ranks."""
         if not self.wrapped.method.communicates or self.wrapped.method.codec == "ddp":
