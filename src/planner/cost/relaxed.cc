@@ -33,7 +33,11 @@ void write_out(const CollectiveCost& cost, LevelRange range, CollectiveCurves* c
     const OpKind kind = static_cast<OpKind>(k);
     if (curves->count(kind) > 0) continue;
     constexpr std::int64_t kSmall = 1, kLarge = std::int64_t{1} << 36;
-    (*curves)[kind] = {{kSmall, kLarge}, {cost.time_ns(kind, range, kSmall, 1), cost.time_ns(kind, range, kLarge, 1)}};
+    // A nanosecond less: times at other sizes are rounded, too.
+    const auto at = [&](std::int64_t bytes) {
+      return std::max<std::int64_t>(0, cost.time_ns(kind, range, bytes, 1) - 1);
+    };
+    (*curves)[kind] = {{kSmall, kLarge}, {at(kSmall), at(kLarge)}};
   }
 }
 

@@ -16,6 +16,12 @@ void add(const Way& way, int sign, Score* score, PlanSums* sums, Loads* loads) {
   for (int r = 0; r < kMaxResources; ++r) (*loads)[r] += sign * way.chain.loads[r];
 }
 
+// The longest step with which a plan is better that loses and occupies what `score` says.
+std::int64_t longest_better_ns(Score score, const Score& than) {
+  score.step_ns = than.step_ns;
+  return than.step_ns - (score < than ? 0 : 1);
+}
+
 }  // namespace
 
 SimulatedBucket simulated_bucket(const Problem& problem, const Placed& placed) {
@@ -35,10 +41,10 @@ PlanSums LocalSearch::lay_out(std::span<const Placed> plan, Score* score) {
   return sums;
 }
 
-Score LocalSearch::score(std::span<const Placed> plan, std::int64_t limit_ns) {
+Score LocalSearch::score(std::span<const Placed> plan, const Score& to_beat) {
   Score score = {0, 0, 0};
   if (!is_allowed(lay_out(plan, &score))) return {};
-  score.step_ns = simulator_.run(scratch_, limit_ns);
+  score.step_ns = simulator_.run(scratch_, longest_better_ns(score, to_beat));
   return score;
 }
 
@@ -56,10 +62,10 @@ bool LocalSearch::is_allowed(const PlanSums& sums) const {
   return sums.squared_error <= *constraints.max_total_error * *constraints.max_total_error * (1 + 1e-9) + 1e-15;
 }
 
-// After which no bucket may arrive in a plan that is no worse.
-std::int64_t LocalSearch::last_arrival_ns() const {
+// After which no bucket may arrive in a step of that length.
+std::int64_t LocalSearch::last_arrival_ns(std::int64_t step_ns) const {
   const SimulatedJob& job = problem_.simulated();
-  return best_.step_ns - (job.overlap_forward ? 0 : job.optimizer_ns + job.forward_ns);
+  return step_ns - (job.overlap_forward ? 0 : job.optimizer_ns + job.forward_ns);
 }
 
 void LocalSearch::start(std::vector<Placed> plan) {
@@ -72,7 +78,7 @@ void LocalSearch::start(std::vector<Placed> plan) {
 }
 
 bool LocalSearch::offer(const std::vector<Placed>& plan) {
-  if (!(score(plan, best_.step_ns) < best_)) return false;
+  if (!(score(plan, best_) < best_)) return false;
   start(plan);
   return true;
 }
@@ -109,11 +115,12 @@ bool LocalSearch::try_replace(std::size_t at, std::size_t count, std::span<const
   PlanSums sums = sums_;
   Loads change = {};
   for (std::size_t k = at; k < at + count; ++k) add(*plan_[k].way, -1, &score, &sums, &change);
-  for (const Placed& placed : with) {
-    if (problem_.ready_ns(placed.last) + placed.way->chain.own_ns > last_arrival_ns()) return false;
-    add(*placed.way, 1, &score, &sums, &change);
-  }
+  for (const Placed& placed : with) add(*placed.way, 1, &score, &sums, &change);
   if (!is_allowed(sums)) return false;
+  const std::int64_t limit_ns = longest_better_ns(score, best_);
+  for (const Placed& placed : with) {
+    if (problem_.ready_ns(placed.last) + placed.way->chain.own_ns > last_arrival_ns(limit_ns)) return false;
+  }
   // What is ready earlier than before needs a state from before that.
   const std::size_t from = with.front().last < plan_[at].last && at > 0 ? at - 1 : at;
   if (count == with.size()) {
@@ -121,13 +128,13 @@ bool LocalSearch::try_replace(std::size_t at, std::size_t count, std::span<const
     scratch_.clear();
     for (const Placed& placed : with) scratch_.push_back(simulated_bucket(problem_, placed));
     for (std::size_t i = 0; i < count; ++i) exchange(i);
-    score.step_ns = simulator_.rerun(buckets_, from, change, best_.step_ns);
+    score.step_ns = simulator_.rerun(buckets_, from, change, limit_ns);
     for (std::size_t i = 0; i < count; ++i) exchange(i);
   } else {
     scratch_.assign(buckets_.begin(), buckets_.begin() + static_cast<std::ptrdiff_t>(at));
     for (const Placed& placed : with) scratch_.push_back(simulated_bucket(problem_, placed));
     scratch_.insert(scratch_.end(), buckets_.begin() + static_cast<std::ptrdiff_t>(at + count), buckets_.end());
-    score.step_ns = simulator_.rerun(scratch_, from, change, best_.step_ns);
+    score.step_ns = simulator_.rerun(scratch_, from, change, limit_ns);
   }
   if (!(score < best_)) return false;
   scratch_plan_.assign(with.begin(), with.end());  // `with` may lie in plan_

@@ -17,8 +17,9 @@ class LocalSearch {
  public:
   explicit LocalSearch(Problem* problem);
 
-  // The score of a plan: buckets in order that cover all tensors. Above the limit any time above it.
-  Score score(std::span<const Placed> plan, std::int64_t limit_ns = Simulator::kNever);
+  // The score of a plan: buckets in order that cover all tensors. If it doesn't beat the other one, its time may be any
+  // with which it doesn't.
+  Score score(std::span<const Placed> plan, const Score& to_beat = {});
   // Of a plan that may break a limit of the constraints, too; then *is_allowed is false.
   std::int64_t step_ns(std::span<const Placed> plan, bool* is_allowed);
 
@@ -62,7 +63,7 @@ class LocalSearch {
   bool is_allowed(const PlanSums& sums) const;
   // To scratch_; what it adds up to.
   PlanSums lay_out(std::span<const Placed> plan, Score* score);
-  std::int64_t last_arrival_ns() const;
+  std::int64_t last_arrival_ns(std::int64_t step_ns) const;
   // Puts `with` in the place of plan_[at, at + count) if that is better.
   bool try_replace(std::size_t at, std::size_t count, std::span<const Placed> with);
   // The ways worth trying for a bucket: those of its neighbours.

@@ -41,7 +41,7 @@ const Way* cheapest_of(const std::vector<const Way*>& ways, const Prices& prices
 constexpr std::int64_t kMaxWays = 20000;
 
 // Trying everything, where there is little, may take so many times what a search may.
-constexpr std::int64_t kBudgetOfEverything = 16;
+constexpr std::int64_t kBudgetOfEverything = 32;
 
 class Search {
  public:

@@ -28,9 +28,10 @@ struct Gaps {
 };
 
 // Distance from the best of all plans over the whole tree, and that no bound is above it.
-Gaps gaps(int cases, int tensors, int levels, const std::vector<OpDevice>& devices, bool has_slow_sums = false) {
+Gaps gaps(int cases, int tensors, int levels, const std::vector<OpDevice>& devices, bool has_slow_sums = false,
+          int first_seed = 0) {
   Gaps gaps;
-  for (int seed = 0; seed < cases; ++seed) {
+  for (int seed = first_seed; seed < first_seed + cases; ++seed) {
     RandomCase example = random_case(static_cast<std::uint64_t>(seed), tensors, levels, devices);
     if (has_slow_sums) {
       for (ClusterLevel& level : example.cluster.levels) {
@@ -61,6 +62,13 @@ TEST(Search, IsWithinOnePercentOfExhaustiveSearch) {
     EXPECT_EQ(found.median(), 0);
     EXPECT_LE(found.worst(), 1) << tensors << " tensors, " << levels << " levels";
   }
+}
+
+// Where the search once stopped before it had tried everything, 6 % above the best; and where the bound was above it by
+// the rounding of a collective's time.
+TEST(Search, FindsTheBestOfCasesThatItOnceMissed) {
+  EXPECT_EQ(gaps(1, 4, 1, {OpDevice::kCpu}, false, /*first_seed=*/441).worst(), 0);
+  EXPECT_EQ(gaps(1, 1, 2, {OpDevice::kCpu, OpDevice::kGpu}, false, /*first_seed=*/840).worst(), 0);
 }
 
 // Of tensors of several types, which are summed at different speeds.
