@@ -66,6 +66,7 @@ class Search {
       start_by_espresso();
       const Score best = std::min_element(starts_.begin(), starts_.end(), is_better)->first;
       improve_starts(best.step_ns > near_ns || tries_all ? budget_ : budget_ / kNearBound);
+      if (!as_published_.empty() && local_.offer(as_published_)) local_.improve(local_.spent() + budget_ / 4);
       if (tries_all) {
         result_.is_exact = try_everything(problem_, &local_, local_.steps_done() + budget_ * kBudgetOfEverything);
       }
@@ -134,8 +135,8 @@ class Search {
     return ways;
   }
 
-  // Espresso's algorithms, with the ways worth considering, where few buckets made a good start: the best of what comes
-  // of them is one more start.
+  // Espresso's algorithms, with the ways worth considering: where few buckets made a good start, the best of what comes
+  // of them is one more. As published, on one device and nothing fused, what comes is kept for the end, to be no worse.
   void start_by_espresso() {
     std::stable_sort(fusions_.begin(), fusions_.end());
     if (fusions_.size() > kGreedyFusions) fusions_.resize(kGreedyFusions);
@@ -143,17 +144,27 @@ class Search {
                           std::any_of(problem_.codecs().begin(), problem_.codecs().end(), [](const CodecCost& codec) {
                             return codec.runs_on(OpDevice::kGpu) && codec.runs_on(OpDevice::kCpu);
                           });
+    const auto choose = [&](std::int64_t cap, const WaysOf& ways_of, std::int64_t steps) {
+      std::vector<Placed> plan = dense_plan(problem_, cap);
+      choose_greedily(problem_, ways_of, &greedy_, greedy_.steps_done() + steps, &plan);
+      if (has_both) offload_to_cpu(problem_, kGreedyCombinations, &plan);
+      return plan;
+    };
     Start best;
     for (const auto& [found, cap] : fusions_) {
-      std::vector<Placed> plan = dense_plan(problem_, cap);
-      choose_greedily(
-          problem_, [&](int first, int last) { return problem_.ways(first, last); }, &greedy_,
-          greedy_.steps_done() + budget_ / 32, &plan);
-      if (has_both) offload_to_cpu(problem_, kGreedyCombinations, &plan);
+      std::vector<Placed> plan = choose(
+          cap, [&](int first, int last) { return problem_.ways(first, last); }, budget_ / 32);
       const Score score = local_.score(plan);
       if (score < best.first) best = {score, std::move(plan)};
     }
-    if (!best.second.empty()) starts_.push_back(std::move(best));
+    if (best.second.empty()) return;
+    starts_.push_back(std::move(best));
+    const auto on_one_device = [&](int first, int last) {
+      std::vector<const Way*> ways = problem_.ways(first, last);
+      if (has_both) std::erase_if(ways, [](const Way* way) { return way->chain.loads[kCpuCodec] > 0; });
+      return ways;
+    };
+    as_published_ = choose(0, on_one_device, budget_ / 8);
   }
 
   // The best, and the dense one.
@@ -206,6 +217,7 @@ class Search {
   Simulator greedy_;  // of Algorithm 1
   std::vector<Start> starts_;
   std::vector<std::pair<Score, std::int64_t>> fusions_;  // into few buckets: the best that was made of it; its cap
+  std::vector<Placed> as_published_;
   std::vector<std::int64_t> caps_;
   std::int64_t budget_;
   SearchResult result_;
