@@ -66,7 +66,9 @@ class Search {
       start_by_espresso();
       const Score best = std::min_element(starts_.begin(), starts_.end(), is_better)->first;
       improve_starts(best.step_ns > near_ns || tries_all ? budget_ : budget_ / kNearBound);
-      if (!as_published_.empty() && local_.offer(as_published_)) local_.improve(local_.spent() + budget_ / 4);
+      if (!as_published_.empty() && local_.offer(as_published_)) {
+        result_.is_cut_short = !local_.improve(local_.spent() + budget_ / 4);
+      }
       if (tries_all) {
         result_.is_exact = try_everything(problem_, &local_, local_.steps_done() + budget_ * kBudgetOfEverything);
       }
