@@ -139,9 +139,9 @@ def conditions(records: list[dict]) -> list[str]:
     rounds = sorted(record["rounds"] for record in records)
     dead = sum(record["model"] == "vgg" and record["started"] < VGG_TRAINS_SINCE for record in records)
     died = [
-        f"- of the {dead} cells of vgg of before {VGG_TRAINS_SINCE}: it had all units of a layer dead, and nearly all"
-        " gradients 0, after some 90 steps (its weights are initialised otherwise since); what compso and other codecs"
-        " take there, whose payload depends on the values, is not what they take in training"
+        f"- vgg, {dead} cells of before {VGG_TRAINS_SINCE}: after some 90 steps all units of a layer were dead, and"
+        " nearly all gradients 0 (its weights are initialised otherwise since); what compso and other codecs take"
+        " there, whose payload depends on the values, is not what they take in training"
     ]
     return (died if dead else []) + [
         f"- runs: {started[0]} to {started[-1]}, commit {', '.join(commits)}; {len(records)} cells",
