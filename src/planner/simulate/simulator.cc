@@ -94,9 +94,8 @@ std::int64_t Simulator::rerun(std::span<const SimulatedBucket> buckets, std::siz
     set_head(s, servers_[s].queue.empty() ? Waiting{kNever, 0} : servers_[s].queue.front());
     taken += static_cast<std::size_t>(from.counts[s]);
   }
-  arrivals_.assign(buckets.size(), -1);
-  std::copy(from.arrivals.begin(), from.arrivals.end(), arrivals_.begin());
   place_gates(buckets);
+  std::copy(from.arrivals.begin(), from.arrivals.end(), arrivals_.begin());
   plan_next(buckets);
   const std::int64_t step_ns = advance(buckets, limit);
   keep_every_ = every;
@@ -114,7 +113,6 @@ void Simulator::reset(std::span<const SimulatedBucket> buckets) {
     server.free_ns = 0;
   }
   std::fill(head_times_.begin(), head_times_.end(), kNever);
-  arrivals_.assign(buckets.size(), -1);
   place_gates(buckets);
   plan_next(buckets);
 }
@@ -124,6 +122,7 @@ void Simulator::reset(std::span<const SimulatedBucket> buckets) {
 void Simulator::place_gates(std::span<const SimulatedBucket> buckets) {
   total_work_ns_ = job_.backward_ns;
   if (!job_.overlap_forward) return;
+  arrivals_.assign(buckets.size(), -1);
   std::int64_t elems = 0, elems_before = 0;
   for (const SimulatedBucket& bucket : buckets) elems += bucket.elems;
   gates_.resize(buckets.size());
@@ -270,7 +269,11 @@ bool Simulator::reach_milestone(std::span<const SimulatedBucket> buckets, std::i
   }
   if (job_.overlap_forward && m < 2 * n) {
     const std::int32_t needed = 2 * n - 1 - m;
-    if (arrivals_[needed] < 0) compute.waits_for = needed;
+    if (arrivals_[needed] < 0) {
+      compute.waits_for = needed;
+    } else {  // it may be known when the last step of its chain ends
+      compute.began_ns = compute.time_ns = std::max(compute.time_ns, arrivals_[needed]);
+    }
   }
   ++compute.milestone;
   plan_next(buckets);
@@ -282,13 +285,7 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
   const std::int32_t bucket = ready.bucket();
   const std::span<const Step> steps = buckets[bucket].steps;
   if (static_cast<std::size_t>(ready.step()) == steps.size()) {
-    arrive(bucket, ready.time_ns);
-    if (state_.compute.waits_for == bucket) {
-      settle(ready.time_ns);
-      state_.compute.began_ns = state_.compute.time_ns;
-      state_.compute.waits_for = -1;
-      plan_next(buckets);
-    }
+    arrive(buckets, bucket, ready.time_ns);
     return true;
   }
   ++steps_done_;
@@ -300,9 +297,12 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
   Server& server = servers_[s];
   const std::int64_t start_ns = std::max(ready.time_ns, server.free_ns);
   server.free_ns = start_ns + step.time_ns;
-  const Waiting result = {server.free_ns, ready.place + 1};
-  if (server.queue.empty()) set_head(static_cast<std::size_t>(s), result);
-  server.queue.push_back(result);
+  const bool is_last = static_cast<std::size_t>(ready.step()) + 1 == steps.size();
+  if (!is_last) {
+    const Waiting result = {server.free_ns, ready.place + 1};
+    if (server.queue.empty()) set_head(static_cast<std::size_t>(s), result);
+    server.queue.push_back(result);
+  }
   if (const int by = slowdown_by(step.resource); by >= 0 && slowdowns_ppm_[static_cast<std::size_t>(by)] > 0) {
     std::int64_t& until_ns = state_.compute.slowed_until_ns[by];
     if (server.free_ns > until_ns) {
@@ -311,6 +311,7 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
       plan_next(buckets);
     }
   }
+  if (is_last) arrive(buckets, bucket, server.free_ns);
   if (events_ != nullptr) {
     events_->push_back({start_ns, server.free_ns, bucket, ready.step(), step.resource, s - servers_of_[step.resource]});
   }
@@ -321,10 +322,16 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
   return !alone || server.free_ns + remaining_ns <= limit;
 }
 
-void Simulator::arrive(std::int32_t bucket, std::int64_t time_ns) {
-  arrivals_[bucket] = time_ns;
+// It will have arrived at `time_ns`, which may be later than now.
+void Simulator::arrive(std::span<const SimulatedBucket> buckets, std::int32_t bucket, std::int64_t time_ns) {
   state_.arrived_ns = std::max(state_.arrived_ns, time_ns);
-  ++state_.arrived;
+  if (!job_.overlap_forward) return;
+  arrivals_[bucket] = time_ns;
+  if (state_.compute.waits_for != bucket) return;
+  settle(time_ns);
+  state_.compute.began_ns = state_.compute.time_ns;
+  state_.compute.waits_for = -1;
+  plan_next(buckets);
 }
 
 void Simulator::keep() {
@@ -339,7 +346,7 @@ void Simulator::keep() {
     to.waiting.insert(to.waiting.end(), server.queue.begin() + static_cast<std::ptrdiff_t>(server.head),
                       server.queue.end());
   }
-  to.arrivals.assign(arrivals_.begin(), arrivals_.begin() + state_.compute.milestone);
+  if (job_.overlap_forward) to.arrivals.assign(arrivals_.begin(), arrivals_.begin() + state_.compute.milestone);
 }
 
 }  // namespace cortado

@@ -109,7 +109,6 @@ class Simulator {
     Compute compute;
     Loads remaining_ns = {};  // of all chains, what has not been started, by resource
     std::int64_t arrived_ns = 0;
-    std::int32_t arrived = 0;
   };
   struct Checkpoint {
     State state;
@@ -130,7 +129,7 @@ class Simulator {
     head_times_[server] = head.time_ns;
     head_places_[server] = head.place;
   }
-  void arrive(std::int32_t bucket, std::int64_t time_ns);
+  void arrive(std::span<const SimulatedBucket> buckets, std::int32_t bucket, std::int64_t time_ns);
   std::int64_t milestone_work(std::span<const SimulatedBucket> buckets) const;
   void plan_next(std::span<const SimulatedBucket> buckets);
   struct Pace {
@@ -146,7 +145,7 @@ class Simulator {
   std::vector<Server> servers_;
   std::vector<std::int64_t> head_times_, head_places_;  // of each server; at kNever: none
   State state_;
-  std::vector<std::int64_t> arrivals_;  // by bucket; -1: not yet
+  std::vector<std::int64_t> arrivals_;  // by bucket; -1: not known yet; where the forward pass overlaps
   std::vector<std::int64_t> gates_;     // work before the parts of the forward pass that need the last bucket, ...
   std::int64_t total_work_ns_ = 0;
   std::vector<Checkpoint> checkpoints_;
