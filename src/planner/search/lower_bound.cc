@@ -2,6 +2,7 @@
 #include "planner/search/lower_bound.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <random>
@@ -76,6 +77,8 @@ class Bounds {
                                      static_cast<double>(std::max<std::int64_t>(job_.backward_ns, 1)));
   }
 
+  std::int64_t elems_of(int tensor) const { return problem_.elems(tensor, tensor); }
+
   // Whether (ready time, elements from then on) of `middle` lies under the line from `before` to `after`: then it is no
   // better a first tensor than one of these, whatever the weights.
   bool is_below(int middle, int before, int after) const {
@@ -99,17 +102,22 @@ class Bounds {
     return least;
   }
 
-  // (b). Only a tensor that is later or larger than all before it in this order can raise the bound.
+  // (b). Only a tensor that is later or larger than all before it in this order can raise the bound; and only where it
+  // would if it took as long as a larger one.
   std::int64_t single_tensors() {
     PriceSets prices;
     for (Costs& costs : prices) costs.fill(1);
-    std::int64_t bound = 0, largest = -1;
+    std::vector<int> later_or_larger;
     for (int tensor = last_; tensor >= 0; --tensor) {
-      const std::int64_t elems = problem_.elems(tensor, tensor);
-      if (elems <= largest) continue;
-      largest = elems;
-      const double own_ns = least_costs(elems, prices)[0] * (1 - kRounding);
-      bound = std::max(bound, problem_.ready_ns(tensor) + static_cast<std::int64_t>(own_ns) + tail_ns(tensor));
+      if (later_or_larger.empty() || elems_of(tensor) > elems_of(later_or_larger.back()))
+        later_or_larger.push_back(tensor);
+    }
+    std::int64_t bound = 0, own_ns = Simulator::kNever / 2;
+    for (auto at = later_or_larger.rbegin(); at != later_or_larger.rend(); ++at) {
+      const auto with = [&](std::int64_t ns) { return problem_.ready_ns(*at) + ns + tail_ns(*at); };
+      if (with(own_ns) <= bound) continue;
+      own_ns = static_cast<std::int64_t>(least_costs(elems_of(*at), prices)[0] * (1 - kRounding));
+      bound = std::max(bound, with(own_ns));
     }
     return bound;
   }
@@ -145,8 +153,10 @@ class Bounds {
     for (Costs& price : prices) {
       for (int set = 0; set < kPriceSets; ++set) price[set] += static_cast<float>(weights[set].own);
     }
-    std::vector<std::int64_t> sizes = {problem_.elems(tensor, tensor)};
-    while (sizes.back() * 2 < all) sizes.push_back(sizes.back() * 2);
+    std::vector<std::int64_t> sizes = {elems_of(tensor)};
+    while (sizes.back() * 2 < all) {  // powers of two: of other tensors their costs are asked for, too
+      sizes.push_back(static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(sizes.back())) * 2));
+    }
     if (sizes.back() < all) sizes.push_back(all);
     std::vector<Costs> own;
     for (const std::int64_t size : sizes) own.push_back(least_costs(size, prices));
@@ -183,7 +193,7 @@ class Bounds {
     std::iota(order.rbegin(), order.rend(), 0);
     const std::size_t largest = std::min<std::size_t>(2, order.size());
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(largest), order.end(),
-                      [&](int a, int b) { return problem_.elems(a, a) > problem_.elems(b, b); });
+                      [&](int a, int b) { return elems_of(a) > elems_of(b); });
     std::vector<int> notable = {-1, last_};
     for (std::size_t i = 0; i < largest; ++i) {
       if (order[i] != last_) notable.push_back(order[i]);
@@ -202,7 +212,7 @@ class Bounds {
     const double wanted = static_cast<double>(good_enough_ns);
     std::vector<Ascent> ascents;
     for (const int tensor : notable_tensors()) {
-      if (tensor >= 0 && problem_.elems(tensor, tensor) == 0) continue;
+      if (tensor >= 0 && elems_of(tensor) == 0) continue;
       ascents.push_back({.tensor = tensor});
       take_best(first_weights(tensor), &ascents.back());
       if (ascents.back().bound >= wanted * kCloseEnough) return;
