@@ -2,6 +2,7 @@
 #include "planner/cost/option_cost.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace cortado {
 
@@ -208,23 +209,36 @@ std::int64_t OptionCost::values_bytes(const PathState& state) const {
   return part_of(shape_.elems, state.parts) * elem_bytes_;
 }
 
+template <typename Make>
+std::int64_t OptionCost::once(int what, std::int64_t parts, Make make) const {
+  const int slot = what * kSlots + std::bit_width(static_cast<std::uint64_t>(parts)) % kSlots;
+  Known& known = known_[static_cast<std::size_t>(slot)];
+  if ((is_known_ >> slot & 1) == 0 || known.parts != parts) known = {parts, make()};
+  is_known_ |= std::uint64_t{1} << slot;
+  return known.value;
+}
+
 std::int64_t OptionCost::payload_bytes(std::int64_t parts) const {
   if (shape_.sums != nullptr) return shape_.sums->payload_bytes(*codec_, parts, shape_.first, shape_.last);
   if (codec_->traits.low_rank) {
     return static_cast<std::int64_t>(shape_.low_rank_share * static_cast<double>(shape_.elems * elem_bytes_)) / parts +
            1;
   }
-  return static_cast<std::int64_t>(codec_->codec->max_payload_bytes(1, part_of(shape_.elems, parts), shape_.dtype));
+  return once(kPayload, parts, [&] {
+    return static_cast<std::int64_t>(codec_->codec->max_payload_bytes(1, part_of(shape_.elems, parts), shape_.dtype));
+  });
 }
 
 std::int64_t OptionCost::encode_ns(OpDevice device, std::int64_t parts) const {
   if (shape_.sums != nullptr) return shape_.sums->encode_ns(*codec_, device, parts, shape_.first, shape_.last);
-  return codec_->encode_ns(device, part_of(shape_.elems, parts));
+  return once(kEncodeCpu + static_cast<int>(device), parts,
+              [&] { return codec_->encode_ns(device, part_of(shape_.elems, parts)); });
 }
 
 std::int64_t OptionCost::decode_ns(OpDevice device, std::int64_t parts) const {
   if (shape_.sums != nullptr) return shape_.sums->decode_ns(*codec_, device, parts, shape_.first, shape_.last);
-  return codec_->decode_ns(device, part_of(shape_.elems, parts));
+  return once(kDecodeCpu + static_cast<int>(device), parts,
+              [&] { return codec_->decode_ns(device, part_of(shape_.elems, parts)); });
 }
 
 bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShape& shape, const Option& option,

@@ -111,6 +111,7 @@ struct OperationSteps {
   std::array<Step, 3> steps;
 };
 
+// One thread at a time.
 class OptionCost {
  public:
   // `codec`: nullptr for options that do not encode. All must outlive this.
@@ -134,6 +135,8 @@ class OptionCost {
                                std::int64_t groups) const;
   std::int64_t values_bytes(const PathState& state) const;
   std::int64_t payload_bytes(std::int64_t parts) const;
+  template <typename Make>
+  std::int64_t once(int what, std::int64_t parts, Make make) const;
   std::int64_t encode_ns(OpDevice device, std::int64_t parts) const;
   std::int64_t decode_ns(OpDevice device, std::int64_t parts) const;
 
@@ -144,6 +147,14 @@ class OptionCost {
   const CodecCost* codec_;
   BucketShape shape_;
   std::int64_t elem_bytes_;
+
+  // PERF: hundreds of states ask for what the same few parts of a tensor take.
+  static constexpr int kSlots = 8;
+  struct Known {
+    std::int64_t parts, value;
+  };
+  mutable std::uint64_t is_known_ = 0;
+  mutable std::array<Known, 5 * kSlots> known_;  // where the bit of is_known_ is set
 };
 
 // An option's whole chain for a bucket.

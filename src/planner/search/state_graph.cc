@@ -2,28 +2,37 @@
 #include "planner/search/state_graph.h"
 
 #include <algorithm>
-#include <string>
+#include <array>
+#include <cstdint>
 #include <unordered_map>
 
 namespace cortado {
 
 namespace {
 
-// What tells states apart, as text: small plain values.
-void append(std::int64_t value, std::string* key) {
-  for (; value > 0x7f; value >>= 7) key->push_back(static_cast<char>(value & 0x7f));
-  key->push_back(static_cast<char>(value | 0x80));
-}
+// What tells states at one place, or operations in a state, apart.
+struct Key {
+  std::array<std::int64_t, 4> words;
 
-std::string key_of(const PathState& state) {
-  std::string key;
-  append(state.parts, &key);
-  append(state.pieces, &key);
-  append(state.piece_parts, &key);
-  append(state.parted << 4 | static_cast<int>(state.packing) << 2 | static_cast<int>(state.place) << 1 |
-             static_cast<int>(state.encoded),
-         &key);
-  return key;
+  bool operator==(const Key&) const = default;
+};
+
+struct KeyHash {
+  std::size_t operator()(const Key& key) const {
+    std::uint64_t hash = 0;
+    for (const std::int64_t word : key.words) {
+      hash = (hash ^ static_cast<std::uint64_t>(word)) * 0x9e3779b97f4a7c15ull;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
+
+// `of`: what else there is to tell apart, in 48 bits.
+Key key_of(const PathState& state, std::int64_t of) {
+  const int small = state.parted << 4 | static_cast<int>(state.packing) << 2 | static_cast<int>(state.place) << 1 |
+                    static_cast<int>(state.encoded);
+  return {{state.parts, state.pieces, state.piece_parts, of << 16 | small}};
 }
 
 // Depth first.
@@ -39,9 +48,7 @@ class GraphBuilder {
 
   // The number of a state. `encodes`: so far, counted as far as it matters.
   std::int32_t add(const PathState& state, std::int32_t place_number, int encodes) {
-    std::string key = key_of(state);
-    append(place_number, &key);
-    append(encodes, &key);
+    const Key key = key_of(state, std::int64_t{encodes} << 24 | place_number);
     if (const auto known = numbers_.find(key); known != numbers_.end()) return known->second;
     const TreeGraph::Place& place = tree_.places[place_number];
     StateGraph::State added;
@@ -68,12 +75,13 @@ class GraphBuilder {
   }
 
   std::int32_t term_of(const Operation* operation, const PathState& before) {
-    std::string key = key_of(before);
+    std::int64_t what = 0;
     if (operation != nullptr) {
-      append(static_cast<int>(operation->kind) << 1 | static_cast<int>(operation->device), &key);
-      append(operation->levels.first << 3 | operation->levels.last, &key);
+      what = 1 | static_cast<int>(operation->kind) << 1 | static_cast<int>(operation->device) << 9 |
+             operation->levels.first << 10 | operation->levels.last << 18;
     }
-    const auto [entry, is_new] = term_numbers_.try_emplace(key, static_cast<std::int32_t>(graph_.terms.size()));
+    const auto [entry, is_new] =
+        term_numbers_.try_emplace(key_of(before, what), static_cast<std::int32_t>(graph_.terms.size()));
     if (is_new) graph_.terms.push_back({operation, before});
     return entry->second;
   }
@@ -82,7 +90,7 @@ class GraphBuilder {
   const TreeGraph& tree_;
   int max_encodes_, min_encodes_;
   StateGraph& graph_;
-  std::unordered_map<std::string, std::int32_t> numbers_, term_numbers_;
+  std::unordered_map<Key, std::int32_t, KeyHash> numbers_, term_numbers_;
 };
 
 }  // namespace
