@@ -144,7 +144,7 @@ void offload_to_cpu(Problem& problem, std::int64_t max_combinations, std::vector
   std::vector<Placed> best = *plan;
   std::int64_t best_ns = scores.score(best).step_ns;
   const auto try_plan = [&](const std::vector<Placed>& tried) {
-    const std::int64_t step_ns = scores.score(tried).step_ns;
+    const std::int64_t step_ns = scores.score(tried, {best_ns, 0, 0}).step_ns;
     if (step_ns < best_ns) best_ns = step_ns, best = tried;
   };
   std::int64_t combinations = 1;

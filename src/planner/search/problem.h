@@ -42,6 +42,8 @@ struct Way {
 struct Placed {
   int first = 0, last = 0;
   const Way* way = nullptr;
+
+  bool operator==(const Placed&) const = default;
 };
 
 class Problem {

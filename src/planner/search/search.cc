@@ -94,7 +94,7 @@ class Search {
     for (const std::int64_t cap : caps_) {
       const auto buckets = fuse_up_to(problem_, cap, [](int, int) { return nullptr; }).size();
       const std::vector<int> in_use = candidates_in_use();
-      Start best_at_cap;
+      std::vector<Start> plans;  // that differ
       std::array<int, 16> order;
       for (int i = 0; i < 16; ++i) order[i] = i;
       int tried = 16;
@@ -104,14 +104,15 @@ class Search {
       }
       for (int i = 0; i < tried; ++i) {
         const Prices prices = prices_of(order[i], problem_.levels());
-        const std::vector<Placed> plan = fuse_up_to(problem_, cap, [&](int first, int last) {
+        std::vector<Placed> plan = fuse_up_to(problem_, cap, [&](int first, int last) {
           return cheapest_of(buckets > kFewBuckets ? ways_of(first, last, in_use) : problem_.ways(first, last), prices);
         });
-        const Score score = local_.score(plan);
-        best_of[order[i]] = std::min(best_of[order[i]], score);
-        if (score < best_at_cap.first) best_at_cap = {score, plan};
+        auto same = std::find_if(plans.begin(), plans.end(), [&](const Start& other) { return other.second == plan; });
+        if (same == plans.end()) same = plans.insert(same, {local_.score(plan), std::move(plan)});
+        best_of[order[i]] = std::min(best_of[order[i]], same->first);
       }
-      if (best_at_cap.second.empty()) continue;  // all of them break a limit
+      Start& best_at_cap = *std::min_element(plans.begin(), plans.end(), is_better);
+      if (best_at_cap.first.step_ns == Simulator::kNever) continue;  // all of them break a limit
       if (buckets <= kFewBuckets) fusions_.push_back({best_at_cap.first, cap});
       starts_.push_back(std::move(best_at_cap));
       if (starts_.back().first.step_ns <= result_.bound.step_ns) break;
