@@ -30,9 +30,10 @@ constexpr std::int64_t kFewestSteps = 3, kMostSteps = 8;
 constexpr std::int64_t quiet_steps(std::int64_t dense_steps) { return (dense_steps + 1) / 2; }
 constexpr int kUncountedOnTrial = 2;               // in the first one what the setting before owes is paid
 constexpr std::int64_t kWatchNs = 10'000'000'000;  // between comparisons, within these numbers of steps:
-constexpr std::int64_t kWatchFewest = 16, kWatchMost = 500;
+constexpr std::int64_t kWatchFewest = 6, kWatchMost = 500;
 constexpr int kInARow = 2;       // comparisons that must agree before something changes
 constexpr int kMostToPass = 64;  // comparisons
+constexpr double kSlower = 1.1;  // over what was decided on, before others may be tried again
 
 std::string milliseconds(std::int64_t time_ns) {
   return format_text("%.*f ms", time_ns < 100'000'000 ? 1 : 0, static_cast<double>(time_ns) * 1e-6);
@@ -579,6 +580,7 @@ Status AutoEngineImpl::decide() {
   forget_samples();
   std::vector<AutoCandidate>& candidates = decision_.candidates;
   for (std::size_t c = 0; c < candidates.size(); ++c) {
+    if (contest_->steps(static_cast<int>(c)) == 0) continue;
     candidates[c].measured_ns = contest_->median_ns(static_cast<int>(c));
     candidates[c].steps = contest_->steps(static_cast<int>(c));
   }
@@ -627,7 +629,7 @@ Status AutoEngineImpl::decide() {
   block_steps_ = std::clamp(kWatchNs / std::max<std::int64_t>(1, expected_ns_), kWatchFewest, kWatchMost);
   if (winner == 0 && options_.can_average && !dense_was_passed_) expected_ns_ = -1;  // the first comparison tells
   decision_.step_ns = -1;
-  checks_ = drifted_ = lossy_ = 0;
+  checks_ = drifted_ = lossy_ = beaten_ = 0;
   return {};
 }
 
@@ -656,6 +658,8 @@ Status AutoEngineImpl::check_progress() {
   const bool has_drifted =
       as_double(step_ns) > beyond * as_double(expected_ns_) || as_double(expected_ns_) > beyond * as_double(step_ns);
   drifted_ = has_drifted ? drifted_ + 1 : 0;
+  beaten_ =
+      as_double(step_ns) > kSlower * as_double(expected_ns_) && !faster_on_trial(step_ns).empty() ? beaten_ + 1 : 0;
   if (lossy_ >= kInARow && current_ != 0) {
     say("auto, step " + std::to_string(step_number()) + ": " + current().label + " loses too much: relative L2 error " +
         format_text("%.3f", relative_error) + " (limit " + format_text("%g", options_.max_relative_error) +
@@ -671,8 +675,49 @@ Status AutoEngineImpl::check_progress() {
     checks_to_pass_ = std::clamp(2 * checks_to_pass_, 4, kMostToPass);  // never one decision after the other
     CORTADO_RETURN_IF_ERROR(switch_to(0));
     begin_measuring();
+  } else if (beaten_ >= kInARow && checks_ > checks_to_pass_) {
+    return try_again(step_ns);
   }
   return {};
+}
+
+// Who saved something, on trial, of what a step takes now.
+std::vector<int> AutoEngineImpl::faster_on_trial(std::int64_t step_ns) const {
+  std::vector<int> faster;
+  for (int c = 0; c < static_cast<int>(decision_.candidates.size()); ++c) {
+    const std::int64_t measured_ns = decision_.candidates[static_cast<std::size_t>(c)].measured_ns;
+    if (c == current_ || measured_ns < 0) continue;
+    if (as_double(measured_ns) <= (1 - options_.min_gain) * as_double(step_ns)) faster.push_back(c);
+  }
+  return faster;
+}
+
+// Payloads of some settings grow as training goes on. Links and codecs are what they were: nothing is measured anew.
+Status AutoEngineImpl::try_again(std::int64_t step_ns) {
+  std::vector<int> contestants = faster_on_trial(step_ns);
+  std::string others;
+  for (const int c : contestants) {
+    const AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(c)];
+    others += (others.empty() ? "" : ", ") + of.label + " " + milliseconds(of.measured_ns);
+  }
+  say("auto, step " + std::to_string(step_number()) + ": a step takes " + milliseconds(step_ns) +
+      ", on trial it took " + milliseconds(expected_ns_) + ", and less with others: " + others + "; trying them and " +
+      current().label + " again");
+  contestants.push_back(current_);
+  checks_to_pass_ = std::clamp(2 * checks_to_pass_, 4, kMostToPass);
+  CORTADO_RETURN_IF_ERROR(switch_to(0));
+  const std::int64_t dense_ns[] = {decision_.candidates[0].measured_ns};
+  contest_.emplace(static_cast<int>(decision_.candidates.size()), dense_ns);
+  contest_->keep_only(contestants);
+  for (const int c : contestants) {
+    if (c != 0) decision_.candidates[static_cast<std::size_t>(c)].measured_ns = -1;
+  }
+  decision_.decided = false;
+  decision_.chosen = 0;
+  decision_.reason = "trying again";
+  block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, step_ns), kFewestSteps, kMostSteps);
+  phase_ = Phase::kTry;
+  return next_trial();
 }
 
 // ---- from engine to engine ------------------------------------------------------------------------------------------
@@ -1029,7 +1074,7 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   forget_samples();
   expected_ns_ = -1;
   block_steps_ = kWatchFewest;
-  checks_ = drifted_ = lossy_ = 0;
+  checks_ = drifted_ = lossy_ = beaten_ = 0;
   return warning;
 }
 

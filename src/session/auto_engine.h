@@ -5,8 +5,9 @@
 //   kMeasure  dense steps, the first ones not counted; then links and codecs are measured and candidates come from the
 //             planner (candidates.h)
 //   kTry      each candidate for some steps, as the contest says (contest.h)
-//   kRun      the winner. Every `interval` steps all ranks gather how long steps took and what is lost, and go back to
-//             kMeasure if the time has drifted, or to dense if too much is lost
+//   kRun      the winner. Every some seconds all ranks gather how long steps took and what is lost, and go back to
+//             kMeasure if the time has drifted or too much is lost, or to kTry if others were faster on trial than the
+//             winner is now
 //
 // What an engine still owed when it was left (its residual) is added to the gradient of the next step, or, if it has
 // run for long, to those of the next kPieces.
@@ -138,6 +139,8 @@ class AutoEngineImpl final : public AutoEngine {
   Status predict_again(int candidate);
   Status decide();
   Status check_progress();
+  std::vector<int> faster_on_trial(std::int64_t step_ns) const;
+  Status try_again(std::int64_t step_ns);
   Result<bool> try_to_switch(int candidate);
   Status switch_to(int candidate, bool keep_residual = true);
   Status exchange(int candidate, std::unique_ptr<Engine> made, bool keep_residual = true);
@@ -177,13 +180,13 @@ class AutoEngineImpl final : public AutoEngine {
   bool was_passed_ = false;        // the step before
   bool dense_was_passed_ = false;  // kTry: times of dense are of steps that were passed
   decltype(Candidates::predict) predict_;
-  std::set<int> varying_;                // candidates with payloads that vary, not tried yet
-  int uncounted_ = kUncountedSteps;      // steps still to pass before times count
-  std::int64_t block_steps_ = 0;         // steps whose times are wanted before the next exchange with the other ranks
-  std::vector<std::int64_t> times_ns_;   // of this block
-  std::int64_t expected_ns_ = -1;        // kRun: of a step
-  int drifted_ = 0, lossy_ = 0;          // comparisons in a row
-  int checks_ = 0, checks_to_pass_ = 0;  // since the decision, and how many before it may be taken anew
+  std::set<int> varying_;               // candidates with payloads that vary, not tried yet
+  int uncounted_ = kUncountedSteps;     // steps still to pass before times count
+  std::int64_t block_steps_ = 0;        // steps whose times are wanted before the next exchange with the other ranks
+  std::vector<std::int64_t> times_ns_;  // of this block
+  std::int64_t expected_ns_ = -1;       // kRun: of a step
+  int drifted_ = 0, lossy_ = 0, beaten_ = 0;  // comparisons in a row
+  int checks_ = 0, checks_to_pass_ = 0;       // since the decision, and how many before it may be taken anew
 
   // -- the step in hand
   bool in_step_ = false;

@@ -790,6 +790,65 @@ TEST(AutoEngine, ASlowSpellChangesNothing) {
   EXPECT_FALSE(says(run.news[0], "measuring again"));
 }
 
+// Its payloads grow, say.
+TEST(AutoEngine, TriesAgainWhatWasFasterOnTrial) {
+  Training run;
+  run.steps = 240;
+  std::atomic<int> others_tried_again = 0;
+  run.step_ns = [&](const std::string& what, std::int64_t step, int) {
+    if (what == "cast(fp16)") return (step < 80 ? 400 : 480) * kMs;
+    if (step >= 80) others_tried_again += what != "cast(bf16)" && what != "dense";
+    return (what == "cast(bf16)" ? 440 : what == "dense" ? 900 : 700) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(says(run.news[0],
+                   "a step takes 480 ms, on trial it took 400 ms, and less with others: cast(bf16) 440 ms; "
+                   "trying them and cast(fp16) again"));
+  EXPECT_FALSE(says(run.news[0], "measuring again"));
+  EXPECT_EQ(run.news[0], run.news[1]);
+  EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");
+  EXPECT_EQ(others_tried_again, 0);
+  for (const AutoCandidate& candidate : run.decisions[0].candidates) EXPECT_GT(candidate.measured_ns, 0);
+}
+
+// Dense was faster on trial, too. What the setting owes is paid.
+TEST(AutoEngine, GoesBackToDenseThatWasFasterOnTrial) {
+  Training run;
+  run.steps = 240;
+  run.step_ns = [&](const std::string& what, std::int64_t step, int) {
+    if (what == "quant(bits=4, round=dead_zone)") return (step < 80 ? 700 : 850) * kMs;
+    return (what == "dense" ? 800 : 900) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(
+      says(run.news[0], "less with others: dense 800 ms; trying them and quant(bits=4, round=dead_zone) again"));
+  EXPECT_EQ(chosen(run.decisions[0]), "dense");
+  EXPECT_LT(gradients_lost({&run}), 0.02);
+}
+
+// As long as the one that is slower now is still the fastest, it stays: others are as slow, or were slower on trial.
+TEST(AutoEngine, TryingAgainMayChangeNothing) {
+  for (const bool all_are_slower : {false, true}) {
+    Training run;
+    run.steps = 400;
+    run.step_ns = [&](const std::string& what, std::int64_t step, int) {
+      const double slower = step < 80 ? 1 : 1.2;
+      if (what == "cast(fp16)") return static_cast<std::int64_t>(slower * 400) * kMs;
+      const std::int64_t other = what == "cast(bf16)" && all_are_slower ? 440 : what == "dense" ? 900 : 700;
+      return static_cast<std::int64_t>((all_are_slower ? slower : 1.0) * static_cast<double>(other)) * kMs;
+    };
+    run.go();
+    expect_ok(run);
+    EXPECT_EQ(chosen(run.decisions[0]), "cast(fp16)");
+    const auto tried_again = std::count_if(run.news[0].begin(), run.news[0].end(), [](const std::string& line) {
+      return line.find("trying them") != std::string::npos;
+    });
+    EXPECT_EQ(tried_again, all_are_slower ? 1 : 0);  // what it is now counts from then on
+  }
+}
+
 TEST(AutoEngine, StepsBackFromASettingThatLosesTooMuch) {
   // What top-k of noise loses in a step, and owes after some: more than this.
   for (const bool by_residual : {false, true}) {

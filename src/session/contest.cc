@@ -25,6 +25,11 @@ Contest::Contest(int contestants, std::span<const std::int64_t> dense_ns) : time
   advance();
 }
 
+void Contest::keep_only(std::span<const int> contestants) {
+  std::erase_if(order_,
+                [&](int c) { return std::find(contestants.begin(), contestants.end(), c) == contestants.end(); });
+}
+
 void Contest::note(std::span<const std::int64_t> step_ns) {
   std::vector<std::int64_t>& times = times_[index(next())];
   times.insert(times.end(), step_ns.begin(), step_ns.end());

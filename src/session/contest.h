@@ -29,6 +29,9 @@ class Contest {
   // `contestants` with dense, which is 0; `dense_ns` are times of steps it has made.
   Contest(int contestants, std::span<const std::int64_t> dense_ns);
 
+  // Before anybody was tried: only these and dense take part.
+  void keep_only(std::span<const int> contestants);
+
   // Who is tried next; -1: nobody, it is over.
   int next() const { return order_.empty() ? -1 : order_.back(); }
 

@@ -97,5 +97,14 @@ TEST(Contest, WhoCanNotBeMadeIsOut) {
   EXPECT_EQ(all_out.winner(0), 0);
 }
 
+TEST(Contest, AmongSomeOfThem) {
+  Contest contest(4, Times{1000});
+  const int some[] = {3, 1};
+  contest.keep_only(some);
+  EXPECT_EQ(run(contest, {1000, 600, 100, 400}), (std::vector<int>{1, 3}));
+  EXPECT_EQ(contest.median_ns(2), -1);
+  EXPECT_EQ(contest.winner(0.03), 3);
+}
+
 }  // namespace
 }  // namespace cortado
