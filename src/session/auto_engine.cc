@@ -30,10 +30,11 @@ constexpr std::int64_t kFewestSteps = 3, kMostSteps = 8;
 constexpr std::int64_t quiet_steps(std::int64_t dense_steps) { return (dense_steps + 1) / 2; }
 constexpr int kUncountedOnTrial = 2;               // in the first one what the setting before owes is paid
 constexpr std::int64_t kWatchNs = 10'000'000'000;  // between comparisons, within these numbers of steps:
-constexpr std::int64_t kWatchFewest = 6, kWatchMost = 500;
-constexpr int kInARow = 2;       // comparisons that must agree before something changes
-constexpr int kMostToPass = 64;  // comparisons
-constexpr double kSlower = 1.1;  // over what was decided on, before others may be tried again
+constexpr std::int64_t kWatchFewest = 10, kWatchMost = 500;
+constexpr std::int64_t kWatchOfState = 16;  // steps, after a state was loaded: what they take is not known
+constexpr int kInARow = 2;                  // comparisons that must agree before something changes
+constexpr int kMostToPass = 64;             // comparisons
+constexpr double kSlower = 1.1;             // over what was decided on, before others may be tried again
 
 std::string milliseconds(std::int64_t time_ns) {
   return format_text("%.*f ms", time_ns < 100'000'000 ? 1 : 0, static_cast<double>(time_ns) * 1e-6);
@@ -486,6 +487,7 @@ void AutoEngineImpl::begin_measuring() {
   block_steps_ = kFewestSteps;
   ready_ns_.assign(tensors_.size(), 0);
   quiet_.clear();
+  retried_.reset();
   forget_samples();
   if (communicator_->rank() != 0) return;
   for (const auto& [tensor, elems] : sampled_elems(tensors_)) {
@@ -580,7 +582,8 @@ Status AutoEngineImpl::decide() {
   forget_samples();
   std::vector<AutoCandidate>& candidates = decision_.candidates;
   for (std::size_t c = 0; c < candidates.size(); ++c) {
-    if (contest_->steps(static_cast<int>(c)) == 0) continue;
+    const bool was_tried = contest_->steps(static_cast<int>(c)) > (c == 0 && retried_.has_value() ? 1 : 0);
+    if (!was_tried) continue;
     candidates[c].measured_ns = contest_->median_ns(static_cast<int>(c));
     candidates[c].steps = contest_->steps(static_cast<int>(c));
   }
@@ -611,7 +614,8 @@ Status AutoEngineImpl::decide() {
                        format_text("%g %%", options_.min_gain * 100) + " is no reason to lose anything";
   } else {
     decision_.reason = "dense, " + milliseconds(dense.measured_ns) + " a step" + predicted(dense) +
-                       ": no setting allowed is predicted to be faster";
+                       (retried_.has_value() ? ": what was faster on trial can't be made any more"
+                                             : ": no setting allowed is predicted to be faster");
   }
   std::string others;
   for (std::size_t c = 1; c < candidates.size(); ++c) {
@@ -626,8 +630,19 @@ Status AutoEngineImpl::decide() {
   decision_.chosen = winner;
   phase_ = Phase::kRun;
   expected_ns_ = contest_->median_ns(winner);
+  if (!retried_.has_value()) {
+    first_ns_.clear();
+    for (const AutoCandidate& candidate : candidates) first_ns_.push_back(candidate.measured_ns);
+  } else if (winner == retried_->candidate) {
+    expected_ns_ = std::max(expected_ns_, retried_->step_ns);  // fresh, it was faster than it stays
+  }
+  retried_.reset();
+  std::int64_t& first_ns = first_ns_[static_cast<std::size_t>(winner)];
+  if (first_ns < 0) first_ns = expected_ns_;
+  drift_from_ns_ = first_ns;
   block_steps_ = std::clamp(kWatchNs / std::max<std::int64_t>(1, expected_ns_), kWatchFewest, kWatchMost);
-  if (winner == 0 && options_.can_average && !dense_was_passed_) expected_ns_ = -1;  // the first comparison tells
+  // The first comparison tells.
+  if (winner == 0 && options_.can_average && !dense_was_passed_) expected_ns_ = drift_from_ns_ = -1;
   decision_.step_ns = -1;
   checks_ = drifted_ = lossy_ = beaten_ = 0;
   return {};
@@ -646,17 +661,17 @@ Status AutoEngineImpl::check_progress() {
   const auto step_ns = static_cast<std::int64_t>(most[0]);
   const double relative_error = most[1], residual = most[2];
   ++checks_;
-  if (expected_ns_ < 0) expected_ns_ = step_ns;  // after a checkpoint
+  if (expected_ns_ < 0) expected_ns_ = drift_from_ns_ = step_ns;  // after a checkpoint
   decision_.step_ns = step_ns;
-  decision_.drift = as_double(step_ns) / as_double(expected_ns_) - 1;
+  decision_.drift = as_double(step_ns) / as_double(drift_from_ns_) - 1;
   decision_.relative_error = relative_error;
   decision_.residual = residual;
 
   const bool is_lossy = relative_error > options_.max_relative_error || residual > options_.max_residual;
   lossy_ = is_lossy ? lossy_ + 1 : 0;
   const double beyond = 1 + options_.drift;
-  const bool has_drifted =
-      as_double(step_ns) > beyond * as_double(expected_ns_) || as_double(expected_ns_) > beyond * as_double(step_ns);
+  const bool has_drifted = as_double(step_ns) > beyond * as_double(drift_from_ns_) ||
+                           as_double(drift_from_ns_) > beyond * as_double(step_ns);
   drifted_ = has_drifted ? drifted_ + 1 : 0;
   beaten_ =
       as_double(step_ns) > kSlower * as_double(expected_ns_) && !faster_on_trial(step_ns).empty() ? beaten_ + 1 : 0;
@@ -671,11 +686,11 @@ Status AutoEngineImpl::check_progress() {
     begin_measuring();
   } else if (drifted_ >= kInARow && checks_ > checks_to_pass_) {
     say("auto, step " + std::to_string(step_number()) + ": a step takes " + milliseconds(step_ns) + ", expected " +
-        milliseconds(expected_ns_) + "; dense, and measuring again");
+        milliseconds(drift_from_ns_) + "; dense, and measuring again");
     checks_to_pass_ = std::clamp(2 * checks_to_pass_, 4, kMostToPass);  // never one decision after the other
     CORTADO_RETURN_IF_ERROR(switch_to(0));
     begin_measuring();
-  } else if (beaten_ >= kInARow && checks_ > checks_to_pass_) {
+  } else if (beaten_ >= kInARow && checks_ > retries_to_pass_) {
     return try_again(step_ns);
   }
   return {};
@@ -694,30 +709,36 @@ std::vector<int> AutoEngineImpl::faster_on_trial(std::int64_t step_ns) const {
 
 // Payloads of some settings grow as training goes on. Links and codecs are what they were: nothing is measured anew.
 Status AutoEngineImpl::try_again(std::int64_t step_ns) {
+  std::vector<AutoCandidate>& candidates = decision_.candidates;
   std::vector<int> contestants = faster_on_trial(step_ns);
   std::string others;
   for (const int c : contestants) {
-    const AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(c)];
+    const AutoCandidate& of = candidates[static_cast<std::size_t>(c)];
     others += (others.empty() ? "" : ", ") + of.label + " " + milliseconds(of.measured_ns);
   }
-  say("auto, step " + std::to_string(step_number()) + ": a step takes " + milliseconds(step_ns) +
-      ", on trial it took " + milliseconds(expected_ns_) + ", and less with others: " + others + "; trying them and " +
+  say("auto, step " + std::to_string(step_number()) + ": a step takes " + milliseconds(step_ns) + ", expected " +
+      milliseconds(expected_ns_) + ", and others took less on trial: " + others + "; trying them and " +
       current().label + " again");
   contestants.push_back(current_);
-  checks_to_pass_ = std::clamp(2 * checks_to_pass_, 4, kMostToPass);
-  CORTADO_RETURN_IF_ERROR(switch_to(0));
-  const std::int64_t dense_ns[] = {decision_.candidates[0].measured_ns};
-  contest_.emplace(static_cast<int>(decision_.candidates.size()), dense_ns);
+  retries_to_pass_ = std::clamp(2 * retries_to_pass_, 4, kMostToPass);
+  retried_ = {.candidate = current_, .step_ns = step_ns};
+  if (current_ == 0) candidates[0].measured_ns = step_ns;
+  const std::int64_t dense_ns[] = {candidates[0].measured_ns};
+  contest_.emplace(static_cast<int>(candidates.size()), dense_ns);
   contest_->keep_only(contestants);
   for (const int c : contestants) {
-    if (c != 0) decision_.candidates[static_cast<std::size_t>(c)].measured_ns = -1;
+    if (c != 0)
+      candidates[static_cast<std::size_t>(c)].measured_ns = -1, candidates[static_cast<std::size_t>(c)].steps = 0;
   }
+  CORTADO_RETURN_IF_ERROR(switch_to(0));
   decision_.decided = false;
   decision_.chosen = 0;
   decision_.reason = "trying again";
   block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, step_ns), kFewestSteps, kMostSteps);
   phase_ = Phase::kTry;
-  return next_trial();
+  const Status status = next_trial();
+  uncounted_ = std::max(uncounted_, kPieces);  // until what the one that ran for long owes is paid
+  return status;
 }
 
 // ---- from engine to engine ------------------------------------------------------------------------------------------
@@ -1072,8 +1093,9 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   current_ = decision_.chosen;
   phase_ = Phase::kRun;
   forget_samples();
-  expected_ns_ = -1;
-  block_steps_ = kWatchFewest;
+  retried_.reset();
+  expected_ns_ = drift_from_ns_ = -1;
+  block_steps_ = kWatchOfState;
   checks_ = drifted_ = lossy_ = beaten_ = 0;
   return warning;
 }

@@ -5,7 +5,7 @@
 //   kMeasure  dense steps, the first ones not counted; then links and codecs are measured and candidates come from the
 //             planner (candidates.h)
 //   kTry      each candidate for some steps, as the contest says (contest.h)
-//   kRun      the winner. Every some seconds all ranks gather how long steps took and what is lost, and go back to
+//   kRun      the winner. About every ten seconds all ranks gather how long steps took and what is lost, and go back to
 //             kMeasure if the time has drifted or too much is lost, or to kTry if others were faster on trial than the
 //             winner is now
 //
@@ -185,8 +185,16 @@ class AutoEngineImpl final : public AutoEngine {
   std::int64_t block_steps_ = 0;        // steps whose times are wanted before the next exchange with the other ranks
   std::vector<std::int64_t> times_ns_;  // of this block
   std::int64_t expected_ns_ = -1;       // kRun: of a step
+  std::int64_t drift_from_ns_ = -1;     // kRun: the same, as it was when links and codecs were measured
+  std::vector<std::int64_t> first_ns_;  // by candidate: on trial then; -1: not tried
+  struct Retried {
+    int candidate;
+    std::int64_t step_ns;
+  };
+  std::optional<Retried> retried_;            // kTry, again: who ran, and what its steps took
   int drifted_ = 0, lossy_ = 0, beaten_ = 0;  // comparisons in a row
-  int checks_ = 0, checks_to_pass_ = 0;       // since the decision, and how many before it may be taken anew
+  // Comparisons since the decision, and how many of them before all is measured anew, or others are tried again.
+  int checks_ = 0, checks_to_pass_ = 0, retries_to_pass_ = 0;
 
   // -- the step in hand
   bool in_step_ = false;

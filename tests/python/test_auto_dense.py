@@ -117,7 +117,7 @@ def test_the_report_says_so(pools):
 
 
 def slow_down(me):
-    """The network seems to become slower. Behind a checkpoint six steps are compared with the six before."""
+    """The network seems to become slower. Behind a checkpoint 16 steps are compared with the 16 before."""
     model = decline(me, "auto(quality=safe, measure_s=0.2, min_gain=0.9)")
     optimizer = make_optimizer(model)
     train(me, model, 15, optimizer)
