@@ -39,6 +39,8 @@ std::vector<AutoSetting> allowed_settings(const AutoOptions& options, const std:
   return allowed;
 }
 
+bool is_low_rank(const std::string& codec) { return codec.starts_with("acp") || codec.starts_with("power"); }
+
 // What a plan may encode with. Of plans there is evidence for casts only: settings leave vectors alone, plans need not.
 // Low rank has warm starts that plans do not keep.
 std::vector<std::string> codecs_for_plans(const AutoOptions& options, const std::vector<std::string>& refused) {
@@ -46,9 +48,8 @@ std::vector<std::string> codecs_for_plans(const AutoOptions& options, const std:
   if (std::find(refused.begin(), refused.end(), "plan") != refused.end()) return codecs;
   for (const AutoSetting& setting : allowed_settings(options, refused)) {
     const std::string codec = codec_of_setting(setting.spec).value();
-    const bool is_low_rank = codec.starts_with("acp") || codec.starts_with("power");
     const bool is_allowed = options.quality == Quality::kAggressive || codec.starts_with("cast");
-    if (is_allowed && !is_low_rank) codecs.push_back(codec);
+    if (is_allowed && !is_low_rank(codec)) codecs.push_back(codec);
   }
   return codecs;
 }
@@ -190,6 +191,27 @@ Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& c
   for (ClusterLevel& level : scaled.levels) scale(level.collectives);
   for (ClusterRange& range : scaled.ranges) scale(range.collectives);
   return scaled;
+}
+
+// Codecs of low rank make float32 factors. `cluster` with the same factors on a narrower wire: curves whose sizes are
+// as much larger, and whose times beyond the first grow as sums of that type do. (Ranges that were not measured are
+// made of whatever collective a level has.)
+Cluster with_wire(const Cluster& cluster, DType wire) {
+  Cluster narrow = cluster;
+  const auto scale = [&](const ClusterLevel& level, CollectiveCurves& curves) {
+    for (auto& [kind, curve] : curves) {
+      const std::int64_t latency_ns = curve.times_ns.front();
+      for (std::int64_t& size : curve.sizes) size *= static_cast<std::int64_t>(sizeof(float) / dtype_bytes(wire));
+      for (std::int64_t& time_ns : curve.times_ns) {
+        time_ns = latency_ns + std::llround(level.sum_factor(wire) * static_cast<double>(time_ns - latency_ns));
+      }
+    }
+  };
+  for (ClusterLevel& level : narrow.levels) scale(level, level.collectives);
+  for (ClusterRange& range : narrow.ranges) {
+    scale(narrow.levels[static_cast<std::size_t>(range.levels.last)], range.collectives);
+  }
+  return narrow;
 }
 
 // What engines work in, and send, but for buffers that are handed over.
@@ -373,9 +395,12 @@ struct Fit {
   }
 
   Result<std::int64_t> predict_setting(const std::string& setting, const GradientSamples& samples) const {
+    CORTADO_ASSIGN_OR_RETURN(const EngineOptions options, EngineOptions::parse(setting));
     CORTADO_ASSIGN_OR_RETURN(const std::string codec, codec_of_setting(setting));
+    const bool is_narrow = is_low_rank(codec) && options.wire != DType::kFloat32;
     CORTADO_ASSIGN_OR_RETURN(const Prediction predicted,
-                             predict(codec, job, cluster, samples, takes_buffers, keeps_gradients));
+                             predict(codec, job, is_narrow ? with_wire(cluster, options.wire) : cluster, samples,
+                                     takes_buffers, keeps_gradients));
     return fitted_ns(predicted);
   }
 };

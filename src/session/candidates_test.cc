@@ -117,6 +117,28 @@ TEST(Candidates, DecodingWaitsForTheVerdictWhereGradientsAreNotKept) {
   EXPECT_EQ(predicted(waits, "dense"), predicted(early, "dense"));
 }
 
+// Factors are made in float32, whatever they travel in.
+TEST(Candidates, LowRankOnANarrowWireIsEncodedWholeAndSentInHalf) {
+  const std::string narrow = "acp(rank=16, wire=bf16)";
+  Cluster cluster = two_machines(500, auto_codecs(Quality::kAggressive));
+  const Candidates before = find(Quality::kAggressive, cluster);
+  ASSERT_GT(predicted(before, narrow), 0);
+  EXPECT_GT(predicted(before, narrow), predicted(before, "acp(rank=4)")) << "half of rank 16 is twice rank 4";
+
+  for (ClusterLevel& level : cluster.levels) level.bfloat16_sum_factor = 3;
+  const Candidates slow_sums = find(Quality::kAggressive, cluster);
+  EXPECT_GT(predicted(slow_sums, narrow), predicted(before, narrow));
+  EXPECT_EQ(predicted(slow_sums, "acp(rank=4)"), predicted(before, "acp(rank=4)"));
+
+  constexpr std::int64_t kLonger = 30'000'000;
+  for (CodecTimes& times : cluster.codecs) {
+    if (times.codec != "acp(rank=16)" || times.direction != OpKind::kEncode) continue;
+    for (std::int64_t& time_ns : times.curve.times_ns) time_ns += kLonger;
+  }
+  const Candidates slow_codec = find(Quality::kAggressive, cluster);
+  EXPECT_GE(predicted(slow_codec, narrow), predicted(slow_sums, narrow) + kLonger / 2);
+}
+
 // Gradients are cast where they lie, also by plans.
 TEST(Candidates, DenseStepsPackGradientsAndCastsDoNot) {
   Cluster cluster = two_machines(500, {"cast(bf16)"});

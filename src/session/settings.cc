@@ -40,8 +40,7 @@ Result<std::string> codec_of_setting(std::string_view spec) {
   if (options.method == Method::kNone) return std::string("none");
   if (options.method == Method::kCodec) return options.codec;
   if (options.method == Method::kCast) return "cast(" + std::string(dtype_name(options.wire)) + ")";
-  const int rank = options.wire == DType::kFloat32 ? options.rank : std::max(1, options.rank / 2);
-  return (options.method == Method::kAcp ? "acp(rank=" : "power(rank=") + std::to_string(rank) + ")";
+  return (options.method == Method::kAcp ? "acp(rank=" : "power(rank=") + std::to_string(options.rank) + ")";
 }
 
 std::vector<std::string> auto_codecs(Quality quality) {

@@ -9,7 +9,6 @@
 namespace cortado {
 
 // The codec of a setting alone, without the engine's own parameters: what calibrate() measures and the planner knows.
-// Low-rank factors that travel in 16 bits count as half as many in 32.
 Result<std::string> codec_of_setting(std::string_view spec);
 
 }  // namespace cortado
