@@ -57,6 +57,7 @@ class Runner:
         timed = max(FEWEST_TIMED, min(most_timed, int(seconds / self.step_s) - 1))
         dist.barrier()
         block = timed_steps(self.trainer, 1, timed)
+        self.step_s = block["step_ms"] / 1e3  # of warm-up steps some are dense, whatever the method
         self.blocks_ms.append(block["step_ms"])
         emit("block", set=label, method=self.name, round=number, step_ms=block["step_ms"], steps_ms=block["steps_ms"])
 
