@@ -41,7 +41,6 @@ HEADER = [
     "dense predicted / measured",
     "measuring",
 ]
-VGG_TRAINS_SINCE = "2026-11-27 07:46"
 COLOURS = {"gpt": "#4c72b0", "mlp": "#dd8452", "vgg": "#55a868"}
 
 
@@ -137,13 +136,7 @@ def conditions(records: list[dict]) -> list[str]:
     last = records[-1]
     steps = sorted(len(block["steps_ms"]) for record in records for block in record["blocks"])
     rounds = sorted(record["rounds"] for record in records)
-    dead = sum(record["model"] == "vgg" and record["started"] < VGG_TRAINS_SINCE for record in records)
-    died = [
-        f"- vgg, {dead} cells of before {VGG_TRAINS_SINCE}: after some 90 steps all units of a layer were dead, and"
-        " nearly all gradients 0 (its weights are initialised otherwise since); what compso and other codecs take"
-        " there, whose payload depends on the values, is not what they take in training"
-    ]
-    return (died if dead else []) + [
+    return [
         f"- runs: {started[0]} to {started[-1]}, commit {', '.join(commits)}; {len(records)} cells",
         "- " + ", ".join(f"{key} {value}" for key, value in last["machine"].items()),
         f"- links: {last['links'].replace(last['rate'], 'shaped')}; one thread a worker, pinned",
