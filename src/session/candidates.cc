@@ -133,6 +133,15 @@ Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& 
   return plan;
 }
 
+// Of every level and every range that was measured, with its outermost level.
+template <typename Change>
+void change_collectives(Cluster* cluster, Change change) {
+  for (ClusterLevel& level : cluster->levels) change(level, level.collectives);
+  for (ClusterRange& range : cluster->ranges) {
+    change(cluster->levels[static_cast<std::size_t>(range.levels.last)], range.collectives);
+  }
+}
+
 // Steps that overflow and parameters that are not used say nothing of the others.
 bool tells_sizes(const std::vector<float>& sample) {
   return all_finite(sample.data(), static_cast<std::int64_t>(sample.size()), DType::kFloat32) &&
@@ -181,15 +190,13 @@ Result<double> payload_share(const std::string& codec, const GradientSamples& sa
 Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& codec, const GradientSamples& samples) {
   CORTADO_ASSIGN_OR_RETURN(const double share, payload_share(codec, samples));
   Cluster scaled = cluster;
-  const auto scale = [&](CollectiveCurves& curves) {
+  change_collectives(&scaled, [&](const ClusterLevel&, CollectiveCurves& curves) {
     const auto gather = curves.find(OpKind::kAllGather);
     if (gather == curves.end()) return;
     for (std::int64_t& size : gather->second.sizes) {
       size = static_cast<std::int64_t>(static_cast<double>(size) / share);
     }
-  };
-  for (ClusterLevel& level : scaled.levels) scale(level.collectives);
-  for (ClusterRange& range : scaled.ranges) scale(range.collectives);
+  });
   return scaled;
 }
 
@@ -198,7 +205,7 @@ Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& c
 // made of whatever collective a level has.)
 Cluster with_wire(const Cluster& cluster, DType wire) {
   Cluster narrow = cluster;
-  const auto scale = [&](const ClusterLevel& level, CollectiveCurves& curves) {
+  change_collectives(&narrow, [&](const ClusterLevel& level, CollectiveCurves& curves) {
     for (auto& [kind, curve] : curves) {
       const std::int64_t latency_ns = curve.times_ns.front();
       for (std::int64_t& size : curve.sizes) size *= static_cast<std::int64_t>(sizeof(float) / dtype_bytes(wire));
@@ -206,11 +213,7 @@ Cluster with_wire(const Cluster& cluster, DType wire) {
         time_ns = latency_ns + std::llround(level.sum_factor(wire) * static_cast<double>(time_ns - latency_ns));
       }
     }
-  };
-  for (ClusterLevel& level : narrow.levels) scale(level, level.collectives);
-  for (ClusterRange& range : narrow.ranges) {
-    scale(narrow.levels[static_cast<std::size_t>(range.levels.last)], range.collectives);
-  }
+  });
   return narrow;
 }
 
@@ -295,15 +298,13 @@ Result<std::int64_t> dense_backward_ns(const Job& job, const Cluster& cluster, b
 
 Cluster with_links_slower_by(const Cluster& cluster, double factor) {
   Cluster slower = cluster;
-  const auto scale = [&](CollectiveCurves& curves) {
+  change_collectives(&slower, [&](const ClusterLevel&, CollectiveCurves& curves) {
     for (auto& [kind, curve] : curves) {
       for (std::int64_t& time_ns : curve.times_ns) {
         time_ns = std::llround(static_cast<double>(time_ns) * factor);
       }
     }
-  };
-  for (ClusterLevel& level : slower.levels) scale(level.collectives);
-  for (ClusterRange& range : slower.ranges) scale(range.collectives);
+  });
   return slower;
 }
 
@@ -487,13 +488,11 @@ Result<Cluster> measure_cluster(const AutoOptions& options, const Topology& topo
       .progress = nullptr};
   CORTADO_ASSIGN_OR_RETURN(Cluster cluster, calibrate(communicator, calibration, clock));
   // Collectives with a root are not worth the time to measure them, and formulas for them promise too much.
-  const auto forbid_rooted = [](CollectiveCurves& curves) {
+  change_collectives(&cluster, [](const ClusterLevel&, CollectiveCurves& curves) {
     for (const OpKind kind : {OpKind::kReduce, OpKind::kBroadcast, OpKind::kGather}) {
       curves[kind] = {.sizes = {1}, .times_ns = {kMaxNs / 1024}};
     }
-  };
-  for (ClusterLevel& level : cluster.levels) forbid_rooted(level.collectives);
-  for (ClusterRange& range : cluster.ranges) forbid_rooted(range.collectives);
+  });
   return cluster;
 }
 
