@@ -56,7 +56,7 @@ struct Fp8DeviceScheme {
   }
   CORTADO_HD std::uint32_t code_of(const BlockGrid& grid, float value, std::uint32_t) const {
     if (grid.step != grid.step) value = 0;
-    value = value < -grid.reach ? -grid.reach : value > grid.reach ? grid.reach : value;
+    value = fminf(fmaxf(value, -grid.reach), grid.reach);
     return to_fp8(format, value * grid.inverse);
   }
   CORTADO_HD float value_of(const BlockGrid& grid, std::uint32_t code, std::uint32_t) const {

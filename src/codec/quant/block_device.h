@@ -18,6 +18,7 @@
 #pragma once
 
 #include <bit>
+#include <type_traits>
 
 #include "codec/device_workspace.h"
 #include "codec/pieces.h"
@@ -30,6 +31,8 @@ constexpr int kBlockTileThreads = 256, kBlockLanes = 16, kBlockRows = 16;
 constexpr std::int64_t kBlockTileElems = std::int64_t{kBlockTileThreads} * kBlockRows;
 constexpr int kMostTileParts = static_cast<int>(kBlockTileElems / kSmallestBlockElems);
 constexpr std::int64_t kDeviceGroupElems = 128;  // of the packing
+constexpr int kLog2ThreadElems = 8;              // values that 16 threads share
+static_assert(1 << kLog2ThreadElems == kBlockLanes * kBlockRows);
 constexpr std::int64_t kTilePieces = kBlockTileElems / kMaxPieceElems;
 
 // The 16 values of a thread: of rows of 16, the same lane.
@@ -96,6 +99,30 @@ CORTADO_HD inline BlockStats stats_of_part(const PartMemory& parts, std::int64_t
   return stats;
 }
 
+// Loops over some of the 16 rows count by constants, here and below: what is indexed otherwise is no register.
+CORTADO_HD inline std::uint32_t largest_magnitude(const LaneValues& values, int begin, int count) {
+  std::uint32_t largest = 0;
+  for (int row = 0; row < kBlockRows; ++row) {
+    if (count < kBlockRows && (row < begin || row >= begin + count)) continue;
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(values.rows[row]) & 0x7fffffffu);
+  }
+  return largest;
+}
+
+struct LaneRange {
+  std::uint32_t low, high;  // as in PartMemory
+};
+CORTADO_HD inline LaneRange range_of(const LaneValues& values, int begin, int count) {
+  float low = 0, high = 0;
+  for (int row = 0; row < kBlockRows; ++row) {
+    if (count < kBlockRows && (row < begin || row >= begin + count)) continue;
+    const float v = values.rows[row];
+    low = v < low ? v : low;
+    high = v > high ? v : high;
+  }
+  return {~ordered_bits(low), ordered_bits(high)};
+}
+
 // Fills `parts` with the statistics of every `part_elems` values, a power of two from 32 to 1024; as measure_blocks().
 template <class Block>
 CORTADO_HD void measure_parts(Block& block, typename Block::template PerThread<LaneValues>& values, BlockScale scale,
@@ -113,26 +140,31 @@ CORTADO_HD void measure_parts(Block& block, typename Block::template PerThread<L
   const auto part_of = [&](int t, int row) {
     return static_cast<int>(first_of_thread(t) + row * kBlockLanes) >> log2_part_elems;
   };
-  // Rows are counted by constants, here and below: what is indexed otherwise is no register.
-  block.each([&](int t) {
-    std::uint32_t magnitude = 0;
-    float low = 0, high = 0;
-    for (int row = 0; row < kBlockRows; ++row) {
-      const float v = values[t].rows[row];
-      magnitude = std::max(magnitude, std::bit_cast<std::uint32_t>(v) & 0x7fffffffu);
-      low = v < low ? v : low;
-      high = v > high ? v : high;
-      if (((row + 1) & (rows_a_part - 1)) != 0) continue;
-      const int part = part_of(t, row);
-      block.raise(&parts.magnitude[part], magnitude);
-      if (scale == BlockScale::kRange) {
-        block.raise(&parts.low[part], ~ordered_bits(low));
-        block.raise(&parts.high[part], ordered_bits(high));
-      }
-      magnitude = 0;
-      low = high = 0;
+  // Sixteen threads find the largest of their part's values together, and one tells it.
+  const bool is_range = scale == BlockScale::kRange;
+  for (int begin = 0; begin < kBlockRows; begin += rows_a_part) {
+    typename Block::template PerThread<std::uint32_t> magnitudes;
+    typename Block::template PerThread<LaneRange> ranges;
+    block.each_in_warp([&](int t) {
+      magnitudes[t] = largest_magnitude(values[t], begin, rows_a_part);
+      if (is_range) ranges[t] = range_of(values[t], begin, rows_a_part);
+    });
+    block.butterfly(magnitudes, kBlockLanes, [](std::uint32_t a, std::uint32_t b) { return std::max(a, b); });
+    if (is_range) {
+      block.butterfly(ranges, kBlockLanes, [](const LaneRange& a, const LaneRange& b) {
+        return LaneRange{std::max(a.low, b.low), std::max(a.high, b.high)};
+      });
     }
-  });
+    block.each_in_warp([&](int t) {
+      if (t % kBlockLanes != 0) return;
+      const int part = part_of(t, begin);
+      block.raise(&parts.magnitude[part], magnitudes[t]);
+      if (!is_range) return;
+      block.raise(&parts.low[part], ranges[t].low);
+      block.raise(&parts.high[part], ranges[t].high);
+    });
+  }
+  block.each([](int) {});
   if (scale != BlockScale::kRms && scale != BlockScale::kL2) return;
   // A lane's squares are added in the order of rows, through all 16 rows of a thread and from thread to thread.
   const int threads_a_part = part_elems <= kThreadGroup ? 1 : part_elems / kThreadGroup;
@@ -171,11 +203,20 @@ struct PackedMemory {
   std::uint8_t tail[kDeviceGroupElems];  // codes behind the last whole group
 };
 
+// Calls f(bits), for the most common numbers with a constant, which makes single instructions of its loops.
+template <class F>
+CORTADO_HD void with_bits(int bits, const F& f) {
+  if (bits == 8) return f(std::integral_constant<int, 8>());
+  if (bits == 4) return f(std::integral_constant<int, 4>());
+  f(bits);
+}
+
 CORTADO_HD inline std::int64_t packed_tile_bytes(std::int64_t elems, int bits) { return (elems * bits + 7) / 8; }
 
-// The codes of a thread, in the order of its rows; `elems` are those of the tile.
-CORTADO_HD inline void pack_lane(const std::uint8_t (&codes)[kBlockRows], std::int64_t elems, int bits, int t,
-                                 PackedMemory& packed) {
+// The codes of a thread, in the order of its rows; `elems` are those of the tile. `Bits` is int, or a constant.
+template <class Bits>
+CORTADO_HD void pack_lane(const std::uint8_t (&codes)[kBlockRows], std::int64_t elems, Bits bits, int t,
+                          PackedMemory& packed) {
   constexpr int kGroupRows = kDeviceGroupElems / kBlockLanes;
   const std::int64_t groups = elems / kDeviceGroupElems;
   for (int half = 0; half < kBlockRows / kGroupRows; ++half) {
@@ -207,8 +248,9 @@ CORTADO_HD inline void pack_tail(std::int64_t elems, int bits, int t, PackedMemo
   packed.bytes[(elems - tail) * bits / 8 + t] = static_cast<std::byte>(byte);
 }
 
-CORTADO_HD inline void unpack_lane(const PackedMemory& packed, std::int64_t elems, int bits, int t,
-                                   std::uint8_t (&codes)[kBlockRows]) {
+template <class Bits>
+CORTADO_HD void unpack_lane(const PackedMemory& packed, std::int64_t elems, Bits bits, int t,
+                            std::uint8_t (&codes)[kBlockRows]) {
   constexpr int kGroupRows = kDeviceGroupElems / kBlockLanes;
   const std::int64_t groups = elems / kDeviceGroupElems;
   for (int half = 0; half < kBlockRows / kGroupRows; ++half) {
@@ -253,6 +295,8 @@ struct BlockShape {
         codes_at(key_bytes + blocks * Scheme::kSideBytes) {}
 
   CORTADO_HD bool is_large() const { return block_elems > kBlockTileElems; }
+  // All values of a thread lie in one block.
+  CORTADO_HD bool has_one_a_thread() const { return log2_block_elems >= kLog2ThreadElems; }
   CORTADO_HD std::int64_t elems_of(std::int64_t block, std::int64_t elems) const {
     const std::int64_t left = elems - block * block_elems;
     return left < block_elems ? left : block_elems;
@@ -391,13 +435,14 @@ struct BlockEncode {
       }
       PhiloxBlock random = {};
       if (scheme.is_random()) random = random_of_lane(stream, tile.first, t);
+      const std::int64_t first = first_of_thread(t);
+      BlockGrid grid = shared.grids[shape.is_large() ? 0 : first >> shape.log2_block_elems];
       std::uint8_t codes[kBlockRows];
       for (int row = 0; row < kBlockRows; ++row) {
-        const std::int64_t i = first_of_thread(t) + row * kBlockLanes;
-        const BlockGrid& grid = shared.grids[shape.is_large() ? 0 : i >> shape.log2_block_elems];
+        if (!shape.has_one_a_thread()) grid = shared.grids[(first + row * kBlockLanes) >> shape.log2_block_elems];
         codes[row] = static_cast<std::uint8_t>(scheme.code_of(grid, values[t].rows[row], random_byte(random, row)));
       }
-      pack_lane(codes, tile.elems, scheme.bits(), t, shared.packed);
+      with_bits(scheme.bits(), [&](auto bits) { pack_lane(codes, tile.elems, bits, t, shared.packed); });
     });
     if (tile.elems % kDeviceGroupElems != 0) {
       block.each([&](int t) { pack_tail(tile.elems, scheme.bits(), t, shared.packed); });
@@ -480,16 +525,21 @@ struct BlockDecode {
     }
     block.each([&](int t) {
       std::uint8_t codes[kBlockRows];
-      unpack_lane(shared.packed, tile.elems, bits, t, codes);
+      with_bits(bits, [&](auto width) { unpack_lane(shared.packed, tile.elems, width, t, codes); });
       PhiloxBlock random = {};
       if (scheme.carries_key()) random = random_of_lane(stream, tile.first, t);
       const std::int64_t rows = rows_of_thread(tile.elems, t), first = tile.first + first_of_thread(t);
+      const auto number = static_cast<int>((first >> shape.log2_block_elems) - first_block);
+      BlockGrid grid = shared.grids[rows > 0 ? number : 0];
       bool is_legal = true;
       float values[kBlockRows] = {};
+      const int in_tensor = rows < kBlockRows ? static_cast<int>(rows) : kBlockRows;
       for (int row = 0; row < kBlockRows; ++row) {
-        if (row >= rows) continue;
+        if (row >= in_tensor) continue;
         is_legal = is_legal && scheme.is_legal(codes[row]);
-        const BlockGrid& grid = shared.grids[((first + row * kBlockLanes) >> shape.log2_block_elems) - first_block];
+        if (!shape.has_one_a_thread()) {
+          grid = shared.grids[((first + row * kBlockLanes) >> shape.log2_block_elems) - first_block];
+        }
         values[row] = scheme.value_of(grid, codes[row], random_byte(random, row));
       }
       if (!is_legal) block.set_bits(&tensors.faults[tile.tensor], kCorruptPayload);

@@ -53,10 +53,10 @@ struct QuantDeviceScheme {
   CORTADO_HD std::uint32_t code_of(const BlockGrid& grid, float value, std::uint32_t random) const {
     const float largest = rule.largest_level(), shift = rule.bits == 1 ? 0.5f : 0.0f;
     if (grid.step != grid.step) value = 0;
-    value = value < -grid.reach ? -grid.reach : value > grid.reach ? grid.reach : value;
+    value = fminf(fmaxf(value, -grid.reach), grid.reach);
     float q = value * grid.inverse;
     if (rule.filter >= 0 && fabsf(value) <= grid.threshold) q = 0;
-    q = q < -largest ? -largest : q > largest ? largest : q;
+    q = fminf(fmaxf(q, -largest), largest);
     // Rounds to nearest, ties to even: a sum with 1.5 * 2^23 has a last place of 1 and the integer in its lower bits.
     const float sum = nudged(rule.rounding, kDeadZone, q, shift, random) + 0x1.8p23f;
     return std::bit_cast<std::uint32_t>(sum) - (0x4b400000u - static_cast<std::uint32_t>(largest + shift));
