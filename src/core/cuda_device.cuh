@@ -43,6 +43,11 @@ class CudaBlock {
     for (int apart = width / 2; apart > 0; apart /= 2) own = op(own, from_lane_xor(own, apart));
   }
 
+  template <typename T>
+  __device__ void exchange(PerThread<T>& x, int apart) {
+    x[0] = from_lane_xor(x[0], apart);
+  }
+
   __device__ void ballot(PerThread<std::uint32_t>& x) { x[0] = __ballot_sync(kAllThreads, x[0] != 0); }
 
   template <typename T>

@@ -22,6 +22,7 @@
 //   PerThread<T> x;  x[t]           a value that thread t keeps from phase to phase: a register
 //   each(f), each_in_warp(f)        a phase f(thread). Behind the second only the 32 threads of a warp have waited
 //   butterfly(x, width, op)         x[t] = op(x[t], x[t ^ apart]) for apart = width / 2 ... 1; width at most 32
+//   exchange(x, apart)              x[t] = x[t ^ apart], apart at most 16
 //   ballot(x)                       x[t] = a bit for each thread of the warp whose x was not 0
 //   exclusive_sum(x)                x[t] = sum of the x before; returns the sum of all
 //   uniform(v)                      the value of a variable in Shared, for code between phases: no thread goes on to

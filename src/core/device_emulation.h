@@ -62,6 +62,13 @@ class EmulatedBlock {
     }
   }
 
+  template <typename T>
+  void exchange(PerThread<T>& x, int apart) {
+    T before[kWarpThreads];
+    for (int t = 0; t < kWarpThreads; ++t) before[t] = x[t];
+    for (int t = 0; t < kWarpThreads; ++t) x[t] = before[t ^ apart];
+  }
+
   void ballot(PerThread<std::uint32_t>& x) {
     std::uint32_t bits = 0;
     for (int t = 0; t < kWarpThreads; ++t) bits |= std::uint32_t{x[t] != 0} << t;

@@ -137,48 +137,87 @@ struct LowRankPart {
   bool is_first;          // of its tiles
 };
 
-// Of the rows of a warp.
+// Of the rows of a warp, kLowRankChunk ranks each.
 struct LowRankRowSums {
   static constexpr int kRows = kLowRankTileRows / (kLowRankThreads / kWarpThreads);
-  float values[kRows][kLowRankChunk];
+  float values[kRows * kLowRankChunk];
 };
 
-// partial_rows += tile * transpose(basis), for kLowRankChunk ranks from k0 on.
+// sums += tile * transpose(basis), for kLowRankChunk ranks from k0 on: of the columns of each thread.
 template <class Block>
-CORTADO_HD void add_to_row_factor(Block& block, const LowRankTile& tile, const LowRankEntry& entry, const float* basis,
-                                  const LowRankPart& part, int k0) {
+CORTADO_HD void add_to_row_sums(Block& block, const LowRankTile& tile, const LowRankEntry& entry, const float* basis,
+                                const LowRankPart& part, int k0,
+                                typename Block::template PerThread<LowRankRowSums>& sums) {
   constexpr int kRowsAWarp = LowRankRowSums::kRows;
-  typename Block::template PerThread<LowRankRowSums> sums;
   const int count = entry.rank - k0 < kLowRankChunk ? entry.rank - k0 : kLowRankChunk;
   block.each_in_warp([&](int t) {
-    LowRankRowSums sum = {};
+    LowRankRowSums sum = sums[t];
     for (int j = t % kWarpThreads; j < kLowRankTileCols && part.col + j < entry.cols; j += kWarpThreads) {
       for (int k = 0; k < kLowRankChunk; ++k) {
         const float value = k < count ? basis[(k0 + k) * entry.cols + part.col + j] : 0.0f;
         for (int i = 0; i < kRowsAWarp; ++i) {
-          sum.values[i][k] = fmaf(tile.rows[t / kWarpThreads * kRowsAWarp + i][j], value, sum.values[i][k]);
+          float& of_row = sum.values[i * kLowRankChunk + k];
+          of_row = fmaf(tile.rows[t / kWarpThreads * kRowsAWarp + i][j], value, of_row);
         }
       }
     }
     sums[t] = sum;
   });
-  block.butterfly(sums, kWarpThreads, [](const LowRankRowSums& a, const LowRankRowSums& b) {
-    LowRankRowSums sum;
-    for (int i = 0; i < kRowsAWarp; ++i)
-      for (int k = 0; k < kLowRankChunk; ++k) sum.values[i][k] = a.values[i][k] + b.values[i][k];
-    return sum;
-  });
+}
+
+// Of the sums that a thread has, it keeps a half and gives the other one away.
+template <int kCount, class Block>
+CORTADO_HD void halve_row_sums(Block& block, typename Block::template PerThread<LowRankRowSums>& sums, int apart) {
+  constexpr int kHalf = kCount / 2;
+  struct Half {
+    float values[kHalf];
+  };
+  typename Block::template PerThread<Half> given;
   block.each_in_warp([&](int t) {
-    if (t % kWarpThreads != 0) return;
-    for (int i = 0; i < kRowsAWarp; ++i) {
-      const std::int64_t row = part.row + t / kWarpThreads * kRowsAWarp + i;
-      if (row >= entry.rows) return;
-      float* const to = entry.partial_rows + (part.number * entry.rows + row) * entry.rank + k0;
-      for (int k = 0; k < kLowRankChunk; ++k) {
-        if (k < count) to[k] = part.is_first ? sums[t].values[i][k] : to[k] + sums[t].values[i][k];
-      }
+    const bool is_upper = (t & apart) != 0;
+    for (int i = 0; i < kHalf; ++i) {
+      const float low = sums[t].values[i], high = sums[t].values[kHalf + i];
+      given[t].values[i] = is_upper ? low : high;
+      sums[t].values[i] = is_upper ? high : low;
     }
   });
+  block.exchange(given, apart);
+  block.each_in_warp([&](int t) {
+    for (int i = 0; i < kHalf; ++i) sums[t].values[i] += given[t].values[i];
+  });
+}
+
+// partial_rows (+)= the sums of a warp's threads. They are eight and the threads 32: each step halves what a thread has
+// to add, until four threads have the same sum.
+template <class Block>
+CORTADO_HD void put_row_sums(Block& block, const LowRankEntry& entry, const LowRankPart& part, int k0,
+                             typename Block::template PerThread<LowRankRowSums>& sums) {
+  static_assert(LowRankRowSums::kRows * kLowRankChunk == 8 && kWarpThreads == 32);
+  halve_row_sums<8>(block, sums, 16);
+  halve_row_sums<4>(block, sums, 8);
+  halve_row_sums<2>(block, sums, 4);
+  typename Block::template PerThread<float> sum;
+  block.each_in_warp([&](int t) { sum[t] = sums[t].values[0]; });
+  block.butterfly(sum, 4, [](float a, float b) { return a + b; });
+  block.each_in_warp([&](int t) {
+    const int number = t % kWarpThreads / 4, k = k0 + number % kLowRankChunk;
+    const std::int64_t row = part.row + t / kWarpThreads * LowRankRowSums::kRows + number / kLowRankChunk;
+    if (t % 4 != 0 || row >= entry.rows || k >= entry.rank) return;
+    float& to = entry.partial_rows[(part.number * entry.rows + row) * entry.rank + k];
+    to = part.is_first ? sum[t] : to + sum[t];
+  });
+}
+
+// Both, for the ranks from k0 on.
+template <class Block>
+CORTADO_HD void add_to_row_factor(Block& block, const LowRankTile& tile, const LowRankEntry& entry, const float* basis,
+                                  const LowRankPart& part, int k0) {
+  for (; k0 < entry.rank; k0 += kLowRankChunk) {
+    typename Block::template PerThread<LowRankRowSums> sums;
+    block.each_in_warp([&](int t) { sums[t] = {}; });
+    add_to_row_sums(block, tile, entry, basis, part, k0, sums);
+    put_row_sums(block, entry, part, k0, sums);
+  }
 }
 
 // partial_cols += transpose(basis) * column, of one thread.
@@ -219,6 +258,9 @@ struct LowRankProjectRows {
     const std::int64_t parts = row_factor_parts(entry.cols), part = tile.number % parts;
     const std::int64_t row = tile.number / parts * kLowRankTileRows;
     const std::int64_t begin = part * kLowRankTileCols * kLowRankWalk;
+    // Those of the first ranks stay in registers on the way; others are added to in memory, tile after tile.
+    typename Block::template PerThread<LowRankRowSums> sums;
+    block.each_in_warp([&](int t) { sums[t] = {}; });
     for (std::int64_t first = begin; first < begin + kLowRankTileCols * kLowRankWalk && first < entry.cols;
          first += kLowRankTileCols) {
       block.each([&](int t) {
@@ -226,11 +268,12 @@ struct LowRankProjectRows {
         if (first + t < entry.cols) load_column(entry, row, first + t, &column, block);
         for (int i = 0; i < kLowRankTileRows; ++i) shared.tile.rows[i][t] = column.rows[i];
       });
-      for (int k0 = 0; k0 < entry.rank; k0 += kLowRankChunk) {
-        add_to_row_factor(block, shared.tile, entry, entry.col, {row, first, part, first == begin}, k0);
-      }
+      const LowRankPart here = {row, first, part, first == begin};
+      add_to_row_sums(block, shared.tile, entry, entry.col, here, 0, sums);
+      add_to_row_factor(block, shared.tile, entry, entry.col, here, kLowRankChunk);
       block.each([](int) {});  // before the tile is written again
     }
+    put_row_sums(block, entry, {row, begin, part, true}, 0, sums);
   }
 };
 
@@ -303,8 +346,8 @@ struct LowRankProject {
         }
         sums[t].squares += static_cast<double>(squares);
       });
-      for (int k0 = 0; k0 < entry.rank && entry.col_basis != nullptr; k0 += kLowRankChunk) {
-        add_to_row_factor(block, shared.tile, entry, entry.col_basis, {row, first, across, true}, k0);
+      if (entry.col_basis != nullptr) {
+        add_to_row_factor(block, shared.tile, entry, entry.col_basis, {row, first, across, true}, 0);
       }
       block.each([](int) {});  // before the tile is written again
     }
