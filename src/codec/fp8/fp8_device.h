@@ -3,6 +3,8 @@
 // `fp8` on a device: its scheme of block_device.h.
 #pragma once
 
+#include <cmath>
+
 #include "codec/fp8/fp8_grid.h"
 #include "codec/quant/block_device.h"
 

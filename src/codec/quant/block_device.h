@@ -436,11 +436,17 @@ struct BlockEncode {
       PhiloxBlock random = {};
       if (scheme.is_random()) random = random_of_lane(stream, tile.first, t);
       const std::int64_t first = first_of_thread(t);
-      BlockGrid grid = shared.grids[shape.is_large() ? 0 : first >> shape.log2_block_elems];
       std::uint8_t codes[kBlockRows];
-      for (int row = 0; row < kBlockRows; ++row) {
-        if (!shape.has_one_a_thread()) grid = shared.grids[(first + row * kBlockLanes) >> shape.log2_block_elems];
+      const auto put_code = [&](const BlockGrid& grid, int row) {
         codes[row] = static_cast<std::uint8_t>(scheme.code_of(grid, values[t].rows[row], random_byte(random, row)));
+      };
+      if (shape.has_one_a_thread()) {
+        const BlockGrid grid = shared.grids[shape.is_large() ? 0 : first >> shape.log2_block_elems];
+        for (int row = 0; row < kBlockRows; ++row) put_code(grid, row);
+      } else {
+        for (int row = 0; row < kBlockRows; ++row) {
+          put_code(shared.grids[(first + row * kBlockLanes) >> shape.log2_block_elems], row);
+        }
       }
       with_bits(scheme.bits(), [&](auto bits) { pack_lane(codes, tile.elems, bits, t, shared.packed); });
     });
@@ -529,18 +535,20 @@ struct BlockDecode {
       PhiloxBlock random = {};
       if (scheme.carries_key()) random = random_of_lane(stream, tile.first, t);
       const std::int64_t rows = rows_of_thread(tile.elems, t), first = tile.first + first_of_thread(t);
-      const auto number = static_cast<int>((first >> shape.log2_block_elems) - first_block);
-      BlockGrid grid = shared.grids[rows > 0 ? number : 0];
       bool is_legal = true;
       float values[kBlockRows] = {};
-      const int in_tensor = rows < kBlockRows ? static_cast<int>(rows) : kBlockRows;
-      for (int row = 0; row < kBlockRows; ++row) {
-        if (row >= in_tensor) continue;
+      const auto take_code = [&](const BlockGrid& grid, int row) {
         is_legal = is_legal && scheme.is_legal(codes[row]);
-        if (!shape.has_one_a_thread()) {
-          grid = shared.grids[((first + row * kBlockLanes) >> shape.log2_block_elems) - first_block];
-        }
         values[row] = scheme.value_of(grid, codes[row], random_byte(random, row));
+      };
+      if (shape.has_one_a_thread() && rows >= kBlockRows) {
+        const BlockGrid grid = shared.grids[(first >> shape.log2_block_elems) - first_block];
+        for (int row = 0; row < kBlockRows; ++row) take_code(grid, row);
+      } else {
+        for (int row = 0; row < kBlockRows; ++row) {
+          if (row >= rows) continue;
+          take_code(shared.grids[((first + row * kBlockLanes) >> shape.log2_block_elems) - first_block], row);
+        }
       }
       if (!is_legal) block.set_bits(&tensors.faults[tile.tensor], kCorruptPayload);
       store_values<kBlockRows>(values, tensor.data, tensor.dtype, first, kBlockLanes, rows);
