@@ -339,6 +339,12 @@ def results_with_rows(bench, *others) -> tuple[Results, tuple[Section, ...]]:
     return Results(bench.folder), sections
 
 
+def test_times_of_two_devices_are_not_compared(bench):
+    results, _ = results_with_rows(bench)
+    results.outcomes["topk"].facts["device"] = "another"
+    assert not [number for number in report.numbers(results) if "torch.topk" in number.what]
+
+
 def test_goals_are_held_against_the_rows(bench):
     results, _ = results_with_rows(bench)
     found = {number.what: (number.found, number.is_met) for number in report.numbers(results)}

@@ -139,7 +139,7 @@ def numbers(results: Results) -> list[Number]:
     return [
         *shares(codecs),
         *rans(codecs),
-        *topk(codecs, read(results, "topk.csv")),
+        *(topk(codecs, read(results, "topk.csv")) if on_one_device(results, "kernels", "topk") else ()),
         *low_rank_step(read(results, "acp.csv")),
         *kfac(read(results, "kfac.csv")),
         *training(read(results, "training.csv")),
@@ -167,6 +167,11 @@ def rans(codecs: Rows) -> list[Number]:
             what = f"`{row['codec']}` {row['direction']}, {row['tensors']} tensors, {message}: GB/s of codes"
             found.append(Number(what, f"{rate:.0f}", f"above {RANS_GB_PER_S}", rate > RANS_GB_PER_S))
     return found
+
+
+def on_one_device(results: Results, *names: str) -> bool:
+    devices = [results.outcomes[name].facts.get("device") for name in names if name in results.outcomes]
+    return len(set(devices)) <= 1
 
 
 def topk(codecs: Rows, peers: Rows) -> list[Number]:

@@ -17,6 +17,7 @@
 //   bool is_legal(std::uint32_t code) const;
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <type_traits>
 

@@ -3,6 +3,8 @@
 // `quant` on a device: its scheme of block_device.h. Not yet: `error`, which searches the step of the whole tensor.
 #pragma once
 
+#include <cmath>
+
 #include "codec/quant/block_device.h"
 #include "codec/quant/quant_grid.h"
 
