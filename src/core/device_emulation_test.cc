@@ -82,20 +82,23 @@ TEST(DeviceEmulation, ShowsThatUniformIsMissing) {
 struct Collectives : WithShared {
   template <class Block>
   void operator()(Block& block, Shared&) const {
-    typename Block::template PerThread<int> x, y;
+    typename Block::template PerThread<int> x, y, z;
     typename Block::template PerThread<std::uint32_t> odd;
     block.each_in_warp([&](int t) {
       x[t] = t;
       y[t] = 1;
+      z[t] = t;
       odd[t] = t % 2;
     });
     const int all = block.exclusive_sum(x);
     const int count = block.exclusive_sum(y);
     block.ballot(odd);
+    block.exchange(z, 4);
     block.butterfly(y, kWarpThreads, [](int a, int b) { return a > b ? a : b; });
     block.each([&](int t) {
       const bool is_right = x[t] == t * (t - 1) / 2 && all == kThreads * (kThreads - 1) / 2 && count == kThreads &&
-                            odd[t] == 0xaaaaaaaau && y[t] == t / kWarpThreads * kWarpThreads + kWarpThreads - 1;
+                            odd[t] == 0xaaaaaaaau && y[t] == t / kWarpThreads * kWarpThreads + kWarpThreads - 1 &&
+                            z[t] == (t ^ 4);
       to[t] = is_right ? 1 : 0;
     });
   }

@@ -21,7 +21,9 @@ struct Shape {
   std::int64_t rows, cols;
   int rank;
 };
-constexpr Shape kShapes[] = {{1, 1, 1}, {16, 256, 4}, {17, 257, 3}, {100, 2100, 4}, {300, 40, 9}, {70, 70, 1}};
+// The last has more ranks than a pass keeps in registers, and more tiles of columns than a block walks over.
+constexpr Shape kShapes[] = {{1, 1, 1},     {16, 256, 4}, {17, 257, 3}, {100, 2100, 4},
+                             {300, 40, 9}, {70, 70, 1},  {35, 1300, 6}};
 
 // A tensor with all that a step of training has.
 struct Matrix {
