@@ -164,6 +164,17 @@ template Result<std::vector<std::int64_t>> largest_of_ranks(Communicator*, std::
                                                             std::chrono::nanoseconds);
 template Result<std::vector<double>> largest_of_ranks(Communicator*, std::span<const double>, std::chrono::nanoseconds);
 
+Result<std::vector<std::int64_t>> mean_of_ranks(Communicator* communicator, std::span<const std::int64_t> own,
+                                                std::chrono::nanoseconds timeout) {
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> all,
+                           gather(communicator, "numbers", own.data(), own.size(), timeout));
+  std::vector<double> sums(own.size());
+  for (std::size_t i = 0; i < all.size(); ++i) sums[i % own.size()] += static_cast<double>(all[i]);
+  std::vector<std::int64_t> means;
+  for (const double sum : sums) means.push_back(std::llround(sum / communicator->world_size()));
+  return means;
+}
+
 Result<std::string> text_of_rank_0(Communicator* communicator, const std::string& own,
                                    std::chrono::nanoseconds timeout) {
   const std::uint64_t own_bytes = own.size();

@@ -35,6 +35,10 @@ template <typename Number>
 Result<std::vector<Number>> largest_of_ranks(Communicator* communicator, std::span<const Number> own,
                                              std::chrono::nanoseconds timeout);
 
+// Of each number the mean of all ranks, the same on all of them. Every rank calls it with as many numbers.
+Result<std::vector<std::int64_t>> mean_of_ranks(Communicator* communicator, std::span<const std::int64_t> own,
+                                                std::chrono::nanoseconds timeout);
+
 // The text that rank 0 has. Every rank calls it.
 Result<std::string> text_of_rank_0(Communicator* communicator, const std::string& own,
                                    std::chrono::nanoseconds timeout);

@@ -28,6 +28,18 @@ TEST(LargestOfRanks, IsOfEachNumberTheSameOnAllRanks) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
+TEST(MeanOfRanks, IsOfEachNumberTheSameOnAllRanks) {
+  const std::vector<Status> statuses = run_ranks(3, [](Communicator& communicator) -> Status {
+    const int rank = communicator.rank();
+    const std::vector<std::int64_t> own = {rank, rank == 1 ? 7 : 3};
+    CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> mean,
+                             mean_of_ranks(&communicator, own, std::chrono::seconds(60)));
+    EXPECT_EQ(mean, (std::vector<std::int64_t>{1, 4})) << "rounded";
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
 // With and without tensors; of several, a fatal one, which no rank may go on after.
 TEST(CheckAgreement, AllRanksGetWhatOneCanNotDo) {
   const Status full(StatusCode::kIoError, "no memory"), broken(StatusCode::kInternal, "no device");

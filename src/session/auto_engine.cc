@@ -463,7 +463,7 @@ Status AutoEngineImpl::after_step() {
     --uncounted_;
   } else {
     times_ns_.push_back(now_ns - step_start_ns_);
-    if (phase_ == Phase::kMeasure && is_quiet_) quiet_.emplace_back(last_ready_ns_, ready_ns_);
+    if (phase_ == Phase::kMeasure && is_quiet_) CORTADO_RETURN_IF_ERROR(end_quiet_step());
     if (phase_ == Phase::kMeasure && !is_quiet_) dense_ready_ns_.push_back(last_ready_ns_);
     if (static_cast<std::int64_t>(times_ns_.size()) == block_steps_) {
       CORTADO_RETURN_IF_ERROR(phase_ == Phase::kRun ? check_progress() : end_block());
@@ -503,9 +503,20 @@ void AutoEngineImpl::forget_samples() {
   varying_.clear();
 }
 
+// What is exchanged waits for the last rank. And the next step begins on all ranks at once, as steps do whose exchange
+// is short: those that share a core would have it for themselves as long as others still receive.
+Status AutoEngineImpl::end_quiet_step() {
+  const std::span<const std::int64_t> own(ready_ns_);
+  CORTADO_ASSIGN_OR_RETURN(std::vector<std::int64_t> ready_ns, largest_of_ranks(communicator_, own, timeout()));
+  const std::int64_t last_ns = *std::max_element(ready_ns.begin(), ready_ns.end());
+  quiet_.emplace_back(last_ns, std::move(ready_ns));
+  return {};
+}
+
 Status AutoEngineImpl::end_block() {
   const std::span<const std::int64_t> own(times_ns_);
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> times, largest_of_ranks(communicator_, own, timeout()));
+  // The mean: a rank that was held up begins the next step late, which is shorter there.
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> times, mean_of_ranks(communicator_, own, timeout()));
   times_ns_.clear();
   if (phase_ == Phase::kTry) {
     if (was_passed_ && !dense_was_passed_) contest_->forget_dense();  // those from before had the engine in between
@@ -526,7 +537,9 @@ Status AutoEngineImpl::end_block() {
 }
 
 Status AutoEngineImpl::begin_trials() {
-  // The one in the middle, of two the shorter: what disturbs only adds.
+  const std::span<const std::int64_t> dense_ready(dense_ready_ns_);
+  CORTADO_ASSIGN_OR_RETURN(dense_ready_ns_, largest_of_ranks(communicator_, dense_ready, timeout()));
+  // The step in the middle, of two the shorter: what disturbs only adds.
   std::sort(quiet_.begin(), quiet_.end());
   MeasuredSteps steps{.ready_ns = quiet_.empty() ? ready_ns_ : quiet_[(quiet_.size() - 1) / 2].second,
                       .dense_ns = median_of(dense_ns_),
@@ -653,13 +666,15 @@ Status AutoEngineImpl::decide() {
 Status AutoEngineImpl::check_progress() {
   const EngineReport report = inner_->report();
   const double gradient = std::sqrt(gradient_squares_) / context_.gradient_scale;
-  const double own[] = {as_double(median_of(times_ns_)), report.relative_l2_error,
-                        gradient > 0 ? report.residual_l2 / gradient : 0};
+  const double own[] = {report.relative_l2_error, gradient > 0 ? report.residual_l2 / gradient : 0};
+  const std::int64_t own_step_ns[] = {median_of(times_ns_)};
   times_ns_.clear();
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> mean,
+                           mean_of_ranks(communicator_, std::span<const std::int64_t>(own_step_ns), timeout()));
   CORTADO_ASSIGN_OR_RETURN(const std::vector<double> most,
                            largest_of_ranks(communicator_, std::span<const double>(own), timeout()));
-  const auto step_ns = static_cast<std::int64_t>(most[0]);
-  const double relative_error = most[1], residual = most[2];
+  const std::int64_t step_ns = mean[0];
+  const double relative_error = most[0], residual = most[1];
   ++checks_;
   if (expected_ns_ < 0) expected_ns_ = drift_from_ns_ = step_ns;  // after a checkpoint
   decision_.step_ns = step_ns;

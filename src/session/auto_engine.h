@@ -133,6 +133,7 @@ class AutoEngineImpl final : public AutoEngine {
   void begin_measuring();
   void forget_samples();
   Status start_again();
+  Status end_quiet_step();
   Status end_block();
   Status begin_trials();
   Status next_trial();
