@@ -10,75 +10,100 @@
 #include "codec/lowrank/orthogonalise.h"
 #include "core/check.h"
 #include "core/checksum.h"
-#include "core/differences.h"
 #include "core/finite.h"
 #include "core/philox.h"
 #include "cortado/codec.h"
 #include "cortado/engine.h"
+#include "engine/codec_tensor.h"
 #include "profile/calibrator.h"
 
 namespace cortado {
 
 namespace {
 
-// How often a tensor is packed in one run: ranks that share cores get turns of milliseconds, and what ends
-// within one seems to have the core for itself.
+// How often a tensor is packed, encoded or decoded in one run: ranks that share cores get turns of milliseconds, and
+// what ends within one seems to have the core for itself.
 constexpr int kPackings = 4;
+int codings_of(std::int64_t elems) {
+  constexpr std::int64_t kElems = std::int64_t{1} << 21, kMost = 64;
+  return static_cast<int>(std::clamp(kElems / elems, std::int64_t{1}, kMost));
+}
 
-// What a rank's thread does for one tensor: beside encode and decode the passes of error feedback and, of payloads that
-// are gathered, checks and sums; where codecs are fast these cost as much.
+// So many arrays of a tensor's elements, of which each call takes the next one: of a whole model none is in a cache
+// when its turn comes.
+class Rotating {
+ public:
+  Rotating(std::size_t elems, int arrays) : elems_(elems), values_(elems * static_cast<std::size_t>(arrays)) {}
+
+  float* next() {
+    at_ = (at_ + elems_) % std::max<std::size_t>(1, values_.size());
+    return values_.data() + at_;
+  }
+  std::span<float> all() { return values_.span(); }
+
+ private:
+  std::size_t elems_, at_ = 0;
+  AlignedBuffer<float> values_;
+};
+
+// What a rank's thread does for one tensor, as engines do it: beside encode and decode the passes of error feedback
+// and, of payloads that are gathered, checks and sums; where codecs are fast these cost as much.
 class CpuCodecWork final : public CodecWork {
  public:
-  CpuCodecWork(const Codec& codec, std::int64_t elems)
+  CpuCodecWork(const Codec& codec, std::int64_t elems, int ranks)
       : CodecWork(elems),
-        codec_(codec),
-        has_feedback_(has_feedback(codec)),
         is_gathered_(!codec.row().traits.linear),
-        gradient_(size()),
-        residual_(has_feedback_ ? size() : 0),
-        values_(size()),
-        decoded_(size()),
-        sum_(is_gathered_ ? size() : 0),
+        pieces_(is_gathered_ ? std::min(ranks, kMostPieces) : 1),
+        tensor_({.codec = &codec,
+                 .rows = rows_,
+                 .cols = cols_,
+                 .world_size = pieces_,
+                 .has_feedback = has_feedback(codec),
+                 .key = {.seed = 1, .step = 0, .tensor = 1}}),
+        gradients_(size(), codings_of(this->elems())),
+        residuals_(size(), codings_of(this->elems())),
+        outputs_(size(), codings_of(this->elems())),
         payload_(codec.max_payload_bytes(rows_, cols_, DType::kFloat32)),
-        scratch_(codec.scratch_bytes(rows_, cols_, DType::kFloat32)) {
-    fill(gradient_.data(), this->elems());
+        scratch_(1, tensor_.scratch_sizes()) {
+    fill(gradients_.all());
   }
 
   Status encode() override {
-    const std::size_t count = size();
-    const float* input = gradient_.data();
-    if (has_feedback_) {
-      for (std::size_t i = 0; i < count; ++i) values_[i] = gradient_[i] + residual_[i];
-      input = values_.data();
-    }
-    CORTADO_ASSIGN_OR_RETURN(
-        payload_bytes_, codec_.encode({input, DType::kFloat32, rows_, cols_}, {.seed = 1, .step = step_++, .tensor = 1},
-                                      payload_.span(), scratch_.span()));
+    tensor_.set_memory({.residual = residuals_.next()}, {});
+    CORTADO_ASSIGN_OR_RETURN(const CodecTensor::Encoded encoded, scratch_.with([&](CodecScratch& scratch) {
+      return tensor_.encode(gradients_.next(), 1.0, step_++, payload_.span(), scratch);
+    }));
+    payload_bytes_ = encoded.bytes;
     if (is_gathered_) check_ = checksum_64(payload());
-    if (!has_feedback_) return {};
-    CORTADO_RETURN_IF_ERROR(decode_alone());
-    (void)take_differences(values_.data(), decoded_.data(), elems(), residual_.data());
     return {};
   }
 
+  // All pieces that a rank gets.
   Status decode() override {
-    CORTADO_CHECK(!is_gathered_ || checksum_64(payload()) == check_, "nothing has touched it");
-    CORTADO_RETURN_IF_ERROR(decode_alone());
-    for (std::size_t i = 0; i < sum_.size(); ++i) sum_[i] += decoded_[i];
-    return {};
+    for (int rank = 0; is_gathered_ && rank < pieces_; ++rank) {
+      CORTADO_CHECK(checksum_64(payload()) == check_, "nothing has touched it");
+    }
+    return scratch_.with([&](CodecScratch& scratch) {
+      const auto payload_of = [&](int, std::span<std::byte>) { return std::span<const std::byte>(payload()); };
+      return tensor_.decode({.payload = payload_of, .summed = {}}, 1.0, CodecTensor::Settle::kYes, outputs_.next(),
+                            scratch);
+    });
   }
+  int pieces() const override { return pieces_; }
 
  private:
-  std::span<const std::byte> payload() { return payload_.span().first(payload_bytes_); }
-  Status decode_alone() {
-    return codec_.decode(payload(), {decoded_.data(), DType::kFloat32, rows_, cols_}, scratch_.span());
-  }
+  static constexpr int kMostPieces = 4;
 
-  const Codec& codec_;
-  const bool has_feedback_, is_gathered_;
-  AlignedBuffer<float> gradient_, residual_, values_, decoded_, sum_;
-  AlignedBuffer<std::byte> payload_, scratch_;
-  std::uint64_t payload_bytes_ = 0, step_ = 0, check_ = 0;
+  std::span<const std::byte> payload() { return payload_.span().first(payload_bytes_); }
+
+  const bool is_gathered_;
+  const int pieces_;
+  GatheredTensor tensor_;
+  Rotating gradients_, residuals_, outputs_;
+  AlignedBuffer<std::byte> payload_;
+  CodecScratchPool scratch_;
+  std::int64_t step_ = 0;
+  std::uint64_t payload_bytes_ = 0, check_ = 0;
 };
 
 // Low rank does not train as a codec that keeps nothing: engines keep bases and what was sent last, and read gradient
@@ -91,9 +116,9 @@ class CpuLowRankWork final : public CodecWork {
         has_two_rounds_(options.method == EngineOptions::Method::kPower),
         has_both_sides_(!has_two_rounds_ && options.sides == EngineOptions::Sides::kBoth),
         rank_(static_cast<int>(std::min<std::int64_t>(has_both_sides_ ? (options.rank + 1) / 2 : options.rank, cols_))),
-        gradient_(size()),
-        residual_(size()),
-        output_(size()),
+        gradients_(size(), codings_of(this->elems())),
+        residuals_(size(), codings_of(this->elems())),
+        outputs_(size(), codings_of(this->elems())),
         row_basis_(row_elems()),
         col_basis_(col_elems()),
         row_(row_elems()),
@@ -102,7 +127,7 @@ class CpuLowRankWork final : public CodecWork {
         pair_row_(2 * row_elems()),
         pair_col_(2 * col_elems()),
         scratch_(2 * std::max(row_elems(), col_elems())) {
-    fill(gradient_.data(), this->elems());
+    fill(gradients_.all());
     random_basis(scratch_.data(), rows_, rank_, {.seed = 1, .step = 0, .tensor = 2});
     for (std::int64_t i = 0; i < rows_; ++i)
       for (int k = 0; k < rank_; ++k) row_basis_[i * rank_ + k] = scratch_[k * rows_ + i];
@@ -110,11 +135,12 @@ class CpuLowRankWork final : public CodecWork {
   }
 
   Status encode() override {
+    float* residual = residuals_.next();
     ResidualPass pass{.rows = rows_,
                       .cols = cols_,
-                      .gradient = gradient_.data(),
-                      .residual_in = residual_.data(),
-                      .residual_out = residual_.data(),
+                      .gradient = gradients_.next(),
+                      .residual_in = residual,
+                      .residual_out = residual,
                       .sent = pair()};
     if (has_both_sides_) {
       project_both(pass, {row_basis_.data(), col_basis_.data(), rank_}, {row_.data(), col_.data()});
@@ -132,7 +158,7 @@ class CpuLowRankWork final : public CodecWork {
   }
 
   Status decode() override {
-    reconstruct(pair(), rows_, cols_, 1.0f, output_.data(), DType::kFloat32, /*streams=*/true);
+    reconstruct(pair(), rows_, cols_, 1.0f, outputs_.next(), DType::kFloat32, /*streams=*/true);
     if (has_two_rounds_) return {};
     std::copy_n(row_.data(), row_elems(), made_orthonormal_.data());
     orthogonalise_rows(made_orthonormal_.data(), rows_, rank_, {}, scratch_.data());
@@ -151,8 +177,8 @@ class CpuLowRankWork final : public CodecWork {
 
   const bool has_two_rounds_, has_both_sides_;
   const int rank_;
-  AlignedBuffer<float> gradient_, residual_, output_, row_basis_, col_basis_, row_, col_, made_orthonormal_, pair_row_,
-      pair_col_, scratch_;
+  Rotating gradients_, residuals_, outputs_;
+  AlignedBuffer<float> row_basis_, col_basis_, row_, col_, made_orthonormal_, pair_row_, pair_col_, scratch_;
 };
 
 bool is_of(const CodecTimes& times, OpDevice device) {
@@ -178,15 +204,15 @@ std::string slowest_of(const std::vector<CodecTimes>& times, OpDevice device,
 CodecWork::CodecWork(std::int64_t elems)
     : cols_(static_cast<std::int64_t>(std::sqrt(static_cast<double>(elems)))), rows_(elems / cols_) {}
 
-void CodecWork::fill(float* values, std::int64_t elems) {
-  philox_fill_normal(1, 0, 0, values, elems);
-  for (std::int64_t i = 0; i < elems; ++i) values[i] *= 1e-3f;
+void CodecWork::fill(std::span<float> values) {
+  philox_fill_normal(1, 0, 0, values.data(), std::ssize(values));
+  for (float& value : values) value *= 1e-3f;
 }
 
-std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems) {
+std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems, int ranks) {
   const Result<EngineOptions> options = EngineOptions::parse(codec.spec());
   if (codec.row().traits.low_rank && options.ok()) return std::make_unique<CpuLowRankWork>(options.value(), elems);
-  return std::make_unique<CpuCodecWork>(codec, elems);
+  return std::make_unique<CpuCodecWork>(codec, elems, ranks);
 }
 
 bool is_measured(const std::vector<CodecTimes>& times, const std::string& spec, OpDevice device) {
@@ -230,7 +256,7 @@ Status Calibrator::measure_packing(Cluster* cluster) {
 }
 
 Result<std::unique_ptr<CodecWork>> Calibrator::make_work(const Codec& codec, OpDevice device, std::int64_t elems) {
-  if (device == OpDevice::kCpu) return make_cpu_work(codec, elems);
+  if (device == OpDevice::kCpu) return make_cpu_work(codec, elems, communicator_->world_size());
   // The other ranks wait for this one meanwhile, and shall hear of it.
   Result<std::unique_ptr<CodecWork>> work = make_device_work(*options_.device, codec, elems, clock_, timeout_ / 2);
   CORTADO_RETURN_IF_ERROR(on_all_ranks(codec.spec() + " on the device", work.status()));
@@ -250,12 +276,15 @@ Status Calibrator::measure_codec(const std::string& spec, OpDevice device, std::
     }
     CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<CodecWork> work, make_work(*codec, device, elems));
     const std::string size = where + ", " + std::to_string(work->elems()) + " elements";
+    const int codings = device == OpDevice::kCpu ? codings_of(work->elems()) : 1;
     CORTADO_ASSIGN_OR_RETURN(const Point encoding,
                              measure(
-                                 "encode " + spec + size, [&] { return work->encode(); }, 1, kMostCodecRuns));
-    CORTADO_ASSIGN_OR_RETURN(const Point decoding,
+                                 "encode " + spec + size, [&] { return work->encode(); }, codings, kMostCodecRuns));
+    CORTADO_ASSIGN_OR_RETURN(Point decoding,
                              measure(
-                                 "decode " + spec + size, [&] { return work->decode(); }, 1, kMostCodecRuns));
+                                 "decode " + spec + size, [&] { return work->decode(); }, codings, kMostCodecRuns));
+    decoding.median_ns /= work->pieces();
+    decoding.spread_ns /= work->pieces();
     encode.add(work->elems(), encoding);
     decode.add(work->elems(), decoding);
   }

@@ -64,7 +64,7 @@ class DeviceCodecWork final : public CodecWork {
     CORTADO_ASSIGN_OR_RETURN(step_, queue.allocate_on_device(sizeof(std::uint64_t)));
     CORTADO_ASSIGN_OR_RETURN(step_on_host_, queue.allocate_on_host(sizeof(std::uint64_t)));
     CORTADO_ASSIGN_OR_RETURN(std::byte* const values_on_host, queue.allocate_on_host(bytes));
-    fill(reinterpret_cast<float*>(values_on_host), elems());
+    fill({reinterpret_cast<float*>(values_on_host), size()});
     CORTADO_RETURN_IF_ERROR(queue.copy_to_device(values, values_on_host, bytes));
 
     const DeviceKeys keys{.seed = 1, .step = reinterpret_cast<const std::uint64_t*>(step_)};

@@ -77,17 +77,18 @@ class CodecWork {
   CodecWork& operator=(const CodecWork&) = delete;
 
   std::int64_t elems() const { return rows_ * cols_; }
-  // With what error feedback costs. decode() is of what the last encode() made.
+  // With what error feedback costs. decode() is of what the last encode() made, of so many pieces.
   virtual Status encode() = 0;
   virtual Status decode() = 0;
+  virtual int pieces() const { return 1; }
 
  protected:
   std::size_t size() const { return static_cast<std::size_t>(elems()); }
-  static void fill(float* values, std::int64_t elems);
+  static void fill(std::span<float> values);
 
   const std::int64_t cols_, rows_;
 };
-std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems);
+std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems, int ranks);
 // On the device, without copies of values and payloads; has encoded and decoded once. `timeout`: of each wait for the
 // device.
 Result<std::unique_ptr<CodecWork>> make_device_work(const SchemeDevice& device, const Codec& codec, std::int64_t elems,
