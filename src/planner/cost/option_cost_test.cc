@@ -264,6 +264,28 @@ TEST(OptionCost, OneByHand) {
   EXPECT_EQ(chain.loads[kGpuCodec], expected[6].second + expected[8].second);
 }
 
+// The host has to see that the sizes have come before the payloads are gathered.
+TEST(OptionCost, SizesTravelInAStepOfTheirOwnWhereGradientsAreInHostMemory) {
+  const Cluster cluster = small_cluster(2);
+  std::vector<std::string> notes;
+  const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kCpu, {}, &notes).value();
+  const auto varying =
+      std::find_if(codecs.begin(), codecs.end(), [](const CodecCost& codec) { return !codec.traits.fixed_size; });
+  ASSERT_NE(varying, codecs.end());
+  const Option option =
+      Option::parse("encode@cpu all_gather@intra all_gather@inter decode@cpu", cluster.topology()).value();
+  OptionChain on_host, on_gpu;
+  ASSERT_TRUE(make_chain(CostModel(cluster, OpDevice::kCpu), &*varying, {.elems = kElems}, option, &on_host));
+  ASSERT_TRUE(make_chain(CostModel(cluster, OpDevice::kGpu), &*varying, {.elems = kElems}, option, &on_gpu));
+  const auto links = [](const OptionChain& chain) {
+    return std::count_if(chain.steps.begin(), chain.steps.end(),
+                         [](const Step& step) { return step.resource >= kLink; });
+  };
+  EXPECT_EQ(links(on_host), 4);
+  EXPECT_EQ(links(on_gpu), 2);
+  EXPECT_EQ(on_host.loads[kLink + 1], on_gpu.loads[kLink + 1]);
+}
+
 // All options of an elementwise codec and of another one.
 TEST(OptionCost, GradientsInHostMemoryArePackedFirstAndUnpackedLast) {
   Cluster cluster = small_cluster(2);

@@ -36,7 +36,8 @@ SimulatedJob simulated_job(const Job& job, const Cluster& cluster) {
           .gpu_slowdown_ppm = ppm(cluster.gpu_codec_slows_backward),
           // The engine encodes what is in host memory in the thread of the backward pass, which stands still meanwhile.
           .cpu_slowdown_ppm = job.device == OpDevice::kCpu ? kFullSpeedPpm : ppm(cluster.cpu_codec_slows_backward),
-          .link_slowdown_ppm = ppm(cluster.transfers_slow_backward.value_or(0))};
+          .link_slowdown_ppm = ppm(cluster.transfers_slow_backward.value_or(0)),
+          .host_passes_on = job.device == OpDevice::kCpu};
 }
 
 Simulator::Simulator(const SimulatedJob& job, int levels)
@@ -94,6 +95,7 @@ std::int64_t Simulator::rerun(std::span<const SimulatedBucket> buckets, std::siz
     set_head(s, servers_[s].queue.empty() ? Waiting{kNever, 0} : servers_[s].queue.front());
     taken += static_cast<std::size_t>(from.counts[s]);
   }
+  unseen_ = from.unseen;
   place_gates(buckets);
   std::copy(from.arrivals.begin(), from.arrivals.end(), arrivals_.begin());
   plan_next(buckets);
@@ -113,6 +115,7 @@ void Simulator::reset(std::span<const SimulatedBucket> buckets) {
     server.free_ns = 0;
   }
   std::fill(head_times_.begin(), head_times_.end(), kNever);
+  unseen_.clear();
   place_gates(buckets);
   plan_next(buckets);
 }
@@ -265,7 +268,9 @@ bool Simulator::reach_milestone(std::span<const SimulatedBucket> buckets, std::i
   if (m < n) {
     ++compute.milestone;
     plan_next(buckets);
-    return take_step(buckets, Waiting::of(compute.time_ns, m, 0), limit);
+    if (!take_step(buckets, Waiting::of(compute.time_ns, m, 0), limit)) return false;
+    const bool is_last_ready = m + 1 == n || buckets[m + 1].ready_ns > buckets[m].ready_ns;
+    return !is_last_ready || take_unseen(buckets, limit);
   }
   if (job_.overlap_forward && m < 2 * n) {
     const std::int32_t needed = 2 * n - 1 - m;
@@ -288,14 +293,24 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
     arrive(buckets, bucket, ready.time_ns);
     return true;
   }
-  ++steps_done_;
   const Step& step = steps[ready.step()];
+  std::int64_t begins_ns = ready.time_ns;
+  if (job_.host_passes_on && ready.step() > 0 && steps[ready.step() - 1].resource >= kLink) {
+    const bool is_seen = state_.compute.milestone >= static_cast<std::int32_t>(buckets.size()) ||
+                         ready.time_ns <= std::max(state_.seen_ns, host_free_ns());
+    if (!is_seen) {
+      unseen_.push_back(ready);
+      return true;
+    }
+    begins_ns = std::max(begins_ns, host_free_ns());
+  }
+  ++steps_done_;
   std::int16_t s = servers_of_[step.resource];
   for (std::int16_t other = s + 1; other < servers_of_[step.resource + 1]; ++other) {
     if (servers_[other].free_ns < servers_[s].free_ns) s = other;
   }
   Server& server = servers_[s];
-  const std::int64_t start_ns = std::max(ready.time_ns, server.free_ns);
+  const std::int64_t start_ns = std::max(begins_ns, server.free_ns);
   server.free_ns = start_ns + step.time_ns;
   const bool is_last = static_cast<std::size_t>(ready.step()) + 1 == steps.size();
   if (!is_last) {
@@ -322,6 +337,26 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
   return !alone || server.free_ns + remaining_ns <= limit;
 }
 
+// When the host has coded all that was begun.
+std::int64_t Simulator::host_free_ns() const {
+  std::int64_t free_ns = kNever;
+  for (std::int16_t s = servers_of_[kCpuCodec]; s < servers_of_[kCpuCodec + 1]; ++s) {
+    free_ns = std::min(free_ns, servers_[static_cast<std::size_t>(s)].free_ns);
+  }
+  return free_ns;
+}
+
+// At a milestone: the host looks at what has arrived. False: the step will take longer than the limit.
+bool Simulator::take_unseen(std::span<const SimulatedBucket> buckets, std::int64_t limit) {
+  state_.seen_ns = state_.compute.time_ns;
+  for (std::size_t i = 0; i < unseen_.size(); ++i) {
+    const Waiting seen = {state_.seen_ns, unseen_[i].place};
+    if (!take_step(buckets, seen, limit)) return false;
+  }
+  unseen_.clear();
+  return true;
+}
+
 // It will have arrived at `time_ns`, which may be later than now.
 void Simulator::arrive(std::span<const SimulatedBucket> buckets, std::int32_t bucket, std::int64_t time_ns) {
   state_.arrived_ns = std::max(state_.arrived_ns, time_ns);
@@ -338,6 +373,7 @@ void Simulator::keep() {
   Checkpoint& to = checkpoints_[kept_++];
   to.state = state_;
   to.free_ns.clear();
+  to.unseen = unseen_;
   to.counts.clear();
   to.waiting.clear();
   for (const Server& server : servers_) {

@@ -5,7 +5,9 @@
 // The compute stream runs the backward pass and, if it may overlap, the next forward pass. When it has done the work of
 // a bucket, the bucket's chain begins; each of its steps waits for its resource. A resource serves in the order in
 // which steps become ready, at equal times the lower bucket first; it does one thing at a time, except the CPU, which
-// has workers. Codecs and transfers take speed from the compute stream while they run. Not modelled: docs/planner.md.
+// has workers. Codecs and transfers take speed from the compute stream while they run. Where gradients are on the host,
+// one thread runs the backward pass and the codecs, and sees what has arrived only when it has encoded what became
+// ready, and after the backward pass. Not modelled: docs/planner.md.
 //
 // PERF: a resource's results come in order, so that every server has a queue of its own and the next event is the least
 // of their heads: 15 ns an event, where one heap over all buckets in flight takes 40.
@@ -32,6 +34,8 @@ struct SimulatedJob {
   std::int64_t gpu_slowdown_ppm = 0;  // of the compute stream while a codec runs: 1,000,000 stands still
   std::int64_t cpu_slowdown_ppm = 0;
   std::int64_t link_slowdown_ppm = 0;  // while a link is busy
+  // Whether the thread of the backward pass has to see what has arrived before it goes on.
+  bool host_passes_on = false;
 };
 
 SimulatedJob simulated_job(const Job& job, const Cluster& cluster);
@@ -109,12 +113,13 @@ class Simulator {
     Compute compute;
     Loads remaining_ns = {};  // of all chains, what has not been started, by resource
     std::int64_t arrived_ns = 0;
+    std::int64_t seen_ns = 0;  // the host has looked at what had arrived by then
   };
   struct Checkpoint {
     State state;
     std::vector<std::int64_t> free_ns;  // by server
     std::vector<std::int32_t> counts;
-    std::vector<Waiting> waiting;
+    std::vector<Waiting> waiting, unseen;
     std::vector<std::int64_t> arrivals;
   };
 
@@ -125,6 +130,8 @@ class Simulator {
   bool may_end_by(std::int64_t limit) const;
   std::int64_t work_after(std::int32_t bucket) const;
   bool take_step(std::span<const SimulatedBucket> buckets, Waiting ready, std::int64_t limit);
+  std::int64_t host_free_ns() const;
+  bool take_unseen(std::span<const SimulatedBucket> buckets, std::int64_t limit);
   void set_head(std::size_t server, const Waiting& head) {
     head_times_[server] = head.time_ns;
     head_places_[server] = head.place;
@@ -145,6 +152,7 @@ class Simulator {
   std::vector<Server> servers_;
   std::vector<std::int64_t> head_times_, head_places_;  // of each server; at kNever: none
   State state_;
+  std::vector<Waiting> unseen_;         // has arrived while the host runs the backward pass
   std::vector<std::int64_t> arrivals_;  // by bucket; -1: not known yet; where the forward pass overlaps
   std::vector<std::int64_t> gates_;     // work before the parts of the forward pass that need the last bucket, ...
   std::int64_t total_work_ns_ = 0;

@@ -41,8 +41,10 @@ TEST(SimulatedJob, BackwardPassesStandStillWhileTheCpuEncodesItsOwnGradients) {
   Job job;
   job.device = OpDevice::kGpu;
   EXPECT_EQ(simulated_job(job, cluster).cpu_slowdown_ppm, 250000);
+  EXPECT_FALSE(simulated_job(job, cluster).host_passes_on);
   job.device = OpDevice::kCpu;
   EXPECT_EQ(simulated_job(job, cluster).cpu_slowdown_ppm, 1000000);
+  EXPECT_TRUE(simulated_job(job, cluster).host_passes_on);
 }
 
 TEST_F(LemmaOne, TheCounterexample) {
@@ -121,6 +123,27 @@ TEST(Simulator, ATransferSlowsTheComputation) {
   }
 }
 
+TEST(Simulator, TheHostSeesWhatHasArrivedAtTheNextBucketOrBehindWhatItEncodes) {
+  const Chain gathered = {{20, kLink, 0}, {5, kCpuCodec, 1}}, none, encoded = {{30, kCpuCodec, 0}},
+              announced = {{50, kLink, 0}, {7, kLink, 0}};
+  const auto start_of_second = [&](bool host_passes_on, const Chain& first, std::int64_t ready_ns,
+                                   const Chain& second) {
+    const SimulatedJob job = {.backward_ns = 100, .cpu_slowdown_ppm = 1000000, .host_passes_on = host_passes_on};
+    std::vector<SimulatedEvent> events;
+    Simulator(job, 1).run(buckets_of({{10, &first}, {ready_ns, &second}, {100, &none}}), Simulator::kNever, &events);
+    for (const SimulatedEvent& event : events) {
+      if (event.bucket == 0 && event.step == 1) return event.start_ns;
+    }
+    return std::int64_t{-1};
+  };
+  EXPECT_EQ(start_of_second(false, gathered, 100, none), 30);
+  EXPECT_EQ(start_of_second(true, gathered, 100, none), 100);
+  EXPECT_EQ(start_of_second(true, gathered, 70, none), 70);
+  EXPECT_EQ(start_of_second(false, announced, 50, encoded), 60);
+  EXPECT_EQ(start_of_second(true, announced, 50, encoded), 80) << "it encodes until then";
+  EXPECT_EQ(start_of_second(true, announced, 61, encoded), 91) << "and encodes first";
+}
+
 TEST(Simulator, TheForwardPassMayBeginBeforeAllHasArrived) {
   // The second tensor is needed at once, the first one after 60 of 100: it was ready at 40 of 100.
   const Chain first = {{100, kLink, 0}}, second = {{10, kLink, 0}};
@@ -188,7 +211,8 @@ SimulatedJob random_job(std::mt19937_64& random, const RandomPlan& plan) {
           .cpu_workers = 1 + static_cast<int>(random() % 3),
           .gpu_slowdown_ppm = static_cast<std::int64_t>(random() % 3) * 500000,
           .cpu_slowdown_ppm = static_cast<std::int64_t>(random() % 3) * 250000,
-          .link_slowdown_ppm = static_cast<std::int64_t>(random() % 3) * 500000};
+          .link_slowdown_ppm = static_cast<std::int64_t>(random() % 3) * 500000,
+          .host_passes_on = random() % 2 == 0};
 }
 
 TEST(Simulator, ContinuingGivesWhatARunFromTheStartGives) {
