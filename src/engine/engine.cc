@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
-#include <numeric>
 
 #include "collective/agreement.h"
 #include "core/check.h"
@@ -12,17 +11,13 @@
 #include "core/seconds.h"
 #include "engine/engine_impl.h"
 #include "engine/plan_engine.h"
+#include "engine/round_layouts.h"
 
 namespace cortado {
 
 using Method = EngineOptions::Method;
 
 namespace {
-
-constexpr double kMiB = 1024.0 * 1024.0;
-// As DDP hands gradients over: none of a message waits for what comes with the next of its buckets.
-constexpr FusionBudget kDenseBudget{FusionBudget::Kind::kBuckets, kBucketBytes};
-constexpr FusionBudget kPublishedBudget{FusionBudget::Kind::kScaled, std::int64_t{25} << 20};
 
 constexpr const char* kDeviceRefused = "a device that can't be used";
 
@@ -170,75 +165,17 @@ void EngineImpl::make_codec_tensor(std::size_t t) {
   }
 }
 
-FusionBudget EngineImpl::budget() const {
-  FusionBudget budget;
-  if (options_.bucket_cap_mib >= 0) {
-    budget.kind = options_.bucket_cap_mib == 0 ? FusionBudget::Kind::kNone : FusionBudget::Kind::kScaled;
-    budget.cap_bytes = static_cast<std::int64_t>(options_.bucket_cap_mib * kMiB);
-  } else if (options_.method == Method::kCast) {
-    budget = kDenseBudget;
-  } else if (options_.phase == EngineOptions::Phase::kGlobal) {
-    budget = kPublishedBudget;
-  }
-  return budget;
-}
-
-// What each tensor sends in the first compressed step.
-std::vector<SlotKind> EngineImpl::first_kinds(const std::vector<LayoutTensor>& shapes) const {
-  if (options_.method == Method::kCodec) {
-    const SlotKind of_codec = codec_.is_summed ? SlotKind::kValues : SlotKind::kPayload;
-    std::vector<SlotKind> kinds;
-    for (const Treatment& treatment : treatments_) {
-      kinds.push_back(treatment.is_compressed() ? of_codec : SlotKind::kDense);
-    }
-    return kinds;
-  }
-  return choose_sides(shapes, alternates() && options_.phase == EngineOptions::Phase::kBalanced);
-}
-
 void EngineImpl::make_rounds() {
-  std::vector<LayoutTensor> shapes;
-  for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    shapes.push_back({.rows = tensors_[t].rows,
-                      .cols = tensors_[t].cols,
-                      .rank = treatments_[t].rank,
-                      .payload_elems = treatments_[t].payload_elems,
-                      .gradient_elem_bytes = static_cast<std::int64_t>(dtype_bytes(tensors_[t].dtype))});
-  }
-  // Gradients become ready about in reverse order of registration (section 5.2), as DDP assumes too.
-  std::vector<std::uint32_t> order(tensors_.size());
-  std::iota(order.rbegin(), order.rend(), 0u);
-
   std::vector<std::string> names;
   for (const EngineTensor& tensor : tensors_) names.push_back(tensor.name);
-  const std::vector<SlotKind> dense(tensors_.size(), SlotKind::kDense);
-  if (in_warm_up()) {
-    warm_up_ =
-        std::make_unique<Round>(Round::Layouts{{make_layout(shapes, order, dense, {}, kDenseBudget, sizeof(float))},
-                                               tensors_.size(),
-                                               DType::kFloat32,
-                                               names},
-                                communicator_, clock_);
-  }
-  const auto wire_bytes = static_cast<std::int64_t>(dtype_bytes(options_.wire));
-  std::vector<SlotKind> sides = first_kinds(shapes);
-  std::vector<SlotKind> other_sides = sides;
-  for (std::size_t t = 0; t < sides.size(); ++t) {
-    if (treatments_[t].rank == 0) continue;
-    other_sides[t] = sides[t] == SlotKind::kRowFactor ? SlotKind::kColFactor : SlotKind::kRowFactor;
-    if (options_.method == Method::kAcp && !alternates()) sides[t] = SlotKind::kBothFactors;
-  }
-  std::vector<Layout> layouts = {make_layout(shapes, order, sides, {}, budget(), wire_bytes)};
-  if (alternates()) layouts.push_back(make_layout(shapes, order, other_sides, {}, budget(), wire_bytes));
-  first_ = std::make_unique<Round>(Round::Layouts{std::move(layouts), tensors_.size(), options_.wire, names},
-                                   communicator_, clock_);
-  if (options_.method != Method::kPower) return;
-  std::vector<bool> skip(tensors_.size());
-  for (std::size_t t = 0; t < tensors_.size(); ++t) skip[t] = treatments_[t].rank == 0;
-  second_ = std::make_unique<Round>(
-      Round::Layouts{
-          {make_layout(shapes, order, other_sides, skip, budget(), wire_bytes)}, tensors_.size(), options_.wire, names},
-      communicator_, clock_);
+  const auto make_round = [&](std::vector<Layout> of_parity, DType dtype) {
+    return std::make_unique<Round>(Round::Layouts{std::move(of_parity), tensors_.size(), dtype, names}, communicator_,
+                                   clock_);
+  };
+  if (in_warm_up()) warm_up_ = make_round({warm_up_layout(tensors_, treatments_)}, DType::kFloat32);
+  RoundLayouts layouts = choose_round_layouts(tensors_, treatments_, options_, codec_);
+  first_ = make_round(std::move(layouts.first), options_.wire);
+  if (layouts.second.has_value()) second_ = make_round({*std::move(layouts.second)}, options_.wire);
 }
 
 bool EngineImpl::has_feedback() const {

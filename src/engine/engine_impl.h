@@ -96,8 +96,6 @@ class EngineImpl final : public Engine {
   void make_codec_tensor(std::size_t tensor);
   std::uint64_t codec_seed() const;
   void make_rounds();
-  std::vector<SlotKind> first_kinds(const std::vector<LayoutTensor>& shapes) const;
-  FusionBudget budget() const;
   Status open_device(EngineDevice device);
   Status add_device_message(const Message& message);
   Status add_device_matrices(const Message& message);
@@ -105,9 +103,6 @@ class EngineImpl final : public Engine {
   bool in_warm_up() const { return step_ < options_.start_step && compresses(); }
   bool compresses() const {  // or else sends every tensor dense
     return options_.method != EngineOptions::Method::kNone && options_.method != EngineOptions::Method::kCast;
-  }
-  bool alternates() const {
-    return options_.method == EngineOptions::Method::kAcp && options_.sides == EngineOptions::Sides::kAlternate;
   }
   bool has_feedback() const;
   bool is_exact() const { return options_.rollback == EngineOptions::Rollback::kExact; }

@@ -16,15 +16,16 @@
 #include "cortado/calibrate.h"
 #include "cortado/job.h"
 #include "cortado/planner.h"
+#include "engine/round_layouts.h"
 #include "engine/trained_codec.h"
+#include "engine/treatment.h"
 #include "session/settings.h"
 
 namespace cortado {
 
 namespace {
 
-constexpr double kHopeless = 1.1;       // times dense, as predicted
-constexpr int kCompressedMessages = 4;  // of what is left of a compressed model; engines weigh latency, about so many
+constexpr double kHopeless = 1.1;  // times dense, as predicted
 
 std::chrono::nanoseconds timeout_of(const AutoOptions& options) { return from_seconds(options.timeout_s); }
 
@@ -62,8 +63,9 @@ Job make_job(const std::vector<EngineTensor>& tensors, const MeasuredSteps& step
   // From the end of one step to the end of the next: optimizer, forward and backward pass are one stretch.
   job.forward_ns = 0;
   job.optimizer_ns = 0;
+  // What is handed over together is in about the reverse order of registration, and is encoded in that order.
   std::vector<std::size_t> order(tensors.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return steps.ready_ns[a] < steps.ready_ns[b]; });
   for (const std::size_t t : order) {
@@ -77,59 +79,88 @@ Job make_job(const std::vector<EngineTensor>& tensors, const MeasuredSteps& step
   return job;
 }
 
-// About what an engine of the setting sends, as a plan.
-Plan plan_of_setting(const Job& job, const Cluster& cluster, const std::string& codec, const CodecTraits& traits,
-                     bool takes_buffers) {
+LevelRange all_levels(const Cluster& cluster) { return {0, static_cast<int>(cluster.levels.size()) - 1}; }
+
+// Nothing is encoded. Buffers are summed as they are handed over: what was ready at the same time was one; without them
+// the engine makes messages of float32.
+Plan plan_of_dense(const Job& job, const Cluster& cluster, bool takes_buffers) {
   Plan plan;
   plan.topology = cluster.topology();
-  const LevelRange all{0, static_cast<int>(cluster.levels.size()) - 1};
-  const Operation dense{.kind = OpKind::kAllReduce, .levels = all};
-  const Operation encoded{
-      .kind = traits.linear ? OpKind::kAllReduce : OpKind::kAllGather, .levels = all, .encoded = true};
-  const auto is_compressed = [&](const JobTensor& tensor) {
-    if (codec == "none") return false;
-    return codec.starts_with("cast") || (tensor.shape.size() > 1 && tensor.elems() >= (traits.low_rank ? 1 : 256));
-  };
-  // Buffers are summed as they are handed over: what was ready at the same time was one. Casts count gradients as DDP
-  // does; other engines what they send, float32 where it is not compressed.
-  const bool is_handed_over = codec == "none" && takes_buffers;
-  const bool are_buckets = codec.starts_with("cast");
-  const auto bytes_of = [&](const JobTensor& tensor) {
-    return are_buckets ? tensor.size_bytes() : tensor.elems() * static_cast<std::int64_t>(sizeof(float));
+  const auto bytes_of = [](const JobTensor& tensor) {
+    return tensor.elems() * static_cast<std::int64_t>(sizeof(float));
   };
   std::int64_t total = 0;
   for (const JobTensor& tensor : job.tensors) total += bytes_of(tensor);
-  const std::int64_t cap = codec == "none" ? budget_bytes({.kind = FusionBudget::Kind::kLatency}, total, total)
-                                           : std::max<std::int64_t>(1, total / kCompressedMessages);
-  // What is compressed and what is not travel in messages of their own.
-  PlanBucket open[2];
-  std::int64_t open_bytes[2] = {};
-  const auto close = [&](int kind) {
-    if (!open[kind].tensors.empty()) plan.buckets.push_back(std::move(open[kind]));
-    open[kind] = {};
-    open_bytes[kind] = 0;
-  };
-  std::int64_t ready_ns = -1;
+  const std::int64_t cap = budget_bytes({.kind = FusionBudget::Kind::kLatency}, total, total);
+  std::int64_t ready_ns = -1, bytes = 0;
   for (const JobTensor& tensor : job.tensors) {
-    const int kind = is_compressed(tensor) ? 1 : 0;
-    const bool is_full =
-        is_handed_over ? tensor.ready_ns != ready_ns : !are_buckets && open_bytes[kind] + bytes_of(tensor) > cap;
-    if (open_bytes[kind] > 0 && is_full) close(kind);
-    ready_ns = tensor.ready_ns;
-    PlanBucket& bucket = open[kind];
-    bucket.tensors.push_back(tensor.name);
-    open_bytes[kind] += bytes_of(tensor);
-    if (kind == 0) {
-      bucket.option.operations = {dense};
-    } else {
-      bucket.codec = codec;
-      bucket.option.operations = {{.kind = OpKind::kEncode}, encoded, {.kind = OpKind::kDecode}};
+    const bool is_full = takes_buffers ? tensor.ready_ns != ready_ns : bytes > 0 && bytes + bytes_of(tensor) > cap;
+    if (plan.buckets.empty() || is_full) {
+      plan.buckets.emplace_back().option.operations = {{.kind = OpKind::kAllReduce, .levels = all_levels(cluster)}};
+      bytes = 0;
     }
-    const std::int64_t full_bytes = plan.buckets.empty() ? kFirstBucketBytes : kBucketBytes;
-    if (are_buckets && open_bytes[kind] >= full_bytes) close(kind);
+    ready_ns = tensor.ready_ns;
+    plan.buckets.back().tensors.push_back(tensor.name);
+    bytes += bytes_of(tensor);
   }
-  close(1);
-  close(0);
+  return plan;
+}
+
+// What the planner needs to know of a setting: its codec, and its engine's messages.
+struct SettingShape {
+  std::string codec;
+  CodecTraits traits;
+  EngineOptions options;
+  Layout messages;  // of the first round, which has as many as the second one
+
+  std::int64_t most_tensors() const {  // in a message
+    std::size_t most = 0;
+    for (const Message& message : messages.messages) most = std::max(most, message.slots.size());
+    return static_cast<std::int64_t>(most);
+  }
+};
+
+Result<SettingShape> shape_of_setting(const std::string& setting, const std::vector<EngineTensor>& tensors) {
+  SettingShape shape;
+  CORTADO_ASSIGN_OR_RETURN(shape.options, EngineOptions::parse(setting));
+  CORTADO_ASSIGN_OR_RETURN(shape.codec, codec_of_setting(setting));
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> made, make_codec(shape.codec));
+  shape.traits = made->row().traits;
+  TrainedCodec trained;
+  if (shape.options.method == EngineOptions::Method::kCodec) {
+    CORTADO_ASSIGN_OR_RETURN(trained, make_trained_codec(shape.options));
+  }
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<Treatment> treatments, choose_treatments(tensors, shape.options, trained));
+  shape.messages = choose_round_layouts(tensors, treatments, shape.options, trained).first.front();
+  return shape;
+}
+
+// Each message is a bucket. Vectors that travel beside factors are tensors of the codec's, too: it leaves them whole.
+Plan plan_of_setting(const SettingShape& shape, const std::vector<EngineTensor>& tensors, const Cluster& cluster) {
+  Plan plan;
+  plan.topology = cluster.topology();
+  const Operation dense{.kind = OpKind::kAllReduce, .levels = all_levels(cluster)};
+  const Operation encoded{.kind = shape.traits.linear ? OpKind::kAllReduce : OpKind::kAllGather,
+                          .levels = all_levels(cluster),
+                          .encoded = true};
+  std::vector<bool> travels(tensors.size());
+  for (const Message& message : shape.messages.messages) {
+    PlanBucket& bucket = plan.buckets.emplace_back();
+    bool is_encoded = shape.options.method == EngineOptions::Method::kCast;
+    for (const Slot& slot : message.slots) {
+      travels[slot.tensor] = true;
+      is_encoded = is_encoded || slot.kind != SlotKind::kDense;
+      bucket.tensors.push_back(tensors[slot.tensor].name);
+    }
+    bucket.option.operations = {dense};
+    if (!is_encoded) continue;
+    bucket.codec = shape.codec;
+    bucket.option.operations = {{.kind = OpKind::kEncode}, encoded, {.kind = OpKind::kDecode}};
+  }
+  if (plan.buckets.empty()) plan.buckets.emplace_back().option.operations = {dense};
+  for (std::size_t t = 0; t < tensors.size(); ++t) {  // those of no elements
+    if (!travels[t]) plan.buckets.front().tensors.push_back(tensors[t].name);
+  }
   return plan;
 }
 
@@ -186,15 +217,26 @@ Result<double> payload_share(const std::string& codec, const GradientSamples& sa
 }
 
 // The planner knows no more than the most that a payload can have. Where payloads vary, `cluster` with the gathers of
-// what they have: curves whose sizes are as much larger.
-Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& codec, const GradientSamples& samples) {
+// what they have: curves whose sizes are as much larger. And it gathers their sizes before them, which engines of
+// settings gather with them (engine/round.h): what is as short as these, at most `sizes_bytes`, takes no time.
+Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& codec, const GradientSamples& samples,
+                                    std::int64_t sizes_bytes) {
   CORTADO_ASSIGN_OR_RETURN(const double share, payload_share(codec, samples));
   Cluster scaled = cluster;
   change_collectives(&scaled, [&](const ClusterLevel&, CollectiveCurves& curves) {
     const auto gather = curves.find(OpKind::kAllGather);
     if (gather == curves.end()) return;
-    for (std::int64_t& size : gather->second.sizes) {
-      size = static_cast<std::int64_t>(static_cast<double>(size) / share);
+    const TimeCurve of_most = std::exchange(gather->second, {});
+    TimeCurve& curve = gather->second;
+    curve = {.sizes = {sizes_bytes, sizes_bytes + 1}, .times_ns = {0, of_most.times_ns.front()}};
+    for (std::size_t i = 0; i < of_most.sizes.size(); ++i) {
+      const auto size = static_cast<std::int64_t>(static_cast<double>(of_most.sizes[i]) / share);
+      if (size <= curve.sizes.back()) {
+        curve.times_ns.back() = of_most.times_ns[i];
+      } else {
+        curve.sizes.push_back(size);
+        curve.times_ns.push_back(of_most.times_ns[i]);
+      }
     }
   });
   return scaled;
@@ -223,23 +265,10 @@ Job in_float32(Job job) {
   return job;
 }
 
-Result<Timeline> simulate_setting(const std::string& codec, const Job& job, const Cluster& cluster,
-                                  const GradientSamples& samples, bool takes_buffers) {
-  CodecTraits traits;
+Result<Timeline> simulate_dense(const Job& job, const Cluster& cluster, bool takes_buffers) {
   Cluster scaled = cluster;
-  // Engines that compress encode gradients where they lie; buffers that are handed over are scaled there.
-  const bool is_handed_over = codec == "none" && takes_buffers;
-  if (codec != "none") scaled.pack = {};
-  if (codec != "none" || is_handed_over) scaled.unpack = {};
-  if (codec != "none") {
-    CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> made, make_codec(codec));
-    traits = made->row().traits;
-    if (!traits.fixed_size) {
-      CORTADO_ASSIGN_OR_RETURN(scaled, with_expected_sizes(scaled, codec, samples));
-    }
-  }
-  const Plan plan = plan_of_setting(job, scaled, codec, traits, takes_buffers);
-  return simulate_plan(plan, is_handed_over ? job : in_float32(job), scaled);
+  if (takes_buffers) scaled.unpack = {};  // they are scaled where they lie
+  return simulate_plan(plan_of_dense(job, cluster, takes_buffers), takes_buffers ? job : in_float32(job), scaled);
 }
 
 std::int64_t total_ns(const Timeline& timeline, std::string_view name) {
@@ -264,31 +293,16 @@ Prediction prediction_of(const Timeline& timeline, const Cluster& cluster) {
   return prediction;
 }
 
-// `keeps_gradients`: StepContext::keeps_local_gradients. Without these, engines with error feedback decode when all has
-// arrived and is known to be finite.
-Result<Prediction> predict(const std::string& codec, const Job& job, const Cluster& cluster,
-                           const GradientSamples& samples, bool takes_buffers, bool keeps_gradients) {
-  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_setting(codec, job, cluster, samples, takes_buffers));
-  Prediction prediction = prediction_of(timeline, cluster);
-  if (codec == "none" || codec.starts_with("cast") || keeps_gradients) return prediction;
-  Cluster until_arrival = cluster;
-  for (CodecTimes& times : until_arrival.codecs) {
-    if (times.direction == OpKind::kDecode) std::fill(times.curve.times_ns.begin(), times.curve.times_ns.end(), 0);
-  }
-  CORTADO_ASSIGN_OR_RETURN(const Timeline arrived, simulate_setting(codec, job, until_arrival, samples, takes_buffers));
-  prediction.step_ns = arrived.step_ns + total_ns(timeline, "decode");
-  return prediction;
-}
-
 Result<Prediction> predict_dense(const Job& job, const Cluster& cluster, bool takes_buffers) {
-  return predict("none", job, cluster, {}, takes_buffers, true);
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_dense(job, cluster, takes_buffers));
+  return prediction_of(timeline, cluster);
 }
 
 // When the last gradient is ready, if nothing is compressed; but for what the engine does before, as auto measures it.
 Result<std::int64_t> dense_backward_ns(const Job& job, const Cluster& cluster, bool takes_buffers) {
   Cluster without_packing = cluster;
   without_packing.pack = without_packing.unpack = {};
-  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_setting("none", job, without_packing, {}, takes_buffers));
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_dense(job, without_packing, takes_buffers));
   std::int64_t end_ns = 0;
   for (const TimelineEvent& event : timeline.events) {
     if (event.name == "backward") end_ns = std::max(end_ns, event.end_ns);
@@ -376,6 +390,7 @@ namespace {
 
 // How predictions are made once the dense steps have shown what links and backward pass are like.
 struct Fit {
+  std::vector<EngineTensor> tensors;
   Job job;
   Cluster cluster;
   bool takes_buffers = true, keeps_gradients = false;
@@ -396,12 +411,25 @@ struct Fit {
   }
 
   Result<std::int64_t> predict_setting(const std::string& setting, const GradientSamples& samples) const {
-    CORTADO_ASSIGN_OR_RETURN(const EngineOptions options, EngineOptions::parse(setting));
-    CORTADO_ASSIGN_OR_RETURN(const std::string codec, codec_of_setting(setting));
-    const bool is_narrow = is_low_rank(codec) && options.wire != DType::kFloat32;
-    CORTADO_ASSIGN_OR_RETURN(const Prediction predicted,
-                             predict(codec, job, is_narrow ? with_wire(cluster, options.wire) : cluster, samples,
-                                     takes_buffers, keeps_gradients));
+    CORTADO_ASSIGN_OR_RETURN(const SettingShape shape, shape_of_setting(setting, tensors));
+    Cluster links = cluster;
+    if (shape.traits.low_rank && shape.options.wire != DType::kFloat32) links = with_wire(cluster, shape.options.wire);
+    if (!shape.traits.fixed_size) {
+      const std::int64_t sizes_bytes = shape.most_tensors() * links.topology().world_size() * 8;
+      CORTADO_ASSIGN_OR_RETURN(links, with_expected_sizes(links, shape.codec, samples, sizes_bytes));
+    }
+    // Gradients are encoded where they lie.
+    links.pack = links.unpack = {};
+    const Plan plan = plan_of_setting(shape, tensors, links);
+    CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, in_float32(job), links));
+    Prediction predicted = prediction_of(timeline, links);
+    if (keeps_gradients || shape.options.method == EngineOptions::Method::kCast) return fitted_ns(predicted);
+    // Engines with error feedback decode when all has arrived and is known to be finite.
+    for (CodecTimes& times : links.codecs) {
+      if (times.direction == OpKind::kDecode) std::fill(times.curve.times_ns.begin(), times.curve.times_ns.end(), 0);
+    }
+    CORTADO_ASSIGN_OR_RETURN(const Timeline arrived, simulate_plan(plan, in_float32(job), links));
+    predicted.step_ns = arrived.step_ns + total_ns(timeline, "decode");
     return fitted_ns(predicted);
   }
 };
@@ -427,10 +455,14 @@ Result<std::optional<AutoCandidate>> best_plan(const Fit& fit, const std::vector
 }
 
 // Of `cluster` as measured, or with `fits` as the dense steps show it.
-Result<Fit> make_fit(const Job& job, const MeasuredSteps& steps, const Cluster& cluster, bool fits,
-                     const AutoOptions& options) {
+Result<Fit> make_fit(const std::vector<EngineTensor>& tensors, const Job& job, const MeasuredSteps& steps,
+                     const Cluster& cluster, bool fits, const AutoOptions& options) {
   const bool takes_buffers = options.takes_buffers;
-  Fit fit{.job = job, .cluster = cluster, .takes_buffers = takes_buffers, .keeps_gradients = steps.keeps_gradients};
+  Fit fit{.tensors = tensors,
+          .job = job,
+          .cluster = cluster,
+          .takes_buffers = takes_buffers,
+          .keeps_gradients = steps.keeps_gradients};
   if (fits) {
     CORTADO_ASSIGN_OR_RETURN(fit.cluster, with_slowed_backward(cluster, job, steps.dense_ready_ns, takes_buffers));
   }
@@ -446,10 +478,20 @@ Result<Fit> make_fit(const Job& job, const MeasuredSteps& steps, const Cluster& 
   return fit;
 }
 
-// On rank 0: predictions for `candidates`; and the planner's plan with `codecs`, if there are any.
-Status add_predictions(const Job& job, const MeasuredSteps& steps, const Cluster& cluster, bool fits,
-                       const AutoOptions& options, const std::vector<std::string>& codecs, Candidates* candidates) {
-  CORTADO_ASSIGN_OR_RETURN(const Fit fit, make_fit(job, steps, cluster, fits, options));
+// Payloads whose sizes vary travel behind their sizes in a plan, and beside them in the engine of a setting. On several
+// levels a plan may make that good.
+bool may_pay_in_plans(const std::string& codec, const Cluster& cluster) {
+  const Result<std::unique_ptr<Codec>> made = make_codec(codec);
+  return cluster.levels.size() > 1 || (made.ok() && made.value()->row().traits.fixed_size);
+}
+
+// On rank 0: predictions for `candidates`; and the planner's plan, if it encodes anything.
+Status add_predictions(const CandidateRequest& request, const Job& job, const MeasuredSteps& steps,
+                       const Cluster& cluster, Candidates* candidates) {
+  const AutoOptions& options = request.options;
+  // A file was measured with more time, and perhaps for other plans: it counts as it is.
+  const bool fits = !request.cluster.has_value();
+  CORTADO_ASSIGN_OR_RETURN(const Fit fit, make_fit(request.tensors, job, steps, cluster, fits, options));
   candidates->list[0].predicted_ns = fit.told_dense_ns;
   for (AutoCandidate& candidate : std::span(candidates->list).subspan(1)) {
     const Result<std::int64_t> predicted_ns = fit.predict_setting(candidate.what, steps.samples);
@@ -463,6 +505,8 @@ Status add_predictions(const Job& job, const MeasuredSteps& steps, const Cluster
   candidates->predict = [fit](const std::string& setting, const GradientSamples& samples) {
     return fit.predict_setting(setting, samples);
   };
+  std::vector<std::string> codecs = codecs_for_plans(options, request.refused);
+  std::erase_if(codecs, [&](const std::string& codec) { return !may_pay_in_plans(codec, cluster); });
   if (codecs.empty()) return {};
   Result<std::optional<AutoCandidate>> planned = best_plan(fit, codecs);
   if (!planned.ok()) {
@@ -475,23 +519,25 @@ Status add_predictions(const Job& job, const MeasuredSteps& steps, const Cluster
 
 Result<Cluster> measure_cluster(const AutoOptions& options, const Topology& topology, Communicator* communicator,
                                 const Clock* clock) {
-  CalibrateOptions calibration{
-      .name = "as measured by auto",
-      .codecs = auto_codecs(options.quality),
-      // First what settings travel by, as later ones may find the time spent.
-      .collectives = {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kAllToAll},
-      .contention = false,
-      .budget_s = options.measure_s,
-      .topology = topology,
-      .transport_version = options.transport_version,
-      .timeout_s = options.timeout_s,
-      .progress = nullptr};
+  // First what settings travel by, as later ones may find the time spent. Where all ranks are on one level, ways of two
+  // collectives send as many bytes as one does, and the second one can't begin while the backward pass runs.
+  std::vector<OpKind> collectives = {OpKind::kAllReduce, OpKind::kAllGather};
+  std::vector<OpKind> others = {OpKind::kReduce, OpKind::kBroadcast, OpKind::kGather};
+  std::vector<OpKind>& halves = topology.levels.size() > 1 ? collectives : others;
+  halves.insert(halves.end(), {OpKind::kReduceScatter, OpKind::kAllToAll});
+  CalibrateOptions calibration{.name = "as measured by auto",
+                               .codecs = auto_codecs(options.quality),
+                               .collectives = std::move(collectives),
+                               .contention = false,
+                               .budget_s = options.measure_s,
+                               .topology = topology,
+                               .transport_version = options.transport_version,
+                               .timeout_s = options.timeout_s,
+                               .progress = nullptr};
   CORTADO_ASSIGN_OR_RETURN(Cluster cluster, calibrate(communicator, calibration, clock));
   // Collectives with a root are not worth the time to measure them, and formulas for them promise too much.
-  change_collectives(&cluster, [](const ClusterLevel&, CollectiveCurves& curves) {
-    for (const OpKind kind : {OpKind::kReduce, OpKind::kBroadcast, OpKind::kGather}) {
-      curves[kind] = {.sizes = {1}, .times_ns = {kMaxNs / 1024}};
-    }
+  change_collectives(&cluster, [&](const ClusterLevel&, CollectiveCurves& curves) {
+    for (const OpKind kind : others) curves[kind] = {.sizes = {1}, .times_ns = {kMaxNs / 1024}};
   });
   return cluster;
 }
@@ -574,15 +620,10 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
   }
   if (cluster.has_value() && communicator->rank() == 0) {
     const Job job = make_job(request.tensors, steps);
-    // A file was measured with more time, and perhaps for other plans: it counts as it is.
-    const bool fits = !request.cluster.has_value();
     Status predicted = job.check();
+    if (predicted.ok()) predicted = add_predictions(request, job, steps, *cluster, &candidates);
     if (predicted.ok()) {
-      predicted =
-          add_predictions(job, steps, *cluster, fits, options, codecs_for_plans(options, request.refused), &candidates);
-    }
-    if (predicted.ok()) {
-      keep_promising(fits ? steps.dense_ns : candidates.list[0].predicted_ns, &candidates);
+      keep_promising(!request.cluster.has_value() ? steps.dense_ns : candidates.list[0].predicted_ns, &candidates);
     } else {
       candidates.notes.push_back("auto tries without predictions: " + predicted.message());
     }

@@ -18,13 +18,13 @@ const std::vector<EngineTensor> kTensors = {{.name = "first.weight", .rows = 400
                                             {.name = "last.weight", .rows = 300, .cols = 1500}};
 
 Candidates find(Quality quality, const std::optional<Cluster>& cluster, std::int64_t last_ready_ns = 100'000'000,
-                bool keeps_gradients = false, const std::vector<EngineTensor>& tensors = kTensors) {
+                bool keeps_gradients = false, const std::vector<EngineTensor>& tensors = kTensors,
+                const Topology& topology = Topology::two_levels(4, 2).value()) {
   const AutoOptions options{.quality = quality, .cluster = {}, .measure_s = 0, .transport_version = {}};
   const MeasuredSteps steps{.ready_ns = {200'000'000, last_ready_ns},
                             .dense_ns = 500'000'000,
                             .keeps_gradients = keeps_gradients,
                             .samples = {}};
-  const Topology topology = Topology::two_levels(4, 2).value();
   std::vector<Candidates> found(4);
   const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
     const CandidateRequest request{tensors, options, topology, cluster, {}};
@@ -109,9 +109,11 @@ TEST(Candidates, DecodingWaitsForTheVerdictWhereGradientsAreNotKept) {
   for (CodecTimes& times : cluster.codecs) {
     if (times.direction == OpKind::kDecode) times.curve.times_ns = {10'000, 10'000'000};
   }
-  // Both leave at the end: while one travels the other could be decoded.
-  const Candidates waits = find(Quality::kAggressive, cluster, 199'000'000),
-                   early = find(Quality::kAggressive, cluster, 199'000'000, true);
+  // Both leave at the end, in messages of their own: while one travels the other could be decoded.
+  const std::vector<EngineTensor> large = {{.name = "first.weight", .rows = 2000, .cols = 1000},
+                                           {.name = "last.weight", .rows = 2000, .cols = 1000}};
+  const Candidates waits = find(Quality::kAggressive, cluster, 199'000'000, false, large),
+                   early = find(Quality::kAggressive, cluster, 199'000'000, true, large);
   ASSERT_GT(predicted(early, "topk(density=0.01)"), 0);
   EXPECT_GT(predicted(waits, "topk(density=0.01)"), predicted(early, "topk(density=0.01)"));
   EXPECT_EQ(predicted(waits, "dense"), predicted(early, "dense"));
@@ -139,6 +141,52 @@ TEST(Candidates, LowRankOnANarrowWireIsEncodedWholeAndSentInHalf) {
   EXPECT_GE(predicted(slow_codec, narrow), predicted(slow_sums, narrow) + kLonger / 2);
 }
 
+TEST(Candidates, SettingsArePredictedWithTheMessagesOfTheirEngines) {
+  const auto predicted_at = [](Quality quality, const std::string& setting, std::int64_t last_ready_ns) {
+    const std::int64_t step_ns =
+        predicted(find(quality, two_machines(500, auto_codecs(quality)), last_ready_ns), setting);
+    EXPECT_GT(step_ns, 0) << setting;
+    return step_ns;
+  };
+  // Factors are so small that they make one message, which leaves when all is there.
+  EXPECT_EQ(predicted_at(Quality::kAggressive, "acp(rank=4)", 100'000'000),
+            predicted_at(Quality::kAggressive, "acp(rank=4)", 190'000'000));
+  EXPECT_LT(predicted_at(Quality::kBalanced, "quant(bits=4", 100'000'000),
+            predicted_at(Quality::kBalanced, "quant(bits=4", 190'000'000));
+}
+
+Plan plan_among(const Candidates& candidates) {
+  for (const AutoCandidate& candidate : candidates.list) {
+    if (candidate.label.starts_with("plan(")) return plan_from_json(candidate.what).value();
+  }
+  ADD_FAILURE() << "there is no plan";
+  return {};
+}
+
+// As DDP hands gradients over, and engines encode them.
+TEST(Candidates, PlansBeginWithWhatWasRegisteredLast) {
+  const Plan plan = plan_among(find(Quality::kSafe, two_machines(500, {"cast(bf16)"}), 200'000'000));
+  ASSERT_FALSE(plan.buckets.empty());
+  EXPECT_EQ(plan.buckets.front().tensors.front(), "last.weight");
+}
+
+// On one level the engine of a setting sends these with fewer messages than a plan's could.
+TEST(Candidates, PlansOnOneLevelHaveNoPayloadsWhoseSizesVary) {
+  const Topology topology = Topology::two_levels(4, 1).value();
+  Cluster cluster = two_machines(500, auto_codecs(Quality::kAggressive));
+  cluster.levels = {cluster.levels.back()};
+  cluster.levels[0].name = topology.levels[0].name;
+  cluster.levels[0].ranks = 4;
+  const Plan plan = plan_among(find(Quality::kAggressive, cluster, 100'000'000, false, kTensors, topology));
+  int encoded = 0;
+  for (const PlanBucket& bucket : plan.buckets) {
+    if (bucket.option.encodes() == 0) continue;
+    ++encoded;
+    EXPECT_TRUE(make_codec(bucket.codec).value()->row().traits.fixed_size) << bucket.codec;
+  }
+  EXPECT_GT(encoded, 0);
+}
+
 // Gradients are cast where they lie, also by plans.
 TEST(Candidates, DenseStepsPackGradientsAndCastsDoNot) {
   Cluster cluster = two_machines(500, {"cast(bf16)"});
@@ -146,7 +194,7 @@ TEST(Candidates, DenseStepsPackGradientsAndCastsDoNot) {
   cluster.pack = cluster.unpack = {.sizes = {1000, 1'000'000}, .times_ns = {20'000, 20'000'000}};
   const Candidates with = find(Quality::kSafe, cluster);
   ASSERT_GT(predicted(without, "plan("), 0);
-  EXPECT_EQ(predicted(with, "plan("), predicted(without, "plan("));
+  EXPECT_NEAR(static_cast<double>(predicted(with, "plan(")), static_cast<double>(predicted(without, "plan(")), 1e6);
   EXPECT_EQ(predicted(with, "cast(bf16)"), predicted(without, "cast(bf16)"));
   EXPECT_GT(predicted(with, "dense"), predicted(without, "dense")) << "buffers are scaled";
 }
@@ -164,11 +212,7 @@ TEST(Candidates, PlansForNarrowGradientsArePricedAsWhatTheirEnginesSend) {
 
 TEST(Candidates, PlansKeepNoResidualOfCasts) {
   const Candidates found = find(Quality::kSafe, two_machines(500, {"cast(bf16)"}));
-  const auto planned = std::find_if(found.list.begin(), found.list.end(), [](const AutoCandidate& candidate) {
-    return candidate.label.starts_with("plan(");
-  });
-  ASSERT_NE(planned, found.list.end());
-  const Plan plan = plan_from_json(planned->what).value();
+  const Plan plan = plan_among(found);
   int casts = 0;
   for (const PlanBucket& bucket : plan.buckets) {
     if (bucket.option.encodes() == 0) continue;
