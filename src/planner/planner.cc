@@ -94,7 +94,12 @@ Plan plan_of(Problem& problem, const Job& job, const Cluster& cluster, const Sea
       bucket.elems.push_back(job.tensors[t].elems());
     }
     bucket.option = candidate.option;
-    if (candidate.codec >= 0) bucket.codec = problem.codecs()[candidate.codec].spec;
+    if (candidate.codec >= 0) {
+      const CodecCost& codec = problem.codecs()[candidate.codec];
+      bucket.codec = codec.spec;
+      // A residual is as large as the gradient, and read and written in every step.
+      bucket.error_feedback = codec.traits.needs_residual;
+    }
     plan.buckets.push_back(std::move(bucket));
   }
   plan.predicted_step_ns = found.score.step_ns;

@@ -65,8 +65,10 @@ bool is_measured(const std::vector<CodecTimes>& times, const std::string& spec, 
 inline bool is_of_size(const TimeCurve& curve) { return curve.times_ns.back() >= kOfSize * curve.times_ns.front(); }
 inline bool may_have_one_more(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kAllGather; }
 
-// Whether a rank that encodes keeps what is lost.
-inline bool has_feedback(const Codec& codec) { return !codec.row().traits.lossless && !codec.is_majority_vote(); }
+// Whether a rank that encodes keeps what is lost, in plans as the planner makes them.
+inline bool has_feedback(const Codec& codec) {
+  return codec.row().traits.needs_residual && !codec.is_majority_vote();
+}
 
 // What is timed of a codec: one tensor, about square, of values as gradients are.
 class CodecWork {

@@ -434,15 +434,13 @@ struct Fit {
   }
 };
 
-// The planner's own plan, if it encodes anything. As the settings of casts do, it keeps no residual of what they round
-// off: that would be as large as the model, and read and written in every step.
+// The planner's own plan, if it encodes anything.
 Result<std::optional<AutoCandidate>> best_plan(const Fit& fit, const std::vector<std::string>& codecs) {
   PlannerConstraints constraints;
   constraints.allowed_codecs = codecs;
   constraints.max_lossy_passes = 1;  // as the settings
   const Job job = in_float32(fit.job);
   CORTADO_ASSIGN_OR_RETURN(Plan plan, make_plan(job, fit.cluster, constraints));
-  for (PlanBucket& bucket : plan.buckets) bucket.error_feedback = !bucket.codec.starts_with("cast");
   const bool encodes = std::any_of(plan.buckets.begin(), plan.buckets.end(),
                                    [](const PlanBucket& bucket) { return bucket.option.encodes() > 0; });
   if (!encodes) return std::optional<AutoCandidate>();
