@@ -10,11 +10,11 @@
 #include "codec/lowrank/orthogonalise.h"
 #include "core/check.h"
 #include "core/checksum.h"
+#include "core/differences.h"
 #include "core/finite.h"
 #include "core/philox.h"
 #include "cortado/codec.h"
 #include "cortado/engine.h"
-#include "engine/codec_tensor.h"
 #include "profile/calibrator.h"
 
 namespace cortado {
@@ -29,8 +29,8 @@ int codings_of(std::int64_t elems) {
   return static_cast<int>(std::clamp(kElems / elems, std::int64_t{1}, kMost));
 }
 
-// So many arrays of a tensor's elements, of which each call takes the next one: of a whole model none is in a cache
-// when its turn comes.
+// So many arrays of a tensor's elements, of which each call takes the next one. One array of a small tensor would stay
+// in the core's cache, which a model's tensors do not.
 class Rotating {
  public:
   Rotating(std::size_t elems, int arrays) : elems_(elems), values_(elems * static_cast<std::size_t>(arrays)) {}
@@ -46,64 +46,64 @@ class Rotating {
   AlignedBuffer<float> values_;
 };
 
-// What a rank's thread does for one tensor, as engines do it: beside encode and decode the passes of error feedback
+// What a rank's thread does for one tensor, in engines of plans: beside encode and decode the passes of error feedback
 // and, of payloads that are gathered, checks and sums; where codecs are fast these cost as much.
 class CpuCodecWork final : public CodecWork {
  public:
-  CpuCodecWork(const Codec& codec, std::int64_t elems, int ranks)
+  CpuCodecWork(const Codec& codec, std::int64_t elems)
       : CodecWork(elems),
+        codec_(codec),
+        has_feedback_(has_feedback(codec)),
         is_gathered_(!codec.row().traits.linear),
-        pieces_(is_gathered_ ? std::min(ranks, kMostPieces) : 1),
-        tensor_({.codec = &codec,
-                 .rows = rows_,
-                 .cols = cols_,
-                 .world_size = pieces_,
-                 .has_feedback = has_feedback(codec),
-                 .key = {.seed = 1, .step = 0, .tensor = 1}}),
         gradients_(size(), codings_of(this->elems())),
-        residuals_(size(), codings_of(this->elems())),
+        residuals_(has_feedback_ ? size() : 0, codings_of(this->elems())),
         outputs_(size(), codings_of(this->elems())),
+        values_(has_feedback_ ? size() : 0),
+        decoded_(size()),
         payload_(codec.max_payload_bytes(rows_, cols_, DType::kFloat32)),
-        scratch_(1, tensor_.scratch_sizes()) {
+        scratch_(codec.scratch_bytes(rows_, cols_, DType::kFloat32)) {
     fill(gradients_.all());
   }
 
   Status encode() override {
-    tensor_.set_memory({.residual = residuals_.next()}, {});
-    CORTADO_ASSIGN_OR_RETURN(const CodecTensor::Encoded encoded, scratch_.with([&](CodecScratch& scratch) {
-      return tensor_.encode(gradients_.next(), 1.0, step_++, payload_.span(), scratch);
-    }));
-    payload_bytes_ = encoded.bytes;
+    const std::size_t count = size();
+    const float* input = gradients_.next();
+    float* residual = residuals_.next();
+    if (has_feedback_) {
+      for (std::size_t i = 0; i < count; ++i) values_[i] = input[i] + residual[i];
+      input = values_.data();
+    }
+    CORTADO_ASSIGN_OR_RETURN(
+        payload_bytes_, codec_.encode({input, DType::kFloat32, rows_, cols_}, {.seed = 1, .step = step_++, .tensor = 1},
+                                      payload_.span(), scratch_.span()));
     if (is_gathered_) check_ = checksum_64(payload());
+    if (!has_feedback_) return {};
+    CORTADO_RETURN_IF_ERROR(decode_to(decoded_.data()));
+    (void)take_differences(values_.data(), decoded_.data(), elems(), residual);
     return {};
   }
 
-  // All pieces that a rank gets.
   Status decode() override {
-    for (int rank = 0; is_gathered_ && rank < pieces_; ++rank) {
-      CORTADO_CHECK(checksum_64(payload()) == check_, "nothing has touched it");
-    }
-    return scratch_.with([&](CodecScratch& scratch) {
-      const auto payload_of = [&](int, std::span<std::byte>) { return std::span<const std::byte>(payload()); };
-      return tensor_.decode({.payload = payload_of, .summed = {}}, 1.0, CodecTensor::Settle::kYes, outputs_.next(),
-                            scratch);
-    });
+    CORTADO_CHECK(!is_gathered_ || checksum_64(payload()) == check_, "nothing has touched it");
+    float* output = outputs_.next();
+    if (!is_gathered_) return decode_to(output);
+    CORTADO_RETURN_IF_ERROR(decode_to(decoded_.data()));
+    for (std::size_t i = 0; i < size(); ++i) output[i] += decoded_[i];
+    return {};
   }
-  int pieces() const override { return pieces_; }
 
  private:
-  static constexpr int kMostPieces = 4;
-
   std::span<const std::byte> payload() { return payload_.span().first(payload_bytes_); }
+  Status decode_to(float* values) {
+    return codec_.decode(payload(), {values, DType::kFloat32, rows_, cols_}, scratch_.span());
+  }
 
-  const bool is_gathered_;
-  const int pieces_;
-  GatheredTensor tensor_;
+  const Codec& codec_;
+  const bool has_feedback_, is_gathered_;
   Rotating gradients_, residuals_, outputs_;
-  AlignedBuffer<std::byte> payload_;
-  CodecScratchPool scratch_;
-  std::int64_t step_ = 0;
-  std::uint64_t payload_bytes_ = 0, check_ = 0;
+  AlignedBuffer<float> values_, decoded_;
+  AlignedBuffer<std::byte> payload_, scratch_;
+  std::uint64_t payload_bytes_ = 0, step_ = 0, check_ = 0;
 };
 
 // Low rank does not train as a codec that keeps nothing: engines keep bases and what was sent last, and read gradient
@@ -209,10 +209,10 @@ void CodecWork::fill(std::span<float> values) {
   for (float& value : values) value *= 1e-3f;
 }
 
-std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems, int ranks) {
+std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems) {
   const Result<EngineOptions> options = EngineOptions::parse(codec.spec());
   if (codec.row().traits.low_rank && options.ok()) return std::make_unique<CpuLowRankWork>(options.value(), elems);
-  return std::make_unique<CpuCodecWork>(codec, elems, ranks);
+  return std::make_unique<CpuCodecWork>(codec, elems);
 }
 
 bool is_measured(const std::vector<CodecTimes>& times, const std::string& spec, OpDevice device) {
@@ -256,7 +256,7 @@ Status Calibrator::measure_packing(Cluster* cluster) {
 }
 
 Result<std::unique_ptr<CodecWork>> Calibrator::make_work(const Codec& codec, OpDevice device, std::int64_t elems) {
-  if (device == OpDevice::kCpu) return make_cpu_work(codec, elems, communicator_->world_size());
+  if (device == OpDevice::kCpu) return make_cpu_work(codec, elems);
   // The other ranks wait for this one meanwhile, and shall hear of it.
   Result<std::unique_ptr<CodecWork>> work = make_device_work(*options_.device, codec, elems, clock_, timeout_ / 2);
   CORTADO_RETURN_IF_ERROR(on_all_ranks(codec.spec() + " on the device", work.status()));
@@ -270,7 +270,7 @@ Status Calibrator::measure_codec(const std::string& spec, OpDevice device, std::
   const std::string where = device == OpDevice::kGpu ? " on the device" : "";
   Curve encode, decode;
   for (const std::int64_t elems : sizes_up_to(kSmallestElems, options_.max_elems)) {
-    if (!is_worth_it(encode)) {
+    if (!is_worth_it(encode, device == OpDevice::kCpu ? codings_of(elems) : 1)) {
       points_done_ += 2;
       continue;
     }
@@ -280,11 +280,9 @@ Status Calibrator::measure_codec(const std::string& spec, OpDevice device, std::
     CORTADO_ASSIGN_OR_RETURN(const Point encoding,
                              measure(
                                  "encode " + spec + size, [&] { return work->encode(); }, codings, kMostCodecRuns));
-    CORTADO_ASSIGN_OR_RETURN(Point decoding,
+    CORTADO_ASSIGN_OR_RETURN(const Point decoding,
                              measure(
                                  "decode " + spec + size, [&] { return work->decode(); }, codings, kMostCodecRuns));
-    decoding.median_ns /= work->pieces();
-    decoding.spread_ns /= work->pieces();
     encode.add(work->elems(), encoding);
     decode.add(work->elems(), decoding);
   }

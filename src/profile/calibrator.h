@@ -66,9 +66,7 @@ inline bool is_of_size(const TimeCurve& curve) { return curve.times_ns.back() >=
 inline bool may_have_one_more(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kAllGather; }
 
 // Whether a rank that encodes keeps what is lost, in plans as the planner makes them.
-inline bool has_feedback(const Codec& codec) {
-  return codec.row().traits.needs_residual && !codec.is_majority_vote();
-}
+inline bool has_feedback(const Codec& codec) { return codec.row().traits.needs_residual && !codec.is_majority_vote(); }
 
 // What is timed of a codec: one tensor, about square, of values as gradients are.
 class CodecWork {
@@ -79,10 +77,9 @@ class CodecWork {
   CodecWork& operator=(const CodecWork&) = delete;
 
   std::int64_t elems() const { return rows_ * cols_; }
-  // With what error feedback costs. decode() is of what the last encode() made, of so many pieces.
+  // With what error feedback costs. decode() is of what the last encode() made.
   virtual Status encode() = 0;
   virtual Status decode() = 0;
-  virtual int pieces() const { return 1; }
 
  protected:
   std::size_t size() const { return static_cast<std::size_t>(elems()); }
@@ -90,7 +87,7 @@ class CodecWork {
 
   const std::int64_t cols_, rows_;
 };
-std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems, int ranks);
+std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems);
 // On the device, without copies of values and payloads; has encoded and decoded once. `timeout`: of each wait for the
 // device.
 Result<std::unique_ptr<CodecWork>> make_device_work(const SchemeDevice& device, const Codec& codec, std::int64_t elems,

@@ -508,7 +508,7 @@ void AutoEngineImpl::forget_samples() {
 Status AutoEngineImpl::end_quiet_step() {
   const std::span<const std::int64_t> own(ready_ns_);
   CORTADO_ASSIGN_OR_RETURN(std::vector<std::int64_t> ready_ns, largest_of_ranks(communicator_, own, timeout()));
-  const std::int64_t last_ns = *std::max_element(ready_ns.begin(), ready_ns.end());
+  const std::int64_t last_ns = ready_ns.empty() ? 0 : *std::max_element(ready_ns.begin(), ready_ns.end());
   quiet_.emplace_back(last_ns, std::move(ready_ns));
   return {};
 }

@@ -19,6 +19,7 @@
 #include "engine/round_layouts.h"
 #include "engine/trained_codec.h"
 #include "engine/treatment.h"
+#include "planner/simulate/timeline.h"
 #include "session/settings.h"
 
 namespace cortado {
@@ -111,13 +112,7 @@ struct SettingShape {
   std::string codec;
   CodecTraits traits;
   EngineOptions options;
-  Layout messages;  // of the first round, which has as many as the second one
-
-  std::int64_t most_tensors() const {  // in a message
-    std::size_t most = 0;
-    for (const Message& message : messages.messages) most = std::max(most, message.slots.size());
-    return static_cast<std::int64_t>(most);
-  }
+  Layout messages;  // of the first round
 };
 
 Result<SettingShape> shape_of_setting(const std::string& setting, const std::vector<EngineTensor>& tensors) {
@@ -217,29 +212,37 @@ Result<double> payload_share(const std::string& codec, const GradientSamples& sa
 }
 
 // The planner knows no more than the most that a payload can have. Where payloads vary, `cluster` with the gathers of
-// what they have: curves whose sizes are as much larger. And it gathers their sizes before them, which engines of
-// settings gather with them (engine/round.h): what is as short as these, at most `sizes_bytes`, takes no time.
-Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& codec, const GradientSamples& samples,
-                                    std::int64_t sizes_bytes) {
+// what they have: curves whose sizes are as much larger.
+Result<Cluster> with_expected_sizes(const Cluster& cluster, const std::string& codec, const GradientSamples& samples) {
   CORTADO_ASSIGN_OR_RETURN(const double share, payload_share(codec, samples));
   Cluster scaled = cluster;
   change_collectives(&scaled, [&](const ClusterLevel&, CollectiveCurves& curves) {
     const auto gather = curves.find(OpKind::kAllGather);
     if (gather == curves.end()) return;
-    const TimeCurve of_most = std::exchange(gather->second, {});
-    TimeCurve& curve = gather->second;
-    curve = {.sizes = {sizes_bytes, sizes_bytes + 1}, .times_ns = {0, of_most.times_ns.front()}};
-    for (std::size_t i = 0; i < of_most.sizes.size(); ++i) {
-      const auto size = static_cast<std::int64_t>(static_cast<double>(of_most.sizes[i]) / share);
-      if (size <= curve.sizes.back()) {
-        curve.times_ns.back() = of_most.times_ns[i];
-      } else {
-        curve.sizes.push_back(size);
-        curve.times_ns.push_back(of_most.times_ns[i]);
-      }
+    for (std::int64_t& size : gather->second.sizes) {
+      size = static_cast<std::int64_t>(static_cast<double>(size) / share);
     }
   });
   return scaled;
+}
+
+// Engines of plans decode what they encode, to see what is lost; engines of settings see it when they decode what all
+// ranks sent. `cluster` with the codec's times in the latter.
+Cluster with_encoding_alone(const Cluster& cluster, const std::string& codec) {
+  Cluster alone = cluster;
+  const auto curve_of = [&](OpKind direction) -> TimeCurve* {
+    for (CodecTimes& times : alone.codecs) {
+      if (times.codec == codec && times.device == OpDevice::kCpu && times.direction == direction) return &times.curve;
+    }
+    return nullptr;
+  };
+  TimeCurve* const encode = curve_of(OpKind::kEncode);
+  const TimeCurve* const decode = curve_of(OpKind::kDecode);
+  if (encode == nullptr || decode == nullptr) return alone;
+  for (std::size_t i = 0; i < encode->sizes.size(); ++i) {
+    encode->times_ns[i] = std::max<std::int64_t>(0, encode->times_ns[i] - decode->at(encode->sizes[i]));
+  }
+  return alone;
 }
 
 // Codecs of low rank make float32 factors. `cluster` with the same factors on a narrower wire: curves whose sizes are
@@ -415,20 +418,20 @@ struct Fit {
     Cluster links = cluster;
     if (shape.traits.low_rank && shape.options.wire != DType::kFloat32) links = with_wire(cluster, shape.options.wire);
     if (!shape.traits.fixed_size) {
-      const std::int64_t sizes_bytes = shape.most_tensors() * links.topology().world_size() * 8;
-      CORTADO_ASSIGN_OR_RETURN(links, with_expected_sizes(links, shape.codec, samples, sizes_bytes));
+      CORTADO_ASSIGN_OR_RETURN(links, with_expected_sizes(links, shape.codec, samples));
     }
+    if (shape.traits.needs_residual && !shape.traits.linear) links = with_encoding_alone(links, shape.codec);
     // Gradients are encoded where they lie.
     links.pack = links.unpack = {};
     const Plan plan = plan_of_setting(shape, tensors, links);
-    CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, in_float32(job), links));
+    CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_messages(plan, in_float32(job), links));
     Prediction predicted = prediction_of(timeline, links);
     if (keeps_gradients || shape.options.method == EngineOptions::Method::kCast) return fitted_ns(predicted);
     // Engines with error feedback decode when all has arrived and is known to be finite.
     for (CodecTimes& times : links.codecs) {
       if (times.direction == OpKind::kDecode) std::fill(times.curve.times_ns.begin(), times.curve.times_ns.end(), 0);
     }
-    CORTADO_ASSIGN_OR_RETURN(const Timeline arrived, simulate_plan(plan, in_float32(job), links));
+    CORTADO_ASSIGN_OR_RETURN(const Timeline arrived, simulate_messages(plan, in_float32(job), links));
     predicted.step_ns = arrived.step_ns + total_ns(timeline, "decode");
     return fitted_ns(predicted);
   }

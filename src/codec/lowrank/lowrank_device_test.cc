@@ -22,7 +22,7 @@ struct Shape {
   int rank;
 };
 // The last has more ranks than a pass keeps in registers, and more tiles of columns than a block walks over.
-constexpr Shape kShapes[] = {{1, 1, 1},     {16, 256, 4}, {17, 257, 3}, {100, 2100, 4},
+constexpr Shape kShapes[] = {{1, 1, 1},    {16, 256, 4}, {17, 257, 3}, {100, 2100, 4},
                              {300, 40, 9}, {70, 70, 1},  {35, 1300, 6}};
 
 // A tensor with all that a step of training has.

@@ -155,7 +155,7 @@ void OptionCost::travel(const Operation& operation, PathState* state, OperationS
     const std::int64_t bytes = part_of(gathers ? held * n : held, rounds);
     const DType summed = state->encoded ? codec_->sum_dtype : shape_.dtype;
     std::int64_t time_ns = rounds * model_.collectives.time_ns(operation.kind, operation.levels, bytes, groups, summed);
-    if (state->encoded && !codec_->traits.fixed_size) {
+    if (state->encoded && !codec_->traits.fixed_size && model_.gathers_sizes) {
       const std::int64_t sizes_ns = announcement_ns(operation, *state, n, groups);
       if (model_.home == OpDevice::kCpu) {  // the thread of the backward pass has to see that they have come
         add(kLink + link, sizes_ns, steps);

@@ -82,7 +82,8 @@ struct CostModel {
   std::int64_t unpack_ns(std::int64_t elems) const { return home == OpDevice::kCpu ? cluster->unpack.at(elems) : 0; }
 
   const Cluster* cluster;
-  OpDevice home;  // where gradients are made and needed
+  OpDevice home;              // where gradients are made and needed
+  bool gathers_sizes = true;  // that vary, before the payloads
   CollectiveCost collectives;
 };
 
@@ -105,7 +106,7 @@ struct PathState {
   bool operator==(const PathState&) const = default;
 };
 
-// At most this many steps come of one operation: packing, a copy and itself.
+// At most this many steps come of one operation: packing, a copy and itself, or packing, sizes and payloads.
 struct OperationSteps {
   int count = 0;
   std::array<Step, 3> steps;

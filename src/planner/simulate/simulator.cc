@@ -51,9 +51,10 @@ Simulator::Simulator(const SimulatedJob& job, int levels)
       ++next;
     }
   }
-  servers_.resize(next);
-  head_times_.resize(next, kNever);
-  head_places_.resize(next, 0);
+  if (job.host_passes_on) ++next;
+  servers_.resize(static_cast<std::size_t>(next));
+  head_times_.resize(servers_.size(), kNever);
+  head_places_.resize(servers_.size(), 0);
 }
 
 std::int64_t Simulator::run(std::span<const SimulatedBucket> buckets, std::int64_t limit,
@@ -82,6 +83,8 @@ std::int64_t Simulator::run_keeping(std::span<const SimulatedBucket> buckets) {
 
 std::int64_t Simulator::rerun(std::span<const SimulatedBucket> buckets, std::size_t first, const Loads& load_change,
                               std::int64_t limit) {
+  // When the host has seen what had arrived by the bucket before depends on when the first was ready.
+  if (job_.host_passes_on && first > 0) --first;
   const Checkpoint& from = checkpoints_[std::min(first / static_cast<std::size_t>(keep_every_), kept_ - 1)];
   const std::int32_t every = std::exchange(keep_every_, 0);
   state_ = from.state;
@@ -102,6 +105,13 @@ std::int64_t Simulator::rerun(std::span<const SimulatedBucket> buckets, std::siz
   const std::int64_t step_ns = advance(buckets, limit);
   keep_every_ = every;
   return step_ns;
+}
+
+// The results of a server come in order of time.
+void Simulator::pass_on(std::size_t server, const Waiting& result) {
+  std::vector<Waiting>& queue = servers_[server].queue;
+  if (queue.empty()) set_head(server, result);
+  queue.push_back(result);
 }
 
 void Simulator::reset(std::span<const SimulatedBucket> buckets) {
@@ -230,6 +240,7 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
     } else {
       set_head(next, server.queue[server.head]);
     }
+    if (job_.host_passes_on && next == host_server()) state_.seen_ns = ready.time_ns;
     if (!take_step(buckets, ready, last_arrival)) return kNever;
   }
   return std::max(state_.compute.time_ns, state_.arrived_ns) + tail_ns;
@@ -269,8 +280,8 @@ bool Simulator::reach_milestone(std::span<const SimulatedBucket> buckets, std::i
     ++compute.milestone;
     plan_next(buckets);
     if (!take_step(buckets, Waiting::of(compute.time_ns, m, 0), limit)) return false;
-    const bool is_last_ready = m + 1 == n || buckets[m + 1].ready_ns > buckets[m].ready_ns;
-    return !is_last_ready || take_unseen(buckets, limit);
+    if (m + 1 == n || buckets[m + 1].ready_ns > buckets[m].ready_ns) see_unseen();
+    return true;
   }
   if (job_.overlap_forward && m < 2 * n) {
     const std::int32_t needed = 2 * n - 1 - m;
@@ -294,15 +305,16 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
     return true;
   }
   const Step& step = steps[ready.step()];
-  std::int64_t begins_ns = ready.time_ns;
-  if (job_.host_passes_on && ready.step() > 0 && steps[ready.step() - 1].resource >= kLink) {
-    const bool is_seen = state_.compute.milestone >= static_cast<std::int32_t>(buckets.size()) ||
-                         ready.time_ns <= std::max(state_.seen_ns, host_free_ns());
-    if (!is_seen) {
+  if (job_.host_passes_on && ready.step() > 0 && steps[ready.step() - 1].resource >= kLink &&
+      ready.time_ns != state_.seen_ns) {
+    if (const std::int64_t free_ns = host_free_ns(); free_ns > ready.time_ns) {
+      pass_on(host_server(), {free_ns, ready.place});
+      return true;
+    }
+    if (state_.compute.milestone < static_cast<std::int32_t>(buckets.size())) {
       unseen_.push_back(ready);
       return true;
     }
-    begins_ns = std::max(begins_ns, host_free_ns());
   }
   ++steps_done_;
   std::int16_t s = servers_of_[step.resource];
@@ -310,14 +322,10 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
     if (servers_[other].free_ns < servers_[s].free_ns) s = other;
   }
   Server& server = servers_[s];
-  const std::int64_t start_ns = std::max(begins_ns, server.free_ns);
+  const std::int64_t start_ns = std::max(ready.time_ns, server.free_ns);
   server.free_ns = start_ns + step.time_ns;
   const bool is_last = static_cast<std::size_t>(ready.step()) + 1 == steps.size();
-  if (!is_last) {
-    const Waiting result = {server.free_ns, ready.place + 1};
-    if (server.queue.empty()) set_head(static_cast<std::size_t>(s), result);
-    server.queue.push_back(result);
-  }
+  if (!is_last) pass_on(static_cast<std::size_t>(s), {server.free_ns, ready.place + 1});
   if (const int by = slowdown_by(step.resource); by >= 0 && slowdowns_ppm_[static_cast<std::size_t>(by)] > 0) {
     std::int64_t& until_ns = state_.compute.slowed_until_ns[by];
     if (server.free_ns > until_ns) {
@@ -339,22 +347,18 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
 
 // When the host has coded all that was begun.
 std::int64_t Simulator::host_free_ns() const {
-  std::int64_t free_ns = kNever;
+  std::int64_t free_ns = 0;
   for (std::int16_t s = servers_of_[kCpuCodec]; s < servers_of_[kCpuCodec + 1]; ++s) {
-    free_ns = std::min(free_ns, servers_[static_cast<std::size_t>(s)].free_ns);
+    free_ns = std::max(free_ns, servers_[static_cast<std::size_t>(s)].free_ns);
   }
   return free_ns;
 }
 
-// At a milestone: the host looks at what has arrived. False: the step will take longer than the limit.
-bool Simulator::take_unseen(std::span<const SimulatedBucket> buckets, std::int64_t limit) {
-  state_.seen_ns = state_.compute.time_ns;
-  for (std::size_t i = 0; i < unseen_.size(); ++i) {
-    const Waiting seen = {state_.seen_ns, unseen_[i].place};
-    if (!take_step(buckets, seen, limit)) return false;
-  }
+// At a milestone: the host looks at what has arrived, behind what it encodes now.
+void Simulator::see_unseen() {
+  const std::int64_t time_ns = std::max(state_.compute.time_ns, host_free_ns());
+  for (const Waiting& unseen : unseen_) pass_on(host_server(), {time_ns, unseen.place});
   unseen_.clear();
-  return true;
 }
 
 // It will have arrived at `time_ns`, which may be later than now.

@@ -131,7 +131,9 @@ class Simulator {
   std::int64_t work_after(std::int32_t bucket) const;
   bool take_step(std::span<const SimulatedBucket> buckets, Waiting ready, std::int64_t limit);
   std::int64_t host_free_ns() const;
-  bool take_unseen(std::span<const SimulatedBucket> buckets, std::int64_t limit);
+  std::size_t host_server() const { return servers_.size() - 1; }
+  void see_unseen();
+  void pass_on(std::size_t server, const Waiting& result);
   void set_head(std::size_t server, const Waiting& head) {
     head_times_[server] = head.time_ns;
     head_places_[server] = head.place;
@@ -149,7 +151,7 @@ class Simulator {
   SimulatedJob job_;
   std::array<std::int64_t, 3> slowdowns_ppm_;               // in the order of Compute::slowed_until_ns
   std::array<std::int16_t, kMaxResources + 1> servers_of_;  // first server of a resource; and one past the last
-  std::vector<Server> servers_;
+  std::vector<Server> servers_;  // the last one, if the host passes on: what it sees behind what it codes
   std::vector<std::int64_t> head_times_, head_places_;  // of each server; at kNever: none
   State state_;
   std::vector<Waiting> unseen_;         // has arrived while the host runs the backward pass

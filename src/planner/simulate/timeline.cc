@@ -116,16 +116,15 @@ std::string name_of(const SimulatedEvent& event, const OptionChain* chain, const
   return std::string(op_kind_name(option->operations[step.operation].kind));
 }
 
-}  // namespace
-
-Result<Timeline> simulate_plan(const Plan& plan, const Job& job, const Cluster& cluster) {
+Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& cluster, bool gathers_sizes) {
   CORTADO_RETURN_IF_ERROR(job.check().with_context("job"));
   CORTADO_RETURN_IF_ERROR(cluster.check().with_context("cluster"));
   CORTADO_RETURN_IF_ERROR(check_levels(plan, cluster));
   CORTADO_ASSIGN_OR_RETURN(const std::vector<Located> located, locate(plan, job));
   std::vector<std::string> notes;
   CORTADO_ASSIGN_OR_RETURN(const std::vector<CodecCost> codecs, codec_costs(cluster, job.device, {}, &notes));
-  const CostModel model(cluster, job.device);
+  CostModel model(cluster, job.device);
+  model.gathers_sizes = gathers_sizes;
 
   // The sums want neighbours: the job's tensors in the order of the plan.
   std::vector<JobTensor> tensors;
@@ -181,6 +180,16 @@ Result<Timeline> simulate_plan(const Plan& plan, const Job& job, const Cluster& 
     return std::pair(a.row, a.start_ns) < std::pair(b.row, b.start_ns);
   });
   return timeline;
+}
+
+}  // namespace
+
+Result<Timeline> simulate_plan(const Plan& plan, const Job& job, const Cluster& cluster) {
+  return simulate(plan, job, cluster, /*gathers_sizes=*/true);
+}
+
+Result<Timeline> simulate_messages(const Plan& buckets, const Job& job, const Cluster& cluster) {
+  return simulate(buckets, job, cluster, /*gathers_sizes=*/false);
 }
 
 std::string timeline_to_text(const Timeline& timeline, const Plan& plan, int width) {
