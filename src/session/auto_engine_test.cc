@@ -1062,6 +1062,32 @@ TEST(AutoEngine, PredictsFromTheGradientsBeforeATrial) {
   EXPECT_EQ(smaller, 4u);
 }
 
+// An exchange waits for the last rank, whichever that is.
+TEST(AutoEngine, PredictsForTheRankWhoseGradientsAreLast) {
+  const Cluster cluster = two_machines(2000, auto_codecs(Quality::kBalanced));
+  const auto predicted_with = [&](int late_rank) {
+    Training run;
+    run.options.cluster = save_as_of_here(cluster, "late.json");
+    run.ranks = 4;
+    run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+    run.step_ns = [late_rank](const std::string& what, std::int64_t, int rank) {
+      return (what == "dense" ? 100 : 90) * kMs + (rank == late_rank ? 20 * kMs : 0);
+    };
+    run.go();
+    expect_ok(run);
+    std::map<std::string, std::int64_t> predicted;
+    for (const AutoCandidate& candidate : run.decisions[0].candidates) {
+      if (!candidate.label.starts_with("plan(")) predicted[candidate.label] = candidate.predicted_ns;
+    }
+    return predicted;
+  };
+  const std::map<std::string, std::int64_t> none = predicted_with(-1), first = predicted_with(0),
+                                            last = predicted_with(3);
+  EXPECT_EQ(first, last);
+  ASSERT_EQ(none.size(), last.size());
+  for (const auto& [label, predicted_ns] : none) EXPECT_EQ(last.at(label) - predicted_ns, 20 * kMs) << label;
+}
+
 // What a cluster file says of codecs is of those on the CPU: nothing is left out for it, and nothing planned.
 TEST(AutoEngine, PredictsNothingForADevice) {
   Training run = with_a_plan();

@@ -193,10 +193,33 @@ TEST(Candidates, DenseStepsPackGradientsAndCastsDoNot) {
   const Candidates without = find(Quality::kSafe, cluster);
   cluster.pack = cluster.unpack = {.sizes = {1000, 1'000'000}, .times_ns = {20'000, 20'000'000}};
   const Candidates with = find(Quality::kSafe, cluster);
-  ASSERT_GT(predicted(without, "plan("), 0);
-  EXPECT_NEAR(static_cast<double>(predicted(with, "plan(")), static_cast<double>(predicted(without, "plan(")), 1e6);
   EXPECT_EQ(predicted(with, "cast(bf16)"), predicted(without, "cast(bf16)"));
   EXPECT_GT(predicted(with, "dense"), predicted(without, "dense")) << "buffers are scaled";
+
+  // The plan is of ways that pack nothing.
+  for (std::int64_t& time_ns : cluster.pack.times_ns) time_ns *= 2;
+  const Candidates longer = find(Quality::kSafe, cluster);
+  ASSERT_GT(predicted(with, "plan("), 0);
+  EXPECT_EQ(predicted(longer, "plan("), predicted(with, "plan("));
+  for (const PlanBucket& bucket : plan_among(with).buckets) {
+    EXPECT_EQ(bucket.option.operations.front().kind, OpKind::kEncode);
+    EXPECT_EQ(bucket.option.operations.back().kind, OpKind::kDecode);
+  }
+}
+
+// What a setting's engine decodes is what all ranks have sent, and nothing before.
+TEST(Candidates, SettingsDecodeNothingWhileTheyEncode) {
+  const std::string setting = "topk(density=0.01)";
+  Cluster cluster = two_machines(500, auto_codecs(Quality::kAggressive));
+  const Candidates before = find(Quality::kAggressive, cluster);
+  ASSERT_GT(predicted(before, setting), 0);
+  constexpr std::int64_t kLongerNs = 10'000'000;  // encodes of calibration decode what they have made
+  for (CodecTimes& times : cluster.codecs) {
+    for (std::int64_t& time_ns : times.curve.times_ns) time_ns += kLongerNs;
+  }
+  constexpr std::int64_t kPayloads = 2 * 4;  // of two tensors, from four ranks
+  EXPECT_EQ(predicted(find(Quality::kAggressive, cluster), setting) - predicted(before, setting),
+            kPayloads * kLongerNs);
 }
 
 // Engines of plans work in float32, whatever the gradients are.
