@@ -95,7 +95,8 @@ std::int64_t Simulator::rerun(std::span<const SimulatedBucket> buckets, std::siz
     servers_[s].queue.assign(begin, begin + from.counts[s]);
     servers_[s].head = 0;
     servers_[s].free_ns = from.free_ns[s];
-    set_head(s, servers_[s].queue.empty() ? Waiting{kNever, 0} : servers_[s].queue.front());
+    const Waiting head = servers_[s].queue.empty() ? Waiting{kNever, 0} : servers_[s].queue.front();
+    set_head(s, head.time_ns, head.place);
     taken += static_cast<std::size_t>(from.counts[s]);
   }
   unseen_ = from.unseen;
@@ -108,10 +109,10 @@ std::int64_t Simulator::rerun(std::span<const SimulatedBucket> buckets, std::siz
 }
 
 // The results of a server come in order of time.
-void Simulator::pass_on(std::size_t server, const Waiting& result) {
+void Simulator::pass_on(std::size_t server, std::int64_t time_ns, std::int64_t place) {
   std::vector<Waiting>& queue = servers_[server].queue;
-  if (queue.empty()) set_head(server, result);
-  queue.push_back(result);
+  if (queue.empty()) set_head(server, time_ns, place);
+  queue.push_back({time_ns, place});
 }
 
 void Simulator::reset(std::span<const SimulatedBucket> buckets) {
@@ -238,7 +239,7 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
       server.head = 0;
       head_times_[next] = kNever;
     } else {
-      set_head(next, server.queue[server.head]);
+      set_head(next, server.queue[server.head].time_ns, server.queue[server.head].place);
     }
     if (job_.host_passes_on && next == host_server()) state_.seen_ns = ready.time_ns;
     if (!take_step(buckets, ready, last_arrival)) return kNever;
@@ -308,7 +309,7 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
   if (job_.host_passes_on && ready.step() > 0 && steps[ready.step() - 1].resource >= kLink &&
       ready.time_ns != state_.seen_ns) {
     if (const std::int64_t free_ns = host_free_ns(); free_ns > ready.time_ns) {
-      pass_on(host_server(), {free_ns, ready.place});
+      pass_on(host_server(), free_ns, ready.place);
       return true;
     }
     if (state_.compute.milestone < static_cast<std::int32_t>(buckets.size())) {
@@ -325,7 +326,7 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
   const std::int64_t start_ns = std::max(ready.time_ns, server.free_ns);
   server.free_ns = start_ns + step.time_ns;
   const bool is_last = static_cast<std::size_t>(ready.step()) + 1 == steps.size();
-  if (!is_last) pass_on(static_cast<std::size_t>(s), {server.free_ns, ready.place + 1});
+  if (!is_last) pass_on(static_cast<std::size_t>(s), server.free_ns, ready.place + 1);
   if (const int by = slowdown_by(step.resource); by >= 0 && slowdowns_ppm_[static_cast<std::size_t>(by)] > 0) {
     std::int64_t& until_ns = state_.compute.slowed_until_ns[by];
     if (server.free_ns > until_ns) {
@@ -357,7 +358,7 @@ std::int64_t Simulator::host_free_ns() const {
 // At a milestone: the host looks at what has arrived, behind what it encodes now.
 void Simulator::see_unseen() {
   const std::int64_t time_ns = std::max(state_.compute.time_ns, host_free_ns());
-  for (const Waiting& unseen : unseen_) pass_on(host_server(), {time_ns, unseen.place});
+  for (const Waiting& unseen : unseen_) pass_on(host_server(), time_ns, unseen.place);
   unseen_.clear();
 }
 

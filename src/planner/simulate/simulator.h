@@ -133,10 +133,10 @@ class Simulator {
   std::int64_t host_free_ns() const;
   std::size_t host_server() const { return servers_.size() - 1; }
   void see_unseen();
-  void pass_on(std::size_t server, const Waiting& result);
-  void set_head(std::size_t server, const Waiting& head) {
-    head_times_[server] = head.time_ns;
-    head_places_[server] = head.place;
+  void pass_on(std::size_t server, std::int64_t time_ns, std::int64_t place);
+  void set_head(std::size_t server, std::int64_t time_ns, std::int64_t place) {
+    head_times_[server] = time_ns;
+    head_places_[server] = place;
   }
   void arrive(std::span<const SimulatedBucket> buckets, std::int32_t bucket, std::int64_t time_ns);
   std::int64_t milestone_work(std::span<const SimulatedBucket> buckets) const;
