@@ -63,8 +63,9 @@ struct CalibrateOptions {
 //                 in a row, if there is time for it, and what one takes of that counts. A level's groups run at the
 //                 same time, so points of outer levels are what their whole link takes
 //   a codec       the same; all ranks encode at the same time, as in training. One thread, the caller's. What error
-//                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written. Of
-//                 payloads that are gathered checks are made and proved, and what is decoded is added up
+//                 feedback costs belongs to encode: the residual added, the payload decoded, what was lost written (not
+//                 of casts and other codecs that train without). Of payloads that are gathered checks are made and
+//                 proved, and what is decoded is added up
 //   on a device   codecs there, one tensor at a time: from giving the work to a stream until it is known to be done.
 //                 Encoding has the decoding that error feedback needs. Residuals and sums are the host's, and not in
 //                 it; copies, from pinned memory and to it, are timed by themselves. Makes the device the thread's
@@ -81,8 +82,9 @@ struct CalibrateOptions {
 //                 once against one after the other (without all-reduce: the first collective that was measured)
 //
 // Beside "time_ns" stand "spread_ns" (from the first to the ninth decile, the largest of any rank) and "runs". Times
-// are made to rise with size. Takes memory for four of the largest collectives, and for the largest tensor six times
-// (on a device thrice, and pinned once). An error of one rank's device is an error of all ranks.
+// are made to rise with size. Takes memory for four of the largest collectives, and for the largest tensor six times,
+// three of which are of 8 MiB at least (on a device thrice, and pinned once). An error of one rank's device is an error
+// of all ranks.
 Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& options,
                           const Clock* clock = steady_clock());
 

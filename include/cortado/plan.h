@@ -33,7 +33,7 @@ struct PlanBucket {
   std::vector<std::int64_t> elems = {};
   Option option;
   std::string codec = "none";  // what encode means; of no effect if the option does not encode
-  bool error_feedback = true;  // false: what is lost stays lost. Of codecs that can train without it, of no effect
+  bool error_feedback = true;  // false: what is lost stays lost. Of codecs that lose nothing or vote, of no effect
   UnknownFields unknown = {};
 };
 

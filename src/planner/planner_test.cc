@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "planner/simulate/timeline.h"
+
 namespace cortado {
 namespace {
 
@@ -65,6 +67,35 @@ TEST(MakePlan, LemmaOneIsSolvedOptimally) {
 
 // With a slow decoder on the GPU one of the two tensors is best offloaded, the later one. Algorithm 2, by the lemma,
 // offloads the earlier one or both.
+// As engines of settings do, but for casts.
+TEST(MakePlan, KeepsWhatCodecsLose) {
+  for (const std::string codec : {"cast(fp16)", "fp8(e4m3)", "sign(scale=mean_abs)"}) {
+    LemmaOne example;
+    for (CodecTimes& times : example.cluster.codecs) times.codec = codec;
+    const Plan plan = make_plan(example.job, example.cluster, {}).value();
+    for (const PlanBucket& bucket : plan.buckets) {
+      ASSERT_EQ(bucket.codec, codec);
+      EXPECT_EQ(bucket.error_feedback, codec != "cast(fp16)") << codec;
+    }
+  }
+}
+
+TEST(SimulateMessages, SizesTravelWithThePayloads) {
+  LemmaOne example;
+  for (CodecTimes& times : example.cluster.codecs) times.codec = "topk(density=0.01)";
+  Plan plan;
+  plan.topology = example.cluster.topology();
+  for (const JobTensor& tensor : example.job.tensors) {
+    plan.buckets.push_back({.tensors = {tensor.name},
+                            .option = Option::parse("encode@gpu all_gather@all decode@gpu", plan.topology).value(),
+                            .codec = "topk(density=0.01)"});
+  }
+  constexpr std::int64_t kGatherNs = 5'000'000;  // of sizes as of payloads
+  const Timeline messages = simulate_messages(plan, example.job, example.cluster).value();
+  EXPECT_EQ(messages.step_ns, 1'000'000 + 100'000 + 2 * kGatherNs);
+  EXPECT_EQ(simulate_plan(plan, example.job, example.cluster).value().step_ns, messages.step_ns + 2 * kGatherNs);
+}
+
 TEST(MakePlan, OffloadsTheLaterTensorWhereLemmaOneTakesTheEarlierOne) {
   LemmaOne example;
   for (CodecTimes& times : example.cluster.codecs) {

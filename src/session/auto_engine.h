@@ -174,8 +174,9 @@ class AutoEngineImpl final : public AutoEngine {
   Phase phase_ = Phase::kMeasure;
   bool is_quiet_ = false;               // kMeasure: nothing travels during the backward pass
   std::vector<std::int64_t> dense_ns_;  // of steps before that
-  std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>> quiet_;  // last_ready_ns_ and ready_ns_ of each step
-  std::vector<std::int64_t> dense_ready_ns_;                               // when the last gradient of each was ready
+  // Of each step when gradients are ready on the last rank, behind the last of these times.
+  std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>> quiet_;
+  std::vector<std::int64_t> dense_ready_ns_;  // when the last gradient of each was ready
   std::optional<Contest> contest_;
   bool owes_nothing_ = false;      // no rank does, to gradients of dense steps: kTry and kRun
   bool was_passed_ = false;        // the step before

@@ -393,6 +393,21 @@ TEST(AutoEngine, OfDenseOnlyStepsThatArePassedAreCompared) {
   EXPECT_EQ(run.decisions[0].candidates[0].steps, 3);
 }
 
+// One rank that is slower than the others says little of the step.
+TEST(AutoEngine, WatchesTheMeanOfTheRanks) {
+  Training run;
+  run.ranks = 4;
+  run.steps = 300;
+  run.step_ns = [](const std::string& what, std::int64_t step, int rank) {
+    return (what == "cast(fp16)" ? 300 : 900) * kMs * (step >= 150 && rank == 3 ? 2 : 1);
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(chosen(run.decisions[0]), "cast(fp16)");
+  EXPECT_FALSE(says(run.news[0], "measuring again"));
+  EXPECT_NEAR(run.decisions[0].drift, 0.25, 1e-9);
+}
+
 TEST(AutoEngine, LeavesNoStepsToCallersSomeOfWhichCanNotAverage) {
   Training run;
   run.steps = 200;

@@ -152,10 +152,12 @@ Plan plan_of_setting(const SettingShape& shape, const std::vector<EngineTensor>&
     bucket.codec = shape.codec;
     bucket.option.operations = {{.kind = OpKind::kEncode}, encoded, {.kind = OpKind::kDecode}};
   }
-  if (plan.buckets.empty()) plan.buckets.emplace_back().option.operations = {dense};
-  for (std::size_t t = 0; t < tensors.size(); ++t) {  // those of no elements
-    if (!travels[t]) plan.buckets.front().tensors.push_back(tensors[t].name);
+  PlanBucket rest;  // tensors of no elements
+  rest.option.operations = {dense};
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    if (!travels[t]) rest.tensors.push_back(tensors[t].name);
   }
+  if (!rest.tensors.empty()) plan.buckets.push_back(std::move(rest));
   return plan;
 }
 
@@ -232,15 +234,20 @@ Cluster with_encoding_alone(const Cluster& cluster, const std::string& codec) {
   Cluster alone = cluster;
   const auto curve_of = [&](OpKind direction) -> TimeCurve* {
     for (CodecTimes& times : alone.codecs) {
-      if (times.codec == codec && times.device == OpDevice::kCpu && times.direction == direction) return &times.curve;
+      if (times.codec == codec && times.device == OpDevice::kCpu && times.threads == alone.cpu_codec_threads &&
+          times.direction == direction) {
+        return &times.curve;
+      }
     }
     return nullptr;
   };
   TimeCurve* const encode = curve_of(OpKind::kEncode);
   const TimeCurve* const decode = curve_of(OpKind::kDecode);
   if (encode == nullptr || decode == nullptr) return alone;
+  std::int64_t before_ns = 0;  // curves do not fall, whatever two that were measured apart say
   for (std::size_t i = 0; i < encode->sizes.size(); ++i) {
-    encode->times_ns[i] = std::max<std::int64_t>(0, encode->times_ns[i] - decode->at(encode->sizes[i]));
+    std::int64_t& time_ns = encode->times_ns[i];
+    before_ns = time_ns = std::max(before_ns, time_ns - decode->at(encode->sizes[i]));
   }
   return alone;
 }
@@ -456,10 +463,12 @@ Result<std::optional<AutoCandidate>> best_plan(const Fit& fit, const std::vector
 }
 
 // Of `cluster` as measured, or with `fits` as the dense steps show it.
-Result<Fit> make_fit(const std::vector<EngineTensor>& tensors, const Job& job, const MeasuredSteps& steps,
-                     const Cluster& cluster, bool fits, const AutoOptions& options) {
-  const bool takes_buffers = options.takes_buffers;
-  Fit fit{.tensors = tensors,
+Result<Fit> make_fit(const CandidateRequest& request, const Job& job, const MeasuredSteps& steps,
+                     const Cluster& cluster) {
+  // A file was measured with more time, and perhaps for other plans: it counts as it is.
+  const bool fits = !request.cluster.has_value();
+  const bool takes_buffers = request.options.takes_buffers;
+  Fit fit{.tensors = request.tensors,
           .job = job,
           .cluster = cluster,
           .takes_buffers = takes_buffers,
@@ -469,7 +478,7 @@ Result<Fit> make_fit(const std::vector<EngineTensor>& tensors, const Job& job, c
   }
   // Who averages by itself scales gradients while it copies them.
   Cluster of_dense = fit.cluster;
-  if (options.can_average) of_dense.pack = {};
+  if (request.options.can_average) of_dense.pack = {};
   CORTADO_ASSIGN_OR_RETURN(const Prediction told, predict_dense(job, of_dense, takes_buffers));
   fit.told_dense_ns = told.step_ns;
   if (!fits) return fit;
@@ -490,9 +499,7 @@ bool may_pay_in_plans(const std::string& codec, const Cluster& cluster) {
 Status add_predictions(const CandidateRequest& request, const Job& job, const MeasuredSteps& steps,
                        const Cluster& cluster, Candidates* candidates) {
   const AutoOptions& options = request.options;
-  // A file was measured with more time, and perhaps for other plans: it counts as it is.
-  const bool fits = !request.cluster.has_value();
-  CORTADO_ASSIGN_OR_RETURN(const Fit fit, make_fit(request.tensors, job, steps, cluster, fits, options));
+  CORTADO_ASSIGN_OR_RETURN(const Fit fit, make_fit(request, job, steps, cluster));
   candidates->list[0].predicted_ns = fit.told_dense_ns;
   for (AutoCandidate& candidate : std::span(candidates->list).subspan(1)) {
     const Result<std::int64_t> predicted_ns = fit.predict_setting(candidate.what, steps.samples);

@@ -27,9 +27,9 @@ bool tell_sizes(const GradientSamples& samples);
 // Whether a candidate is a setting whose payloads vary in size.
 bool has_varying_payloads(const std::string& what);
 
-// What the dense steps have shown on this rank.
+// What the dense steps have shown; but for `samples` the same on all ranks.
 struct MeasuredSteps {
-  std::vector<std::int64_t> ready_ns;  // by tensor, from the end of the step before, if nothing travels meanwhile
+  std::vector<std::int64_t> ready_ns;  // by tensor: on the last rank, from the end of the last step, if nothing travels
   std::int64_t dense_ns = 0;           // of a step; the same on all ranks
   std::int64_t dense_ready_ns = 0;     // when the last gradient is ready, as `ready_ns`, but beside transfers
   bool keeps_gradients = false;        // StepContext::keeps_local_gradients

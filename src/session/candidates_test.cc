@@ -214,12 +214,57 @@ TEST(Candidates, SettingsDecodeNothingWhileTheyEncode) {
   const Candidates before = find(Quality::kAggressive, cluster);
   ASSERT_GT(predicted(before, setting), 0);
   constexpr std::int64_t kLongerNs = 10'000'000;  // encodes of calibration decode what they have made
+  const std::vector<CodecTimes> as_before = cluster.codecs;
   for (CodecTimes& times : cluster.codecs) {
     for (std::int64_t& time_ns : times.curve.times_ns) time_ns += kLongerNs;
   }
   constexpr std::int64_t kPayloads = 2 * 4;  // of two tensors, from four ranks
-  EXPECT_EQ(predicted(find(Quality::kAggressive, cluster), setting) - predicted(before, setting),
-            kPayloads * kLongerNs);
+  const std::int64_t expected_ns = predicted(before, setting) + kPayloads * kLongerNs;
+  EXPECT_EQ(predicted(find(Quality::kAggressive, cluster), setting), expected_ns);
+
+  // Times with another number of threads say nothing.
+  for (CodecTimes& times : cluster.codecs) times.threads = cluster.cpu_codec_threads = 4;
+  cluster.codecs.insert(cluster.codecs.begin(), as_before.begin(), as_before.end());
+  EXPECT_EQ(predicted(find(Quality::kAggressive, cluster), setting), expected_ns);
+}
+
+// Two curves that were measured apart: what decoding takes may rise where encoding does not.
+TEST(Candidates, PredictsWhereDecodingRisesFasterThanEncoding) {
+  const std::string setting = "topk(density=0.01)";
+  Cluster cluster = two_machines(500, auto_codecs(Quality::kAggressive));
+  for (CodecTimes& times : cluster.codecs) {
+    if (times.codec != setting) continue;
+    times.curve.times_ns = {1000, 800'000};
+    if (times.direction == OpKind::kEncode) times.curve.times_ns = {1'000'000, 1'000'000};
+  }
+  const Candidates found = find(Quality::kAggressive, cluster);
+  EXPECT_TRUE(found.notes.empty()) << found.notes[0];
+  EXPECT_GT(predicted(found, setting), 0);
+}
+
+TEST(Candidates, TensorsWithoutElementsDelayNothing) {
+  const std::string setting = "acp(rank=4)";
+  const Cluster cluster = two_machines(500, auto_codecs(Quality::kAggressive));
+  std::vector<EngineTensor> tensors = kTensors;
+  tensors.push_back({.name = "empty", .rows = 0, .cols = 10});
+  AutoOptions options{.quality = Quality::kAggressive, .cluster = {}, .measure_s = 0, .transport_version = {}};
+  MeasuredSteps steps{.ready_ns = {2'000'000, 1'000'000}, .dense_ns = 500'000'000, .samples = {}};
+  const auto predicted_with = [&](const std::vector<EngineTensor>& those) {
+    std::int64_t predicted_ns = 0;
+    const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+      const Topology topology = Topology::two_levels(4, 2).value();
+      const CandidateRequest request{those, options, topology, cluster, {}};
+      const Result<Candidates> own = find_candidates(request, steps, &communicator, steady_clock());
+      if (own.ok() && communicator.rank() == 0) predicted_ns = predicted(own.value(), setting);
+      return own.status();
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+    return predicted_ns;
+  };
+  const std::int64_t without_ns = predicted_with(kTensors);
+  EXPECT_GT(without_ns, 3'000'000);
+  steps.ready_ns.push_back(3'000'000);
+  EXPECT_EQ(predicted_with(tensors), without_ns);
 }
 
 // Engines of plans work in float32, whatever the gradients are.

@@ -82,7 +82,7 @@ const CodecRow& fp8_row() {
       .name = "fp8",
       .wire_id = 9,
       .version = 1,
-      .traits = {.divisible = true, .fixed_size = true},
+      .traits = {.divisible = true, .fixed_size = true, .needs_residual = true},
       .summary = "every value as an 8-bit float, a power of two as scale a block",
       .parameters = {{.name = "format",
                       .kind = ParameterKind::kChoice,

@@ -106,7 +106,7 @@ struct PathState {
   bool operator==(const PathState&) const = default;
 };
 
-// At most this many steps come of one operation: packing, a copy and itself, or packing, sizes and payloads.
+// At most this many steps come of one operation: packing, a copy and itself, or sizes and payloads.
 struct OperationSteps {
   int count = 0;
   std::array<Step, 3> steps;

@@ -309,7 +309,7 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
   if (job_.host_passes_on && ready.step() > 0 && steps[ready.step() - 1].resource >= kLink &&
       ready.time_ns != state_.seen_ns) {
     if (const std::int64_t free_ns = host_free_ns(); free_ns > ready.time_ns) {
-      pass_on(host_server(), free_ns, ready.place);
+      see(free_ns, ready.place);
       return true;
     }
     if (state_.compute.milestone < static_cast<std::int32_t>(buckets.size())) {
@@ -358,8 +358,18 @@ std::int64_t Simulator::host_free_ns() const {
 // At a milestone: the host looks at what has arrived, behind what it encodes now.
 void Simulator::see_unseen() {
   const std::int64_t time_ns = std::max(state_.compute.time_ns, host_free_ns());
-  for (const Waiting& unseen : unseen_) pass_on(host_server(), time_ns, unseen.place);
+  for (const Waiting& unseen : unseen_) see(time_ns, unseen.place);
   unseen_.clear();
+}
+
+// What the host sees at one time it takes up in the order of the buckets.
+void Simulator::see(std::int64_t time_ns, std::int64_t place) {
+  Server& host = servers_[host_server()];
+  const auto first = host.queue.begin() + static_cast<std::ptrdiff_t>(host.head);
+  auto at = host.queue.end();
+  while (at != first && (at - 1)->time_ns == time_ns && (at - 1)->place > place) --at;
+  host.queue.insert(at, {time_ns, place});
+  set_head(host_server(), host.queue[host.head].time_ns, host.queue[host.head].place);
 }
 
 // It will have arrived at `time_ns`, which may be later than now.

@@ -34,7 +34,7 @@ struct SimulatedJob {
   std::int64_t gpu_slowdown_ppm = 0;  // of the compute stream while a codec runs: 1,000,000 stands still
   std::int64_t cpu_slowdown_ppm = 0;
   std::int64_t link_slowdown_ppm = 0;  // while a link is busy
-  // Whether the thread of the backward pass has to see what has arrived before it goes on.
+  // What has arrived waits until the thread of the backward pass looks.
   bool host_passes_on = false;
 };
 
@@ -133,6 +133,7 @@ class Simulator {
   std::int64_t host_free_ns() const;
   std::size_t host_server() const { return servers_.size() - 1; }
   void see_unseen();
+  void see(std::int64_t time_ns, std::int64_t place);
   void pass_on(std::size_t server, std::int64_t time_ns, std::int64_t place);
   void set_head(std::size_t server, std::int64_t time_ns, std::int64_t place) {
     head_times_[server] = time_ns;

@@ -144,6 +144,18 @@ TEST(Simulator, TheHostSeesWhatHasArrivedAtTheNextBucketOrBehindWhatItEncodes) {
   EXPECT_EQ(start_of_second(true, announced, 61, encoded), 91) << "and encodes first";
 }
 
+TEST(Simulator, WhatTheHostSeesAtOnceItTakesUpInTheOrderOfBuckets) {
+  const Chain slow = {{30, kLink, 0}, {5, kCpuCodec, 1}}, fast = {{20, kLink + 1, 0}, {7, kCpuCodec, 1}}, none;
+  std::vector<SimulatedEvent> events;
+  Simulator({.backward_ns = 100, .host_passes_on = true}, 2)
+      .run(buckets_of({{10, &slow}, {10, &fast}, {100, &none}}), Simulator::kNever, &events);
+  std::vector<std::int32_t> order;
+  for (const SimulatedEvent& event : events) {
+    if (event.server == kCpuCodec && event.bucket >= 0) order.push_back(event.bucket);
+  }
+  EXPECT_EQ(order, (std::vector<std::int32_t>{0, 1})) << "though the second bucket arrives first";
+}
+
 TEST(Simulator, TheForwardPassMayBeginBeforeAllHasArrived) {
   // The second tensor is needed at once, the first one after 60 of 100: it was ready at 40 of 100.
   const Chain first = {{100, kLink, 0}}, second = {{10, kLink, 0}};

@@ -1,6 +1,8 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // simulate_plan(): a plan on the simulator, and the text view of what comes of it.
+#include "planner/simulate/timeline.h"
+
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
