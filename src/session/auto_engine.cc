@@ -25,9 +25,9 @@ constexpr const char* kFusedDense = "acp(rank=1, dense=[*], start_step=0, use_er
 
 constexpr std::int64_t kBlockNs = 1'500'000'000;  // about what a block of steps takes, between these numbers of steps:
 constexpr std::int64_t kFewestSteps = 3, kMostSteps = 8;
-// Of so many dense steps follow half as many more whose transfers wait for the last gradient: these tell how long the
-// backward pass takes by itself.
-constexpr std::int64_t quiet_steps(std::int64_t dense_steps) { return (dense_steps + 1) / 2; }
+// Of so many dense steps follow as many more, of an odd number, whose transfers wait for the last gradient: the one in
+// the middle tells how long the backward pass takes by itself.
+constexpr std::int64_t quiet_steps(std::int64_t dense_steps) { return (dense_steps - 1) | 1; }
 constexpr int kUncountedOnTrial = 2;               // in the first one what the setting before owes is paid
 constexpr std::int64_t kWatchNs = 10'000'000'000;  // between comparisons, within these numbers of steps:
 constexpr std::int64_t kWatchFewest = 10, kWatchMost = 500;
@@ -539,9 +539,8 @@ Status AutoEngineImpl::end_block() {
 Status AutoEngineImpl::begin_trials() {
   const std::span<const std::int64_t> dense_ready(dense_ready_ns_);
   CORTADO_ASSIGN_OR_RETURN(dense_ready_ns_, largest_of_ranks(communicator_, dense_ready, timeout()));
-  // The step in the middle, of two the shorter: what disturbs only adds.
   std::sort(quiet_.begin(), quiet_.end());
-  MeasuredSteps steps{.ready_ns = quiet_.empty() ? ready_ns_ : quiet_[(quiet_.size() - 1) / 2].second,
+  MeasuredSteps steps{.ready_ns = quiet_.empty() ? ready_ns_ : quiet_[quiet_.size() / 2].second,
                       .dense_ns = median_of(dense_ns_),
                       .dense_ready_ns = median_of(dense_ready_ns_),
                       .keeps_gradients = context_.keeps_local_gradients,
