@@ -3,6 +3,7 @@
 
     python benchmarks/training/auto.py                                     # the whole sweep, or what is left of it
     python benchmarks/training/auto.py --models mlp --rates 1gbit --workers 4
+    python benchmarks/training/auto.py --predictions                       # auto alone: what it predicts and measures
     python benchmarks/training/auto.py --report-only                       # auto.md and its pictures, nothing measured
 
 One cell of the sweep is a model on links of a rate with a number of workers. In each, auto decides first (those steps
@@ -10,6 +11,8 @@ are reported apart). Then all rivals, going on from its weights, are measured in
 chosen; then auto and that rival are measured again, in alternation, both from the weights that auto has. A cell that is
 done is appended to auto.jsonl and not measured again unless asked to (`--again`), so the sweep can be interrupted, and
 goes on where it was.
+
+With `--predictions` a cell ends when auto has decided, a third of the time: auto_predictions.md, .jsonl.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import sys
 import time
 from pathlib import Path
 
+from auto_predictions_report import write_predictions
 from auto_report import QUALITIES, key_of, write_report
 from conditions import describe_machine, source_commit
 from launch import WorkerFailed, run_workers
@@ -43,7 +47,7 @@ def measure(model: str, rate: str, workers: int, options) -> dict:
     config = {
         "model": model,
         "auto": f"auto(quality={options.quality})",
-        "rivals": rivals_of(options.quality),
+        "rivals": [] if options.predictions else rivals_of(options.quality),
         "choosing_rounds": options.choosing_rounds,
         "rounds": options.rounds,
         "timed": options.timed,
@@ -98,7 +102,8 @@ def parse_arguments():
     parser.add_argument("--choosing-rounds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--timed", type=int, default=12, help="most timed steps a method and round")
-    parser.add_argument("--again", action="store_true", help="measure cells that auto.jsonl has, too")
+    parser.add_argument("--again", action="store_true", help="measure cells that the .jsonl has, too")
+    parser.add_argument("--predictions", action="store_true", help="let auto decide, and measure no rivals")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()
@@ -116,7 +121,7 @@ def parse_arguments():
 
 def main() -> int:
     options = parse_arguments()
-    raw = options.out / "auto.jsonl"
+    raw = options.out / ("auto_predictions.jsonl" if options.predictions else "auto.jsonl")
     failed = []
     if not options.report_only:
         require_cortado(["auto"])
@@ -132,7 +137,8 @@ def main() -> int:
                 failed.append(cell)
     records = read_records(raw)
     if records:
-        print(f"wrote {write_report(records, options.out)}")
+        write = write_predictions if options.predictions else write_report
+        print(f"wrote {write(records, options.out)}")
     return 1 if failed else 0
 
 

@@ -87,6 +87,14 @@ def main() -> None:
     config = start_worker()
     task = TASKS[config["model"]]()
     trainer = let_auto_decide(task, config["auto"])
+    if config["rivals"]:
+        compare(task, trainer, config)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def compare(task, trainer: Trainer, config: dict) -> None:
+    """Auto, which has decided, and its best rival."""
     rivals = []
     for name in config["rivals"]:
         emit("preparing", method=name)
@@ -109,8 +117,6 @@ def main() -> None:
         payload_bytes=trainer.wrapped.payload_bytes(),
         replicas_equal=trainer.replicas_equal(),
     )
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

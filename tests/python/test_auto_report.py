@@ -7,6 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
 
 import auto
+import auto_predictions_report
 import auto_report
 from records import read_records
 
@@ -94,6 +95,24 @@ def test_the_report_holds_the_latest_of_each_cell(tmp_path):
     assert "| mlp | 1gbit | 4 | `cast(bf16)` | 102 | `bf16` | 100 | 0.90 (0.90-0.90) |" in text
     assert text.count("- mlp, 1gbit, 4 workers: because") == 1
     assert (tmp_path / "auto" / "balanced.png").stat().st_size > 1000
+
+
+def test_predictions_are_told_by_link_and_setting(tmp_path):
+    far = record("unshaped")
+    far["decided"]["decision"]["candidates"] += [
+        candidate("plan(hash=1, buckets=2)", 80, 100),
+        candidate("not tried", 80, None),
+    ]
+    text = auto_predictions_report.write_predictions([record(), far], tmp_path).read_text()
+    assert "| settings tried | 4.0 % | +4.0 % | 3 | yes |" in text  # +4, +4 and -20
+    assert "| 1gbit | 4.0 % | +4.0 % | 1 | yes |" in text
+    assert "| unshaped | 12.0 % | -8.0 % | 2 | **no** |" in text
+    assert "| `plan` | 20.0 % | -20.0 % | 1 | **no** |" in text
+    assert "| dense steps | 3.0 % | -3.0 % | 2 | yes |" in text
+    assert "| model | link | workers | dense ms | dense | `cast(bf16)` | `plan` |" in text
+    assert "| mlp | 1gbit | 2 | 200 | -3 | +4 |  |" in text
+    assert "| mlp | unshaped | 2 | 200 | -3 | +4 | -20 |" in text
+    assert (tmp_path / "auto_predictions" / "balanced.png").stat().st_size > 1000
 
 
 def test_what_is_measured_is_not_measured_again(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,113 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""Makes docs/results/auto_predictions.md and its pictures from the raw records of `auto.py --predictions`."""
+
+import statistics
+from pathlib import Path
+
+from auto_report import MOST_OFF, QUALITIES, draw_predictions, errors_of_tried, key_of, order_of
+from tables import markdown_table
+
+LEGEND = """\
+`benchmarks/training/auto.py --predictions`: in each cell auto decides, and nothing else is measured. Predicted: what
+the planner said of a setting before it was tried; measured: the median of its steps on trial. A cell of the second
+table says by how many percent the prediction was too long (+) or too short (-); what was not tried has none. Dense
+steps are simulated from ready times of the steps they are compared with, and predictions of all else are scaled by
+what dense steps show: so dense is counted by itself."""
+
+
+def write_predictions(records: list[dict], out: Path) -> Path:
+    """The latest record of each cell counts."""
+    latest = {key_of(record): record for record in records}
+    parts = ["# What auto predicts, and what is measured then", LEGEND]
+    for quality in QUALITIES:
+        mine = sorted((record for record in latest.values() if record["quality"] == quality), key=order_of)
+        if mine:
+            parts += section(quality, mine, out)
+    path = out / "auto_predictions.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(parts) + "\n")
+    return path
+
+
+def section(quality: str, records: list[dict], out: Path) -> list[str]:
+    settings = settings_of(records)
+    commits = sorted({record["commit"] for record in records})
+    started = sorted(record["started"] for record in records)
+    conditions = [
+        f"- runs: {started[0]} to {started[-1]}, commit {', '.join(commits)}; {len(records)} cells",
+        *sorted({"- " + ", ".join(f"{key} {value}" for key, value in r["machine"].items()) for r in records}),
+        "- one thread a worker, pinned; a network namespace a worker",
+    ]
+    return [
+        f"## auto(quality={quality})",
+        markdown_table(["what", "off in the median", "with its sign", "predictions", "within 5 %"], summary(records)),
+        f"![{quality}](auto_predictions/{draw(records, out / 'auto_predictions' / f'{quality}.png').name})",
+        markdown_table(
+            ["model", "link", "workers", "dense ms", "dense", *(f"`{setting}`" for setting in settings)],
+            [row(record, settings) for record in records],
+        ),
+        "\n".join(conditions),
+    ]
+
+
+def summary(records: list[dict]) -> list[list[str]]:
+    def line(what: str, errors: list[float]) -> list[str]:
+        off = statistics.median(map(abs, errors))
+        sign = 100 * statistics.median(errors)
+        met = "yes" if off <= MOST_OFF else "**no**"
+        return [what, f"{100 * off:.1f} %", f"{sign:+.1f} %", str(len(errors)), met]
+
+    rates = list(dict.fromkeys(record["rate"] for record in records))
+    parts = {"settings tried": errors_of_tried(records, dense=False)}
+    for rate in rates:
+        parts[f"{rate}"] = errors_of_tried([record for record in records if record["rate"] == rate], dense=False)
+    for setting in settings_of(records):
+        parts[f"`{setting}`"] = [errors[setting] for errors in map(errors_by_setting, records) if setting in errors]
+    parts["dense steps"] = errors_of_tried(records, dense=True)
+    return [line(what, errors) for what, errors in parts.items() if errors]
+
+
+def setting_of(candidate: dict) -> str:
+    return "plan" if candidate["label"].startswith("plan(") else candidate["label"]
+
+
+def errors_by_setting(record: dict) -> dict[str, float]:
+    """Of what was tried, dense left out: by how much the prediction was too long."""
+    return {
+        setting_of(candidate): candidate["predicted_ns"] / candidate["measured_ns"] - 1
+        for candidate in record["decided"]["decision"]["candidates"][1:]
+        if candidate["predicted_ns"] and candidate["measured_ns"]
+    }
+
+
+def settings_of(records: list[dict]) -> list[str]:
+    """Those that were tried most often first."""
+    tried = [setting for record in records for setting in errors_by_setting(record)]
+    return sorted(set(tried), key=lambda setting: (-tried.count(setting), setting))
+
+
+def row(record: dict, settings: list[str]) -> list[str]:
+    dense = record["decided"]["decision"]["candidates"][0]
+    errors = errors_by_setting(record)
+    return [
+        record["model"],
+        record["rate"],
+        str(record["workers"]),
+        f"{dense['measured_ns'] / 1e6:.0f}",
+        f"{100 * (dense['predicted_ns'] / dense['measured_ns'] - 1):+.0f}" if dense["predicted_ns"] else "",
+        *(f"{100 * errors[setting]:+.0f}" if setting in errors else "" for setting in settings),
+    ]
+
+
+def draw(records: list[dict], path: Path) -> Path:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6.5, 5.5), layout="constrained")
+    draw_predictions(axis, records)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
