@@ -54,7 +54,7 @@ def test_rank_0_says_what_it_does(pools):
     said = pools(2).run(announced, verbose=True)
     first, *rest = said[0].splitlines()
     assert first.startswith(
-        "cortado: auto(quality=balanced) over callback(gloo), world size 2: dense for the first 8 to"
+        "cortado: auto(quality=balanced) over callback(gloo), world size 2: dense for the first 9 to"
     )
     assert "may use none, cast(bf16), cast(fp16)" in first
     assert any(line.startswith("cortado: auto, step ") for line in rest)

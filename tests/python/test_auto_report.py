@@ -101,7 +101,7 @@ def test_predictions_are_told_by_link_and_setting(tmp_path):
     far = record("unshaped")
     far["decided"]["decision"]["candidates"] += [
         candidate("plan(hash=1, buckets=2)", 80, 100),
-        candidate("not tried", 80, None),
+        {"label": "not tried", "predicted_ns": 80e6, "measured_ns": None},
     ]
     text = auto_predictions_report.write_predictions([record(), far], tmp_path).read_text()
     assert "| settings tried | 4.0 % | +4.0 % | 3 | yes |" in text  # +4, +4 and -20
