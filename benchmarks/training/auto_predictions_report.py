@@ -33,9 +33,13 @@ def section(quality: str, records: list[dict], out: Path) -> list[str]:
     settings = settings_of(records)
     commits = sorted({record["commit"] for record in records})
     started = sorted(record["started"] for record in records)
+    machines = {
+        ", ".join(f"{key} {value}" for key, value in record["machine"].items() if not key.startswith("load"))
+        for record in records
+    }
     conditions = [
         f"- runs: {started[0]} to {started[-1]}, commit {', '.join(commits)}; {len(records)} cells",
-        *sorted({"- " + ", ".join(f"{key} {value}" for key, value in r["machine"].items()) for r in records}),
+        *(f"- {machine}" for machine in sorted(machines)),
         "- one thread a worker, pinned; a network namespace a worker",
     ]
     return [
