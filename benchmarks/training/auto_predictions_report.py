@@ -4,7 +4,7 @@
 import statistics
 from pathlib import Path
 
-from auto_report import MOST_OFF, QUALITIES, draw_predictions, errors_of_tried, key_of, order_of
+from auto_report import MOST_OFF, draw_predictions, errors_of_tried, speed_of, write_page
 from tables import markdown_table
 
 LEGEND = """\
@@ -16,17 +16,8 @@ what dense steps show: so dense is counted by itself."""
 
 
 def write_predictions(records: list[dict], out: Path) -> Path:
-    """The latest record of each cell counts."""
-    latest = {key_of(record): record for record in records}
-    parts = ["# What auto predicts, and what is measured then", LEGEND]
-    for quality in QUALITIES:
-        mine = sorted((record for record in latest.values() if record["quality"] == quality), key=order_of)
-        if mine:
-            parts += section(quality, mine, out)
-    path = out / "auto_predictions.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n\n".join(parts) + "\n")
-    return path
+    title = "# What auto predicts, and what is measured then"
+    return write_page(records, out / "auto_predictions.md", [title, LEGEND], section)
 
 
 def section(quality: str, records: list[dict], out: Path) -> list[str]:
@@ -61,10 +52,10 @@ def summary(records: list[dict]) -> list[list[str]]:
         met = "yes" if off <= MOST_OFF else "**no**"
         return [what, f"{100 * off:.1f} %", f"{sign:+.1f} %", str(len(errors)), met]
 
-    rates = list(dict.fromkeys(record["rate"] for record in records))
+    rates = sorted({record["rate"] for record in records}, key=speed_of)
     parts = {"settings tried": errors_of_tried(records, dense=False)}
     for rate in rates:
-        parts[f"{rate}"] = errors_of_tried([record for record in records if record["rate"] == rate], dense=False)
+        parts[rate] = errors_of_tried([record for record in records if record["rate"] == rate], dense=False)
     for setting in settings_of(records):
         parts[f"`{setting}`"] = [errors[setting] for errors in map(errors_by_setting, records) if setting in errors]
     parts["dense steps"] = errors_of_tried(records, dense=True)

@@ -48,21 +48,27 @@ def key_of(record: dict) -> tuple:
     return record["quality"], record["model"], record["rate"], record["workers"]
 
 
-def order_of(record: dict) -> tuple:
+def speed_of(rate: str) -> float:
     """Slow links first, the unshaped one last."""
-    bits = parse_rate_bits_per_s(record["rate"])
-    return record["model"], float("inf") if bits is None else bits, record["workers"]
+    bits = parse_rate_bits_per_s(rate)
+    return math.inf if bits is None else bits
+
+
+def order_of(record: dict) -> tuple:
+    return record["model"], speed_of(record["rate"]), record["workers"]
 
 
 def write_report(records: list[dict], out: Path) -> Path:
-    """The latest record of each cell counts."""
+    return write_page(records, out / "auto.md", ["# Auto against the best it may use", LEGEND], section)
+
+
+def write_page(records: list[dict], path: Path, parts: list[str], make_section) -> Path:
+    """A section a quality level behind `parts`. The latest record of each cell counts."""
     latest = {key_of(record): record for record in records}
-    parts = ["# Auto against the best it may use", LEGEND]
     for quality in QUALITIES:
         mine = sorted((record for record in latest.values() if record["quality"] == quality), key=order_of)
         if mine:
-            parts += section(quality, mine, out)
-    path = out / "auto.md"
+            parts += make_section(quality, mine, path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(parts) + "\n")
     return path

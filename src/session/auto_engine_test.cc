@@ -1103,6 +1103,28 @@ TEST(AutoEngine, PredictsForTheRankWhoseGradientsAreLast) {
   for (const auto& [label, predicted_ns] : none) EXPECT_EQ(last.at(label) - predicted_ns, 20 * kMs) << label;
 }
 
+// Of three steps without transfers, whatever disturbs one of the others.
+TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
+  const Cluster cluster = two_machines(2000, auto_codecs(Quality::kBalanced));
+  const auto predicted_with = [&](std::vector<std::int64_t> quiet_ms) {
+    Training run;
+    run.options.cluster = save_as_of_here(cluster, "middle.json");
+    run.ranks = 4;
+    run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+    run.step_ns = [quiet_ms](const std::string& what, std::int64_t step, int) {
+      const std::int64_t quiet = step - 6;  // behind three steps that do not count and three dense ones
+      return (quiet >= 0 && quiet < 3 ? quiet_ms[static_cast<std::size_t>(quiet)] : what == "dense" ? 900 : 800) * kMs;
+    };
+    run.go();
+    expect_ok(run);
+    return run.decisions[0].candidates.at(1).predicted_ns;
+  };
+  const std::int64_t middle_ns = predicted_with({500, 500, 500});
+  EXPECT_EQ(predicted_with({900, 500, 100}), middle_ns);
+  EXPECT_EQ(predicted_with({500, 100, 900}), middle_ns);
+  EXPECT_EQ(predicted_with({900, 100, 900}) - middle_ns, 400 * kMs);
+}
+
 // What a cluster file says of codecs is of those on the CPU: nothing is left out for it, and nothing planned.
 TEST(AutoEngine, PredictsNothingForADevice) {
   Training run = with_a_plan();

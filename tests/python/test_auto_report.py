@@ -103,7 +103,8 @@ def test_predictions_are_told_by_link_and_setting(tmp_path):
         candidate("plan(hash=1, buckets=2)", 80, 100),
         {"label": "not tried", "predicted_ns": 80e6, "measured_ns": None},
     ]
-    text = auto_predictions_report.write_predictions([record(), far], tmp_path).read_text()
+    text = auto_predictions_report.write_predictions([far, record()], tmp_path).read_text()
+    assert text.index("| 1gbit |") < text.index("| unshaped |")
     assert "| settings tried | 4.0 % | +4.0 % | 3 | yes |" in text  # +4, +4 and -20
     assert "| 1gbit | 4.0 % | +4.0 % | 1 | yes |" in text
     assert "| unshaped | 12.0 % | -8.0 % | 2 | **no** |" in text
