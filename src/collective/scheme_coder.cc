@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "codec/cast/cast.h"
 #include "codec/cast/float_chunks.h"
 #include "core/check.h"
 #include "core/checksum.h"
@@ -71,6 +72,7 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
   votes_ = setup_.codec->is_majority_vote();
   elementwise_ = traits.elementwise;
   if (elementwise_) value_bytes_ = setup_.codec->max_payload_bytes(1, 1, DType::kFloat32);
+  cast_ = cast_dtype(*setup_.codec);
   says_gpu_ = std::any_of(program->steps.begin(), program->steps.end(), [](const SchemeStep& step) {
     return !is_collective(step.op.kind) && step.op.device == OpDevice::kGpu;
   });
@@ -376,10 +378,17 @@ Result<std::uint64_t> SchemeCoder::encode_chunks(const SchemeStep& step, const C
     kept = nullptr;
   }
   DifferenceSquares& squares = squares_[static_cast<std::size_t>(piece.tensor)];
+  const bool is_cast_alone = cast_ != DType::kFloat32 && from.added == nullptr && kept == nullptr;
   float made[kChunkElems];
   for (std::int64_t at = 0; at < piece.elems(); at += kChunkElems) {
     const std::int64_t count = std::min(kChunkElems, piece.elems() - at);
     const float* values = load_floats(from.data, from.dtype, at, count, made);
+    if (is_cast_alone) {  // one pass
+      const CastSquares of_chunk = measured_cast(values, scale, 1 / scale, count, slot, cast_, at);
+      squares.of_values += of_chunk.of_values * double{scale} * scale;
+      squares.of_differences += of_chunk.of_differences * double{scale} * scale;
+      continue;
+    }
     if (scale != 1 || from.added != nullptr || kept != nullptr) {
       for (std::int64_t i = 0; i < count; ++i) made[i] = values[i] * scale;
       for (std::int64_t i = 0; i < count && from.added != nullptr; ++i) made[i] += from.added[at + i] * added_scale;
@@ -406,6 +415,13 @@ Result<std::uint64_t> SchemeCoder::encode_chunks(const SchemeStep& step, const C
 template <typename PayloadOf>
 Status SchemeCoder::decode_chunks(const SchemeStep& step, const Piece& piece, float* message, PayloadOf&& payload_of) {
   const TensorMemory to = memory_of(step, piece, message);
+  if (cast_ != DType::kFloat32 && step.contributors == 1 && takes_lent(step) && to.dtype == DType::kFloat32 &&
+      to.result_scale == 1) {  // one pass
+    const std::byte* const payload = payload_of(0).data();
+    widen_gradient(payload, cast_, piece.elems(), static_cast<float*>(to.data));
+    if (!all_finite(payload, piece.elems(), cast_)) finite_[static_cast<std::size_t>(piece.tensor)] = 0;
+    return {};
+  }
   float buffer[kChunkElems];
   bool finite = true;
   for (std::int64_t at = 0; at < piece.elems(); at += kChunkElems) {

@@ -171,6 +171,7 @@ class SchemeCoder {
   bool lossy_ = false;
   bool elementwise_ = false;
   std::uint64_t value_bytes_ = 0;  // of an elementwise codec, in payloads
+  DType cast_ = DType::kFloat32;   // 16 bits, of a codec that casts
   bool shares_key_ = false;        // all contributors draw the same numbers, so that their payloads can be added
   bool votes_ = false;
   bool holds_zeros_ = false;

@@ -16,6 +16,8 @@
 #include "collective/scheme_testing.h"
 #include "core/check.h"
 #include "core/counting_new.h"
+#include "core/float16.h"
+#include "core/philox.h"
 #include "core/sanitized.h"
 #include "cortado/planner.h"
 
@@ -278,6 +280,46 @@ TEST(SchemeMemory, LentMemoryHasADtypeAndScales) {
   }
   const std::int64_t payload_bytes = 3000 * 2 + kPayloadCheckBytes;
   EXPECT_EQ(runs.run(0).buffer_bytes(), payload_bytes + 2 * payload_bytes);
+}
+
+// In one pass each: the same as encode, decode and a comparison, and a look at what has been summed.
+TEST(SchemeMemory, CastsOfLentMemoryAreMeasuredAndLookedAt) {
+  SchemeRanks ranks({{{"all", 2}}});
+  const std::unique_ptr<Codec> codec = make_codec("cast(bf16)").value();
+  constexpr std::int64_t kElems = 200'001;  // large enough to be written past the caches
+  const std::vector<SchemeTensor> tensors = {{"w", 1, kElems}};
+  SchemeRuns runs(ranks, {.option = Option::parse("encode@cpu all_reduce@all decode@cpu", ranks.topology()).value(),
+                          .codec = codec.get(),
+                          .tensors = tensors,
+                          .averages = true,
+                          .lends_memory = true});
+  for (const bool is_finite : {true, false}) {
+    std::vector<float> memory[2];
+    double squares = 0, lost = 0;
+    std::vector<float> expected(kElems);
+    for (int rank = 0; rank < 2; ++rank) {
+      std::vector<float>& own = memory[rank];
+      own.resize(kElems);
+      philox_fill_normal(7, 0, static_cast<std::uint64_t>(rank), own.data(), kElems);
+      for (std::size_t i = 0; i < own.size(); ++i) {
+        const float half = own[i] / 2, rounded = bf16_to_float(float_to_bf16(half));
+        squares += rank == 0 ? double{half} * half : 0;
+        lost += rank == 0 ? double{half - rounded} * (half - rounded) : 0;
+        expected[i] = bf16_to_float(float_to_bf16(expected[i] + rounded));
+      }
+      if (!is_finite && rank == 1) own[kElems - 1] = std::numeric_limits<float>::infinity();
+      runs.run(rank).lend(0, {.data = own.data(), .dtype = DType::kFloat32});
+    }
+    ASSERT_TRUE(runs.step_with_lent(0).ok());
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto last = static_cast<std::ptrdiff_t>(kElems) - 1;
+      EXPECT_TRUE(std::equal(memory[rank].begin(), memory[rank].begin() + last, expected.begin()));
+      EXPECT_EQ(runs.run(rank).coder().is_finite(0), is_finite);
+    }
+    const DifferenceSquares& measured = runs.run(0).coder().squares(0);
+    EXPECT_NEAR(measured.of_values / squares, 1, 1e-5);
+    EXPECT_NEAR(measured.of_differences / lost, 1, 1e-5);
+  }
 }
 
 // Looks at what is given to be summed.

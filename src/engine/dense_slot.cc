@@ -1,12 +1,10 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "engine/dense_slot.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "codec/cast/float_chunks.h"
 #include "core/finite.h"
-#include "core/streaming.h"
 
 namespace cortado {
 
@@ -18,16 +16,6 @@ void convert(const void* source, DType from, float scale, std::int64_t elems, vo
   for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
     store_floats(load_floats(source, from, at, count, buffer), scale, count, target, to, at);
   });
-}
-
-// From 16 bits, past the caches from the first cache line on.
-void widen_streamed(const std::uint16_t* source, DType from, std::int64_t elems, float* target) {
-  const auto widen = from == DType::kFloat16 ? fp16_to_fp32 : bf16_to_fp32;
-  const std::int64_t head =
-      std::min(elems, bytes_to_stream_alignment(target) / static_cast<std::int64_t>(sizeof(float)));
-  widen(source, head, target, false);
-  widen(source + head, elems - head, target + head, true);
-  finish_streams();
 }
 
 }  // namespace
@@ -45,14 +33,14 @@ DenseSlotResult write_dense_slot(const void* gradient, DType dtype, std::int64_t
       result.finite = all_finite(static_cast<const float*>(slot) + at, count, wire) && result.finite;
       return;
     }
-    auto* written = static_cast<std::uint16_t*>(slot) + at;
-    const CastSquares squares = wire == DType::kFloat16 ? measured_cast_fp16(values, scale, unscale, count, written)
-                                                        : measured_cast_bf16(values, scale, unscale, count, written);
+    const CastSquares squares = measured_cast(values, scale, unscale, count, slot, wire, at);
     result.sum_squares += squares.of_values;
     result.error_squares += squares.of_differences;
     // Squares may overflow where values do not.
     const bool may_be_infinite = !std::isfinite(squares.of_values) || !std::isfinite(squares.of_differences);
-    if (may_be_infinite) result.finite = all_finite(written, count, wire) && result.finite;
+    if (may_be_infinite) {
+      result.finite = all_finite(static_cast<std::uint16_t*>(slot) + at, count, wire) && result.finite;
+    }
   });
   return result;
 }
@@ -60,9 +48,8 @@ DenseSlotResult write_dense_slot(const void* gradient, DType dtype, std::int64_t
 void read_dense_slot(const void* slot, DType wire, std::int64_t elems, int world_size, void* output, DType dtype) {
   // Narrow wires carry means.
   const float scale = wire == DType::kFloat32 ? 1.0f / static_cast<float>(world_size) : 1.0f;
-  const bool is_large = elems * static_cast<std::int64_t>(sizeof(float)) >= kLeastStreamedGradientBytes;
-  if (wire != DType::kFloat32 && dtype == DType::kFloat32 && is_large) {
-    return widen_streamed(static_cast<const std::uint16_t*>(slot), wire, elems, static_cast<float*>(output));
+  if (wire != DType::kFloat32 && dtype == DType::kFloat32) {
+    return widen_gradient(slot, wire, elems, static_cast<float*>(output));
   }
   convert(slot, wire, scale, elems, output, dtype);
 }

@@ -6,6 +6,8 @@
 #include <latch>
 #include <thread>
 
+#include "codec/cast/cast.h"
+#include "codec/cast/float_chunks.h"
 #include "codec/lowrank/lowrank_kernels.h"
 #include "codec/lowrank/orthogonalise.h"
 #include "core/check.h"
@@ -46,8 +48,9 @@ class Rotating {
   AlignedBuffer<float> values_;
 };
 
-// What a rank's thread does for one tensor, in engines of plans: beside encode and decode the passes of error feedback
-// and, of payloads that are gathered, checks and sums; where codecs are fast these cost as much.
+// What a rank's thread does for one tensor, in engines of plans: casts in one pass, which sees what they lose; beside
+// encode and decode the passes of error feedback and, of payloads that are gathered, checks and sums; where codecs are
+// fast these cost as much.
 class CpuCodecWork final : public CodecWork {
  public:
   CpuCodecWork(const Codec& codec, std::int64_t elems)
@@ -55,6 +58,7 @@ class CpuCodecWork final : public CodecWork {
         codec_(codec),
         has_feedback_(has_feedback(codec)),
         is_gathered_(!codec.row().traits.linear),
+        cast_(has_feedback_ ? DType::kFloat32 : cast_dtype(codec)),
         gradients_(size(), codings_of(this->elems())),
         residuals_(has_feedback_ ? size() : 0, codings_of(this->elems())),
         outputs_(size(), codings_of(this->elems())),
@@ -66,11 +70,17 @@ class CpuCodecWork final : public CodecWork {
   }
 
   Status encode() override {
-    const std::size_t count = size();
     const float* input = gradients_.next();
     float* residual = residuals_.next();
+    if (cast_ != DType::kFloat32) {
+      payload_bytes_ = payload_.size();
+      for_chunks(elems(), [&](std::int64_t at, std::int64_t count) {
+        (void)measured_cast(input + at, 0.5f, 2.0f, count, payload_.data(), cast_, at);
+      });
+      return {};
+    }
     if (has_feedback_) {
-      for (std::size_t i = 0; i < count; ++i) values_[i] = input[i] + residual[i];
+      for (std::size_t i = 0; i < size(); ++i) values_[i] = input[i] + residual[i];
       input = values_.data();
     }
     CORTADO_ASSIGN_OR_RETURN(
@@ -86,6 +96,11 @@ class CpuCodecWork final : public CodecWork {
   Status decode() override {
     CORTADO_CHECK(!is_gathered_ || checksum_64(payload()) == check_, "nothing has touched it");
     float* output = outputs_.next();
+    if (cast_ != DType::kFloat32) {
+      widen_gradient(payload_.data(), cast_, elems(), output);
+      CORTADO_CHECK(all_finite(payload_.data(), elems(), cast_), "all of them are small");
+      return {};
+    }
     if (!is_gathered_) return decode_to(output);
     CORTADO_RETURN_IF_ERROR(decode_to(decoded_.data()));
     for (std::size_t i = 0; i < size(); ++i) output[i] += decoded_[i];
@@ -100,6 +115,7 @@ class CpuCodecWork final : public CodecWork {
 
   const Codec& codec_;
   const bool has_feedback_, is_gathered_;
+  const DType cast_;
   Rotating gradients_, residuals_, outputs_;
   AlignedBuffer<float> values_, decoded_;
   AlignedBuffer<std::byte> payload_, scratch_;

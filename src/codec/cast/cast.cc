@@ -58,6 +58,8 @@ class CastCodec final : public Codec {
  public:
   explicit CastCodec(DType narrow) : narrow_(narrow) {}
 
+  DType narrow() const { return narrow_; }
+
   std::string spec() const override { return "cast(" + std::string(dtype_name(narrow_)) + ")"; }
 
   std::uint64_t max_payload_bytes(std::int64_t rows, std::int64_t cols, DType) const override {
@@ -108,6 +110,11 @@ Result<std::unique_ptr<Codec>> make_cast(const ParameterValues& values) {
 }
 
 }  // namespace
+
+DType cast_dtype(const Codec& codec) {
+  const auto* cast = dynamic_cast<const CastCodec*>(&codec);
+  return cast == nullptr ? DType::kFloat32 : cast->narrow();
+}
 
 const CodecRow& cast_row() {
   static const CodecRow row = {

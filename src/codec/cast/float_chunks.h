@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "codec/cast/cast_kernels.h"
+#include "core/streaming.h"
 #include "cortado/tensor_view.h"
 
 namespace cortado {
@@ -40,6 +41,27 @@ inline void store_floats(const float* source, float scale, std::int64_t count, v
     default:
       for (std::int64_t i = 0; i < count; ++i) static_cast<float*>(target)[at + i] = source[i] * scale;
   }
+}
+
+// target[at ...] = source * scale, rounded once to 16 bits, and what that takes from source, as measured_cast_bf16()
+// has it.
+inline CastSquares measured_cast(const float* source, float scale, float unscale, std::int64_t count, void* target,
+                                 DType dtype, std::int64_t at) {
+  auto* written = static_cast<std::uint16_t*>(target) + at;
+  return dtype == DType::kFloat16 ? measured_cast_fp16(source, scale, unscale, count, written)
+                                  : measured_cast_bf16(source, scale, unscale, count, written);
+}
+
+// A whole gradient of 16 bits into its place: a large one past the caches, from the first cache line on.
+inline void widen_gradient(const void* source, DType from, std::int64_t elems, float* target) {
+  const auto widen = from == DType::kFloat16 ? fp16_to_fp32 : bf16_to_fp32;
+  const auto* values = static_cast<const std::uint16_t*>(source);
+  constexpr auto kBytes = static_cast<std::int64_t>(sizeof(float));
+  if (elems * kBytes < kLeastStreamedGradientBytes) return widen(values, elems, target, false);
+  const std::int64_t head = std::min(elems, bytes_to_stream_alignment(target) / kBytes);
+  widen(values, head, target, false);
+  widen(values + head, elems - head, target + head, true);
+  finish_streams();
 }
 
 // Calls act(at, count) for all chunks of `elems` elements.
