@@ -556,7 +556,9 @@ Status AutoEngineImpl::begin_trials() {
     if (of.predicted_ns >= 0 && has_varying_payloads(of.what)) varying_.insert(static_cast<int>(c));
   }
   current_ = 0;
-  contest_.emplace(static_cast<int>(decision_.candidates.size()), dense_ns_);
+  std::vector<std::int64_t> predicted_ns;
+  for (const AutoCandidate& candidate : decision_.candidates) predicted_ns.push_back(candidate.predicted_ns);
+  contest_.emplace(std::move(predicted_ns), dense_ns_);
   dense_was_passed_ = false;
   block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
   phase_ = Phase::kTry;
@@ -738,7 +740,7 @@ Status AutoEngineImpl::try_again(std::int64_t step_ns) {
   retried_ = {.candidate = current_, .step_ns = step_ns};
   if (current_ == 0) candidates[0].measured_ns = step_ns;
   const std::int64_t dense_ns[] = {candidates[0].measured_ns};
-  contest_.emplace(static_cast<int>(candidates.size()), dense_ns);
+  contest_.emplace(std::vector<std::int64_t>(candidates.size(), -1), dense_ns);
   contest_->keep_only(contestants);
   for (const int c : contestants) {
     if (c != 0)

@@ -981,7 +981,7 @@ Training with_a_plan() {
   run.options.max_relative_error = 1;
   run.ranks = 4;
   run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
-  run.steps = 230;
+  run.steps = 260;
   run.step_ns = [](const std::string& what, std::int64_t step, int) {
     const bool is_plan = what.starts_with("plan(");
     if (step < 100) return (is_plan ? 300 : what == "dense" ? 900 : 700) * kMs;
@@ -1030,6 +1030,7 @@ TEST(AutoEngine, RunsThePlannersPlan) {
                        [](const TensorState& of) { return !of.places.empty(); });
   }));
   // What it owed was paid after it was left.
+  EXPECT_TRUE(run.decisions[0].decided);
   EXPECT_EQ(chosen(run.decisions[0]), "dense");
   EXPECT_LT(gradients_lost({&run}), 0.02);
 }

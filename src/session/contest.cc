@@ -2,6 +2,7 @@
 #include "session/contest.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace cortado {
 
@@ -19,9 +20,10 @@ std::int64_t median_of(std::vector<std::int64_t> values) {
   return *middle;
 }
 
-Contest::Contest(int contestants, std::span<const std::int64_t> dense_ns) : times_(index(contestants)) {
+Contest::Contest(std::vector<std::int64_t> predicted_ns, std::span<const std::int64_t> dense_ns)
+    : predicted_ns_(std::move(predicted_ns)), times_(predicted_ns_.size()) {
   times_[0].assign(dense_ns.begin(), dense_ns.end());
-  for (int c = contestants - 1; c > 0; --c) order_.push_back(c);
+  for (int c = static_cast<int>(times_.size()) - 1; c > 0; --c) order_.push_back(c);
   advance();
 }
 
@@ -48,13 +50,15 @@ std::int64_t Contest::median_ns(int contestant) const {
   return times.empty() ? -1 : median_of(times);
 }
 
-std::int64_t Contest::best_ns() const {
-  std::int64_t best = -1;
-  for (int c = 0; c < static_cast<int>(times_.size()); ++c) {
-    const std::int64_t time = median_ns(c);
-    if (time >= 0 && (best < 0 || time < best)) best = time;
-  }
-  return best;
+int Contest::best() const {
+  const int other = best_other();
+  return other != 0 && (times_[0].empty() || median_ns(other) < median_ns(0)) ? other : 0;
+}
+
+// A slow spell may be longer than a trial.
+bool Contest::is_second_chance_due(int contestant) const {
+  const std::int64_t predicted_ns = predicted_ns_[index(contestant)];
+  return predicted_ns >= 0 && predicted_ns < predicted_ns_[index(best())];
 }
 
 int Contest::best_other() const {
@@ -77,20 +81,23 @@ void Contest::advance() {
   const bool others_tried = best_other() != 0;
   if (round_ == 1 && others_tried && !dense_considered_) {
     dense_considered_ = true;
-    if (is_within(median_ns(0), best_ns(), kMayWin)) {
+    if (is_within(median_ns(0), median_ns(best()), kMayWin)) {
       order_ = {0};
       return;
     }
   }
   if (!others_tried || round_ == kRounds) return;
+  const std::int64_t best_ns = median_ns(best());
   const double closeness = 1 + kClose / round_;
-  const bool is_dense_close = round_ < kSureRounds && is_within(median_ns(0), best_ns(), kMayWin);
-  ++round_;
+  const bool is_dense_close = round_ < kSureRounds && is_within(median_ns(0), best_ns, kMayWin);
   std::vector<int> close;
   for (int c = 0; c < static_cast<int>(times_.size()); ++c) {
     const double within = c == 0 && is_dense_close ? kMayWin : closeness;
-    if (!times_[index(c)].empty() && is_within(median_ns(c), best_ns(), within)) close.push_back(c);
+    if (times_[index(c)].empty()) continue;
+    const bool has_second_chance = round_ == 1 && is_second_chance_due(c);
+    if (has_second_chance || is_within(median_ns(c), best_ns, within)) close.push_back(c);
   }
+  ++round_;
   if (close.size() < 2) return;
   // The order is worked off from the back: in even rounds the last contestant is first.
   if (round_ % 2 != 0) std::reverse(close.begin(), close.end());

@@ -5,8 +5,9 @@
 //
 // Rounds. In the first, everybody is tried once, dense last and only if it may still win (its first steps have been
 // measured before). In each further round those close to the best are tried again, in the opposite order, so that a
-// slow spell of the machine hits none of them alone. A few steps of one spell say little, and more of them more: what
-// counts as close gets less from round to round. It ends when nobody is close, or after kRounds. Who would win against
+// slow spell of the machine hits none of them alone; and once more who was predicted to be faster than the one that is
+// best so far. A few steps of one spell say little, and more of them more: what counts as close gets less from round to
+// round. It ends when nobody is close, or after kRounds. Who would win against
 // dense by little meets it in kSureRounds at least: what is lost by dense's slow spell is lost for good.
 #pragma once
 
@@ -26,8 +27,8 @@ class Contest {
   static constexpr double kMayWin = 1.3;  // dense, in the first rounds: its time over the best one's
   static constexpr double kClose = 0.25;  // share of the best one's time that may be added to it, over rounds so far
 
-  // `contestants` with dense, which is 0; `dense_ns` are times of steps it has made.
-  Contest(int contestants, std::span<const std::int64_t> dense_ns);
+  // By contestant what was predicted, -1: nothing; dense is 0. `dense_ns` are times of steps it has made.
+  Contest(std::vector<std::int64_t> predicted_ns, std::span<const std::int64_t> dense_ns);
 
   // Before anybody was tried: only these and dense take part.
   void keep_only(std::span<const int> contestants);
@@ -58,9 +59,11 @@ class Contest {
 
  private:
   static std::size_t index(int contestant) { return static_cast<std::size_t>(contestant); }
-  std::int64_t best_ns() const;
+  int best() const;  // of those that were tried
+  bool is_second_chance_due(int contestant) const;
   void advance();
 
+  std::vector<std::int64_t> predicted_ns_;
   std::vector<std::vector<std::int64_t>> times_;
   std::vector<int> order_;  // of what is left of this round, last first
   int round_ = 1;
