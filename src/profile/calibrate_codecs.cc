@@ -31,21 +31,21 @@ int codings_of(std::int64_t elems) {
   return static_cast<int>(std::clamp(kElems / elems, std::int64_t{1}, kMost));
 }
 
-// So many arrays of a tensor's elements, of which each call takes the next one. One array of a small tensor would stay
-// in the core's cache, which a model's tensors do not.
+// Arrays of a tensor's elements, as many as `values` has room for, of which each call takes the next one.
 class Rotating {
  public:
-  Rotating(std::size_t elems, int arrays) : elems_(elems), values_(elems * static_cast<std::size_t>(arrays)) {}
+  Rotating(std::span<float> values, std::int64_t elems)
+      : elems_(static_cast<std::size_t>(elems)), values_(values.first(values.size() / elems_ * elems_)) {}
 
   float* next() {
-    at_ = (at_ + elems_) % std::max<std::size_t>(1, values_.size());
+    at_ = (at_ + elems_) % values_.size();
     return values_.data() + at_;
   }
-  std::span<float> all() { return values_.span(); }
+  std::span<float> all() { return values_; }
 
  private:
   std::size_t elems_, at_ = 0;
-  AlignedBuffer<float> values_;
+  std::span<float> values_;
 };
 
 // What a rank's thread does for one tensor, in engines of plans: casts in one pass, which sees what they lose; beside
@@ -53,20 +53,20 @@ class Rotating {
 // fast these cost as much.
 class CpuCodecWork final : public CodecWork {
  public:
-  CpuCodecWork(const Codec& codec, std::int64_t elems)
+  CpuCodecWork(const Codec& codec, std::int64_t elems, CpuArrays& arrays)
       : CodecWork(elems),
         codec_(codec),
         has_feedback_(has_feedback(codec)),
         is_gathered_(!codec.row().traits.linear),
         cast_(has_feedback_ ? DType::kFloat32 : cast_dtype(codec)),
-        gradients_(size(), codings_of(this->elems())),
-        residuals_(has_feedback_ ? size() : 0, codings_of(this->elems())),
-        outputs_(size(), codings_of(this->elems())),
+        gradients_(arrays.gradients.span(), this->elems()),
+        residuals_(arrays.residuals.span(), this->elems()),
+        outputs_(arrays.outputs.span(), this->elems()),
         values_(has_feedback_ ? size() : 0),
         decoded_(size()),
         payload_(codec.max_payload_bytes(rows_, cols_, DType::kFloat32)),
         scratch_(codec.scratch_bytes(rows_, cols_, DType::kFloat32)) {
-    fill(gradients_.all());
+    if (has_feedback_) std::ranges::fill(residuals_.all(), 0.0f);
   }
 
   Status encode() override {
@@ -127,14 +127,14 @@ class CpuCodecWork final : public CodecWork {
 // through.
 class CpuLowRankWork final : public CodecWork {
  public:
-  CpuLowRankWork(const EngineOptions& options, std::int64_t elems)
+  CpuLowRankWork(const EngineOptions& options, std::int64_t elems, CpuArrays& arrays)
       : CodecWork(elems),
         has_two_rounds_(options.method == EngineOptions::Method::kPower),
         has_both_sides_(!has_two_rounds_ && options.sides == EngineOptions::Sides::kBoth),
         rank_(static_cast<int>(std::min<std::int64_t>(has_both_sides_ ? (options.rank + 1) / 2 : options.rank, cols_))),
-        gradients_(size(), codings_of(this->elems())),
-        residuals_(size(), codings_of(this->elems())),
-        outputs_(size(), codings_of(this->elems())),
+        gradients_(arrays.gradients.span(), this->elems()),
+        residuals_(arrays.residuals.span(), this->elems()),
+        outputs_(arrays.outputs.span(), this->elems()),
         row_basis_(row_elems()),
         col_basis_(col_elems()),
         row_(row_elems()),
@@ -143,7 +143,7 @@ class CpuLowRankWork final : public CodecWork {
         pair_row_(2 * row_elems()),
         pair_col_(2 * col_elems()),
         scratch_(2 * std::max(row_elems(), col_elems())) {
-    fill(gradients_.all());
+    std::ranges::fill(residuals_.all(), 0.0f);
     random_basis(scratch_.data(), rows_, rank_, {.seed = 1, .step = 0, .tensor = 2});
     for (std::int64_t i = 0; i < rows_; ++i)
       for (int k = 0; k < rank_; ++k) row_basis_[i * rank_ + k] = scratch_[k * rows_ + i];
@@ -225,10 +225,21 @@ void CodecWork::fill(std::span<float> values) {
   for (float& value : values) value *= 1e-3f;
 }
 
-std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems) {
+CpuArrays::CpuArrays(std::int64_t max_elems) {
+  constexpr std::int64_t kElems = std::int64_t{1} << 23, kArrays = 8;
+  const auto elems = static_cast<std::size_t>(std::max(max_elems, std::min(kElems, kArrays * max_elems)));
+  gradients = AlignedBuffer<float>(elems);
+  residuals = AlignedBuffer<float>(elems);
+  outputs = AlignedBuffer<float>(elems);
+  CodecWork::fill(gradients.span());
+}
+
+std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems, CpuArrays& arrays) {
   const Result<EngineOptions> options = EngineOptions::parse(codec.spec());
-  if (codec.row().traits.low_rank && options.ok()) return std::make_unique<CpuLowRankWork>(options.value(), elems);
-  return std::make_unique<CpuCodecWork>(codec, elems);
+  if (codec.row().traits.low_rank && options.ok()) {
+    return std::make_unique<CpuLowRankWork>(options.value(), elems, arrays);
+  }
+  return std::make_unique<CpuCodecWork>(codec, elems, arrays);
 }
 
 bool is_measured(const std::vector<CodecTimes>& times, const std::string& spec, OpDevice device) {
@@ -243,12 +254,15 @@ Status Calibrator::measure_packing(Cluster* cluster) {
   const float scale = 1.0f / static_cast<float>(communicator_->world_size());
   Curve packing, unpacking;
   for (const std::int64_t elems : packed_sizes()) {
-    AlignedBuffer<float> gradient(static_cast<std::size_t>(elems)), values(static_cast<std::size_t>(elems));
+    Rotating gradients(cpu_arrays().gradients.span(), elems), messages(cpu_arrays().residuals.span(), elems);
+    Rotating outputs(cpu_arrays().outputs.span(), elems);
     const std::string size = ", " + std::to_string(elems) + " elements";
     CORTADO_ASSIGN_OR_RETURN(const Point in, measure(
                                                  "pack" + size,
                                                  [&]() -> Status {
-                                                   for (std::size_t i = 0; i < values.size(); ++i)
+                                                   const float* gradient = gradients.next();
+                                                   float* values = messages.next();
+                                                   for (std::int64_t i = 0; i < elems; ++i)
                                                      values[i] = gradient[i] * scale;
                                                    return {};
                                                  },
@@ -256,10 +270,12 @@ Status Calibrator::measure_packing(Cluster* cluster) {
     CORTADO_ASSIGN_OR_RETURN(const Point out, measure(
                                                   "unpack" + size,
                                                   [&]() -> Status {
-                                                    for (std::size_t i = 0; i < values.size(); ++i)
+                                                    const float* values = messages.next();
+                                                    float* gradient = outputs.next();
+                                                    for (std::int64_t i = 0; i < elems; ++i)
                                                       gradient[i] = values[i] * scale;
-                                                    CORTADO_CHECK(all_finite(values.data(), elems, DType::kFloat32),
-                                                                  "nothing but zeros");
+                                                    CORTADO_CHECK(all_finite(values, elems, DType::kFloat32),
+                                                                  "small numbers");
                                                     return {};
                                                   },
                                                   kPackings));
@@ -272,7 +288,7 @@ Status Calibrator::measure_packing(Cluster* cluster) {
 }
 
 Result<std::unique_ptr<CodecWork>> Calibrator::make_work(const Codec& codec, OpDevice device, std::int64_t elems) {
-  if (device == OpDevice::kCpu) return make_cpu_work(codec, elems);
+  if (device == OpDevice::kCpu) return make_cpu_work(codec, elems, cpu_arrays());
   // The other ranks wait for this one meanwhile, and shall hear of it.
   Result<std::unique_ptr<CodecWork>> work = make_device_work(*options_.device, codec, elems, clock_, timeout_ / 2);
   CORTADO_RETURN_IF_ERROR(on_all_ranks(codec.spec() + " on the device", work.status()));

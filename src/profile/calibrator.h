@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -81,13 +82,20 @@ class CodecWork {
   virtual Status encode() = 0;
   virtual Status decode() = 0;
 
- protected:
-  std::size_t size() const { return static_cast<std::size_t>(elems()); }
   static void fill(std::span<float> values);
 
+ protected:
+  std::size_t size() const { return static_cast<std::size_t>(elems()); }
   const std::int64_t cols_, rows_;
 };
-std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems);
+// What codecs on the CPU read and write, array after array: about as much as a model has, of which caches hold little.
+struct CpuArrays {
+  explicit CpuArrays(std::int64_t max_elems);
+
+  AlignedBuffer<float> gradients, residuals, outputs;
+};
+// `arrays` must outlive it, and serve it alone.
+std::unique_ptr<CodecWork> make_cpu_work(const Codec& codec, std::int64_t elems, CpuArrays& arrays);
 // On the device, without copies of values and payloads; has encoded and decoded once. `timeout`: of each wait for the
 // device.
 Result<std::unique_ptr<CodecWork>> make_device_work(const SchemeDevice& device, const Codec& codec, std::int64_t elems,
@@ -146,6 +154,10 @@ class Calibrator {
   bool measures_packing(const Cluster& cluster) const {
     return !options_.codecs.empty() && (cluster.pack.sizes.empty() || cluster.unpack.sizes.empty());
   }
+  CpuArrays& cpu_arrays() {
+    if (!cpu_arrays_.has_value()) cpu_arrays_.emplace(options_.max_elems);
+    return *cpu_arrays_;
+  }
   Status measure_packing(Cluster* cluster);
   Result<std::unique_ptr<CodecWork>> make_work(const Codec& codec, OpDevice device, std::int64_t elems);
   Status measure_codec(const std::string& spec, OpDevice device, std::vector<CodecTimes>* times);
@@ -165,6 +177,7 @@ class Calibrator {
   const Clock* clock_;
   std::chrono::nanoseconds timeout_;
   std::vector<std::string> device_codecs_;  // of options_.codecs, those that have a variant on every rank's device
+  std::optional<CpuArrays> cpu_arrays_;
   std::int64_t start_ns_ = 0;
   double points_ = 1, points_done_ = 0;
   std::int64_t kinds_left_ = 0;  // of collectives, over all levels and ranges, that have no times yet
