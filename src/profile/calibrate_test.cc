@@ -12,6 +12,7 @@
 #include "collective/passing_communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
+#include "profile/calibrator.h"
 
 namespace cortado {
 namespace {
@@ -29,6 +30,32 @@ std::vector<Cluster> calibrate_ranks(int ranks, const CalibrateOptions& options,
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
   return clusters;
+}
+
+// Caches would keep one array; casts keep nothing of what they lose.
+TEST(Calibrate, EveryCodingTakesOtherArrays) {
+  constexpr std::int64_t kElems = 1024;
+  for (const auto& [spec, expected] : {std::pair{"topk(density=0.01)", 3}, std::pair{"cast(bf16)", 0}}) {
+    CpuArrays arrays(kElems);
+    EXPECT_EQ(arrays.gradients.size(), 8u * kElems);
+    const std::unique_ptr<Codec> codec = make_codec(spec).value();
+    const std::unique_ptr<CodecWork> work = make_cpu_work(*codec, kElems, arrays);
+    for (int coding = 0; coding < 3; ++coding) {
+      ASSERT_TRUE(work->encode().ok());
+      ASSERT_TRUE(work->decode().ok());
+    }
+    const auto used = [](const AlignedBuffer<float>& buffer) {
+      int arrays_used = 0;
+      for (std::size_t at = 0; at < buffer.size(); at += kElems) {
+        arrays_used += std::any_of(buffer.begin() + at, buffer.begin() + at + kElems, [](float v) { return v != 0; });
+      }
+      return arrays_used;
+    };
+    EXPECT_EQ(used(arrays.gradients), 8) << spec;
+    EXPECT_EQ(used(arrays.residuals), expected) << spec;
+    EXPECT_EQ(used(arrays.outputs), 3) << spec;
+  }
+  EXPECT_EQ(CpuArrays(1 << 22).gradients.size(), std::size_t{1} << 23);
 }
 
 TEST(Calibrate, AllRanksGetTheSameFile) {

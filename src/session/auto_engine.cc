@@ -589,6 +589,7 @@ Status AutoEngineImpl::predict_again(int candidate) {
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> of_rank_0,
                            largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
   of.predicted_ns = of_rank_0[0];
+  contest_->predict(candidate, of.predicted_ns);
   return {};
 }
 

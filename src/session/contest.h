@@ -33,6 +33,9 @@ class Contest {
   // Before anybody was tried: only these and dense take part.
   void keep_only(std::span<const int> contestants);
 
+  // Another prediction, before the first trial.
+  void predict(int contestant, std::int64_t predicted_ns) { predicted_ns_[index(contestant)] = predicted_ns; }
+
   // Who is tried next; -1: nobody, it is over.
   int next() const { return order_.empty() ? -1 : order_.back(); }
 

@@ -77,6 +77,15 @@ TEST(Contest, WhoWasPredictedToBeFasterThanTheBestIsTriedOnceMore) {
   EXPECT_EQ(contest.winner(0.03), 1);
 }
 
+TEST(Contest, TheLatestPredictionCounts) {
+  Contest contest(Times{1000, 450, 400}, Times{1000});
+  contest.predict(1, 350);
+  EXPECT_EQ(run(contest, {1000, 900, 500}), (std::vector<int>{1, 2, 2, 1}));
+  Contest other(Times{1000, 350, 400}, Times{1000});
+  other.predict(1, 450);
+  EXPECT_EQ(run(other, {1000, 900, 500}), (std::vector<int>{1, 2}));
+}
+
 TEST(Contest, OneSecondChanceIsAll) {
   Contest contest(Times{1000, 400, 450}, Times{1000});
   EXPECT_EQ(run(contest, {1000, 900, 500}), (std::vector<int>{1, 2, 2, 1}));
