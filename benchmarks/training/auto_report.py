@@ -25,6 +25,11 @@ measured beside it: the median of its steps on trial. Dense steps are simulated 
 are compared with, and predictions of all else are scaled by what dense steps show: so dense has a row of its own.
 Measured again: the same setting in the same cell, its median on trial against its median when rivals were chosen,
 minutes later (a payload that shrinks as training goes on differs by that, too).
+All their blocks: the prediction against the median of a setting's blocks in its cell, that on trial, those as a
+rival and, if it was chosen, those as auto, as far as there are any: a spell of a machine whose speed changes is in
+one of them. Without what all of a cell are off by: how far the errors of the settings tried in a cell are from their
+median, of cells with three or more. What they have in common is mostly the machine, whose speed is another one when it
+is measured than when settings are tried.
 Error: share (L2) of gradient plus residual that a step of auto held back. Measuring: steps until the decision, and
 their time."""
 HEADER = [
@@ -105,6 +110,7 @@ def verdicts(records: list[dict]) -> list[list[str]]:
     told = sum(low > -math.inf for low in lowest.values())
     errors = {
         "settings tried": errors_of_tried(records, dense=False),
+        "settings tried, all their blocks": errors_over_all_blocks(records),
         "dense steps": errors_of_tried(records, dense=True),
         "the setting chosen, in the second set": errors_of_chosen(records),
     }
@@ -122,6 +128,10 @@ def verdicts(records: list[dict]) -> list[list[str]]:
             median, largest = statistics.median(map(abs, those)), max(map(abs, those))
             found = f"{100 * median:.1f} % over {len(those)}, at most {100 * largest:.0f} %"
             rows.append([f"predicted within 5 % (median): {what}", found, met(median <= MOST_OFF)])
+    within = errors_within_cells(records)
+    if within:
+        found = f"{100 * statistics.median(within):.1f} % over {len(within)}, at most {100 * max(within):.0f} %"
+        rows.append(["beside it: settings tried, without what all of a cell are off by (median)", found, "-"])
     repeated = [difference for record in records for difference in differences_of_repeats(record)]
     if repeated:
         found = f"{100 * statistics.median(repeated):.1f} % over {len(repeated)}, at most {100 * max(repeated):.0f} %"
@@ -230,6 +240,30 @@ def errors_of_chosen(records: list[dict]) -> list[float]:
         predicted_ns = chosen_of(record)["predicted_ns"]
         if predicted_ns:
             errors.append(predicted_ns / 1e6 / record["result"]["times_ms"][record["auto"]] - 1)
+    return errors
+
+
+def errors_within_cells(records: list[dict]) -> list[float]:
+    """How far the errors of the settings tried are from their median in the cell, where there are three at least."""
+    distances = []
+    for record in records:
+        errors = errors_of_tried([record], dense=False)
+        if len(errors) >= 3:
+            distances += [abs(error - statistics.median(errors)) for error in errors]
+    return distances
+
+
+def errors_over_all_blocks(records: list[dict]) -> list[float]:
+    """As errors_of_tried(), without dense, against the median of all blocks of a setting in its cell."""
+    errors = []
+    for record in records:
+        for candidate in record["decided"]["decision"]["candidates"][1:]:
+            if not (candidate["predicted_ns"] and candidate["measured_ns"]):
+                continue
+            names = {candidate["label"]} | ({record["auto"]} if candidate == chosen_of(record) else set())
+            blocks_ms = [block["step_ms"] for block in record["blocks"] if block["method"] in names]
+            measured_ms = statistics.median([candidate["measured_ns"] / 1e6, *blocks_ms])
+            errors.append(candidate["predicted_ns"] / 1e6 / measured_ms - 1)
     return errors
 
 

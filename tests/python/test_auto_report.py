@@ -57,13 +57,29 @@ def test_verdicts_are_those_of_the_numbers():
         "yes",
     )
     assert found["predicted within 5 % (median): settings tried"] == ("4.0 % over 2, at most 4 %", "yes")
+    # Of the first one auto's blocks are the setting's, too: 100 ms on trial, 103, 101 and 102 later.
+    assert found["predicted within 5 % (median): settings tried, all their blocks"] == (
+        "3.2 % over 2, at most 4 %",
+        "yes",
+    )
     assert found["predicted within 5 % (median): dense steps"] == ("3.0 % over 2, at most 3 %", "yes")
     # Of the second one dense was chosen: 194 predicted, 102 in the second set.
     assert found["predicted within 5 % (median): the setting chosen, in the second set"][1] == "**no**"
     repeated = found["beside it: a setting tried, measured again as a rival (median difference)"]
     assert repeated == ("9.1 % over 2, at most 9 %", "-")  # 100 ms on trial, 110 as a rival; fp16 was not tried
+    assert not any("without what all of a cell are off by" in asked for asked in found)  # one setting says nothing
     assert found["declines on the unshaped links"] == ("1 of 1 cells", "yes")
     assert found["time until the decision"][0] == "2 s, at most 2 s"
+
+
+def test_what_settings_of_a_cell_have_in_common_is_told_apart():
+    slow = record()  # 20, 18 and 25 % too short
+    slow["decided"]["decision"]["candidates"] += [candidate("sign", 82, 100), candidate("topk", 75, 100)]
+    slow["decided"]["decision"]["candidates"][1] = candidate("cast(bf16)", 80, 100)
+    found = {asked: text for asked, text, _ in auto_report.verdicts([slow])}
+    asked = "beside it: settings tried, without what all of a cell are off by (median)"
+    assert found[asked] == "2.0 % over 3, at most 5 %"
+    assert found["predicted within 5 % (median): settings tried"] == "20.0 % over 3, at most 25 %"
 
 
 def test_a_slower_cell_shows():
