@@ -27,8 +27,8 @@ Measured again: the same setting in the same cell, its median on trial against i
 minutes later (a payload that shrinks as training goes on differs by that, too).
 All their blocks: the prediction against the median of a setting's blocks in its cell, that on trial, those as a
 rival and, if it was chosen, those as auto, as far as there are any: a spell of a machine whose speed changes is in
-one of them. Without what all of a cell are off by: how far the errors of the settings tried in a cell are from their
-median, of cells with three or more. What they have in common is mostly the machine, whose speed is another one when it
+one of them. Without what all of a cell are off by: how far the error of each setting tried is from the median of
+the others' in its cell, where it has three or more. What they have in common is mostly the machine, whose speed is another one when it
 is measured than when settings are tried.
 Error: share (L2) of gradient plus residual that a step of auto held back. Measuring: steps until the decision, and
 their time."""
@@ -244,12 +244,13 @@ def errors_of_chosen(records: list[dict]) -> list[float]:
 
 
 def errors_within_cells(records: list[dict]) -> list[float]:
-    """How far the errors of the settings tried are from their median in the cell, where there are three at least."""
+    """How far the error of each setting tried is from the median of the others' in its cell, where it has three."""
     distances = []
     for record in records:
         errors = errors_of_tried([record], dense=False)
         if len(errors) >= 3:
-            distances += [abs(error - statistics.median(errors)) for error in errors]
+            for place, error in enumerate(errors):
+                distances.append(abs(error - statistics.median(errors[:place] + errors[place + 1 :])))
     return distances
 
 

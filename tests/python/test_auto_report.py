@@ -78,7 +78,7 @@ def test_what_settings_of_a_cell_have_in_common_is_told_apart():
     slow["decided"]["decision"]["candidates"][1] = candidate("cast(bf16)", 80, 100)
     found = {asked: text for asked, text, _ in auto_report.verdicts([slow])}
     asked = "beside it: settings tried, without what all of a cell are off by (median)"
-    assert found[asked] == "2.0 % over 3, at most 5 %"
+    assert found[asked] == "4.5 % over 3, at most 6 %"
     assert found["predicted within 5 % (median): settings tried"] == "20.0 % over 3, at most 25 %"
 
 
