@@ -28,8 +28,8 @@ minutes later (a payload that shrinks as training goes on differs by that, too).
 All their blocks: the prediction against the median of a setting's blocks in its cell, that on trial, those as a
 rival and, if it was chosen, those as auto, as far as there are any: a spell of a machine whose speed changes is in
 one of them. Without what all of a cell are off by: how far the error of each setting tried is from the median of
-the others' in its cell, where it has three or more. What they have in common is mostly the machine, whose speed is another one when it
-is measured than when settings are tried.
+the others' in its cell, where it has three or more. What they have in common is mostly the machine, whose speed is
+another one when it is measured than when settings are tried.
 Error: share (L2) of gradient plus residual that a step of auto held back. Measuring: steps until the decision, and
 their time."""
 HEADER = [
