@@ -326,6 +326,8 @@ nb::object PyEngine::decision() const {
     entry["predicted_ns"] = known(candidate.predicted_ns);
     entry["measured_ns"] = known(candidate.measured_ns);
     entry["steps"] = candidate.steps;
+    entry["pace"] = candidate.pace > 0 ? nb::object(nb::float_(candidate.pace)) : nb::none();
+    entry["predicted_at_pace_ns"] = known(candidate.predicted_at_pace_ns);
     candidates.append(entry);
   }
   nb::dict result;

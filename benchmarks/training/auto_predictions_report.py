@@ -4,7 +4,7 @@
 import statistics
 from pathlib import Path
 
-from auto_report import MOST_OFF, draw_predictions, errors_of_tried, speed_of, write_page
+from auto_report import MOST_OFF, draw_predictions, errors_at_pace, errors_of_tried, speed_of, write_page
 from tables import markdown_table
 
 LEGEND = """\
@@ -12,7 +12,9 @@ LEGEND = """\
 the planner said of a setting before it was tried; measured: the median of its steps on trial. A cell of the second
 table says by how many percent the prediction was too long (+) or too short (-); what was not tried has none. Dense
 steps are simulated from ready times of the steps they are compared with, and predictions of all else are scaled by
-what dense steps show: so dense is counted by itself."""
+what dense steps show: so dense is counted by itself. At the machine's speed then: computation and codecs simulated
+again as much slower or faster as the time until a step's first gradients was on trial, in comparison with dense steps;
+nothing else of the steps on trial is used."""
 
 
 def write_predictions(records: list[dict], out: Path) -> Path:
@@ -54,8 +56,11 @@ def summary(records: list[dict]) -> list[list[str]]:
 
     rates = sorted({record["rate"] for record in records}, key=speed_of)
     parts = {"settings tried": errors_of_tried(records, dense=False)}
+    parts["settings tried, at the machine's speed then"] = errors_at_pace(records)
     for rate in rates:
-        parts[rate] = errors_of_tried([record for record in records if record["rate"] == rate], dense=False)
+        of_rate = [record for record in records if record["rate"] == rate]
+        parts[rate] = errors_of_tried(of_rate, dense=False)
+        parts[f"{rate}, at the machine's speed then"] = errors_at_pace(of_rate)
     for setting in settings_of(records):
         parts[f"`{setting}`"] = [errors[setting] for errors in map(errors_by_setting, records) if setting in errors]
     parts["dense steps"] = errors_of_tried(records, dense=True)

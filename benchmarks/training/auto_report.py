@@ -29,7 +29,10 @@ All their blocks: the prediction against the median of a setting's blocks in its
 rival and, if it was chosen, those as auto, as far as there are any: a spell of a machine whose speed changes is in
 one of them. Without what all of a cell are off by: how far the error of each setting tried is from the median of
 the others' in its cell, where it has three or more. What they have in common is mostly the machine, whose speed is
-another one when it is measured than when settings are tried.
+another one when it is measured than when settings are tried. At the machine's speed in these steps: what auto told
+when it decided. It knows from the time until a step's first gradients, which is the same whatever travels, how fast
+the machine was in the dense steps and on trial; computation and codecs are simulated again as much slower or faster,
+links are not. Nothing else of the steps on trial is used.
 Error: share (L2) of gradient plus residual that a step of auto held back. Measuring: steps until the decision, and
 their time."""
 HEADER = [
@@ -110,6 +113,7 @@ def verdicts(records: list[dict]) -> list[list[str]]:
     told = sum(low > -math.inf for low in lowest.values())
     errors = {
         "settings tried": errors_of_tried(records, dense=False),
+        "settings tried, at the machine's speed in these steps": errors_at_pace(records),
         "settings tried, all their blocks": errors_over_all_blocks(records),
         "dense steps": errors_of_tried(records, dense=True),
         "the setting chosen, in the second set": errors_of_chosen(records),
@@ -232,6 +236,16 @@ def errors_of_tried(records: list[dict], dense: bool) -> list[float]:
     part = slice(0, 1) if dense else slice(1, None)
     pairs = (pair for record in records for pair in pairs_of(record["decided"]["decision"]["candidates"][part]))
     return [predicted / measured - 1 for predicted, measured in pairs]
+
+
+def errors_at_pace(records: list[dict]) -> list[float]:
+    """As errors_of_tried(), without dense, of what was told for the machine's speed in the steps on trial."""
+    return [
+        candidate["predicted_at_pace_ns"] / candidate["measured_ns"] - 1
+        for record in records
+        for candidate in record["decided"]["decision"]["candidates"][1:]
+        if candidate.get("predicted_at_pace_ns") and candidate["measured_ns"]
+    ]
 
 
 def errors_of_chosen(records: list[dict]) -> list[float]:

@@ -77,7 +77,11 @@ struct AutoCandidate {
   std::string what;                // a specification, or the JSON text of a plan
   std::int64_t predicted_ns = -1;  // of a step, by the planner
   std::int64_t measured_ns = -1;   // median of the steps it was tried
-  std::int64_t steps = 0;          // tried
+  // How long optimizer and forward pass took in these, over the dense steps that predictions were made from: above 1
+  // the machine was slower. And the prediction for steps of that pace. 0 and -1 where it is not known.
+  double pace = 0;
+  std::int64_t predicted_at_pace_ns = -1;
+  std::int64_t steps = 0;  // tried
 };
 
 struct AutoDecision {

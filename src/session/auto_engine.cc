@@ -35,6 +35,7 @@ constexpr std::int64_t kWatchOfState = 16;  // steps, after a state was loaded: 
 constexpr int kInARow = 2;                  // comparisons that must agree before something changes
 constexpr int kMostToPass = 64;             // comparisons
 constexpr double kSlower = 1.1;             // over what was decided on, before others may be tried again
+constexpr double kOtherPace = 0.03;         // a pace further from 1 is told
 
 std::string milliseconds(std::int64_t time_ns) {
   return format_text("%.*f ms", time_ns < 100'000'000 ? 1 : 0, static_cast<double>(time_ns) * 1e-6);
@@ -193,7 +194,7 @@ Status AutoEngineImpl::begin_step(const StepContext& context) {
   was_passed_ = false;
   own_ns_ = 0;
   gradient_squares_ = 0;
-  last_ready_ns_ = 0;
+  last_ready_ns_ = step_first_ready_ns_ = 0;
   held_.clear();
   carrying_.clear();
   empty_.clear();
@@ -228,7 +229,10 @@ Status AutoEngineImpl::check_submission(std::span<const Gradient> gradients) con
 // Before the engine inside gets them.
 Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
   CORTADO_RETURN_IF_ERROR(check_submission(gradients));
-  if (measures() && !gradients.empty()) last_ready_ns_ = clock_->now_ns() - step_start_ns_ - own_ns_;
+  if (phase_ != Phase::kRun && !gradients.empty()) {
+    last_ready_ns_ = clock_->now_ns() - step_start_ns_ - own_ns_;
+    if (step_first_ready_ns_ == 0) step_first_ready_ns_ = last_ready_ns_;
+  }
   for (const Gradient& gradient : gradients) {
     const EngineTensor& tensor = tensors_[gradient.tensor];
     const std::int64_t elems = tensor.rows * tensor.cols;
@@ -440,8 +444,10 @@ Status AutoEngineImpl::pass_step() {
   if (!was_passed_) {
     uncounted_ = std::max(uncounted_, kUncountedSteps);
     times_ns_.clear();
+    first_ready_ns_.clear();
   }
   was_passed_ = true;
+  step_first_ready_ns_ = 0;
   ++passed_steps_;
   gradient_squares_ = 0;
   if (const Status status = after_step(); !status.ok()) return fail(status);
@@ -463,6 +469,7 @@ Status AutoEngineImpl::after_step() {
     --uncounted_;
   } else {
     times_ns_.push_back(now_ns - step_start_ns_);
+    first_ready_ns_.push_back(step_first_ready_ns_);
     if (phase_ == Phase::kMeasure && is_quiet_) CORTADO_RETURN_IF_ERROR(end_quiet_step());
     if (phase_ == Phase::kMeasure && !is_quiet_) dense_ready_ns_.push_back(last_ready_ns_);
     if (static_cast<std::int64_t>(times_ns_.size()) == block_steps_) {
@@ -483,10 +490,12 @@ void AutoEngineImpl::begin_measuring() {
   is_quiet_ = false;
   dense_ns_.clear();
   dense_ready_ns_.clear();
+  dense_first_ready_ns_.clear();
   times_ns_.clear();
+  first_ready_ns_.clear();
   block_steps_ = kFewestSteps;
   ready_ns_.assign(tensors_.size(), 0);
-  quiet_.clear();
+  quiet_ready_ns_.clear();
   retried_.reset();
   forget_samples();
   if (communicator_->rank() != 0) return;
@@ -507,25 +516,34 @@ void AutoEngineImpl::forget_samples() {
 // is short: those that share a core would have it for themselves as long as others still receive.
 Status AutoEngineImpl::end_quiet_step() {
   const std::span<const std::int64_t> own(ready_ns_);
-  CORTADO_ASSIGN_OR_RETURN(std::vector<std::int64_t> ready_ns, largest_of_ranks(communicator_, own, timeout()));
-  const std::int64_t last_ns = ready_ns.empty() ? 0 : *std::max_element(ready_ns.begin(), ready_ns.end());
-  quiet_.emplace_back(last_ns, std::move(ready_ns));
+  CORTADO_ASSIGN_OR_RETURN(quiet_ready_ns_.emplace_back(), largest_of_ranks(communicator_, own, timeout()));
   return {};
 }
 
 Status AutoEngineImpl::end_block() {
-  const std::span<const std::int64_t> own(times_ns_);
   // The mean: a rank that was held up begins the next step late, which is shorter there.
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> times, mean_of_ranks(communicator_, own, timeout()));
-  times_ns_.clear();
+  const auto mean = [this](std::vector<std::int64_t>* own) {
+    const std::vector<std::int64_t> values = std::exchange(*own, {});
+    return mean_of_ranks(communicator_, std::span<const std::int64_t>(values), timeout());
+  };
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> times, mean(&times_ns_));
+  CORTADO_ASSIGN_OR_RETURN(std::vector<std::int64_t> first_ready, mean(&first_ready_ns_));
+  const auto append = [](std::vector<std::int64_t>* all, const std::vector<std::int64_t>& more) {
+    all->insert(all->end(), more.begin(), more.end());
+  };
   if (phase_ == Phase::kTry) {
     if (was_passed_ && !dense_was_passed_) contest_->forget_dense();  // those from before had the engine in between
     dense_was_passed_ = was_passed_ || dense_was_passed_;
+    append(&first_ready_by_candidate_ns_[static_cast<std::size_t>(contest_->next())], first_ready);
     contest_->note(times);
     return next_trial();
   }
-  if (is_quiet_) return begin_trials();
-  dense_ns_.insert(dense_ns_.end(), times.begin(), times.end());
+  if (is_quiet_) {
+    quiet_first_ready_ns_ = std::move(first_ready);
+    return begin_trials();
+  }
+  append(&dense_ns_, times);
+  append(&dense_first_ready_ns_, first_ready);
   const std::int64_t wanted =
       std::clamp(kBlockNs / std::max<std::int64_t>(1, median_of(dense_ns_)), kFewestSteps, kMostSteps);
   block_steps_ = wanted - static_cast<std::int64_t>(dense_ns_.size());
@@ -539,12 +557,23 @@ Status AutoEngineImpl::end_block() {
 Status AutoEngineImpl::begin_trials() {
   const std::span<const std::int64_t> dense_ready(dense_ready_ns_);
   CORTADO_ASSIGN_OR_RETURN(dense_ready_ns_, largest_of_ranks(communicator_, dense_ready, timeout()));
-  std::sort(quiet_.begin(), quiet_.end());
-  MeasuredSteps steps{.ready_ns = quiet_.empty() ? ready_ns_ : quiet_[quiet_.size() / 2].second,
+  MeasuredSteps steps{.ready_ns = ready_ns_,
                       .dense_ns = median_of(dense_ns_),
                       .dense_ready_ns = median_of(dense_ready_ns_),
+                      .dense_first_ready_ns = median_of(dense_first_ready_ns_),
                       .keeps_gradients = context_.keeps_local_gradients,
                       .samples = std::move(samples_)};
+  if (!quiet_ready_ns_.empty()) {
+    std::vector<std::pair<std::int64_t, std::size_t>> order;
+    for (std::size_t s = 0; s < quiet_ready_ns_.size(); ++s) {
+      const std::vector<std::int64_t>& ready_ns = quiet_ready_ns_[s];
+      order.emplace_back(ready_ns.empty() ? 0 : *std::max_element(ready_ns.begin(), ready_ns.end()), s);
+    }
+    std::sort(order.begin(), order.end());
+    const std::size_t middle = order[order.size() / 2].second;
+    steps.ready_ns = quiet_ready_ns_[middle];
+    steps.first_ready_ns = quiet_first_ready_ns_[middle];
+  }
   const CandidateRequest request{tensors_, options_, placement_.topology, cluster_, refused_};
   CORTADO_ASSIGN_OR_RETURN(Candidates found, find_candidates(request, steps, communicator_, clock_));
   samples_ = std::move(steps.samples);
@@ -559,6 +588,7 @@ Status AutoEngineImpl::begin_trials() {
   std::vector<std::int64_t> predicted_ns;
   for (const AutoCandidate& candidate : decision_.candidates) predicted_ns.push_back(candidate.predicted_ns);
   contest_.emplace(std::move(predicted_ns), dense_ns_);
+  first_ready_by_candidate_ns_.assign(decision_.candidates.size(), {});
   dense_was_passed_ = false;
   block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
   phase_ = Phase::kTry;
@@ -583,8 +613,9 @@ Status AutoEngineImpl::predict_again(int candidate) {
   std::int64_t own[] = {of.predicted_ns};
   if (communicator_->rank() != 0) own[0] = 0;
   if (predict_ && tell_sizes(samples_)) {  // on rank 0
-    const Result<std::int64_t> predicted_ns = predict_(of.what, samples_);
-    if (predicted_ns.ok()) own[0] = predicted_ns.value();
+    const double as_dense[] = {1};
+    const Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, as_dense);
+    if (predicted_ns.ok()) own[0] = predicted_ns.value()[0];
   }
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> of_rank_0,
                            largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
@@ -593,9 +624,34 @@ Status AutoEngineImpl::predict_again(int candidate) {
   return {};
 }
 
-Status AutoEngineImpl::decide() {
-  forget_samples();
+// What predictions would have been, had the machine been as fast as it was in trials.
+Status AutoEngineImpl::predict_at_pace() {
   std::vector<AutoCandidate>& candidates = decision_.candidates;
+  std::vector<std::int64_t> own(candidates.size(), 0);
+  const std::int64_t dense_ns = dense_first_ready_ns_.empty() ? 0 : median_of(dense_first_ready_ns_);
+  for (std::size_t c = 1; c < candidates.size(); ++c) {
+    AutoCandidate& of = candidates[c];
+    const std::vector<std::int64_t>& first_ready_ns = first_ready_by_candidate_ns_[c];
+    const std::int64_t own_ns = first_ready_ns.empty() ? 0 : median_of(first_ready_ns);
+    if (dense_ns == 0 || own_ns == 0) continue;
+    of.pace = as_double(own_ns) / as_double(dense_ns);
+    if (of.predicted_ns < 0 || !predict_) continue;  // predict_: on rank 0 only
+    const double paces[] = {1, of.pace};
+    const Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);
+    if (!predicted_ns.ok()) continue;
+    // Payloads may have changed since.
+    own[c] = std::llround(as_double(of.predicted_ns) * as_double(predicted_ns.value()[1]) /
+                          as_double(predicted_ns.value()[0]));
+  }
+  CORTADO_ASSIGN_OR_RETURN(own, largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
+  for (std::size_t c = 1; c < candidates.size(); ++c) candidates[c].predicted_at_pace_ns = own[c] > 0 ? own[c] : -1;
+  return {};
+}
+
+Status AutoEngineImpl::decide() {
+  std::vector<AutoCandidate>& candidates = decision_.candidates;
+  if (!retried_.has_value()) CORTADO_RETURN_IF_ERROR(predict_at_pace());
+  forget_samples();
   for (std::size_t c = 0; c < candidates.size(); ++c) {
     const bool was_tried = contest_->steps(static_cast<int>(c)) > (c == 0 && retried_.has_value() ? 1 : 0);
     if (!was_tried) continue;
@@ -614,8 +670,15 @@ Status AutoEngineImpl::decide() {
   };
   const auto predicted = [](const AutoCandidate& of) {
     if (of.predicted_ns < 0) return std::string();
-    const double error = as_double(of.predicted_ns) / as_double(std::max<std::int64_t>(1, of.measured_ns)) - 1;
-    return ", predicted " + milliseconds(of.predicted_ns) + format_text(" (%+.0f %%)", error * 100);
+    const auto error = [&of](std::int64_t predicted_ns) {
+      const double over = as_double(predicted_ns) / as_double(std::max<std::int64_t>(1, of.measured_ns)) - 1;
+      return format_text("%+.0f %%", over * 100);
+    };
+    std::string text = ", predicted " + milliseconds(of.predicted_ns) + " (" + error(of.predicted_ns);
+    if (of.predicted_at_pace_ns > 0 && std::abs(of.pace - 1) > kOtherPace) {
+      text += "; " + error(of.predicted_at_pace_ns) + " at the machine's speed then";
+    }
+    return text + ")";
   };
   const AutoCandidate& chosen = candidates[static_cast<std::size_t>(winner)];
   if (winner != 0) {
@@ -671,6 +734,7 @@ Status AutoEngineImpl::check_progress() {
   const double own[] = {report.relative_l2_error, gradient > 0 ? report.residual_l2 / gradient : 0};
   const std::int64_t own_step_ns[] = {median_of(times_ns_)};
   times_ns_.clear();
+  first_ready_ns_.clear();
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> mean,
                            mean_of_ranks(communicator_, std::span<const std::int64_t>(own_step_ns), timeout()));
   CORTADO_ASSIGN_OR_RETURN(const std::vector<double> most,
@@ -744,8 +808,9 @@ Status AutoEngineImpl::try_again(std::int64_t step_ns) {
   contest_.emplace(std::vector<std::int64_t>(candidates.size(), -1), dense_ns);
   contest_->keep_only(contestants);
   for (const int c : contestants) {
-    if (c != 0)
-      candidates[static_cast<std::size_t>(c)].measured_ns = -1, candidates[static_cast<std::size_t>(c)].steps = 0;
+    if (c == 0) continue;
+    AutoCandidate& of = candidates[static_cast<std::size_t>(c)];
+    of = {.label = of.label, .what = of.what, .predicted_ns = of.predicted_ns};
   }
   CORTADO_RETURN_IF_ERROR(switch_to(0));
   decision_.decided = false;
@@ -1100,6 +1165,7 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   put_inside(std::move(made), 0);
   uncounted_ = kUncountedSteps;
   times_ns_.clear();
+  first_ready_ns_.clear();
   decision_ = {.decided = true, .step = step_number(), .chosen = 0, .candidates = {}, .reason = {}};
   decision_.candidates = {{.label = "dense", .what = "none"}};
   if (decision.what != "none") {

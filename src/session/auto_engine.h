@@ -138,6 +138,7 @@ class AutoEngineImpl final : public AutoEngine {
   Status begin_trials();
   Status next_trial();
   Status predict_again(int candidate);
+  Status predict_at_pace();
   Status decide();
   Status check_progress();
   std::vector<int> faster_on_trial(std::int64_t step_ns) const;
@@ -172,12 +173,14 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<std::string> refused_;  // settings that lost too much
 
   Phase phase_ = Phase::kMeasure;
-  bool is_quiet_ = false;               // kMeasure: nothing travels during the backward pass
-  std::vector<std::int64_t> dense_ns_;  // of steps before that
-  // Of each step when gradients are ready on the last rank, behind the last of these times.
-  std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>> quiet_;
-  std::vector<std::int64_t> dense_ready_ns_;  // when the last gradient of each was ready
+  bool is_quiet_ = false;                                  // kMeasure: nothing travels during the backward pass
+  std::vector<std::int64_t> dense_ns_;                     // of steps before that
+  std::vector<std::vector<std::int64_t>> quiet_ready_ns_;  // of each step, by tensor: on the last rank
+  std::vector<std::int64_t> quiet_first_ready_ns_;         // of each step, in the mean of the ranks
+  std::vector<std::int64_t> dense_ready_ns_;               // when the last gradient of each was ready
+  std::vector<std::int64_t> dense_first_ready_ns_;
   std::optional<Contest> contest_;
+  std::vector<std::vector<std::int64_t>> first_ready_by_candidate_ns_;  // on trial
   bool owes_nothing_ = false;      // no rank does, to gradients of dense steps: kTry and kRun
   bool was_passed_ = false;        // the step before
   bool dense_was_passed_ = false;  // kTry: times of dense are of steps that were passed
@@ -186,9 +189,10 @@ class AutoEngineImpl final : public AutoEngine {
   int uncounted_ = kUncountedSteps;     // steps still to pass before times count
   std::int64_t block_steps_ = 0;        // steps whose times are wanted before the next exchange with the other ranks
   std::vector<std::int64_t> times_ns_;  // of this block
-  std::int64_t expected_ns_ = -1;       // kRun: of a step
-  std::int64_t drift_from_ns_ = -1;     // kRun: the same, as it was when links and codecs were measured
-  std::vector<std::int64_t> first_ns_;  // by candidate: on trial then; -1: not tried
+  std::vector<std::int64_t> first_ready_ns_;  // of the same steps: when their first gradients were; 0: not known
+  std::int64_t expected_ns_ = -1;             // kRun: of a step
+  std::int64_t drift_from_ns_ = -1;           // kRun: the same, as it was when links and codecs were measured
+  std::vector<std::int64_t> first_ns_;        // by candidate: on trial then; -1: not tried
   struct Retried {
     int candidate;
     std::int64_t step_ns;
@@ -206,9 +210,10 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<Gradient> empty_;   // tensors without elements that were submitted, but for the engine inside
   std::vector<void*> on_device_;  // by tensor: gradients that are copied
   std::vector<Gradient> arrived_;
-  std::int64_t step_start_ns_ = -1;     // end of the step before
-  std::int64_t own_ns_ = 0;             // spent in this engine since
-  std::int64_t last_ready_ns_ = 0;      // measures(): when the last gradient was ready
+  std::int64_t step_start_ns_ = -1;  // end of the step before
+  std::int64_t own_ns_ = 0;          // spent in this engine since
+  // But for kRun: when its first and its last gradients were ready.
+  std::int64_t step_first_ready_ns_ = 0, last_ready_ns_ = 0;
   std::vector<Held> held_;              // holds_back(): for finish_step()
   std::vector<std::int64_t> ready_ns_;  // holds_back(): by tensor
   // Of gradients in the last step of a block, on rank 0, until the decision; and which tensors' they are.

@@ -140,6 +140,8 @@ struct Training {
   int ranks = 2;
   std::int64_t steps = 110;
   std::function<std::int64_t(const std::string& what, std::int64_t step, int rank)> step_ns;
+  // Until the first gradient, that of the last tensor, is submitted, before the others; none: with them.
+  std::function<std::int64_t(const std::string& what, std::int64_t step)> first_ready_ns = nullptr;
   std::function<void(AutoEngine& engine, std::int64_t step)> after_step = nullptr;
   std::function<Status(AutoEngine& engine, const MadeEngines& engines)> before_finish = nullptr;
   bool in_buckets = true, polls = false;
@@ -254,16 +256,24 @@ void Training::go() {
       if (is_unused && rank == 1 && is_unused(step))
         std::fill_n(static_cast<float*>(gradients[1].data), elems(1), 0.0f);
       if (rank == 0) insides.push_back(inside(engine));
-      clock.advance(step_ns(inside(engine), step, static_cast<int>(rank)));
+      const std::int64_t own_step_ns = step_ns(inside(engine), step, static_cast<int>(rank));
+      const std::int64_t own_first_ready_ns = first_ready_ns ? first_ready_ns(inside(engine), step) : own_step_ns;
+      clock.advance(own_first_ready_ns);
       StepContext context{.gradient_scale = gradient_scale, .holds_zero_gradients = is_unused != nullptr};
       if (is_on_device) context = {.device_stream = stream_of('g'), .device_gradient_scale = &gradient_scale};
       engines.order.clear();
       if (const Status s = engine.begin_step(context); !s.ok()) return s;
       const std::int64_t started = communicator.started();
+      std::vector<Gradient> last_gradients = gradients;
+      if (first_ready_ns) {
+        if (const Status s = engine.submit({&gradients.back(), 1}); !s.ok()) return s;
+        last_gradients.pop_back();
+        clock.advance(own_step_ns - own_first_ready_ns);
+      }
       const Status submitted = in_buckets && !is_on_device
-                                   ? engine.submit_buffer(gradients, buffer.data(),
+                                   ? engine.submit_buffer(last_gradients, buffer.data(),
                                                           static_cast<std::int64_t>(buffer.size()), DType::kFloat32)
-                                   : engine.submit(gradients);
+                                   : engine.submit(last_gradients);
       if (!submitted.ok()) return submitted;
       if (polls) {  // as adapters do while they wait for a device: nothing new, but what peers have sent is taken in
         const Status polled = in_buckets ? engine.submit_buffer({}, nullptr, 0, DType::kFloat32) : engine.submit({});
@@ -1116,6 +1126,8 @@ TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
       const std::int64_t quiet = step - 6;  // behind three steps that do not count and three dense ones
       return (quiet >= 0 && quiet < 3 ? quiet_ms[static_cast<std::size_t>(quiet)] : what == "dense" ? 900 : 800) * kMs;
     };
+    run.in_buckets = false;
+    run.first_ready_ns = [](const std::string&, std::int64_t) { return 50 * kMs; };
     run.go();
     expect_ok(run);
     return run.decisions[0].candidates.at(1).predicted_ns;
@@ -1124,6 +1136,46 @@ TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
   EXPECT_EQ(predicted_with({900, 500, 100}), middle_ns);
   EXPECT_EQ(predicted_with({500, 100, 900}), middle_ns);
   EXPECT_EQ(predicted_with({900, 100, 900}) - middle_ns, 400 * kMs);
+}
+
+// The machine was slower in the steps of one setting on trial than in dense steps, and faster in those of another: the
+// time until the first gradients tells.
+TEST(AutoEngine, TellsWhatIsPredictedForTheSpeedOfTheMachineOnTrial) {
+  const Cluster cluster = two_machines(2000, auto_codecs(Quality::kSafe));
+  Training run;
+  run.options.quality = Quality::kSafe;
+  run.options.cluster = save_as_of_here(cluster, "pace.json");
+  run.ranks = 4;
+  run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+  run.in_buckets = false;
+  const auto pace = [](const std::string& what) {
+    return what == "cast(bf16)" ? 1.5 : what == "cast(fp16)" ? 0.8 : 1.0;
+  };
+  run.step_ns = [pace](const std::string& what, std::int64_t, int) {
+    return std::llround((what == "dense" ? 900 : 300) * pace(what)) * kMs;
+  };
+  run.first_ready_ns = [pace](const std::string& what, std::int64_t step) {
+    return step == 3 ? 250 * kMs : std::llround(100 * pace(what)) * kMs;  // of three dense steps that in the middle
+  };
+  run.go();
+  expect_ok(run);
+  ASSERT_TRUE(run.decisions[0].decided);
+  int tried = 0;
+  for (const AutoCandidate& candidate : run.decisions[0].candidates) {
+    if (candidate.label == "dense" || candidate.measured_ns < 0) continue;
+    ++tried;
+    const double expected_pace = pace(candidate.label);
+    EXPECT_DOUBLE_EQ(candidate.pace, expected_pace) << candidate.label;
+    // 900 ms of the backward pass, and codecs, are as much longer or shorter; transfers are what they were.
+    const std::int64_t longer_ns = candidate.predicted_at_pace_ns - candidate.predicted_ns;
+    EXPECT_NEAR(static_cast<double>(longer_ns), 900e6 * (expected_pace - 1), 5e6) << candidate.label;
+    for (const AutoDecision& decision : run.decisions) {
+      EXPECT_EQ(decision.candidates[static_cast<std::size_t>(tried)].predicted_at_pace_ns,
+                run.decisions[0].candidates[static_cast<std::size_t>(tried)].predicted_at_pace_ns);
+    }
+  }
+  EXPECT_GE(tried, 2);
+  EXPECT_TRUE(says(run.news[0], " at the machine's speed then)")) << run.news[0].back();
 }
 
 // What a cluster file says of codecs is of those on the CPU: nothing is left out for it, and nothing planned.

@@ -80,6 +80,28 @@ Job make_job(const std::vector<EngineTensor>& tensors, const MeasuredSteps& step
   return job;
 }
 
+std::int64_t times(double factor, std::int64_t time_ns) {
+  return std::min<std::int64_t>(kMaxNs, std::llround(factor * static_cast<double>(time_ns)));
+}
+
+Job at_pace(Job job, double pace) {
+  for (JobTensor& tensor : job.tensors) tensor.ready_ns = times(pace, tensor.ready_ns);
+  return job;
+}
+
+// Links are as fast as they were.
+Cluster at_pace(Cluster cluster, double pace) {
+  const auto change = [pace](TimeCurve& curve) {
+    for (std::int64_t& time_ns : curve.times_ns) time_ns = times(pace, time_ns);
+  };
+  for (CodecTimes& codec : cluster.codecs) {
+    if (codec.device == OpDevice::kCpu) change(codec.curve);
+  }
+  change(cluster.pack);
+  change(cluster.unpack);
+  return cluster;
+}
+
 LevelRange all_levels(const Cluster& cluster) { return {0, static_cast<int>(cluster.levels.size()) - 1}; }
 
 // Nothing is encoded. Buffers are summed as they are handed over: what was ready at the same time was one; without them
@@ -420,8 +442,17 @@ struct Fit {
     return std::max<std::int64_t>(1, std::llround(ns));
   }
 
-  Result<std::int64_t> predict_setting(const std::string& setting, const GradientSamples& samples) const {
-    CORTADO_ASSIGN_OR_RETURN(const SettingShape shape, shape_of_setting(setting, tensors));
+  Result<std::vector<std::int64_t>> predict(const std::string& what, const GradientSamples& samples,
+                                            std::span<const double> paces) const {
+    std::vector<std::int64_t> predicted_ns;
+    if (what.starts_with('{')) {
+      CORTADO_ASSIGN_OR_RETURN(const Plan plan, plan_from_json(what));
+      for (const double pace : paces) {
+        CORTADO_ASSIGN_OR_RETURN(predicted_ns.emplace_back(), predict_plan(plan, pace));
+      }
+      return predicted_ns;
+    }
+    CORTADO_ASSIGN_OR_RETURN(const SettingShape shape, shape_of_setting(what, tensors));
     Cluster links = cluster;
     if (shape.traits.low_rank && shape.options.wire != DType::kFloat32) links = with_wire(cluster, shape.options.wire);
     if (!shape.traits.fixed_size) {
@@ -430,15 +461,30 @@ struct Fit {
     if (shape.traits.needs_residual && !shape.traits.linear) links = with_encoding_alone(links, shape.codec);
     // Gradients are encoded where they lie.
     links.pack = links.unpack = {};
+    for (const double pace : paces) {
+      CORTADO_ASSIGN_OR_RETURN(predicted_ns.emplace_back(),
+                               predict_messages(shape, in_float32(at_pace(job, pace)), at_pace(links, pace)));
+    }
+    return predicted_ns;
+  }
+
+  Result<std::int64_t> predict_plan(const Plan& plan, double pace) const {
+    const Cluster links = at_pace(cluster, pace);
+    CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, in_float32(at_pace(job, pace)), links));
+    return fitted_ns(prediction_of(timeline, links));
+  }
+
+  // Of a setting, once job and cluster are as for its engine.
+  Result<std::int64_t> predict_messages(const SettingShape& shape, const Job& of_engine, Cluster links) const {
     const Plan plan = plan_of_setting(shape, tensors, links);
-    CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_messages(plan, in_float32(job), links));
+    CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_messages(plan, of_engine, links));
     Prediction predicted = prediction_of(timeline, links);
     if (keeps_gradients || shape.options.method == EngineOptions::Method::kCast) return fitted_ns(predicted);
     // Engines with error feedback decode when all has arrived and is known to be finite.
     for (CodecTimes& times : links.codecs) {
       if (times.direction == OpKind::kDecode) std::fill(times.curve.times_ns.begin(), times.curve.times_ns.end(), 0);
     }
-    CORTADO_ASSIGN_OR_RETURN(const Timeline arrived, simulate_messages(plan, in_float32(job), links));
+    CORTADO_ASSIGN_OR_RETURN(const Timeline arrived, simulate_messages(plan, of_engine, links));
     predicted.step_ns = arrived.step_ns + total_ns(timeline, "decode");
     return fitted_ns(predicted);
   }
@@ -449,17 +495,15 @@ Result<std::optional<AutoCandidate>> best_plan(const Fit& fit, const std::vector
   PlannerConstraints constraints;
   constraints.allowed_codecs = codecs;
   constraints.max_lossy_passes = 1;  // as the settings
-  const Job job = in_float32(fit.job);
-  CORTADO_ASSIGN_OR_RETURN(Plan plan, make_plan(job, fit.cluster, constraints));
+  CORTADO_ASSIGN_OR_RETURN(Plan plan, make_plan(in_float32(fit.job), fit.cluster, constraints));
   const bool encodes = std::any_of(plan.buckets.begin(), plan.buckets.end(),
                                    [](const PlanBucket& bucket) { return bucket.option.encodes() > 0; });
   if (!encodes) return std::optional<AutoCandidate>();
   char label[96];
   std::snprintf(label, sizeof(label), "plan(hash=%016llx, buckets=%zu)",
                 static_cast<unsigned long long>(plan_hash(plan)), plan.buckets.size());
-  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, fit.cluster));
-  return std::optional(AutoCandidate{
-      .label = label, .what = plan_to_json(plan), .predicted_ns = fit.fitted_ns(prediction_of(timeline, fit.cluster))});
+  CORTADO_ASSIGN_OR_RETURN(const std::int64_t predicted_ns, fit.predict_plan(plan, /*pace=*/1));
+  return std::optional(AutoCandidate{.label = label, .what = plan_to_json(plan), .predicted_ns = predicted_ns});
 }
 
 // Of `cluster` as measured, or with `fits` as the dense steps show it.
@@ -502,16 +546,17 @@ Status add_predictions(const CandidateRequest& request, const Job& job, const Me
   CORTADO_ASSIGN_OR_RETURN(const Fit fit, make_fit(request, job, steps, cluster));
   candidates->list[0].predicted_ns = fit.told_dense_ns;
   for (AutoCandidate& candidate : std::span(candidates->list).subspan(1)) {
-    const Result<std::int64_t> predicted_ns = fit.predict_setting(candidate.what, steps.samples);
+    const double as_dense[] = {1};
+    const Result<std::vector<std::int64_t>> predicted_ns = fit.predict(candidate.what, steps.samples, as_dense);
     if (predicted_ns.ok()) {
-      candidate.predicted_ns = predicted_ns.value();
+      candidate.predicted_ns = predicted_ns.value()[0];
     } else {  // a cluster file may have no times of this codec
       candidates->notes.push_back("auto has no prediction of " + candidate.label + ", which is tried only after the " +
                                   "others: " + predicted_ns.status().message());
     }
   }
-  candidates->predict = [fit](const std::string& setting, const GradientSamples& samples) {
-    return fit.predict_setting(setting, samples);
+  candidates->predict = [fit](const std::string& what, const GradientSamples& samples, std::span<const double> paces) {
+    return fit.predict(what, samples, paces);
   };
   std::vector<std::string> codecs = codecs_for_plans(options, request.refused);
   std::erase_if(codecs, [&](const std::string& codec) { return !may_pay_in_plans(codec, cluster); });
@@ -627,7 +672,10 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
     CORTADO_ASSIGN_OR_RETURN(cluster, measure_cluster(options, request.topology, communicator, clock));
   }
   if (cluster.has_value() && communicator->rank() == 0) {
-    const Job job = make_job(request.tensors, steps);
+    // All is predicted at the pace of the dense steps, as it is compared with these. What was measured just now was
+    // beside the steps in which nothing travels.
+    const Job job = at_pace(make_job(request.tensors, steps), steps.dense_pace());
+    if (!request.cluster.has_value()) cluster = at_pace(*std::move(cluster), steps.dense_pace());
     Status predicted = job.check();
     if (predicted.ok()) predicted = add_predictions(request, job, steps, *cluster, &candidates);
     if (predicted.ok()) {

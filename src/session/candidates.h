@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,19 +29,34 @@ bool tell_sizes(const GradientSamples& samples);
 bool has_varying_payloads(const std::string& what);
 
 // What the dense steps have shown; but for `samples` the same on all ranks.
+//
+// How fast the machine is tells the time until a step's first gradients: optimizer, forward pass and the start of the
+// backward pass, whatever travels afterwards. The pace of some steps is that time of theirs over that of the dense
+// steps: above 1 the machine was slower.
 struct MeasuredSteps {
   std::vector<std::int64_t> ready_ns;  // by tensor: on the last rank, from the end of the last step, if nothing travels
+  std::int64_t first_ready_ns = 0;     // when the first gradient was, in the mean of the ranks; 0: not known
   std::int64_t dense_ns = 0;           // of a step; the same on all ranks
   std::int64_t dense_ready_ns = 0;     // when the last gradient is ready, as `ready_ns`, but beside transfers
-  bool keeps_gradients = false;        // StepContext::keeps_local_gradients
-  GradientSamples samples;             // of rank 0
+  std::int64_t dense_first_ready_ns = 0;  // as `first_ready_ns`
+  bool keeps_gradients = false;           // StepContext::keeps_local_gradients
+  GradientSamples samples;                // of rank 0
+
+  // Over that of the steps in which nothing travels; 1 where it is not known.
+  double dense_pace() const {
+    const bool is_known = first_ready_ns > 0 && dense_first_ready_ns > 0;
+    return is_known ? static_cast<double>(dense_first_ready_ns) / static_cast<double>(first_ready_ns) : 1;
+  }
 };
 
 struct Candidates {
   std::vector<AutoCandidate> list;  // dense first, with its prediction
   std::vector<std::string> notes;   // what there is to say about it, the same on all ranks
-  // On rank 0, where predictions are made: that of a setting as its candidate's was, from newer samples.
-  std::function<Result<std::int64_t>(const std::string& setting, const GradientSamples& samples)> predict;
+  // On rank 0, where predictions are made: that of a candidate's `what` as it was, from newer samples, for steps of
+  // each of these paces.
+  std::function<Result<std::vector<std::int64_t>>(const std::string& what, const GradientSamples& samples,
+                                                  std::span<const double> paces)>
+      predict;
 };
 
 // How the ranks sit on machines, for all that is measured and planned.

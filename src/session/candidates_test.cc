@@ -326,6 +326,58 @@ TEST(Candidates, DenseWithoutBuffersIsPredictedAsTheEngineSendsIt) {
   EXPECT_EQ(dense_ns(cluster, DType::kBFloat16, true), fused_ns);
 }
 
+// Steps in which nothing travels, and the dense steps that all is compared with, may be of different machines' speed.
+TEST(Candidates, ArePredictedAtThePaceOfTheDenseSteps) {
+  const Cluster cluster = two_machines(500, auto_codecs(Quality::kSafe));
+  const auto predicted = [&](std::int64_t ready_ns, std::int64_t first_ready_ns, std::int64_t dense_first_ready_ns) {
+    const AutoOptions options{.quality = Quality::kSafe, .cluster = {}, .measure_s = 0, .transport_version = {}};
+    const MeasuredSteps steps{.ready_ns = {2 * ready_ns, ready_ns},
+                              .first_ready_ns = first_ready_ns,
+                              .dense_ns = 500'000'000,
+                              .dense_first_ready_ns = dense_first_ready_ns,
+                              .samples = {}};
+    std::map<std::string, std::int64_t> times_ns;
+    run_ranks(4, [&](Communicator& communicator) -> Status {
+      const CandidateRequest request{kTensors, options, Topology::two_levels(4, 2).value(), cluster, {}};
+      const Result<Candidates> own = find_candidates(request, steps, &communicator, steady_clock());
+      if (!own.ok()) return own.status();
+      if (communicator.rank() != 0) return {};
+      for (const AutoCandidate& candidate : own.value().list) {
+        if (!candidate.label.starts_with("plan(")) times_ns[candidate.label] = candidate.predicted_ns;
+      }
+      return {};
+    });
+    return times_ns;
+  };
+  const auto slow = predicted(150'000'000, 0, 0);
+  EXPECT_GE(slow.size(), 3u);
+  EXPECT_EQ(predicted(100'000'000, 20'000'000, 30'000'000), slow);
+  EXPECT_NE(predicted(100'000'000, 0, 30'000'000), slow) << "not known, 1";
+  EXPECT_EQ(predicted(150'000'000, 20'000'000, 0), slow);
+}
+
+// On a machine that is half as fast computation and codecs take twice as long, and links what they did.
+TEST(Candidates, APaceIsThatOfComputationAndCodecs) {
+  const auto longer = [](std::int64_t inter_ns_per_byte, const std::string& codec, bool is_plan) {
+    const Candidates found = find(Quality::kSafe, two_machines(inter_ns_per_byte, {codec}));
+    for (const AutoCandidate& candidate : found.list) {
+      if (is_plan ? !candidate.label.starts_with("plan(") : candidate.label != codec) continue;
+      const double paces[] = {1, 2};
+      const std::vector<std::int64_t> times_ns = found.predict(candidate.what, {}, paces).value();
+      EXPECT_EQ(times_ns[0], candidate.predicted_ns);
+      return times_ns[1] - times_ns[0];
+    }
+    ADD_FAILURE() << "no such candidate";
+    return std::int64_t{0};
+  };
+  constexpr double kCodecsNs = 2e6;
+  EXPECT_NEAR(static_cast<double>(longer(1, "cast(bf16)", false)), 200e6, kCodecsNs);
+  // The link is busy from the first gradient on, which is ready 100 ms later.
+  EXPECT_NEAR(static_cast<double>(longer(500, "cast(bf16)", false)), 100e6, kCodecsNs);
+  // The plan's one bucket waits for both.
+  EXPECT_NEAR(static_cast<double>(longer(500, "cast(bf16)", true)), 200e6, kCodecsNs);
+}
+
 // Payloads that vary are predicted from what was seen of the gradients.
 TEST(Candidates, SamplesTellWhatVaryingPayloadsTake) {
   const Cluster cluster = two_machines(500, auto_codecs(Quality::kBalanced));
@@ -343,7 +395,8 @@ TEST(Candidates, SamplesTellWhatVaryingPayloadsTake) {
       for (const AutoCandidate& candidate : own.value().list) {
         if (candidate.label == label) predicted_ns = candidate.predicted_ns;
       }
-      EXPECT_EQ(own.value().predict(label, samples).value(), predicted_ns) << "as it would be predicted again";
+      const double as_dense[] = {1};
+      EXPECT_EQ(own.value().predict(label, samples, as_dense).value(), std::vector{predicted_ns}) << "as it was";
       return {};
     });
     return predicted_ns;

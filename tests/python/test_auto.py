@@ -31,6 +31,11 @@ def test_all_ranks_decide_alike_and_go_on(pools, world_size, options):
     assert dense["label"] == "dense"
     assert dense["measured_ns"] > 0
     assert dense["predicted_ns"] > 0
+    for candidate in decisions[0]["candidates"][1:]:
+        was_tried = candidate["measured_ns"] is not None
+        assert (candidate["pace"] is not None) == was_tried
+        is_predicted = candidate["predicted_ns"] is not None
+        assert (candidate["predicted_at_pace_ns"] is not None) == (was_tried and is_predicted)
     losses = answers[0][1]
     assert sum(losses[-10:]) < sum(losses[:10])
     assert answers[0][2]["auto"]["reason"] == decisions[0]["reason"]

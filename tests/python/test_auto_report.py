@@ -12,8 +12,13 @@ import auto_report
 from records import read_records
 
 
-def candidate(label, predicted_ms, measured_ms):
-    return {"label": label, "predicted_ns": predicted_ms * 1e6, "measured_ns": measured_ms * 1e6}
+def candidate(label, predicted_ms, measured_ms, at_pace_ms=None):
+    return {
+        "label": label,
+        "predicted_ns": predicted_ms * 1e6,
+        "measured_ns": measured_ms * 1e6,
+        "predicted_at_pace_ns": at_pace_ms and at_pace_ms * 1e6,
+    }
 
 
 def record(rate="1gbit", workers=2, chosen=1, auto_ms=(103, 101, 102), rival_ms=(100, 100, 100), rival="bf16"):
@@ -57,6 +62,7 @@ def test_verdicts_are_those_of_the_numbers():
         "yes",
     )
     assert found["predicted within 5 % (median): settings tried"] == ("4.0 % over 2, at most 4 %", "yes")
+    assert not any("at the machine's speed" in asked for asked in found)  # records from before say nothing of it
     # Of the first one auto's blocks are the setting's, too: 100 ms on trial, 103, 101 and 102 later.
     assert found["predicted within 5 % (median): settings tried, all their blocks"] == (
         "3.2 % over 2, at most 4 %",
@@ -80,6 +86,15 @@ def test_what_settings_of_a_cell_have_in_common_is_told_apart():
     asked = "beside it: settings tried, without what all of a cell are off by (median)"
     assert found[asked] == "4.5 % over 3, at most 6 %"
     assert found["predicted within 5 % (median): settings tried"] == "20.0 % over 3, at most 25 %"
+
+
+def test_what_is_told_for_the_speed_of_the_machine_is_counted_apart():
+    slow = record()
+    slow["decided"]["decision"]["candidates"][1] = candidate("cast(bf16)", 80, 100, at_pace_ms=97)
+    found = {asked: text for asked, text, _ in auto_report.verdicts([slow, record()])}
+    assert found["predicted within 5 % (median): settings tried"] == "12.0 % over 2, at most 20 %"
+    asked = "predicted within 5 % (median): settings tried, at the machine's speed in these steps"
+    assert found[asked] == "3.0 % over 1, at most 3 %"
 
 
 def test_a_slower_cell_shows():
@@ -116,7 +131,7 @@ def test_the_report_holds_the_latest_of_each_cell(tmp_path):
 def test_predictions_are_told_by_link_and_setting(tmp_path):
     far = record("unshaped")
     far["decided"]["decision"]["candidates"] += [
-        candidate("plan(hash=1, buckets=2)", 80, 100),
+        candidate("plan(hash=1, buckets=2)", 80, 100, at_pace_ms=98),
         {"label": "not tried", "predicted_ns": 80e6, "measured_ns": None},
     ]
     text = auto_predictions_report.write_predictions([far, record()], tmp_path).read_text()
@@ -125,6 +140,9 @@ def test_predictions_are_told_by_link_and_setting(tmp_path):
     assert "| 1gbit | 4.0 % | +4.0 % | 1 | yes |" in text
     assert "| unshaped | 12.0 % | -8.0 % | 2 | **no** |" in text
     assert "| `plan` | 20.0 % | -20.0 % | 1 | **no** |" in text
+    assert "| settings tried, at the machine's speed then | 2.0 % | -2.0 % | 1 | yes |" in text
+    assert "| unshaped, at the machine's speed then | 2.0 % | -2.0 % | 1 | yes |" in text
+    assert "| 1gbit, at the machine's speed then |" not in text
     assert "| dense steps | 3.0 % | -3.0 % | 2 | yes |" in text
     assert "| model | link | workers | dense ms | dense | `cast(bf16)` | `plan` |" in text
     assert "| mlp | 1gbit | 2 | 200 | -3 | +4 |  |" in text
