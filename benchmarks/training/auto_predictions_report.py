@@ -12,9 +12,9 @@ LEGEND = """\
 the planner said of a setting before it was tried; measured: the median of its steps on trial. A cell of the second
 table says by how many percent the prediction was too long (+) or too short (-); what was not tried has none. Dense
 steps are simulated from ready times of the steps they are compared with, and predictions of all else are scaled by
-what dense steps show: so dense is counted by itself. At the machine's speed then: computation and codecs simulated
-again as much slower or faster as the time until a step's first gradients was on trial, in comparison with dense steps;
-nothing else of the steps on trial is used."""
+what dense steps show: so dense is counted by itself. At the machine's speed then: computation and codecs are
+simulated again as much slower or faster as the time from the end of a step to the first gradients of the next one was
+longer or shorter on trial than in dense steps. That part of a step is measured so, and only the rest predicted."""
 
 
 def write_predictions(records: list[dict], out: Path) -> Path:

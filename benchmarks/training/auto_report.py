@@ -29,10 +29,10 @@ All their blocks: the prediction against the median of a setting's blocks in its
 rival and, if it was chosen, those as auto, as far as there are any: a spell of a machine whose speed changes is in
 one of them. Without what all of a cell are off by: how far the error of each setting tried is from the median of
 the others' in its cell, where it has three or more. What they have in common is mostly the machine, whose speed is
-another one when it is measured than when settings are tried. At the machine's speed in these steps: what auto told
-when it decided. It knows from the time until a step's first gradients, which is the same whatever travels, how fast
-the machine was in the dense steps and on trial; computation and codecs are simulated again as much slower or faster,
-links are not. Nothing else of the steps on trial is used.
+another one when it is measured than when settings are tried. At the machine's speed then: what auto told when it
+decided. The time from the end of a step to the first gradients of the next, about the same whatever travels, tells how
+fast the machine was on trial in comparison with dense steps. Computation and codecs are simulated again as much slower
+or faster, links are not. So that part of a step is measured, and only the rest predicted.
 Error: share (L2) of gradient plus residual that a step of auto held back. Measuring: steps until the decision, and
 their time."""
 HEADER = [
@@ -113,7 +113,7 @@ def verdicts(records: list[dict]) -> list[list[str]]:
     told = sum(low > -math.inf for low in lowest.values())
     errors = {
         "settings tried": errors_of_tried(records, dense=False),
-        "settings tried, at the machine's speed in these steps": errors_at_pace(records),
+        "settings tried, at the machine's speed then": errors_at_pace(records),
         "settings tried, all their blocks": errors_over_all_blocks(records),
         "dense steps": errors_of_tried(records, dense=True),
         "the setting chosen, in the second set": errors_of_chosen(records),

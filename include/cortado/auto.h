@@ -77,8 +77,10 @@ struct AutoCandidate {
   std::string what;                // a specification, or the JSON text of a plan
   std::int64_t predicted_ns = -1;  // of a step, by the planner
   std::int64_t measured_ns = -1;   // median of the steps it was tried
-  // How long optimizer and forward pass took in these, over the dense steps that predictions were made from: above 1
-  // the machine was slower. And the prediction for steps of that pace. 0 and -1 where it is not known.
+  // How long it was in these from the end of a step to the first gradients of the next one (optimizer, forward pass),
+  // over the dense steps that predictions were made from: above 1 the machine was slower. And the prediction for steps
+  // of that pace: that part of them has been measured, the rest is predicted. 0 and -1 where nothing was predicted, and
+  // once it has been tried again.
   double pace = 0;
   std::int64_t predicted_at_pace_ns = -1;
   std::int64_t steps = 0;  // tried

@@ -11,14 +11,22 @@ def _bytes(count):
     return f"{count} B"
 
 
+_OTHER_PACE = 0.03  # a pace further from 1 is told, as in auto's own line
+
+
 def _prediction_lines(decision):
     """What a step was predicted to take, against what it took on trial and takes now."""
     chosen = decision["candidates"][decision["chosen"]] if decision["candidates"] else {"predicted_ns": None}
     predicted = chosen["predicted_ns"]
     if not decision["decided"] or not predicted:
         return []
-    measured = {"on trial": chosen["measured_ns"], "in the last comparison": decision["step_ns"]}
-    shown = [f"{ns / 1e6:.1f} ms {when} ({predicted / ns - 1:+.0%})" for when, ns in measured.items() if ns is not None]
+    at_pace = chosen["predicted_at_pace_ns"] if abs((chosen["pace"] or 1) - 1) > _OTHER_PACE else None
+    measured = {"on trial": (chosen["measured_ns"], at_pace), "in the last comparison": (decision["step_ns"], None)}
+    shown = []
+    for when, (ns, ns_at_pace) in measured.items():
+        if ns is not None:
+            at_speed = f"; {ns_at_pace / ns - 1:+.0%} at the machine's speed then" if ns_at_pace else ""
+            shown.append(f"{ns / 1e6:.1f} ms {when} ({predicted / ns - 1:+.0%}{at_speed})")
     return [f"  a step          predicted {predicted / 1e6:.1f} ms, measured {', '.join(shown)}"]
 
 

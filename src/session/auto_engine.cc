@@ -469,7 +469,7 @@ Status AutoEngineImpl::after_step() {
     --uncounted_;
   } else {
     times_ns_.push_back(now_ns - step_start_ns_);
-    first_ready_ns_.push_back(step_first_ready_ns_);
+    if (phase_ != Phase::kRun) first_ready_ns_.push_back(step_first_ready_ns_);
     if (phase_ == Phase::kMeasure && is_quiet_) CORTADO_RETURN_IF_ERROR(end_quiet_step());
     if (phase_ == Phase::kMeasure && !is_quiet_) dense_ready_ns_.push_back(last_ready_ns_);
     if (static_cast<std::int64_t>(times_ns_.size()) == block_steps_) {
@@ -496,6 +496,7 @@ void AutoEngineImpl::begin_measuring() {
   block_steps_ = kFewestSteps;
   ready_ns_.assign(tensors_.size(), 0);
   quiet_ready_ns_.clear();
+  quiet_first_ready_ns_.clear();
   retried_.reset();
   forget_samples();
   if (communicator_->rank() != 0) return;
@@ -521,13 +522,15 @@ Status AutoEngineImpl::end_quiet_step() {
 }
 
 Status AutoEngineImpl::end_block() {
+  std::vector<std::int64_t> own = std::exchange(times_ns_, {});
+  const auto steps = static_cast<std::ptrdiff_t>(own.size());
+  own.insert(own.end(), first_ready_ns_.begin(), first_ready_ns_.end());
+  first_ready_ns_.clear();
   // The mean: a rank that was held up begins the next step late, which is shorter there.
-  const auto mean = [this](std::vector<std::int64_t>* own) {
-    const std::vector<std::int64_t> values = std::exchange(*own, {});
-    return mean_of_ranks(communicator_, std::span<const std::int64_t>(values), timeout());
-  };
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> times, mean(&times_ns_));
-  CORTADO_ASSIGN_OR_RETURN(std::vector<std::int64_t> first_ready, mean(&first_ready_ns_));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> mean,
+                           mean_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
+  const std::vector<std::int64_t> times(mean.begin(), mean.begin() + steps);
+  std::vector<std::int64_t> first_ready(mean.begin() + steps, mean.end());
   const auto append = [](std::vector<std::int64_t>* all, const std::vector<std::int64_t>& more) {
     all->insert(all->end(), more.begin(), more.end());
   };
@@ -633,9 +636,10 @@ Status AutoEngineImpl::predict_at_pace() {
     AutoCandidate& of = candidates[c];
     const std::vector<std::int64_t>& first_ready_ns = first_ready_by_candidate_ns_[c];
     const std::int64_t own_ns = first_ready_ns.empty() ? 0 : median_of(first_ready_ns);
-    if (dense_ns == 0 || own_ns == 0) continue;
+    const bool was_tried = contest_->steps(static_cast<int>(c)) > 0;
+    if (dense_ns == 0 || own_ns == 0 || of.predicted_ns < 0 || !was_tried) continue;
     of.pace = as_double(own_ns) / as_double(dense_ns);
-    if (of.predicted_ns < 0 || !predict_) continue;  // predict_: on rank 0 only
+    if (!predict_) continue;  // but on rank 0
     const double paces[] = {1, of.pace};
     const Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);
     if (!predicted_ns.ok()) continue;
@@ -734,7 +738,6 @@ Status AutoEngineImpl::check_progress() {
   const double own[] = {report.relative_l2_error, gradient > 0 ? report.residual_l2 / gradient : 0};
   const std::int64_t own_step_ns[] = {median_of(times_ns_)};
   times_ns_.clear();
-  first_ready_ns_.clear();
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> mean,
                            mean_of_ranks(communicator_, std::span<const std::int64_t>(own_step_ns), timeout()));
   CORTADO_ASSIGN_OR_RETURN(const std::vector<double> most,

@@ -189,10 +189,11 @@ class AutoEngineImpl final : public AutoEngine {
   int uncounted_ = kUncountedSteps;     // steps still to pass before times count
   std::int64_t block_steps_ = 0;        // steps whose times are wanted before the next exchange with the other ranks
   std::vector<std::int64_t> times_ns_;  // of this block
-  std::vector<std::int64_t> first_ready_ns_;  // of the same steps: when their first gradients were; 0: not known
-  std::int64_t expected_ns_ = -1;             // kRun: of a step
-  std::int64_t drift_from_ns_ = -1;           // kRun: the same, as it was when links and codecs were measured
-  std::vector<std::int64_t> first_ns_;        // by candidate: on trial then; -1: not tried
+  // But for kRun, of the same steps: when their first gradients were ready; 0: not known.
+  std::vector<std::int64_t> first_ready_ns_;
+  std::int64_t expected_ns_ = -1;       // kRun: of a step
+  std::int64_t drift_from_ns_ = -1;     // kRun: the same, as it was when links and codecs were measured
+  std::vector<std::int64_t> first_ns_;  // by candidate: on trial then; -1: not tried
   struct Retried {
     int candidate;
     std::int64_t step_ns;

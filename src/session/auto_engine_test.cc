@@ -1127,7 +1127,13 @@ TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
       return (quiet >= 0 && quiet < 3 ? quiet_ms[static_cast<std::size_t>(quiet)] : what == "dense" ? 900 : 800) * kMs;
     };
     run.in_buckets = false;
-    run.first_ready_ns = [](const std::string&, std::int64_t) { return 50 * kMs; };
+    run.first_ready_ns = [quiet_ms](const std::string&, std::int64_t step) {
+      std::vector<std::int64_t> sorted = quiet_ms;
+      std::sort(sorted.begin(), sorted.end());
+      const std::int64_t quiet = step - 6;
+      const bool is_disturbed = quiet >= 0 && quiet < 3 && quiet_ms[static_cast<std::size_t>(quiet)] != sorted[1];
+      return (is_disturbed ? 90 : 50) * kMs;
+    };
     run.go();
     expect_ok(run);
     return run.decisions[0].candidates.at(1).predicted_ns;
@@ -1161,8 +1167,9 @@ TEST(AutoEngine, TellsWhatIsPredictedForTheSpeedOfTheMachineOnTrial) {
   expect_ok(run);
   ASSERT_TRUE(run.decisions[0].decided);
   int tried = 0;
-  for (const AutoCandidate& candidate : run.decisions[0].candidates) {
-    if (candidate.label == "dense" || candidate.measured_ns < 0) continue;
+  for (std::size_t c = 1; c < run.decisions[0].candidates.size(); ++c) {
+    const AutoCandidate& candidate = run.decisions[0].candidates[c];
+    if (candidate.measured_ns < 0) continue;
     ++tried;
     const double expected_pace = pace(candidate.label);
     EXPECT_DOUBLE_EQ(candidate.pace, expected_pace) << candidate.label;
@@ -1170,8 +1177,8 @@ TEST(AutoEngine, TellsWhatIsPredictedForTheSpeedOfTheMachineOnTrial) {
     const std::int64_t longer_ns = candidate.predicted_at_pace_ns - candidate.predicted_ns;
     EXPECT_NEAR(static_cast<double>(longer_ns), 900e6 * (expected_pace - 1), 5e6) << candidate.label;
     for (const AutoDecision& decision : run.decisions) {
-      EXPECT_EQ(decision.candidates[static_cast<std::size_t>(tried)].predicted_at_pace_ns,
-                run.decisions[0].candidates[static_cast<std::size_t>(tried)].predicted_at_pace_ns);
+      EXPECT_EQ(decision.candidates[c].pace, candidate.pace);
+      EXPECT_EQ(decision.candidates[c].predicted_at_pace_ns, candidate.predicted_at_pace_ns);
     }
   }
   EXPECT_GE(tried, 2);
@@ -1187,7 +1194,10 @@ TEST(AutoEngine, PredictsNothingForADevice) {
   run.go();
   expect_ok(run);
   ASSERT_EQ(run.decisions[0].candidates.size(), 10u);
-  for (const AutoCandidate& candidate : run.decisions[0].candidates) EXPECT_LT(candidate.predicted_ns, 0);
+  for (const AutoCandidate& candidate : run.decisions[0].candidates) {
+    EXPECT_LT(candidate.predicted_ns, 0);
+    EXPECT_EQ(candidate.pace, 0);
+  }
   EXPECT_NE(run.descriptions[0].find("each of 9 settings"), std::string::npos) << run.descriptions[0];
 }
 

@@ -30,6 +30,10 @@ constexpr double kHopeless = 1.1;  // times dense, as predicted
 
 std::chrono::nanoseconds timeout_of(const AutoOptions& options) { return from_seconds(options.timeout_s); }
 
+std::int64_t scaled_ns(double factor, std::int64_t time_ns) {
+  return std::llround(std::min(static_cast<double>(kMaxNs), factor * static_cast<double>(time_ns)));
+}
+
 // ---- settings as the planner sees them -----------------------------------------------------------------------------
 
 std::vector<AutoSetting> allowed_settings(const AutoOptions& options, const std::vector<std::string>& refused) {
@@ -80,19 +84,15 @@ Job make_job(const std::vector<EngineTensor>& tensors, const MeasuredSteps& step
   return job;
 }
 
-std::int64_t times(double factor, std::int64_t time_ns) {
-  return std::min<std::int64_t>(kMaxNs, std::llround(factor * static_cast<double>(time_ns)));
-}
-
 Job at_pace(Job job, double pace) {
-  for (JobTensor& tensor : job.tensors) tensor.ready_ns = times(pace, tensor.ready_ns);
+  for (JobTensor& tensor : job.tensors) tensor.ready_ns = scaled_ns(pace, tensor.ready_ns);
   return job;
 }
 
-// Links are as fast as they were.
+// Computation is the CPU's, and codecs are; links are as fast as they were.
 Cluster at_pace(Cluster cluster, double pace) {
   const auto change = [pace](TimeCurve& curve) {
-    for (std::int64_t& time_ns : curve.times_ns) time_ns = times(pace, time_ns);
+    for (std::int64_t& time_ns : curve.times_ns) time_ns = scaled_ns(pace, time_ns);
   };
   for (CodecTimes& codec : cluster.codecs) {
     if (codec.device == OpDevice::kCpu) change(codec.curve);
@@ -347,7 +347,7 @@ Cluster with_links_slower_by(const Cluster& cluster, double factor) {
   change_collectives(&slower, [&](const ClusterLevel&, CollectiveCurves& curves) {
     for (auto& [kind, curve] : curves) {
       for (std::int64_t& time_ns : curve.times_ns) {
-        time_ns = std::llround(static_cast<double>(time_ns) * factor);
+        time_ns = scaled_ns(factor, time_ns);
       }
     }
   });

@@ -354,6 +354,7 @@ TEST(Candidates, ArePredictedAtThePaceOfTheDenseSteps) {
   EXPECT_EQ(predicted(100'000'000, 20'000'000, 30'000'000), slow);
   EXPECT_NE(predicted(100'000'000, 0, 30'000'000), slow) << "not known, 1";
   EXPECT_EQ(predicted(150'000'000, 20'000'000, 0), slow);
+  EXPECT_EQ(predicted(150'000'000, 20'000'000, 50'000'000), slow) << "something else held these steps up";
 }
 
 // On a machine that is half as fast computation and codecs take twice as long, and links what they did.

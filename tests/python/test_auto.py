@@ -32,16 +32,16 @@ def test_all_ranks_decide_alike_and_go_on(pools, world_size, options):
     assert dense["measured_ns"] > 0
     assert dense["predicted_ns"] > 0
     for candidate in decisions[0]["candidates"][1:]:
-        was_tried = candidate["measured_ns"] is not None
-        assert (candidate["pace"] is not None) == was_tried
-        is_predicted = candidate["predicted_ns"] is not None
-        assert (candidate["predicted_at_pace_ns"] is not None) == (was_tried and is_predicted)
+        is_known = candidate["measured_ns"] is not None and candidate["predicted_ns"] is not None
+        assert (candidate["pace"] is not None) == (candidate["predicted_at_pace_ns"] is not None) == is_known
     losses = answers[0][1]
     assert sum(losses[-10:]) < sum(losses[:10])
     assert answers[0][2]["auto"]["reason"] == decisions[0]["reason"]
     assert answers[0][2]["spec"].startswith("auto(quality=balanced): ")
     assert decisions[0]["reason"] in answers[0][3]
-    assert "  a step          predicted " in answers[0][3]
+    told = next(line for line in answers[0][3].splitlines() if line.startswith("  a step          predicted "))
+    pace = decisions[0]["candidates"][decisions[0]["chosen"]]["pace"]
+    assert (" at the machine's speed then)" in told) == (pace is not None and abs(pace - 1) > 0.03)
 
 
 def announced(me, verbose):

@@ -93,7 +93,7 @@ def test_what_is_told_for_the_speed_of_the_machine_is_counted_apart():
     slow["decided"]["decision"]["candidates"][1] = candidate("cast(bf16)", 80, 100, at_pace_ms=97)
     found = {asked: text for asked, text, _ in auto_report.verdicts([slow, record()])}
     assert found["predicted within 5 % (median): settings tried"] == "12.0 % over 2, at most 20 %"
-    asked = "predicted within 5 % (median): settings tried, at the machine's speed in these steps"
+    asked = "predicted within 5 % (median): settings tried, at the machine's speed then"
     assert found[asked] == "3.0 % over 1, at most 3 %"
 
 

@@ -169,43 +169,43 @@ void Simulator::plan_next(std::span<const SimulatedBucket> buckets) {
   std::int64_t time_ns = compute.time_ns;
   std::int64_t left_ns = milestone_work(buckets) - compute.work_ns;
   while (left_ns > 0) {
-    const Pace pace = pace_at(time_ns);
-    if (pace.speed_ppm == kFullSpeedPpm) break;
-    const std::int64_t done_ns = muldiv(pace.until_ns - time_ns, pace.speed_ppm, kFullSpeedPpm);
+    const Speed speed = speed_at(time_ns);
+    if (speed.ppm == kFullSpeedPpm) break;
+    const std::int64_t done_ns = muldiv(speed.until_ns - time_ns, speed.ppm, kFullSpeedPpm);
     if (done_ns >= left_ns) {
-      time_ns += muldiv(left_ns, kFullSpeedPpm, pace.speed_ppm);
+      time_ns += muldiv(left_ns, kFullSpeedPpm, speed.ppm);
       left_ns = 0;
       break;
     }
     left_ns -= done_ns;
-    time_ns = pace.until_ns;
+    time_ns = speed.until_ns;
   }
   compute.next_ns = time_ns + std::max<std::int64_t>(left_ns, 0);
 }
 
 // The speed of the compute stream from `time_ns` on, and until when.
-Simulator::Pace Simulator::pace_at(std::int64_t time_ns) const {
-  Pace pace = {kFullSpeedPpm, kNever};
+Simulator::Speed Simulator::speed_at(std::int64_t time_ns) const {
+  Speed speed = {kFullSpeedPpm, kNever};
   for (std::size_t by = 0; by < slowdowns_ppm_.size(); ++by) {
     const std::int64_t until_ns = state_.compute.slowed_until_ns[by];
     if (until_ns <= time_ns) continue;
-    pace.speed_ppm -= slowdowns_ppm_[by];
-    pace.until_ns = std::min(pace.until_ns, until_ns);
+    speed.ppm -= slowdowns_ppm_[by];
+    speed.until_ns = std::min(speed.until_ns, until_ns);
   }
-  pace.speed_ppm = std::max<std::int64_t>(pace.speed_ppm, 0);
-  return pace;
+  speed.ppm = std::max<std::int64_t>(speed.ppm, 0);
+  return speed;
 }
 
 // Brings the compute stream to `time_ns`, which is not after its next milestone.
 void Simulator::settle(std::int64_t time_ns) {
   Compute& compute = state_.compute;
   while (compute.time_ns < time_ns) {
-    const Pace pace = pace_at(compute.time_ns);
-    const std::int64_t until_ns = std::min(time_ns, pace.until_ns);
+    const Speed speed = speed_at(compute.time_ns);
+    const std::int64_t until_ns = std::min(time_ns, speed.until_ns);
     if (compute.waits_for < 0) {
-      compute.work_ns += pace.speed_ppm == kFullSpeedPpm
+      compute.work_ns += speed.ppm == kFullSpeedPpm
                              ? until_ns - compute.time_ns
-                             : muldiv(until_ns - compute.time_ns, pace.speed_ppm, kFullSpeedPpm);
+                             : muldiv(until_ns - compute.time_ns, speed.ppm, kFullSpeedPpm);
     }
     compute.time_ns = until_ns;
   }

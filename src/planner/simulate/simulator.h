@@ -142,10 +142,10 @@ class Simulator {
   void arrive(std::span<const SimulatedBucket> buckets, std::int32_t bucket, std::int64_t time_ns);
   std::int64_t milestone_work(std::span<const SimulatedBucket> buckets) const;
   void plan_next(std::span<const SimulatedBucket> buckets);
-  struct Pace {
-    std::int64_t speed_ppm, until_ns;
+  struct Speed {
+    std::int64_t ppm, until_ns;
   };
-  Pace pace_at(std::int64_t time_ns) const;
+  Speed speed_at(std::int64_t time_ns) const;
   void settle(std::int64_t time_ns);
   void keep();
 
