@@ -203,9 +203,8 @@ void Simulator::settle(std::int64_t time_ns) {
     const Speed speed = speed_at(compute.time_ns);
     const std::int64_t until_ns = std::min(time_ns, speed.until_ns);
     if (compute.waits_for < 0) {
-      compute.work_ns += speed.ppm == kFullSpeedPpm
-                             ? until_ns - compute.time_ns
-                             : muldiv(until_ns - compute.time_ns, speed.ppm, kFullSpeedPpm);
+      compute.work_ns += speed.ppm == kFullSpeedPpm ? until_ns - compute.time_ns
+                                                    : muldiv(until_ns - compute.time_ns, speed.ppm, kFullSpeedPpm);
     }
     compute.time_ns = until_ns;
   }
