@@ -112,7 +112,7 @@ std::int64_t Simulator::rerun(std::span<const SimulatedBucket> buckets, std::siz
 void Simulator::pass_on(std::size_t server, std::int64_t time_ns, std::int64_t place) {
   std::vector<Waiting>& queue = servers_[server].queue;
   if (queue.empty()) set_head(server, time_ns, place);
-  queue.push_back({time_ns, place});
+  queue.emplace_back(time_ns, place);
 }
 
 void Simulator::reset(std::span<const SimulatedBucket> buckets) {
