@@ -477,15 +477,20 @@ struct Fit {
   // Of a setting, once job and cluster are as for its engine.
   Result<std::int64_t> predict_messages(const SettingShape& shape, const Job& of_engine, Cluster links) const {
     const Plan plan = plan_of_setting(shape, tensors, links);
-    CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_messages(plan, of_engine, links));
-    Prediction predicted = prediction_of(timeline, links);
-    if (keeps_gradients || shape.options.method == EngineOptions::Method::kCast) return fitted_ns(predicted);
-    // Engines with error feedback decode when all has arrived and is known to be finite.
+    if (keeps_gradients || shape.options.method == EngineOptions::Method::kCast) {
+      CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_messages(plan, of_engine, links));
+      return fitted_ns(prediction_of(timeline, links));
+    }
+    // Engines with error feedback decode when all has arrived and is known to be finite, beside no transfer.
+    Cluster idle_links = links;
+    idle_links.transfers_slow_backward = 0;
+    CORTADO_ASSIGN_OR_RETURN(const Timeline decoded, simulate_messages(plan, of_engine, idle_links));
     for (CodecTimes& times : links.codecs) {
       if (times.direction == OpKind::kDecode) std::fill(times.curve.times_ns.begin(), times.curve.times_ns.end(), 0);
     }
     CORTADO_ASSIGN_OR_RETURN(const Timeline arrived, simulate_messages(plan, of_engine, links));
-    predicted.step_ns = arrived.step_ns + total_ns(timeline, "decode");
+    Prediction predicted = prediction_of(arrived, links);
+    predicted.step_ns += total_ns(decoded, "decode");
     return fitted_ns(predicted);
   }
 };

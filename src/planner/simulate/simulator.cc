@@ -323,7 +323,8 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
   }
   Server& server = servers_[s];
   const std::int64_t start_ns = std::max(ready.time_ns, server.free_ns);
-  server.free_ns = start_ns + step.time_ns;
+  const bool is_of_host = job_.host_passes_on && step.resource == kCpuCodec;
+  server.free_ns = start_ns + (is_of_host ? beside_transfers_ns(start_ns, step.time_ns) : step.time_ns);
   const bool is_last = static_cast<std::size_t>(ready.step()) + 1 == steps.size();
   if (!is_last) pass_on(static_cast<std::size_t>(s), server.free_ns, ready.place + 1);
   if (const int by = slowdown_by(step.resource); by >= 0 && slowdowns_ppm_[static_cast<std::size_t>(by)] > 0) {
@@ -343,6 +344,15 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
   if (server.free_ns + step.rest_ns + work_after(bucket) > limit) return false;
   const bool alone = servers_of_[step.resource + 1] - servers_of_[step.resource] == 1;
   return !alone || server.free_ns + remaining_ns <= limit;
+}
+
+// What transfers take from the backward pass they take from codecs in its thread, too, those that have begun by then.
+std::int64_t Simulator::beside_transfers_ns(std::int64_t start_ns, std::int64_t time_ns) const {
+  const std::int64_t slow_ns = state_.compute.slowed_until_ns[2] - start_ns;
+  const std::int64_t speed_ppm = kFullSpeedPpm - slowdowns_ppm_[2];
+  if (slow_ns <= 0 || speed_ppm == kFullSpeedPpm) return time_ns;
+  const std::int64_t done_ns = muldiv(slow_ns, speed_ppm, kFullSpeedPpm);
+  return done_ns < time_ns ? slow_ns + time_ns - done_ns : muldiv(time_ns, kFullSpeedPpm, speed_ppm);
 }
 
 // When the host has coded all that was begun.

@@ -34,7 +34,8 @@ struct SimulatedJob {
   std::int64_t gpu_slowdown_ppm = 0;  // of the compute stream while a codec runs: 1,000,000 stands still
   std::int64_t cpu_slowdown_ppm = 0;
   std::int64_t link_slowdown_ppm = 0;  // while a link is busy
-  // What has arrived waits until the thread of the backward pass looks.
+  // What has arrived waits until the thread of the backward pass looks; and a busy link takes from codecs on the CPU,
+  // which run in it, what it takes from the backward pass.
   bool host_passes_on = false;
 };
 
@@ -130,6 +131,7 @@ class Simulator {
   bool may_end_by(std::int64_t limit) const;
   std::int64_t work_after(std::int32_t bucket) const;
   bool take_step(std::span<const SimulatedBucket> buckets, Waiting ready, std::int64_t limit);
+  std::int64_t beside_transfers_ns(std::int64_t start_ns, std::int64_t time_ns) const;
   std::int64_t host_free_ns() const;
   std::size_t host_server() const { return servers_.size() - 1; }
   void see_unseen();

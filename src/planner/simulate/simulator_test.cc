@@ -144,6 +144,26 @@ TEST(Simulator, TheHostSeesWhatHasArrivedAtTheNextBucketOrBehindWhatItEncodes) {
   EXPECT_EQ(start_of_second(true, announced, 61, encoded), 91) << "and encodes first";
 }
 
+// The thread of the backward pass has the processor for itself only while no link is busy, whatever it does.
+TEST(Simulator, ATransferSlowsTheCodecsOfTheHost) {
+  const auto end_of_encode = [](bool host_passes_on, std::int64_t link_ppm, std::int64_t encode_ns) {
+    const Chain sent = {{.time_ns = 100, .resource = kLink}};
+    const Chain encoded = {{.time_ns = encode_ns, .resource = kCpuCodec}};
+    const std::vector<SimulatedBucket> buckets = {{10, sent, 1}, {10, encoded, 1}};
+    const SimulatedJob job = {.backward_ns = 10,
+                              .cpu_slowdown_ppm = 1000000,
+                              .link_slowdown_ppm = link_ppm,
+                              .host_passes_on = host_passes_on};
+    return Simulator(job, 2).run(buckets);
+  };
+  EXPECT_EQ(end_of_encode(false, 500000, 200), 210);
+  EXPECT_EQ(end_of_encode(true, 0, 200), 210);
+  EXPECT_EQ(end_of_encode(true, 500000, 200), 260);  // until 110 half of 100 ns are done
+  EXPECT_EQ(end_of_encode(true, 1000000, 200), 310);
+  EXPECT_EQ(end_of_encode(true, 250000, 75), 110);  // all of it beside the transfer
+  EXPECT_EQ(end_of_encode(true, 200000, 96), 10 + 100 + 16);
+}
+
 TEST(Simulator, WhatTheHostSeesAtOnceItTakesUpInTheOrderOfBuckets) {
   const Chain slow = {{30, kLink, 0}, {5, kCpuCodec, 1}}, fast = {{20, kLink + 1, 0}, {7, kCpuCodec, 1}}, none;
   std::vector<SimulatedEvent> events;
