@@ -350,7 +350,7 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
 std::int64_t Simulator::beside_transfers_ns(std::int64_t start_ns, std::int64_t time_ns) const {
   const std::int64_t slow_ns = state_.compute.slowed_until_ns[2] - start_ns;
   const std::int64_t speed_ppm = kFullSpeedPpm - slowdowns_ppm_[2];
-  if (slow_ns <= 0 || speed_ppm == kFullSpeedPpm) return time_ns;
+  if (time_ns == 0 || slow_ns <= 0 || speed_ppm == kFullSpeedPpm) return time_ns;
   const std::int64_t done_ns = muldiv(slow_ns, speed_ppm, kFullSpeedPpm);
   return done_ns < time_ns ? slow_ns + time_ns - done_ns : muldiv(time_ns, kFullSpeedPpm, speed_ppm);
 }

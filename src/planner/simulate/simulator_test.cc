@@ -162,6 +162,7 @@ TEST(Simulator, ATransferSlowsTheCodecsOfTheHost) {
   EXPECT_EQ(end_of_encode(true, 1000000, 200), 310);
   EXPECT_EQ(end_of_encode(true, 250000, 75), 110);  // all of it beside the transfer
   EXPECT_EQ(end_of_encode(true, 200000, 96), 10 + 100 + 16);
+  EXPECT_EQ(end_of_encode(true, 1000000, 0), 110) << "a codec that takes no time is not held up";
 }
 
 TEST(Simulator, WhatTheHostSeesAtOnceItTakesUpInTheOrderOfBuckets) {
