@@ -63,6 +63,9 @@ def summary(records: list[dict]) -> list[list[str]]:
         parts[f"{rate}, at the machine's speed then"] = errors_at_pace(of_rate)
     for setting in settings_of(records):
         parts[f"`{setting}`"] = [errors[setting] for errors in map(errors_by_setting, records) if setting in errors]
+        at_pace = [errors_by_setting(record, "predicted_at_pace_ns") for record in records]
+        of_setting = [errors[setting] for errors in at_pace if setting in errors]
+        parts[f"`{setting}`, at the machine's speed then"] = of_setting
     parts["dense steps"] = errors_of_tried(records, dense=True)
     return [line(what, errors) for what, errors in parts.items() if errors]
 
@@ -71,12 +74,12 @@ def setting_of(candidate: dict) -> str:
     return "plan" if candidate["label"].startswith("plan(") else candidate["label"]
 
 
-def errors_by_setting(record: dict) -> dict[str, float]:
+def errors_by_setting(record: dict, prediction: str = "predicted_ns") -> dict[str, float]:
     """Of what was tried, dense left out: by how much the prediction was too long."""
     return {
-        setting_of(candidate): candidate["predicted_ns"] / candidate["measured_ns"] - 1
+        setting_of(candidate): candidate[prediction] / candidate["measured_ns"] - 1
         for candidate in record["decided"]["decision"]["candidates"][1:]
-        if candidate["predicted_ns"] and candidate["measured_ns"]
+        if candidate.get(prediction) and candidate["measured_ns"]
     }
 
 

@@ -88,7 +88,8 @@ struct Cluster {
   // Plans for gradients in host memory take the CPU's for 1: the engine encodes in the thread of the backward pass.
   double gpu_codec_slows_backward = 0;
   double cpu_codec_slows_backward = 0;
-  std::optional<double> transfers_slow_backward = {};  // the same while a transfer runs; not given: not measured, 0
+  // The same while a transfer runs, of gradients in host memory also codecs on the CPU; not given: not measured, 0.
+  std::optional<double> transfers_slow_backward = {};
   std::string gpu_codec;      // which one gpu_codec_slows_backward was measured with; empty: unknown
   std::string cpu_codec;      // likewise
   int cpu_codec_workers = 1;  // codecs that run on the CPU at the same time ...

@@ -143,6 +143,7 @@ def test_predictions_are_told_by_link_and_setting(tmp_path):
     assert "| settings tried, at the machine's speed then | 2.0 % | -2.0 % | 1 | yes |" in text
     assert "| unshaped, at the machine's speed then | 2.0 % | -2.0 % | 1 | yes |" in text
     assert "| 1gbit, at the machine's speed then |" not in text
+    assert "| `plan`, at the machine's speed then | 2.0 % | -2.0 % | 1 | yes |" in text
     assert "| dense steps | 3.0 % | -3.0 % | 2 | yes |" in text
     assert "| model | link | workers | dense ms | dense | `cast(bf16)` | `plan` |" in text
     assert "| mlp | 1gbit | 2 | 200 | -3 | +4 |  |" in text

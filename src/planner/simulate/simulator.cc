@@ -215,15 +215,21 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
   const std::int64_t last_arrival = limit - tail_ns;
   if (!may_end_by(last_arrival)) return kNever;
   for (;;) {
-    // The earliest of all results and the next milestone; at equal times results first, of lower buckets first.
+    // The earliest of all results and the next milestone; at equal times results first, of lower buckets first, and
+    // last what the host sees: it starts transfers first.
     std::size_t next = 0;
     std::int64_t least_ns = head_times_[0];
-    for (std::size_t s = 1; s < head_times_.size(); ++s) {
+    const std::size_t others = job_.host_passes_on ? host_server() : head_times_.size();
+    for (std::size_t s = 1; s < others; ++s) {
       const std::int64_t head_ns = head_times_[s];
       if (head_ns < least_ns || (head_ns == least_ns && head_places_[s] < head_places_[next])) {
         least_ns = head_ns;
         next = s;
       }
+    }
+    if (others < head_times_.size() && head_times_[others] < least_ns) {
+      least_ns = head_times_[others];
+      next = others;
     }
     const Waiting ready = {least_ns, head_places_[next]};
     if (ready.time_ns == kNever || state_.compute.next_ns < ready.time_ns) {

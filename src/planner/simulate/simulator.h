@@ -87,6 +87,8 @@ class Simulator {
     std::int64_t time_ns;
     std::int64_t place;  // bucket and step: of equal times the least comes first
 
+    Waiting(std::int64_t time, std::int64_t at) : time_ns(time), place(at) {}
+
     static Waiting of(std::int64_t time_ns, std::int32_t bucket, std::int32_t step) {
       return {time_ns, (std::int64_t{bucket} << 32) + step};
     }

@@ -165,6 +165,22 @@ TEST(Simulator, ATransferSlowsTheCodecsOfTheHost) {
   EXPECT_EQ(end_of_encode(true, 1000000, 0), 110) << "a codec that takes no time is not held up";
 }
 
+// The engine starts what it has encoded before it decodes what has arrived meanwhile.
+TEST(Simulator, TheTransferBehindAnEncodeSlowsTheDecodesThatFollow) {
+  const Chain arrived = {{.time_ns = 50, .resource = kLink}, {.time_ns = 10, .resource = kCpuCodec}};
+  const Chain sent = {{.time_ns = 100, .resource = kCpuCodec}, {.time_ns = 100, .resource = kLink}};
+  std::vector<SimulatedEvent> events;
+  Simulator({.backward_ns = 10, .cpu_slowdown_ppm = 1000000, .link_slowdown_ppm = 500000, .host_passes_on = true}, 2)
+      .run(std::vector<SimulatedBucket>{{10, arrived, 1}, {10, sent, 1}}, Simulator::kNever, &events);
+  // Encoding takes 50 ns beside the first transfer, which do 25, and 75 more.
+  const auto decode = std::find_if(events.begin(), events.end(), [](const SimulatedEvent& event) {
+    return event.bucket == 0 && event.step == 1 && event.server == kCpuCodec;
+  });
+  ASSERT_NE(decode, events.end());
+  EXPECT_EQ(decode->start_ns, 135);
+  EXPECT_EQ(decode->end_ns, 155);
+}
+
 TEST(Simulator, WhatTheHostSeesAtOnceItTakesUpInTheOrderOfBuckets) {
   const Chain slow = {{30, kLink, 0}, {5, kCpuCodec, 1}}, fast = {{20, kLink + 1, 0}, {7, kCpuCodec, 1}}, none;
   std::vector<SimulatedEvent> events;
