@@ -74,10 +74,13 @@ struct CalibrateOptions {
 //   contention    by how much a matrix product slows down while another thread of the rank encodes with the codec that
 //                 takes longest for a value; of device_computation the same, beside the device's; 0 where it is not
 //                 measured
+//   starts        with all-reduces: what starting one of 256 KiB keeps a thread that computes before and after: the
+//                 mean of four on each of all ranks, of which the median over the runs
 //   transfers     with all-reduces and contention: by how much computation slows down while a transfer runs. It is what
-//                 an all-reduce of all ranks adds to matrix products that outlast it, as a share of what it takes
-//                 alone. Not given where even the largest that fits into the budget takes less than thrice the
-//                 smallest's time, which is mostly latency, or where it takes longer than some seconds of products
+//                 an all-reduce of all ranks adds to matrix products that outlast it, beyond its start, as a share of
+//                 what it takes alone. Not given where even the largest that fits into the budget takes less than
+//                 thrice the smallest's time, which is mostly latency, or where it takes longer than some seconds of
+//                 products
 //   overlap       of each level, two all-reduces of the largest size that was measured and fits into what is left, at
 //                 once against one after the other (without all-reduce: the first collective that was measured)
 //

@@ -90,6 +90,9 @@ struct Cluster {
   double cpu_codec_slows_backward = 0;
   // The same while a transfer runs, of gradients in host memory also codecs on the CPU; not given: not measured, 0.
   std::optional<double> transfers_slow_backward = {};
+  // What starting a collective keeps the thread of the backward pass for, where gradients are in host memory; not
+  // given: not measured, 0.
+  std::optional<std::int64_t> collective_start_ns = {};
   std::string gpu_codec;      // which one gpu_codec_slows_backward was measured with; empty: unknown
   std::string cpu_codec;      // likewise
   int cpu_codec_workers = 1;  // codecs that run on the CPU at the same time ...

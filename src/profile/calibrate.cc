@@ -102,7 +102,7 @@ void Calibrator::count_points(const Cluster& cluster) {
       missing_codecs * sizes_up_to(kSmallestElems, options_.max_elems).size() +
       (measures_packing(cluster) ? 2 * packed_sizes().size() : 0) +
       (measures_copies(cluster) ? 2 * sizes_up_to(kSmallestBytes, options_.max_bytes).size() : 0) +
-      (options_.contention ? of_contention : 0) + (measures_transfers ? 4 : 0));
+      (options_.contention ? of_contention : 0) + (measures_transfers ? 4 : 0) + (measures_starts(cluster) ? 1 : 0));
   left_ns_ = options_.budget_s * 1e9;
   share_ns_ = left_ns_ / std::max(1.0, points_);
   if (!options_.note || kept == 0) return;
@@ -223,6 +223,7 @@ Result<Cluster> Calibrator::run() {
   }
   const auto flat_range = std::find_if(cluster.ranges.begin(), cluster.ranges.end(), is_flat);
   const bool has_range = flat_range != cluster.ranges.end();
+  CORTADO_RETURN_IF_ERROR(measure_starts(&cluster));
   CORTADO_RETURN_IF_ERROR(
       measure_transfers(has_range ? flat_range->collectives : cluster.levels.back().collectives, &cluster));
   const std::int64_t elapsed[] = {clock_->now_ns() - start_ns_};

@@ -240,8 +240,8 @@ Status Calibrator::measure_sums(Communicator* group, std::int64_t groups, Cluste
 }
 
 // What computation loses to a transfer that runs beside it: time that is added to enough products to outlast the
-// transfer, as a share of what the transfer takes alone. Not of transfers that are mostly latency: what they seem to
-// take is how late ranks leave a barrier.
+// transfer, beyond what its start keeps them, as a share of what the transfer takes alone. Not of transfers that are
+// mostly latency: what they seem to take is how late ranks leave a barrier.
 Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cluster) {
   if (!options_.contention) return {};
   const auto all_reduce = curves.find(OpKind::kAllReduce);
@@ -284,8 +284,62 @@ Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cl
                              CORTADO_RETURN_IF_ERROR(compute());
                              return communicator_->wait(work, timeout_);
                            }));
-  const double share = static_cast<double>(beside.median_ns - alone.median_ns) / static_cast<double>(transfer_ns);
+  const std::int64_t added_ns = beside.median_ns - alone.median_ns - cluster->collective_start_ns.value_or(0);
+  const double share = static_cast<double>(added_ns) / static_cast<double>(transfer_ns);
   cluster->transfers_slow_backward = std::round(1000 * std::clamp(share, 0.0, 1.0)) / 1000;
+  return {};
+}
+
+// What starting a collective keeps a thread for that computes before and after: where the transport has threads of its
+// own and cores are few, these may take the core at once. Small all-reduces, as compressed gradients make them. A start
+// takes little or a scheduler's slice, so it is the mean over some of them, on all ranks, whose median over runs
+// counts.
+Status Calibrator::measure_starts(Cluster* cluster) {
+  if (!measures_starts(*cluster)) return {};
+  constexpr std::int64_t kBytes = 256 << 10, kStarts = 4;
+  constexpr std::int64_t kBetweenNs = 3'000'000;
+  const std::int64_t bytes = std::min(options_.max_bytes, kBytes);
+  std::vector<AlignedBuffer<float>> values(kStarts);
+  for (AlignedBuffer<float>& buffer : values) {
+    buffer = AlignedBuffer<float>(static_cast<std::size_t>(bytes) / sizeof(float) + 1);
+  }
+  MatrixProduct product;
+  const auto compute = [&]() -> Status {
+    const std::int64_t until_ns = clock_->now_ns() + kBetweenNs;
+    Status computed;
+    for (std::int64_t i = 0; i < kMostProducts && computed.ok() && clock_->now_ns() < until_ns; ++i) {
+      computed = product.run();
+    }
+    return computed;
+  };
+  std::vector<std::int64_t> kept_ns;  // by run
+  CORTADO_RETURN_IF_ERROR(
+      measure("starts of all_reduce beside computation", [&]() -> Status {
+        kept_ns.push_back(0);
+        std::vector<WorkId> works;
+        Status status;
+        for (AlignedBuffer<float>& buffer : values) {
+          status = compute();
+          if (!status.ok()) break;
+          const std::int64_t start_ns = clock_->now_ns();
+          const Result<WorkId> work = communicator_->start(
+              make_call(OpKind::kAllReduce, bytes, communicator_->world_size(), buffer.data(), buffer.data()).call);
+          kept_ns.back() += clock_->now_ns() - start_ns;
+          status = work.status();
+          if (!work.ok()) break;
+          works.push_back(work.value());
+        }
+        if (status.ok()) status = compute();
+        for (const WorkId work : works) {  // all of them, as they hold the buffers
+          const Status ended = communicator_->wait(work, timeout_);
+          if (status.ok()) status = ended;
+        }
+        return status;
+      }).status());
+  kept_ns.erase(kept_ns.begin());  // connections came up
+  CORTADO_ASSIGN_OR_RETURN(std::vector<std::int64_t> of_ranks, mean_of_ranks(communicator_, kept_ns, timeout_));
+  std::sort(of_ranks.begin(), of_ranks.end());
+  cluster->collective_start_ns = of_ranks[(of_ranks.size() - 1) / 2] / kStarts;
   return {};
 }
 

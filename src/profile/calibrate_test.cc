@@ -474,6 +474,48 @@ TEST(Calibrate, LeavesUnknownWhatTransfersTakeWhereItCannotTell) {
   EXPECT_FALSE(calibrate_ranks(1, options)[0].transfers_slow_backward.has_value()) << "there is nobody to send to";
 }
 
+// Starts take a millisecond each, of which three in four are slow by two more: a mean tells that, a median would not.
+TEST(Calibrate, MeasuresWhatStartsTakeOfAThreadThatComputes) {
+  class SlowStarts final : public PassingCommunicator {
+   public:
+    using PassingCommunicator::PassingCommunicator;
+    Result<WorkId> start(const CollectiveCall& call) override {
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(number_++ % 4 == 0 ? 1 : 3);
+      while (std::chrono::steady_clock::now() < until) continue;
+      return inner_->start(call);
+    }
+
+   private:
+    int number_ = 0;
+  };
+  const auto measured = [](const CalibrateOptions& options) {
+    std::optional<std::int64_t> starts_ns[2];
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      SlowStarts slow(&communicator);
+      CORTADO_ASSIGN_OR_RETURN(const Cluster cluster, calibrate(&slow, options));
+      starts_ns[communicator.rank()] = cluster.collective_start_ns;
+      return {};
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+    EXPECT_EQ(starts_ns[0], starts_ns[1]);
+    return starts_ns[0];
+  };
+  CalibrateOptions options = only_transfers();
+  const std::optional<std::int64_t> starts_ns = measured(options);
+  EXPECT_GE(starts_ns, 2'500'000);
+  EXPECT_LE(starts_ns, 25'000'000);  // a busy machine
+  options.known = calibrate_ranks(2, options)[0];
+  options.known->collective_start_ns = 77;
+  EXPECT_EQ(measured(options), 77);
+
+  options.known.reset();
+  options.contention = false;
+  EXPECT_GE(measured(options), 2'500'000);
+  options.collectives = {OpKind::kAllGather};
+  EXPECT_FALSE(measured(options).has_value());
+  EXPECT_FALSE(calibrate_ranks(1, quick())[0].collective_start_ns.has_value());
+}
+
 // Curves with times that no machine has stay, and are the only ones that are not measured.
 TEST(Calibrate, KeepsWhatIsKnown) {
   CalibrateOptions options = quick();

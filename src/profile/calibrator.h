@@ -147,6 +147,11 @@ class Calibrator {
   }
   Status measure_sums(Communicator* group, std::int64_t groups, ClusterLevel* level);
   Status measure_transfers(const CollectiveCurves& curves, Cluster* cluster);
+  bool measures_starts(const Cluster& cluster) const {
+    return !cluster.collective_start_ns.has_value() && communicator_->world_size() > 1 &&
+           std::count(options_.collectives.begin(), options_.collectives.end(), OpKind::kAllReduce) > 0;
+  }
+  Status measure_starts(Cluster* cluster);
   std::array<std::int64_t, 2> packed_sizes() const {
     const std::vector<std::int64_t> sizes = sizes_up_to(kSmallestElems, options_.max_elems);
     return {sizes.front(), sizes.back()};

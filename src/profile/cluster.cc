@@ -129,6 +129,8 @@ Status Cluster::check() const {
   CORTADO_RETURN_IF_ERROR(check_share("$.contention.gpu_codec_slows_backward", gpu_codec_slows_backward));
   CORTADO_RETURN_IF_ERROR(check_share("$.contention.cpu_codec_slows_backward", cpu_codec_slows_backward));
   CORTADO_RETURN_IF_ERROR(check_share("$.contention.transfers_slow_backward", transfers_slow_backward.value_or(0)));
+  CORTADO_RETURN_IF_ERROR(
+      check_range("$.contention.collective_start_ns", collective_start_ns.value_or(0), 0, kMaxNs, "nanoseconds"));
   CORTADO_RETURN_IF_ERROR(check_range("$.contention.cpu_codec_workers", cpu_codec_workers, 1, 64, "workers"));
   return check_range("$.contention.cpu_codec_threads", cpu_codec_threads, 1, 1 << 20, "threads");
 }

@@ -398,6 +398,7 @@ Result<Cluster> cluster_from_json(std::string_view json) {
     cluster.gpu_codec_slows_backward = contention.number_or("gpu_codec_slows_backward", 0);
     cluster.cpu_codec_slows_backward = contention.number_or("cpu_codec_slows_backward", 0);
     cluster.transfers_slow_backward = contention.number_or_null("transfers_slow_backward");
+    cluster.collective_start_ns = contention.time_or_null("collective_start_ns");
     cluster.gpu_codec = contention.text_or("gpu_codec", "");
     cluster.cpu_codec = contention.text_or("cpu_codec", "");
     cluster.cpu_codec_workers = read_int(contention, "cpu_codec_workers", "a number of workers", 1);
@@ -453,6 +454,9 @@ std::string cluster_to_json(const Cluster& cluster) {
   if (!cluster.cpu_codec.empty()) document["contention"]["cpu_codec"] = cluster.cpu_codec;
   if (cluster.transfers_slow_backward.has_value()) {
     document["contention"]["transfers_slow_backward"] = *cluster.transfers_slow_backward;
+  }
+  if (cluster.collective_start_ns.has_value()) {
+    document["contention"]["collective_start_ns"] = *cluster.collective_start_ns;
   }
   document["host"] = {{"fingerprint", cluster.fingerprint}, {"communicator", cluster.communicator}};
   add_unknown(cluster.unknown, &document);

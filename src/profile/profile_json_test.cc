@@ -26,7 +26,7 @@ constexpr const char* kCluster = R"json({
  "ranges": [{"levels": "flat", "collectives": {"all_reduce": {"bytes": [8], "time_ns": [9]}}}],
  "codecs": [{"codec": "cast(fp16)", "device": "cpu", "threads": 2, "direction": "encode", "elems": [1], "time_ns": [1]}],
  "copies": {"host_to_device": {"bytes": [8], "time_ns": [9]}, "pack": {"elems": [8], "time_ns": [13]}},
- "contention": {"gpu_codec_slows_backward": 0.5, "cpu_codec_workers": 3, "cpu_codec": "rans", "transfers_slow_backward": 0.25, "measured": true},
+ "contention": {"gpu_codec_slows_backward": 0.5, "cpu_codec_workers": 3, "cpu_codec": "rans", "transfers_slow_backward": 0.25, "collective_start_ns": 1700, "measured": true},
  "host": {"fingerprint": "abc"}})json";
 
 std::string with(std::string text, const std::string& from, const std::string& to) {
@@ -76,6 +76,7 @@ TEST(ClusterJson, ReadsWhatThereIs) {
   EXPECT_EQ(cluster.cpu_codec_workers, 3);
   EXPECT_EQ(cluster.cpu_codec, "rans");
   EXPECT_EQ(cluster.transfers_slow_backward, 0.25);
+  EXPECT_EQ(cluster.collective_start_ns, 1700);
   EXPECT_EQ(cluster.levels[0].overlap_time_share, 0.75);
   EXPECT_EQ(cluster.levels[0].float16_sum_factor, 1.75);
   EXPECT_FALSE(cluster.levels[0].bfloat16_sum_factor.has_value());
@@ -166,6 +167,8 @@ TEST(ClusterJson, RefusesBadInputWithItsPlace) {
       {"\"threads\": 2", "\"threads\": 0", "$.codecs[0].threads: expected from 1"},
       {"0.5", "1.5", "$.contention.gpu_codec_slows_backward: expected a number from 0 to 1"},
       {"0.25", "-1", "$.contention.transfers_slow_backward: expected a number from 0 to 1"},
+      {"1700", "-1", "$.contention.collective_start_ns: expected from 0"},
+      {"1700", "1.5", "$.contention.collective_start_ns: expected nanoseconds or null"},
       {"[13]", "[-13]", "$.copies.pack.time_ns[0]: expected from 0"},
       {"1.75", "0.5", "$.levels[0].float16_sum_factor: expected a number from 1 to 100"},
       {"0.75", "0", "$.levels[0].overlap_time_share: expected a number above 0"},

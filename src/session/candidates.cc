@@ -99,6 +99,9 @@ Cluster at_pace(Cluster cluster, double pace) {
   }
   change(cluster.pack);
   change(cluster.unpack);
+  if (cluster.collective_start_ns.has_value()) {
+    cluster.collective_start_ns = scaled_ns(pace, *cluster.collective_start_ns);
+  }
   return cluster;
 }
 

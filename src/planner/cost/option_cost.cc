@@ -10,8 +10,8 @@ namespace {
 
 std::int64_t part_of(std::int64_t whole, std::int64_t parts) { return (whole + parts - 1) / parts; }
 
-void add(int resource, std::int64_t time_ns, OperationSteps* steps, bool is_packing = false) {
-  if (time_ns > 0) steps->steps[steps->count++] = {time_ns, static_cast<std::uint8_t>(resource), 0, is_packing};
+void add(int resource, std::int64_t time_ns, OperationSteps* steps, StepPart part = StepPart::kOperation) {
+  if (time_ns > 0) steps->steps[steps->count++] = {time_ns, static_cast<std::uint8_t>(resource), 0, part};
 }
 
 Resource codec_resource(OpDevice device) { return device == OpDevice::kGpu ? kGpuCodec : kCpuCodec; }
@@ -90,7 +90,7 @@ bool OptionCost::apply(const Operation& operation, PathState* state, OperationSt
 
 void OptionCost::finish(PathState* state, OperationSteps* steps) const {
   move_to(model_.home, values_bytes(*state), state, steps);
-  if (state->packing == Packing::kUnpack) add(kCpuCodec, model_.unpack_ns(shape_.elems), steps, true);
+  if (state->packing == Packing::kUnpack) add(kCpuCodec, model_.unpack_ns(shape_.elems), steps, StepPart::kPacking);
   state->packing = Packing::kNone;
 }
 
@@ -101,7 +101,7 @@ bool OptionCost::goes_in_place(const Operation& operation) const {
 
 // Before anything reads the values from the bucket's buffer.
 void OptionCost::pack(PathState* state, OperationSteps* steps) const {
-  if (state->packing == Packing::kPack) add(kCpuCodec, model_.pack_ns(shape_.elems), steps, true);
+  if (state->packing == Packing::kPack) add(kCpuCodec, model_.pack_ns(shape_.elems), steps, StepPart::kPacking);
   state->packing = Packing::kNone;
 }
 
@@ -155,7 +155,9 @@ void OptionCost::travel(const Operation& operation, PathState* state, OperationS
     const std::int64_t bytes = part_of(gathers ? held * n : held, rounds);
     const DType summed = state->encoded ? codec_->sum_dtype : shape_.dtype;
     std::int64_t time_ns = rounds * model_.collectives.time_ns(operation.kind, operation.levels, bytes, groups, summed);
-    if (state->encoded && !codec_->traits.fixed_size && model_.gathers_sizes) {
+    const bool has_sizes = state->encoded && !codec_->traits.fixed_size && model_.gathers_sizes;
+    add(kCpuCodec, (rounds + (has_sizes ? 1 : 0)) * model_.start_ns(), steps, StepPart::kStart);
+    if (has_sizes) {
       const std::int64_t sizes_ns = announcement_ns(operation, *state, n, groups);
       if (model_.home == OpDevice::kCpu) {  // the thread of the backward pass has to see that they have come
         add(kLink + link, sizes_ns, steps);

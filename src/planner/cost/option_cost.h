@@ -13,7 +13,8 @@
 // Data lies where it was last encoded or decoded, at first where gradients are made; collectives take it from there.
 // An encode or decode elsewhere is preceded by a copy, and the result is copied back. Gradients in host memory are
 // copied into the bucket's buffer first, and averages out of it at last, unless an elementwise codec encodes them
-// first, or decodes them last, on the CPU. Source: Espresso (EuroSys 2023), section 4; "stays compressed" as
+// first, or decodes them last, on the CPU. Collectives of what is in host memory are preceded by what starting them
+// takes of the thread of the backward pass. Source: Espresso (EuroSys 2023), section 4; "stays compressed" as
 // docs/planner.md defines it.
 #pragma once
 
@@ -35,12 +36,18 @@ enum Resource : std::uint8_t { kGpuCodec, kCpuCodec, kDeviceToHost, kHostToDevic
 constexpr int kMaxResources = kLink + kMaxLevels;
 using Loads = std::array<std::int64_t, kMaxResources>;  // nanoseconds by resource
 
+enum class StepPart : std::uint8_t {
+  kOperation,  // or a copy for it
+  kPacking,    // into or out of the bucket's buffer
+  kStart,      // of a collective
+};
+
 struct Step {
   std::int64_t time_ns = 0;
   std::uint8_t resource = kLink;
   std::uint8_t operation = 0;  // of the option; of a copy: the one it is for
-  bool is_packing = false;     // into or out of the bucket's buffer
-  std::int64_t rest_ns = 0;    // of a chain: what the steps after it take, so that simulations may end early; 0 may do
+  StepPart part = StepPart::kOperation;
+  std::int64_t rest_ns = 0;  // of a chain: what the steps after it take, so that simulations may end early; 0 may do
 };
 
 // What codecs do to each of a job's tensors, added up, so that a bucket costs two look-ups whatever its size.
@@ -80,6 +87,8 @@ struct CostModel {
   // Of gradients into a bucket's buffer, and of the averages out of it: by kCpuCodec.
   std::int64_t pack_ns(std::int64_t elems) const { return home == OpDevice::kCpu ? cluster->pack.at(elems) : 0; }
   std::int64_t unpack_ns(std::int64_t elems) const { return home == OpDevice::kCpu ? cluster->unpack.at(elems) : 0; }
+  // Of the thread of the backward pass, which starts collectives where gradients are in host memory.
+  std::int64_t start_ns() const { return home == OpDevice::kCpu ? cluster->collective_start_ns.value_or(0) : 0; }
 
   const Cluster* cluster;
   OpDevice home;              // where gradients are made and needed
@@ -106,7 +115,8 @@ struct PathState {
   bool operator==(const PathState&) const = default;
 };
 
-// At most this many steps come of one operation: packing, a copy and itself, or sizes and payloads.
+// At most this many steps come of one operation: packing, a copy and itself; or packing, a start and itself; or starts,
+// sizes and payloads.
 struct OperationSteps {
   int count = 0;
   std::array<Step, 3> steps;

@@ -311,10 +311,10 @@ TEST(OptionCost, GradientsInHostMemoryArePackedFirstAndUnpackedLast) {
       SCOPED_TRACE(codec.spec + ": " + option.to_string(cluster.topology()));
       ASSERT_EQ(with.own_ns, without.own_ns + packs * cluster.pack.at(kElems) + unpacks * cluster.unpack.at(kElems));
       ASSERT_EQ(with.steps.size(), without.steps.size() + packs + unpacks);
-      EXPECT_EQ(with.steps.front().is_packing, packs);
-      EXPECT_EQ(with.steps.back().is_packing, unpacks);
+      EXPECT_EQ(with.steps.front().part == StepPart::kPacking, packs);
+      EXPECT_EQ(with.steps.back().part == StepPart::kPacking, unpacks);
       EXPECT_EQ(with.loads[kCpuCodec] - without.loads[kCpuCodec], with.own_ns - without.own_ns);
-      for (std::size_t i = 1; i + 1 < with.steps.size(); ++i) EXPECT_FALSE(with.steps[i].is_packing);
+      for (std::size_t i = 1; i + 1 < with.steps.size(); ++i) EXPECT_NE(with.steps[i].part, StepPart::kPacking);
       without_any += !packs && !unpacks;
       // On a GPU these are copies of its own memory, which were not measured.
       ASSERT_TRUE(make_chain(CostModel(cluster, OpDevice::kGpu), &codec, {.elems = kElems}, option, &with));
@@ -323,6 +323,52 @@ TEST(OptionCost, GradientsInHostMemoryArePackedFirstAndUnpackedLast) {
     }
   }
   EXPECT_GT(without_any, 0);
+}
+
+// Each collective keeps the thread that starts it, one of two rounds twice, and sizes are sent first by one of their
+// own.
+TEST(OptionCost, StartsOfCollectivesTakeTheHostsThread) {
+  Cluster cluster = small_cluster(2);
+  for (const OpKind direction : {OpKind::kEncode, OpKind::kDecode}) {
+    cluster.codecs.push_back({"power(rank=4)", OpDevice::kCpu, direction, 1, line(5000, 2), {}});
+  }
+  const Cluster unknown = cluster;
+  cluster.collective_start_ns = 1234;
+  std::vector<std::string> notes;
+  const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kCpu, {}, &notes).value();
+  const std::vector<Option> options = generate_options({}).value();
+  int with_sizes = 0, in_two_rounds = 0;
+  for (const CodecCost& codec : codecs) {
+    for (const Option& option : options) {
+      OptionChain with, without;
+      if (!make_chain(CostModel(cluster, OpDevice::kCpu), &codec, {.elems = kElems}, option, &with)) continue;
+      SCOPED_TRACE(codec.spec + ": " + option.to_string(cluster.topology()));
+      ASSERT_TRUE(make_chain(CostModel(unknown, OpDevice::kCpu), &codec, {.elems = kElems}, option, &without));
+      int starts = 0;
+      bool is_encoded = false;
+      for (const Operation& operation : option.operations) {
+        if (operation.kind == OpKind::kEncode || operation.kind == OpKind::kDecode) {
+          is_encoded = operation.kind == OpKind::kEncode;
+          continue;
+        }
+        starts += is_encoded ? codec.traits.rounds + !codec.traits.fixed_size : 1;
+        with_sizes += is_encoded && !codec.traits.fixed_size;
+        in_two_rounds += is_encoded && codec.traits.rounds == 2;
+      }
+      ASSERT_EQ(with.own_ns - without.own_ns, starts * 1234);
+      EXPECT_EQ(with.loads[kCpuCodec] - without.loads[kCpuCodec], starts * 1234);
+      for (std::size_t i = 0; i < with.steps.size(); ++i) {
+        if (with.steps[i].part != StepPart::kStart) continue;
+        EXPECT_GE(with.steps[i + 1].resource, kLink);
+      }
+      // A device's stream computes whatever the host does.
+      ASSERT_TRUE(make_chain(CostModel(cluster, OpDevice::kGpu), &codec, {.elems = kElems}, option, &with));
+      ASSERT_TRUE(make_chain(CostModel(unknown, OpDevice::kGpu), &codec, {.elems = kElems}, option, &without));
+      EXPECT_EQ(with.own_ns, without.own_ns);
+    }
+  }
+  EXPECT_GT(with_sizes, 0);
+  EXPECT_GT(in_two_rounds, 0);
 }
 
 // Flat collectives that were not measured: ring forms on the machine's link, from its latency and bandwidth.

@@ -140,6 +140,7 @@ inline RandomCase random_case(std::uint64_t seed, int tensors, int levels, const
     };
     result.cluster.pack = copy(draw(0.2, 2));
     result.cluster.unpack = copy(draw(0.2, 2));
+    if (pick(0, 1) == 0) result.cluster.collective_start_ns = pick(0, 2'000'000);
   }
   return result;
 }

@@ -113,7 +113,8 @@ int row_of(const SimulatedEvent& event, int workers) {
 std::string name_of(const SimulatedEvent& event, const OptionChain* chain, const Option* option) {
   if (event.bucket < 0) return event.step == 0 ? "backward" : event.step == 1 ? "optimizer" : "forward";
   const Step& step = chain->steps[event.step];
-  if (step.is_packing) return event.step == 0 ? "pack" : "unpack";
+  if (step.part == StepPart::kPacking) return event.step == 0 ? "pack" : "unpack";
+  if (step.part == StepPart::kStart) return "start";
   if (step.resource == kDeviceToHost || step.resource == kHostToDevice) return "copy";
   return std::string(op_kind_name(option->operations[step.operation].kind));
 }
