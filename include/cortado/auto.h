@@ -75,12 +75,14 @@ bool is_auto_spec(std::string_view spec);
 struct AutoCandidate {
   std::string label;               // "dense", "cast(bf16)", "plan(hash=..., buckets=...)"
   std::string what;                // a specification, or the JSON text of a plan
-  std::int64_t predicted_ns = -1;  // of a step, by the planner
+  // Of a step, by the planner, right before its first trial: for a machine as fast as it was in the trial before, or in
+  // dense steps before the first.
+  std::int64_t predicted_ns = -1;
   std::int64_t measured_ns = -1;   // median of the steps it was tried
   // How long it was in these from the end of a step to the first gradients of the next one (optimizer, forward pass),
-  // over the dense steps that predictions were made from: above 1 the machine was slower. And the prediction for steps
-  // of that pace: that part of them has been measured, the rest is predicted. 0 and -1 where nothing was predicted, and
-  // once it has been tried again.
+  // over the steps that the prediction counts on: above 1 the machine was slower. And the prediction for steps of that
+  // pace: that part of them has been measured, the rest is predicted. 0 and -1 where nothing was predicted, and once it
+  // has been tried again.
   double pace = 0;
   std::int64_t predicted_at_pace_ns = -1;
   std::int64_t steps = 0;  // tried

@@ -538,6 +538,7 @@ Status AutoEngineImpl::end_block() {
     if (was_passed_ && !dense_was_passed_) contest_->forget_dense();  // those from before had the engine in between
     dense_was_passed_ = was_passed_ || dense_was_passed_;
     append(&first_ready_by_candidate_ns_[static_cast<std::size_t>(contest_->next())], first_ready);
+    if (!first_ready.empty() && median_of(first_ready) > 0) last_first_ready_ns_ = median_of(first_ready);
     contest_->note(times);
     return next_trial();
   }
@@ -592,6 +593,8 @@ Status AutoEngineImpl::begin_trials() {
   for (const AutoCandidate& candidate : decision_.candidates) predicted_ns.push_back(candidate.predicted_ns);
   contest_.emplace(std::move(predicted_ns), dense_ns_);
   first_ready_by_candidate_ns_.assign(decision_.candidates.size(), {});
+  last_first_ready_ns_ = 0;
+  predicted_pace_.assign(decision_.candidates.size(), 1);
   dense_was_passed_ = false;
   block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
   phase_ = Phase::kTry;
@@ -608,26 +611,30 @@ Status AutoEngineImpl::next_trial() {
   return decide();
 }
 
-// Gradients change in the steps on trial, and payloads with them: what was predicted of a setting whose payloads vary
-// is brought up to date with the last step before its first trial.
+// Before its first trial. The machine is as fast as it was in the trial before, rather than in the dense steps; they are
+// what the contest compares by. And gradients change in the steps on trial, and with them payloads that vary: those of
+// the last step count.
 Status AutoEngineImpl::predict_again(int candidate) {
-  if (varying_.erase(candidate) == 0) return {};
+  const bool varies = varying_.erase(candidate) > 0;
   AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(candidate)];
-  std::int64_t own[] = {of.predicted_ns};
-  if (communicator_->rank() != 0) own[0] = 0;
-  if (predict_ && tell_sizes(samples_)) {  // on rank 0
-    const double as_dense[] = {1};
-    const Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, as_dense);
-    if (predicted_ns.ok()) own[0] = predicted_ns.value()[0];
+  if (retried_.has_value() || of.predicted_ns < 0 || candidate == 0 || contest_->steps(candidate) > 0) return {};
+  const std::int64_t dense_ns = dense_first_ready_ns_.empty() ? 0 : median_of(dense_first_ready_ns_);
+  const double paces[] = {1, pace_of(last_first_ready_ns_, dense_ns)};
+  if (!varies && paces[1] == 1) return {};
+  std::vector<std::int64_t> own = {0, 0};
+  if (predict_ && (!varies || tell_sizes(samples_))) {  // on rank 0
+    Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);
+    if (predicted_ns.ok()) own = std::move(predicted_ns).value();
   }
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> of_rank_0,
-                           largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
-  of.predicted_ns = of_rank_0[0];
-  contest_->predict(candidate, of.predicted_ns);
+  CORTADO_ASSIGN_OR_RETURN(own, largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
+  if (own[0] == 0) return {};
+  contest_->predict(candidate, own[0]);
+  of.predicted_ns = own[1];
+  predicted_pace_[static_cast<std::size_t>(candidate)] = paces[1];
   return {};
 }
 
-// What predictions would have been, had the machine been as fast as it was in trials.
+// What predictions would have been, had the machine been as fast as it was in the trials themselves.
 Status AutoEngineImpl::predict_at_pace() {
   std::vector<AutoCandidate>& candidates = decision_.candidates;
   std::vector<std::int64_t> own(candidates.size(), 0);
@@ -638,9 +645,9 @@ Status AutoEngineImpl::predict_at_pace() {
     const std::int64_t own_ns = first_ready_ns.empty() ? 0 : median_of(first_ready_ns);
     const bool was_tried = contest_->steps(static_cast<int>(c)) > 0;
     if (dense_ns == 0 || own_ns == 0 || of.predicted_ns < 0 || !was_tried) continue;
-    of.pace = as_double(own_ns) / as_double(dense_ns);
+    const double paces[] = {predicted_pace_[c], as_double(own_ns) / as_double(dense_ns)};
+    of.pace = paces[1] / paces[0];
     if (!predict_) continue;  // but on rank 0
-    const double paces[] = {1, of.pace};
     const Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);
     if (!predicted_ns.ok()) continue;
     // Payloads may have changed since.

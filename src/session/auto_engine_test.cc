@@ -1099,6 +1099,8 @@ TEST(AutoEngine, PredictsForTheRankWhoseGradientsAreLast) {
     run.step_ns = [late_rank](const std::string& what, std::int64_t, int rank) {
       return (what == "dense" ? 100 : 90) * kMs + (rank == late_rank ? 20 * kMs : 0);
     };
+    run.in_buckets = false;
+    run.first_ready_ns = [](const std::string&, std::int64_t) { return 50 * kMs; };
     run.go();
     expect_ok(run);
     std::map<std::string, std::int64_t> predicted;
@@ -1145,37 +1147,47 @@ TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
 }
 
 // The machine was slower in the steps of one setting on trial than in dense steps, and faster in those of another: the
-// time until the first gradients tells.
-TEST(AutoEngine, TellsWhatIsPredictedForTheSpeedOfTheMachineOnTrial) {
+// time until the first gradients tells. Before its first trial each is predicted for the speed of the trial before.
+TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) {
   const Cluster cluster = two_machines(2000, auto_codecs(Quality::kSafe));
-  Training run;
-  run.options.quality = Quality::kSafe;
-  run.options.cluster = save_as_of_here(cluster, "pace.json");
-  run.ranks = 4;
-  run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
-  run.in_buckets = false;
+  const auto run_with = [&](const std::function<double(const std::string& what)>& pace) {
+    Training run;
+    run.options.quality = Quality::kSafe;
+    run.options.cluster = save_as_of_here(cluster, "pace.json");
+    run.ranks = 4;
+    run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+    run.in_buckets = false;
+    run.step_ns = [pace](const std::string& what, std::int64_t, int) {
+      return std::llround((what == "dense" ? 900 : 300) * pace(what)) * kMs;
+    };
+    run.first_ready_ns = [pace](const std::string& what, std::int64_t step) {
+      return step == 3 ? 250 * kMs : std::llround(100 * pace(what)) * kMs;  // of three dense steps that in the middle
+    };
+    run.go();
+    expect_ok(run);
+    return run;
+  };
   const auto pace = [](const std::string& what) {
     return what == "cast(bf16)" ? 1.5 : what == "cast(fp16)" ? 0.8 : 1.0;
   };
-  run.step_ns = [pace](const std::string& what, std::int64_t, int) {
-    return std::llround((what == "dense" ? 900 : 300) * pace(what)) * kMs;
-  };
-  run.first_ready_ns = [pace](const std::string& what, std::int64_t step) {
-    return step == 3 ? 250 * kMs : std::llround(100 * pace(what)) * kMs;  // of three dense steps that in the middle
-  };
-  run.go();
-  expect_ok(run);
+  const Training steady = run_with([](const std::string&) { return 1.0; }), run = run_with(pace);
   ASSERT_TRUE(run.decisions[0].decided);
+  ASSERT_EQ(run.decisions[0].candidates.size(), steady.decisions[0].candidates.size());
   int tried = 0;
+  double pace_before = 1;
   for (std::size_t c = 1; c < run.decisions[0].candidates.size(); ++c) {
     const AutoCandidate& candidate = run.decisions[0].candidates[c];
     if (candidate.measured_ns < 0) continue;
     ++tried;
-    const double expected_pace = pace(candidate.label);
-    EXPECT_DOUBLE_EQ(candidate.pace, expected_pace) << candidate.label;
+    const double own_pace = pace(candidate.label);
+    EXPECT_DOUBLE_EQ(candidate.pace, own_pace / pace_before) << candidate.label;
     // 900 ms of the backward pass, and codecs, are as much longer or shorter; transfers are what they were.
     const std::int64_t longer_ns = candidate.predicted_at_pace_ns - candidate.predicted_ns;
-    EXPECT_NEAR(static_cast<double>(longer_ns), 900e6 * (expected_pace - 1), 5e6) << candidate.label;
+    EXPECT_NEAR(static_cast<double>(longer_ns), 900e6 * (own_pace - pace_before), 5e6) << candidate.label;
+    ASSERT_EQ(candidate.label, steady.decisions[0].candidates[c].label);
+    const std::int64_t predicted_longer_ns = candidate.predicted_ns - steady.decisions[0].candidates[c].predicted_ns;
+    EXPECT_NEAR(static_cast<double>(predicted_longer_ns), 900e6 * (pace_before - 1), 5e6) << candidate.label;
+    pace_before = own_pace;
     for (const AutoDecision& decision : run.decisions) {
       EXPECT_EQ(decision.candidates[c].pace, candidate.pace);
       EXPECT_EQ(decision.candidates[c].predicted_at_pace_ns, candidate.predicted_at_pace_ns);
