@@ -32,7 +32,7 @@ the others' in its cell, where it has three or more. What they have in common is
 another one when it is measured than when settings are tried. At the machine's speed then: what auto told when it
 decided. The time from the end of a step to the first gradients of the next, about the same whatever travels, tells how
 fast the machine was on trial in comparison with the steps that the prediction counts on. Computation and codecs are
-simulated again as much slower or faster, links are not. So that part of a step is measured, and only the rest predicted.
+simulated again as much slower or faster, links are not: that part of a step is measured, and only the rest predicted.
 Error: share (L2) of gradient plus residual that a step of auto held back. Measuring: steps until the decision, and
 their time."""
 HEADER = [

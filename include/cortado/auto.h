@@ -73,12 +73,12 @@ bool is_auto_spec(std::string_view spec);
 
 // A setting in the comparison. Times: -1 is unknown.
 struct AutoCandidate {
-  std::string label;               // "dense", "cast(bf16)", "plan(hash=..., buckets=...)"
-  std::string what;                // a specification, or the JSON text of a plan
+  std::string label;  // "dense", "cast(bf16)", "plan(hash=..., buckets=...)"
+  std::string what;   // a specification, or the JSON text of a plan
   // Of a step, by the planner, right before its first trial: for a machine as fast as it was in the trial before, or in
   // dense steps before the first.
   std::int64_t predicted_ns = -1;
-  std::int64_t measured_ns = -1;   // median of the steps it was tried
+  std::int64_t measured_ns = -1;  // median of the steps it was tried
   // How long it was in these from the end of a step to the first gradients of the next one (optimizer, forward pass),
   // over the steps that the prediction counts on: above 1 the machine was slower. And the prediction for steps of that
   // pace: that part of them has been measured, the rest is predicted. 0 and -1 where nothing was predicted, and once it

@@ -611,9 +611,9 @@ Status AutoEngineImpl::next_trial() {
   return decide();
 }
 
-// Before its first trial. The machine is as fast as it was in the trial before, rather than in the dense steps; they are
-// what the contest compares by. And gradients change in the steps on trial, and with them payloads that vary: those of
-// the last step count.
+// Before its first trial. The machine is as fast as it was in the trial before, rather than in the dense steps; they
+// are what the contest compares by. And gradients change in the steps on trial, and with them payloads that vary: those
+// of the last step count.
 Status AutoEngineImpl::predict_again(int candidate) {
   const bool varies = varying_.erase(candidate) > 0;
   AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(candidate)];

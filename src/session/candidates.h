@@ -30,8 +30,8 @@ bool has_varying_payloads(const std::string& what);
 
 // How fast the machine is tells the time from the end of a step to the first gradients of the next one: optimizer,
 // forward pass and the start of the backward pass, about the same whatever travels. The pace of some steps is that time
-// of theirs over that of the dense steps: above 1 the machine was slower. 1 where it is not known, or so far from 1 that
-// something else held one up.
+// of theirs over that of the dense steps: above 1 the machine was slower. 1 where it is not known, or so far from 1
+// that something else held one up.
 inline double pace_of(std::int64_t first_ready_ns, std::int64_t dense_first_ready_ns) {
   constexpr double kMost = 2;
   if (first_ready_ns <= 0 || dense_first_ready_ns <= 0) return 1;
