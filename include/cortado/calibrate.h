@@ -74,8 +74,8 @@ struct CalibrateOptions {
 //   contention    by how much a matrix product slows down while another thread of the rank encodes with the codec that
 //                 takes longest for a value; of device_computation the same, beside the device's; 0 where it is not
 //                 measured
-//   starts        with all-reduces: what starting one of 256 KiB keeps a thread that computes before and after: the
-//                 mean of four on each of all ranks, of which the median over the runs
+//   starts        with all-reduces: what starting one of 256 KiB (less, where that takes long) keeps a thread for that
+//                 computes before and after: of a run the mean of four on each of all ranks, of the runs the median
 //   transfers     with all-reduces and contention: by how much computation slows down while a transfer runs. It is what
 //                 an all-reduce of all ranks adds to matrix products that outlast it, beyond its start, as a share of
 //                 what it takes alone. Not given where even the largest that fits into the budget takes less than

@@ -253,7 +253,7 @@ class Attachment:
         """What auto has decided and why, as a dict; None without auto.
 
         ``decided``, ``step``, ``reason``, ``candidates`` (``label``, ``what``, ``predicted_ns`` (right before its first
-        trial, for a machine as fast as in the trial before), ``measured_ns``, ``steps``, ``pace`` (how long it was in
+        trial, for a machine as fast as it was until then), ``measured_ns``, ``steps``, ``pace`` (how long it was in
         these from the end of a step to the first gradients of the next one, over the steps that the prediction counts
         on: above 1 the machine was slower), ``predicted_at_pace_ns`` (the prediction for steps of that pace; both None
         once it has been tried again); the first one is dense),

@@ -223,9 +223,9 @@ Result<Cluster> Calibrator::run() {
   }
   const auto flat_range = std::find_if(cluster.ranges.begin(), cluster.ranges.end(), is_flat);
   const bool has_range = flat_range != cluster.ranges.end();
-  CORTADO_RETURN_IF_ERROR(measure_starts(&cluster));
-  CORTADO_RETURN_IF_ERROR(
-      measure_transfers(has_range ? flat_range->collectives : cluster.levels.back().collectives, &cluster));
+  const CollectiveCurves& of_all = has_range ? flat_range->collectives : cluster.levels.back().collectives;
+  CORTADO_RETURN_IF_ERROR(measure_starts(of_all, &cluster));
+  CORTADO_RETURN_IF_ERROR(measure_transfers(of_all, &cluster));
   const std::int64_t elapsed[] = {clock_->now_ns() - start_ns_};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> longest_ns, longest(elapsed));
   cluster.unknown["/calibration_ns"] = std::to_string(longest_ns[0]);

@@ -294,49 +294,47 @@ Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cl
 // own and cores are few, these may take the core at once. Small all-reduces, as compressed gradients make them. A start
 // takes little or a scheduler's slice, so it is the mean over some of them, on all ranks, whose median over runs
 // counts.
-Status Calibrator::measure_starts(Cluster* cluster) {
-  if (!measures_starts(*cluster)) return {};
-  constexpr std::int64_t kBytes = 256 << 10, kStarts = 4;
-  constexpr std::int64_t kBetweenNs = 3'000'000;
-  const std::int64_t bytes = std::min(options_.max_bytes, kBytes);
-  std::vector<AlignedBuffer<float>> values(kStarts);
-  for (AlignedBuffer<float>& buffer : values) {
-    buffer = AlignedBuffer<float>(static_cast<std::size_t>(bytes) / sizeof(float) + 1);
+Status Calibrator::measure_starts(const CollectiveCurves& curves, Cluster* cluster) {
+  const auto all_reduce = curves.find(OpKind::kAllReduce);
+  if (!measures_starts(*cluster) || all_reduce == curves.end()) return {};
+  constexpr std::int64_t kBytes = 256 << 10, kStarts = 4, kBetweenNs = 3'000'000;
+  const double most_ns = kShareBeside * options_.budget_s * 1e9 / kStarts;
+  std::int64_t bytes = std::min(options_.max_bytes, kBytes);
+  while (bytes > kSmallestBytes && static_cast<double>(all_reduce->second.at(bytes)) > most_ns) bytes /= 2;
+  std::vector<AlignedBuffer<float>> values;
+  std::vector<CollectiveCall> calls;
+  for (std::int64_t i = 0; i < kStarts; ++i) {
+    float* data = values.emplace_back(static_cast<std::size_t>(bytes) / sizeof(float) + 1).data();
+    calls.push_back(make_call(OpKind::kAllReduce, bytes, communicator_->world_size(), data, data).call);
   }
   MatrixProduct product;
   const auto compute = [&]() -> Status {
     const std::int64_t until_ns = clock_->now_ns() + kBetweenNs;
-    Status computed;
-    for (std::int64_t i = 0; i < kMostProducts && computed.ok() && clock_->now_ns() < until_ns; ++i) {
-      computed = product.run();
+    for (std::int64_t i = 0; i < kMostProducts && clock_->now_ns() < until_ns; ++i) {
+      CORTADO_RETURN_IF_ERROR(product.run());
     }
-    return computed;
+    return {};
   };
   std::vector<std::int64_t> kept_ns;  // by run
-  CORTADO_RETURN_IF_ERROR(
-      measure("starts of all_reduce beside computation", [&]() -> Status {
-        kept_ns.push_back(0);
-        std::vector<WorkId> works;
-        Status status;
-        for (AlignedBuffer<float>& buffer : values) {
-          status = compute();
-          if (!status.ok()) break;
-          const std::int64_t start_ns = clock_->now_ns();
-          const Result<WorkId> work = communicator_->start(
-              make_call(OpKind::kAllReduce, bytes, communicator_->world_size(), buffer.data(), buffer.data()).call);
-          kept_ns.back() += clock_->now_ns() - start_ns;
-          status = work.status();
-          if (!work.ok()) break;
-          works.push_back(work.value());
-        }
-        if (status.ok()) status = compute();
-        for (const WorkId work : works) {  // all of them, as they hold the buffers
-          const Status ended = communicator_->wait(work, timeout_);
-          if (status.ok()) status = ended;
-        }
-        return status;
-      }).status());
-  kept_ns.erase(kept_ns.begin());  // connections came up
+  const auto act = [&]() -> Status {
+    kept_ns.push_back(0);
+    std::vector<WorkId> works;
+    Status status = compute();
+    while (status.ok() && works.size() < calls.size()) {
+      const std::int64_t start_ns = clock_->now_ns();
+      const Result<WorkId> work = communicator_->start(calls[works.size()]);
+      kept_ns.back() += clock_->now_ns() - start_ns;
+      if (work.ok()) works.push_back(work.value());
+      status = work.ok() ? compute() : work.status();
+    }
+    for (const WorkId work : works) {  // all of them, as they hold the buffers
+      const Status ended = communicator_->wait(work, timeout_);
+      if (status.ok()) status = ended;
+    }
+    return status;
+  };
+  CORTADO_RETURN_IF_ERROR(measure("starts of all_reduce beside computation", act).status());
+  kept_ns.erase(kept_ns.begin());  // when connections came up
   CORTADO_ASSIGN_OR_RETURN(std::vector<std::int64_t> of_ranks, mean_of_ranks(communicator_, kept_ns, timeout_));
   std::sort(of_ranks.begin(), of_ranks.end());
   cluster->collective_start_ns = of_ranks[(of_ranks.size() - 1) / 2] / kStarts;

@@ -151,7 +151,7 @@ class Calibrator {
     return !cluster.collective_start_ns.has_value() && communicator_->world_size() > 1 &&
            std::count(options_.collectives.begin(), options_.collectives.end(), OpKind::kAllReduce) > 0;
   }
-  Status measure_starts(Cluster* cluster);
+  Status measure_starts(const CollectiveCurves& curves, Cluster* cluster);
   std::array<std::int64_t, 2> packed_sizes() const {
     const std::vector<std::int64_t> sizes = sizes_up_to(kSmallestElems, options_.max_elems);
     return {sizes.front(), sizes.back()};

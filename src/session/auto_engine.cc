@@ -467,6 +467,10 @@ Status AutoEngineImpl::after_step() {
   const std::int64_t now_ns = clock_->now_ns();
   if (uncounted_ > 0) {
     --uncounted_;
+    if (phase_ == Phase::kTry) {
+      recent_first_ready_ns_.push_back(step_first_ready_ns_);
+      if (uncounted_ == 0) CORTADO_RETURN_IF_ERROR(predict_again());
+    }
   } else {
     times_ns_.push_back(now_ns - step_start_ns_);
     if (phase_ != Phase::kRun) first_ready_ns_.push_back(step_first_ready_ns_);
@@ -538,7 +542,7 @@ Status AutoEngineImpl::end_block() {
     if (was_passed_ && !dense_was_passed_) contest_->forget_dense();  // those from before had the engine in between
     dense_was_passed_ = was_passed_ || dense_was_passed_;
     append(&first_ready_by_candidate_ns_[static_cast<std::size_t>(contest_->next())], first_ready);
-    if (!first_ready.empty() && median_of(first_ready) > 0) last_first_ready_ns_ = median_of(first_ready);
+    recent_first_ready_ns_ = std::move(first_ready);
     contest_->note(times);
     return next_trial();
   }
@@ -593,7 +597,7 @@ Status AutoEngineImpl::begin_trials() {
   for (const AutoCandidate& candidate : decision_.candidates) predicted_ns.push_back(candidate.predicted_ns);
   contest_.emplace(std::move(predicted_ns), dense_ns_);
   first_ready_by_candidate_ns_.assign(decision_.candidates.size(), {});
-  last_first_ready_ns_ = 0;
+  recent_first_ready_ns_.clear();
   predicted_pace_.assign(decision_.candidates.size(), 1);
   dense_was_passed_ = false;
   block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
@@ -603,7 +607,6 @@ Status AutoEngineImpl::begin_trials() {
 
 Status AutoEngineImpl::next_trial() {
   while (contest_->next() >= 0) {
-    CORTADO_RETURN_IF_ERROR(predict_again(contest_->next()));
     CORTADO_ASSIGN_OR_RETURN(const bool is_there, try_to_switch(contest_->next()));
     if (is_there) return {};
     contest_->drop();
@@ -611,15 +614,18 @@ Status AutoEngineImpl::next_trial() {
   return decide();
 }
 
-// Before its first trial. The machine is as fast as it was in the trial before, rather than in the dense steps; they
-// are what the contest compares by. And gradients change in the steps on trial, and with them payloads that vary: those
-// of the last step count.
-Status AutoEngineImpl::predict_again(int candidate) {
+// Before the steps of its first trial that count. The machine is as fast as it was just now, in the trial before and
+// the steps since, rather than in the dense steps; those are what the contest compares by. And gradients change in the
+// steps on trial, and with them payloads that vary: those of the trial before count.
+Status AutoEngineImpl::predict_again() {
+  const int candidate = current_;
   const bool varies = varying_.erase(candidate) > 0;
   AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(candidate)];
   if (retried_.has_value() || of.predicted_ns < 0 || candidate == 0 || contest_->steps(candidate) > 0) return {};
+  const std::span<const std::int64_t> recent(recent_first_ready_ns_);
+  CORTADO_ASSIGN_OR_RETURN(recent_first_ready_ns_, mean_of_ranks(communicator_, recent, timeout()));
   const std::int64_t dense_ns = dense_first_ready_ns_.empty() ? 0 : median_of(dense_first_ready_ns_);
-  const double paces[] = {1, pace_of(last_first_ready_ns_, dense_ns)};
+  const double paces[] = {1, pace_of(median_of(recent_first_ready_ns_), dense_ns)};
   if (!varies && paces[1] == 1) return {};
   std::vector<std::int64_t> own = {0, 0};
   if (predict_ && (!varies || tell_sizes(samples_))) {  // on rank 0

@@ -137,7 +137,7 @@ class AutoEngineImpl final : public AutoEngine {
   Status end_block();
   Status begin_trials();
   Status next_trial();
-  Status predict_again(int candidate);
+  Status predict_again();
   Status predict_at_pace();
   Status decide();
   Status check_progress();
@@ -181,7 +181,7 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<std::int64_t> dense_first_ready_ns_;
   std::optional<Contest> contest_;
   std::vector<std::vector<std::int64_t>> first_ready_by_candidate_ns_;  // on trial
-  std::int64_t last_first_ready_ns_ = 0;                                // of the last trial; 0: not known
+  std::vector<std::int64_t> recent_first_ready_ns_;                     // of the last trial, and of steps since
   std::vector<double> predicted_pace_;                                  // by candidate: what its prediction counts on
   bool owes_nothing_ = false;      // no rank does, to gradients of dense steps: kTry and kRun
   bool was_passed_ = false;        // the step before

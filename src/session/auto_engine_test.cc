@@ -1147,7 +1147,8 @@ TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
 }
 
 // The machine was slower in the steps of one setting on trial than in dense steps, and faster in those of another: the
-// time until the first gradients tells. Before its first trial each is predicted for the speed of the trial before.
+// time until the first gradients tells. Before the steps of its first trial that count each is predicted for the speed
+// of the trial before and the two steps since.
 TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) {
   const Cluster cluster = two_machines(2000, auto_codecs(Quality::kSafe));
   const auto run_with = [&](const std::function<double(const std::string& what)>& pace) {
@@ -1168,13 +1169,14 @@ TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) {
     return run;
   };
   const auto pace = [](const std::string& what) {
-    return what == "cast(bf16)" ? 1.5 : what == "cast(fp16)" ? 0.8 : 1.0;
+    return what == "cast(bf16)" ? 1.5 : what == "cast(fp16)" ? 0.8 : what == "dense" ? 1.0 : 1.2;
   };
   const Training steady = run_with([](const std::string&) { return 1.0; }), run = run_with(pace);
   ASSERT_TRUE(run.decisions[0].decided);
   ASSERT_EQ(run.decisions[0].candidates.size(), steady.decisions[0].candidates.size());
   int tried = 0;
-  double pace_before = 1;
+  double pace_before = pace(run.decisions[0].candidates[1].label);  // of the first there are the two steps alone
+  EXPECT_NE(pace_before, 1);
   for (std::size_t c = 1; c < run.decisions[0].candidates.size(); ++c) {
     const AutoCandidate& candidate = run.decisions[0].candidates[c];
     if (candidate.measured_ns < 0) continue;
