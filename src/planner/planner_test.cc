@@ -96,6 +96,37 @@ TEST(SimulateMessages, SizesTravelWithThePayloads) {
   EXPECT_EQ(simulate_plan(plan, example.job, example.cluster).value().step_ns, messages.step_ns + 2 * kGatherNs);
 }
 
+// Of two buckets that are ready together the first is sent before the second is encoded: starting takes the thread that
+// encodes, and comes at once.
+TEST(SimulatePlan, WhatIsEncodedIsSentBeforeTheNextBucketIsEncoded) {
+  LemmaOne example;
+  example.job.device = OpDevice::kCpu;
+  for (JobTensor& tensor : example.job.tensors) tensor.ready_ns = example.job.tensors.back().ready_ns;
+  constexpr std::int64_t kStartNs = 700'000;
+  example.cluster.collective_start_ns = kStartNs;
+  Plan plan;
+  plan.topology = example.cluster.topology();
+  for (const JobTensor& tensor : example.job.tensors) {
+    plan.buckets.push_back({.tensors = {tensor.name},
+                            .option = Option::parse("encode@cpu all_gather@all decode@cpu", plan.topology).value(),
+                            .codec = "sign(scale=mean_abs)"});
+  }
+  const Timeline timeline = simulate_plan(plan, example.job, example.cluster).value();
+  const auto event = [&](const char* name, int bucket) {
+    const auto found = std::find_if(timeline.events.begin(), timeline.events.end(),
+                                    [&](const TimelineEvent& of) { return of.name == name && of.bucket == bucket; });
+    EXPECT_NE(found, timeline.events.end()) << name << " of bucket " << bucket;
+    return found == timeline.events.end() ? TimelineEvent() : *found;
+  };
+  for (const int bucket : {0, 1}) {
+    EXPECT_GT(event("encode", bucket).end_ns, event("encode", bucket).start_ns);
+    EXPECT_EQ(event("start", bucket).start_ns, event("encode", bucket).end_ns);
+    EXPECT_EQ(event("start", bucket).end_ns - event("start", bucket).start_ns, kStartNs);
+  }
+  EXPECT_EQ(event("all_gather", 0).start_ns, event("start", 0).end_ns);
+  EXPECT_EQ(event("encode", 1).start_ns, event("start", 0).end_ns);
+}
+
 TEST(MakePlan, OffloadsTheLaterTensorWhereLemmaOneTakesTheEarlierOne) {
   LemmaOne example;
   for (CodecTimes& times : example.cluster.codecs) {

@@ -35,6 +35,7 @@ constexpr std::int64_t kWatchOfState = 16;  // steps, after a state was loaded: 
 constexpr int kInARow = 2;                  // comparisons that must agree before something changes
 constexpr int kMostToPass = 64;             // comparisons
 constexpr double kSlower = 1.1;             // over what was decided on, before others may be tried again
+constexpr std::ptrdiff_t kRecentSteps = 5;  // tell how fast the machine is
 constexpr double kOtherPace = 0.03;         // a pace further from 1 is told
 
 std::string milliseconds(std::int64_t time_ns) {
@@ -614,14 +615,17 @@ Status AutoEngineImpl::next_trial() {
   return decide();
 }
 
-// Before the steps of its first trial that count. The machine is as fast as it was just now, in the trial before and
-// the steps since, rather than in the dense steps; those are what the contest compares by. And gradients change in the
-// steps on trial, and with them payloads that vary: those of the trial before count.
+// Before the steps of its first trial that count. The machine is as fast as it was in the last steps, those that do not
+// count and the end of the trial before, rather than in the dense steps; those are what the contest compares by. And
+// gradients change in the steps on trial, and with them payloads that vary: those of the trial before count.
 Status AutoEngineImpl::predict_again() {
   const int candidate = current_;
   const bool varies = varying_.erase(candidate) > 0;
   AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(candidate)];
   if (retried_.has_value() || of.predicted_ns < 0 || candidate == 0 || contest_->steps(candidate) > 0) return {};
+  if (const auto count = std::ssize(recent_first_ready_ns_); count > kRecentSteps) {
+    recent_first_ready_ns_.erase(recent_first_ready_ns_.begin(), recent_first_ready_ns_.end() - kRecentSteps);
+  }
   const std::span<const std::int64_t> recent(recent_first_ready_ns_);
   CORTADO_ASSIGN_OR_RETURN(recent_first_ready_ns_, mean_of_ranks(communicator_, recent, timeout()));
   const std::int64_t dense_ns = dense_first_ready_ns_.empty() ? 0 : median_of(dense_first_ready_ns_);
@@ -651,7 +655,7 @@ Status AutoEngineImpl::predict_at_pace() {
     const std::int64_t own_ns = first_ready_ns.empty() ? 0 : median_of(first_ready_ns);
     const bool was_tried = contest_->steps(static_cast<int>(c)) > 0;
     if (dense_ns == 0 || own_ns == 0 || of.predicted_ns < 0 || !was_tried) continue;
-    const double paces[] = {predicted_pace_[c], as_double(own_ns) / as_double(dense_ns)};
+    const double paces[] = {predicted_pace_[c], pace_of(own_ns, dense_ns)};
     of.pace = paces[1] / paces[0];
     if (!predict_) continue;  // but on rank 0
     const Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);

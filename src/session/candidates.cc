@@ -335,9 +335,10 @@ Result<Prediction> predict_dense(const Job& job, const Cluster& cluster, bool ta
 
 // When the last gradient is ready, if nothing is compressed; but for what the engine does before, as auto measures it.
 Result<std::int64_t> dense_backward_ns(const Job& job, const Cluster& cluster, bool takes_buffers) {
-  Cluster without_packing = cluster;
-  without_packing.pack = without_packing.unpack = {};
-  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_dense(job, without_packing, takes_buffers));
+  Cluster without_engine = cluster;
+  without_engine.pack = without_engine.unpack = {};
+  without_engine.collective_start_ns.reset();
+  CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_dense(job, without_engine, takes_buffers));
   std::int64_t end_ns = 0;
   for (const TimelineEvent& event : timeline.events) {
     if (event.name == "backward") end_ns = std::max(end_ns, event.end_ns);

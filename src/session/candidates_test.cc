@@ -504,6 +504,9 @@ TEST(Candidates, TheBackwardPassIsSlowedAsTheDenseStepsShow) {
   // Two of three run before the last gradient is ready.
   EXPECT_NEAR(slowed_by(1'200'000'000 + transfer_ns), 0.5, 0.01);
   EXPECT_NEAR(slowed_by(5'000'000'000), 1, 0.01);
+  // Gradients were ready so late but for the time that the engine had taken until then.
+  cluster.collective_start_ns = 50'000'000;
+  EXPECT_NEAR(slowed_by(1'200'000'000 + transfer_ns), 0.5, 0.01);
   // What was measured otherwise does not count.
   cluster.transfers_slow_backward = 0.9;
   EXPECT_NEAR(slowed_by(1'200'000'000 + transfer_ns), 0.5, 0.01);

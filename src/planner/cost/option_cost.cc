@@ -156,7 +156,9 @@ void OptionCost::travel(const Operation& operation, PathState* state, OperationS
     const DType summed = state->encoded ? codec_->sum_dtype : shape_.dtype;
     std::int64_t time_ns = rounds * model_.collectives.time_ns(operation.kind, operation.levels, bytes, groups, summed);
     const bool has_sizes = state->encoded && !codec_->traits.fixed_size && model_.gathers_sizes;
-    add(kCpuCodec, (rounds + (has_sizes ? 1 : 0)) * model_.start_ns(), steps, StepPart::kStart);
+    const std::int64_t starts = rounds + (has_sizes ? 1 : 0);
+    add(kCpuCodec, starts * model_.start_ns(), steps, StepPart::kStart);
+    if (model_.start_ns() > 0) steps->steps[steps->count - 1].starts = static_cast<std::uint8_t>(starts);
     if (has_sizes) {
       const std::int64_t sizes_ns = announcement_ns(operation, *state, n, groups);
       if (model_.home == OpDevice::kCpu) {  // the thread of the backward pass has to see that they have come
@@ -264,6 +266,12 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
       chain->loads[step.resource] += step.time_ns;
       chain->own_ns += step.time_ns;
       if (step.resource >= kLink) chain->longest_link_ns = std::max(chain->longest_link_ns, step.time_ns);
+      // Not behind what other buckets encode.
+      if (step.part == StepPart::kStart && !chain->steps.empty() && chain->steps.back().resource == kCpuCodec) {
+        chain->steps.back().time_ns += step.time_ns;
+        chain->steps.back().starts = step.starts;
+        continue;
+      }
       chain->steps.push_back(step);
     }
   };

@@ -39,7 +39,7 @@ using Loads = std::array<std::int64_t, kMaxResources>;  // nanoseconds by resour
 enum class StepPart : std::uint8_t {
   kOperation,  // or a copy for it
   kPacking,    // into or out of the bucket's buffer
-  kStart,      // of a collective
+  kStart,      // of a collective, by itself
 };
 
 struct Step {
@@ -47,6 +47,7 @@ struct Step {
   std::uint8_t resource = kLink;
   std::uint8_t operation = 0;  // of the option; of a copy: the one it is for
   StepPart part = StepPart::kOperation;
+  std::uint8_t starts = 0;   // of collectives, at the step's end: whoever has encoded starts at once
   std::int64_t rest_ns = 0;  // of a chain: what the steps after it take, so that simulations may end early; 0 may do
 };
 

@@ -357,10 +357,17 @@ TEST(OptionCost, StartsOfCollectivesTakeTheHostsThread) {
       }
       ASSERT_EQ(with.own_ns - without.own_ns, starts * 1234);
       EXPECT_EQ(with.loads[kCpuCodec] - without.loads[kCpuCodec], starts * 1234);
+      int found = 0;
       for (std::size_t i = 0; i < with.steps.size(); ++i) {
-        if (with.steps[i].part != StepPart::kStart) continue;
+        if (with.steps[i].starts == 0) continue;
+        found += with.steps[i].starts;
+        EXPECT_EQ(with.steps[i].resource, kCpuCodec);
         EXPECT_GE(with.steps[i + 1].resource, kLink);
+        // What was encoded there is sent at once.
+        const bool follows_a_codec = i > 0 && with.steps[i - 1].resource == kCpuCodec;
+        EXPECT_FALSE(follows_a_codec && with.steps[i].part == StepPart::kStart);
       }
+      EXPECT_EQ(found, starts);
       // A device's stream computes whatever the host does.
       ASSERT_TRUE(make_chain(CostModel(cluster, OpDevice::kGpu), &codec, {.elems = kElems}, option, &with));
       ASSERT_TRUE(make_chain(CostModel(unknown, OpDevice::kGpu), &codec, {.elems = kElems}, option, &without));

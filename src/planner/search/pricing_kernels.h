@@ -19,7 +19,7 @@ using Costs = std::array<float, kPriceSets>;
 using PriceSets = std::array<Costs, kMaxResources>;
 
 struct TermTime {
-  std::array<float, 3> time_ns = {};  // of packing, a copy and the operation itself, those that there are
+  std::array<float, 3> time_ns = {};  // of the steps of an operation, those that there are
   std::array<std::uint8_t, 3> resource = {};
 };
 

@@ -6,8 +6,8 @@
 // a bucket, the bucket's chain begins; each of its steps waits for its resource. A resource serves in the order in
 // which steps become ready, at equal times the lower bucket first; it does one thing at a time, except the CPU, which
 // has workers. Codecs and transfers take speed from the compute stream while they run. Where gradients are on the host,
-// one thread runs the backward pass and the codecs, and sees what has arrived only when it has encoded what became
-// ready, and after the backward pass. Not modelled: docs/planner.md.
+// one thread runs the backward pass and the codecs and starts transfers, and sees what has arrived only when it has
+// encoded what became ready, and after the backward pass. Not modelled: docs/planner.md.
 //
 // PERF: a resource's results come in order, so that every server has a queue of its own and the next event is the least
 // of their heads: 15 ns an event, where one heap over all buckets in flight takes 40.

@@ -179,6 +179,17 @@ Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& clust
     shown.name = name_of(event, is_compute ? nullptr : &chains[event.bucket],
                          is_compute ? nullptr : &plan.buckets[located[event.bucket].bucket].option);
   }
+  // Starts at the end of other steps are shown by themselves.
+  for (std::size_t i = 0, count = timeline.events.size(); i < count; ++i) {
+    if (events[i].bucket < 0 || timeline.events[i].name == "start") continue;
+    const int starts = chains[events[i].bucket].steps[events[i].step].starts;
+    if (starts == 0) continue;
+    TimelineEvent start = timeline.events[i];
+    start.start_ns = std::max(start.start_ns, start.end_ns - starts * model.start_ns());
+    start.name = "start";
+    timeline.events[i].end_ns = start.start_ns;
+    timeline.events.push_back(std::move(start));
+  }
   std::stable_sort(timeline.events.begin(), timeline.events.end(), [](const TimelineEvent& a, const TimelineEvent& b) {
     return std::pair(a.row, a.start_ns) < std::pair(b.row, b.start_ns);
   });
