@@ -118,23 +118,26 @@ void choose_greedily(Problem& problem, const WaysOf& ways_of, Simulator* simulat
   for (const std::size_t k : order) {
     if (simulator->steps_done() >= until_steps) return;
     if (removed[k]) continue;
-    const Way* best = (*plan)[k].way;
+    const Way* const before = (*plan)[k].way;
+    const Way* best = before;
+    const auto change_to = [&](const Way* way) {
+      Loads change = way->chain.loads;
+      for (int r = 0; r < kMaxResources; ++r) change[r] -= before->chain.loads[r];
+      return change;
+    };
     for (const Way* way : ways_of((*plan)[k].first, (*plan)[k].last)) {
       buckets[k].steps = way->chain.steps;
-      Loads change = way->chain.loads;
-      for (int r = 0; r < kMaxResources; ++r) change[r] -= (*plan)[k].way->chain.loads[r];
-      const std::int64_t step_ns = simulator->rerun(buckets, k, change, best_ns);
+      const std::int64_t step_ns = simulator->rerun(buckets, k, change_to(way), best_ns);
       if (step_ns < best_ns) best_ns = step_ns, best = way;
     }
-    const bool changed = best != (*plan)[k].way;
     (*plan)[k].way = best;
     buckets[k].steps = best->chain.steps;
-    if (!changed) continue;
-    const std::vector<bool> before = travels_before_gap(problem, simulator, *plan);
+    if (best == before) continue;
+    const std::vector<bool> early = travels_before_gap(problem, simulator, *plan);
     for (std::size_t b = 0; b < plan->size(); ++b) {
-      if (before[b] && !encodes(problem, (*plan)[b])) removed[b] = true;
+      if (early[b] && !encodes(problem, (*plan)[b])) removed[b] = true;
     }
-    simulator->run_keeping(buckets);
+    simulator->rerun_keeping(buckets, k, change_to(best));
   }
 }
 

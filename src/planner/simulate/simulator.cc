@@ -2,6 +2,7 @@
 #include "planner/simulate/simulator.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -11,6 +12,8 @@ namespace {
 
 constexpr std::int64_t kFullSpeedPpm = 1000000;
 constexpr std::int32_t kMaxCheckpoints = 96;
+
+std::int32_t checkpoint_every(std::size_t buckets) { return static_cast<std::int32_t>(buckets) / kMaxCheckpoints + 1; }
 
 std::int64_t muldiv(std::int64_t a, std::int64_t b, std::int64_t c) {
   std::int64_t product;
@@ -42,17 +45,12 @@ SimulatedJob simulated_job(const Job& job, const Cluster& cluster) {
 
 Simulator::Simulator(const SimulatedJob& job, int levels)
     : job_(job), slowdowns_ppm_{job.gpu_slowdown_ppm, job.cpu_slowdown_ppm, job.link_slowdown_ppm} {
-  std::int16_t next = 0;
-  for (int r = 0; r <= kMaxResources; ++r) {
-    servers_of_[r] = next;
-    if (r == kCpuCodec) {
-      next = static_cast<std::int16_t>(next + job.cpu_workers);
-    } else if (r < kLink + levels) {
-      ++next;
-    }
+  for (int r = 0; r < kMaxResources; ++r) {
+    const int by = slowdown_by(r);
+    slows_[r] = by >= 0 && slowdowns_ppm_[static_cast<std::size_t>(by)] > 0 ? by : -1;
   }
-  if (job.host_passes_on) ++next;
-  servers_.resize(static_cast<std::size_t>(next));
+  first_worker_ = kLink + levels;
+  servers_.resize(static_cast<std::size_t>(first_worker_ + job.cpu_workers - 1 + job.host_passes_on));
   head_times_.resize(servers_.size(), kNever);
   head_places_.resize(servers_.size(), 0);
 }
@@ -74,45 +72,66 @@ std::int64_t Simulator::run(std::span<const SimulatedBucket> buckets, std::int64
 }
 
 std::int64_t Simulator::run_keeping(std::span<const SimulatedBucket> buckets) {
-  keep_every_ = static_cast<std::int32_t>(buckets.size()) / kMaxCheckpoints + 1;
+  keep_every_ = checkpoint_every(buckets.size());
   kept_ = 0;
-  checkpoints_.resize(std::max<std::size_t>(checkpoints_.size(), buckets.size() / keep_every_ + 1));
+  checkpoints_.resize(std::max(checkpoints_.size(), buckets.size() / static_cast<std::size_t>(keep_every_) + 1));
   reset(buckets);
   return advance(buckets, kNever);
 }
 
 std::int64_t Simulator::rerun(std::span<const SimulatedBucket> buckets, std::size_t first, const Loads& load_change,
                               std::int64_t limit) {
-  // When the host has seen what had arrived by the bucket before depends on when the first was ready.
-  if (job_.host_passes_on && first > 0) --first;
-  const Checkpoint& from = checkpoints_[std::min(first / static_cast<std::size_t>(keep_every_), kept_ - 1)];
+  resume(buckets, first, load_change);
   const std::int32_t every = std::exchange(keep_every_, 0);
-  state_ = from.state;
-  for (int r = 0; r < kMaxResources; ++r) state_.remaining_ns[r] += load_change[r];
-  std::size_t taken = 0;
-  for (std::size_t s = 0; s < servers_.size(); ++s) {
-    const auto begin = from.waiting.begin() + static_cast<std::ptrdiff_t>(taken);
-    servers_[s].queue.assign(begin, begin + from.counts[s]);
-    servers_[s].head = 0;
-    servers_[s].free_ns = from.free_ns[s];
-    const Waiting head = servers_[s].queue.empty() ? Waiting{kNever, 0} : servers_[s].queue.front();
-    set_head(s, head.time_ns, head.place);
-    taken += static_cast<std::size_t>(from.counts[s]);
-  }
-  unseen_ = from.unseen;
-  place_gates(buckets);
-  std::copy(from.arrivals.begin(), from.arrivals.end(), arrivals_.begin());
-  plan_next(buckets);
   const std::int64_t step_ns = advance(buckets, limit);
   keep_every_ = every;
   return step_ns;
 }
 
-// The results of a server come in order of time.
-void Simulator::pass_on(std::size_t server, std::int64_t time_ns, std::int64_t place) {
-  std::vector<Waiting>& queue = servers_[server].queue;
-  if (queue.empty()) set_head(server, time_ns, place);
-  queue.emplace_back(time_ns, place);
+std::int64_t Simulator::rerun_keeping(std::span<const SimulatedBucket> buckets, std::size_t first,
+                                      const Loads& load_change) {
+  if (checkpoint_every(buckets.size()) != keep_every_) return run_keeping(buckets);
+  checkpoints_.resize(std::max(checkpoints_.size(), buckets.size() / static_cast<std::size_t>(keep_every_) + 1));
+  kept_ = resume(buckets, first, load_change);
+  for (std::size_t c = 0; c < kept_; ++c) {
+    for (int r = 0; r < kMaxResources; ++r) checkpoints_[c].state.remaining_ns[r] += load_change[r];
+  }
+  return advance(buckets, kNever);
+}
+
+// Goes back to the last kept state that the buckets before `first` decide, and says which it is.
+std::size_t Simulator::resume(std::span<const SimulatedBucket> buckets, std::size_t first, const Loads& load_change) {
+  // When the host has seen what had arrived by the bucket before depends on when the first was ready.
+  if (job_.host_passes_on && first > 0) --first;
+  const std::size_t at = std::min(first / static_cast<std::size_t>(keep_every_), kept_ - 1);
+  const Checkpoint& from = checkpoints_[at];
+  state_ = from.state;
+  for (int r = 0; r < kMaxResources; ++r) state_.remaining_ns[r] += load_change[r];
+  make_room(buckets.size());
+  const Waiting* waiting = from.waiting.data();
+  for (std::size_t s = 0; s < servers_.size(); ++s) {
+    const auto count = static_cast<std::size_t>(from.counts[s]);
+    servers_[s].head = 0;
+    servers_[s].tail = count;
+    servers_[s].free_ns = from.free_ns[s];
+    set_head(s, kNever, 0);
+    if (count > 0) set_head(s, waiting->time_ns, waiting->place);
+    std::copy_n(waiting, count, servers_[s].ring);
+    waiting += count;
+  }
+  unseen_ = from.unseen;
+  place_gates(buckets);
+  std::copy(from.arrivals.begin(), from.arrivals.end(), arrivals_.begin());
+  plan_next(buckets);
+  return at;
+}
+
+void Simulator::make_room(std::size_t buckets) {
+  if (buckets <= ring_mask_ && !rings_.empty()) return;
+  const std::size_t room = std::bit_ceil(buckets + 1);
+  rings_.resize(room * servers_.size());
+  for (std::size_t s = 0; s < servers_.size(); ++s) servers_[s].ring = rings_.data() + s * room;
+  ring_mask_ = room - 1;
 }
 
 void Simulator::reset(std::span<const SimulatedBucket> buckets) {
@@ -120,11 +139,8 @@ void Simulator::reset(std::span<const SimulatedBucket> buckets) {
   for (const SimulatedBucket& bucket : buckets) {
     for (const Step& step : bucket.steps) state_.remaining_ns[step.resource] += step.time_ns;
   }
-  for (Server& server : servers_) {
-    server.queue.clear();
-    server.head = 0;
-    server.free_ns = 0;
-  }
+  make_room(buckets.size());
+  for (Server& server : servers_) server.head = server.tail = 0, server.free_ns = 0;
   std::fill(head_times_.begin(), head_times_.end(), kNever);
   unseen_.clear();
   place_gates(buckets);
@@ -231,23 +247,26 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
       least_ns = head_times_[others];
       next = others;
     }
-    const Waiting ready = {least_ns, head_places_[next]};
-    if (ready.time_ns == kNever || state_.compute.next_ns < ready.time_ns) {
+    Waiting ready = {least_ns, head_places_[next]};
+    const bool is_milestone = least_ns == kNever || state_.compute.next_ns < least_ns;
+    if (is_milestone) {
       if (state_.compute.next_ns == kNever) break;
       if (state_.compute.next_ns + total_work_ns_ - milestone_work(buckets) > last_arrival) return kNever;
-      if (!reach_milestone(buckets, last_arrival)) return kNever;
-      continue;
-    }
-    Server& server = servers_[next];
-    if (++server.head == server.queue.size()) {
-      server.queue.clear();
-      server.head = 0;
-      head_times_[next] = kNever;
+      const std::int32_t bucket = reach_milestone(buckets);
+      if (bucket < 0) continue;
+      ready = Waiting::of(state_.compute.time_ns, bucket, 0);
     } else {
-      set_head(next, server.queue[server.head].time_ns, server.queue[server.head].place);
+      Server& server = servers_[next];
+      if (++server.head == server.tail) {
+        head_times_[next] = kNever;
+      } else {
+        const Waiting& head = server.ring[server.head & ring_mask_];
+        set_head(next, head.time_ns, head.place);
+      }
+      if (job_.host_passes_on && next == host_server()) state_.seen_ns = least_ns;
     }
-    if (job_.host_passes_on && next == host_server()) state_.seen_ns = ready.time_ns;
     if (!take_step(buckets, ready, last_arrival)) return kNever;
+    if (is_milestone && !unseen_.empty()) see_unseen(buckets, ready.bucket());
   }
   return std::max(state_.compute.time_ns, state_.arrived_ns) + tail_ns;
 }
@@ -257,10 +276,11 @@ bool Simulator::may_end_by(std::int64_t limit) const {
   std::int64_t now_ns = state_.compute.next_ns;
   for (const std::int64_t head_ns : head_times_) now_ns = std::min(now_ns, head_ns);
   for (int r = 0; r < kMaxResources; ++r) {
-    const std::int64_t remaining_ns = state_.remaining_ns[r], servers = servers_of_[r + 1] - servers_of_[r];
+    const std::int64_t remaining_ns = state_.remaining_ns[r];
     if (remaining_ns == 0) continue;
-    const std::int64_t start_ns = servers == 1 ? std::max(now_ns, servers_[servers_of_[r]].free_ns) : now_ns;
-    if (start_ns + remaining_ns / servers > limit) return false;
+    const std::int64_t count = r == kCpuCodec ? job_.cpu_workers : 1;
+    const std::int64_t start_ns = count == 1 ? std::max(now_ns, servers_[r].free_ns) : now_ns;
+    if (start_ns + remaining_ns / count > limit) return false;
   }
   return true;
 }
@@ -270,8 +290,8 @@ std::int64_t Simulator::work_after(std::int32_t bucket) const {
   return job_.overlap_forward ? total_work_ns_ - gates_[gates_.size() - 1 - static_cast<std::size_t>(bucket)] : 0;
 }
 
-// False: the step will take longer than the limit.
-bool Simulator::reach_milestone(std::span<const SimulatedBucket> buckets, std::int64_t limit) {
+// The bucket that is ready now; -1: none.
+std::int32_t Simulator::reach_milestone(std::span<const SimulatedBucket> buckets) {
   Compute& compute = state_.compute;
   const auto n = static_cast<std::int32_t>(buckets.size());
   const std::int32_t m = compute.milestone;
@@ -285,9 +305,7 @@ bool Simulator::reach_milestone(std::span<const SimulatedBucket> buckets, std::i
   if (m < n) {
     ++compute.milestone;
     plan_next(buckets);
-    if (!take_step(buckets, Waiting::of(compute.time_ns, m, 0), limit)) return false;
-    if (m + 1 == n || buckets[m + 1].ready_ns > buckets[m].ready_ns) see_unseen();
-    return true;
+    return m;
   }
   if (job_.overlap_forward && m < 2 * n) {
     const std::int32_t needed = 2 * n - 1 - m;
@@ -299,57 +317,65 @@ bool Simulator::reach_milestone(std::span<const SimulatedBucket> buckets, std::i
   }
   ++compute.milestone;
   plan_next(buckets);
-  return true;
+  return -1;
 }
 
 // False: the step will take longer than the limit.
 bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting ready, std::int64_t limit) {
   const std::int32_t bucket = ready.bucket();
   const std::span<const Step> steps = buckets[bucket].steps;
-  if (static_cast<std::size_t>(ready.step()) == steps.size()) {
+  const auto at = static_cast<std::size_t>(ready.step());
+  if (at == steps.size()) {
     arrive(buckets, bucket, ready.time_ns);
     return true;
   }
-  const Step& step = steps[ready.step()];
-  if (job_.host_passes_on && ready.step() > 0 && steps[ready.step() - 1].resource >= kLink &&
-      ready.time_ns != state_.seen_ns) {
-    if (const std::int64_t free_ns = host_free_ns(); free_ns > ready.time_ns) {
-      see(free_ns, ready.place);
-      return true;
-    }
-    if (state_.compute.milestone < static_cast<std::int32_t>(buckets.size())) {
-      unseen_.push_back(ready);
-      return true;
-    }
-  }
+  const Step& step = steps[at];
+  if (job_.host_passes_on && at > 0 && steps[at - 1].resource >= kLink && waits_for_host(buckets, ready)) return true;
   ++steps_done_;
-  std::int16_t s = servers_of_[step.resource];
-  for (std::int16_t other = s + 1; other < servers_of_[step.resource + 1]; ++other) {
-    if (servers_[other].free_ns < servers_[s].free_ns) s = other;
-  }
+  const bool has_workers = step.resource == kCpuCodec && job_.cpu_workers > 1;
+  std::int32_t s = step.resource;
+  if (has_workers) s = free_worker();
   Server& server = servers_[s];
   const std::int64_t start_ns = std::max(ready.time_ns, server.free_ns);
   const bool is_of_host = job_.host_passes_on && step.resource == kCpuCodec;
-  server.free_ns = start_ns + (is_of_host ? beside_transfers_ns(start_ns, step.time_ns) : step.time_ns);
-  const bool is_last = static_cast<std::size_t>(ready.step()) + 1 == steps.size();
-  if (!is_last) pass_on(static_cast<std::size_t>(s), server.free_ns, ready.place + 1);
-  if (const int by = slowdown_by(step.resource); by >= 0 && slowdowns_ppm_[static_cast<std::size_t>(by)] > 0) {
-    std::int64_t& until_ns = state_.compute.slowed_until_ns[by];
-    if (server.free_ns > until_ns) {
-      settle(ready.time_ns);
-      until_ns = server.free_ns;
-      plan_next(buckets);
-    }
+  const std::int64_t end_ns = start_ns + (is_of_host ? beside_transfers_ns(start_ns, step.time_ns) : step.time_ns);
+  server.free_ns = end_ns;
+  const bool is_last = at + 1 == steps.size();
+  if (!is_last) pass_on(static_cast<std::size_t>(s), end_ns, ready.place + 1);
+  if (const std::int32_t by = slows_[step.resource]; by >= 0 && end_ns > state_.compute.slowed_until_ns[by]) {
+    settle(ready.time_ns);
+    state_.compute.slowed_until_ns[by] = end_ns;
+    plan_next(buckets);
   }
-  if (is_last) arrive(buckets, bucket, server.free_ns);
+  if (is_last) arrive(buckets, bucket, end_ns);
   if (events_ != nullptr) {
-    events_->push_back({start_ns, server.free_ns, bucket, ready.step(), step.resource, s - servers_of_[step.resource]});
+    const std::int32_t worker = s == step.resource ? 0 : s - first_worker_ + 1;
+    events_->push_back({start_ns, end_ns, bucket, ready.step(), step.resource, worker});
   }
-  std::int64_t& remaining_ns = state_.remaining_ns[step.resource];
-  remaining_ns -= step.time_ns;
-  if (server.free_ns + step.rest_ns + work_after(bucket) > limit) return false;
-  const bool alone = servers_of_[step.resource + 1] - servers_of_[step.resource] == 1;
-  return !alone || server.free_ns + remaining_ns <= limit;
+  const std::int64_t remaining_ns = state_.remaining_ns[step.resource] -= step.time_ns;
+  if (end_ns + step.rest_ns + work_after(bucket) > limit) return false;
+  return has_workers || end_ns + remaining_ns <= limit;
+}
+
+// Of the CPU, the one that is free first.
+std::int32_t Simulator::free_worker() const {
+  std::int32_t first = kCpuCodec;
+  for (std::int32_t s = first_worker_; s < first_worker_ + job_.cpu_workers - 1; ++s) {
+    if (servers_[s].free_ns < servers_[first].free_ns) first = s;
+  }
+  return first;
+}
+
+// What has arrived, until the thread of the backward pass sees it.
+bool Simulator::waits_for_host(std::span<const SimulatedBucket> buckets, Waiting ready) {
+  if (ready.time_ns == state_.seen_ns) return false;
+  if (const std::int64_t free_ns = host_free_ns(); free_ns > ready.time_ns) {
+    see(free_ns, ready.place);
+    return true;
+  }
+  if (state_.compute.milestone >= static_cast<std::int32_t>(buckets.size())) return false;
+  unseen_.push_back(ready);
+  return true;
 }
 
 // What transfers take from the backward pass they take from codecs in its thread, too, those that have begun by then.
@@ -363,15 +389,18 @@ std::int64_t Simulator::beside_transfers_ns(std::int64_t start_ns, std::int64_t 
 
 // When the host has coded all that was begun.
 std::int64_t Simulator::host_free_ns() const {
-  std::int64_t free_ns = 0;
-  for (std::int16_t s = servers_of_[kCpuCodec]; s < servers_of_[kCpuCodec + 1]; ++s) {
-    free_ns = std::max(free_ns, servers_[static_cast<std::size_t>(s)].free_ns);
+  std::int64_t free_ns = servers_[kCpuCodec].free_ns;
+  for (std::int32_t s = first_worker_; s < first_worker_ + job_.cpu_workers - 1; ++s) {
+    free_ns = std::max(free_ns, servers_[s].free_ns);
   }
   return free_ns;
 }
 
-// At a milestone: the host looks at what has arrived, behind what it encodes now.
-void Simulator::see_unseen() {
+// At the milestone of a bucket, the last of those that are ready together: the host looks at what has arrived, behind
+// what it encodes now.
+void Simulator::see_unseen(std::span<const SimulatedBucket> buckets, std::int32_t bucket) {
+  const auto next = static_cast<std::size_t>(bucket) + 1;
+  if (next < buckets.size() && buckets[next].ready_ns == buckets[next - 1].ready_ns) return;
   const std::int64_t time_ns = std::max(state_.compute.time_ns, host_free_ns());
   for (const Waiting& unseen : unseen_) see(time_ns, unseen.place);
   unseen_.clear();
@@ -380,11 +409,15 @@ void Simulator::see_unseen() {
 // What the host sees at one time it takes up in the order of the buckets.
 void Simulator::see(std::int64_t time_ns, std::int64_t place) {
   Server& host = servers_[host_server()];
-  const auto first = host.queue.begin() + static_cast<std::ptrdiff_t>(host.head);
-  auto at = host.queue.end();
-  while (at != first && (at - 1)->time_ns == time_ns && (at - 1)->place > place) --at;
-  host.queue.insert(at, {time_ns, place});
-  set_head(host_server(), host.queue[host.head].time_ns, host.queue[host.head].place);
+  std::size_t at = host.tail++;
+  for (; at != host.head; --at) {
+    const Waiting& before = host.ring[(at - 1) & ring_mask_];
+    if (before.time_ns != time_ns || before.place <= place) break;
+    host.ring[at & ring_mask_] = before;
+  }
+  host.ring[at & ring_mask_] = {time_ns, place};
+  const Waiting& head = host.ring[host.head & ring_mask_];
+  set_head(host_server(), head.time_ns, head.place);
 }
 
 // It will have arrived at `time_ns`, which may be later than now.
@@ -408,9 +441,8 @@ void Simulator::keep() {
   to.waiting.clear();
   for (const Server& server : servers_) {
     to.free_ns.push_back(server.free_ns);
-    to.counts.push_back(static_cast<std::int32_t>(server.queue.size() - server.head));
-    to.waiting.insert(to.waiting.end(), server.queue.begin() + static_cast<std::ptrdiff_t>(server.head),
-                      server.queue.end());
+    to.counts.push_back(static_cast<std::int32_t>(server.tail - server.head));
+    for (std::size_t i = server.head; i != server.tail; ++i) to.waiting.push_back(server.ring[i & ring_mask_]);
   }
   if (job_.overlap_forward) to.arrivals.assign(arrivals_.begin(), arrivals_.begin() + state_.compute.milestone);
 }

@@ -61,6 +61,8 @@ class Simulator {
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;
 
   Simulator(const SimulatedJob& job, int levels);
+  Simulator(const Simulator&) = delete;
+  Simulator& operator=(const Simulator&) = delete;
 
   // The time of a step: from the start of a backward pass to the start of the next one. Buckets are in the order of
   // their ready times. Any number above `limit` may be returned instead of a time above `limit`, earlier. `events`, if
@@ -78,6 +80,9 @@ class Simulator {
   std::int64_t rerun(std::span<const SimulatedBucket> buckets, std::size_t first, const Loads& load_change,
                      std::int64_t limit = kNever);
 
+  // As rerun() without a limit, after which the kept states are those of these buckets.
+  std::int64_t rerun_keeping(std::span<const SimulatedBucket> buckets, std::size_t first, const Loads& load_change);
+
   // Steps simulated since construction: what a search has cost, in a unit that is the same on every machine.
   std::int64_t steps_done() const { return steps_done_; }
 
@@ -87,6 +92,7 @@ class Simulator {
     std::int64_t time_ns;
     std::int64_t place;  // bucket and step: of equal times the least comes first
 
+    Waiting() = default;
     Waiting(std::int64_t time, std::int64_t at) : time_ns(time), place(at) {}
 
     static Waiting of(std::int64_t time_ns, std::int32_t bucket, std::int32_t step) {
@@ -95,11 +101,11 @@ class Simulator {
     std::int32_t bucket() const { return static_cast<std::int32_t>(place >> 32); }
     std::int32_t step() const { return static_cast<std::int32_t>(place); }
   };
-  // Results of one server that have not been passed on yet, in order of time. The first of them is in head_times_ and
-  // head_places_.
+  // Results of one server that have not been passed on yet, in order of time: a ring with room for every bucket, as a
+  // bucket waits in one place at a time. The first of them is in head_times_ and head_places_.
   struct Server {
-    std::vector<Waiting> queue;
-    std::size_t head = 0;
+    Waiting* ring = nullptr;
+    std::size_t head = 0, tail = 0;
     std::int64_t free_ns = 0;
   };
   // The compute stream. Its work has milestones: buckets become ready, the backward pass ends, parts of the forward
@@ -126,19 +132,27 @@ class Simulator {
     std::vector<std::int64_t> arrivals;
   };
 
+  void make_room(std::size_t buckets);
+  std::size_t resume(std::span<const SimulatedBucket> buckets, std::size_t first, const Loads& load_change);
   void reset(std::span<const SimulatedBucket> buckets);
   void place_gates(std::span<const SimulatedBucket> buckets);
   std::int64_t advance(std::span<const SimulatedBucket> buckets, std::int64_t limit);
-  bool reach_milestone(std::span<const SimulatedBucket> buckets, std::int64_t limit);
+  std::int32_t reach_milestone(std::span<const SimulatedBucket> buckets);
   bool may_end_by(std::int64_t limit) const;
   std::int64_t work_after(std::int32_t bucket) const;
   bool take_step(std::span<const SimulatedBucket> buckets, Waiting ready, std::int64_t limit);
+  bool waits_for_host(std::span<const SimulatedBucket> buckets, Waiting ready);
   std::int64_t beside_transfers_ns(std::int64_t start_ns, std::int64_t time_ns) const;
   std::int64_t host_free_ns() const;
+  std::int32_t free_worker() const;
   std::size_t host_server() const { return servers_.size() - 1; }
-  void see_unseen();
+  void see_unseen(std::span<const SimulatedBucket> buckets, std::int32_t bucket);
   void see(std::int64_t time_ns, std::int64_t place);
-  void pass_on(std::size_t server, std::int64_t time_ns, std::int64_t place);
+  void pass_on(std::size_t server, std::int64_t time_ns, std::int64_t place) {
+    Server& from = servers_[server];
+    if (from.head == from.tail) set_head(server, time_ns, place);
+    from.ring[from.tail++ & ring_mask_] = {time_ns, place};
+  }
   void set_head(std::size_t server, std::int64_t time_ns, std::int64_t place) {
     head_times_[server] = time_ns;
     head_places_[server] = place;
@@ -154,9 +168,14 @@ class Simulator {
   void keep();
 
   SimulatedJob job_;
-  std::array<std::int64_t, 3> slowdowns_ppm_;               // in the order of Compute::slowed_until_ns
-  std::array<std::int16_t, kMaxResources + 1> servers_of_;  // first server of a resource; and one past the last
-  std::vector<Server> servers_;  // the last one, if the host passes on: what it sees behind what it codes
+  std::array<std::int64_t, 3> slowdowns_ppm_;      // in the order of Compute::slowed_until_ns
+  std::array<std::int32_t, kMaxResources> slows_;  // which of them a resource makes slow; -1: none
+  // One for each resource, then the other workers of the CPU; and if the host passes on, what it sees behind what it
+  // codes.
+  std::vector<Server> servers_;
+  std::int32_t first_worker_;
+  std::vector<Waiting> rings_;                          // of all servers
+  std::size_t ring_mask_ = 0;                           // over the indices of one
   std::vector<std::int64_t> head_times_, head_places_;  // of each server; at kNever: none
   State state_;
   std::vector<Waiting> unseen_;         // has arrived while the host runs the backward pass

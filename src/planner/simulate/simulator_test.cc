@@ -309,6 +309,45 @@ TEST(Simulator, ContinuesAfterBucketsWereMergedOrSplit) {
   }
 }
 
+TEST(Simulator, KeepsTheStatesOfWhatItContinuedWith) {
+  std::mt19937_64 random(17);
+  for (int round = 0; round < 60; ++round) {
+    // Around the numbers of buckets from which on fewer states are kept.
+    RandomPlan plan(random, 3 + static_cast<int>(random() % 4) + static_cast<int>(random() % 3) * 92);
+    const SimulatedJob job = random_job(random, plan);
+    Simulator simulator(job, 2), fresh(job, 2);
+    simulator.run_keeping(plan.buckets());
+    for (int change = 0; change < 20; ++change) {
+      const std::size_t at = 1 + random() % (plan.chains.size() - 2);
+      const auto place = static_cast<std::ptrdiff_t>(at);
+      std::size_t from = at;
+      Loads difference = {};
+      Chain chain;
+      RandomPlan::fill(random, &chain);
+      const Loads before = loads_of(plan.chains[at]), after = loads_of(chain);
+      const std::uint64_t kind = plan.chains.size() > 4 ? random() % 3 : random() % 2;
+      if (kind == 0) {
+        for (int r = 0; r < kMaxResources; ++r) difference[r] = after[r] - before[r];
+        plan.chains[at] = chain;
+      } else if (kind == 1) {
+        difference = after;
+        plan.chains.insert(plan.chains.begin() + place, chain);
+        plan.ready.insert(plan.ready.begin() + place, (plan.ready[at - 1] + plan.ready[at]) / 2);
+        --from;
+      } else {
+        for (int r = 0; r < kMaxResources; ++r) difference[r] = -before[r];
+        plan.chains.erase(plan.chains.begin() + place);
+        plan.ready.erase(plan.ready.begin() + place);
+      }
+      const std::int64_t step_ns = fresh.run(plan.buckets());
+      ASSERT_EQ(simulator.rerun_keeping(plan.buckets(), from, difference), step_ns);
+      const std::size_t resumed = random() % plan.chains.size();
+      ASSERT_EQ(simulator.rerun(plan.buckets(), resumed, {}), step_ns);
+      ASSERT_EQ(simulator.rerun(plan.buckets(), resumed, {}, step_ns), step_ns);
+    }
+  }
+}
+
 TEST(Simulator, EventsFillTheStepWithoutOverlap) {
   std::mt19937_64 random(13);
   for (int round = 0; round < 50; ++round) {
