@@ -255,7 +255,7 @@ std::int64_t OptionCost::decode_ns(OpDevice device, std::int64_t parts) const {
 bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShape& shape, const Option& option,
                 OptionChain* chain) {
   chain->steps.clear();  // keeps its memory
-  *chain = {.steps = std::move(chain->steps)};
+  static_cast<ChainCosts&>(*chain) = {};
   const OptionCost cost(model, codec, shape);
   PathState state = cost.begin();
   std::int64_t residual_bytes = 0, peak_bytes = 0;

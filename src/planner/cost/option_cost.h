@@ -169,14 +169,17 @@ class OptionCost {
   mutable std::array<Known, 5 * kSlots> known_;  // where the bit of is_known_ is set
 };
 
-// An option's whole chain for a bucket.
-struct OptionChain {
-  std::vector<Step> steps;
+// What an option's whole chain takes for a bucket.
+struct ChainCosts {
   Loads loads = {};
   std::int64_t own_ns = 0;           // the sum: what the bucket takes by itself
   std::int64_t longest_link_ns = 0;  // for which others have to wait at a link
   std::int64_t memory_bytes = 0;     // residuals of all places where something is lost, and the largest set of payloads
   int lossy_passes = 0;              // encodes of a codec that is not lossless
+};
+
+struct OptionChain : ChainCosts {
+  std::vector<Step> steps;
 };
 
 // False: it can't be done, as above.

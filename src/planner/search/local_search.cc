@@ -74,7 +74,8 @@ void LocalSearch::start(std::vector<Placed> plan) {
   sums_ = {};
   Loads loads = {};
   for (const Placed& placed : plan_) add(*placed.way, 1, &best_, &sums_, &loads);
-  adopt();
+  lay_out_plan();
+  best_.step_ns = simulator_.run_keeping(buckets_);
 }
 
 bool LocalSearch::offer(const std::vector<Placed>& plan) {
@@ -83,16 +84,16 @@ bool LocalSearch::offer(const std::vector<Placed>& plan) {
   return true;
 }
 
-void LocalSearch::adopt() {
+void LocalSearch::lay_out_plan() {
   buckets_.clear();
   for (const Placed& placed : plan_) buckets_.push_back(simulated_bucket(problem_, placed));
-  best_.step_ns = simulator_.run_keeping(buckets_);
 }
 
 bool LocalSearch::improve(std::int64_t until) {
   for (bool helped = true; helped && !is_done(until);) {
     helped = move_ways(until);
     helped |= move_boundaries(until);
+    if (!helped) helped = split_buckets(until);
     if (!helped) helped = move_groups(until);
     if (!helped) helped = swap_ways(until);
   }
@@ -142,7 +143,8 @@ bool LocalSearch::try_replace(std::size_t at, std::size_t count, std::span<const
   plan_.insert(plan_.begin() + static_cast<std::ptrdiff_t>(at), scratch_plan_.begin(), scratch_plan_.end());
   best_ = score;
   sums_ = sums;
-  adopt();
+  lay_out_plan();
+  best_.step_ns = simulator_.rerun_keeping(buckets_, from, change);
   return true;
 }
 
@@ -241,8 +243,13 @@ bool LocalSearch::move_boundaries(std::int64_t until) {
   for (std::size_t k = 0; k < plan_.size() && !is_done(until); ++k) {
     while (try_merge(k)) helped = true;
     helped |= try_shift(k);
-    helped |= try_split(k);
   }
+  return helped;
+}
+
+bool LocalSearch::split_buckets(std::int64_t until) {
+  bool helped = false;
+  for (std::size_t k = 0; k < plan_.size() && !is_done(until); ++k) helped |= try_split(k);
   return helped;
 }
 

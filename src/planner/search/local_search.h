@@ -44,6 +44,7 @@ class LocalSearch {
   // The four kinds of move; true if one has helped.
   bool move_ways(std::int64_t until);
   bool move_boundaries(std::int64_t until);
+  bool split_buckets(std::int64_t until);
   bool move_groups(std::int64_t until);
   bool swap_ways(std::int64_t until);
 
@@ -56,7 +57,7 @@ class LocalSearch {
   // PERF: a way takes about 0.3 us to make, an operation 18 ns to simulate.
   static constexpr std::int64_t kStepsOfWay = 16;
 
-  const std::vector<const Way*>& ways(int first, int last) {
+  std::span<const Way* const> ways(int first, int last) {
     return plain_only_ ? problem_.plain_ways(first, last) : problem_.ways(first, last);
   }
   bool is_done(std::int64_t until) const { return is_at_floor() || spent() >= until; }
@@ -72,7 +73,7 @@ class LocalSearch {
   bool try_split(std::size_t at);
   bool try_shift(std::size_t at);
   std::vector<std::size_t> by_size() const;
-  void adopt();
+  void lay_out_plan();  // to buckets_
 
   Problem& problem_;
   Simulator simulator_;

@@ -50,7 +50,7 @@ class Bounds {
 
   LowerBound quick() {
     take(job_.backward_ns + job_.optimizer_ns + job_.forward_ns, "computation alone");
-    take(single_tensors(), "the time of one tensor after it is ready");
+    take_single_tensors();
     return best_;
   }
 
@@ -63,8 +63,8 @@ class Bounds {
   }
 
  private:
-  void take(std::int64_t step_ns, const char* reason) {
-    if (step_ns > best_.step_ns) best_ = {step_ns, reason};
+  void take(std::int64_t step_ns, const char* reason, double rounding_ns = 0) {
+    if (step_ns > best_.step_ns) best_ = {step_ns, reason, static_cast<std::int64_t>(rounding_ns)};
   }
 
   // What follows the last arrival of the buckets from a tensor on. Where the forward pass overlaps, it needs the
@@ -104,7 +104,7 @@ class Bounds {
 
   // (b). Only a tensor that is later or larger than all before it in this order can raise the bound; and only where it
   // would if it took as long as a larger one.
-  std::int64_t single_tensors() {
+  void take_single_tensors() {
     PriceSets prices;
     for (Costs& costs : prices) costs.fill(1);
     std::vector<int> later_or_larger;
@@ -112,14 +112,15 @@ class Bounds {
       if (later_or_larger.empty() || elems_of(tensor) > elems_of(later_or_larger.back()))
         later_or_larger.push_back(tensor);
     }
-    std::int64_t bound = 0, own_ns = Simulator::kNever / 2;
+    std::int64_t own_ns = Simulator::kNever / 2;
     for (auto at = later_or_larger.rbegin(); at != later_or_larger.rend(); ++at) {
       const auto with = [&](std::int64_t ns) { return problem_.ready_ns(*at) + ns + tail_ns(*at); };
-      if (with(own_ns) <= bound) continue;
-      own_ns = static_cast<std::int64_t>(least_costs(elems_of(*at), prices)[0] * (1 - kRounding));
-      bound = std::max(bound, with(own_ns));
+      if (with(own_ns) <= best_.step_ns) continue;
+      const double cost = least_costs(elems_of(*at), prices)[0];
+      own_ns = static_cast<std::int64_t>(cost * (1 - kRounding));
+      const double tail = job_.overlap_forward ? static_cast<double>(job_.forward_ns) : 0;
+      take(with(own_ns), "the time of one tensor after it is ready", (2 * cost + tail) * kRounding);
     }
-    return bound;
   }
 
   using Tried = std::array<Weights, kPriceSets>;
@@ -218,10 +219,9 @@ class Bounds {
       if (ascents.back().bound >= wanted * kCloseEnough) return;
     }
     // The loads alone cost little to ask for, a tensor's own way more: its bucket may have any size.
-    climb(&ascents.front(), 16, wanted);
     Ascent& best = *std::max_element(ascents.begin(), ascents.end(),
                                      [](const Ascent& a, const Ascent& b) { return a.bound < b.bound; });
-    if (best.tensor >= 0) climb(&best, 8, wanted);
+    climb(&best, best.tensor < 0 ? 16 : 8, wanted);
   }
 
   // One weight at a time, and many at once by turns: the bound has edges on which no single weight leads upwards.

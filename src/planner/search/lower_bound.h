@@ -34,6 +34,8 @@ namespace cortado {
 struct LowerBound {
   std::int64_t step_ns = 0;
   const char* reason = "";  // which of the above
+  // Of (b), what may have been lost to rounding: a plan that is no further above is as good as at the bound.
+  std::int64_t rounding_ns = 0;
 };
 
 // (a) and (b), fast.

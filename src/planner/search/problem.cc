@@ -340,7 +340,10 @@ bool Problem::make_way(int first, int last, int candidate, Way* way) {
   way->candidate = candidate;
   way->is_encoded = c.codec >= 0;
   way->squared_error = 0;
-  return make_chain(model_, codec, shape(first, last), c.option, &way->chain) && within_limits(first, last, way);
+  if (!make_chain(model_, codec, shape(first, last), c.option, &scratch_chain_)) return false;
+  static_cast<ChainCosts&>(way->chain) = scratch_chain_;
+  way->chain.steps = scratch_chain_.steps;
+  return within_limits(first, last, way);
 }
 
 bool Problem::within_limits(int first, int last, Way* way) const {
@@ -373,9 +376,9 @@ const std::vector<int>& Problem::candidates_around(std::int64_t elems, DType dty
 
 Problem::WaysOfBucket& Problem::bucket(int first, int last) {
   const auto length = static_cast<std::size_t>(last - first);
-  std::vector<std::unique_ptr<WaysOfBucket>>& of_first = buckets_[static_cast<std::size_t>(first)];
+  std::pmr::vector<WaysOfBucket*>& of_first = buckets_[static_cast<std::size_t>(first)];
   if (of_first.size() <= length) of_first.resize(length + 1);
-  if (of_first[length] == nullptr) of_first[length] = std::make_unique<WaysOfBucket>();
+  if (of_first[length] == nullptr) of_first[length] = &ways_of_buckets_.emplace_back(&memory_);
   return *of_first[length];
 }
 
@@ -386,12 +389,16 @@ const Way* Problem::known_way(const WaysOfBucket& bucket, int candidate) const {
 
 const Way* Problem::remember(const Way& way, WaysOfBucket* bucket) {
   ways_.push_back(way);
+  const std::span<const Step> steps = way.chain.steps;
+  Step* const kept = std::pmr::polymorphic_allocator<Step>(&memory_).allocate(steps.size());
+  std::uninitialized_copy(steps.begin(), steps.end(), kept);
+  ways_.back().chain.steps = {kept, steps.size()};
   if (bucket->made.size() <= static_cast<std::size_t>(way.candidate)) bucket->made.resize(candidates_.size());
   return bucket->made[way.candidate] = &ways_.back();
 }
 
 // Of the candidates that are encoded, or of those that are not, the ways that none of `list` and no other one beats.
-void Problem::add_unbeaten(int first, int last, bool encoded, std::vector<const Way*>* list) {
+void Problem::add_unbeaten(int first, int last, bool encoded, Ways* list) {
   WaysOfBucket& of = bucket(first, last);
   for (const int number : candidates_around(elems(first, last), dtypes_[first])) {
     if ((candidates_[number].codec >= 0) != encoded) continue;
@@ -407,16 +414,17 @@ void Problem::add_unbeaten(int first, int last, bool encoded, std::vector<const 
   }
 }
 
-const std::vector<const Way*>& Problem::plain_ways(int first, int last) {
-  std::vector<const Way*>& plain = bucket(first, last).plain;
+std::span<const Way* const> Problem::plain_ways(int first, int last) {
+  Ways& plain = bucket(first, last).plain;
   if (plain.empty()) add_unbeaten(first, last, false, &plain);
   return plain;
 }
 
-const std::vector<const Way*>& Problem::ways(int first, int last) {
-  std::vector<const Way*>& all = bucket(first, last).all;
+std::span<const Way* const> Problem::ways(int first, int last) {
+  Ways& all = bucket(first, last).all;
   if (!all.empty()) return all;
-  all = plain_ways(first, last);
+  const std::span<const Way* const> plain = plain_ways(first, last);
+  all.assign(plain.begin(), plain.end());
   add_unbeaten(first, last, true, &all);
   std::stable_sort(all.begin(), all.end(), [](const Way* a, const Way* b) {
     return std::pair(a->lossy_elems, a->is_encoded) < std::pair(b->lossy_elems, b->is_encoded);

@@ -8,6 +8,8 @@
 #include <array>
 #include <deque>
 #include <memory>
+#include <memory_resource>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -33,7 +35,9 @@ struct Candidate {
 struct Way {
   int candidate = 0;
   bool is_encoded = false;
-  OptionChain chain;
+  struct : ChainCosts {
+    std::span<const Step> steps;  // as long as the problem
+  } chain;
   std::int64_t lossy_elems = 0;  // elements times lossy passes: what ties are broken by
   double squared_error = 0;      // expected share of the job's squared gradient norm that is lost, by measured errors
 };
@@ -67,9 +71,9 @@ class Problem {
 
   // Ways worth considering: those that no other one beats on every resource. What is not encoded is beaten by its like
   // only: there is at least one, and those come first.
-  const std::vector<const Way*>& ways(int first, int last);
+  std::span<const Way* const> ways(int first, int last);
   // Those of them that are not encoded, which are found much sooner.
-  const std::vector<const Way*>& plain_ways(int first, int last);
+  std::span<const Way* const> plain_ways(int first, int last);
 
   // Whether a takes no more of anything than b, and is not encoded where b is not.
   bool beats(const Way& a, const Way& b) const;
@@ -108,11 +112,20 @@ class Problem {
   std::pair<int, int> run_of(std::int64_t elems, DType dtype) const;
   int max_encodes(int codec) const;
   const std::vector<int>& candidates_around(std::int64_t elems, DType dtype);
-  struct WaysOfBucket;
+  // PERF: in memory that is given back with the problem, all at once.
+  using Ways = std::pmr::vector<const Way*>;
+  // PERF: searches ask for tens of thousands of ways; each is found by three indices, and most buckets are asked for
+  // few.
+  struct WaysOfBucket {
+    explicit WaysOfBucket(std::pmr::memory_resource* memory) : plain(memory), all(memory), made(memory) {}
+
+    Ways plain, all;  // worth considering; empty: not asked for yet
+    Ways made;        // by candidate; nullptr: not asked for yet
+  };
   WaysOfBucket& bucket(int first, int last);
   const Way* known_way(const WaysOfBucket& bucket, int candidate) const;
   const Way* remember(const Way& way, WaysOfBucket* bucket);
-  void add_unbeaten(int first, int last, bool encoded, std::vector<const Way*>* list);
+  void add_unbeaten(int first, int last, bool encoded, Ways* list);
   bool make_way(int first, int last, int candidate, Way* way);
   bool within_limits(int first, int last, Way* way) const;
 
@@ -137,14 +150,11 @@ class Problem {
   std::unordered_map<std::string, int> candidate_numbers_;           // by codec and operations
   std::unordered_map<int, std::vector<int>> by_size_, around_size_;  // class and dtype -> candidates
   Way scratch_;
-  // PERF: searches ask for tens of thousands of ways; each is found by three indices, and most buckets are asked for
-  // few.
-  struct WaysOfBucket {
-    std::vector<const Way*> plain, all;  // worth considering; empty: not asked for yet
-    std::vector<const Way*> made;        // by candidate; nullptr: not asked for yet
-  };
-  std::vector<std::vector<std::unique_ptr<WaysOfBucket>>> buckets_;  // [first][last - first]
-  std::deque<Way> ways_;
+  OptionChain scratch_chain_;
+  std::pmr::monotonic_buffer_resource memory_{1 << 16};
+  std::pmr::vector<std::pmr::vector<WaysOfBucket*>> buckets_{&memory_};  // [first][last - first]
+  std::pmr::deque<WaysOfBucket> ways_of_buckets_{&memory_};
+  std::pmr::deque<Way> ways_{&memory_};
   std::int64_t ways_made_ = 0;
   const Way impossible_ = {};  // stands for a candidate that can't be done
   std::int64_t options_considered_ = 0;

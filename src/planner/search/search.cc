@@ -26,7 +26,7 @@ Prices prices_of(int scarce, int levels) {
   return prices;
 }
 
-const Way* cheapest_of(const std::vector<const Way*>& ways, const Prices& prices) {
+const Way* cheapest_of(std::span<const Way* const> ways, const Prices& prices) {
   const Way* cheapest = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const Way* way : ways) {
@@ -36,6 +36,8 @@ const Way* cheapest_of(const std::vector<const Way*>& ways, const Prices& prices
   }
   return cheapest;
 }
+
+std::vector<const Way*> as_vector(std::span<const Way* const> ways) { return {ways.begin(), ways.end()}; }
 
 // So many ways can be listed in some milliseconds: every option for every bucket.
 constexpr std::int64_t kMaxWays = 20000;
@@ -53,23 +55,17 @@ class Search {
 
   SearchResult run() {
     result_.bound = quick_bound(problem_.for_bounds());
-    local_.set_floor(result_.bound.step_ns);
+    local_.set_floor(result_.bound.step_ns + result_.bound.rounding_ns);
     DensePlans dense = find_dense_plans(problem_, &local_);
     result_.dense_ns = dense.fastest_score.step_ns;
-    fusions_ = std::move(dense.sizes);
     starts_.push_back({dense.by_size_score, std::move(dense.by_size)});
     if (!local_.is_at_floor()) {
-      const std::int64_t near_ns = result_.bound.step_ns + result_.bound.step_ns / kSlackOfBound;
-      const bool tries_all = can_try_everything(problem_, kMaxWays);
-      if (result_.dense_ns > near_ns || tries_all) start_by_prices();
+      start_by_prices();
       keep_best_starts();
       start_by_espresso();
-      const Score best = std::min_element(starts_.begin(), starts_.end(), is_better)->first;
-      improve_starts(best.step_ns > near_ns || tries_all ? budget_ : budget_ / kNearBound);
-      if (!as_published_.empty() && local_.offer(as_published_)) {
-        result_.is_cut_short = !local_.improve(local_.spent() + budget_ / 4);
-      }
-      if (tries_all) {
+      improve_starts();
+      if (!local_.is_at_floor()) take_as_published();
+      if (can_try_everything(problem_, kMaxWays)) {
         result_.is_exact = try_everything(problem_, &local_, local_.steps_done() + budget_ * kBudgetOfEverything);
       }
       if (problem_.options_considered() * problem_.tensors() <= kMaxWays) {
@@ -87,7 +83,6 @@ class Search {
   static bool is_better(const Start& a, const Start& b) { return a.first < b.first; }
 
   void start_by_prices() {
-    fusions_.clear();
     // Each choice with few buckets; then the two best of them with many (kFewBuckets), of the candidates that were
     // best.
     std::array<Score, 16> best_of;
@@ -105,10 +100,14 @@ class Search {
       for (int i = 0; i < tried; ++i) {
         const Prices prices = prices_of(order[i], problem_.levels());
         std::vector<Placed> plan = fuse_up_to(problem_, cap, [&](int first, int last) {
-          return cheapest_of(buckets > kFewBuckets ? ways_of(first, last, in_use) : problem_.ways(first, last), prices);
+          if (buckets > kFewBuckets) return cheapest_of(ways_of(first, last, in_use), prices);
+          return cheapest_of(problem_.ways(first, last), prices);
         });
         auto same = std::find_if(plans.begin(), plans.end(), [&](const Start& other) { return other.second == plan; });
-        if (same == plans.end()) same = plans.insert(same, {local_.score(plan), std::move(plan)});
+        if (same == plans.end()) {
+          const Score best = plans.empty() ? Score() : std::min_element(plans.begin(), plans.end(), is_better)->first;
+          same = plans.insert(same, {local_.score(plan, best), std::move(plan)});
+        }
         best_of[order[i]] = std::min(best_of[order[i]], same->first);
       }
       Start& best_at_cap = *std::min_element(plans.begin(), plans.end(), is_better);
@@ -130,7 +129,7 @@ class Search {
   }
 
   std::vector<const Way*> ways_of(int first, int last, const std::vector<int>& candidates) {
-    std::vector<const Way*> ways = problem_.plain_ways(first, last);
+    std::vector<const Way*> ways = as_vector(problem_.plain_ways(first, last));
     for (const int candidate : candidates) {
       const Way* way = problem_.way_of(first, last, candidate);
       if (way != nullptr && way->is_encoded) ways.push_back(way);
@@ -139,35 +138,44 @@ class Search {
   }
 
   // Espresso's algorithms, with the ways worth considering: where few buckets made a good start, the best of what comes
-  // of them is one more. As published, on one device and nothing fused, what comes is kept for the end, to be no worse.
+  // of them is one more.
   void start_by_espresso() {
     std::stable_sort(fusions_.begin(), fusions_.end());
     if (fusions_.size() > kGreedyFusions) fusions_.resize(kGreedyFusions);
-    const bool has_both = problem_.model().home == OpDevice::kGpu &&
-                          std::any_of(problem_.codecs().begin(), problem_.codecs().end(), [](const CodecCost& codec) {
-                            return codec.runs_on(OpDevice::kGpu) && codec.runs_on(OpDevice::kCpu);
-                          });
-    const auto choose = [&](std::int64_t cap, const WaysOf& ways_of, std::int64_t steps) {
-      std::vector<Placed> plan = dense_plan(problem_, cap);
-      choose_greedily(problem_, ways_of, &greedy_, greedy_.steps_done() + steps, &plan);
-      if (has_both) offload_to_cpu(problem_, kGreedyCombinations, &plan);
-      return plan;
-    };
     Start best;
     for (const auto& [found, cap] : fusions_) {
-      std::vector<Placed> plan = choose(
-          cap, [&](int first, int last) { return problem_.ways(first, last); }, budget_ / 32);
+      std::vector<Placed> plan = choose_as_espresso(
+          cap, [&](int first, int last) { return as_vector(problem_.ways(first, last)); }, budget_ / 32);
       const Score score = local_.score(plan);
       if (score < best.first) best = {score, std::move(plan)};
     }
-    if (best.second.empty()) return;
-    starts_.push_back(std::move(best));
+    if (!best.second.empty()) starts_.push_back(std::move(best));
+  }
+
+  // What the algorithms make on one device and of nothing fused, as published, if it is better.
+  void take_as_published() {
     const auto on_one_device = [&](int first, int last) {
-      std::vector<const Way*> ways = problem_.ways(first, last);
-      if (has_both) std::erase_if(ways, [](const Way* way) { return way->chain.loads[kCpuCodec] > 0; });
+      std::vector<const Way*> ways = as_vector(problem_.ways(first, last));
+      if (has_both_devices()) std::erase_if(ways, [](const Way* way) { return way->chain.loads[kCpuCodec] > 0; });
       return ways;
     };
-    as_published_ = choose(0, on_one_device, budget_ / 8);
+    if (local_.offer(choose_as_espresso(0, on_one_device, budget_ / 8))) {
+      result_.is_cut_short = !local_.improve(local_.spent() + budget_ / 4);
+    }
+  }
+
+  std::vector<Placed> choose_as_espresso(std::int64_t cap, const WaysOf& ways_of, std::int64_t steps) {
+    std::vector<Placed> plan = dense_plan(problem_, cap);
+    choose_greedily(problem_, ways_of, &greedy_, greedy_.steps_done() + steps, &plan);
+    if (has_both_devices()) offload_to_cpu(problem_, kGreedyCombinations, &plan);
+    return plan;
+  }
+
+  bool has_both_devices() const {
+    return problem_.model().home == OpDevice::kGpu &&
+           std::any_of(problem_.codecs().begin(), problem_.codecs().end(), [](const CodecCost& codec) {
+             return codec.runs_on(OpDevice::kGpu) && codec.runs_on(OpDevice::kCpu);
+           });
   }
 
   // The best, and the dense one.
@@ -182,7 +190,7 @@ class Search {
 
   // Each start a little; what came of the two best further, of the better one to the end. What is best early need not
   // be so late.
-  void improve_starts(std::int64_t budget) {
+  void improve_starts() {
     std::vector<Start> improved = {{local_.best(), local_.plan()}};
     const auto improve = [&](const Start& start, std::int64_t spend) {
       local_.start(start.second);
@@ -190,13 +198,16 @@ class Search {
       return Start{local_.best(), local_.plan()};
     };
     for (const Start& start : starts_) {
-      improved.push_back(improve(start, budget / static_cast<std::int64_t>(2 * kStarts)));
+      improved.push_back(improve(start, budget_ / 24));
       if (local_.is_at_floor()) return;
     }
     std::stable_sort(improved.begin(), improved.end(), is_better);
     improved.resize(std::min(improved.size(), kFinalists));
-    for (Start& start : improved) start = improve(start, budget / 4 / static_cast<std::int64_t>(kFinalists));
-    improve(*std::min_element(improved.begin(), improved.end(), is_better), budget / 4);
+    for (Start& start : improved) {
+      start = improve(start, budget_ / 6);
+      if (local_.is_at_floor()) return;
+    }
+    improve(*std::min_element(improved.begin(), improved.end(), is_better), budget_ / 2);
   }
 
   void finish() {
@@ -213,14 +224,12 @@ class Search {
   static constexpr std::size_t kFinalists = 2;
   static constexpr std::size_t kGreedyFusions = 2;
   static constexpr std::int64_t kGreedyCombinations = 16;
-  static constexpr std::int64_t kNearBound = 8;  // so much less is spent where there is hardly anything to gain
 
   Problem& problem_;
   LocalSearch local_;
   Simulator greedy_;  // of Algorithm 1
   std::vector<Start> starts_;
   std::vector<std::pair<Score, std::int64_t>> fusions_;  // into few buckets: the best that was made of it; its cap
-  std::vector<Placed> as_published_;
   std::vector<std::int64_t> caps_;
   std::int64_t budget_;
   SearchResult result_;

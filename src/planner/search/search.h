@@ -24,13 +24,10 @@ struct SearchResult {
 };
 
 // What a search may spend where constraints do not say.
-constexpr std::int64_t default_search_steps(int tensors) { return 75000 + 225 * static_cast<std::int64_t>(tensors); }
+constexpr std::int64_t default_search_steps(int tensors) { return 54000 + 160 * static_cast<std::int64_t>(tensors); }
 
 // What a search may spend: as its constraints say, or the default.
 std::int64_t search_steps(const Problem& problem);
-
-// Nearer to the lower bound than this share of it the search spends little on the rest.
-constexpr std::int64_t kSlackOfBound = 10000;  // one part in
 
 SearchResult search(Problem& problem);
 

@@ -188,8 +188,7 @@ DensePlans find_dense_plans(Problem& problem, LocalSearch* local) {
   DensePlans found;
   for (const std::int64_t cap : fusion_caps(problem)) {
     std::vector<Placed> plan = dense_plan(problem, cap);
-    const Score score = local->score(plan);
-    if (plan.size() <= kFewBuckets) found.sizes.push_back({score, cap});
+    const Score score = local->score(plan, found.by_size_score);
     if (score < found.by_size_score) found.by_size_score = score, found.by_size = std::move(plan);
   }
   local->start(found.by_size);

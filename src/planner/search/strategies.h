@@ -36,7 +36,6 @@ struct DensePlans {
   // That one improved by local search as any other plan is, so that compression is not credited with what fusion gains.
   std::vector<Placed> fastest;
   Score fastest_score;
-  std::vector<std::pair<Score, std::int64_t>> sizes;  // that make few buckets, with the score of each
 };
 DensePlans find_dense_plans(Problem& problem, LocalSearch* local);
 
