@@ -75,8 +75,8 @@ bool is_auto_spec(std::string_view spec);
 struct AutoCandidate {
   std::string label;  // "dense", "cast(bf16)", "plan(hash=..., buckets=...)"
   std::string what;   // a specification, or the JSON text of a plan
-  // Of a step, by the planner, right before the steps of its first trial that count: for a machine as fast as it was in
-  // the last steps (of dense, and of what is not tried: in dense steps).
+  // Of a step, by the planner, right before the steps of each of its trials that count, in the mean of the trials: for
+  // a machine as fast as it was in the last steps (of dense, and of what is not tried: in dense steps).
   std::int64_t predicted_ns = -1;
   std::int64_t measured_ns = -1;  // median of the steps it was tried
   // How long it was in these from the end of a step to the first gradients of the next one (optimizer, forward pass),

@@ -470,7 +470,7 @@ Status AutoEngineImpl::after_step() {
     --uncounted_;
     if (phase_ == Phase::kTry) {
       recent_first_ready_ns_.push_back(step_first_ready_ns_);
-      if (uncounted_ == 0) CORTADO_RETURN_IF_ERROR(predict_again());
+      if (uncounted_ == 0) CORTADO_RETURN_IF_ERROR(predict_trial());
     }
   } else {
     times_ns_.push_back(now_ns - step_start_ns_);
@@ -599,7 +599,7 @@ Status AutoEngineImpl::begin_trials() {
   contest_.emplace(std::move(predicted_ns), dense_ns_);
   first_ready_by_candidate_ns_.assign(decision_.candidates.size(), {});
   recent_first_ready_ns_.clear();
-  predicted_pace_.assign(decision_.candidates.size(), 1);
+  predictions_.assign(decision_.candidates.size(), {});
   dense_was_passed_ = false;
   block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
   phase_ = Phase::kTry;
@@ -615,14 +615,14 @@ Status AutoEngineImpl::next_trial() {
   return decide();
 }
 
-// Before the steps of its first trial that count. The machine is as fast as it was in the last steps, those that do not
-// count and the end of the trial before, rather than in the dense steps; those are what the contest compares by. And
-// gradients change in the steps on trial, and with them payloads that vary: those of the trial before count.
-Status AutoEngineImpl::predict_again() {
+// Before the steps of each trial that count. The machine is as fast as it was in the last steps, those that do not count
+// and the end of the trial before, rather than in the dense steps; those are what the contest compares by. And gradients
+// change in the steps on trial, and with them payloads that vary: of its first trial those of the trial before count.
+Status AutoEngineImpl::predict_trial() {
   const int candidate = current_;
   const bool varies = varying_.erase(candidate) > 0;
   AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(candidate)];
-  if (retried_.has_value() || of.predicted_ns < 0 || candidate == 0 || contest_->steps(candidate) > 0) return {};
+  if (retried_.has_value() || of.predicted_ns < 0 || candidate == 0) return {};
   if (const auto count = std::ssize(recent_first_ready_ns_); count > kRecentSteps) {
     recent_first_ready_ns_.erase(recent_first_ready_ns_.begin(), recent_first_ready_ns_.end() - kRecentSteps);
   }
@@ -630,17 +630,21 @@ Status AutoEngineImpl::predict_again() {
   CORTADO_ASSIGN_OR_RETURN(recent_first_ready_ns_, mean_of_ranks(communicator_, recent, timeout()));
   const std::int64_t dense_ns = dense_first_ready_ns_.empty() ? 0 : median_of(dense_first_ready_ns_);
   const double paces[] = {1, pace_of(median_of(recent_first_ready_ns_), dense_ns)};
-  if (!varies && paces[1] == 1) return {};
   std::vector<std::int64_t> own = {0, 0};
-  if (predict_ && (!varies || tell_sizes(samples_))) {  // on rank 0
-    Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);
-    if (predicted_ns.ok()) own = std::move(predicted_ns).value();
+  if (varies || paces[1] != 1) {
+    if (predict_ && (!varies || tell_sizes(samples_))) {  // on rank 0
+      Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);
+      if (predicted_ns.ok()) own = std::move(predicted_ns).value();
+    }
+    CORTADO_ASSIGN_OR_RETURN(own, largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
   }
-  CORTADO_ASSIGN_OR_RETURN(own, largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
-  if (own[0] == 0) return {};
-  contest_->predict(candidate, own[0]);
-  of.predicted_ns = own[1];
-  predicted_pace_[static_cast<std::size_t>(candidate)] = paces[1];
+  const bool is_told = own[0] > 0;
+  if (is_told && contest_->steps(candidate) == 0) contest_->predict(candidate, own[0]);
+  Predictions& known = predictions_[static_cast<std::size_t>(candidate)];
+  ++known.trials;
+  known.pace_sum += is_told ? paces[1] : 1;
+  known.ns_sum += as_double(contest_->predicted_ns(candidate)) * (is_told ? as_double(own[1]) / as_double(own[0]) : 1);
+  of.predicted_ns = std::llround(known.ns_sum / known.trials);
   return {};
 }
 
@@ -655,8 +659,10 @@ Status AutoEngineImpl::predict_at_pace() {
     const std::int64_t own_ns = first_ready_ns.empty() ? 0 : median_of(first_ready_ns);
     const bool was_tried = contest_->steps(static_cast<int>(c)) > 0;
     if (dense_ns == 0 || own_ns == 0 || of.predicted_ns < 0 || !was_tried) continue;
-    const double paces[] = {predicted_pace_[c], pace_of(own_ns, dense_ns)};
-    of.pace = paces[1] / paces[0];
+    const Predictions& known = predictions_[c];
+    const double told_pace = known.trials > 0 ? known.pace_sum / known.trials : 1;
+    const double paces[] = {told_pace, pace_of(own_ns, dense_ns)};
+    of.pace = paces[1] / told_pace;
     if (!predict_) continue;  // but on rank 0
     const Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);
     if (!predicted_ns.ok()) continue;

@@ -137,7 +137,7 @@ class AutoEngineImpl final : public AutoEngine {
   Status end_block();
   Status begin_trials();
   Status next_trial();
-  Status predict_again();
+  Status predict_trial();
   Status predict_at_pace();
   Status decide();
   Status check_progress();
@@ -182,7 +182,11 @@ class AutoEngineImpl final : public AutoEngine {
   std::optional<Contest> contest_;
   std::vector<std::vector<std::int64_t>> first_ready_by_candidate_ns_;  // on trial
   std::vector<std::int64_t> recent_first_ready_ns_;                     // of the last trial, and of steps since
-  std::vector<double> predicted_pace_;                                  // by candidate: what its prediction counts on
+  struct Predictions {  // of the trials so far, each for a machine of some pace
+    int trials = 0;
+    double pace_sum = 0, ns_sum = 0;
+  };
+  std::vector<Predictions> predictions_;  // by candidate
   bool owes_nothing_ = false;      // no rank does, to gradients of dense steps: kTry and kRun
   bool was_passed_ = false;        // the step before
   bool dense_was_passed_ = false;  // kTry: times of dense are of steps that were passed

@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <set>
 
 #include "collective/passing_communicator_testing.h"
@@ -1057,6 +1058,8 @@ TEST(AutoEngine, PredictsFromTheGradientsBeforeATrial) {
     run.step_ns = [](const std::string& what, std::int64_t, int) {
       return (what == "dense" ? 900 : what.starts_with("compso") ? 300 : 700) * kMs;
     };
+    run.in_buckets = false;
+    run.first_ready_ns = [](const std::string&, std::int64_t) { return 100 * kMs; };  // the machine's speed stays
     run.shrinks_from = shrinks_from;
     run.go();
     expect_ok(run);
@@ -1147,7 +1150,7 @@ TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
 }
 
 // The machine was slower in the steps of one setting on trial than in dense steps, and faster in those of another: the
-// time until the first gradients tells. Before the steps of its first trial that count each is predicted for the speed
+// time until the first gradients tells. Before the steps of each trial that count its setting is predicted for the speed
 // of the trial before and the two steps since.
 TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) {
   const Cluster cluster = two_machines(2000, auto_codecs(Quality::kSafe));
@@ -1172,29 +1175,50 @@ TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) {
     return what == "cast(bf16)" ? 1.5 : what == "cast(fp16)" ? 0.8 : what == "dense" ? 1.0 : 1.2;
   };
   const Training steady = run_with([](const std::string&) { return 1.0; }), run = run_with(pace);
-  ASSERT_TRUE(run.decisions[0].decided);
-  ASSERT_EQ(run.decisions[0].candidates.size(), steady.decisions[0].candidates.size());
+  const AutoDecision& decision = run.decisions[0];
+  ASSERT_TRUE(decision.decided);
+  ASSERT_EQ(decision.candidates.size(), steady.decisions[0].candidates.size());
+  // By setting: the pace that each of its trials was predicted for. Before the first there are the two steps alone.
+  constexpr std::int64_t kStepsOfTrial = 5;
+  std::map<std::string, std::vector<double>> paces;
+  double pace_before = 0;
+  std::int64_t of_trial = 0;
+  for (std::int64_t step = 0; step < decision.step; ++step) {
+    const std::string& what = run.insides[static_cast<std::size_t>(step)];
+    const bool goes_on = step > 0 && what == run.insides[static_cast<std::size_t>(step) - 1];
+    of_trial = goes_on ? of_trial + 1 : 0;
+    if (what == "dense") {
+      if (!paces.empty()) pace_before = pace(what);
+      continue;
+    }
+    if (of_trial % kStepsOfTrial == 0) paces[what].push_back(pace_before == 0 ? pace(what) : pace_before);
+    pace_before = pace(what);
+  }
   int tried = 0;
-  double pace_before = pace(run.decisions[0].candidates[1].label);  // of the first there are the two steps alone
-  EXPECT_NE(pace_before, 1);
-  for (std::size_t c = 1; c < run.decisions[0].candidates.size(); ++c) {
-    const AutoCandidate& candidate = run.decisions[0].candidates[c];
+  std::size_t most_trials = 0;
+  for (std::size_t c = 1; c < decision.candidates.size(); ++c) {
+    const AutoCandidate& candidate = decision.candidates[c];
     if (candidate.measured_ns < 0) continue;
     ++tried;
+    const std::vector<double>& told = paces[candidate.label];
+    ASSERT_EQ(candidate.steps, std::ssize(told) * (kStepsOfTrial - 2)) << candidate.label;
+    most_trials = std::max(most_trials, told.size());
     const double own_pace = pace(candidate.label);
-    EXPECT_DOUBLE_EQ(candidate.pace, own_pace / pace_before) << candidate.label;
+    const double told_pace = std::accumulate(told.begin(), told.end(), 0.0) / static_cast<double>(told.size());
+    EXPECT_DOUBLE_EQ(candidate.pace, own_pace / told_pace) << candidate.label;
     // 900 ms of the backward pass, and codecs, are as much longer or shorter; transfers are what they were.
     const std::int64_t longer_ns = candidate.predicted_at_pace_ns - candidate.predicted_ns;
-    EXPECT_NEAR(static_cast<double>(longer_ns), 900e6 * (own_pace - pace_before), 5e6) << candidate.label;
+    EXPECT_NEAR(static_cast<double>(longer_ns), 900e6 * (own_pace - told_pace), 5e6) << candidate.label;
     ASSERT_EQ(candidate.label, steady.decisions[0].candidates[c].label);
     const std::int64_t predicted_longer_ns = candidate.predicted_ns - steady.decisions[0].candidates[c].predicted_ns;
-    EXPECT_NEAR(static_cast<double>(predicted_longer_ns), 900e6 * (pace_before - 1), 5e6) << candidate.label;
-    pace_before = own_pace;
-    for (const AutoDecision& decision : run.decisions) {
-      EXPECT_EQ(decision.candidates[c].pace, candidate.pace);
-      EXPECT_EQ(decision.candidates[c].predicted_at_pace_ns, candidate.predicted_at_pace_ns);
+    EXPECT_NEAR(static_cast<double>(predicted_longer_ns), 900e6 * (told_pace - 1), 5e6) << candidate.label;
+    for (const AutoDecision& other : run.decisions) {
+      EXPECT_EQ(other.candidates[c].pace, candidate.pace);
+      EXPECT_EQ(other.candidates[c].predicted_ns, candidate.predicted_ns);
+      EXPECT_EQ(other.candidates[c].predicted_at_pace_ns, candidate.predicted_at_pace_ns);
     }
   }
+  EXPECT_GE(most_trials, 2u);
   EXPECT_GE(tried, 2);
   EXPECT_TRUE(says(run.news[0], " at the machine's speed then)")) << run.news[0].back();
 }
