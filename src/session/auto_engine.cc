@@ -599,7 +599,7 @@ Status AutoEngineImpl::begin_trials() {
   contest_.emplace(std::move(predicted_ns), dense_ns_);
   first_ready_by_candidate_ns_.assign(decision_.candidates.size(), {});
   recent_first_ready_ns_.clear();
-  predictions_.assign(decision_.candidates.size(), {});
+  predicted_trials_.assign(decision_.candidates.size(), {});
   dense_was_passed_ = false;
   block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
   phase_ = Phase::kTry;
@@ -615,36 +615,45 @@ Status AutoEngineImpl::next_trial() {
   return decide();
 }
 
-// Before the steps of each trial that count. The machine is as fast as it was in the last steps, those that do not count
-// and the end of the trial before, rather than in the dense steps; those are what the contest compares by. And gradients
-// change in the steps on trial, and with them payloads that vary: of its first trial those of the trial before count.
+// Before the steps of each trial that count. The machine is as fast as it was in the last steps, those that do not
+// count and the end of the trial before, rather than in the dense steps; those are what the contest compares by. And
+// gradients change in the steps on trial, and with them payloads that vary: such a setting is predicted in its first
+// trial only, with gradients of the trial before, as their encoding takes long.
 Status AutoEngineImpl::predict_trial() {
   const int candidate = current_;
-  const bool varies = varying_.erase(candidate) > 0;
   AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(candidate)];
   if (retried_.has_value() || of.predicted_ns < 0 || candidate == 0) return {};
+  const bool varies = has_varying_payloads(of.what);
+  varying_.erase(candidate);
+  if (varies && contest_->steps(candidate) > 0) return {};
   if (const auto count = std::ssize(recent_first_ready_ns_); count > kRecentSteps) {
     recent_first_ready_ns_.erase(recent_first_ready_ns_.begin(), recent_first_ready_ns_.end() - kRecentSteps);
   }
   const std::span<const std::int64_t> recent(recent_first_ready_ns_);
   CORTADO_ASSIGN_OR_RETURN(recent_first_ready_ns_, mean_of_ranks(communicator_, recent, timeout()));
+  std::erase(recent_first_ready_ns_, 0);  // not known of steps that were passed
+  const std::int64_t recent_ns = recent_first_ready_ns_.empty() ? 0 : median_of(recent_first_ready_ns_);
   const std::int64_t dense_ns = dense_first_ready_ns_.empty() ? 0 : median_of(dense_first_ready_ns_);
-  const double paces[] = {1, pace_of(median_of(recent_first_ready_ns_), dense_ns)};
+  const double paces[] = {1, pace_of(recent_ns, dense_ns)};
   std::vector<std::int64_t> own = {0, 0};
   if (varies || paces[1] != 1) {
-    if (predict_ && (!varies || tell_sizes(samples_))) {  // on rank 0
+    if (predict_) {  // on rank 0
       Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);
       if (predicted_ns.ok()) own = std::move(predicted_ns).value();
+    }
+    if (varies && own[0] > 0 && !tell_sizes(samples_)) {  // they are what they were
+      const double longer = as_double(own[1]) / as_double(own[0]);
+      own = {of.predicted_ns, std::llround(as_double(of.predicted_ns) * longer)};
     }
     CORTADO_ASSIGN_OR_RETURN(own, largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
   }
   const bool is_told = own[0] > 0;
   if (is_told && contest_->steps(candidate) == 0) contest_->predict(candidate, own[0]);
-  Predictions& known = predictions_[static_cast<std::size_t>(candidate)];
-  ++known.trials;
+  PredictedTrials& known = predicted_trials_[static_cast<std::size_t>(candidate)];
+  ++known.count;
   known.pace_sum += is_told ? paces[1] : 1;
   known.ns_sum += as_double(contest_->predicted_ns(candidate)) * (is_told ? as_double(own[1]) / as_double(own[0]) : 1);
-  of.predicted_ns = std::llround(known.ns_sum / known.trials);
+  of.predicted_ns = std::llround(known.ns_sum / known.count);
   return {};
 }
 
@@ -659,16 +668,14 @@ Status AutoEngineImpl::predict_at_pace() {
     const std::int64_t own_ns = first_ready_ns.empty() ? 0 : median_of(first_ready_ns);
     const bool was_tried = contest_->steps(static_cast<int>(c)) > 0;
     if (dense_ns == 0 || own_ns == 0 || of.predicted_ns < 0 || !was_tried) continue;
-    const Predictions& known = predictions_[c];
-    const double told_pace = known.trials > 0 ? known.pace_sum / known.trials : 1;
-    const double paces[] = {told_pace, pace_of(own_ns, dense_ns)};
-    of.pace = paces[1] / told_pace;
+    const double paces[] = {1, pace_of(own_ns, dense_ns)};
+    of.pace = paces[1] / (predicted_trials_[c].pace_sum / predicted_trials_[c].count);
     if (!predict_) continue;  // but on rank 0
     const Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);
     if (!predicted_ns.ok()) continue;
     // Payloads may have changed since.
-    own[c] = std::llround(as_double(of.predicted_ns) * as_double(predicted_ns.value()[1]) /
-                          as_double(predicted_ns.value()[0]));
+    const double longer = as_double(predicted_ns.value()[1]) / as_double(predicted_ns.value()[0]);
+    own[c] = std::llround(as_double(contest_->predicted_ns(static_cast<int>(c))) * longer);
   }
   CORTADO_ASSIGN_OR_RETURN(own, largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
   for (std::size_t c = 1; c < candidates.size(); ++c) candidates[c].predicted_at_pace_ns = own[c] > 0 ? own[c] : -1;

@@ -82,6 +82,10 @@ class AutoEngineImpl final : public AutoEngine {
 
  private:
   enum class Phase { kMeasure, kTry, kRun };
+  struct PredictedTrials {  // of a setting, each for a machine of some pace
+    int count = 0;
+    double pace_sum = 0, ns_sum = 0;
+  };
   enum class Way { kDirect, kHost, kBoth };
   struct Carried {  // in gradients' unscaled units
     AlignedBuffer<float> values;
@@ -182,11 +186,7 @@ class AutoEngineImpl final : public AutoEngine {
   std::optional<Contest> contest_;
   std::vector<std::vector<std::int64_t>> first_ready_by_candidate_ns_;  // on trial
   std::vector<std::int64_t> recent_first_ready_ns_;                     // of the last trial, and of steps since
-  struct Predictions {  // of the trials so far, each for a machine of some pace
-    int trials = 0;
-    double pace_sum = 0, ns_sum = 0;
-  };
-  std::vector<Predictions> predictions_;  // by candidate
+  std::vector<PredictedTrials> predicted_trials_;                       // by candidate
   bool owes_nothing_ = false;      // no rank does, to gradients of dense steps: kTry and kRun
   bool was_passed_ = false;        // the step before
   bool dense_was_passed_ = false;  // kTry: times of dense are of steps that were passed

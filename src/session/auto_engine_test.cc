@@ -1150,9 +1150,11 @@ TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
 }
 
 // The machine was slower in the steps of one setting on trial than in dense steps, and faster in those of another: the
-// time until the first gradients tells. Before the steps of each trial that count its setting is predicted for the speed
-// of the trial before and the two steps since.
-TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) {
+// time until the first gradients tells. Before the steps of each trial that count its setting is predicted for the
+// speed of the trial before and the two steps since.
+// `passes`: DDP makes dense steps by itself, which tell nothing then.
+void expect_predictions_for_the_speed(bool passes) {
+  const std::int64_t dense_ms = passes ? 300 : 900;  // so that it is tried, too
   const Cluster cluster = two_machines(2000, auto_codecs(Quality::kSafe));
   const auto run_with = [&](const std::function<double(const std::string& what)>& pace) {
     Training run;
@@ -1161,8 +1163,9 @@ TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) {
     run.ranks = 4;
     run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
     run.in_buckets = false;
-    run.step_ns = [pace](const std::string& what, std::int64_t, int) {
-      return std::llround((what == "dense" ? 900 : 300) * pace(what)) * kMs;
+    if (passes) run.can_average = always;
+    run.step_ns = [pace, dense_ms](const std::string& what, std::int64_t, int) {
+      return std::llround(static_cast<double>(what == "dense" ? dense_ms : 300) * pace(what)) * kMs;
     };
     run.first_ready_ns = [pace](const std::string& what, std::int64_t step) {
       return step == 3 ? 250 * kMs : std::llround(100 * pace(what)) * kMs;  // of three dense steps that in the middle
@@ -1172,26 +1175,28 @@ TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) {
     return run;
   };
   const auto pace = [](const std::string& what) {
-    return what == "cast(bf16)" ? 1.5 : what == "cast(fp16)" ? 0.8 : what == "dense" ? 1.0 : 1.2;
+    return what == "cast(bf16)" ? 1.5 : what == "cast(fp16)" ? 0.8 : what == "dense" || what == "passed" ? 1.0 : 1.2;
   };
   const Training steady = run_with([](const std::string&) { return 1.0; }), run = run_with(pace);
   const AutoDecision& decision = run.decisions[0];
   ASSERT_TRUE(decision.decided);
   ASSERT_EQ(decision.candidates.size(), steady.decisions[0].candidates.size());
   // By setting: the pace that each of its trials was predicted for. Before the first there are the two steps alone.
-  constexpr std::int64_t kStepsOfTrial = 5;
+  const std::int64_t steps_of_trial = passes ? 7 : 5;  // two of them do not count
   std::map<std::string, std::vector<double>> paces;
   double pace_before = 0;
-  std::int64_t of_trial = 0;
+  std::int64_t of_trial = 0, dense_steps = 0;
+  const double dense_ns = static_cast<double>(dense_ms) * 1e6;
   for (std::int64_t step = 0; step < decision.step; ++step) {
     const std::string& what = run.insides[static_cast<std::size_t>(step)];
     const bool goes_on = step > 0 && what == run.insides[static_cast<std::size_t>(step) - 1];
     of_trial = goes_on ? of_trial + 1 : 0;
-    if (what == "dense") {
-      if (!paces.empty()) pace_before = pace(what);
+    if (what == "dense" || what == "passed") {
+      if (!paces.empty()) pace_before = passes ? 0 : pace(what);
+      ++dense_steps;
       continue;
     }
-    if (of_trial % kStepsOfTrial == 0) paces[what].push_back(pace_before == 0 ? pace(what) : pace_before);
+    if (of_trial % steps_of_trial == 0) paces[what].push_back(pace_before == 0 ? pace(what) : pace_before);
     pace_before = pace(what);
   }
   int tried = 0;
@@ -1201,17 +1206,17 @@ TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) {
     if (candidate.measured_ns < 0) continue;
     ++tried;
     const std::vector<double>& told = paces[candidate.label];
-    ASSERT_EQ(candidate.steps, std::ssize(told) * (kStepsOfTrial - 2)) << candidate.label;
+    ASSERT_EQ(candidate.steps, std::ssize(told) * (steps_of_trial - 2)) << candidate.label;
     most_trials = std::max(most_trials, told.size());
     const double own_pace = pace(candidate.label);
     const double told_pace = std::accumulate(told.begin(), told.end(), 0.0) / static_cast<double>(told.size());
     EXPECT_DOUBLE_EQ(candidate.pace, own_pace / told_pace) << candidate.label;
-    // 900 ms of the backward pass, and codecs, are as much longer or shorter; transfers are what they were.
+    // The backward pass of dense steps, and codecs, are as much longer or shorter; transfers are what they were.
     const std::int64_t longer_ns = candidate.predicted_at_pace_ns - candidate.predicted_ns;
-    EXPECT_NEAR(static_cast<double>(longer_ns), 900e6 * (own_pace - told_pace), 5e6) << candidate.label;
+    EXPECT_NEAR(static_cast<double>(longer_ns), dense_ns * (own_pace - told_pace), 5e6) << candidate.label;
     ASSERT_EQ(candidate.label, steady.decisions[0].candidates[c].label);
     const std::int64_t predicted_longer_ns = candidate.predicted_ns - steady.decisions[0].candidates[c].predicted_ns;
-    EXPECT_NEAR(static_cast<double>(predicted_longer_ns), 900e6 * (told_pace - 1), 5e6) << candidate.label;
+    EXPECT_NEAR(static_cast<double>(predicted_longer_ns), dense_ns * (told_pace - 1), 5e6) << candidate.label;
     for (const AutoDecision& other : run.decisions) {
       EXPECT_EQ(other.candidates[c].pace, candidate.pace);
       EXPECT_EQ(other.candidates[c].predicted_ns, candidate.predicted_ns);
@@ -1219,9 +1224,14 @@ TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) {
     }
   }
   EXPECT_GE(most_trials, 2u);
+  EXPECT_EQ(dense_steps > 12, passes) << "or dense was not tried";
   EXPECT_GE(tried, 2);
   EXPECT_TRUE(says(run.news[0], " at the machine's speed then)")) << run.news[0].back();
 }
+
+TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) { expect_predictions_for_the_speed(false); }
+
+TEST(AutoEngine, PredictsForTheSpeedOfTheMachineBehindPassedSteps) { expect_predictions_for_the_speed(true); }
 
 // What a cluster file says of codecs is of those on the CPU: nothing is left out for it, and nothing planned.
 TEST(AutoEngine, PredictsNothingForADevice) {
