@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/check.h"
+
 namespace cortado {
 
 namespace {
@@ -144,7 +146,7 @@ bool LocalSearch::try_replace(std::size_t at, std::size_t count, std::span<const
   best_ = score;
   sums_ = sums;
   lay_out_plan();
-  best_.step_ns = simulator_.rerun_keeping(buckets_, from, change);
+  CORTADO_CHECK(simulator_.rerun_keeping(buckets_, from, change) == best_.step_ns);
   return true;
 }
 

@@ -118,6 +118,7 @@ class Bounds {
       if (with(own_ns) <= best_.step_ns) continue;
       const double cost = least_costs(elems_of(*at), prices)[0];
       own_ns = static_cast<std::int64_t>(cost * (1 - kRounding));
+      // Costs may be off either way; of the tail kRounding was taken off.
       const double tail = job_.overlap_forward ? static_cast<double>(job_.forward_ns) : 0;
       take(with(own_ns), "the time of one tensor after it is ready", (2 * cost + tail) * kRounding);
     }
@@ -218,7 +219,7 @@ class Bounds {
       take_best(first_weights(tensor), &ascents.back());
       if (ascents.back().bound >= wanted * kCloseEnough) return;
     }
-    // The loads alone cost little to ask for, a tensor's own way more: its bucket may have any size.
+    // A tensor's own way costs more to ask for than the loads alone: its bucket may have any size.
     Ascent& best = *std::max_element(ascents.begin(), ascents.end(),
                                      [](const Ascent& a, const Ascent& b) { return a.bound < b.bound; });
     climb(&best, best.tensor < 0 ? 16 : 8, wanted);

@@ -34,7 +34,8 @@ namespace cortado {
 struct LowerBound {
   std::int64_t step_ns = 0;
   const char* reason = "";  // which of the above
-  // Of (b), what may have been lost to rounding: a plan that is no further above is as good as at the bound.
+  // Of (a) and (b): computed costs are off by so much at most, so that none can tell from the bound what is no further
+  // above it.
   std::int64_t rounding_ns = 0;
 };
 

@@ -333,17 +333,16 @@ BucketShape Problem::typical_shape(int codec, std::int64_t elems, DType dtype, b
   return shape;
 }
 
-bool Problem::make_way(int first, int last, int candidate, Way* way) {
+bool Problem::make_way(int first, int last, int candidate) {
   ++ways_made_;
   const Candidate& c = candidates_[candidate];
   const CodecCost* codec = c.codec < 0 ? nullptr : &codecs_[c.codec];
-  way->candidate = candidate;
-  way->is_encoded = c.codec >= 0;
-  way->squared_error = 0;
+  scratch_.candidate = candidate;
+  scratch_.is_encoded = c.codec >= 0;
+  scratch_.squared_error = 0;
   if (!make_chain(model_, codec, shape(first, last), c.option, &scratch_chain_)) return false;
-  static_cast<ChainCosts&>(way->chain) = scratch_chain_;
-  way->chain.steps = scratch_chain_.steps;
-  return within_limits(first, last, way);
+  scratch_.chain = {scratch_chain_, scratch_chain_.steps};
+  return within_limits(first, last, &scratch_);
 }
 
 bool Problem::within_limits(int first, int last, Way* way) const {
@@ -405,7 +404,7 @@ void Problem::add_unbeaten(int first, int last, bool encoded, Ways* list) {
     const Way* way = known_way(of, number);
     if (way == &impossible_) continue;
     if (way == nullptr) {
-      if (!make_way(first, last, number, &scratch_)) continue;
+      if (!make_way(first, last, number)) continue;
       way = &scratch_;  // most are not kept
     }
     if (std::any_of(list->begin(), list->end(), [&](const Way* other) { return beats(*other, *way); })) continue;
@@ -447,7 +446,7 @@ const Way* Problem::way_of(int first, int last, int candidate) {
   const Way* way = known_way(of, candidate);
   if (way == nullptr) {
     if (of.made.size() <= static_cast<std::size_t>(candidate)) of.made.resize(candidates_.size());
-    way = make_way(first, last, candidate, &scratch_) ? remember(scratch_, &of) : &impossible_;
+    way = make_way(first, last, candidate) ? remember(scratch_, &of) : &impossible_;
     of.made[candidate] = way;
   }
   return way == &impossible_ ? nullptr : way;

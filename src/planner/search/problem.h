@@ -35,9 +35,10 @@ struct Candidate {
 struct Way {
   int candidate = 0;
   bool is_encoded = false;
-  struct : ChainCosts {
+  struct Chain : ChainCosts {
     std::span<const Step> steps;  // as long as the problem
-  } chain;
+  };
+  Chain chain;
   std::int64_t lossy_elems = 0;  // elements times lossy passes: what ties are broken by
   double squared_error = 0;      // expected share of the job's squared gradient norm that is lost, by measured errors
 };
@@ -126,7 +127,7 @@ class Problem {
   const Way* known_way(const WaysOfBucket& bucket, int candidate) const;
   const Way* remember(const Way& way, WaysOfBucket* bucket);
   void add_unbeaten(int first, int last, bool encoded, Ways* list);
-  bool make_way(int first, int last, int candidate, Way* way);
+  bool make_way(int first, int last, int candidate);  // to scratch_
   bool within_limits(int first, int last, Way* way) const;
 
   PlannerConstraints constraints_;

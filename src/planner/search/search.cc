@@ -55,16 +55,19 @@ class Search {
 
   SearchResult run() {
     result_.bound = quick_bound(problem_.for_bounds());
-    local_.set_floor(result_.bound.step_ns + result_.bound.rounding_ns);
+    floor_ns_ = result_.bound.step_ns + result_.bound.rounding_ns;
+    local_.set_floor(floor_ns_);
     DensePlans dense = find_dense_plans(problem_, &local_);
     result_.dense_ns = dense.fastest_score.step_ns;
     starts_.push_back({dense.by_size_score, std::move(dense.by_size)});
     if (!local_.is_at_floor()) {
       start_by_prices();
       keep_best_starts();
-      start_by_espresso();
+      if (starts_.front().first.step_ns > floor_ns_) start_by_espresso();
       improve_starts();
-      if (!local_.is_at_floor()) take_as_published();
+    }
+    if (!local_.is_at_floor()) {
+      take_as_published();
       if (can_try_everything(problem_, kMaxWays)) {
         result_.is_exact = try_everything(problem_, &local_, local_.steps_done() + budget_ * kBudgetOfEverything);
       }
@@ -104,17 +107,14 @@ class Search {
           return cheapest_of(problem_.ways(first, last), prices);
         });
         auto same = std::find_if(plans.begin(), plans.end(), [&](const Start& other) { return other.second == plan; });
-        if (same == plans.end()) {
-          const Score best = plans.empty() ? Score() : std::min_element(plans.begin(), plans.end(), is_better)->first;
-          same = plans.insert(same, {local_.score(plan, best), std::move(plan)});
-        }
+        if (same == plans.end()) same = plans.insert(same, {local_.score(plan), std::move(plan)});
         best_of[order[i]] = std::min(best_of[order[i]], same->first);
       }
       Start& best_at_cap = *std::min_element(plans.begin(), plans.end(), is_better);
       if (best_at_cap.first.step_ns == Simulator::kNever) continue;  // all of them break a limit
       if (buckets <= kFewBuckets) fusions_.push_back({best_at_cap.first, cap});
       starts_.push_back(std::move(best_at_cap));
-      if (starts_.back().first.step_ns <= result_.bound.step_ns) break;
+      if (starts_.back().first.step_ns <= floor_ns_) break;
     }
   }
 
@@ -198,16 +198,16 @@ class Search {
       return Start{local_.best(), local_.plan()};
     };
     for (const Start& start : starts_) {
-      improved.push_back(improve(start, budget_ / 24));
+      improved.push_back(improve(start, budget_ / kShareOfStart));
       if (local_.is_at_floor()) return;
     }
     std::stable_sort(improved.begin(), improved.end(), is_better);
     improved.resize(std::min(improved.size(), kFinalists));
     for (Start& start : improved) {
-      start = improve(start, budget_ / 6);
+      start = improve(start, budget_ / kShareOfFinalist);
       if (local_.is_at_floor()) return;
     }
-    improve(*std::min_element(improved.begin(), improved.end(), is_better), budget_ / 2);
+    improve(*std::min_element(improved.begin(), improved.end(), is_better), budget_ / kShareOfLast);
   }
 
   void finish() {
@@ -222,6 +222,8 @@ class Search {
 
   static constexpr std::size_t kStarts = 4;
   static constexpr std::size_t kFinalists = 2;
+  // Of what a search may spend, one part in so many.
+  static constexpr std::int64_t kShareOfStart = 24, kShareOfFinalist = 6, kShareOfLast = 2;
   static constexpr std::size_t kGreedyFusions = 2;
   static constexpr std::int64_t kGreedyCombinations = 16;
 
@@ -232,6 +234,7 @@ class Search {
   std::vector<std::pair<Score, std::int64_t>> fusions_;  // into few buckets: the best that was made of it; its cap
   std::vector<std::int64_t> caps_;
   std::int64_t budget_;
+  std::int64_t floor_ns_ = 0;  // a plan as fast needs no better one
   SearchResult result_;
 };
 

@@ -127,8 +127,8 @@ std::size_t Simulator::resume(std::span<const SimulatedBucket> buckets, std::siz
 }
 
 void Simulator::make_room(std::size_t buckets) {
-  if (buckets <= ring_mask_ && !rings_.empty()) return;
-  const std::size_t room = std::bit_ceil(buckets + 1);
+  if (buckets <= ring_mask_ + 1 && !rings_.empty()) return;
+  const std::size_t room = std::bit_ceil(buckets);
   rings_.resize(room * servers_.size());
   for (std::size_t s = 0; s < servers_.size(); ++s) servers_[s].ring = rings_.data() + s * room;
   ring_mask_ = room - 1;

@@ -10,7 +10,7 @@
 // encoded what became ready, and after the backward pass. Not modelled: docs/planner.md.
 //
 // PERF: a resource's results come in order, so that every server has a queue of its own and the next event is the least
-// of their heads: 15 ns an event, where one heap over all buckets in flight takes 40.
+// of their heads: 20 ns an event, where one heap over all buckets in flight takes twice as long.
 #pragma once
 
 #include <array>
@@ -73,10 +73,10 @@ class Simulator {
   // As run() without a limit, and keeps states on the way for rerun().
   std::int64_t run_keeping(std::span<const SimulatedBucket> buckets);
 
-  // As run(), but continues from a kept state. The buckets before `first` must be those of the last run_keeping(), and
-  // no other may become ready before the one that had the index `first` then (its own change is a change of chain, or
-  // of fusion with later ones). `load_change`: by how much the chains of all buckets take more time on each resource
-  // now.
+  // As run(), but continues from a kept state. The buckets before `first` must be those of the last run that kept
+  // states, and no other may become ready before the one that had the index `first` then (its own change is a change of
+  // chain, or of fusion with later ones). `load_change`: by how much the chains of all buckets take more time on each
+  // resource now.
   std::int64_t rerun(std::span<const SimulatedBucket> buckets, std::size_t first, const Loads& load_change,
                      std::int64_t limit = kNever);
 

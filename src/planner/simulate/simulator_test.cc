@@ -318,32 +318,45 @@ TEST(Simulator, KeepsTheStatesOfWhatItContinuedWith) {
     Simulator simulator(job, 2), fresh(job, 2);
     simulator.run_keeping(plan.buckets());
     for (int change = 0; change < 20; ++change) {
-      const std::size_t at = 1 + random() % (plan.chains.size() - 2);
+      enum Kind : std::uint8_t { kOtherChains, kSplit, kMerge, kShift };
+      const auto kind = static_cast<Kind>(random() % 4);
+      if (kind == kMerge && plan.chains.size() <= 3) continue;
+      // Others than the last, where buckets change together.
+      const std::size_t at = random() % (plan.chains.size() - (kind == kOtherChains ? 0 : 1));
       const auto place = static_cast<std::ptrdiff_t>(at);
-      std::size_t from = at;
       Loads difference = {};
-      Chain chain;
-      RandomPlan::fill(random, &chain);
-      const Loads before = loads_of(plan.chains[at]), after = loads_of(chain);
-      const std::uint64_t kind = plan.chains.size() > 4 ? random() % 3 : random() % 2;
-      if (kind == 0) {
-        for (int r = 0; r < kMaxResources; ++r) difference[r] = after[r] - before[r];
-        plan.chains[at] = chain;
-      } else if (kind == 1) {
-        difference = after;
-        plan.chains.insert(plan.chains.begin() + place, chain);
-        plan.ready.insert(plan.ready.begin() + place, (plan.ready[at - 1] + plan.ready[at]) / 2);
-        --from;
-      } else {
-        for (int r = 0; r < kMaxResources; ++r) difference[r] = -before[r];
+      const auto add = [&](const Chain& chain, int sign) {
+        const Loads loads = loads_of(chain);
+        for (int r = 0; r < kMaxResources; ++r) difference[r] += sign * loads[r];
+      };
+      const std::int64_t before_ns = at > 0 ? plan.ready[at - 1] : 0;
+      std::size_t from = at;
+      if (kind == kMerge) {  // with the next one, which it was ready before
+        add(plan.chains[at], -1);
         plan.chains.erase(plan.chains.begin() + place);
         plan.ready.erase(plan.ready.begin() + place);
+      } else {
+        for (std::size_t k = at; k < (kind == kShift ? at + 2 : at + 1); ++k) {
+          if (kind != kSplit) add(plan.chains[k], -1);
+          Chain chain;
+          RandomPlan::fill(random, &chain);
+          add(chain, 1);
+          if (kind != kSplit) plan.chains[k] = chain;
+          if (kind == kSplit) plan.chains.insert(plan.chains.begin() + place, chain);
+        }
+        // Ready earlier than what had that index: a state from before that is needed.
+        const std::int64_t earlier_ns = (before_ns + plan.ready[at]) / 2;
+        if (kind == kSplit) plan.ready.insert(plan.ready.begin() + place, earlier_ns);
+        if (kind == kShift) plan.ready[at] = earlier_ns;
+        if (kind != kOtherChains && from > 0) --from;
       }
-      const std::int64_t step_ns = fresh.run(plan.buckets());
-      ASSERT_EQ(simulator.rerun_keeping(plan.buckets(), from, difference), step_ns);
-      const std::size_t resumed = random() % plan.chains.size();
-      ASSERT_EQ(simulator.rerun(plan.buckets(), resumed, {}), step_ns);
-      ASSERT_EQ(simulator.rerun(plan.buckets(), resumed, {}, step_ns), step_ns);
+      const std::vector<SimulatedBucket> buckets = plan.buckets();
+      const std::int64_t step_ns = fresh.run(buckets);
+      simulator.rerun(buckets, from, difference, step_ns - 1);  // given up on the way
+      ASSERT_EQ(simulator.rerun_keeping(buckets, from, difference), step_ns) << "a change of kind " << int{kind};
+      const std::size_t resumed = random() % buckets.size();
+      ASSERT_EQ(simulator.rerun(buckets, resumed, {}), step_ns);
+      ASSERT_EQ(simulator.rerun(buckets, resumed, {}, step_ns), step_ns);
     }
   }
 }
