@@ -254,8 +254,8 @@ class Attachment:
 
         ``decided``, ``step``, ``reason``, ``candidates`` (``label``, ``what``, ``predicted_ns`` (in each of its trials,
         before the steps that count, for a machine as fast as in the last five; the mean of these), ``measured_ns``,
-        ``steps``, ``pace`` (how long it was in these from the end of a step to the first gradients of the next, over the
-        steps that the prediction counts on: above 1 the machine was slower), ``predicted_at_pace_ns`` (the
+        ``steps``, ``pace`` (how long it was in these from the end of a step to the first gradients of the next, over
+        the steps that the prediction counts on: above 1 the machine was slower), ``predicted_at_pace_ns`` (the
         prediction for steps of that pace; both None once it has been tried again); the first one is dense),
         ``chosen`` (which of them), and of the last comparison ``step_ns`` (what a step takes now), ``drift`` (that over
         what was measured on trial, less 1), ``relative_error`` and ``residual`` (its norm, in gradients).
