@@ -173,7 +173,7 @@ void add_plan_command(CLI::App* plan, PlanOptions* options) {
       ->check(CLI::NonNegativeNumber)
       ->type_name("X");
   plan->add_option("--search-steps", limits.search_steps,
-                   "what the search may spend; by default 54,000 and 160 a tensor, some milliseconds")
+                   "what the search may spend; by default 60,000 and 225 a tensor, some milliseconds")
       ->check(CLI::Range(std::int64_t{1}, kMaxSearchSteps))
       ->type_name("N");
   plan->add_flag("--explain", options->explain, "every bucket: what was chosen, gained, and why not otherwise");

@@ -43,7 +43,7 @@ std::vector<const Way*> as_vector(std::span<const Way* const> ways) { return {wa
 constexpr std::int64_t kMaxWays = 20000;
 
 // Trying everything, where there is little, may take so many times what a search may.
-constexpr std::int64_t kBudgetOfEverything = 44;
+constexpr std::int64_t kBudgetOfEverything = 40;
 
 class Search {
  public:

@@ -24,7 +24,7 @@ struct SearchResult {
 };
 
 // What a search may spend where constraints do not say.
-constexpr std::int64_t default_search_steps(int tensors) { return 54000 + 160 * static_cast<std::int64_t>(tensors); }
+constexpr std::int64_t default_search_steps(int tensors) { return 60000 + 225 * static_cast<std::int64_t>(tensors); }
 
 // What a search may spend: as its constraints say, or the default.
 std::int64_t search_steps(const Problem& problem);

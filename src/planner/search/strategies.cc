@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kMaxCombinations = 4096;  // of Algorithm 2, before it goes group by group
 
 // Of what a search may spend, what goes into the plan that does not encode: one part in so many.
-constexpr std::int64_t kShareOfDense = 23;
+constexpr std::int64_t kShareOfDense = 26;
 
 using Choose = std::function<const Way*(int first, int last)>;
 
