@@ -9,8 +9,9 @@ from tables import markdown_table
 
 LEGEND = """\
 `benchmarks/training/auto.py --predictions`: in each cell auto decides, and nothing else is measured. Predicted: what
-the planner said of a setting right before the steps that count, for the machine's speed until then (up to commit
-b921ef5: that in dense steps); measured: the median of its steps on trial. A cell of the second table says by how many
+the planner said of a setting right before the steps that count of each of its trials, for the machine's speed until
+then, in the mean of these (up to commit 5789105: in the first trial; up to b921ef5: for the speed in dense steps);
+measured: the median of its steps on trial. A cell of the second table says by how many
 percent the prediction was too long (+) or too short (-); what was not tried has none. Dense steps are simulated from
 ready times of the steps they are compared with, and predictions of all else are scaled by what dense steps show: so
 dense is counted by itself. At the machine's speed then: computation and codecs are simulated again as much slower or
