@@ -188,7 +188,7 @@ class Search {
     if (!among_best) starts_.back() = dense;
   }
 
-  // Each start a little; what came of the two best further, of the better one to the end. What is best early need not
+  // Each start a little, what came of the two best further, of the better one to the end. What is best early need not
   // be so late.
   void improve_starts() {
     std::vector<Start> improved = {{local_.best(), local_.plan()}};
@@ -198,16 +198,16 @@ class Search {
       return Start{local_.best(), local_.plan()};
     };
     for (const Start& start : starts_) {
-      improved.push_back(improve(start, budget_ / kShareOfStart));
+      improved.push_back(improve(start, budget_ / 20));
       if (local_.is_at_floor()) return;
     }
     std::stable_sort(improved.begin(), improved.end(), is_better);
     improved.resize(std::min(improved.size(), kFinalists));
     for (Start& start : improved) {
-      start = improve(start, budget_ / kShareOfFinalist);
+      start = improve(start, budget_ / 5);
       if (local_.is_at_floor()) return;
     }
-    improve(*std::min_element(improved.begin(), improved.end(), is_better), budget_ / kShareOfLast);
+    improve(*std::min_element(improved.begin(), improved.end(), is_better), budget_ * 2 / 5);
   }
 
   void finish() {
@@ -222,8 +222,6 @@ class Search {
 
   static constexpr std::size_t kStarts = 4;
   static constexpr std::size_t kFinalists = 2;
-  // Of what a search may spend, one part in so many.
-  static constexpr std::int64_t kShareOfStart = 24, kShareOfFinalist = 6, kShareOfLast = 2;
   static constexpr std::size_t kGreedyFusions = 2;
   static constexpr std::int64_t kGreedyCombinations = 16;
 
