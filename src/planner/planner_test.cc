@@ -80,16 +80,21 @@ TEST(MakePlan, KeepsWhatCodecsLose) {
   }
 }
 
-TEST(SimulateMessages, SizesTravelWithThePayloads) {
-  LemmaOne example;
-  for (CodecTimes& times : example.cluster.codecs) times.codec = "topk(density=0.01)";
+// Each tensor by itself, all of them so.
+Plan plan_of_tensors(const LemmaOne& example, const char* option, const char* codec) {
   Plan plan;
   plan.topology = example.cluster.topology();
   for (const JobTensor& tensor : example.job.tensors) {
-    plan.buckets.push_back({.tensors = {tensor.name},
-                            .option = Option::parse("encode@gpu all_gather@all decode@gpu", plan.topology).value(),
-                            .codec = "topk(density=0.01)"});
+    plan.buckets.push_back(
+        {.tensors = {tensor.name}, .option = Option::parse(option, plan.topology).value(), .codec = codec});
   }
+  return plan;
+}
+
+TEST(SimulateMessages, SizesTravelWithThePayloads) {
+  LemmaOne example;
+  for (CodecTimes& times : example.cluster.codecs) times.codec = "topk(density=0.01)";
+  const Plan plan = plan_of_tensors(example, "encode@gpu all_gather@all decode@gpu", "topk(density=0.01)");
   constexpr std::int64_t kGatherNs = 5'000'000;  // of sizes as of payloads
   const Timeline messages = simulate_messages(plan, example.job, example.cluster).value();
   EXPECT_EQ(messages.step_ns, 1'000'000 + 100'000 + 2 * kGatherNs);
@@ -104,13 +109,7 @@ TEST(SimulatePlan, WhatIsEncodedIsSentBeforeTheNextBucketIsEncoded) {
   for (JobTensor& tensor : example.job.tensors) tensor.ready_ns = example.job.tensors.back().ready_ns;
   constexpr std::int64_t kStartNs = 700'000;
   example.cluster.collective_start_ns = kStartNs;
-  Plan plan;
-  plan.topology = example.cluster.topology();
-  for (const JobTensor& tensor : example.job.tensors) {
-    plan.buckets.push_back({.tensors = {tensor.name},
-                            .option = Option::parse("encode@cpu all_gather@all decode@cpu", plan.topology).value(),
-                            .codec = "sign(scale=mean_abs)"});
-  }
+  const Plan plan = plan_of_tensors(example, "encode@cpu all_gather@all decode@cpu", "sign(scale=mean_abs)");
   const Timeline timeline = simulate_plan(plan, example.job, example.cluster).value();
   const auto event = [&](const char* name, int bucket) {
     const auto found = std::find_if(timeline.events.begin(), timeline.events.end(),

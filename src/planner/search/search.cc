@@ -188,8 +188,8 @@ class Search {
     if (!among_best) starts_.back() = dense;
   }
 
-  // Each start a little, what came of the two best further, of the better one to the end. What is best early need not
-  // be so late.
+  // Each start a little (of what may be spent, a twentieth), what came of the two best further (a fifth each), of the
+  // better one to the end (two fifths). What is best early need not be so late.
   void improve_starts() {
     std::vector<Start> improved = {{local_.best(), local_.plan()}};
     const auto improve = [&](const Start& start, std::int64_t spend) {
