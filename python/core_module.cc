@@ -324,6 +324,7 @@ nb::object PyEngine::decision() const {
     entry["label"] = candidate.label;
     entry["what"] = candidate.what;
     entry["predicted_ns"] = known(candidate.predicted_ns);
+    entry["simulated_ns"] = known(candidate.simulated_ns);
     entry["measured_ns"] = known(candidate.measured_ns);
     entry["steps"] = candidate.steps;
     entry["pace"] = candidate.pace > 0 ? nb::object(nb::float_(candidate.pace)) : nb::none();

@@ -4,19 +4,21 @@
 import statistics
 from pathlib import Path
 
-from auto_report import MOST_OFF, draw_predictions, errors_at_pace, errors_of_tried, speed_of, write_page
+from auto_report import MOST_OFF, draw_predictions, errors_of, errors_of_tried, speed_of, write_page
 from tables import markdown_table
 
 LEGEND = """\
-`benchmarks/training/auto.py --predictions`: in each cell auto decides, and nothing else is measured. Predicted: what
-the planner said of a setting right before the steps that count of each of its trials, for the machine's speed until
-then, in the mean of these (up to commit 5789105: in the first trial; up to b921ef5: for the speed in dense steps);
-measured: the median of its steps on trial. A cell of the second table says by how many
-percent the prediction was too long (+) or too short (-); what was not tried has none. Dense steps are simulated from
-ready times of the steps they are compared with, and predictions of all else are scaled by what dense steps show: so
-dense is counted by itself. At the machine's speed then: computation and codecs are simulated again as much slower or
-faster as the time from the end of a step to the first gradients of the next one was longer or shorter on trial than in
-the steps that the prediction counts on. That part of a step is measured so, and only the rest predicted."""
+`benchmarks/training/auto.py --predictions`: in each cell auto decides, and nothing else is measured. Predicted:
+what the planner said of a setting right before the steps that count of each of its trials, for the machine's speed
+until then, times what the other settings tried so far took over what was simulated of them, in the median of these
+(records without `simulated_ns`: as simulated, in the mean, or in the first trial; up to b921ef5: for the speed in
+dense steps); measured: the median of its steps on trial. As simulated: without what others took. A cell of the
+second table says by how many percent the prediction was too long (+) or too short (-); what was not tried has
+none. Dense steps are simulated from ready times of the steps they are compared with, and predictions of all else
+are scaled by what dense steps show: so dense is counted by itself. At the machine's speed then: computation and
+codecs are simulated as much slower or faster as the time from the end of a step to the first gradients of the next
+one was longer or shorter on trial than in the steps that the prediction counts on. That part of a step is measured
+so, and only the rest predicted."""
 
 
 def write_predictions(records: list[dict], out: Path) -> Path:
@@ -58,11 +60,12 @@ def summary(records: list[dict]) -> list[list[str]]:
 
     rates = sorted({record["rate"] for record in records}, key=speed_of)
     parts = {"settings tried": errors_of_tried(records, dense=False)}
-    parts["settings tried, at the machine's speed then"] = errors_at_pace(records)
+    parts["settings tried, at the machine's speed then"] = errors_of("predicted_at_pace_ns", records)
+    parts["settings tried, as simulated"] = errors_of("simulated_ns", records)
     for rate in rates:
         of_rate = [record for record in records if record["rate"] == rate]
         parts[rate] = errors_of_tried(of_rate, dense=False)
-        parts[f"{rate}, at the machine's speed then"] = errors_at_pace(of_rate)
+        parts[f"{rate}, at the machine's speed then"] = errors_of("predicted_at_pace_ns", of_rate)
     for setting in settings_of(records):
         parts[f"`{setting}`"] = [errors[setting] for errors in map(errors_by_setting, records) if setting in errors]
         at_pace = [errors_by_setting(record, "predicted_at_pace_ns") for record in records]

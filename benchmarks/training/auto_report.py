@@ -13,28 +13,29 @@ MOST_SLOWER = 1.03  # auto over its best rival
 MOST_OFF = 0.05  # median error of the predictions
 LEGEND = """\
 Auto decides first: dense steps, links and codecs measured, some settings tried. Then every rival is measured in
-rotation, going on from auto's weights, and the fastest chosen (those far behind after the first round stay out of
-the others), and then auto and that rival again, in alternation, both from auto's weights: "auto ms" and "best
-rival ms" are medians over rounds of a round's median step of that second set, and "auto / rival" is the median of
-the ratios of single rounds, with the least and the greatest. A cell is slower beyond noise where even the lower
-end of the 95 % interval of that median is above 1.03 (order statistics of the rounds' ratios; it takes six rounds
-at least).
+rotation, going on from auto's weights, and the fastest chosen (those far behind after the first round stay out of the
+others), and then auto and that rival again, in alternation, both from auto's weights: "auto ms" and "best rival ms"
+are medians over rounds of a round's median step of that second set, and "auto / rival" is the median of the ratios of
+single rounds, with the least and the greatest. A cell is slower beyond noise where even the lower end of the 95 %
+interval of that median is above 1.03 (order statistics of the rounds' ratios; it takes six rounds at least).
 Rivals: DDP, the bf16 hook, each fixed setting that the quality level allows; at aggressive also PyTorch's PowerSGD
-hook at rank 1, 2, 4. Predicted: what the planner said of the chosen setting (and of dense) before it was tried;
-measured beside it: the median of its steps on trial. Dense steps are simulated from ready times of the steps they
-are compared with, and predictions of all else are scaled by what dense steps show: so dense has a row of its own.
-Measured again: the same setting in the same cell, its median on trial against its median when rivals were chosen,
-minutes later (a payload that shrinks as training goes on differs by that, too).
-All their blocks: the prediction against the median of a setting's blocks in its cell, that on trial, those as a
-rival and, if it was chosen, those as auto, as far as there are any: a spell of a machine whose speed changes is in
-one of them. Without what all of a cell are off by: how far the error of each setting tried is from the median of
-the others' in its cell, where it has three or more. What they have in common is mostly the machine, whose speed is
+hook at rank 1, 2, 4. Predicted: what the planner said of the chosen setting (and of dense) before it was tried; of
+settings, simulated for the machine's speed until then, times what the other settings tried so far took over what was
+simulated of them; as simulated: without these (a record without `simulated_ns` has no other predictions); measured
+beside it: the median of its steps on trial. Dense steps are simulated from ready times of the steps they are compared
+with, and predictions of all else are scaled by what dense steps show: so dense has a row of its own. Measured again:
+the same setting in the same cell, its median on trial against its median when rivals were chosen, minutes later (a
+payload that shrinks as training goes on differs by that, too).
+All their blocks: the prediction against the median of a setting's blocks in its cell, that on trial, those as a rival
+and, if it was chosen, those as auto, as far as there are any: a spell of a machine whose speed changes is in one of
+them. Without what all of a cell are off by: how far the error of each setting tried, as simulated, is from the median
+of the others' in its cell, where it has three or more. What they have in common is mostly the machine, whose speed is
 another one when it is measured than when settings are tried. At the machine's speed then: what auto told when it
 decided. The time from the end of a step to the first gradients of the next, about the same whatever travels, tells how
 fast the machine was on trial in comparison with the steps that the prediction counts on. Computation and codecs are
-simulated again as much slower or faster, links are not: that part of a step is measured, and only the rest predicted.
-Error: share (L2) of gradient plus residual that a step of auto held back. Measuring: steps until the decision, and
-their time."""
+simulated as much slower or faster, links are not: that part of a step is measured, and only the rest predicted. Error:
+share (L2) of gradient plus residual that a step of auto held back. Measuring: steps until the decision, and their
+time."""
 HEADER = [
     "model",
     "link",
@@ -113,7 +114,8 @@ def verdicts(records: list[dict]) -> list[list[str]]:
     told = sum(low > -math.inf for low in lowest.values())
     errors = {
         "settings tried": errors_of_tried(records, dense=False),
-        "settings tried, at the machine's speed then": errors_at_pace(records),
+        "settings tried, at the machine's speed then": errors_of("predicted_at_pace_ns", records),
+        "settings tried, as simulated": errors_of("simulated_ns", records),
         "settings tried, all their blocks": errors_over_all_blocks(records),
         "dense steps": errors_of_tried(records, dense=True),
         "the setting chosen, in the second set": errors_of_chosen(records),
@@ -238,13 +240,13 @@ def errors_of_tried(records: list[dict], dense: bool) -> list[float]:
     return [predicted / measured - 1 for predicted, measured in pairs]
 
 
-def errors_at_pace(records: list[dict]) -> list[float]:
-    """As errors_of_tried(), without dense, of what was told for the machine's speed in the steps on trial."""
+def errors_of(prediction: str, records: list[dict]) -> list[float]:
+    """As errors_of_tried(), without dense, of `predicted_at_pace_ns` or `simulated_ns`, where a record has it."""
     return [
-        candidate["predicted_at_pace_ns"] / candidate["measured_ns"] - 1
+        candidate[prediction] / candidate["measured_ns"] - 1
         for record in records
         for candidate in record["decided"]["decision"]["candidates"][1:]
-        if candidate.get("predicted_at_pace_ns") and candidate["measured_ns"]
+        if candidate.get(prediction) and candidate["measured_ns"]
     ]
 
 
@@ -261,7 +263,7 @@ def errors_within_cells(records: list[dict]) -> list[float]:
     """How far the error of each setting tried is from the median of the others' in its cell, where it has three."""
     distances = []
     for record in records:
-        errors = errors_of_tried([record], dense=False)
+        errors = errors_of("simulated_ns", [record]) or errors_of_tried([record], dense=False)
         if len(errors) >= 3:
             for place, error in enumerate(errors):
                 distances.append(abs(error - statistics.median(errors[:place] + errors[place + 1 :])))

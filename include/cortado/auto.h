@@ -75,14 +75,18 @@ bool is_auto_spec(std::string_view spec);
 struct AutoCandidate {
   std::string label;  // "dense", "cast(bf16)", "plan(hash=..., buckets=...)"
   std::string what;   // a specification, or the JSON text of a plan
-  // Of a step, by the planner, right before the steps of each of its trials that count, in the mean of the trials: for
-  // a machine as fast as it was in the last steps (of dense, and of what is not tried: in dense steps).
+  // Of a step, by the planner. Of what was tried: said right before the steps of each of its trials that count, in the
+  // median of the trials; simulated for a machine as fast as it was in the last steps and all trials so far, times what
+  // the other settings tried took over what was simulated of them. Of dense, and of what was not tried: in dense steps.
   std::int64_t predicted_ns = -1;
+  // The same without what other settings took. -1 of dense, of what was not tried or not predicted, and once it has
+  // been tried again.
+  std::int64_t simulated_ns = -1;
   std::int64_t measured_ns = -1;  // median of the steps it was tried
   // How long it was in these from the end of a step to the first gradients of the next one (optimizer, forward pass),
   // over the steps that the prediction counts on: above 1 the machine was slower. And the prediction for steps of that
-  // pace: that part of them has been measured, the rest is predicted. 0 and -1 where nothing was predicted, and once it
-  // has been tried again.
+  // pace: that part of them has been measured, the rest is predicted. 0 and -1 as simulated_ns, and where the pace is
+  // not known.
   double pace = 0;
   std::int64_t predicted_at_pace_ns = -1;
   std::int64_t steps = 0;  // tried

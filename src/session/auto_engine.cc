@@ -542,9 +542,11 @@ Status AutoEngineImpl::end_block() {
   if (phase_ == Phase::kTry) {
     if (was_passed_ && !dense_was_passed_) contest_->forget_dense();  // those from before had the engine in between
     dense_was_passed_ = was_passed_ || dense_was_passed_;
-    append(&first_ready_by_candidate_ns_[static_cast<std::size_t>(contest_->next())], first_ready);
-    recent_first_ready_ns_ = std::move(first_ready);
     contest_->note(times);
+    if (predictions_.is_simulated(current_)) {
+      predictions_.end_trial(current_, pace_of_steps(first_ready), median_of(times));
+    }
+    recent_first_ready_ns_ = std::move(first_ready);
     return next_trial();
   }
   if (is_quiet_) {
@@ -597,9 +599,8 @@ Status AutoEngineImpl::begin_trials() {
   std::vector<std::int64_t> predicted_ns;
   for (const AutoCandidate& candidate : decision_.candidates) predicted_ns.push_back(candidate.predicted_ns);
   contest_.emplace(std::move(predicted_ns), dense_ns_);
-  first_ready_by_candidate_ns_.assign(decision_.candidates.size(), {});
+  predictions_ = TrialPredictions(decision_.candidates.size());
   recent_first_ready_ns_.clear();
-  predicted_trials_.assign(decision_.candidates.size(), {});
   dense_was_passed_ = false;
   block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
   phase_ = Phase::kTry;
@@ -616,81 +617,60 @@ Status AutoEngineImpl::next_trial() {
 }
 
 // Before the steps of each trial that count. The machine is as fast as it was in the last steps, those that do not
-// count and the end of the trial before, rather than in the dense steps; those are what the contest compares by. And
-// gradients change in the steps on trial, and with them payloads that vary: such a setting is predicted in its first
-// trial only, with gradients of the trial before, as their encoding takes long.
+// count and the end of the trial before, rather than in the dense steps, which are what the contest compares by.
 Status AutoEngineImpl::predict_trial() {
-  const int candidate = current_;
-  AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(candidate)];
-  if (retried_.has_value() || of.predicted_ns < 0 || candidate == 0) return {};
-  const bool varies = has_varying_payloads(of.what);
-  varying_.erase(candidate);
-  if (varies && contest_->steps(candidate) > 0) return {};
+  if (retried_.has_value() || current_ == 0 || current().predicted_ns < 0) return {};
+  if (!predictions_.is_simulated(current_)) CORTADO_RETURN_IF_ERROR(simulate_setting());
+  if (!predictions_.is_simulated(current_)) return {};
   if (const auto count = std::ssize(recent_first_ready_ns_); count > kRecentSteps) {
     recent_first_ready_ns_.erase(recent_first_ready_ns_.begin(), recent_first_ready_ns_.end() - kRecentSteps);
   }
   const std::span<const std::int64_t> recent(recent_first_ready_ns_);
   CORTADO_ASSIGN_OR_RETURN(recent_first_ready_ns_, mean_of_ranks(communicator_, recent, timeout()));
-  std::erase(recent_first_ready_ns_, 0);  // not known of steps that were passed
-  const std::int64_t recent_ns = recent_first_ready_ns_.empty() ? 0 : median_of(recent_first_ready_ns_);
-  const std::int64_t dense_ns = dense_first_ready_ns_.empty() ? 0 : median_of(dense_first_ready_ns_);
-  const double paces[] = {1, pace_of(recent_ns, dense_ns)};
-  std::vector<std::int64_t> own = {0, 0};
-  if (varies || paces[1] != 1) {
-    if (predict_) {  // on rank 0
-      Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);
-      if (predicted_ns.ok()) own = std::move(predicted_ns).value();
-    }
-    if (varies && own[0] > 0 && !tell_sizes(samples_)) {  // they are what they were
-      const double longer = as_double(own[1]) / as_double(own[0]);
-      own = {of.predicted_ns, std::llround(as_double(of.predicted_ns) * longer)};
-    }
-    CORTADO_ASSIGN_OR_RETURN(own, largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
-  }
-  const bool is_told = own[0] > 0;
-  if (is_told && contest_->steps(candidate) == 0) contest_->predict(candidate, own[0]);
-  PredictedTrials& known = predicted_trials_[static_cast<std::size_t>(candidate)];
-  ++known.count;
-  known.pace_sum += is_told ? paces[1] : 1;
-  known.ns_sum += as_double(contest_->predicted_ns(candidate)) * (is_told ? as_double(own[1]) / as_double(own[0]) : 1);
-  of.predicted_ns = std::llround(known.ns_sum / known.count);
+  predictions_.begin_trial(current_, pace_of_steps(recent_first_ready_ns_));
+  decision_.candidates[static_cast<std::size_t>(current_)].predicted_ns = predictions_.predicted_ns(current_);
   return {};
 }
 
-// What predictions would have been, had the machine been as fast as it was in the trials themselves.
-Status AutoEngineImpl::predict_at_pace() {
-  std::vector<AutoCandidate>& candidates = decision_.candidates;
-  std::vector<std::int64_t> own(candidates.size(), 0);
-  const std::int64_t dense_ns = dense_first_ready_ns_.empty() ? 0 : median_of(dense_first_ready_ns_);
-  for (std::size_t c = 1; c < candidates.size(); ++c) {
-    AutoCandidate& of = candidates[c];
-    const std::vector<std::int64_t>& first_ready_ns = first_ready_by_candidate_ns_[c];
-    const std::int64_t own_ns = first_ready_ns.empty() ? 0 : median_of(first_ready_ns);
-    const bool was_tried = contest_->steps(static_cast<int>(c)) > 0;
-    if (dense_ns == 0 || own_ns == 0 || of.predicted_ns < 0 || !was_tried) continue;
-    const double paces[] = {1, pace_of(own_ns, dense_ns)};
-    of.pace = paces[1] / (predicted_trials_[c].pace_sum / predicted_trials_[c].count);
-    if (!predict_) continue;  // but on rank 0
-    const Result<std::vector<std::int64_t>> predicted_ns = predict_(of.what, samples_, paces);
-    if (!predicted_ns.ok()) continue;
-    // Payloads may have changed since.
-    const double longer = as_double(predicted_ns.value()[1]) / as_double(predicted_ns.value()[0]);
-    own[c] = std::llround(as_double(contest_->predicted_ns(static_cast<int>(c))) * longer);
+// Before the first trial of a setting: what its steps take at all paces, from now on. Gradients change in the steps on
+// trial, and with them payloads that vary: they are encoded as the last ones of the trial before.
+Status AutoEngineImpl::simulate_setting() {
+  const AutoCandidate& of = current();
+  const bool varies = varying_.erase(current_) > 0;
+  std::vector<std::int64_t> own(TrialPredictions::kPaces.size(), 0);
+  if (predict_) {  // on rank 0
+    Result<std::vector<std::int64_t>> simulated_ns = predict_(of.what, samples_, TrialPredictions::kPaces);
+    if (simulated_ns.ok()) own = std::move(simulated_ns).value();
+    if (varies && own[0] > 0 && !tell_sizes(samples_)) {  // they are what they were
+      const double same = as_double(of.predicted_ns) / as_double(own[TrialPredictions::kAsDense]);
+      for (std::int64_t& ns : own) ns = std::llround(as_double(ns) * same);
+    }
   }
   CORTADO_ASSIGN_OR_RETURN(own, largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
-  for (std::size_t c = 1; c < candidates.size(); ++c) candidates[c].predicted_at_pace_ns = own[c] > 0 ? own[c] : -1;
+  if (own[0] == 0) return {};  // the prediction from before stays
+  predictions_.set_simulated(current_, own);
+  contest_->predict(current_, own[TrialPredictions::kAsDense]);
   return {};
+}
+
+std::optional<double> AutoEngineImpl::pace_of_steps(std::vector<std::int64_t> first_ready_ns) const {
+  std::erase(first_ready_ns, 0);  // not known of steps that were passed
+  if (first_ready_ns.empty() || dense_first_ready_ns_.empty()) return std::nullopt;
+  return pace_of(median_of(std::move(first_ready_ns)), median_of(dense_first_ready_ns_));
 }
 
 Status AutoEngineImpl::decide() {
   std::vector<AutoCandidate>& candidates = decision_.candidates;
-  if (!retried_.has_value()) CORTADO_RETURN_IF_ERROR(predict_at_pace());
   forget_samples();
   for (std::size_t c = 0; c < candidates.size(); ++c) {
     const bool was_tried = contest_->steps(static_cast<int>(c)) > (c == 0 && retried_.has_value() ? 1 : 0);
     if (!was_tried) continue;
     candidates[c].measured_ns = contest_->median_ns(static_cast<int>(c));
     candidates[c].steps = contest_->steps(static_cast<int>(c));
+    if (!predictions_.is_simulated(static_cast<int>(c))) continue;
+    candidates[c].simulated_ns = predictions_.simulated_ns(static_cast<int>(c));
+    candidates[c].pace = predictions_.pace(static_cast<int>(c));
+    candidates[c].predicted_at_pace_ns = predictions_.predicted_at_pace_ns(static_cast<int>(c));
   }
   for (int winner = contest_->winner(options_.min_gain);; winner = contest_->winner(options_.min_gain)) {
     CORTADO_ASSIGN_OR_RETURN(const bool is_there, try_to_switch(winner));
@@ -839,6 +819,7 @@ Status AutoEngineImpl::try_again(std::int64_t step_ns) {
   if (current_ == 0) candidates[0].measured_ns = step_ns;
   const std::int64_t dense_ns[] = {candidates[0].measured_ns};
   contest_.emplace(std::vector<std::int64_t>(candidates.size(), -1), dense_ns);
+  predictions_ = TrialPredictions(candidates.size());
   contest_->keep_only(contestants);
   for (const int c : contestants) {
     if (c == 0) continue;

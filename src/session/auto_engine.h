@@ -34,6 +34,8 @@
 #include "engine/device_side.h"
 #include "session/candidates.h"
 #include "session/contest.h"
+#include "session/pace.h"
+#include "session/trial_predictions.h"
 
 namespace cortado {
 
@@ -82,10 +84,6 @@ class AutoEngineImpl final : public AutoEngine {
 
  private:
   enum class Phase { kMeasure, kTry, kRun };
-  struct PredictedTrials {  // of a setting, each for a machine of some pace
-    int count = 0;
-    double pace_sum = 0, ns_sum = 0;
-  };
   enum class Way { kDirect, kHost, kBoth };
   struct Carried {  // in gradients' unscaled units
     AlignedBuffer<float> values;
@@ -142,7 +140,8 @@ class AutoEngineImpl final : public AutoEngine {
   Status begin_trials();
   Status next_trial();
   Status predict_trial();
-  Status predict_at_pace();
+  Status simulate_setting();
+  std::optional<double> pace_of_steps(std::vector<std::int64_t> first_ready_ns) const;
   Status decide();
   Status check_progress();
   std::vector<int> faster_on_trial(std::int64_t step_ns) const;
@@ -184,12 +183,11 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<std::int64_t> dense_ready_ns_;               // when the last gradient of each was ready
   std::vector<std::int64_t> dense_first_ready_ns_;
   std::optional<Contest> contest_;
-  std::vector<std::vector<std::int64_t>> first_ready_by_candidate_ns_;  // on trial
-  std::vector<std::int64_t> recent_first_ready_ns_;                     // of the last trial, and of steps since
-  std::vector<PredictedTrials> predicted_trials_;                       // by candidate
-  bool owes_nothing_ = false;      // no rank does, to gradients of dense steps: kTry and kRun
-  bool was_passed_ = false;        // the step before
-  bool dense_was_passed_ = false;  // kTry: times of dense are of steps that were passed
+  TrialPredictions predictions_;                     // of candidates; kTry, again: of none
+  std::vector<std::int64_t> recent_first_ready_ns_;  // of the last trial, and of steps since
+  bool owes_nothing_ = false;                        // no rank does, to gradients of dense steps: kTry and kRun
+  bool was_passed_ = false;                          // the step before
+  bool dense_was_passed_ = false;                    // kTry: times of dense are of steps that were passed
   decltype(Candidates::predict) predict_;
   std::set<int> varying_;               // candidates with payloads that vary, not tried yet
   int uncounted_ = kUncountedSteps;     // steps still to pass before times count

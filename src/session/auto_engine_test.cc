@@ -1081,10 +1081,11 @@ TEST(AutoEngine, PredictsFromTheGradientsBeforeATrial) {
     for (std::size_t c = 0; c < candidates.size(); ++c) {
       ASSERT_EQ(again[c].label, candidates[c].label);
       if (candidates[c].label.starts_with("compso")) {
-        EXPECT_LT(again[c].predicted_ns, candidates[c].predicted_ns * 9 / 10);
+        ASSERT_GT(again[c].simulated_ns, 0);
+        EXPECT_LT(again[c].simulated_ns, candidates[c].simulated_ns * 9 / 10);
         ++smaller;
       } else {
-        EXPECT_EQ(again[c].predicted_ns, candidates[c].predicted_ns) << candidates[c].label;
+        EXPECT_EQ(again[c].simulated_ns, candidates[c].simulated_ns) << candidates[c].label;
       }
     }
   }
@@ -1103,12 +1104,16 @@ TEST(AutoEngine, PredictsForTheRankWhoseGradientsAreLast) {
       return (what == "dense" ? 100 : 90) * kMs + (rank == late_rank ? 20 * kMs : 0);
     };
     run.in_buckets = false;
+    run.steps = 600;  // until all is decided
     run.first_ready_ns = [](const std::string&, std::int64_t) { return 50 * kMs; };
     run.go();
     expect_ok(run);
     std::map<std::string, std::int64_t> predicted;
     for (const AutoCandidate& candidate : run.decisions[0].candidates) {
-      if (!candidate.label.starts_with("plan(")) predicted[candidate.label] = candidate.predicted_ns;
+      const bool was_tried = candidate.measured_ns >= 0 && candidate.label != "dense";
+      EXPECT_EQ(candidate.simulated_ns >= 0, was_tried) << candidate.label;
+      const std::int64_t ns = was_tried ? candidate.simulated_ns : candidate.predicted_ns;
+      if (!candidate.label.starts_with("plan(")) predicted[candidate.label] = ns;
     }
     return predicted;
   };
@@ -1132,6 +1137,7 @@ TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
       return (quiet >= 0 && quiet < 3 ? quiet_ms[static_cast<std::size_t>(quiet)] : what == "dense" ? 900 : 800) * kMs;
     };
     run.in_buckets = false;
+    run.steps = 300;  // until all is decided
     run.first_ready_ns = [quiet_ms](const std::string&, std::int64_t step) {
       std::vector<std::int64_t> sorted = quiet_ms;
       std::sort(sorted.begin(), sorted.end());
@@ -1141,7 +1147,8 @@ TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
     };
     run.go();
     expect_ok(run);
-    return run.decisions[0].candidates.at(1).predicted_ns;
+    EXPECT_TRUE(run.decisions[0].decided);
+    return run.decisions[0].candidates.at(1).simulated_ns;
   };
   const std::int64_t middle_ns = predicted_with({500, 500, 500});
   EXPECT_EQ(predicted_with({900, 500, 100}), middle_ns);
@@ -1151,8 +1158,8 @@ TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
 
 // The machine was slower in the steps of one setting on trial than in dense steps, and faster in those of another: the
 // time until the first gradients tells. Before the steps of each trial that count its setting is predicted for the
-// speed of the trial before and the two steps since.
-// `passes`: DDP makes dense steps by itself, which tell nothing then.
+// speed of the trial before and the two steps since, and as much longer or shorter as steps of the others were than
+// what was simulated of them. `passes`: DDP makes dense steps by itself, which tell nothing then.
 void expect_predictions_for_the_speed(bool passes) {
   const std::int64_t dense_ms = passes ? 300 : 900;  // so that it is tried, too
   const Cluster cluster = two_machines(2000, auto_codecs(Quality::kSafe));
@@ -1163,6 +1170,7 @@ void expect_predictions_for_the_speed(bool passes) {
     run.ranks = 4;
     run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
     run.in_buckets = false;
+    run.steps = 300;  // until all is decided
     if (passes) run.can_average = always;
     run.step_ns = [pace, dense_ms](const std::string& what, std::int64_t, int) {
       return std::llround(static_cast<double>(what == "dense" ? dense_ms : 300) * pace(what)) * kMs;
@@ -1181,57 +1189,107 @@ void expect_predictions_for_the_speed(bool passes) {
   const AutoDecision& decision = run.decisions[0];
   ASSERT_TRUE(decision.decided);
   ASSERT_EQ(decision.candidates.size(), steady.decisions[0].candidates.size());
-  // By setting: the pace that each of its trials was predicted for. Before the first there are the two steps alone.
+  // What is to be predicted in each trial: for the pace before it, which before the first is that of the two steps
+  // alone. The backward pass of dense steps, and codecs, are as much longer or shorter; transfers are what they were.
+  // TrialPredictions is told the same in the same order.
   const std::int64_t steps_of_trial = passes ? 7 : 5;  // two of them do not count
-  std::map<std::string, std::vector<double>> paces;
+  const double dense_ns = static_cast<double>(dense_ms) * 1e6;
+  const std::size_t count = decision.candidates.size();
+  TrialPredictions expected(count);
+  std::vector<std::int64_t> trials(count, 0);
   double pace_before = 0;
   std::int64_t of_trial = 0, dense_steps = 0;
-  const double dense_ns = static_cast<double>(dense_ms) * 1e6;
   for (std::int64_t step = 0; step < decision.step; ++step) {
     const std::string& what = run.insides[static_cast<std::size_t>(step)];
     const bool goes_on = step > 0 && what == run.insides[static_cast<std::size_t>(step) - 1];
     of_trial = goes_on ? of_trial + 1 : 0;
     if (what == "dense" || what == "passed") {
-      if (!paces.empty()) pace_before = passes ? 0 : pace(what);
+      if (pace_before != 0) pace_before = passes ? 0 : pace(what);
       ++dense_steps;
       continue;
     }
-    if (of_trial % steps_of_trial == 0) paces[what].push_back(pace_before == 0 ? pace(what) : pace_before);
+    if (of_trial % steps_of_trial == 0) {
+      const auto is_it = [&what](const AutoCandidate& of) { return of.label == what; };
+      const auto found = std::find_if(decision.candidates.begin(), decision.candidates.end(), is_it);
+      ASSERT_NE(found, decision.candidates.end());
+      const auto c = static_cast<std::size_t>(found - decision.candidates.begin());
+      if (trials[c]++ == 0) {
+        std::vector<std::int64_t> simulated_ns;
+        const auto as_dense_ns = static_cast<double>(steady.decisions[0].candidates[c].simulated_ns);
+        for (const double p : TrialPredictions::kPaces) {
+          simulated_ns.push_back(std::llround(as_dense_ns + dense_ns * (p - 1)));
+        }
+        expected.set_simulated(static_cast<int>(c), simulated_ns);
+      }
+      expected.begin_trial(static_cast<int>(c), pace_before == 0 ? pace(what) : pace_before);
+      expected.end_trial(static_cast<int>(c), pace(what), found->measured_ns);
+    }
     pace_before = pace(what);
   }
-  int tried = 0;
-  std::size_t most_trials = 0;
-  for (std::size_t c = 1; c < decision.candidates.size(); ++c) {
-    const AutoCandidate& candidate = decision.candidates[c];
+  int tried = 0, leaning = 0;
+  for (int c = 1; c < static_cast<int>(count); ++c) {
+    const AutoCandidate& candidate = decision.candidates[static_cast<std::size_t>(c)];
+    ASSERT_EQ(candidate.label, steady.decisions[0].candidates[static_cast<std::size_t>(c)].label);
+    ASSERT_EQ(candidate.steps, trials[static_cast<std::size_t>(c)] * (steps_of_trial - 2)) << candidate.label;
     if (candidate.measured_ns < 0) continue;
     ++tried;
-    const std::vector<double>& told = paces[candidate.label];
-    ASSERT_EQ(candidate.steps, std::ssize(told) * (steps_of_trial - 2)) << candidate.label;
-    most_trials = std::max(most_trials, told.size());
-    const double own_pace = pace(candidate.label);
-    const double told_pace = std::accumulate(told.begin(), told.end(), 0.0) / static_cast<double>(told.size());
-    EXPECT_DOUBLE_EQ(candidate.pace, own_pace / told_pace) << candidate.label;
-    // The backward pass of dense steps, and codecs, are as much longer or shorter; transfers are what they were.
-    const std::int64_t longer_ns = candidate.predicted_at_pace_ns - candidate.predicted_ns;
-    EXPECT_NEAR(static_cast<double>(longer_ns), dense_ns * (own_pace - told_pace), 5e6) << candidate.label;
-    ASSERT_EQ(candidate.label, steady.decisions[0].candidates[c].label);
-    const std::int64_t predicted_longer_ns = candidate.predicted_ns - steady.decisions[0].candidates[c].predicted_ns;
-    EXPECT_NEAR(static_cast<double>(predicted_longer_ns), dense_ns * (told_pace - 1), 5e6) << candidate.label;
+    const auto expect_near = [&](std::int64_t ns, std::int64_t expected_ns) {
+      EXPECT_NEAR(static_cast<double>(ns), static_cast<double>(expected_ns), 6e6) << candidate.label;
+    };
+    expect_near(candidate.simulated_ns, expected.simulated_ns(c));
+    expect_near(candidate.predicted_ns, expected.predicted_ns(c));
+    expect_near(candidate.predicted_at_pace_ns, expected.predicted_at_pace_ns(c));
+    EXPECT_NEAR(candidate.pace, expected.pace(c), 1e-9) << candidate.label;
+    leaning += std::abs(candidate.predicted_ns - candidate.simulated_ns) > 12 * kMs;
     for (const AutoDecision& other : run.decisions) {
-      EXPECT_EQ(other.candidates[c].pace, candidate.pace);
-      EXPECT_EQ(other.candidates[c].predicted_ns, candidate.predicted_ns);
-      EXPECT_EQ(other.candidates[c].predicted_at_pace_ns, candidate.predicted_at_pace_ns);
+      const AutoCandidate& same = other.candidates[static_cast<std::size_t>(c)];
+      EXPECT_EQ(same.pace, candidate.pace);
+      EXPECT_EQ(same.simulated_ns, candidate.simulated_ns);
+      EXPECT_EQ(same.predicted_ns, candidate.predicted_ns);
+      EXPECT_EQ(same.predicted_at_pace_ns, candidate.predicted_at_pace_ns);
     }
   }
-  EXPECT_GE(most_trials, 2u);
+  EXPECT_GE(*std::max_element(trials.begin(), trials.end()), 2);
   EXPECT_EQ(dense_steps > 12, passes) << "or dense was not tried";
   EXPECT_GE(tried, 2);
+  EXPECT_GE(leaning, 1);
   EXPECT_TRUE(says(run.news[0], " at the machine's speed then)")) << run.news[0].back();
 }
 
 TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) { expect_predictions_for_the_speed(false); }
 
 TEST(AutoEngine, PredictsForTheSpeedOfTheMachineBehindPassedSteps) { expect_predictions_for_the_speed(true); }
+
+// What was said of a setting on its first trials does not tell of those that come when it is tried again.
+TEST(AutoEngine, PredictsNothingOfWhatIsTriedAgain) {
+  Training run;
+  run.options.quality = Quality::kSafe;
+  run.options.cluster = save_as_of_here(two_machines(2000, auto_codecs(Quality::kSafe)), "again.json");
+  run.ranks = 4;
+  run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+  run.in_buckets = false;
+  run.first_ready_ns = [](const std::string&, std::int64_t) { return 100 * kMs; };
+  run.steps = 240;
+  run.step_ns = [](const std::string& what, std::int64_t step, int) {
+    if (what == "cast(fp16)") return (step < 80 ? 400 : 480) * kMs;
+    return (what == "cast(bf16)" ? 440 : what == "dense" ? 900 : 700) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(says(run.news[0], "cast(bf16) 440 ms; trying them and cast(fp16) again"));
+  int again = 0, others = 0;
+  for (const AutoCandidate& candidate : run.decisions[0].candidates) {
+    if (candidate.label == "dense" || candidate.measured_ns < 0) continue;
+    EXPECT_GT(candidate.predicted_ns, 0) << candidate.label;
+    const bool is_again = candidate.label.starts_with("cast(");
+    ++(is_again ? again : others);
+    EXPECT_EQ(candidate.simulated_ns > 0, !is_again) << candidate.label;
+    EXPECT_EQ(candidate.predicted_at_pace_ns > 0, !is_again) << candidate.label;
+    EXPECT_EQ(candidate.pace, is_again ? 0 : 1) << candidate.label;
+  }
+  EXPECT_EQ(again, 2);
+  EXPECT_GE(others, 1);
+}
 
 // What a cluster file says of codecs is of those on the CPU: nothing is left out for it, and nothing planned.
 TEST(AutoEngine, PredictsNothingForADevice) {

@@ -16,6 +16,7 @@
 #include "cortado/cluster.h"
 #include "cortado/job.h"
 #include "cortado/topology.h"
+#include "session/pace.h"
 
 namespace cortado {
 
@@ -28,17 +29,6 @@ bool tell_sizes(const GradientSamples& samples);
 // Whether a candidate is a setting whose payloads vary in size.
 bool has_varying_payloads(const std::string& what);
 
-// How fast the machine is tells the time from the end of a step to the first gradients of the next one: optimizer,
-// forward pass and the start of the backward pass, about the same whatever travels. The pace of some steps is that time
-// of theirs over that of the dense steps: above 1 the machine was slower. 1 where it is not known, or so far from 1
-// that something else held one up.
-inline double pace_of(std::int64_t first_ready_ns, std::int64_t dense_first_ready_ns) {
-  constexpr double kMost = 2;
-  if (first_ready_ns <= 0 || dense_first_ready_ns <= 0) return 1;
-  const double pace = static_cast<double>(first_ready_ns) / static_cast<double>(dense_first_ready_ns);
-  return pace > kMost || pace < 1 / kMost ? 1 : pace;
-}
-
 // What the dense steps have shown; but for `samples` the same on all ranks.
 struct MeasuredSteps {
   std::vector<std::int64_t> ready_ns;  // by tensor: on the last rank, from the end of the last step, if nothing travels
@@ -50,7 +40,7 @@ struct MeasuredSteps {
   GradientSamples samples;                // of rank 0
 
   // Over the step in which nothing travels.
-  double dense_pace() const { return pace_of(dense_first_ready_ns, first_ready_ns); }
+  double dense_pace() const { return pace_of(dense_first_ready_ns, first_ready_ns).value_or(1); }
 };
 
 struct Candidates {

@@ -35,7 +35,6 @@ class Contest {
 
   // Another prediction, before the first trial.
   void predict(int contestant, std::int64_t predicted_ns) { predicted_ns_[index(contestant)] = predicted_ns; }
-  std::int64_t predicted_ns(int contestant) const { return predicted_ns_[index(contestant)]; }
 
   // Who is tried next; -1: nobody, it is over.
   int next() const { return order_.empty() ? -1 : order_.back(); }
