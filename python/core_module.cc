@@ -327,6 +327,7 @@ nb::object PyEngine::decision() const {
     entry["simulated_ns"] = known(candidate.simulated_ns);
     entry["measured_ns"] = known(candidate.measured_ns);
     entry["steps"] = candidate.steps;
+    entry["trials_ns"] = candidate.trials_ns;
     entry["pace"] = candidate.pace > 0 ? nb::object(nb::float_(candidate.pace)) : nb::none();
     entry["predicted_at_pace_ns"] = known(candidate.predicted_at_pace_ns);
     candidates.append(entry);

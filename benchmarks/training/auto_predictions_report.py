@@ -18,7 +18,9 @@ none. Dense steps are simulated from ready times of the steps they are compared 
 are scaled by what dense steps show: so dense is counted by itself. At the machine's speed then: computation and
 codecs are simulated as much slower or faster as the time from the end of a step to the first gradients of the next
 one was longer or shorter on trial than in the steps that the prediction counts on. That part of a step is measured
-so, and only the rest predicted."""
+so, and only the rest predicted. A trial against the setting's trials before: how far the median step of each trial
+but a setting's first is from the median of those before. So near comes who knows all of a setting and nothing of
+how fast the machine will be."""
 
 
 def write_predictions(records: list[dict], out: Path) -> Path:
@@ -72,7 +74,22 @@ def summary(records: list[dict]) -> list[list[str]]:
         of_setting = [errors[setting] for errors in at_pace if setting in errors]
         parts[f"`{setting}`, at the machine's speed then"] = of_setting
     parts["dense steps"] = errors_of_tried(records, dense=True)
-    return [line(what, errors) for what, errors in parts.items() if errors]
+    lines = [line(what, errors) for what, errors in parts.items() if errors]
+    if trials := differences_of_trials(records):
+        off = f"{100 * statistics.median(trials):.1f} %"
+        lines.append(["beside it: a trial against the setting's trials before", off, "", str(len(trials)), "-"])
+    return lines
+
+
+def differences_of_trials(records: list[dict]) -> list[float]:
+    """How far each trial of a setting but its first is from the median of those before."""
+    differences = []
+    for record in records:
+        for candidate in record["decided"]["decision"]["candidates"][1:]:
+            trials_ns = candidate.get("trials_ns") or []
+            for place in range(1, len(trials_ns)):
+                differences.append(abs(statistics.median(trials_ns[:place]) / trials_ns[place] - 1))
+    return differences
 
 
 def setting_of(candidate: dict) -> str:

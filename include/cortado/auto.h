@@ -89,7 +89,8 @@ struct AutoCandidate {
   // not known.
   double pace = 0;
   std::int64_t predicted_at_pace_ns = -1;
-  std::int64_t steps = 0;  // tried
+  std::int64_t steps = 0;                    // tried
+  std::vector<std::int64_t> trials_ns = {};  // of each trial the median of its steps; of dense without the first ones
 };
 
 struct AutoDecision {

@@ -540,11 +540,16 @@ Status AutoEngineImpl::end_block() {
     all->insert(all->end(), more.begin(), more.end());
   };
   if (phase_ == Phase::kTry) {
-    if (was_passed_ && !dense_was_passed_) contest_->forget_dense();  // those from before had the engine in between
+    std::vector<std::int64_t>& trials_ns = decision_.candidates[static_cast<std::size_t>(current_)].trials_ns;
+    if (was_passed_ && !dense_was_passed_) {  // those from before had the engine in between
+      contest_->forget_dense();
+      trials_ns.clear();
+    }
     dense_was_passed_ = was_passed_ || dense_was_passed_;
     contest_->note(times);
+    trials_ns.push_back(median_of(times));
     if (predictions_.is_simulated(current_)) {
-      predictions_.end_trial(current_, pace_of_steps(first_ready), median_of(times));
+      predictions_.end_trial(current_, pace_of_steps(first_ready), trials_ns.back());
     }
     recent_first_ready_ns_ = std::move(first_ready);
     return next_trial();
@@ -817,6 +822,7 @@ Status AutoEngineImpl::try_again(std::int64_t step_ns) {
   retries_to_pass_ = std::clamp(2 * retries_to_pass_, 4, kMostToPass);
   retried_ = {.candidate = current_, .step_ns = step_ns};
   if (current_ == 0) candidates[0].measured_ns = step_ns;
+  candidates[0].trials_ns.clear();
   const std::int64_t dense_ns[] = {candidates[0].measured_ns};
   contest_.emplace(std::vector<std::int64_t>(candidates.size(), -1), dense_ns);
   predictions_ = TrialPredictions(candidates.size());

@@ -1231,6 +1231,8 @@ void expect_predictions_for_the_speed(bool passes) {
     const AutoCandidate& candidate = decision.candidates[static_cast<std::size_t>(c)];
     ASSERT_EQ(candidate.label, steady.decisions[0].candidates[static_cast<std::size_t>(c)].label);
     ASSERT_EQ(candidate.steps, trials[static_cast<std::size_t>(c)] * (steps_of_trial - 2)) << candidate.label;
+    ASSERT_EQ(std::ssize(candidate.trials_ns), trials[static_cast<std::size_t>(c)]) << candidate.label;
+    for (const std::int64_t trial_ns : candidate.trials_ns) EXPECT_EQ(trial_ns, candidate.measured_ns);
     if (candidate.measured_ns < 0) continue;
     ++tried;
     const auto expect_near = [&](std::int64_t ns, std::int64_t expected_ns) {
@@ -1286,6 +1288,8 @@ TEST(AutoEngine, PredictsNothingOfWhatIsTriedAgain) {
     EXPECT_EQ(candidate.simulated_ns > 0, !is_again) << candidate.label;
     EXPECT_EQ(candidate.predicted_at_pace_ns > 0, !is_again) << candidate.label;
     EXPECT_EQ(candidate.pace, is_again ? 0 : 1) << candidate.label;
+    ASSERT_FALSE(candidate.trials_ns.empty()) << candidate.label;
+    for (const std::int64_t trial_ns : candidate.trials_ns) EXPECT_EQ(trial_ns, candidate.measured_ns);
   }
   EXPECT_EQ(again, 2);
   EXPECT_GE(others, 1);

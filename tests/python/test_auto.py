@@ -34,6 +34,7 @@ def test_all_ranks_decide_alike_and_go_on(pools, world_size, options):
     for candidate in decisions[0]["candidates"][1:]:
         is_known = candidate["measured_ns"] is not None and candidate["predicted_ns"] is not None
         assert (candidate["simulated_ns"] is not None) == is_known
+        assert (candidate["trials_ns"] == []) == (candidate["measured_ns"] is None)
         assert (candidate["pace"] is not None) == (candidate["predicted_at_pace_ns"] is not None)
     losses = answers[0][1]
     assert sum(losses[-10:]) < sum(losses[:10])

@@ -134,7 +134,7 @@ def test_predictions_are_told_by_link_and_setting(tmp_path):
         candidate("plan(hash=1, buckets=2)", 80, 100, at_pace_ms=98),
         {"label": "not tried", "predicted_ns": 80e6, "measured_ns": None},
     ]
-    far["decided"]["decision"]["candidates"][1]["simulated_ns"] = 109e6
+    far["decided"]["decision"]["candidates"][1] |= {"simulated_ns": 109e6, "trials_ns": [100e6, 80e6, 90e6]}
     text = auto_predictions_report.write_predictions([far, record()], tmp_path).read_text()
     assert text.index("| 1gbit |") < text.index("| unshaped |")
     assert "| settings tried | 4.0 % | +4.0 % | 3 | yes |" in text  # +4, +4 and -20
@@ -143,6 +143,7 @@ def test_predictions_are_told_by_link_and_setting(tmp_path):
     assert "| `plan` | 20.0 % | -20.0 % | 1 | **no** |" in text
     assert "| settings tried, at the machine's speed then | 2.0 % | -2.0 % | 1 | yes |" in text
     assert "| settings tried, as simulated | 9.0 % | +9.0 % | 1 | **no** |" in text
+    assert "| beside it: a trial against the setting's trials before | 12.5 % |  | 2 | - |" in text  # 25 and 0
     assert "| unshaped, at the machine's speed then | 2.0 % | -2.0 % | 1 | yes |" in text
     assert "| 1gbit, at the machine's speed then |" not in text
     assert "| `plan`, at the machine's speed then | 2.0 % | -2.0 % | 1 | yes |" in text
