@@ -9,18 +9,19 @@ from tables import markdown_table
 
 LEGEND = """\
 `benchmarks/training/auto.py --predictions`: in each cell auto decides, and nothing else is measured. Predicted:
-what the planner said of a setting right before the steps that count of each of its trials, for the machine's speed
-until then, times what the other settings tried so far took over what was simulated of them, in the median of these
-(records without `simulated_ns`: as simulated, in the mean, or in the first trial; up to b921ef5: for the speed in
-dense steps); measured: the median of its steps on trial. As simulated: without what others took. A cell of the
-second table says by how many percent the prediction was too long (+) or too short (-); what was not tried has
-none. Dense steps are simulated from ready times of the steps they are compared with, and predictions of all else
-are scaled by what dense steps show: so dense is counted by itself. At the machine's speed then: computation and
-codecs are simulated as much slower or faster as the time from the end of a step to the first gradients of the next
-one was longer or shorter on trial than in the steps that the prediction counts on. That part of a step is measured
-so, and only the rest predicted. A trial against the setting's trials before: how far the median step of each trial
-but a setting's first is from the median of those before. So near comes who knows all of a setting and nothing of
-how fast the machine will be."""
+what the planner said of a setting right before the steps that count of each of its trials, for the speed expected
+of the machine then, times what the other settings tried so far took over what was simulated of them, in the median
+of these (records without `simulated_ns`: as simulated, in the mean, or in the first trial; up to b921ef5: for the
+speed in dense steps); measured: the median of its steps on trial. As simulated: without what others took. A cell
+of the second table says by how many percent the prediction was too long (+) or too short (-); what was not tried
+has none. Dense steps are simulated from ready times of the steps they are compared with, and predictions of all
+else are scaled by what dense steps show: so dense is counted by itself. At the machine's speed then: computation
+and codecs are simulated as much slower or faster as the time from the end of a step to the first gradients of the
+next one was longer or shorter on trial than the prediction expects. That part of a step is measured so, and only
+the rest predicted. A trial against the setting's trials before: how far the median step of each trial but the
+first is from the median of those before, in the median of a setting's trials, where it has more than one. So near
+comes to a trial who has just measured the setting itself; predictions are held against all steps of a setting,
+which differ less than a trial's."""
 
 
 def write_predictions(records: list[dict], out: Path) -> Path:
@@ -82,13 +83,14 @@ def summary(records: list[dict]) -> list[list[str]]:
 
 
 def differences_of_trials(records: list[dict]) -> list[float]:
-    """How far each trial of a setting but its first is from the median of those before."""
+    """Of each setting with more than one trial: how far a trial is from the median of those before, in the median."""
     differences = []
     for record in records:
         for candidate in record["decided"]["decision"]["candidates"][1:]:
-            trials_ns = candidate.get("trials_ns") or []
-            for place in range(1, len(trials_ns)):
-                differences.append(abs(statistics.median(trials_ns[:place]) / trials_ns[place] - 1))
+            trials_ns = candidate.get("trials_ns", [])
+            before = [statistics.median(trials_ns[:place]) for place in range(1, len(trials_ns))]
+            own = [abs(known / new - 1) for known, new in zip(before, trials_ns[1:], strict=True)]
+            differences += [statistics.median(own)] if own else []
     return differences
 
 

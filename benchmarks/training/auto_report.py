@@ -20,22 +20,21 @@ single rounds, with the least and the greatest. A cell is slower beyond noise wh
 interval of that median is above 1.03 (order statistics of the rounds' ratios; it takes six rounds at least).
 Rivals: DDP, the bf16 hook, each fixed setting that the quality level allows; at aggressive also PyTorch's PowerSGD
 hook at rank 1, 2, 4. Predicted: what the planner said of the chosen setting (and of dense) before it was tried; of
-settings, simulated for the machine's speed until then, times what the other settings tried so far took over what was
-simulated of them; as simulated: without these (a record without `simulated_ns` has no other predictions); measured
-beside it: the median of its steps on trial. Dense steps are simulated from ready times of the steps they are compared
-with, and predictions of all else are scaled by what dense steps show: so dense has a row of its own. Measured again:
-the same setting in the same cell, its median on trial against its median when rivals were chosen, minutes later (a
-payload that shrinks as training goes on differs by that, too).
+settings, simulated for the speed expected of the machine then, times what the other settings tried so far took over
+what was simulated of them; as simulated: without these (in a record without `simulated_ns`, predicted is as
+simulated); measured beside it: the median of its steps on trial. Dense steps are simulated from ready times of the
+steps they are compared with, and predictions of all else are scaled by what dense steps show: so dense has a row of
+its own. Measured again: the same setting in the same cell, its median on trial against its median when rivals were
+chosen, minutes later (a payload that shrinks as training goes on differs by that, too).
 All their blocks: the prediction against the median of a setting's blocks in its cell, that on trial, those as a rival
 and, if it was chosen, those as auto, as far as there are any: a spell of a machine whose speed changes is in one of
 them. Without what all of a cell are off by: how far the error of each setting tried, as simulated, is from the median
 of the others' in its cell, where it has three or more. What they have in common is mostly the machine, whose speed is
 another one when it is measured than when settings are tried. At the machine's speed then: what auto told when it
 decided. The time from the end of a step to the first gradients of the next, about the same whatever travels, tells how
-fast the machine was on trial in comparison with the steps that the prediction counts on. Computation and codecs are
-simulated as much slower or faster, links are not: that part of a step is measured, and only the rest predicted. Error:
-share (L2) of gradient plus residual that a step of auto held back. Measuring: steps until the decision, and their
-time."""
+fast the machine was on trial, in comparison with what the prediction expects. Computation and codecs are simulated as
+much slower or faster, links are not: that part of a step is measured, and only the rest predicted. Error: share (L2)
+of gradient plus residual that a step of auto held back. Measuring: steps until the decision, and their time."""
 HEADER = [
     "model",
     "link",

@@ -76,21 +76,22 @@ struct AutoCandidate {
   std::string label;  // "dense", "cast(bf16)", "plan(hash=..., buckets=...)"
   std::string what;   // a specification, or the JSON text of a plan
   // Of a step, by the planner. Of what was tried: said right before the steps of each of its trials that count, in the
-  // median of the trials; simulated for a machine as fast as it was in the last steps and all trials so far, times what
-  // the other settings tried took over what was simulated of them. Of dense, and of what was not tried: in dense steps.
+  // median of the trials; simulated for a machine as fast as it was in the last steps and in the trials so far, times
+  // what the other settings tried took over what was simulated of them. Of dense, and of what was not tried: for the
+  // speed in dense steps.
   std::int64_t predicted_ns = -1;
-  // The same without what other settings took. -1 of dense, of what was not tried or not predicted, and once it has
-  // been tried again.
+  // From the decision on: the same without what other settings took. -1 of dense, of what was not tried or not
+  // predicted, and once it has been tried again.
   std::int64_t simulated_ns = -1;
   std::int64_t measured_ns = -1;  // median of the steps it was tried
   // How long it was in these from the end of a step to the first gradients of the next one (optimizer, forward pass),
-  // over the steps that the prediction counts on: above 1 the machine was slower. And the prediction for steps of that
+  // over what the prediction expects of that: above 1 the machine was slower. And the prediction for steps of that
   // pace: that part of them has been measured, the rest is predicted. 0 and -1 as simulated_ns, and where the pace is
   // not known.
   double pace = 0;
   std::int64_t predicted_at_pace_ns = -1;
   std::int64_t steps = 0;                    // tried
-  std::vector<std::int64_t> trials_ns = {};  // of each trial the median of its steps; of dense without the first ones
+  std::vector<std::int64_t> trials_ns = {};  // median of the steps of each trial; of dense without its first steps
 };
 
 struct AutoDecision {

@@ -255,14 +255,14 @@ class Attachment:
         ``decided``, ``step``, ``reason``, ``candidates`` (the first one is dense), ``chosen`` (which of them), and of
         the last comparison ``step_ns`` (what a step takes now), ``drift`` (that over what was measured on trial, less
         1), ``relative_error`` and ``residual`` (its norm, in gradients). A candidate has ``label``, ``what``,
-        ``predicted_ns`` (said in each of its trials, before the steps that count: simulated for a machine as fast as in
-        the last five and all trials so far, times what the other settings tried took over what was simulated of them;
-        the median of these), ``simulated_ns`` (the same without what others took), ``measured_ns``, ``steps``,
-        ``trials_ns`` (the median of each trial's), ``pace`` (how long it was in these from the end of a step to the
-        first gradients of the next, over the steps that the prediction counts on: above 1 the machine was slower), and
-        ``predicted_at_pace_ns`` (the prediction for steps of that pace). ``simulated_ns``, ``pace`` and
-        ``predicted_at_pace_ns`` are None of dense, of what was not tried or not predicted, and once it has been tried
-        again.
+        ``predicted_ns`` (of what was tried: said in each of its trials, before the steps that count; simulated for a
+        machine as fast as in the last five and in the trials so far, times what the other settings tried took over what
+        was simulated of them; the median of these), ``simulated_ns`` (the same without what others took),
+        ``measured_ns``, ``steps``, ``trials_ns`` (the median of each trial's steps), ``pace`` (how long it was in its
+        steps from the end of one to the first gradients of the next, over what the prediction expects of that: above 1
+        the machine was slower), and ``predicted_at_pace_ns`` (the prediction for steps of that pace). ``simulated_ns``,
+        ``pace`` and ``predicted_at_pace_ns`` are None of dense, of what was not tried or not predicted, and once it has
+        been tried again.
         """
         return self._engine.decision()
 

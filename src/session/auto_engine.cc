@@ -540,7 +540,7 @@ Status AutoEngineImpl::end_block() {
     all->insert(all->end(), more.begin(), more.end());
   };
   if (phase_ == Phase::kTry) {
-    std::vector<std::int64_t>& trials_ns = decision_.candidates[static_cast<std::size_t>(current_)].trials_ns;
+    std::vector<std::int64_t>& trials_ns = trials_ns_[static_cast<std::size_t>(current_)];
     if (was_passed_ && !dense_was_passed_) {  // those from before had the engine in between
       contest_->forget_dense();
       trials_ns.clear();
@@ -605,6 +605,7 @@ Status AutoEngineImpl::begin_trials() {
   for (const AutoCandidate& candidate : decision_.candidates) predicted_ns.push_back(candidate.predicted_ns);
   contest_.emplace(std::move(predicted_ns), dense_ns_);
   predictions_ = TrialPredictions(decision_.candidates.size());
+  trials_ns_.assign(decision_.candidates.size(), {});
   recent_first_ready_ns_.clear();
   dense_was_passed_ = false;
   block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
@@ -621,11 +622,12 @@ Status AutoEngineImpl::next_trial() {
   return decide();
 }
 
-// Before the steps of each trial that count. The machine is as fast as it was in the last steps, those that do not
-// count and the end of the trial before, rather than in the dense steps, which are what the contest compares by.
+// Before the steps of each trial that count. The machine is expected to be as fast as it was in the last steps, those
+// that do not count and the end of the trial before, and in the trials so far, rather than in the dense steps, which
+// are what the contest compares by.
 Status AutoEngineImpl::predict_trial() {
   if (retried_.has_value() || current_ == 0 || current().predicted_ns < 0) return {};
-  if (!predictions_.is_simulated(current_)) CORTADO_RETURN_IF_ERROR(simulate_setting());
+  if (contest_->steps(current_) == 0) CORTADO_RETURN_IF_ERROR(simulate_setting());
   if (!predictions_.is_simulated(current_)) return {};
   if (const auto count = std::ssize(recent_first_ready_ns_); count > kRecentSteps) {
     recent_first_ready_ns_.erase(recent_first_ready_ns_.begin(), recent_first_ready_ns_.end() - kRecentSteps);
@@ -637,8 +639,8 @@ Status AutoEngineImpl::predict_trial() {
   return {};
 }
 
-// Before the first trial of a setting: what its steps take at all paces, from now on. Gradients change in the steps on
-// trial, and with them payloads that vary: they are encoded as the last ones of the trial before.
+// In the first trial of a setting, before the steps that count: what they take at all paces, from now on. Gradients
+// change in the steps on trial, and with them payloads that vary: those of the trial before are encoded.
 Status AutoEngineImpl::simulate_setting() {
   const AutoCandidate& of = current();
   const bool varies = varying_.erase(current_) > 0;
@@ -672,6 +674,7 @@ Status AutoEngineImpl::decide() {
     if (!was_tried) continue;
     candidates[c].measured_ns = contest_->median_ns(static_cast<int>(c));
     candidates[c].steps = contest_->steps(static_cast<int>(c));
+    candidates[c].trials_ns = trials_ns_[c];
     if (!predictions_.is_simulated(static_cast<int>(c))) continue;
     candidates[c].simulated_ns = predictions_.simulated_ns(static_cast<int>(c));
     candidates[c].pace = predictions_.pace(static_cast<int>(c));
@@ -822,10 +825,10 @@ Status AutoEngineImpl::try_again(std::int64_t step_ns) {
   retries_to_pass_ = std::clamp(2 * retries_to_pass_, 4, kMostToPass);
   retried_ = {.candidate = current_, .step_ns = step_ns};
   if (current_ == 0) candidates[0].measured_ns = step_ns;
-  candidates[0].trials_ns.clear();
   const std::int64_t dense_ns[] = {candidates[0].measured_ns};
   contest_.emplace(std::vector<std::int64_t>(candidates.size(), -1), dense_ns);
   predictions_ = TrialPredictions(candidates.size());
+  trials_ns_.assign(candidates.size(), {});
   contest_->keep_only(contestants);
   for (const int c : contestants) {
     if (c == 0) continue;

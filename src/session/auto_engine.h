@@ -183,11 +183,12 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<std::int64_t> dense_ready_ns_;               // when the last gradient of each was ready
   std::vector<std::int64_t> dense_first_ready_ns_;
   std::optional<Contest> contest_;
-  TrialPredictions predictions_;                     // of candidates; kTry, again: of none
-  std::vector<std::int64_t> recent_first_ready_ns_;  // of the last trial, and of steps since
-  bool owes_nothing_ = false;                        // no rank does, to gradients of dense steps: kTry and kRun
-  bool was_passed_ = false;                          // the step before
-  bool dense_was_passed_ = false;                    // kTry: times of dense are of steps that were passed
+  TrialPredictions predictions_;                      // of candidates; kTry, again: of none
+  std::vector<std::vector<std::int64_t>> trials_ns_;  // by candidate
+  std::vector<std::int64_t> recent_first_ready_ns_;   // of the last trial, and of steps since
+  bool owes_nothing_ = false;                         // no rank does, to gradients of dense steps: kTry and kRun
+  bool was_passed_ = false;                           // the step before
+  bool dense_was_passed_ = false;                     // kTry: times of dense are of steps that were passed
   decltype(Candidates::predict) predict_;
   std::set<int> varying_;               // candidates with payloads that vary, not tried yet
   int uncounted_ = kUncountedSteps;     // steps still to pass before times count

@@ -11,7 +11,6 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <set>
 
 #include "collective/passing_communicator_testing.h"
@@ -402,6 +401,7 @@ TEST(AutoEngine, OfDenseOnlyStepsThatArePassedAreCompared) {
   expect_ok(run);
   EXPECT_EQ(run.decisions[0].candidates[0].measured_ns, 450 * kMs);
   EXPECT_EQ(run.decisions[0].candidates[0].steps, 3);
+  EXPECT_EQ(run.decisions[0].candidates[0].trials_ns, std::vector<std::int64_t>{450 * kMs});
 }
 
 // One rank that is slower than the others says little of the step.
@@ -852,6 +852,9 @@ TEST(AutoEngine, GoesBackToDenseThatWasFasterOnTrial) {
                    "others took less on trial: dense 800 ms; trying them and quant(bits=4, round=dead_zone) again"));
   EXPECT_EQ(chosen(run.decisions[0]), "dense");
   EXPECT_LT(gradients_lost({&run}), 0.02);
+  const AutoCandidate& dense = run.decisions[0].candidates[0];
+  ASSERT_FALSE(dense.trials_ns.empty());
+  for (const std::int64_t trial_ns : dense.trials_ns) EXPECT_EQ(trial_ns, 800 * kMs);
 }
 
 // As long as the one that is slower now is still the fastest, it stays: others are as slow, or were slower on trial.
@@ -1263,7 +1266,7 @@ TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) { expect_predictions_for_the_s
 TEST(AutoEngine, PredictsForTheSpeedOfTheMachineBehindPassedSteps) { expect_predictions_for_the_speed(true); }
 
 // What was said of a setting on its first trials does not tell of those that come when it is tried again.
-TEST(AutoEngine, PredictsNothingOfWhatIsTriedAgain) {
+TEST(AutoEngine, SimulatesNothingOfWhatIsTriedAgain) {
   Training run;
   run.options.quality = Quality::kSafe;
   run.options.cluster = save_as_of_here(two_machines(2000, auto_codecs(Quality::kSafe)), "again.json");
@@ -1293,6 +1296,7 @@ TEST(AutoEngine, PredictsNothingOfWhatIsTriedAgain) {
   }
   EXPECT_EQ(again, 2);
   EXPECT_GE(others, 1);
+  EXPECT_EQ(run.decisions[0].candidates[0].measured_ns, 900 * kMs) << "dense is far behind, and not tried again";
 }
 
 // What a cluster file says of codecs is of those on the CPU: nothing is left out for it, and nothing planned.

@@ -10,6 +10,8 @@ namespace cortado {
 
 namespace {
 
+constexpr double kMostLean = 2;  // what took longer than so many times what was simulated was held up
+
 // Of two in the middle the mean; nothing of none.
 std::optional<double> middle_of(std::vector<double> values) {
   if (values.empty()) return std::nullopt;
@@ -35,7 +37,8 @@ double TrialPredictions::Setting::at_pace_ns(double pace) const {
 
 void TrialPredictions::begin_trial(int setting, std::optional<double> pace) {
   const std::optional<double> of_trials = mean_pace();
-  const double expected_pace = (pace.value_or(of_trials.value_or(1)) + of_trials.value_or(pace.value_or(1))) / 2;
+  const double recent = pace.value_or(of_trials.value_or(1));
+  const double expected_pace = (recent + of_trials.value_or(recent)) / 2;
   at(setting).trials.push_back({.lean = lean_without(setting), .expected_pace = expected_pace, .pace = {}});
 }
 
@@ -54,7 +57,8 @@ double TrialPredictions::lean_without(int setting) const {
       if (!trial.pace.has_value()) continue;
       of_trials.push_back(static_cast<double>(trial.measured_ns) / other.at_pace_ns(*trial.pace));
     }
-    if (const auto ratio = middle_of(std::move(of_trials)); ratio.has_value()) of_settings.push_back(*ratio);
+    const std::optional<double> ratio = middle_of(std::move(of_trials));
+    if (ratio.has_value()) of_settings.push_back(std::clamp(*ratio, 1 / kMostLean, kMostLean));
   }
   const auto count = static_cast<double>(of_settings.size());
   return 1 + (middle_of(std::move(of_settings)).value_or(1) - 1) * count / (count + 1);

@@ -4,11 +4,11 @@
 // share what it is told, say the same.
 //
 // The simulator tells of each setting what a step takes while the machine has one of some paces (candidates.h). It
-// leans: what it leaves out is left out of all settings, and is more with more workers on a machine. So what is
-// predicted for a trial is what was simulated, times what the other settings tried so far took over what was simulated
-// for the pace that their steps turned out to have: the median of these n ratios, which counts n / (n + 1), and the
-// simulator as it is the rest. The pace is expected to be half that of the steps right before, half that of all trials
-// so far, in their mean: a machine that is slow just now need not stay so.
+// leans: what it leaves out is left out of all settings. So what is predicted for a trial is what was simulated, times
+// what the other settings tried so far took over what was simulated for the pace that their steps turned out to have:
+// the median of these n ratios, which counts n / (n + 1), and the simulator as it is the rest. Expected is the mean of
+// two paces, that of the steps right before and that of the trials so far, in their mean: a machine that is slow just
+// now need not stay so.
 #pragma once
 
 #include <array>
@@ -40,7 +40,7 @@ class TrialPredictions {
   TrialPredictions() = default;
   explicit TrialPredictions(std::size_t settings) : settings_(settings) {}
 
-  // What a step of a setting takes, for kPaces; each above 0. Once, before its first trial.
+  // What a step of a setting takes, for kPaces; each above 0. Once, before its first begin_trial().
   void set_simulated(int setting, std::span<const std::int64_t> simulated_ns);
   bool is_simulated(int setting) const { return !at(setting).simulated_ns.empty(); }
 
@@ -73,7 +73,7 @@ class TrialPredictions {
   const Setting& at(int setting) const { return settings_[static_cast<std::size_t>(setting)]; }
   Setting& at(int setting) { return settings_[static_cast<std::size_t>(setting)]; }
   double lean_without(int setting) const;
-  std::optional<double> mean_pace() const;  // of all trials
+  std::optional<double> mean_pace() const;  // of the trials whose pace is known
 
   std::vector<Setting> settings_;
 };

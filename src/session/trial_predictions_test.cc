@@ -89,7 +89,18 @@ TEST(TrialPredictions, DoNotLeanWithTheMachine) {
   EXPECT_EQ(predictions.predicted_ns(1), step_ns(1.5, 2 * kComputationNs));
 }
 
-TEST(TrialPredictions, ExpectHalfThePaceOfAllTrials) {
+// A link that stood still tells nothing of the simulator.
+TEST(TrialPredictions, LeanByTwoAtMost) {
+  for (const std::int64_t factor : {10, -10}) {
+    TrialPredictions predictions = simulated(2);
+    predictions.begin_trial(0, 1);
+    predictions.end_trial(0, 1, factor > 0 ? step_ns(1) * factor : step_ns(1) / -factor);
+    predictions.begin_trial(1, 1);
+    EXPECT_EQ(predictions.predicted_ns(1), step_ns(1, 2 * kComputationNs) * (factor > 0 ? 6 : 3) / 4);
+  }
+}
+
+TEST(TrialPredictions, ExpectTheMeanOfBothPaces) {
   TrialPredictions predictions = simulated(3);
   predictions.begin_trial(0, 1.4);
   predictions.end_trial(0, 1.2, step_ns(1.2));

@@ -86,6 +86,15 @@ def test_what_settings_of_a_cell_have_in_common_is_told_apart():
     asked = "beside it: settings tried, without what all of a cell are off by (median)"
     assert found[asked] == "4.5 % over 3, at most 6 %"
     assert found["predicted within 5 % (median): settings tried"] == "20.0 % over 3, at most 25 %"
+    assert "predicted within 5 % (median): settings tried, as simulated" not in found
+
+    # Where predictions know what others took, what was simulated tells what they have in common.
+    for tried, simulated_ms in zip(slow["decided"]["decision"]["candidates"][1:], (80, 82, 75), strict=True):
+        tried |= {"simulated_ns": simulated_ms * 1e6, "predicted_ns": 99e6}
+    found = {asked: text for asked, text, _ in auto_report.verdicts([slow])}
+    assert found[asked] == "4.5 % over 3, at most 6 %"
+    assert found["predicted within 5 % (median): settings tried"] == "1.0 % over 3, at most 1 %"
+    assert found["predicted within 5 % (median): settings tried, as simulated"] == "20.0 % over 3, at most 25 %"
 
 
 def test_what_is_told_for_the_speed_of_the_machine_is_counted_apart():
@@ -143,7 +152,7 @@ def test_predictions_are_told_by_link_and_setting(tmp_path):
     assert "| `plan` | 20.0 % | -20.0 % | 1 | **no** |" in text
     assert "| settings tried, at the machine's speed then | 2.0 % | -2.0 % | 1 | yes |" in text
     assert "| settings tried, as simulated | 9.0 % | +9.0 % | 1 | **no** |" in text
-    assert "| beside it: a trial against the setting's trials before | 12.5 % |  | 2 | - |" in text  # 25 and 0
+    assert "| beside it: a trial against the setting's trials before | 12.5 % |  | 1 | - |" in text  # 25 and 0
     assert "| unshaped, at the machine's speed then | 2.0 % | -2.0 % | 1 | yes |" in text
     assert "| 1gbit, at the machine's speed then |" not in text
     assert "| `plan`, at the machine's speed then | 2.0 % | -2.0 % | 1 | yes |" in text
