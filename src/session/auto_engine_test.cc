@@ -1265,6 +1265,35 @@ TEST(AutoEngine, PredictsForTheSpeedOfTheMachine) { expect_predictions_for_the_s
 
 TEST(AutoEngine, PredictsForTheSpeedOfTheMachineBehindPassedSteps) { expect_predictions_for_the_speed(true); }
 
+// In a slow spell of the machine, which its prediction knew of, a setting was far behind. As fast as in the dense steps
+// it would be the fastest, so it gets another trial.
+TEST(AutoEngine, TriesOnceMoreWhatWasSlowWithTheMachine) {
+  Training run;
+  run.options.quality = Quality::kSafe;
+  run.options.cluster = save_as_of_here(two_machines(2000, auto_codecs(Quality::kSafe)), "spell.json");
+  run.ranks = 4;
+  run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+  run.in_buckets = false;
+  run.steps = 120;
+  const auto is_slow = [](const std::string& what, std::int64_t step) {
+    return what.starts_with("plan(") && step < 14;
+  };
+  run.step_ns = [is_slow](const std::string& what, std::int64_t step, int) {
+    return (what == "dense" ? 900 : what.starts_with("plan(") ? (is_slow(what, step) ? 800 : 400) : 520) * kMs;
+  };
+  run.first_ready_ns = [is_slow](const std::string& what, std::int64_t step) {
+    return (is_slow(what, step) ? 150 : 100) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  const AutoCandidate& plan = run.decisions[0].candidates[1];
+  ASSERT_TRUE(plan.label.starts_with("plan("));
+  ASSERT_GE(plan.trials_ns.size(), 2u);
+  EXPECT_EQ(plan.trials_ns[0], 800 * kMs);
+  EXPECT_EQ(plan.trials_ns[1], 400 * kMs);
+  EXPECT_TRUE(chosen(run.decisions[0]).starts_with("plan("));
+}
+
 // What was said of a setting on its first trials does not tell of those that come when it is tried again.
 TEST(AutoEngine, SimulatesNothingOfWhatIsTriedAgain) {
   Training run;
