@@ -155,6 +155,7 @@ struct Training {
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps
   float gradient_scale = 1;
   std::int64_t shrinks_from = std::numeric_limits<std::int64_t>::max();  // step: next to zero but for first values
+  std::int64_t is_zero_from = std::numeric_limits<std::int64_t>::max();  // step
   std::vector<LauncherPlace> places = {};                                // by rank; none: the launcher tells nothing
   std::int64_t first_step = 0;         // gradients are those of this step and the following
   std::vector<EngineState> load = {};  // by rank
@@ -230,7 +231,7 @@ void Training::go() {
       std::vector<float> buffer;
       for (std::size_t t = 0; t < tensors.size(); ++t) {
         for (std::size_t i = 0; i < elems(t); ++i) {
-          const float share = step >= shrinks_from && i > 0 ? 1e-6f : 1.0f;
+          const float share = step >= is_zero_from ? 0.0f : step >= shrinks_from && i > 0 ? 1e-6f : 1.0f;
           buffer.push_back(share * gradient_scale * made_up(static_cast<int>(rank), step, t, i));
         }
       }
@@ -1053,7 +1054,7 @@ TEST(AutoEngine, RunsThePlannersPlan) {
 // of the last step before its trial.
 TEST(AutoEngine, PredictsFromTheGradientsBeforeATrial) {
   const Cluster cluster = two_machines(20'000, auto_codecs(Quality::kBalanced));
-  const auto run_with = [&](std::int64_t shrinks_from) {
+  const auto run_with = [&](std::int64_t shrinks_from, std::int64_t is_zero_from) {
     Training run;
     run.options.cluster = save_as_of_here(cluster, "shrinking.json");
     run.ranks = 4;
@@ -1064,17 +1065,20 @@ TEST(AutoEngine, PredictsFromTheGradientsBeforeATrial) {
     run.in_buckets = false;
     run.first_ready_ns = [](const std::string&, std::int64_t) { return 100 * kMs; };  // the machine's speed stays
     run.shrinks_from = shrinks_from;
+    run.is_zero_from = is_zero_from;
     run.go();
     expect_ok(run);
     EXPECT_TRUE(run.decisions[0].decided);
     return run;
   };
-  const Training same = run_with(std::numeric_limits<std::int64_t>::max());
+  constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+  const Training same = run_with(kNever, kNever);
   const auto first_on_trial = std::find_if(same.insides.begin(), same.insides.end(),
                                            [](const std::string& inside) { return inside != "dense"; });
   ASSERT_NE(first_on_trial, same.insides.end());
   EXPECT_FALSE(first_on_trial->starts_with("compso")) << "it comes right after the dense steps";
-  const Training shrunk = run_with(first_on_trial - same.insides.begin());
+  const std::int64_t first_step = first_on_trial - same.insides.begin();
+  const Training shrunk = run_with(first_step, kNever);
 
   const std::vector<AutoCandidate>& candidates = same.decisions[0].candidates;
   std::size_t smaller = 0;
@@ -1093,6 +1097,15 @@ TEST(AutoEngine, PredictsFromTheGradientsBeforeATrial) {
     }
   }
   EXPECT_EQ(smaller, 4u);
+
+  // Zeros tell nothing: what the dense steps have shown stays.
+  const Training ends = run_with(kNever, first_step);
+  const std::vector<AutoCandidate>& at_last = ends.decisions[0].candidates;
+  const auto is_compso = [](const AutoCandidate& of) { return of.label.starts_with("compso"); };
+  const auto known = std::find_if(at_last.begin(), at_last.end(), is_compso);
+  const auto of_same = std::find_if(candidates.begin(), candidates.end(), is_compso);
+  ASSERT_NE(known, at_last.end());
+  EXPECT_NEAR(static_cast<double>(known->simulated_ns), static_cast<double>(of_same->simulated_ns), 1e6);
 }
 
 // An exchange waits for the last rank, whichever that is.
