@@ -654,7 +654,10 @@ Status AutoEngineImpl::simulate_setting() {
     }
   }
   CORTADO_ASSIGN_OR_RETURN(own, largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
-  if (own[0] == 0) return {};  // the prediction from before stays
+  if (own[0] == 0) {
+    say(of.label + " can't be predicted anew on trial: what was predicted before stays");
+    return {};
+  }
   predictions_.set_simulated(current_, own);
   contest_->predict(current_, own[TrialPredictions::kAsDense]);
   return {};

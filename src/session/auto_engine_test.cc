@@ -986,16 +986,22 @@ std::string save_as_of_here(Cluster cluster, const std::string& name) {
   return path;
 }
 
-// Two machines of two ranks with a slow link between them, on which the planner's plan is predicted to be fastest, and
-// is, until everything changes after step 100.
-Training with_a_plan() {
-  const Cluster cluster = two_machines(20'000, auto_codecs(Quality::kAggressive));
+// Two ranks on each of two machines (two_machines()), whose cluster file has the codecs of the quality.
+Training on_two_machines(std::int64_t slow_ns, Quality quality) {
   Training run;
-  run.options.quality = Quality::kAggressive;
-  run.options.cluster = save_as_of_here(cluster, "two_machines.json");
-  run.options.max_relative_error = 1;
+  run.options.quality = quality;
+  const std::string file = "two_machines_" + std::to_string(slow_ns) + std::string(quality_name(quality)) + ".json";
+  run.options.cluster = save_as_of_here(two_machines(slow_ns, auto_codecs(quality)), file);
   run.ranks = 4;
   run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+  return run;
+}
+
+// A slow link between the machines, over which the planner's plan is predicted to be fastest, and is, until everything
+// changes after step 100.
+Training with_a_plan() {
+  Training run = on_two_machines(20'000, Quality::kAggressive);
+  run.options.max_relative_error = 1;
   run.steps = 260;
   run.step_ns = [](const std::string& what, std::int64_t step, int) {
     const bool is_plan = what.starts_with("plan(");
@@ -1053,12 +1059,8 @@ TEST(AutoEngine, RunsThePlannersPlan) {
 // Gradients get sparser while settings are tried, and payloads that vary get smaller: what is predicted of a setting is
 // of the last step before its trial.
 TEST(AutoEngine, PredictsFromTheGradientsBeforeATrial) {
-  const Cluster cluster = two_machines(20'000, auto_codecs(Quality::kBalanced));
   const auto run_with = [&](std::int64_t shrinks_from, std::int64_t is_zero_from) {
-    Training run;
-    run.options.cluster = save_as_of_here(cluster, "shrinking.json");
-    run.ranks = 4;
-    run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+    Training run = on_two_machines(20'000, Quality::kBalanced);
     run.step_ns = [](const std::string& what, std::int64_t, int) {
       return (what == "dense" ? 900 : what.starts_with("compso") ? 300 : 700) * kMs;
     };
@@ -1110,12 +1112,8 @@ TEST(AutoEngine, PredictsFromTheGradientsBeforeATrial) {
 
 // An exchange waits for the last rank, whichever that is.
 TEST(AutoEngine, PredictsForTheRankWhoseGradientsAreLast) {
-  const Cluster cluster = two_machines(2000, auto_codecs(Quality::kBalanced));
   const auto predicted_with = [&](int late_rank) {
-    Training run;
-    run.options.cluster = save_as_of_here(cluster, "late.json");
-    run.ranks = 4;
-    run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+    Training run = on_two_machines(2000, Quality::kBalanced);
     run.step_ns = [late_rank](const std::string& what, std::int64_t, int rank) {
       return (what == "dense" ? 100 : 90) * kMs + (rank == late_rank ? 20 * kMs : 0);
     };
@@ -1142,12 +1140,8 @@ TEST(AutoEngine, PredictsForTheRankWhoseGradientsAreLast) {
 
 // Of three steps without transfers, whatever disturbs one of the others.
 TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
-  const Cluster cluster = two_machines(2000, auto_codecs(Quality::kBalanced));
   const auto predicted_with = [&](std::vector<std::int64_t> quiet_ms) {
-    Training run;
-    run.options.cluster = save_as_of_here(cluster, "middle.json");
-    run.ranks = 4;
-    run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+    Training run = on_two_machines(2000, Quality::kBalanced);
     run.step_ns = [quiet_ms](const std::string& what, std::int64_t step, int) {
       const std::int64_t quiet = step - 6;  // behind three steps that do not count and three dense ones
       return (quiet >= 0 && quiet < 3 ? quiet_ms[static_cast<std::size_t>(quiet)] : what == "dense" ? 900 : 800) * kMs;
@@ -1178,13 +1172,8 @@ TEST(AutoEngine, PredictsFromTheStepInTheMiddle) {
 // what was simulated of them. `passes`: DDP makes dense steps by itself, which tell nothing then.
 void expect_predictions_for_the_speed(bool passes) {
   const std::int64_t dense_ms = passes ? 300 : 900;  // so that it is tried, too
-  const Cluster cluster = two_machines(2000, auto_codecs(Quality::kSafe));
   const auto run_with = [&](const std::function<double(const std::string& what)>& pace) {
-    Training run;
-    run.options.quality = Quality::kSafe;
-    run.options.cluster = save_as_of_here(cluster, "pace.json");
-    run.ranks = 4;
-    run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+    Training run = on_two_machines(2000, Quality::kSafe);
     run.in_buckets = false;
     run.steps = 300;  // until all is decided
     if (passes) run.can_average = always;
@@ -1281,11 +1270,7 @@ TEST(AutoEngine, PredictsForTheSpeedOfTheMachineBehindPassedSteps) { expect_pred
 // In a slow spell of the machine, which its prediction knew of, a setting was far behind. As fast as in the dense steps
 // it would be the fastest, so it gets another trial.
 TEST(AutoEngine, TriesOnceMoreWhatWasSlowWithTheMachine) {
-  Training run;
-  run.options.quality = Quality::kSafe;
-  run.options.cluster = save_as_of_here(two_machines(2000, auto_codecs(Quality::kSafe)), "spell.json");
-  run.ranks = 4;
-  run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+  Training run = on_two_machines(2000, Quality::kSafe);
   run.in_buckets = false;
   run.steps = 120;
   const auto is_slow = [](const std::string& what, std::int64_t step) {
@@ -1309,11 +1294,7 @@ TEST(AutoEngine, TriesOnceMoreWhatWasSlowWithTheMachine) {
 
 // What was said of a setting on its first trials does not tell of those that come when it is tried again.
 TEST(AutoEngine, SimulatesNothingOfWhatIsTriedAgain) {
-  Training run;
-  run.options.quality = Quality::kSafe;
-  run.options.cluster = save_as_of_here(two_machines(2000, auto_codecs(Quality::kSafe)), "again.json");
-  run.ranks = 4;
-  run.places = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+  Training run = on_two_machines(2000, Quality::kSafe);
   run.in_buckets = false;
   run.first_ready_ns = [](const std::string&, std::int64_t) { return 100 * kMs; };
   run.steps = 240;
