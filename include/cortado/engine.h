@@ -148,14 +148,16 @@ struct EngineReport {
   std::int64_t steps = 0;
   std::int64_t passed_steps = 0;  // of these without this engine (AutoEngine::pass_step()); nothing is known of them
   std::int64_t non_finite_steps = 0;
-  std::string last_non_finite;              // "step 12: layer.weight, rank 1"; empty when there was none
-  std::int64_t payload_bytes = 0;           // handed to collectives in the last step, per rank
-  std::int64_t dense_bytes = 0;             // of the gradients in their own dtypes
-  double ratio = 1;                         // dense_bytes / payload_bytes
-  double relative_l2_error = 0;             // over the tensors that are rounded or projected, last step
-  double residual_l2 = 0;                   // norm of this rank's residuals, in the units of its unscaled gradients
-  std::int64_t messages = 0;                // collectives in the last step
-  std::int64_t stage_ns[kStageCount] = {};  // summed over all steps since the last reset
+  std::string last_non_finite;     // "step 12: layer.weight, rank 1"; empty when there was none
+  std::int64_t payload_bytes = 0;  // handed to collectives in the last step, per rank
+  std::int64_t dense_bytes = 0;    // of the gradients in their own dtypes
+  double ratio = 1;                // dense_bytes / payload_bytes
+  double relative_l2_error = 0;    // over the tensors that are rounded or projected, last step
+  // Norm of what the last compressed step of this rank lost, in the units of its unscaled gradients: of its residuals,
+  // but for tensors that sent nothing in it and steps that were undone.
+  double residual_l2 = 0;
+  std::int64_t messages = 0;                                             // collectives in the last step
+  std::int64_t stage_ns[kStageCount] = {};                               // summed over all steps
   std::int64_t residual_bytes = 0, factor_bytes = 0, message_bytes = 0;  // memory held
   std::vector<TensorReport> tensors;
   std::vector<Fallback> fallbacks;

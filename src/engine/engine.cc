@@ -45,16 +45,20 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
 Result<std::unique_ptr<Engine>> EngineImpl::make(std::vector<EngineTensor> tensors, const EngineOptions& given,
                                                  Communicator* communicator, const Clock* clock, TraceRecorder* trace,
                                                  EngineDevice device) {
-  // Fields that were set one by one are held to the rules of the string. (Any codec can be asked for as kCodec.)
-  if (given.method != Method::kCodec) CORTADO_RETURN_IF_ERROR(EngineOptions::parse(given.to_spec()).status());
+  if (given.method == Method::kPlan) {
+    return make_error(StatusCode::kInvalidArgument, "options: an engine of a plan is made of the plan itself");
+  }
   EngineOptions options = given;
   if (options.phase == EngineOptions::Phase::kGlobal) options.sides = EngineOptions::Sides::kAlternate;
   if (options.method == Method::kCodec) options.wire = DType::kFloat32;
   // Ranks agree on what they were asked for before one of them returns an error of its own model, which then comes on
-  // all of them; a device that can't be used is of one rank alone, which tells the others here: all fail as it does.
+  // all of them; a device that can't be used, and options that no string could say, may be of one rank alone, which
+  // tells the others here: all fail as it does.
   const std::vector<std::string> descriptions = describe_tensors(tensors);
+  const Status allowed = check_options(given);
   Status opened = device.failure;
   const auto make_own = [&]() -> Result<std::unique_ptr<EngineImpl>> {
+    CORTADO_RETURN_IF_ERROR(allowed);
     TrainedCodec codec;
     if (options.method == Method::kCodec) {
       CORTADO_ASSIGN_OR_RETURN(codec, make_trained_codec(options));
@@ -66,9 +70,12 @@ Result<std::unique_ptr<Engine>> EngineImpl::make(std::vector<EngineTensor> tenso
     return engine;
   };
   Result<std::unique_ptr<EngineImpl>> made = make_own();
-  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), descriptions,
-                                          from_seconds(options.timeout_s), opened.with_context(kDeviceRefused)));
+  const double timeout_s = allowed.ok() ? options.timeout_s : EngineOptions().timeout_s;
+  const Status own = allowed.ok() ? opened.with_context(kDeviceRefused) : allowed;
+  CORTADO_RETURN_IF_ERROR(
+      check_agreement(communicator, options.results_spec(), descriptions, from_seconds(timeout_s), own));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<EngineImpl> engine, std::move(made));
+  CORTADO_RETURN_IF_ERROR(engine->agree_on_overflow());
   if (engine->first_ != nullptr && !engine->in_warm_up()) engine->allocate_feedback();
   return std::unique_ptr<Engine>(std::move(engine));
 }
@@ -199,6 +206,24 @@ void EngineImpl::allocate_feedback() {
     codec_tensors_[t]->set_memory({residuals_.residual(t), has_velocity ? velocities_.residual(t) : nullptr},
                                   {residuals_.spare(t), has_velocity ? velocities_.spare(t) : nullptr});
   }
+}
+
+// What is coded on a device is not looked at on its way back; if that is so on one rank, no rank looks.
+Status EngineImpl::agree_on_overflow() {
+  const auto may_overflow = [&](std::size_t t) {
+    return tensors_[t].dtype == DType::kFloat16 && treatments_[t].is_compressed();
+  };
+  bool some = false, on_device = false;
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    some = some || may_overflow(t);
+    on_device = on_device || (may_overflow(t) && is_on_device(t));
+  }
+  if (!some || passes_through()) return {};
+  const std::int64_t own[] = {on_device};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most,
+                           largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
+  looks_for_overflow_ = most[0] == 0;
+  return {};
 }
 
 std::chrono::nanoseconds EngineImpl::timeout() const { return from_seconds(options_.timeout_s); }

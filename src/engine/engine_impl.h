@@ -100,6 +100,7 @@ class EngineImpl final : public Engine {
   Status add_device_message(const Message& message);
   Status add_device_matrices(const Message& message);
   void allocate_feedback();
+  Status agree_on_overflow();
   bool in_warm_up() const { return step_ < options_.start_step && compresses(); }
   bool compresses() const {  // or else sends every tensor dense
     return options_.method != EngineOptions::Method::kNone && options_.method != EngineOptions::Method::kCast;
@@ -115,7 +116,6 @@ class EngineImpl final : public Engine {
   // -- a step
   static Status check_gradient_scale(const char* place, double scale);
   Round& first_round() { return warm_up_ != nullptr ? *warm_up_ : *first_; }
-  Status check_submission(std::span<const Gradient> gradients);
   std::size_t count_to_message(std::span<const Gradient> gradients);
   Status encode_and_start(std::span<const Gradient> gradients);
   bool is_on_device(std::uint32_t tensor) const { return device_ != nullptr && device_->encodes(tensor); }
@@ -207,6 +207,7 @@ class EngineImpl final : public Engine {
   std::vector<Gradient> deferred_;  // with overlap=off: what finish_step() encodes
   std::vector<std::byte> trial_;    // of one fp16 tensor, decoded before the verdict
   bool finite_ = true;              // of the step in hand
+  bool looks_for_overflow_ = true;  // in what is decoded to fp16
   std::int64_t step_ = 0;           // finite steps finished
   std::int64_t phase_step_ = 0;     // finite compressed steps finished
 

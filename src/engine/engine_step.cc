@@ -8,6 +8,7 @@
 #include "engine/abandoned.h"
 #include "engine/dense_slot.h"
 #include "engine/engine_impl.h"
+#include "engine/submission.h"
 
 namespace cortado {
 
@@ -40,7 +41,7 @@ void EngineImpl::abandon(const std::string& why) {
 }
 
 EngineImpl::~EngineImpl() {
-  if (in_step_ && !buffers_.empty() && failure_.ok()) communicator_->abandon("the engine was destroyed within a step");
+  if (in_step_ && failure_.ok()) communicator_->abandon("the engine was destroyed within a step");
 }
 
 void EngineImpl::record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes) {
@@ -98,29 +99,6 @@ Status EngineImpl::begin_step(const StepContext& context) {
   return device_ != nullptr ? begin_step_on_device() : Status();
 }
 
-Status EngineImpl::check_submission(std::span<const Gradient> gradients) {
-  if (!failure_.ok()) return failure_;
-  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
-  for (const Gradient& gradient : gradients) {
-    if (gradient.tensor >= tensors_.size()) {
-      return make_error(StatusCode::kInvalidArgument, "submit: there is no tensor %u, only %zu", gradient.tensor,
-                        tensors_.size());
-    }
-    const std::string& name = tensors_[gradient.tensor].name;
-    TensorStep& step = steps_[gradient.tensor];
-    if (step.submitted) {
-      return make_error(StatusCode::kFailedPrecondition, "submit: \"%s\" was submitted twice in one step",
-                        name.c_str());
-    }
-    if (gradient.data == nullptr && gradient_bytes(gradient.tensor) != 0) {
-      return make_error(StatusCode::kInvalidArgument, "submit: the gradient of \"%s\" is a null pointer", name.c_str());
-    }
-    step.submitted = true;
-    step.gradient = gradient.data;
-  }
-  return {};
-}
-
 bool EngineImpl::is_held(std::uint32_t t) const {
   if (is_on_device(t)) return steps_[t].held;
   return context_.holds_zero_gradients && all_bits_zero(steps_[t].gradient, gradient_bytes(t));
@@ -167,7 +145,9 @@ Status EngineImpl::submit(std::span<const Gradient> gradients) {
   if (options_.method == Method::kNone && !passes_through()) {
     return make_error(StatusCode::kFailedPrecondition, "submit: codec none takes whole buffers (submit_buffer)");
   }
-  CORTADO_RETURN_IF_ERROR(check_submission(gradients));
+  if (!failure_.ok()) return failure_;
+  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
+  CORTADO_RETURN_IF_ERROR(note_submitted(gradients, tensors_, &steps_));
   if (passes_through()) return {};
   if (options_.overlap) return device_ != nullptr ? submit_on_device(gradients) : encode_and_start(gradients);
   deferred_.insert(deferred_.end(), gradients.begin(), gradients.end());
@@ -321,7 +301,7 @@ void EngineImpl::decode_values(Round& round, int message, const Slot& slot, Code
   } else {
     low_rank_[slot.tensor]->decode(slot.kind, round.slot_data(message, slot), context_.gradient_scale, output);
   }
-  step.overflowed = overflows(output, tensors_[slot.tensor]);
+  step.overflowed = looks_for_overflow_ && overflows(output, tensors_[slot.tensor]);
 }
 
 void EngineImpl::decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle) {

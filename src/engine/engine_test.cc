@@ -22,6 +22,7 @@
 #include "core/counting_new.h"
 #include "core/sanitized.h"
 #include "engine/engine_testing.h"
+#include "engine/state_hash.h"
 
 namespace cortado {
 namespace {
@@ -524,13 +525,26 @@ TEST(Engine, CastSendsHalfTheBytesAndRoundsOnce) {
 TEST(Engine, OptionsThatNoStringGivesAreRefused) {
   LocalGroup group(1);
   const std::vector<EngineTensor> tensors = {{.name = "w", .rows = 8, .cols = 8}};
-  EngineOptions no_rank, cast_to_nothing_narrower;
+  EngineOptions no_rank, cast_to_nothing_narrower, a_plan;
   cast_to_nothing_narrower.method = Method::kCast;
   no_rank.rank = 0;
-  for (const EngineOptions& options : {no_rank, cast_to_nothing_narrower}) {
+  a_plan.method = Method::kPlan;
+  std::vector<EngineOptions> all = {no_rank, cast_to_nothing_narrower, a_plan};
+  const EngineOptions sign = EngineOptions::parse("sign").value();
+  const auto changed = [&](auto&& change) {
+    all.push_back(sign);
+    change(all.back());
+  };
+  changed([](EngineOptions& options) { options.threads = 0; });
+  changed([](EngineOptions& options) { options.timeout_s = -1; });
+  changed([](EngineOptions& options) { options.momentum = 2; });
+  changed([](EngineOptions& options) { options.min_compression_rate = std::nan(""); });
+  changed([](EngineOptions& options) { options.bucket_cap_mib = 1e7; });
+  for (const EngineOptions& options : all) {
     const auto engine = Engine::create(tensors, options, group.communicator(0));
     EXPECT_EQ(engine.status().code(), StatusCode::kInvalidArgument) << engine.status().to_string();
   }
+  EXPECT_TRUE(Engine::create(tensors, sign, group.communicator(0)).ok());
 }
 
 TEST(Engine, OneRankChangesNothing) {
@@ -745,6 +759,20 @@ TEST(EngineErrors, EveryRankHearsOfDifferentSettings) {
   }
 }
 
+// Found in review: the rank returned at once, and the others waited for it.
+TEST(EngineErrors, EveryRankHearsOfOptionsThatOneCanNotHave) {
+  for (const char* spec : {"acp(rank=4)", "sign"}) {
+    for (const Status& status : create_with(3, [&](int rank, auto*, EngineOptions*options) {
+           *options = EngineOptions::parse(spec).value();
+           if (rank == 2) options->threads = 0;
+         })) {
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_NE(status.message().find("rank 2: "), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find("threads must be "), std::string::npos) << status.message();
+    }
+  }
+}
+
 TEST(EngineErrors, EveryRankHearsOfDifferentModels) {
   for (const Status& status : create_with(3, [](int rank, std::vector<EngineTensor>*t, auto*) {
          if (rank == 1) (*t)[3].rows = 21;
@@ -767,6 +795,12 @@ TEST(EngineErrors, NamesAreCheckedAndDenseListToo) {
   for (const Status& status :
        create_with(2, [](int, std::vector<EngineTensor>*t, auto*) { (*t)[1].name = "embedding"; })) {
     EXPECT_NE(status.message().find("\"embedding\""), std::string::npos) << status.message();
+  }
+  for (const Status& status :
+       create_with(2, [](int, std::vector<EngineTensor>*t, auto*) { (*t)[1].rows = (*t)[1].cols = 1ll << 40; })) {
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("\"first.weight\": expected a shape that memory can hold"), std::string::npos)
+        << status.message();
   }
   for (const Status& status : create_with(2, [](int, auto*, EngineOptions* o) { o->dense = {"no.such"}; })) {
     EXPECT_EQ(status.code(), StatusCode::kNotFound);
@@ -796,6 +830,55 @@ TEST(EngineErrors, MisuseIsNamed) {
     return {};
   });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+// Found in review: the tensors of a refused span that came before the wrong one counted as submitted, unencoded.
+TEST(EngineErrors, WhatWasRefusedCanBeSubmittedAgain) {
+  const EngineOptions options = low_rank(Method::kAcp, 2);
+  const History expected = train({.options = options, .world_size = 2, .steps = 1});
+  for (const Status& status : run_ranks(2, [&](Communicator& communicator) -> Status {
+         CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), options, &communicator));
+         Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+         CORTADO_RETURN_IF_ERROR(engine->begin_step({}));
+         const std::vector<Gradient> null = {{0, gradients[0].data()}, {1, nullptr}};
+         EXPECT_EQ(engine->submit(null).code(), StatusCode::kInvalidArgument);
+         const std::vector<Gradient> twice = {{0, gradients[0].data()}, {0, gradients[0].data()}};
+         EXPECT_NE(engine->submit(twice).message().find("submitted twice"), std::string::npos);
+         std::vector<Gradient> all;
+         for (std::uint32_t t = 0; t < gradients.size(); ++t) all.push_back({t, gradients[t].data()});
+         CORTADO_RETURN_IF_ERROR(engine->submit(all));
+         CORTADO_RETURN_IF_ERROR(engine->finish_step().status());
+         EXPECT_EQ(gradients, expected.delivered[static_cast<std::size_t>(communicator.rank())][0]);
+         return {};
+       })) {
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+// Found in review: it was told only while a message of its own was in flight.
+TEST(EngineErrors, AnEngineDestroyedWithinAStepIsToldToItsPeers) {
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(auto engine, Engine::create(small_model(), low_rank(Method::kAcp, 2), &communicator));
+    if (communicator.rank() == 1) {
+      CORTADO_RETURN_IF_ERROR(engine->begin_step({}));
+      engine.reset();
+      return {};
+    }
+    Gradients gradients = made_up_gradients(small_model(), 0, 0);
+    return run_step(*engine, gradients).status();
+  });
+  EXPECT_EQ(statuses[0].code(), StatusCode::kPeerFailed) << statuses[0].to_string();
+  EXPECT_NE(statuses[0].message().find("the engine was destroyed within a step"), std::string::npos)
+      << statuses[0].message();
+}
+
+TEST(StateHash, KnowsWhereMessagesEnd) {
+  EngineState one, other;
+  one.layout = {{{"a", "b"}, {"c"}}};
+  other.layout = {{{"a"}, {"b", "c"}}};
+  EXPECT_NE(state_hash(one), state_hash(other));
+  other.layout = {{{"a", "b"}}, {{"c"}}};
+  EXPECT_NE(state_hash(one), state_hash(other));
 }
 
 TEST(EngineErrors, APeerThatStopsIsNamedOnEveryOtherRank) {

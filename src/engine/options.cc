@@ -3,6 +3,7 @@
 #include <charconv>
 #include <initializer_list>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "cortado/codec.h"
 #include "cortado/engine.h"
 #include "engine/trained_codec.h"
+#include "engine/treatment.h"
 
 namespace cortado {
 
@@ -226,6 +228,28 @@ const std::vector<Parameter>& engine_parameters() {
        "off: nothing is encoded or sent before the backward pass has ended, to measure what overlap gains"},
   };
   return table;
+}
+
+Status check_options(const EngineOptions& options) {
+  // Any codec can be asked for as kCodec, those of other methods too, whose strings take less.
+  if (options.method != Method::kCodec) return EngineOptions::parse(options.to_spec()).status();
+  const EngineOptions defaults;  // that of a rate and of a cap is none that a string could say
+  const std::tuple<const char*, double, double> numbers[] = {
+      {"min_compression_rate", options.min_compression_rate, defaults.min_compression_rate},
+      {"min_elems", static_cast<double>(options.min_elems), 0},
+      {"start_step", options.start_step, 0},
+      {"momentum", options.momentum, 0},
+      {"random_seed", static_cast<double>(options.random_seed), 0},
+      {"bucket_cap_mib", options.bucket_cap_mib, defaults.bucket_cap_mib},
+      {"threads", options.threads, 1},
+      {"timeout_s", options.timeout_s, defaults.timeout_s}};
+  for (const auto& [name, value, also] : numbers) {
+    const Parameter& parameter = *find_parameter(engine_parameters(), name);
+    if ((value >= parameter.min && value <= parameter.max) || value == also) continue;
+    return make_error(StatusCode::kInvalidArgument, "options: %s must be from %g to %g, got %g", name, parameter.min,
+                      parameter.max, value);
+  }
+  return {};
 }
 
 Result<EngineOptions> EngineOptions::parse(std::string_view spec) {

@@ -10,6 +10,7 @@
 #include "core/finite.h"
 #include "core/seconds.h"
 #include "engine/abandoned.h"
+#include "engine/submission.h"
 
 namespace cortado {
 
@@ -27,6 +28,10 @@ PlanEngine::PlanEngine(std::vector<EngineTensor> tensors, const EngineOptions& o
       clock_(clock),
       trace_(trace),
       steps_(tensors_.size()) {}
+
+PlanEngine::~PlanEngine() {
+  if (in_step_ && failure_.ok()) communicator_->abandon("the engine was destroyed within a step");
+}
 
 Result<std::unique_ptr<PlanEngine>> PlanEngine::make(std::vector<EngineTensor> tensors, const Plan& plan,
                                                      const EngineOptions& options, Communicator* communicator,
@@ -245,21 +250,7 @@ Status PlanEngine::begin_message(Bucket& bucket) {
 Status PlanEngine::submit(std::span<const Gradient> gradients) {
   if (!failure_.ok()) return failure_;
   if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
-  for (const Gradient& gradient : gradients) {
-    if (gradient.tensor >= tensors_.size()) {
-      return make_error(StatusCode::kInvalidArgument, "submit: there is no tensor %u, only %zu", gradient.tensor,
-                        tensors_.size());
-    }
-    const std::string& name = tensors_[gradient.tensor].name;
-    if (steps_[gradient.tensor].submitted) {
-      return make_error(StatusCode::kFailedPrecondition, "submit: \"%s\" was submitted twice in one step",
-                        name.c_str());
-    }
-    if (gradient.data == nullptr && gradient_bytes(gradient.tensor) != 0) {
-      return make_error(StatusCode::kInvalidArgument, "submit: the gradient of \"%s\" is a null pointer", name.c_str());
-    }
-    steps_[gradient.tensor] = {.gradient = gradient.data, .submitted = true};
-  }
+  CORTADO_RETURN_IF_ERROR(note_submitted(gradients, tensors_, &steps_));
   if (passes_through()) return {};
   for (const Gradient& gradient : gradients) {
     if (const Status status = write(gradient.tensor, gradient.data); !status.ok()) return fail(status);

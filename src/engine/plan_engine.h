@@ -40,6 +40,9 @@ class PlanEngine final : public Engine {
                                                   const Clock* clock, TraceRecorder* trace,
                                                   std::shared_ptr<const SchemeDevice> device);
 
+  // Within a step: abandons the group.
+  ~PlanEngine() override;
+
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
   Status submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) override;

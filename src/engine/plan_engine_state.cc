@@ -36,7 +36,9 @@ Status PlanEngine::switch_plan(const Plan& plan) {
                                     static_cast<std::uint64_t>(step_number()), timeout());
   if (agreed.ok()) agreed = check_same_number(communicator_, "the plan (its hash)", plan_hash(plan), timeout());
   if (!agreed.ok()) return agreed.with_context("switch_plan before step " + std::to_string(step_number()));
-  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Schedule> next, make_schedule(plan));
+  Result<std::unique_ptr<Schedule>> made = make_schedule(plan);
+  CORTADO_RETURN_IF_ERROR(agree_on_outcome(communicator_, "switch_plan", made.status(), timeout()));
+  std::unique_ptr<Schedule> next = std::move(made).value();
   carry_over(next.get());
   schedule_ = std::move(next);
   name_collectives();

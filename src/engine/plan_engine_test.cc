@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "collective/emulated_scheme_device.h"
+#include "collective/passing_communicator_testing.h"
 #include "core/check.h"
 #include "core/counting_new.h"
 #include "core/finite.h"
@@ -428,6 +429,64 @@ TEST(PlanEngine, ASwitchThatRanksDisagreeOnChangesNothing) {
     gradients = made_up_gradients(small_model(), rank, 1);
     return run_plan_step(*engine, rank, gradients).status();
   });
+}
+
+// Found in review: that rank kept the old plan, while the others had switched.
+TEST(PlanEngine, ASwitchThatOneRankCanNotMakeChangesNothing) {
+  class NoSubgroupOfOne final : public PassingCommunicator {
+   public:
+    using PassingCommunicator::PassingCommunicator;
+    Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
+      Result<std::unique_ptr<Communicator>> made = inner_->subgroup(ranks);
+      if (rank() == 1) return make_error(StatusCode::kUnsupported, "no more connections");
+      return made;
+    }
+  };
+  const Topology flat = {{{"all", 4}}};
+  on_ranks(flat, [&](Communicator& inner) -> Status {
+    NoSubgroupOfOne communicator(&inner);
+    const int rank = communicator.rank();
+    CORTADO_ASSIGN_OR_RETURN(const auto engine,
+                             Engine::create(small_model(), dense_plan(flat), with_timeout(), &communicator));
+    const Status status = engine->switch_plan(mixed_plan(kTwoByTwo, 1, kLossy));
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported) << status.to_string();
+    EXPECT_NE(status.message().find(rank == 1 ? "no more connections" : "rank 1: "), std::string::npos)
+        << status.message();
+    Gradients gradients = made_up_gradients(small_model(), rank, 0);
+    return run_plan_step(*engine, rank, gradients).status();
+  });
+}
+
+TEST(PlanEngine, WhatWasRefusedCanBeSubmittedAgain) {
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    const int rank = communicator.rank();
+    const Plan plan = mixed_plan(kTwoByTwo, 1, kLossy);
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+    Gradients gradients = made_up_gradients(small_model(), rank, 0);
+    CORTADO_RETURN_IF_ERROR(engine->begin_step({}));
+    const std::vector<Gradient> null = {{0, gradients[0].data()}, {1, nullptr}};
+    EXPECT_EQ(engine->submit(null).code(), StatusCode::kInvalidArgument);
+    for (std::uint32_t t = 0; t < gradients.size(); ++t) {
+      const Gradient gradient{t, gradients[t].data()};
+      CORTADO_RETURN_IF_ERROR(engine->submit({&gradient, 1}));
+    }
+    return engine->finish_step().status();
+  });
+}
+
+TEST(PlanEngine, DestroyedWithinAStepItTellsItsPeers) {
+  const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    const Plan plan = dense_plan({{{"all", 2}}});
+    CORTADO_ASSIGN_OR_RETURN(auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+    if (communicator.rank() == 1) {
+      CORTADO_RETURN_IF_ERROR(engine->begin_step({}));
+      engine.reset();
+      return {};
+    }
+    Gradients gradients = made_up_gradients(small_model(), 0, 0);
+    return run_plan_step(*engine, 0, gradients).status();
+  });
+  EXPECT_EQ(statuses[0].code(), StatusCode::kPeerFailed) << statuses[0].to_string();
 }
 
 // One bit, at any collective of one rank: of values it may be delivered, of payloads never, and then to nobody.

@@ -12,9 +12,13 @@ std::uint64_t state_hash(const EngineState& state) {
   const auto add = [&hash](std::uint64_t value) { hash = hash * 1099511628211ull ^ value; };
   add(static_cast<std::uint64_t>(state.step));
   add(static_cast<std::uint64_t>(state.phase_step));
-  for (const auto& phase : state.layout)
-    for (const auto& message : phase)
+  for (const auto& phase : state.layout) {
+    add(phase.size());
+    for (const auto& message : phase) {
+      add(message.size());
       for (const std::string& name : message) add(fnv1a_64(name));
+    }
+  }
   for (const TensorState& tensor : state.tensors) {
     if (tensor.basis.empty()) continue;
     add(fnv1a_64(tensor.name));

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "core/fault_json.h"
 #include "core/json_text.h"
 #include "cortado/trace.h"
 
@@ -161,6 +162,10 @@ std::string trace_to_json(const Trace& trace) {
 }
 
 Result<Trace> parse_trace(std::string_view text) {
+  if (const auto fault = find_json_fault(text)) {
+    return make_error(StatusCode::kCorruptData, "a trace is JSON: %s: expected %s, got %s", fault->place.c_str(),
+                      fault->expected.c_str(), fault->found.c_str());
+  }
   try {
     return trace_of(Json::parse(text));
   } catch (const std::exception& error) {  // of the parser

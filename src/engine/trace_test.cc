@@ -156,6 +156,8 @@ TEST(Trace, DamagedFilesAreRefusedWithThePlace) {
     return error_of(file);
   };
   EXPECT_NE(parse_trace(whole.substr(0, whole.size() / 2)).status().message().find("is JSON"), std::string::npos);
+  const std::string nested = std::string(200'000, '[') + std::string(200'000, ']');  // would be read by recursion
+  EXPECT_EQ(parse_trace(nested).status().code(), StatusCode::kCorruptData);
   EXPECT_NE(error_of(nlohmann::json::array()).find("cortado.trace/1"), std::string::npos);
   EXPECT_NE(changed("/format", "cortado.plan/1").find("got \"cortado.plan/1\""), std::string::npos);
   EXPECT_NE(changed("/spec", 4).find("spec: expected a text, got 4"), std::string::npos);

@@ -7,6 +7,7 @@
 #include "bucket/layout.h"
 #include "codec/stage.h"
 #include "core/check.h"
+#include "core/checked_math.h"
 
 namespace cortado {
 
@@ -85,10 +86,11 @@ Status check_tensors(const std::vector<EngineTensor>& tensors) {
       return make_error(StatusCode::kInvalidArgument, "two tensors are called \"%s\"; names must be unique",
                         tensors[t].name.c_str());
     }
-    if (tensors[t].rows < 0 || tensors[t].cols < 0 || tensors[t].dtype == DType::kUint8) {
+    const bool fits = checked_size_bytes(tensors[t].rows, tensors[t].cols, DType::kFloat32).has_value();
+    if (!fits || tensors[t].dtype == DType::kUint8) {
       return make_error(
           StatusCode::kInvalidArgument,
-          "tensor \"%s\": expected a shape of at least 0 and dtype fp32, fp16 or bf16, got %lld x %lld %s",
+          "tensor \"%s\": expected a shape that memory can hold and dtype fp32, fp16 or bf16, got %lld x %lld %s",
           tensors[t].name.c_str(), static_cast<long long>(tensors[t].rows), static_cast<long long>(tensors[t].cols),
           std::string(dtype_name(tensors[t].dtype)).c_str());
     }

@@ -20,6 +20,9 @@ struct Treatment {
   bool is_compressed() const { return rank > 0 || payload_elems > 0; }
 };
 
+// That a string could say them, or of kCodec that its numbers are in the range of engine_parameters().
+Status check_options(const EngineOptions& options);
+
 // That names are there and unique, and shapes and dtypes legal.
 Status check_tensors(const std::vector<EngineTensor>& tensors);
 

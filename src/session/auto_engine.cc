@@ -15,6 +15,7 @@
 #include "core/format.h"
 #include "core/hash.h"
 #include "core/seconds.h"
+#include "engine/submission.h"
 
 namespace cortado {
 
@@ -62,7 +63,7 @@ AutoEngineImpl::AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOpti
       communicator_(communicator),
       clock_(clock),
       device_(std::move(device)),
-      on_device_(tensors_.size()) {
+      submitted_(tensors_.size()) {
   decision_.candidates = {{.label = "dense", .what = "none"}};
 }
 
@@ -135,12 +136,11 @@ Result<std::unique_ptr<Engine>> AutoEngineImpl::make_inner(const std::string& wh
   return made;
 }
 
-// The step in hand is broken off: the caller's stream, from now on, comes after what was given to copy into gradients.
-// What is held back nobody has heard of.
 AutoEngineImpl::~AutoEngineImpl() {
-  if (in_step_ && !held_.empty() && failure_.ok()) communicator_->abandon("the engine was destroyed within a step");
+  if (in_step_ && failure_.ok()) communicator_->abandon("the engine was destroyed within a step");
 }
 
+// The step in hand is broken off: the caller's stream, from now on, comes after what was given to copy into gradients.
 void AutoEngineImpl::release_gradients() {
   if (in_step_ && way_ != Way::kDirect) static_cast<void>(copies_->lead());
 }
@@ -199,6 +199,7 @@ Status AutoEngineImpl::begin_step(const StepContext& context) {
   held_.clear();
   carrying_.clear();
   empty_.clear();
+  std::fill(submitted_.begin(), submitted_.end(), TensorStep{});
   return {};
 }
 
@@ -215,21 +216,14 @@ Status AutoEngineImpl::begin_inside() {
   return inner_->begin_step(context);
 }
 
-Status AutoEngineImpl::check_submission(std::span<const Gradient> gradients) const {
+Status AutoEngineImpl::note_submission(std::span<const Gradient> gradients) {
   if (!failure_.ok()) return failure_;
   if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
-  for (const Gradient& gradient : gradients) {
-    if (gradient.tensor >= tensors_.size()) {
-      return make_error(StatusCode::kInvalidArgument, "submit: there is no tensor %u, only %zu", gradient.tensor,
-                        tensors_.size());
-    }
-  }
-  return {};
+  return note_submitted(gradients, tensors_, &submitted_);
 }
 
 // Before the engine inside gets them.
-Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
-  CORTADO_RETURN_IF_ERROR(check_submission(gradients));
+void AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
   if (phase_ != Phase::kRun && !gradients.empty()) {
     last_ready_ns_ = clock_->now_ns() - step_start_ns_ - own_ns_;
     if (step_first_ready_ns_ == 0) step_first_ready_ns_ = last_ready_ns_;
@@ -252,7 +246,6 @@ Status AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
     if (takes_samples()) take_sample(gradient);
     if (!carried_.empty()) add_carried(gradient);
   }
-  return {};
 }
 
 void AutoEngineImpl::take_sample(const Gradient& gradient) {
@@ -286,10 +279,11 @@ void AutoEngineImpl::add_carried(const Gradient& gradient) {
 
 Status AutoEngineImpl::submit(std::span<const Gradient> gradients) {
   const std::int64_t start_ns = clock_->now_ns();
+  CORTADO_RETURN_IF_ERROR(note_submission(gradients));
   if (way_ != Way::kDirect) {
     CORTADO_RETURN_IF_ERROR(submit_copied(gradients));
   } else {
-    CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
+    note_gradients(gradients);
     if (holds_back()) {
       if (!gradients.empty()) held_.push_back({.gradients = {gradients.begin(), gradients.end()}});
     } else {
@@ -301,16 +295,9 @@ Status AutoEngineImpl::submit(std::span<const Gradient> gradients) {
 }
 
 Status AutoEngineImpl::submit_copied(std::span<const Gradient> gradients) {
-  CORTADO_RETURN_IF_ERROR(check_submission(gradients));
   for (const Gradient& gradient : gradients) {
     const EngineTensor& tensor = tensors_[gradient.tensor];
-    const bool is_empty = tensor.rows * tensor.cols == 0;
-    if (gradient.data == nullptr && !is_empty) {
-      return make_error(StatusCode::kInvalidArgument, "submit: the gradient of \"%s\" is a null pointer",
-                        tensor.name.c_str());
-    }
-    on_device_[gradient.tensor] = gradient.data;
-    if (is_empty) empty_.push_back(gradient);
+    if (tensor.rows * tensor.cols == 0) empty_.push_back(gradient);
   }
   if (const Status status = copies_->submit(gradients); !status.ok()) return fail(status.with_context("submit"));
   return take_copies();
@@ -330,12 +317,12 @@ Status AutoEngineImpl::take_copies() {
     arrived_.clear();
     for (const std::uint32_t t : next.value()->on_host) arrived_.push_back({t, copies_->host_copy(t)});
     const std::size_t changed = carrying_.size();
-    CORTADO_RETURN_IF_ERROR(note_gradients(arrived_));
+    note_gradients(arrived_);
     if (way_ == Way::kBoth) {
       for (std::size_t i = changed; i < carrying_.size(); ++i) {
         if (const Status status = copies_->put_back(carrying_[i].tensor); !status.ok()) return fail(status);
       }
-      for (Gradient& gradient : arrived_) gradient.data = on_device_[gradient.tensor];
+      for (Gradient& gradient : arrived_) gradient.data = submitted_[gradient.tensor].gradient;
     }
     CORTADO_RETURN_IF_ERROR(inner_->submit(arrived_));
   }
@@ -358,7 +345,8 @@ Status AutoEngineImpl::wait_for_copies() {
 Status AutoEngineImpl::submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) {
   if (!sums_buffers()) return submit(gradients);
   const std::int64_t start_ns = clock_->now_ns();
-  CORTADO_RETURN_IF_ERROR(note_gradients(gradients));
+  CORTADO_RETURN_IF_ERROR(note_submission(gradients));
+  note_gradients(gradients);
   if (holds_back()) {
     if (!gradients.empty()) held_.push_back({{gradients.begin(), gradients.end()}, true, data, elems, dtype});
   } else {
@@ -939,6 +927,7 @@ void AutoEngineImpl::carry(std::uint32_t tensor, std::span<const float> values, 
   Carried& carried = carried_[tensor];
   if (carried.values.empty()) carried.values = AlignedBuffer<float>(values.size());
   const float left = static_cast<float>(carried.pieces_left) / static_cast<float>(carried.pieces);
+  if (carried.pieces_left > pieces) pieces = kPieces;  // what was spread stays so
   for (std::size_t i = 0; i < values.size(); ++i) {
     carried.values.data()[i] = carried.values.data()[i] * left + values[i] * factor;
   }
@@ -1168,7 +1157,11 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   });
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner(decision.what));
   state.spec = made->options().results_spec();
-  CORTADO_ASSIGN_OR_RETURN(std::string warning, made->load_state(state));
+  // Dense steps leave nothing behind; those of DDP's buffers have no layout, either, which others look for.
+  std::string warning;
+  if (decision.what != "none" || !state.layout.empty()) {
+    CORTADO_ASSIGN_OR_RETURN(warning, made->load_state(state));
+  }
 
   // From here on nothing refuses the state.
   set_first_step(decision.step);

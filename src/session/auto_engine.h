@@ -90,6 +90,11 @@ class AutoEngineImpl final : public AutoEngine {
     int pieces = 1, pieces_left = 0;
   };
 
+  struct TensorStep {
+    void* gradient = nullptr;
+    bool submitted = false;
+  };
+
   struct Held {  // what submit() or submit_buffer() was given
     std::vector<Gradient> gradients;
     bool is_buffer = false;
@@ -111,7 +116,7 @@ class AutoEngineImpl final : public AutoEngine {
 
   // -- a step
   Status begin_inside();
-  Status check_submission(std::span<const Gradient> gradients) const;
+  Status note_submission(std::span<const Gradient> gradients);
   Status submit_copied(std::span<const Gradient> gradients);
   Status take_copies();
   Status wait_for_copies();
@@ -124,7 +129,7 @@ class AutoEngineImpl final : public AutoEngine {
   bool measures() const { return phase_ == Phase::kMeasure && uncounted_ == 0; }
   bool holds_back() const { return is_quiet_ && measures() && way_ == Way::kDirect; }
   bool adds_squares() const { return phase_ == Phase::kRun && uncounted_ == 0 && is_last_of_block(); }
-  Status note_gradients(std::span<const Gradient> gradients);
+  void note_gradients(std::span<const Gradient> gradients);
   void take_sample(const Gradient& gradient);
   void add_carried(const Gradient& gradient);
   void count_delivered();
@@ -213,8 +218,8 @@ class AutoEngineImpl final : public AutoEngine {
   StepContext context_;
   Way way_ = Way::kDirect;
   bool is_inside_begun_ = false;
-  std::vector<Gradient> empty_;   // tensors without elements that were submitted, but for the engine inside
-  std::vector<void*> on_device_;  // by tensor: gradients that are copied
+  std::vector<Gradient> empty_;  // tensors without elements that were submitted, but for the engine inside
+  std::vector<TensorStep> submitted_;
   std::vector<Gradient> arrived_;
   std::int64_t step_start_ns_ = -1;  // end of the step before
   std::int64_t own_ns_ = 0;          // spent in this engine since

@@ -1568,6 +1568,75 @@ std::pair<Training, Training> with_checkpoint(const Training& whole, std::int64_
 }
 
 // A state may be taken after any step: of a setting on trial too.
+TEST(AutoEngine, ADenseStateLoadsWhetherBuffersAreSummedOrNot) {
+  for (const bool in_buckets : {true, false}) {
+    Training first;
+    first.in_buckets = in_buckets;
+    first.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 800) * kMs; };
+    first.save_after = first.steps - 1;
+    first.go();
+    expect_ok(first);
+    ASSERT_EQ(first.saved[0].spec, "auto, step 110: none");
+    Training second = first;
+    second.in_buckets = !in_buckets;
+    second.load = first.saved;
+    second.save_after = -1;
+    second.go();
+    expect_ok(second);
+    EXPECT_TRUE(second.decisions[0].decided);
+    EXPECT_EQ(second.insides[0], "dense") << "no trial";
+  }
+}
+
+TEST(AutoEngine, ATensorIsSubmittedOnceAStep) {
+  Training run = training_of("topk(density=0.01)");
+  run.before_finish = [](AutoEngine& engine, const MadeEngines&) -> Status {
+    std::vector<float> again(48 * 33, 1.0f);
+    const Gradient gradient{1, again.data()};
+    EXPECT_NE(engine.submit({&gradient, 1}).message().find("\"first.weight\" was submitted twice"), std::string::npos);
+    return {};
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_LT(gradients_lost({&run}), 12);
+}
+
+// Found in review: with what a trial owes they came in one step.
+TEST(AutoEngine, WhatIsOwedInPartsStaysInParts) {
+  Training whole;
+  whole.options.quality = Quality::kAggressive;
+  whole.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 800) * kMs; };
+  whole.go();
+  expect_ok(whole);
+  const auto trial = std::find(whole.insides.begin(), whole.insides.end(), "topk(density=0.01)");
+  ASSERT_NE(trial, whole.insides.end());
+  Training before = whole;
+  before.steps = trial - whole.insides.begin() + 3;
+  before.save_after = before.steps - 1;
+  before.go();
+  expect_ok(before);
+  Training after = whole;
+  after.first_step = before.steps;
+  after.steps = 1;
+  after.load = before.saved;
+  after.save_after = after.first_step;
+  for (EngineState& state : after.load) {
+    const auto owes = std::find_if(state.tensors.begin(), state.tensors.end(),
+                                   [](const auto& of) { return of.name == "first.weight"; });
+    ASSERT_NE(owes, state.tensors.end());
+    ASSERT_FALSE(owes->residual.empty());
+    owes->places.push_back({.name = "auto", .begin = 8, .values = std::vector<float>(48 * 33, 1.0f)});
+  }
+  after.go();
+  expect_ok(after);
+  const auto& tensors = after.saved[0].tensors;
+  const auto owes =
+      std::find_if(tensors.begin(), tensors.end(), [](const auto& of) { return of.name == "first.weight"; });
+  ASSERT_NE(owes, tensors.end());
+  ASSERT_EQ(owes->places.size(), 1u);
+  EXPECT_EQ(owes->places[0].begin, 7) << "one of eight parts is paid";
+}
+
 TEST(AutoEngine, NothingIsLostByACheckpointDuringTrials) {
   Training whole;
   whole.options.quality = Quality::kAggressive;
