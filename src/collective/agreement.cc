@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <utility>
 
 #include "core/check.h"
 #include "core/checksum.h"
@@ -180,16 +182,20 @@ Result<std::string> text_of_rank_0(Communicator* communicator, const std::string
   const std::uint64_t own_bytes = own.size();
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> bytes,
                            gather(communicator, "texts", &own_bytes, 1, timeout));
-  std::string text = communicator->rank() == 0 ? own : std::string(bytes[0], '\0');
-  if (text.empty()) return text;
+  if (bytes[0] == 0) return std::string();
+  auto kept = std::make_unique<std::string>(communicator->rank() == 0 ? own : std::string(bytes[0], '\0'));
+  std::string& text = *kept;
   CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator->start({.kind = CollectiveKind::kBroadcast,
                                                                    .dtype = DType::kUint8,
                                                                    .root = 0,
                                                                    .sent = text.data(),
                                                                    .received = text.data(),
                                                                    .elems = static_cast<std::int64_t>(text.size())}));
-  CORTADO_RETURN_IF_ERROR(communicator->wait(work, timeout));
-  return text;
+  if (const Status status = communicator->wait(work, timeout); !status.ok()) {
+    kept.release();  // the transport may still write there
+    return status;
+  }
+  return std::move(text);
 }
 
 namespace {

@@ -14,7 +14,7 @@
 namespace cortado {
 
 // Compares `settings` (a text) and the tensors, a text each with name, shape and dtype, over all ranks. If they differ,
-// every rank gets the same kMismatch, which names the first rank that differs from rank 0 and in what. Every rank must
+// every rank gets a kMismatch, which names the first rank that differs from rank 0 and in what. Every rank must
 // call it. `failure`: why this rank alone can't do what it was asked for, such as a device without memory. Where
 // settings and models are the same, all ranks get that of the first such rank, a fatal one before others.
 Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<std::string>& tensors,

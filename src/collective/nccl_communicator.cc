@@ -19,8 +19,10 @@ namespace {
 
 using std::chrono::steady_clock;
 
+bool is_error(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
+
 Status nccl_status(ncclResult_t result, const std::string& context) {
-  if (result == ncclSuccess || result == ncclInProgress) return Status();
+  if (!is_error(result)) return Status();
   return make_error(StatusCode::kPeerFailed, "%s: %s", context.c_str(), ncclGetErrorString(result));
 }
 
@@ -74,13 +76,15 @@ class NcclCommunicator final : public Communicator {
     Work& work = slot_for(next_work_);
     work.id = next_work_;
     work.in_flight = true;
-    const std::string context = start_context(call);
+    // Texts are made of errors only: they allocate.
     if (work.ended == nullptr) {
-      CORTADO_RETURN_IF_ERROR(
-          fail(cuda_status(cudaEventCreateWithFlags(&work.ended, cudaEventDisableTiming), context)));
+      const cudaError_t made = cudaEventCreateWithFlags(&work.ended, cudaEventDisableTiming);
+      if (made != cudaSuccess) return fail(cuda_status(made, start_context(call)));
     }
-    CORTADO_RETURN_IF_ERROR(fail(nccl_status(enqueue(call), context)));
-    CORTADO_RETURN_IF_ERROR(fail(cuda_status(cudaEventRecord(work.ended, stream_), context)));
+    const ncclResult_t queued = enqueue(call);
+    if (is_error(queued)) return fail(nccl_status(queued, start_context(call)));
+    const cudaError_t noted = cudaEventRecord(work.ended, stream_);
+    if (noted != cudaSuccess) return fail(cuda_status(noted, start_context(call)));
     return next_work_++;
   }
 
@@ -93,10 +97,10 @@ class NcclCommunicator final : public Communicator {
     if (state == cudaErrorNotReady) {
       ncclResult_t report = ncclSuccess;
       ncclCommGetAsyncError(comm_, &report);
-      CORTADO_RETURN_IF_ERROR(fail(nccl_status(report, describe_place(id, {}) + " on nccl")));
+      if (is_error(report)) return fail(nccl_status(report, describe_place(id, {}) + " on nccl"));
       return false;
     }
-    CORTADO_RETURN_IF_ERROR(fail(cuda_status(state, describe_place(id, {}) + " on nccl")));
+    if (state != cudaSuccess) return fail(cuda_status(state, describe_place(id, {}) + " on nccl"));
     work.in_flight = false;
     return true;
   }

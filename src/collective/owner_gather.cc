@@ -6,6 +6,7 @@
 #include "cortado/owner_gather.h"
 
 #include <algorithm>
+#include <array>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -160,7 +161,10 @@ class OwnerGatherImpl final : public OwnerGather {
     const Status status = exchange(step, own_note, notes).with_context("step " + std::to_string(step));
     if (!status.ok()) {
       failure_ = status;
-      communicator_->abandon(status.to_string());
+      if (!communicator_->abandon(status.to_string()) && in_flight_) {  // the transport may still read and write there
+        new std::array{std::move(sent_), std::move(received_), std::move(rest_)};
+        new std::array{std::move(capacities_), std::move(rests_)};
+      }
     }
     return status;
   }
@@ -346,7 +350,9 @@ class OwnerGatherImpl final : public OwnerGather {
         const WorkId work,
         communicator_->start(
             {.kind = CollectiveKind::kAllGather, .sent = sent, .received = received->data(), .counts = counts}));
-    return communicator_->wait(work, from_seconds(options_.timeout_s));
+    const Status status = communicator_->wait(work, from_seconds(options_.timeout_s));
+    in_flight_ = !status.ok();
+    return status;
   }
 
   Status check_headers(const Header& own_header) const {
@@ -455,6 +461,7 @@ class OwnerGatherImpl final : public OwnerGather {
   std::vector<std::byte> sent_, received_, rest_, joined_, scratch_;
   std::vector<std::int64_t> capacities_, rests_;
   bool codec_is_new_ = false;
+  bool in_flight_ = false;  // a collective whose end was not seen
   std::vector<Header> headers_;
   OwnerGatherReport report_;
   Status failure_;

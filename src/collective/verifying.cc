@@ -73,6 +73,16 @@ class VerifyingCommunicator final : public Communicator {
   explicit VerifyingCommunicator(std::unique_ptr<Communicator> inner) : VerifyingCommunicator(inner.get()) {
     owned_ = std::move(inner);
   }
+  ~VerifyingCommunicator() override {
+    bool in_flight = false;
+    started_.for_each([&](const Started& started) {
+      const Result<bool> ended = inner_->test(started.signatures);
+      in_flight = in_flight || !ended.ok() || !ended.value();
+    });
+    if (in_flight && !inner_->abandon("its communicator was destroyed within a collective")) {
+      new WorkRing<Started>(std::move(started_));  // the transport may still write there
+    }
+  }
 
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }

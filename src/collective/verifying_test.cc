@@ -140,5 +140,19 @@ TEST(Verifying, TimesOutAndIsAbandonedAsTheInnerOne) {
   EXPECT_TRUE(communicator->abandon("enough"));
 }
 
+// Peers would write to where its signatures were.
+TEST(Verifying, DestroyedWithinACollectiveItTellsItsPeers) {
+  LocalGroup group(2);
+  float values[2] = {1, 2};
+  {
+    const auto communicator = make_verifying_communicator(group.communicator(0));
+    ASSERT_TRUE(communicator->start_all_reduce(&values[0], 1, DType::kFloat32).ok());
+  }
+  const auto communicator = make_verifying_communicator(group.communicator(1));
+  const Status status = communicator->start_all_reduce(&values[1], 1, DType::kFloat32).status();
+  EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.to_string();
+  EXPECT_NE(status.message().find("destroyed within a collective"), std::string::npos) << status.message();
+}
+
 }  // namespace
 }  // namespace cortado
