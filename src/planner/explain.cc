@@ -54,8 +54,10 @@ class Explainer {
  public:
   Explainer(Problem& problem, const Cluster& cluster, std::vector<Placed> placed)
       : problem_(problem), cluster_(cluster), placed_(std::move(placed)), local_(&problem) {
-    step_ns_ = local_.score(placed_).step_ns;
+    step_ns_ = local_.step_ns(placed_, &is_allowed_);
   }
+
+  bool is_allowed() const { return is_allowed_; }  // the plan, by the limits of a whole one
 
   ExplainedBucket explain(std::size_t bucket) {
     const Placed chosen = placed_[bucket];
@@ -140,6 +142,7 @@ class Explainer {
   std::vector<Placed> placed_;
   LocalSearch local_;
   std::int64_t step_ns_;
+  bool is_allowed_ = false;
 };
 
 }  // namespace
@@ -147,8 +150,21 @@ class Explainer {
 Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster& cluster,
                                  const PlannerConstraints& constraints) {
   CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, cluster));
-  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::make(job, cluster, constraints));
+  // The comparator bf16 uses its cast, whatever is allowed.
+  std::vector<std::string> used;
+  for (const PlanBucket& bucket : plan.buckets) {
+    if (bucket.option.encodes() > 0) used.push_back(bucket.codec);
+  }
+  PlannerConstraints with_used = constraints;
+  if (!constraints.allowed_codecs.empty()) {
+    with_used.allowed_codecs.insert(with_used.allowed_codecs.end(), used.begin(), used.end());
+  }
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::make(job, cluster, with_used, used));
   CORTADO_ASSIGN_OR_RETURN(std::vector<Placed> placed, place(*problem, plan, job));
+  Explainer explainer(*problem, cluster, std::move(placed));
+  if (!explainer.is_allowed()) {
+    return make_error(StatusCode::kMismatch, "plan: it breaks a limit of memory or error that is asked for here");
+  }
   Explanation explanation;
   explanation.step_ns = timeline.step_ns;
   for (const std::string& strategy : planner_strategies()) {
@@ -168,7 +184,6 @@ Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster
   explanation.totals.push_back(
       {"lower bound",
        lower_bound(problem->for_bounds(), quick_bound(problem->for_bounds()), timeline.step_ns).step_ns});
-  Explainer explainer(*problem, cluster, std::move(placed));
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
     explanation.buckets.push_back(explainer.explain(b));
     explanation.buckets.back().error = expected_error(plan, job, static_cast<int>(b));

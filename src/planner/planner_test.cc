@@ -262,6 +262,43 @@ TEST(SimulatePlan, RefusesPlansOfOtherJobsAndClusters) {
   EXPECT_NE(error(plan, example.job, cluster).find("$.buckets[0].codec"), std::string::npos);
 }
 
+// Found in review, the first one as a write beyond an array.
+TEST(SimulatePlan, SaysWhatItCanNotSimulate) {
+  LemmaOne example;
+  const Plan plan = plan_of_tensors(example, "all_reduce@all", "none");
+  Cluster deep = example.cluster;
+  for (int l = 0; l < 4; ++l) {
+    deep.levels.push_back(deep.levels[0]);
+    deep.levels.back().name += std::to_string(l);
+  }
+  EXPECT_EQ(simulate_plan(plan, example.job, deep).status().to_string(),
+            "unsupported: cluster: $.levels: expected at most 4 levels, got 5");
+
+  Plan fused = plan;
+  fused.buckets.pop_back();
+  fused.buckets[0].tensors = {"t0", "t1"};
+  ASSERT_TRUE(simulate_plan(fused, example.job, example.cluster).ok());
+  Job mixed = example.job;
+  mixed.tensors[1].dtype = DType::kBFloat16;
+  EXPECT_EQ(simulate_plan(fused, mixed, example.cluster).status().to_string(),
+            "unsupported: plan: $.buckets[0]: expected tensors of one dtype in job \"two\", as plans for it have");
+
+  example.cluster.levels.push_back(example.cluster.levels[0]);
+  example.cluster.levels[1].name = "outer";
+  for (CodecTimes& times : example.cluster.codecs) times.codec = "power(rank=4)";
+  for (JobTensor& tensor : example.job.tensors) tensor.shape = {10, 100};
+  const auto in_parts = [&](const std::string& device) {
+    const std::string option =
+        "reduce_scatter@all encode@" + device + " all_gather@outer decode@" + device + " all_gather@all";
+    return simulate_plan(plan_of_tensors(example, option.c_str(), "power(rank=4)"), example.job, example.cluster)
+        .status()
+        .message();
+  };
+  EXPECT_EQ(in_parts("cpu"), "plan: $.buckets[0].option: \"power(rank=4)\" is of low rank, and not coded in parts");
+  std::erase_if(example.cluster.codecs, [](const CodecTimes& times) { return times.device == OpDevice::kCpu; });
+  EXPECT_NE(in_parts("cpu").find("has no times of \"power(rank=4)\" on a device it uses"), std::string::npos);
+}
+
 TEST(Timeline, AsText) {
   const LemmaOne example;
   Plan plan;
@@ -325,6 +362,37 @@ TEST(ExplainPlan, SaysWhatEveryBucketGainsAndWhatElseThereWas) {
   for (const char* part : {"espresso", "free compression", "runner-up", "rejected", "encoder.weight"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part;
   }
+}
+
+// Found in review: what the strategy used was looked for among what is allowed.
+TEST(ExplainPlan, ExplainsTheCastThatIsCompared) {
+  const Job job = job_named("lstm");
+  const Cluster cluster = cluster_named("pcie_25g");
+  const PlannerConstraints no_cast = {.allowed_codecs = {"topk(density=0.01)"}};
+  const Plan plan = make_plan(job, cluster, no_cast, "bf16").value();
+  const Result<Explanation> explained = explain_plan(plan, job, cluster, no_cast);
+  ASSERT_TRUE(explained.ok()) << explained.status().to_string();
+  EXPECT_EQ(explained.value().step_ns, plan.predicted_step_ns);
+
+  LemmaOne example;
+  example.cluster.codecs.clear();
+  for (const char* cast : {"cast(fp16)", "cast(bf16)"}) {  // the second is never faster
+    for (const OpKind direction : {OpKind::kEncode, OpKind::kDecode}) {
+      example.cluster.codecs.push_back({cast, OpDevice::kGpu, direction, 1, {{1, 1000}, {10, 10}}, {}});
+    }
+  }
+  const Plan of_cast = make_plan(example.job, example.cluster, {}, "bf16").value();
+  const Result<Explanation> of_slower = explain_plan(of_cast, example.job, example.cluster, {});
+  ASSERT_TRUE(of_slower.ok()) << of_slower.status().to_string();
+}
+
+TEST(ExplainPlan, RefusesAPlanThatBreaksALimit) {
+  const Job job = job_named("lstm");
+  const Cluster cluster = cluster_named("pcie_25g");
+  const Plan plan = make_plan(job, cluster, {}).value();
+  const Status status = explain_plan(plan, job, cluster, {.max_memory_bytes = 1}).status();
+  EXPECT_EQ(status.code(), StatusCode::kMismatch);
+  EXPECT_NE(status.message().find("breaks a limit"), std::string::npos) << status.message();
 }
 
 TEST(ExpectedError, IsThatOfTheJobWeightedByNorm) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/check.h"
+
 namespace cortado {
 
 namespace {
@@ -69,6 +71,13 @@ std::int64_t TensorSums::decode_ns(const CodecCost& codec, OpDevice device, std:
 std::int64_t TensorSums::payload_bytes(const CodecCost& codec, std::int64_t parts, int first, int last) {
   const Sums& all = sums(codec, kPayload, parts);
   return all[last + 1] - all[first];
+}
+
+Status check_for_planning(const Cluster& cluster) {
+  CORTADO_RETURN_IF_ERROR(cluster.check().with_context("cluster"));
+  if (cluster.levels.size() <= static_cast<std::size_t>(kMaxLevels)) return {};
+  return make_error(StatusCode::kUnsupported, "cluster: $.levels: expected at most %d levels, got %zu", kMaxLevels,
+                    cluster.levels.size());
 }
 
 OptionCost::OptionCost(const CostModel& model, const CodecCost* codec, const BucketShape& shape)

@@ -51,6 +51,10 @@ struct Step {
   std::int64_t rest_ns = 0;  // of a chain: what the steps after it take, so that simulations may end early; 0 may do
 };
 
+// A cluster that plans can be made and simulated for: right in itself, and of no more levels than there are links
+// above.
+Status check_for_planning(const Cluster& cluster);
+
 // What codecs do to each of a job's tensors, added up, so that a bucket costs two look-ups whatever its size.
 class TensorSums {
  public:

@@ -86,26 +86,23 @@ Problem::Problem(const Job& job, const Cluster& cluster, const PlannerConstraint
       graphs_(std::move(graphs)) {}
 
 Result<std::unique_ptr<Problem>> Problem::make(const Job& job, const Cluster& cluster,
-                                               const PlannerConstraints& constraints) {
+                                               const PlannerConstraints& constraints,
+                                               std::span<const std::string> spared) {
   CORTADO_RETURN_IF_ERROR(check_constraints(constraints));
   CORTADO_RETURN_IF_ERROR(job.check().with_context("job"));
-  CORTADO_RETURN_IF_ERROR(cluster.check().with_context("cluster"));
-  if (cluster.levels.size() > static_cast<std::size_t>(kMaxLevels)) {
-    return make_error(StatusCode::kUnsupported, "cluster: $.levels: expected at most %d levels, got %zu", kMaxLevels,
-                      cluster.levels.size());
-  }
+  CORTADO_RETURN_IF_ERROR(check_for_planning(cluster));
   const auto graphs = std::make_shared<StateGraphs>(static_cast<int>(cluster.levels.size()));
   std::unique_ptr<Problem> problem(new Problem(job, cluster, constraints, graphs));
-  CORTADO_RETURN_IF_ERROR(problem->prepare(job, cluster));
+  CORTADO_RETURN_IF_ERROR(problem->prepare(job, cluster, spared));
   if (std::optional<Cluster> relaxed = relax_curves(cluster); relaxed.has_value()) {
     problem->relaxed_cluster_ = std::make_unique<Cluster>(std::move(*relaxed));
     problem->relaxed_.reset(new Problem(job, *problem->relaxed_cluster_, constraints, graphs));
-    CORTADO_RETURN_IF_ERROR(problem->relaxed_->prepare(job, *problem->relaxed_cluster_));
+    CORTADO_RETURN_IF_ERROR(problem->relaxed_->prepare(job, *problem->relaxed_cluster_, spared));
   }
   return problem;
 }
 
-Status Problem::prepare(const Job& job, const Cluster& cluster) {
+Status Problem::prepare(const Job& job, const Cluster& cluster, std::span<const std::string> spared) {
   CORTADO_ASSIGN_OR_RETURN(codecs_, codec_costs(cluster, model_.home, constraints_.allowed_codecs, &notes_));
   elems_before_ = bytes_before_ = {0};
   for (const JobTensor& tensor : job.tensors) {
@@ -120,7 +117,7 @@ Status Problem::prepare(const Job& job, const Cluster& cluster) {
   const std::int64_t plain = count_options({.levels = levels_, .devices = {}}).value();
   options_considered_ = plain;
   for (const CodecCost& codec : codecs_) options_considered_ += count_options(space_of(codec.number)).value() - plain;
-  drop_codecs_never_better();
+  drop_codecs_never_better(spared);
   sums_ = std::make_unique<TensorSums>(codecs_, job_tensors_);
   CORTADO_RETURN_IF_ERROR(prepare_errors(job));
 
@@ -174,7 +171,7 @@ Status Problem::prepare_errors(const Job& job) {
 }
 
 // Another codec that takes no more time anywhere and sends no more bytes does all that this one could, no slower.
-void Problem::drop_codecs_never_better() {
+void Problem::drop_codecs_never_better(std::span<const std::string> spared) {
   if (constraints_.max_tensor_error.has_value() || constraints_.max_total_error.has_value()) return;
   const auto never_above = [](const TimeCurve* a, const TimeCurve* b) {  // linear between the sizes of both
     if (b == nullptr) return true;
@@ -192,6 +189,7 @@ void Problem::drop_codecs_never_better() {
     return true;
   };
   const auto covers = [&](const CodecCost& a, const CodecCost& b) {
+    if (std::find(spared.begin(), spared.end(), b.spec) != spared.end()) return false;
     const CodecTraits &of_a = a.traits, &of_b = b.traits;
     if (of_a.low_rank || of_b.low_rank || of_a.lossless < of_b.lossless || of_a.linear < of_b.linear ||
         of_a.fixed_size < of_b.fixed_size || of_a.needs_residual > of_b.needs_residual || of_a.rounds > of_b.rounds) {

@@ -53,9 +53,11 @@ struct Placed {
 
 class Problem {
  public:
-  // Fails if the constraints are wrong, a codec is unknown or there are too many levels.
+  // Fails if the constraints are wrong, a codec is unknown or there are too many levels. `spared`: codecs that stay,
+  // though another one is never slower.
   static Result<std::unique_ptr<Problem>> make(const Job& job, const Cluster& cluster,
-                                               const PlannerConstraints& constraints);
+                                               const PlannerConstraints& constraints,
+                                               std::span<const std::string> spared = {});
 
   int tensors() const { return static_cast<int>(ready_ns_.size()); }
   std::int64_t ready_ns(int tensor) const { return ready_ns_[tensor]; }
@@ -105,9 +107,9 @@ class Problem {
  private:
   Problem(const Job& job, const Cluster& cluster, const PlannerConstraints& constraints,
           std::shared_ptr<StateGraphs> graphs);
-  Status prepare(const Job& job, const Cluster& cluster);
+  Status prepare(const Job& job, const Cluster& cluster, std::span<const std::string> spared);
   Status prepare_errors(const Job& job);
-  void drop_codecs_never_better();
+  void drop_codecs_never_better(std::span<const std::string> spared);
   void prepare_low_rank_shares();
   const std::vector<int>& candidates_at(int size_class, DType dtype);
   std::pair<int, int> run_of(std::int64_t elems, DType dtype) const;

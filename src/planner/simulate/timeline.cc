@@ -121,7 +121,7 @@ std::string name_of(const SimulatedEvent& event, const OptionChain* chain, const
 
 Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& cluster, bool gathers_sizes) {
   CORTADO_RETURN_IF_ERROR(job.check().with_context("job"));
-  CORTADO_RETURN_IF_ERROR(cluster.check().with_context("cluster"));
+  CORTADO_RETURN_IF_ERROR(check_for_planning(cluster));
   CORTADO_RETURN_IF_ERROR(check_levels(plan, cluster));
   CORTADO_ASSIGN_OR_RETURN(const std::vector<Located> located, locate(plan, job));
   std::vector<std::string> notes;
@@ -151,12 +151,27 @@ Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& clust
                         "%s.codec: expected a codec that cluster \"%s\" has times of, got \"%s\"", place.c_str(),
                         cluster.name.c_str(), bucket.codec.c_str());
     }
+    const auto is_like_first = [&](int t) { return job.tensors[t].dtype == tensors[first[b]].dtype; };
+    if (!std::all_of(located[b].tensors.begin(), located[b].tensors.end(), is_like_first)) {
+      return make_error(StatusCode::kUnsupported,
+                        "%s: expected tensors of one dtype in job \"%s\", as plans for it have", place.c_str(),
+                        job.name.c_str());
+    }
     const Status checked =
         bucket.option.check(static_cast<int>(cluster.levels.size()), codec != nullptr && codec->traits.linear);
     if (!checked.ok()) return checked.with_context(place);
     const BucketShape shape = {located[b].elems, tensors[first[b]].dtype, &sums, first[b],
                                first[b] + static_cast<int>(located[b].tensors.size()) - 1};
     if (!make_chain(model, codec, shape, bucket.option, &chains[b])) {
+      const auto has_times = [&](const Operation& operation) {
+        return operation.kind != OpKind::kEncode && operation.kind != OpKind::kDecode
+                   ? true
+                   : codec != nullptr && codec->runs_on(operation.device);
+      };
+      if (std::all_of(bucket.option.operations.begin(), bucket.option.operations.end(), has_times)) {
+        return make_error(StatusCode::kUnsupported, "%s.option: \"%s\" is of low rank, and not coded in parts",
+                          place.c_str(), bucket.codec.c_str());
+      }
       return make_error(StatusCode::kMismatch, "%s.option: cluster \"%s\" has no times of \"%s\" on a device it uses",
                         place.c_str(), cluster.name.c_str(), bucket.codec.c_str());
     }
