@@ -7,6 +7,7 @@
 #include <map>
 
 #include "core/check.h"
+#include "cortado/codec.h"
 #include "profile/calibrator.h"
 #include "profile/host.h"
 #include "profile/places.h"
@@ -180,8 +181,9 @@ Result<Cluster> Calibrator::run() {
   if (options_.topology.has_value()) {
     topology = *options_.topology;
   } else {
-    CORTADO_ASSIGN_OR_RETURN(const std::optional<LauncherPlace> place, launcher_place());
-    CORTADO_ASSIGN_OR_RETURN(topology, agree_on_topology(communicator_, place, timeout_));
+    const Result<std::optional<LauncherPlace>> place = launcher_place();
+    CORTADO_RETURN_IF_ERROR(on_all_ranks("the launcher's variables", place.status()));
+    CORTADO_ASSIGN_OR_RETURN(topology, agree_on_topology(communicator_, place.value(), timeout_));
   }
   CORTADO_ASSIGN_OR_RETURN(const ClusterIdentity identity,
                            cluster_identity(communicator_, options_.transport_version, timeout_));
@@ -246,6 +248,12 @@ Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& op
   };
   CORTADO_RETURN_IF_ERROR(check_largest("max_bytes", options.max_bytes, kSmallestBytes));
   CORTADO_RETURN_IF_ERROR(check_largest("max_elems", options.max_elems, kSmallestElems));
+  if (options.collectives.empty()) {
+    return make_error(StatusCode::kInvalidArgument, "calibrate: expected collectives to measure, got none");
+  }
+  for (const std::string& spec : options.codecs) {
+    CORTADO_RETURN_IF_ERROR(make_codec(spec).status().with_context("calibrate: codecs"));
+  }
   return Calibrator(communicator, options, clock).run();
 }
 
@@ -267,7 +275,9 @@ Result<ClusterIdentity> cluster_identity(Communicator* communicator, const std::
   for (const auto& [text, ranks] : ranks_of) {
     identity.fingerprint += (identity.fingerprint.empty() ? "" : "; ") + std::to_string(ranks) + " ranks on " + text;
   }
-  identity.communicator = communicator->name() + (transport_version.empty() ? "" : ", " + transport_version);
+  // Versions may differ between ranks: rank 0's stands for all, so that all decide alike.
+  const std::string of_own = communicator->name() + (transport_version.empty() ? "" : ", " + transport_version);
+  CORTADO_ASSIGN_OR_RETURN(identity.communicator, text_of_rank_0(communicator, of_own, timeout));
   return identity;
 }
 

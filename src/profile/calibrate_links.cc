@@ -82,6 +82,15 @@ bool Calibrator::has_time_for_one_more(const Curve& curve, std::int64_t groups) 
   return 2 * expected_ns(curve, kSmallFactor) <= kShareOfLeft * free_ns;
 }
 
+// Of starting `works`, which hold buffers, and more, `started` came; the first error of these and of waiting for all.
+Status Calibrator::wait_for_all(Communicator* group, std::span<const WorkId> works, Status started) const {
+  for (const WorkId work : works) {
+    const Status ended = group->wait(work, timeout_);
+    if (started.ok()) started = ended;
+  }
+  return started;
+}
+
 // Those that `curves` lacks. `groups` ranks of an inner unit run each collective together, over the unit's one link.
 Status Calibrator::measure_collectives(Communicator* group, const std::string& level, std::int64_t groups,
                                        CollectiveCurves* curves, UnknownFields* unknown) {
@@ -111,11 +120,7 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
           status = work.status();
           if (work.ok()) works.push_back(work.value());
         }
-        for (const WorkId work : works) {  // all of them, as they hold the buffers
-          const Status ended = group->wait(work, timeout_);
-          if (status.ok()) status = ended;
-        }
-        return status;
+        return wait_for_all(group, works, status);
       };
       CORTADO_ASSIGN_OR_RETURN(const Point of_all, measure(what, act, calls / at_once, most_runs));
       curve.add(size * groups, {of_all.median_ns / at_once, of_all.spread_ns / at_once, of_all.runs});
@@ -192,9 +197,10 @@ Status Calibrator::measure_overlap(Communicator* group, std::int64_t groups, Clu
                            }));
   CORTADO_ASSIGN_OR_RETURN(const Point at_once, measure(what + " at once", [&]() -> Status {
                              CORTADO_ASSIGN_OR_RETURN(const WorkId first, start(0));
-                             CORTADO_ASSIGN_OR_RETURN(const WorkId second, start(1));
-                             CORTADO_RETURN_IF_ERROR(group->wait(first, timeout_));
-                             return group->wait(second, timeout_);
+                             const Result<WorkId> second = start(1);
+                             std::vector<WorkId> works = {first};
+                             if (second.ok()) works.push_back(second.value());
+                             return wait_for_all(group, works, second.status());
                            }));
   const double share = static_cast<double>(std::max<std::int64_t>(1, at_once.median_ns)) /
                        static_cast<double>(std::max<std::int64_t>(1, in_turn.median_ns));
@@ -327,11 +333,7 @@ Status Calibrator::measure_starts(const CollectiveCurves& curves, Cluster* clust
       if (work.ok()) works.push_back(work.value());
       status = work.ok() ? compute() : work.status();
     }
-    for (const WorkId work : works) {  // all of them, as they hold the buffers
-      const Status ended = communicator_->wait(work, timeout_);
-      if (status.ok()) status = ended;
-    }
-    return status;
+    return wait_for_all(communicator_, works, status);
   };
   CORTADO_RETURN_IF_ERROR(measure("starts of all_reduce beside computation", act).status());
   kept_ns.erase(kept_ns.begin());  // when connections came up

@@ -546,6 +546,7 @@ TEST(Calibrate, KeepsWhatIsKnown) {
         own.progress = [&](double, const std::string& next) { points.push_back(next); };
       } else {
         own.known.reset();  // that of rank 0 counts
+        own.transport_version = "another";
       }
       CORTADO_ASSIGN_OR_RETURN(clusters[static_cast<std::size_t>(communicator.rank())], calibrate(&communicator, own));
       return {};
@@ -594,8 +595,13 @@ TEST(Calibrate, RefusesWhatCanNotBe) {
     EXPECT_EQ(calibrate(&communicator, options).status().message(),
               "calibrate: max_elems must be from 1024 to 2^34, got 1023");
     options = quick();
-    options.codecs = {"nonsense"};
+    options.codecs = {"cast(bf16)", "nonsense"};
+    options.progress = [](double, const std::string& next) { ADD_FAILURE() << "measures " << next; };
     EXPECT_NE(calibrate(&communicator, options).status().message().find("nonsense"), std::string::npos);
+    options.codecs = {"cast(bf16)"};
+    options.collectives = {};
+    EXPECT_EQ(calibrate(&communicator, options).status().message(),
+              "calibrate: expected collectives to measure, got none");
     return {};
   });
   EXPECT_TRUE(statuses[0].ok());

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -130,6 +131,7 @@ class Calibrator {
   // An error on every rank if `own` is one on some: that one there, and one that names the rank on the others.
   Status on_all_ranks(const std::string& what, const Status& own);
   Status told_of(const std::string& what, const Status& own, std::int64_t failed_rank_plus_1) const;
+  Status wait_for_all(Communicator* group, std::span<const WorkId> works, Status started) const;
   Result<Cluster> start(const Topology& topology, const ClusterIdentity& identity);
   void count_points(const Cluster& cluster);
   Result<Point> measure(const std::string& what, FunctionRef<Status()> act, int calls = 1,

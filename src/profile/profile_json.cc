@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "core/check.h"
 #include "core/fault_json.h"
@@ -53,6 +54,15 @@ class Fields {
   std::int64_t integer_or(const char* key, const char* expected, std::int64_t missing) {
     const Json* value = find(key, expected, false);
     return value == nullptr ? missing : as_integer(*value, place(key), expected);
+  }
+  // How many `things` there are. That it is below 1, say, whoever checks the result finds.
+  int number_of(const char* key, const char* things, std::optional<int> missing = {}) {
+    const std::string expected = std::string("a number of ") + things;
+    const Json* value = find(key, expected.c_str(), !missing.has_value());
+    if (value == nullptr) return missing.value_or(0);
+    const std::int64_t number = as_integer(*value, place(key), expected.c_str());
+    if (std::in_range<int>(number)) return static_cast<int>(number);
+    return fail(key, expected + ", below 2^31", std::to_string(number)), 0;
   }
   std::optional<std::int64_t> time_or_null(const char* key) {
     const Json* value = find(key, "nanoseconds or null", false);
@@ -243,22 +253,16 @@ CodecTimes read_codec(Fields fields) {
     fields.fail("direction", "\"encode\" or \"decode\"", "\"" + direction + "\"");
   }
   times.direction = direction == "decode" ? OpKind::kDecode : OpKind::kEncode;
-  const std::int64_t threads = fields.integer_or("threads", "a number of threads", 1);
-  times.threads = static_cast<int>(std::clamp<std::int64_t>(threads, 0, INT32_MAX));
+  times.threads = fields.number_of("threads", "threads", 1);
   times.curve = read_curve(fields, "elems");
   times.unknown = fields.unknown();
   return times;
 }
 
-int read_int(Fields& fields, const char* key, const char* expected, std::int64_t missing) {
-  return static_cast<int>(std::clamp<std::int64_t>(fields.integer_or(key, expected, missing), -1, INT32_MAX));
-}
-
 ClusterLevel read_level(Fields fields) {
   ClusterLevel level;
   level.name = fields.text("name");
-  const std::int64_t ranks = fields.integer("ranks", "a number of ranks");
-  level.ranks = static_cast<int>(std::clamp<std::int64_t>(ranks, -1, INT32_MAX));
+  level.ranks = fields.number_of("ranks", "ranks");
   level.link = fields.text_or("link", "");
   level.collectives = read_collectives(fields);
   level.overlap_time_share = fields.number_or_null("overlap_time_share");
@@ -311,14 +315,14 @@ std::string dump_by_lines(const Json& document) {
   std::string text = "{\n";
   bool first = true;
   for (const auto& [key, value] : document.items()) {
-    text += (first ? "" : ",\n") + std::string(" ") + Json(key).dump() + ": ";
+    text += (first ? "" : ",\n") + std::string(" ") + json_line(Json(key)) + ": ";
     first = false;
     if (!value.is_array() || value.empty()) {
-      text += value.dump();
+      text += json_line(value);
       continue;
     }
     text += "[\n";
-    for (std::size_t i = 0; i < value.size(); ++i) text += (i == 0 ? "  " : ",\n  ") + value[i].dump();
+    for (std::size_t i = 0; i < value.size(); ++i) text += (i == 0 ? "  " : ",\n  ") + json_line(value[i]);
     text += "]";
   }
   return text + "\n}\n";
@@ -401,8 +405,8 @@ Result<Cluster> cluster_from_json(std::string_view json) {
     cluster.collective_start_ns = contention.time_or_null("collective_start_ns");
     cluster.gpu_codec = contention.text_or("gpu_codec", "");
     cluster.cpu_codec = contention.text_or("cpu_codec", "");
-    cluster.cpu_codec_workers = read_int(contention, "cpu_codec_workers", "a number of workers", 1);
-    cluster.cpu_codec_threads = read_int(contention, "cpu_codec_threads", "a number of threads", 1);
+    cluster.cpu_codec_workers = contention.number_of("cpu_codec_workers", "workers", 1);
+    cluster.cpu_codec_threads = contention.number_of("cpu_codec_threads", "threads", 1);
   });
   fields.inner("host", [&](Fields& host) {
     cluster.fingerprint = host.text_or("fingerprint", "");

@@ -160,6 +160,9 @@ TEST(ClusterJson, RefusesBadInputWithItsPlace) {
       {"\"all_gather\": {", "\"all_scatter\": {", "$.levels[1].collectives.all_scatter: expected all_reduce"},
       {"\"ranks\": 3, ", "", "$.levels[1].ranks: expected a number of ranks, got nothing"},
       {"\"ranks\": 3", "\"ranks\": 0", "$.levels[1].ranks: expected from 1"},
+      {"\"ranks\": 3", "\"ranks\": -7", "got -7"},
+      {"\"ranks\": 3", "\"ranks\": 5000000000",
+       "$.levels[1].ranks: expected a number of ranks, below 2^31, got 5000000000"},
       {"\"name\": \"inter\"", "\"name\": \"intra\"", "$.levels: "},
       {"\"levels\": \"flat\"", "\"levels\": \"outer\"", "$.ranges[0].levels: expected a range of levels"},
       {"\"device\": \"cpu\"", "\"device\": \"tpu\"", "$.codecs[0].device: expected \"cpu\" or \"gpu\""},
@@ -181,6 +184,15 @@ TEST(ClusterJson, RefusesBadInputWithItsPlace) {
     EXPECT_NE(cluster.status().message().find(bad.error), std::string::npos)
         << bad.to << " -> " << cluster.status().to_string();
   }
+}
+
+// Found in review: a name in another encoding ended the process once all was measured.
+TEST(ClusterJson, WritesWhateverANameIs) {
+  Cluster cluster = cluster_from_json(kCluster).value();
+  cluster.name = "caf\xe9";
+  const Result<Cluster> read = cluster_from_json(cluster_to_json(cluster));
+  ASSERT_TRUE(read.ok()) << read.status().to_string();
+  EXPECT_EQ(read.value().name, "caf\xef\xbf\xbd");
 }
 
 TEST(TimeCurve, IsLinearBetweenAndBeyondWhatWasMeasured) {
