@@ -67,13 +67,20 @@ _LAZY = {
 }
 
 
+def _need_torch(what):
+    needs = f"{what} needs PyTorch 2.11 or later with torch.distributed, and NumPy"
+    try:
+        import torch.distributed
+
+        importlib.import_module("numpy")  # torch does without, but not what hands its tensors to the library
+    except ImportError as error:
+        raise CortadoError(f"{needs}; importing them failed: {error}", "unsupported") from error
+    if torch.torch_version.TorchVersion(torch.__version__) < (2, 11):
+        raise CortadoError(f"{needs}; this is PyTorch {torch.__version__}", "unsupported")
+
+
 def __getattr__(name):
     if name in _LAZY:
-        try:
-            import torch.distributed  # noqa: F401
-        except ImportError as error:
-            raise CortadoError(
-                f"cortado.{name} needs PyTorch 2.11 or later with torch.distributed, and importing it failed: {error}"
-            ) from error
+        _need_torch(f"cortado.{name}")
         return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
     raise AttributeError(f"module 'cortado' has no attribute {name!r}")

@@ -22,13 +22,13 @@ def on_all_ranks(group, failed_to, timeout_s=SETUP_TIMEOUT_S):
     try:
         texts = group.all_gather(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), timeout_s)
     except (RuntimeError, TimeoutError) as broken:
-        raise error or PeerError(f"every rank must take part: {broken}", "peer failed") from broken
+        raise error or PeerError(f"every rank must take part: {broken}") from broken
     if error is not None:
         raise error
     for rank in range(group.world_size):
         text = texts[rank * _TEXT_BYTES : (rank + 1) * _TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
         if text:
-            raise MismatchError(f"rank {rank} {failed_to}: {text}", "mismatch")
+            raise MismatchError(f"rank {rank} {failed_to}: {text}")
 
 
 @contextlib.contextmanager
@@ -48,12 +48,12 @@ def agree_on_flag(group, name, flag, timeout_s=SETUP_TIMEOUT_S):
     try:
         gathered = group.all_gather(bytes([own]), timeout_s) if group is not None else [own]
     except (RuntimeError, TimeoutError) as broken:
-        raise PeerError(f"every rank must take part: {broken}", "peer failed") from broken
+        raise PeerError(f"every rank must take part: {broken}") from broken
     if own == 2:
         raise SpecError(f"{name} is True or False; got {flag!r}")
     said = [("False", "True", "neither")[byte] for byte in gathered]
     if len(set(said)) > 1:
-        raise MismatchError(f"{name} differs: ranks have {', '.join(said)}", "mismatch")
+        raise MismatchError(f"{name} differs: ranks have {', '.join(said)}")
 
 
 def agree_on_text(group, name, text, timeout_s=SETUP_TIMEOUT_S):
@@ -62,10 +62,10 @@ def agree_on_text(group, name, text, timeout_s=SETUP_TIMEOUT_S):
     try:
         texts = group.all_gather(own, timeout_s)
     except (RuntimeError, TimeoutError) as broken:
-        raise PeerError(f"every rank must take part: {broken}", "peer failed") from broken
+        raise PeerError(f"every rank must take part: {broken}") from broken
     said = [
         texts[at : at + _TEXT_BYTES].rstrip(b"\0").decode(errors="replace") for at in range(0, len(texts), _TEXT_BYTES)
     ]
     for rank, theirs in enumerate(said):
         if theirs != said[0]:
-            raise MismatchError(f"{name} differ: rank 0 has {said[0]}, rank {rank} has {theirs}", "mismatch")
+            raise MismatchError(f"{name} differ: rank 0 has {said[0]}, rank {rank} has {theirs}")

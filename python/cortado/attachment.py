@@ -95,6 +95,8 @@ class Attachment:
         self._speaks = verbose and self._group.rank == 0
         if self._speaks:
             print(self._engine.describe(), file=sys.stderr, flush=True)
+            if why := self._engine_place.why_copied:
+                print(f"cortado: gradients on {self._device} are compressed on the CPU: {why}", file=sys.stderr)
 
     def _make_engine(self, plan, list_parameters):
         is_time = isinstance(self._timeout_s, int | float) and 0.001 <= self._timeout_s <= 1e6
@@ -162,9 +164,9 @@ class Attachment:
         scaled, intervals = zip(*struct.iter_unpack("<?q", gathered), strict=True)
         if len(set(scaled)) > 1:
             without = ", ".join(str(rank) for rank, has in enumerate(scaled) if not has)
-            raise MismatchError(f"some ranks were attached with a grad_scaler, rank {without} without", "mismatch")
+            raise MismatchError(f"some ranks were attached with a grad_scaler, rank {without} without")
         if len(set(intervals)) > 1:
-            raise MismatchError(f"check_replicas differs: ranks have {', '.join(map(str, intervals))}", "mismatch")
+            raise MismatchError(f"check_replicas differs: ranks have {', '.join(map(str, intervals))}")
         agree_on_flag(self._group, "check_collectives", self._checks_collectives, timeout_s)
 
     def _fail(self, error):
@@ -172,6 +174,7 @@ class Attachment:
         self._failure = self._failure or error
         self._engine.abandon(str(error))
         self._group.announce(str(error))
+        mark_closed(self)
         if self not in _failed:
             _failed.append(self)
 
@@ -341,7 +344,7 @@ def _arrays_of(state):
         check_is(place, entry, dict)
         entry = {"velocity": torch.empty(0), "places": {}, **entry}  # states of earlier versions lack them
         if missing := [key for key in _STATE_KEYS if key not in entry]:
-            raise MismatchError(f"load_state_dict: {place} of the state lacks {', '.join(missing)}", "mismatch")
+            raise MismatchError(f"load_state_dict: {place} of the state lacks {', '.join(missing)}")
         check_is(f'{place}["places"]', entry["places"], dict)
         tensors[name] = {key: array_of(f'{place}["{key}"]', entry[key]) for key in _STATE_KEYS}
         tensors[name]["places"] = {
@@ -364,6 +367,6 @@ def _check_layout(layout):
 def _place_key(place, key):
     if not isinstance(key, str) or not re.fullmatch(r".*@[0-9]{1,18}", key, re.DOTALL):
         raise MismatchError(
-            f'load_state_dict: {place}["places"] of the state: expected a place as NAME@BEGIN, got {key!r}', "mismatch"
+            f'load_state_dict: {place}["places"] of the state: expected a place as NAME@BEGIN, got {key!r}'
         )
     return key

@@ -28,6 +28,7 @@ def attach(
     ddp,
     plan="auto",
     *,
+    process_group=None,
     grad_scaler=None,
     check_replicas=0,
     check_collectives=False,
@@ -41,6 +42,8 @@ def attach(
         what it may use (docs/auto.md). Or a codec string such as "acp(rank=4)" or
         "topk(density=0.01) | quant(bits=4)", a dict such as {"codec": "acp", "rank": 4}, a Plan, or a path ending in
         .json of a file that holds such a dict or a plan.
+    process_group: what the exchange runs over; default: DDP's own. Where that is of NCCL alone, which takes nothing in
+        host memory: torch.distributed.new_group(backend="gloo"). Of the same ranks as DDP's.
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
     check_collectives: whether what arrives is compared with what the ranks sent, for links or memory that damage it;
@@ -55,7 +58,11 @@ def attach(
     refusal = _refusal(ddp)
     if not dist.is_initialized():
         raise refusal or CortadoError("attach needs a process group: call torch.distributed.init_process_group first")
-    group = ddp.process_group if is_ddp else None
+    of_ddp = ddp.process_group if is_ddp else None
+    if process_group is None:
+        process_group = of_ddp
+    elif is_ddp and (wrong := _refuse_group(process_group, of_ddp)):
+        refusal, process_group = refusal or wrong, of_ddp  # over which the other ranks are told
     options = {
         "grad_scaler": grad_scaler,
         "check_replicas": check_replicas,
@@ -63,8 +70,8 @@ def attach(
         "timeout_s": timeout_s,
         "verbose": verbose,
     }
-    keeps_hook = "" if refusal is not None else _why_hook_stays(ddp, check_replicas, check_collectives)
-    state = DdpState(plan, ddp, group, refusal=refusal, keeps_hook=keeps_hook, **options)
+    keeps_hook = "" if refusal is not None else _why_hook_stays(ddp, process_group, check_replicas, check_collectives)
+    state = DdpState(plan, ddp, process_group, refusal=refusal, keeps_hook=keeps_hook, **options)
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
@@ -86,6 +93,8 @@ def _refusal(ddp):
     holder = holder_of(ddp.parameters())
     if holder is not None and not isinstance(holder, DdpState):
         return CortadoError(f'a Reducer, with "{holder.spec}", averages these gradients already: close() it first')
+    if ddp.mixed_precision is not None:
+        return SpecError("DDP's mixed_precision is a communication hook, and DDP takes only one: use torch.autocast")
     hooks = getattr(ddp, "_comm_hooks", [])
     if any(not isinstance(state, DetachedState) for _, state in hooks):  # copies have none of the original's
         return CortadoError("this model has another communication hook, and DDP takes only one")
@@ -267,8 +276,7 @@ class DdpState(Attachment):
             dtype = next(dtype for dtype, its_code in DTYPE_CODES.items() if its_code == code)
             raise MismatchError(
                 f'the gradient of "{self._names[index]}" has {view.numel()} elements of {view.dtype}; when cortado was '
-                f"given the model, the parameter had {rows * cols} of {dtype}. Convert the model first",
-                "mismatch",
+                f"given the model, the parameter had {rows * cols} of {dtype}. Convert the model first"
             )
 
     def _finish(self):
@@ -380,17 +388,26 @@ class _BeforeForward:
             state.before_forward(ddp)
 
 
-def _why_hook_stays(ddp, check_replicas, check_collectives):
+def _refuse_group(process_group, of_ddp):
+    """The error that keeps the exchange from running over this group in place of DDP's own, if any."""
+    ranks = dist.get_process_group_ranks(process_group) if isinstance(process_group, dist.ProcessGroup) else None
+    wanted = dist.get_process_group_ranks(of_ddp)
+    if ranks == wanted:
+        return None
+    got = repr(process_group) if ranks is None else f"ranks {ranks}"
+    return SpecError(f"process_group must be a process group of the ranks of DDP's own, {wanted}; got {got}")
+
+
+def _why_hook_stays(ddp, process_group, check_replicas, check_collectives):
     """What keeps DDP from exchanging by itself where auto runs dense; empty: nothing. Every parameter must see every
     step, and the host its end."""
     reasons = {
         "check_replicas": check_replicas,
         "check_collectives": check_collectives,
         "a subclass of DistributedDataParallel": type(ddp) is not torch.nn.parallel.DistributedDataParallel,
-        "a process group that is not the default one": ddp.process_group is not dist.group.WORLD,
+        "a process group that is not the default one": process_group is not dist.group.WORLD,
         "find_unused_parameters": ddp.find_unused_parameters,
         "static_graph": ddp.static_graph,
-        "mixed_precision": ddp.mixed_precision,
         "gradients on a device": any(p.device.type != "cpu" for p in ddp.parameters()),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -1,25 +1,33 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-"""The exceptions of cortado. Every error of the C++ library becomes one; ``code`` is the library's word for it."""
+"""The exceptions of cortado. Every error of the C++ library becomes one; ``code`` is its word for the kind of error."""
 
 
 class CortadoError(RuntimeError):
     """Anything that went wrong in cortado."""
 
-    def __init__(self, message, code="internal error"):
+    _CODE = "failed precondition"  # what Python finds; the library says its own
+
+    def __init__(self, message, code=None):
         super().__init__(message)
-        self.code = code
+        self.code = code or self._CODE
 
 
 class SpecError(CortadoError, ValueError):
     """A codec string, option or argument is wrong or not supported; nothing was changed."""
 
+    _CODE = "invalid argument"
+
 
 class MismatchError(CortadoError):
     """Ranks, models or saved states differ."""
 
+    _CODE = "mismatch"
+
 
 class PeerError(CortadoError):
     """Another rank is gone, failed or did not answer in time."""
+
+    _CODE = "peer failed"
 
 
 _CLASSES = {

@@ -308,7 +308,8 @@ def _backend_for_host_memory(group):
     except RuntimeError as error:
         raise SpecError(
             f'the process group "{dist.get_backend(group)}" can not send what lies in host memory, as what cortado '
-            'sends does: make it with init_process_group("cpu:gloo,cuda:nccl"), so that the rest keeps using NCCL'
+            'sends does: make it with init_process_group("cpu:gloo,cuda:nccl"), so that the rest keeps using NCCL, or '
+            'give cortado one of its own: process_group=torch.distributed.new_group(backend="gloo")'
         ) from error
 
 

@@ -587,7 +587,7 @@ class KFAC:
         try:
             self._group.all_reduce(flat, self._options["timeout_s"])
         except (RuntimeError, TimeoutError) as error:
-            raise PeerError(f"step {self.steps}: averaging gradients: {error}", "peer failed") from error
+            raise PeerError(f"step {self.steps}: averaging gradients: {error}") from error
         self._is_synchronized = True
         dense, flags = flat[: -len(flags)] / self._world_size, flat[-len(flags) :].tolist()
         for parameter, ranks in zip(parameters, flags, strict=False):
@@ -793,7 +793,7 @@ class KFAC:
         check_state(state, _STATE_FORMAT, strategy=str, **numbers, layers=dict)
         unknown = sorted(set(state["layers"]) - {layer.name for layer in self._layers})
         if unknown:
-            raise MismatchError(f"the state has layers that are not preconditioned here: {unknown[:3]}", "mismatch")
+            raise MismatchError(f"the state has layers that are not preconditioned here: {unknown[:3]}")
         layers = {}
         for name, layer in state["layers"].items():
             check_is(f'layers["{name}"]', layer, dict)

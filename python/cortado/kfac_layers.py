@@ -112,7 +112,7 @@ class Layer:
 
     def _refuse_change(self, what):
         text = f"layer {self.name} had {what}: make a new KFAC after layers have changed (and detach() this one)"
-        raise MismatchError(text, "mismatch")
+        raise MismatchError(text)
 
     def __str__(self):
         bias = " + bias" if self.has_bias else ""

@@ -197,7 +197,7 @@ class CompressedAllGather:
                 residuals.update(self._residuals_of(one))
             steps = sorted({one["step"] for one in states})
             if len(steps) != 1:
-                raise MismatchError(f"expected states of one step, got {steps or 'none'}", "mismatch")
+                raise MismatchError(f"expected states of one step, got {steps or 'none'}")
         self._core.load_residuals(residuals)
         self._step = steps[0]
         keeping = [i for i in self._owned if self._keeps and math.prod(self._shapes[i][0])]
@@ -219,9 +219,9 @@ class CompressedAllGather:
             array = array_of(f'residuals["{name}"]', values)
             if array.size != elems.get(name):
                 text = f"the state owes {array.size} values of {name}, expected {elems.get(name, 'no such tensor')}"
-                raise MismatchError(text, "mismatch")
+                raise MismatchError(text)
             if not bool(torch.isfinite(values).all()):
-                raise MismatchError(f"what the state owes of {name} has an Inf or NaN", "mismatch")
+                raise MismatchError(f"what the state owes of {name} has an Inf or NaN")
             residuals[name] = array
         return residuals
 

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .agreement import on_all_ranks
+from .agreement import agree_on_flag, on_all_ranks
 from .attachment import Attachment, holder_of, mark_closed, mark_open
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import BYTE_CODE, DTYPE_CODES
-from .parameters import in_memory_order, trainable_of
+from .parameters import in_memory_order, trainable_of, without_compile
 
 _BUNCH_BYTES = 1 << 20  # of gradients handed over together
 _FIRST_BUCKET_BYTES = 1 << 20  # codec none: buffers as DDP's, the first small so that it leaves early
@@ -69,7 +69,7 @@ class Reducer(Attachment):
 
         def list_parameters():
             nonlocal named_tensors
-            named_tensors = _named_tensors(params)
+            named_tensors = _named_tensors(without_compile(params))
             trainable = trainable_of(params) if isinstance(params, torch.nn.Module) else _trainable(named_tensors)
             _check(trainable)
             return trainable
@@ -84,6 +84,7 @@ class Reducer(Attachment):
             timeout_s=timeout_s,
             verbose=verbose,
         )
+        agree_on_flag(self._group, "init_sync", init_sync, self._engine.timeout_s)
         if init_sync:
             _broadcast([tensor for _, tensor in named_tensors], process_group)
         # Shape, dtype and order in memory as the engine knows them; of no memory.
@@ -138,11 +139,15 @@ class Reducer(Attachment):
         self._carrier.add(index, gradient.detach())
 
     def _check_usable(self):
+        if self._failure is not None:
+            raise CortadoError(f"this Reducer failed in an earlier step: {self._failure}") from self._failure
         if not self._unhook.alive:
             raise CortadoError("this Reducer is closed")
         self._refuse_capture()
-        if self._failure is not None:
-            raise CortadoError(f"this Reducer failed in an earlier step: {self._failure}") from self._failure
+
+    def _fail(self, error):
+        super()._fail(error)
+        self._unhook()  # from here on another Reducer may take the parameters
 
     def _check_gradient(self, index, gradient):
         template = self._templates[index]
@@ -154,8 +159,7 @@ class Reducer(Attachment):
         if gradient.shape != template.shape or gradient.dtype != template.dtype:
             raise MismatchError(
                 f'the gradient of "{self._names[index]}" is {tuple(gradient.shape)} {gradient.dtype}; the Reducer was '
-                f"made for {tuple(template.shape)} {template.dtype}. Make a new one when parameters change",
-                "mismatch",
+                f"made for {tuple(template.shape)} {template.dtype}. Make a new one when parameters change"
             )
 
     # ---- what users call
@@ -362,7 +366,7 @@ class _UsedTensors:
             self._group.wait("used tensors", timeout_s)
         except (RuntimeError, TimeoutError) as error:
             what = f"step {step}: communicate: whether some rank has used {self._what}"
-            raise PeerError(f"{what}: {error}", "peer failed") from error
+            raise PeerError(f"{what}: {error}") from error
         return self._all.any(0).tolist()
 
 

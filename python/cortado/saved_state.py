@@ -11,10 +11,10 @@ def check_state(state, format, **kinds):
     0."""
     found = state.get("format") if isinstance(state, dict) else type(state).__name__
     if found != format:
-        raise MismatchError(f'load_state_dict expects a state of format "{format}", got {found!r}', "mismatch")
+        raise MismatchError(f'load_state_dict expects a state of format "{format}", got {found!r}')
     missing = [key for key in kinds if key not in state]
     if missing:
-        raise MismatchError(f"load_state_dict: the state lacks {', '.join(missing)}", "mismatch")
+        raise MismatchError(f"load_state_dict: the state lacks {', '.join(missing)}")
     for key, kind in kinds.items():
         check_is(key, state[key], kind)
 
@@ -25,7 +25,7 @@ def check_is(place, value, kind):
         return
     expected = "number from 0 to 2147483647" if kind is int else kind.__name__
     found = repr(value) if isinstance(value, int) else type(value).__name__
-    raise MismatchError(f"load_state_dict: {place} of the state: expected a {expected}, got {found}", "mismatch")
+    raise MismatchError(f"load_state_dict: {place} of the state: expected a {expected}, got {found}")
 
 
 def array_of(place, tensor):
@@ -33,7 +33,5 @@ def array_of(place, tensor):
     check_is(place, tensor, torch.Tensor)
     if tensor.dim() != 1 or not tensor.is_floating_point():
         found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-        raise MismatchError(
-            f"load_state_dict: {place} of the state: expected floats in one dimension, got {found}", "mismatch"
-        )
+        raise MismatchError(f"load_state_dict: {place} of the state: expected floats in one dimension, got {found}")
     return tensor.detach().float().cpu().contiguous().numpy()

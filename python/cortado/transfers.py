@@ -155,7 +155,7 @@ class DeviceTransfers:
     def _look_for_failures(self, waited_s):
         """The device may itself wait for ever for a peer that is gone."""
         if self._group.peer_has_failed():
-            raise PeerError(str(self._group.failure("gradients: a peer reported a failure")), "peer failed")
+            raise PeerError(str(self._group.failure("gradients: a peer reported a failure")))
         if waited_s >= self._timeout_s:
             raise CortadoError(f"the device has not computed the gradients within {self._timeout_s:g} s", "timeout")
 

@@ -7,12 +7,14 @@ import time
 import cortado
 import pytest
 import torch
+import torch.distributed as dist
 from cortado import attachment
 from nets import loss_of, make_batch, make_net, train
 from ranks import Pool, fingerprint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel.distributed import _MixedPrecision
 
 
 def error_of(function, *args, **kwargs):
@@ -187,6 +189,55 @@ def attach_beside_another_hook(me):
 def test_another_hook_is_not_replaced(pools):
     for kind, text in pools(2).run(attach_beside_another_hook):
         assert kind == "CortadoError" and "another communication hook" in text
+
+
+def attach_mixed(me):
+    model = me.wrap(make_net())
+    model.mixed_precision = _MixedPrecision(param_dtype=torch.bfloat16)  # DDP takes it on a GPU only
+    return error_of(cortado.attach, model, "acp", verbose=False)
+
+
+def test_ddps_own_mixed_precision_is_named(pools):
+    for kind, text in pools(2).run(attach_mixed):
+        assert kind == "SpecError" and "mixed_precision" in text and "autocast" in text
+
+
+def attach_over_other_groups(me):
+    part = dist.new_group([0, 1])
+    everybody = dist.new_group([0, 1, 2])
+    errors = [
+        error_of(cortado.attach, me.wrap(make_net()), "acp", process_group=group, verbose=False)
+        for group in (part, "gloo")
+    ]
+    expected = me.attach(make_net(), "acp(rank=2)")
+    train(me, expected, 4)
+    model = me.wrap(make_net())
+    state = cortado.attach(model, "acp(rank=2)", process_group=everybody, verbose=False)
+    train(me, model, 4)
+    over = state._group._group is everybody
+    return errors, over, fingerprint(model) == fingerprint(expected)
+
+
+def test_the_exchange_may_run_over_another_group_of_the_same_ranks(pools):
+    for errors, over, same in pools(3).run(attach_over_other_groups):
+        for kind, text in errors:
+            assert kind == "SpecError" and "ranks of DDP's own, [0, 1, 2]" in text
+        assert "'gloo'" in errors[1][1]
+        assert over and same
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (cortado.CortadoError, "failed precondition"),
+        (cortado.SpecError, "invalid argument"),
+        (cortado.MismatchError, "mismatch"),
+        (cortado.PeerError, "peer failed"),
+    ],
+)
+def test_errors_say_what_kind_they_are(error, code):
+    assert error("what happened").code == code
+    assert error("what happened", "corrupt data").code == "corrupt data"
 
 
 def hook_of_another_model(me, names_missing):

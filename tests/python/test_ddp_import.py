@@ -11,7 +11,7 @@ import sys
 
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "numpy"):
+        if name.split(".")[0] in BLOCKED:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Block())
@@ -20,8 +20,9 @@ assert "torch" not in sys.modules
 """
 
 
-def run(code):
-    return subprocess.run([sys.executable, "-c", BLOCK + code], capture_output=True, text=True, timeout=30, check=False)
+def run(code, blocked=("torch", "numpy")):
+    code = f"BLOCKED = {blocked}\n{BLOCK}\n{code}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_cortado_imports_without_torch_and_checks_codec_strings():
@@ -36,6 +37,20 @@ def test_what_needs_torch_says_so(name):
     assert done.returncode == 1
     assert f"CortadoError: cortado.{name} needs PyTorch 2.11 or later" in done.stderr
     assert "No module named 'torch'" in done.stderr
+
+
+def test_torch_without_numpy_is_told():
+    done = run("cortado.attach(None)", blocked=("numpy",))
+    assert done.returncode == 1
+    assert "cortado.attach needs PyTorch 2.11 or later with torch.distributed, and NumPy" in done.stderr
+    assert "No module named 'numpy'" in done.stderr
+
+
+@pytest.mark.parametrize("version, is_old", [("2.9.1", True), ("2.10.0+cpu", True), ("2.11.0", False), ("3.0", False)])
+def test_an_old_torch_is_told(version, is_old):
+    done = run(f"import torch; torch.__version__ = torch.torch_version.TorchVersion('{version}'); cortado.attach", ())
+    assert (done.returncode == 1) == is_old, done.stderr
+    assert (f"and NumPy; this is PyTorch {version}" in done.stderr) == is_old
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -137,6 +137,30 @@ def test_two_models_in_one_process_do_not_disturb_each_other(pools, plans, toget
     assert pair == [pools(3).run(train_alone, plan=plan, seed=seed)[0] for seed, plan in enumerate(plans)]
 
 
+def stop_and_start(me, plan):
+    net = make_net()
+    ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
+    cortado.attach(ddp, "acp(rank=2)", verbose=False)
+    optimizer = make_optimizer(net)
+    train(me, ddp, 4, optimizer)
+    optimizer.zero_grad()
+    del ddp
+    fresh = make_net()
+    fresh.load_state_dict(net.state_dict())
+    prints = []
+    for model in (net, fresh):
+        prints.append(fingerprint(model))
+        train(me, me.attach(model, plan), range(4, 8))
+        prints.append(fingerprint(model))
+    return prints
+
+
+@pytest.mark.parametrize("plan", [None, "topk(density=0.2, min_elems=0)"])
+def test_compression_stops_or_changes_with_a_new_ddp(pools, plan):
+    for before, after, before_fresh, after_fresh in pools(2).run(stop_and_start, plan=plan):
+        assert before == before_fresh and after == after_fresh != before
+
+
 def train_in_overlapping_groups(me):
     """Ranks 0 and 1 train one model, 1 and 2 another; a failure is heard in its own group only."""
     members = ([0, 1], [1, 2])

@@ -3,6 +3,7 @@
 emulated device of libcortado_emulated.so (built with the C++ tests; CORTADO_EMULATED_LIBRARY says where)."""
 
 import contextlib
+import io
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +135,20 @@ def test_the_report_says_why_a_plan_has_no_device(pools):
         assert reason.endswith("this engine has no device (there is no library)")
     for reason in pools(2).run(report_without_schemes, plan=DENSE):
         assert reason == "sums on the host"
+
+
+def attach_aloud(me, place):
+    printed = io.StringIO()
+    with emulated_device(place), contextlib.redirect_stderr(printed):
+        cortado.attach(me.wrap(make_net()), "acp(rank=2)")
+    return printed.getvalue()
+
+
+def test_rank_0_says_at_the_start_that_gradients_are_compressed_on_the_cpu(pools):
+    first, other = pools(2).run(attach_aloud, place=Place(reason="there is no library"))
+    assert first.endswith("cortado: gradients on cpu are compressed on the CPU: there is no library\n") and other == ""
+    plan_on_the_device = Place(reason="sums on the host", schemes="libcortado_cuda.so")
+    assert plan_on_the_device.why_copied == "" and Place(library="libcortado_cuda.so").why_copied == ""
 
 
 def test_says_why_there_is_no_engine_on_the_device(library, monkeypatch):

@@ -10,6 +10,7 @@ import cortado
 import pytest
 import torch
 import torch.distributed as dist
+from cortado import attachment
 from nets import (
     CODECS,
     DGC,
@@ -391,6 +392,7 @@ def close_and_drop(me):
     ddp = me.attach(make_net(), "acp(rank=2)")
     errors["attached"] = error_of(cortado.Reducer, ddp.module, "acp", verbose=False)
     errors["is ddp"] = error_of(cortado.Reducer, ddp, "acp", verbose=False)
+    errors["is compiled ddp"] = error_of(cortado.Reducer, torch.compile(ddp), "acp", verbose=False)
     return errors
 
 
@@ -400,7 +402,8 @@ def test_gradients_are_averaged_by_one_owner(pools):
             assert errors[what][0] == "CortadoError" and 'attached already, with "acp(rank=2' in errors[what][1], what
         assert "a Reducer" in errors["ddp"][1] and "close() it first" in errors["ddp"][1]
         assert "closed" in errors["closed"][1]
-        assert errors["is ddp"][0] == "SpecError" and "ddp.module" in errors["is ddp"][1]
+        for what in ("is ddp", "is compiled ddp"):
+            assert errors[what][0] == "SpecError" and "ddp.module" in errors[what][1], what
 
 
 def give_wrong_things(me):
@@ -454,6 +457,7 @@ def test_what_can_not_be_reduced_is_refused(pools, what, words):
 def differ(me):
     nets = {"settings": make_net(), "models": make_net() if me.rank else make_net()[:2]}
     return {
+        "start": error_of(cortado.Reducer, make_net(), "acp(rank=2)", init_sync=me.rank == 0, verbose=False),
         "settings": error_of(cortado.Reducer, nets["settings"], f"acp(rank={2 + me.rank})", verbose=False),
         "models": error_of(cortado.Reducer, nets["models"], "acp(rank=2)", verbose=False),
     }
@@ -462,6 +466,7 @@ def differ(me):
 def test_different_settings_or_models_are_named_on_every_rank(pools):
     for errors in pools(2).run(differ):
         assert errors["settings"][0] == errors["models"][0] == "MismatchError"
+        assert errors["start"] == ("MismatchError", "init_sync differs: ranks have True, False")
         assert 'rank 1 has "acp(rank=3' in errors["settings"][1]
         assert "rank 0 has 2 tensors, rank 1 has 8" in errors["models"][1]
 
@@ -519,6 +524,7 @@ def misuse(me, what):
             if wrong and what == "raise":
                 reducer.close()
             seconds = time.monotonic() - start
+            assert attachment.holder_of(net.parameters()) is None, "another Reducer may take them"
             return (type(error).__name__, str(error)), error_of(reducer.wait), seconds
         optimizer.step()
         optimizer.zero_grad()
