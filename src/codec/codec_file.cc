@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/checked_math.h"
 #include "core/crc32.h"
+#include "core/format.h"
 
 namespace cortado {
 
@@ -407,7 +408,7 @@ void explain_header(const Header& header, const CodecFileInfo& info, PayloadExpl
   explainer.take(4, "checksum", "CRC-32 of the bytes before, right");
   explainer.take(header.dimensions * sizeof(std::int64_t), "shape", shape_text(info.shape));
   explainer.take(header.stages * sizeof(Stage), "stage versions", "wire id and payload version of every stage");
-  explainer.take(header.spec_bytes, "spec", info.spec);
+  explainer.take(header.spec_bytes, "spec", printable(info.spec));
   explainer.take(4, "checksum", "CRC-32 of shape, versions and spec, right");
 }
 

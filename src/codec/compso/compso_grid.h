@@ -59,7 +59,9 @@ CORTADO_HD inline float compso_step(double wanted, const CompsoBlockRange& range
 }
 // With a bound.
 CORTADO_HD inline float compso_step_of_bound(const CompsoSettings& settings, const CompsoBlockRange& range) {
-  return compso_step(range.width() > 0 ? settings.bound * range.width() : range.largest(), range);
+  // Equal values come back as they were, but for dither, of which the finest step comes nearest to that.
+  const double of_equal = settings.rounding == Rounding::kDither ? 0.0 : static_cast<double>(range.largest());
+  return compso_step(range.width() > 0 ? settings.bound * range.width() : of_equal, range);
 }
 
 // How far beyond its level a value may be decoded, in steps.

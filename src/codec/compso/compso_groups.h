@@ -20,7 +20,7 @@ constexpr std::int64_t kCompsoLeastGroupedElems = 4096;
 constexpr std::uint64_t kCompsoLeavesOut = 4;
 
 CORTADO_HD constexpr std::int64_t compso_groups(std::int64_t layer_elems) {
-  return (layer_elems + kCompsoGroupElems - 1) / kCompsoGroupElems;
+  return layer_elems / kCompsoGroupElems + (layer_elems % kCompsoGroupElems != 0);
 }
 CORTADO_HD constexpr std::int64_t compso_elems_of_group(std::int64_t layer_elems, std::int64_t group) {
   const std::int64_t left = layer_elems - group * kCompsoGroupElems;

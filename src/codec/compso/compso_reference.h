@@ -49,7 +49,8 @@ inline CompsoReferenceBlock compso_reference(const CompsoSettings& settings, con
   const float largest = std::max(std::fabs(low), std::fabs(high));
   const double range = static_cast<double>(high) - static_cast<double>(low);
   if (largest > 0) {
-    const double wanted = range > 0 ? settings.bound * range : largest;
+    const double of_equal = settings.rounding == Rounding::kDither ? 0.0 : static_cast<double>(largest);
+    const double wanted = range > 0 ? settings.bound * range : of_equal;
     const double step = std::max(wanted, static_cast<double>(largest) * 0x1p-21);
     block.step = static_cast<float>(std::clamp(step, 0x1p-116, 0x1p126));
   }

@@ -198,6 +198,25 @@ TEST(Compso, ConstantAndLosslessLayersAreExact) {
   EXPECT_EQ(encode("compso(bound=0)", values), encode("float_rans", values));
 }
 
+// Found in review: a step as large as the values, and half of it as noise.
+TEST(Compso, ConstantLayersAreNearlyExactWithDither) {
+  for (const float value : {0.1f, -7.0f}) {
+    for (const float found : round_trip("compso(round=dither)", std::vector<float>(100, value))) {
+      EXPECT_NEAR(found, value, 1e-6 * std::fabs(value));
+    }
+  }
+}
+
+// Found in review: rounding made the error that was left negative, and a step of its square root.
+TEST(Compso, TargetErrorsOfValuesOfOneMagnitudeAreKept) {
+  std::vector<float> values(100000, 0.7f);
+  for (std::size_t i = 0; i < values.size(); i += 3) values[i] = -0.7f;
+  for (const double error : {0.7, 0.3, 0.1}) {
+    const std::string spec = "compso(error=" + std::to_string(error) + ", round=dead_zone)";
+    EXPECT_LE(relative_error(values, round_trip(spec, values)), error * 1.01) << spec;
+  }
+}
+
 TEST(Compso, NonFiniteLayersDecodeToNan) {
   for (const float bad : {kInf, -kInf, kNan}) {
     for (const float value : round_trip("compso", {1, bad, 2})) EXPECT_TRUE(std::isnan(value));

@@ -14,11 +14,12 @@
 //   BlockScale scale() const;                  which statistics grid() needs
 //   bool is_random() const;                    codes depend on the key
 //   bool carries_key() const;                  decoding needs it, and the payload begins with it
-//   float shared_step() const;                 of all blocks of all tensors, but for values out of reach; 0: there is
-//   none float tensor_step(ConstTensorView) const;  what grid() is told of the whole tensor BlockGrid grid(const
-//   BlockStats&, std::int64_t elems, float tensor_step, float largest_value) const; void put(const BlockGrid&,
-//   std::byte*) const; const char* take(const std::byte*, float largest_value, BlockGrid*) const;  what is wrong with
-//   it, or nullptr void quantise(const BlockPiece&, const RandomKey&, const float* values, std::int64_t prefetch_elems,
+//   float shared_step() const;                 of all blocks of all tensors, but for values out of reach; 0: none
+//   float tensor_step(ConstTensorView) const;  what grid() is told of the whole tensor
+//   BlockGrid grid(const BlockStats&, std::int64_t elems, float tensor_step, float largest_value) const;
+//   void put(const BlockGrid&, std::byte*) const;
+//   const char* take(const std::byte*, float largest_value, BlockGrid*) const;  what is wrong with it, or nullptr
+//   void quantise(const BlockPiece&, const RandomKey&, const float* values, std::int64_t prefetch_elems,
 //                 std::uint8_t* codes) const;
 //   void dequantise(const BlockPiece&, const RandomKey&, const std::uint8_t* codes, bool streams, float* values) const;
 //   std::uint8_t largest_code() const;                                    of packed codes

@@ -20,6 +20,11 @@ constexpr float kSmallestStep = 0x1p-116f;
 constexpr std::uint32_t kNanStepBits = 0x7fc00000u;
 
 // A value at the end of the last level's cell, in steps.
+// How far beyond its level a value may be decoded, in steps.
+constexpr float overhang_of(Rounding rounding) {
+  return rounding == Rounding::kDither ? 0.5f : rounding == Rounding::kDeadZone ? kDeadZone.outwards : 0.0f;
+}
+
 constexpr float reach_of(Rounding rounding, float largest_level) {
   switch (rounding) {
     case Rounding::kNearest:
@@ -68,9 +73,11 @@ CORTADO_HD inline BlockGrid block_grid(const QuantRule& s, const BlockStats& sta
   grid.step = std::min(std::max(grid.step, +kSmallestStep), largest_value);
   grid.inverse = 1 / grid.step;
   if (s.filter >= 0) grid.threshold = s.filter * scale;
-  // The last level, and the half step that dither may add, must not lead beyond the dtype.
-  if (grid.step * (s.largest_level() + 0.5f) > largest_value && s.bits > 1) {
-    grid.reach = std::floor(largest_value / grid.step - 0.5f) * grid.step;
+  // The last level, and what rounding adds to it, must not lead beyond the dtype.
+  const float overhang = overhang_of(s.rounding);
+  if (grid.step * (s.largest_level() + overhang) > largest_value && s.bits > 1) {
+    const float last = std::floor(largest_value / grid.step - overhang);
+    grid.reach = ((last + overhang) * grid.step > largest_value ? last - 1 : last) * grid.step;
   }
   return grid;
 }

@@ -73,16 +73,16 @@ float bisect(const ErrorAt& error_at, double error, float guess) {
   return kept;
 }
 
-// Towards the error itself.
+// Towards the error itself. Where it is not in proportion to the step, as of values of one magnitude, all are searched.
 template <typename ErrorAt>
 float corrected(const ErrorAt& error_at, double error, float step) {
   constexpr int kCorrections = 4;
-  for (int i = 0; i < kCorrections; ++i) {
+  for (int i = 0; i <= kCorrections; ++i) {
     const double found = error_at(step);
-    if (std::abs(found / error - 1) < 0.002) break;
+    if (std::abs(found / error - 1) < 0.002) return step;
     step *= static_cast<float>(std::clamp(error / found, 0.125, 8.0));
   }
-  return step;
+  return bisect(error_at, error, step);
 }
 
 bool is_small(ConstTensorView input) { return input.elems() <= kSampleElems; }
@@ -114,7 +114,8 @@ DeadZoneSums dead_zone_sums(const Sample& sample, float shift, float step) {
 double dead_zone_error(const Sample& sample, float shift, float step) {
   const DeadZoneSums sums = dead_zone_sums(sample, shift, step);
   const double saved = sums.others > 0 ? sums.offsets * sums.offsets / sums.others : 0;
-  return static_cast<double>(step) * std::sqrt((sums.zeros + sums.squares - saved) / sample.energy());
+  const double lost = std::max(0.0, sums.zeros + sums.squares - saved);  // of values of one magnitude nothing
+  return static_cast<double>(step) * std::sqrt(lost / sample.energy());
 }
 
 // Order-0 bits of all levels together; the farthest count as one.

@@ -6,8 +6,8 @@
 
 namespace cortado {
 
-// The step at which a grid without end gives a tensor the relative L2 error `error` (0 < error < 1): in tensors of at
-// most 64 Ki values never more than that, in larger ones within 1 %. The expected error counts for stochastic and
+// The step at which a grid without end gives a tensor the relative L2 error `error` (0 < error < 1): never more than
+// that, but in tensors above 64 Ki values by 0.2 %. The expected error counts for stochastic and
 // dither. 0 for a tensor of zeros, NaN if something is not finite.
 float find_step(Rounding rounding, double error, ConstTensorView input);
 

@@ -254,6 +254,19 @@ TEST(Quant, FiniteFp16StaysFinite) {
   }
 }
 
+// Found in review: room for half a step more, which dither alone needs, made zeros of them.
+TEST(Quant, LargeFp16IsNotLost) {
+  const std::unique_ptr<Codec> codec = make_codec("quant(2, block=tensor, round=stochastic)").value();
+  std::vector<std::uint16_t> output(256);
+  for (const float magnitude : {44000.0f, 65504.0f}) {
+    const std::vector<std::uint16_t> values(256, float_to_fp16(magnitude));
+    Bytes payload(codec->max_payload_bytes(1, 256, DType::kFloat16));
+    ASSERT_TRUE(codec->encode({values.data(), DType::kFloat16, 1, 256}, {}, payload, {}).ok());
+    ASSERT_TRUE(codec->decode(payload, {output.data(), DType::kFloat16, 1, 256}, {}).ok());
+    EXPECT_EQ(output, values) << magnitude;
+  }
+}
+
 // ---- what is not finite --------------------------------------------------------------------------------------------
 
 TEST(Quant, ABlockThatIsNotFiniteIsNan) {
@@ -428,6 +441,18 @@ TEST(Quant, ErrorsAreMet) {
           }
         }
       }
+    }
+  }
+}
+
+// Found in review: there the error is in no proportion to the step, and corrections ended at nothing but zeros.
+TEST(Quant, ErrorsOfValuesOfOneMagnitudeAreKept) {
+  std::vector<float> values(100000, 1.0f);
+  for (std::size_t i = 0; i < values.size(); i += 3) values[i] = -1;
+  for (const char* round : {"nearest", "dead_zone"}) {
+    for (const double error : {0.9, 0.7, 0.3, 0.1}) {
+      const std::string spec = "quant(error=" + std::to_string(error) + ", round=" + round + ")";
+      EXPECT_LE(relative_l2(values, through(spec, values)), error * 1.01) << spec;
     }
   }
 }

@@ -41,7 +41,7 @@ void for_each(ThreadPool* pool, std::int64_t count, FunctionRef<void(std::int64_
 struct Chunks {
   std::int64_t elems, chunk_codes;
 
-  std::int64_t count() const { return (elems + chunk_codes - 1) / chunk_codes; }
+  std::int64_t count() const { return elems / chunk_codes + (elems % chunk_codes != 0); }
   std::int64_t begin(std::int64_t chunk) const { return chunk * chunk_codes; }
   std::int64_t elems_of(std::int64_t chunk) const { return std::min(chunk_codes, elems - begin(chunk)); }
   std::int64_t task_chunks() const { return std::max(kTaskCodes / chunk_codes, kRansChunksAtOnce); }

@@ -81,10 +81,13 @@ class TopkCodec final : public Codec, public Sparsifier {
                                       DType) const override {
     PayloadExplainer explainer(payload);
     const std::int64_t elems = sparse_elems(rows, cols).value_or(0);
+    if (elems == 0) {
+      explainer.take(payload.size(), "unreadable", "an empty tensor has none");
+      return std::move(explainer).finish();
+    }
     const Result<Sections> sections = split(payload, elems);
-    if (elems == 0 || !sections.ok()) {
-      explainer.take(payload.size(), "unreadable",
-                     elems == 0 ? "an empty tensor has none" : sections.status().message());
+    if (!sections.ok()) {
+      explainer.take(payload.size(), "unreadable", sections.status().message());
       return std::move(explainer).finish();
     }
     const auto& [index, values, kept] = sections.value();

@@ -108,7 +108,7 @@ Status check_delta(std::span<const std::byte> section, std::int64_t elems, std::
   }
   const DeltaParts parts(section, elems, kept);
   const std::int64_t found = count_bits(parts.unary);
-  if (found != kept) return wrong_count(IndexKind::kDelta, found, kept);
+  if (found != kept || kept == 0) return wrong_count(IndexKind::kDelta, found, kept);
   if (parts.unary.back() == std::byte{0} || has_bits_behind(parts.low, kept * bits)) {
     return make_error(StatusCode::kCorruptData, "the delta index section does not end with its last position");
   }

@@ -337,5 +337,15 @@ TEST(Topk, ErrorsSayWhatWasExpected) {
             "topk(density=0): density must be a number from 1e-06 to 1, got \"0\"");
 }
 
+// Found in review: a payload with an index of nothing was read at its last byte.
+TEST(Topk, APayloadOfAnEmptyTensorIsNotRead) {
+  std::vector<std::byte> payload(9);
+  payload[0] = std::byte{1};
+  const std::unique_ptr<Codec> codec = make_codec("topk").value();
+  const std::vector<PayloadSection> sections = codec->explain(payload, 0, 0, DType::kFloat32);
+  ASSERT_EQ(sections.size(), 1u);
+  EXPECT_EQ(sections[0].meaning, "an empty tensor has none");
+}
+
 }  // namespace
 }  // namespace cortado::topk_test
