@@ -32,10 +32,11 @@ class InputFile {
   std::vector<std::byte> read_;  // what was not mapped
 };
 
-// Written under another name beside it (PATH.part), and put in its place by commit(): until then what was there before
-// is, and without commit() nothing is left behind. What a killed process has left is written over by the next one.
-// Permissions stay, and so do links. Written to directly, and so not whole at all times: what is no regular file
-// (/dev/stdout), has several names, or lies where no other file can be made or put in its place.
+// Written under another name beside it (PATH.cortado-part), and put in its place by commit(): until then what was there
+// before is, and without commit() nothing is left behind. What a killed process has left is written over by the next
+// one. Permissions stay, and so do links. Written to directly, from the first write() on, and so not whole at all
+// times: what is no regular file (/dev/stdout), has several names, or lies where no other file can be made or put in
+// its place.
 class OutputFile {
  public:
   // kIoError if what is there must not be written.
@@ -49,12 +50,17 @@ class OutputFile {
   Status write(std::string_view text) { return write(std::as_bytes(std::span(text))); }
   Status commit();
 
+  // Whether the first write() destroys what is in the file.
+  bool is_direct() const { return part_path_.empty(); }
+
  private:
   OutputFile() = default;
   bool open_part();
+  Status begin();
 
   std::string path_, part_path_;  // no part: written to directly
   std::FILE* file_ = nullptr;
+  bool is_new_ = false, has_begun_ = false;  // of a file that is written to directly
 };
 
 // Whole files.

@@ -73,7 +73,9 @@ Result<std::shared_ptr<const SchemeDevice>> device_of_rank(const std::string& pa
     };
   }
   const Result<Cluster> cluster = calibrate(communicator, options);
-  if (!cluster.ok()) return speaks ? report_error("calibrate", cluster.status()) : kBadCommandLine;
+  // What another rank says of itself is told there.
+  const bool tells = speaks || (!cluster.ok() && cluster.status().code() != StatusCode::kPeerFailed);
+  if (!cluster.ok()) return tells ? report_error("calibrate", cluster.status()) : kBadCommandLine;
   if (!speaks) return kDone;
   const Status saved = save_cluster(cluster.value(), command.cluster_path);
   if (!saved.ok()) return report_error("calibrate", saved);

@@ -2,8 +2,10 @@
 //
 // `cortado codec compress` and `decompress`: between tensor files and files of compressed tensors, chunk by chunk.
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <new>
+#include <system_error>
 
 #include "cli/codec_commands.h"
 #include "cli/progress.h"
@@ -19,6 +21,21 @@ namespace {
 constexpr const char* kAfterDamage =
     "If `cortado codec compress` wrote it, it can't be repaired: fetch it again, or compress the tensor\n"
     "again. `cortado codec inspect FILE` shows what is whole.";
+
+}  // namespace
+
+namespace {
+
+// The input is read while the output is written.
+Result<std::unique_ptr<OutputFile>> output_beside(const std::string& input_path, const std::string& output_path) {
+  Result<std::unique_ptr<OutputFile>> output = OutputFile::create(output_path);
+  std::error_code ignored;
+  if (output.ok() && output.value()->is_direct() && std::filesystem::equivalent(input_path, output_path, ignored)) {
+    return Status(StatusCode::kInvalidArgument,
+                  "is " + input_path + " itself, and can only be written to directly: name another file");
+  }
+  return output;
+}
 
 }  // namespace
 
@@ -38,7 +55,7 @@ int compress_file(const CompressOptions& options) {
                                                             options.seed);
   if (!created.ok()) return report_error(options.input_path, created.status());
   CodecFileWriter& writer = created.value();
-  const Result<std::unique_ptr<OutputFile>> output = OutputFile::create(options.output_path);
+  const Result<std::unique_ptr<OutputFile>> output = output_beside(options.input_path, options.output_path);
   if (!output.ok()) return report_error(options.output_path, output.status());
   Status written = output.value()->write(writer.header());
   Progress progress("compress " + options.input_path, tensor.data.size());
@@ -67,7 +84,7 @@ int decompress_file(const std::string& input_path, const std::string& output_pat
     return report_error(input_path,
                         make_error(StatusCode::kUnsupported, "no memory for a chunk of %zu bytes", largest_bytes));
   }
-  const Result<std::unique_ptr<OutputFile>> output = OutputFile::create(output_path);
+  const Result<std::unique_ptr<OutputFile>> output = output_beside(input_path, output_path);
   if (!output.ok()) return report_error(output_path, output.status());
   Status written =
       info.source == FileSource::kNpy ? output.value()->write(npy_header(info.dtype, info.shape)) : Status();

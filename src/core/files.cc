@@ -45,14 +45,15 @@ Status read_all(int descriptor, Bytes* bytes) {
 
 // A new file, or what a killed process has left of one; locked, so that nobody else takes it. -1: errno says why.
 int open_locked(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+  if (descriptor < 0 && errno == ELOOP) errno = EEXIST;
   if (descriptor < 0) return -1;
   const bool is_taken = ::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   // Whoever had it may have put it in its place meanwhile.
   struct stat own = {};
   const auto there = stat_of(path);
   if (!is_taken && ::fstat(descriptor, &own) == 0 && there.has_value() && there->st_ino == own.st_ino &&
-      ::ftruncate(descriptor, 0) == 0) {
+      S_ISREG(own.st_mode) && own.st_nlink == 1 && ::ftruncate(descriptor, 0) == 0) {
     return descriptor;
   }
   ::close(descriptor);
@@ -96,7 +97,7 @@ InputFile::~InputFile() {
 // False: there can be none here.
 bool OutputFile::open_part() {
   for (int number = 0; number < kMostParts; ++number) {
-    part_path_ = path_ + ".part" + (number == 0 ? "" : std::to_string(number));
+    part_path_ = path_ + ".cortado-part" + (number == 0 ? "" : std::to_string(number));
     const int descriptor = open_locked(part_path_);
     if (descriptor < 0 && errno == EEXIST) continue;
     if (descriptor < 0) break;
@@ -124,19 +125,33 @@ Result<std::unique_ptr<OutputFile>> OutputFile::create(const std::string& path) 
   if (is_plain && is_link) file->path_ = std::filesystem::canonical(path, error).string();
   if (error) return make_error(StatusCode::kIoError, "can't be written: %s", error.message().c_str());
   if (is_plain && file->open_part()) return file;
-  file->file_ = std::fopen(file->path_.c_str(), "wbe");
+  // What is there stays until something is written.
+  file->is_new_ = !there.has_value();
+  const int descriptor = ::open(file->path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (descriptor >= 0) file->file_ = ::fdopen(descriptor, "wb");
   if (file->file_ == nullptr) return system_error("can't be written");
   return file;
 }
 
+// Of a file that is written to directly: what was in it goes. Anything but a file has nothing in it.
+Status OutputFile::begin() {
+  if (!part_path_.empty() || std::exchange(has_begun_, true)) return {};
+  struct stat there = {};
+  if (::fstat(::fileno(file_), &there) != 0) return system_error("can't be written");
+  if (S_ISREG(there.st_mode) && ::ftruncate(::fileno(file_), 0) != 0) return system_error("can't be written");
+  return {};
+}
+
 Status OutputFile::write(std::span<const std::byte> bytes) {
   CORTADO_CHECK(file_ != nullptr, "written to after commit()");
+  CORTADO_RETURN_IF_ERROR(begin());
   if (bytes.empty() || std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size()) return {};
   return system_error("can't be written");
 }
 
 Status OutputFile::commit() {
   CORTADO_CHECK(file_ != nullptr, "commit() a second time");
+  CORTADO_RETURN_IF_ERROR(begin());
   const int lock = part_path_.empty() ? -1 : ::dup(::fileno(file_));  // held until the part is in its place
   const bool is_written = std::fflush(file_) == 0;
   Status status;
@@ -156,6 +171,7 @@ Status OutputFile::commit() {
 OutputFile::~OutputFile() {
   if (file_ == nullptr) return;
   if (!part_path_.empty()) ::unlink(part_path_.c_str());
+  if (is_new_ && !has_begun_) ::unlink(path_.c_str());
   std::fclose(file_);
 }
 

@@ -43,10 +43,18 @@ TEST(Files, WhatWasThereStaysUntilAllIsWritten) {
 TEST(Files, WhatAKilledProcessLeftIsWrittenOver) {
   const fs::path folder = temporary_directory() / "killed";
   fs::create_directory(folder);
-  ASSERT_TRUE(write_file(folder / "file.part", "much more than comes now").ok());
+  ASSERT_TRUE(write_file(folder / "file.cortado-part", "much more than comes now").ok());
   ASSERT_TRUE(write_file(folder / "file", "new").ok());
   EXPECT_EQ(read_file(folder / "file").value(), "new");
   EXPECT_EQ(files_in(folder), 1u);
+  // But no file that somebody has linked there.
+  ASSERT_TRUE(write_file(folder / "other", "other").ok());
+  fs::create_symlink("other", folder / "file.cortado-part");
+  fs::create_hard_link(folder / "other", folder / "file.cortado-part1");
+  ASSERT_TRUE(write_file(folder / "file", "newer").ok());
+  EXPECT_EQ(read_file(folder / "file").value(), "newer");
+  EXPECT_EQ(read_file(folder / "other").value(), "other");
+  EXPECT_EQ(files_in(folder), 4u);
 }
 
 TEST(Files, LinksAndPermissionsStay) {
@@ -76,6 +84,24 @@ TEST(Files, WhereNoPartCanBeMadeTheyAreWrittenDirectly) {
     EXPECT_TRUE(write_file(file, text).ok());
     EXPECT_EQ(read_file(file).value(), text);
   }
+}
+
+// Found in review: whoever only asked whether it could be written had emptied it.
+TEST(Files, WhatIsWrittenDirectlyStaysUntilTheFirstWrite) {
+  const fs::path folder = temporary_directory() / "direct";
+  fs::create_directory(folder);
+  ASSERT_TRUE(write_file(folder / "file", "old").ok());
+  fs::create_hard_link(folder / "file", folder / "same");
+  {
+    const auto asked = OutputFile::create(folder / "same").value();
+    EXPECT_TRUE(asked->is_direct());
+  }
+  EXPECT_EQ(read_file(folder / "file").value(), "old");
+  ASSERT_TRUE(write_file(folder / "same", "").ok());
+  EXPECT_EQ(read_file(folder / "file").value(), "");
+  const fs::path missing = folder / std::string(254, 'x');
+  EXPECT_TRUE(OutputFile::create(missing).value()->is_direct());
+  EXPECT_FALSE(fs::exists(missing)) << "asked for, and not written";
 }
 
 TEST(Files, WhatIsThereStaysWhereThereIsNoRoom) {

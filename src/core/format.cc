@@ -30,6 +30,14 @@ std::string shorten(std::string_view text, std::size_t longest) {
   return std::string(text.substr(0, longest)) + "...";
 }
 
+std::string printable(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return result;
+}
+
 std::string name_tensors(std::string_view first, std::size_t count) {
   if (count == 0) return "no tensor";
   std::string name = "\"" + std::string(first) + "\"";

@@ -16,6 +16,9 @@ std::string format_arguments(const char* format, std::va_list arguments);
 // and "..." behind.
 std::string shorten(std::string_view text, std::size_t longest);
 
+// Of a text that may be anything: without control characters, which a terminal would obey.
+std::string printable(std::string_view text);
+
 // What errors call a message of `count` tensors: `"a.weight" and 2 more`; of none: `no tensor`.
 std::string name_tensors(std::string_view first, std::size_t count);
 

@@ -17,11 +17,7 @@ bool is_word_char(char c) { return !is_blank(c) && !is_control(c) && kSpecial.fi
 // What a message shows of a text that may be long or unprintable.
 std::string shown(std::string_view text) {
   constexpr std::size_t kLongest = 100;
-  std::string result = shorten(text, kLongest);
-  for (char& c : result) {
-    if (is_control(c)) c = '?';
-  }
-  return result;
+  return printable(shorten(text, kLongest));
 }
 
 // One pass over the text, no recursion, so that hostile text can neither exhaust the stack nor take long.

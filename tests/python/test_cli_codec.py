@@ -53,6 +53,16 @@ def compressed(gradient):
     return path
 
 
+def test_an_input_that_would_be_written_over_while_it_is_read_stays(gradient):
+    same = gradient.with_name("same.npy")
+    os.link(gradient, same)
+    before = gradient.read_bytes()
+    assert "is " in refused(2, "compress", "--codec", "sign", gradient, "-o", same)
+    assert gradient.read_bytes() == before
+    same.unlink()
+    ok("compress", "--codec", "sign", gradient, "-o", gradient)  # beside it, then in its place
+
+
 # ---- compress and decompress ----
 
 
