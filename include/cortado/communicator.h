@@ -230,7 +230,7 @@ Result<std::unique_ptr<Communicator>> make_callback_communicator(const Communica
 // For transports that can't tell (all but local): before every collective the ranks gather 32 bytes each of what they
 // start, and ranks whose calls do not fit together all get the same kMismatch from test() or wait(), instead of wrong
 // sums, a timeout or a crash of the transport. Costs one small all-gather a collective. After a mismatch the buffers in
-// flight stay the inner communicator's.
+// flight stay those of `inner`, which must outlive this. Destroyed with signatures in flight it abandons `inner`.
 std::unique_ptr<Communicator> make_verifying_communicator(Communicator* inner);
 
 // ---- checking: did it arrive as it was sent? -----------------------------------------------------------------------

@@ -76,6 +76,7 @@ class VerifyingCommunicator final : public Communicator {
   ~VerifyingCommunicator() override {
     bool in_flight = false;
     started_.for_each([&](const Started& started) {
+      if (!started.are_signatures_under_way) return;
       const Result<bool> ended = inner_->test(started.signatures);
       in_flight = in_flight || !ended.ok() || !ended.value();
     });
@@ -95,9 +96,11 @@ class VerifyingCommunicator final : public Communicator {
     Started& started = started_.take(next_work_, [this](const Started& before) { return has_ended(before); });
     started.own = sign(call, rank(), world_size());
     started.all.resize(static_cast<std::size_t>(world_size()));
-    CORTADO_ASSIGN_OR_RETURN(started.signatures,
-                             inner_->start_all_gather(std::as_bytes(std::span(&started.own, 1)),
-                                                      std::as_writable_bytes(std::span(started.all))));
+    const Result<WorkId> of_signatures = inner_->start_all_gather(std::as_bytes(std::span(&started.own, 1)),
+                                                                  std::as_writable_bytes(std::span(started.all)));
+    started.are_signatures_under_way = of_signatures.ok();
+    CORTADO_RETURN_IF_ERROR(of_signatures.status());
+    started.signatures = of_signatures.value();
     const WorkId work = next_work_++;
     const Result<WorkId> of_call = inner_->start(call);
     if (!of_call.ok()) return failure_ = of_call.status();  // the signatures are on their way
@@ -145,6 +148,7 @@ class VerifyingCommunicator final : public Communicator {
  private:
   struct Started {
     WorkId work = 0, signatures = 0, call = 0;  // the last two are the inner communicator's
+    bool are_signatures_under_way = false;      // or have come
     Signature own;
     std::vector<Signature> all;
   };

@@ -45,9 +45,6 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
 Result<std::unique_ptr<Engine>> EngineImpl::make(std::vector<EngineTensor> tensors, const EngineOptions& given,
                                                  Communicator* communicator, const Clock* clock, TraceRecorder* trace,
                                                  EngineDevice device) {
-  if (given.method == Method::kPlan) {
-    return make_error(StatusCode::kInvalidArgument, "options: an engine of a plan is made of the plan itself");
-  }
   EngineOptions options = given;
   if (options.phase == EngineOptions::Phase::kGlobal) options.sides = EngineOptions::Sides::kAlternate;
   if (options.method == Method::kCodec) options.wire = DType::kFloat32;
@@ -70,10 +67,10 @@ Result<std::unique_ptr<Engine>> EngineImpl::make(std::vector<EngineTensor> tenso
     return engine;
   };
   Result<std::unique_ptr<EngineImpl>> made = make_own();
-  const double timeout_s = allowed.ok() ? options.timeout_s : EngineOptions().timeout_s;
+  const std::string settings = options.method == Method::kPlan ? "a plan" : options.results_spec();
+  const double timeout_s = options.timeout_s > 0 ? options.timeout_s : EngineOptions().timeout_s;
   const Status own = allowed.ok() ? opened.with_context(kDeviceRefused) : allowed;
-  CORTADO_RETURN_IF_ERROR(
-      check_agreement(communicator, options.results_spec(), descriptions, from_seconds(timeout_s), own));
+  CORTADO_RETURN_IF_ERROR(check_agreement(communicator, settings, descriptions, from_seconds(timeout_s), own));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<EngineImpl> engine, std::move(made));
   CORTADO_RETURN_IF_ERROR(engine->agree_on_overflow());
   if (engine->first_ != nullptr && !engine->in_warm_up()) engine->allocate_feedback();
@@ -92,10 +89,10 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   const auto timeout = from_seconds(options.timeout_s);
   CORTADO_RETURN_IF_ERROR(check_agreement(communicator, options.results_spec(), describe_tensors(tensors), timeout));
   CORTADO_RETURN_IF_ERROR(check_tensors(tensors));
-  CORTADO_ASSIGN_OR_RETURN(
-      std::unique_ptr<PlanEngine> engine,
-      PlanEngine::make(std::move(tensors), plan, options, communicator, clock, trace, std::move(device)));
-  return std::unique_ptr<Engine>(std::move(engine));
+  Result<std::unique_ptr<PlanEngine>> made =
+      PlanEngine::make(std::move(tensors), plan, options, communicator, clock, trace, std::move(device));
+  CORTADO_RETURN_IF_ERROR(agree_on_outcome(communicator, "an engine of a plan", made.status(), timeout));
+  return std::unique_ptr<Engine>(std::move(made).value());
 }
 
 Status Engine::switch_plan(const Plan&) {

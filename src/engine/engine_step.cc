@@ -588,7 +588,7 @@ Status EngineImpl::finish_rounds(const LocalGradient& local_gradient) {
   last_messages_ = first_round().collectives() + (two_rounds ? second_->collectives() : 0);
   last_step_compressed_ = warm_up_ == nullptr && compresses();
   if (warm_up_ != nullptr) ++warm_up_steps_;
-  if (finite_ && !may_decode_early()) CORTADO_RETURN_IF_ERROR(look_for_overflow(last));
+  if (finite_ && looks_for_overflow_ && !may_decode_early()) CORTADO_RETURN_IF_ERROR(look_for_overflow(last));
   // Reads the gradients that decoding overwrites.
   if (!finite_) CORTADO_RETURN_IF_ERROR(roll_back(last, local_gradient));
   if (!may_decode_early()) CORTADO_RETURN_IF_ERROR(decode_held(last));

@@ -231,6 +231,9 @@ const std::vector<Parameter>& engine_parameters() {
 }
 
 Status check_options(const EngineOptions& options) {
+  if (options.method == Method::kPlan) {
+    return make_error(StatusCode::kInvalidArgument, "options: an engine of a plan is made of the plan itself");
+  }
   // Any codec can be asked for as kCodec, those of other methods too, whose strings take less.
   if (options.method != Method::kCodec) return EngineOptions::parse(options.to_spec()).status();
   const EngineOptions defaults;  // that of a rate and of a cap is none that a string could say

@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <map>
+#include <span>
 
 #include "core/check.h"
 #include "core/format.h"
@@ -150,16 +151,15 @@ class Explainer {
 Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster& cluster,
                                  const PlannerConstraints& constraints) {
   CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, cluster));
-  // The comparator bf16 uses its cast, whatever is allowed.
-  std::vector<std::string> used;
-  for (const PlanBucket& bucket : plan.buckets) {
-    if (bucket.option.encodes() > 0) used.push_back(bucket.codec);
-  }
-  PlannerConstraints with_used = constraints;
-  if (!constraints.allowed_codecs.empty()) {
-    with_used.allowed_codecs.insert(with_used.allowed_codecs.end(), used.begin(), used.end());
-  }
-  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::make(job, cluster, with_used, used));
+  // The comparator bf16 uses its cast, whether it is allowed, or never faster than another one, or not.
+  const std::string cast = cast_of_bf16(cluster);
+  const bool has_cast = std::any_of(plan.buckets.begin(), plan.buckets.end(), [&](const PlanBucket& bucket) {
+    return bucket.option.encodes() > 0 && bucket.codec == cast;
+  });
+  PlannerConstraints with_cast = constraints;
+  if (has_cast && !constraints.allowed_codecs.empty()) with_cast.allowed_codecs.push_back(cast);
+  const std::span<const std::string> spared(&cast, has_cast ? 1 : 0);
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::make(job, cluster, with_cast, spared));
   CORTADO_ASSIGN_OR_RETURN(std::vector<Placed> placed, place(*problem, plan, job));
   Explainer explainer(*problem, cluster, std::move(placed));
   if (!explainer.is_allowed()) {

@@ -1090,6 +1090,21 @@ Status AutoEngineImpl::check_state(const EngineState& state) const {
     return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of auto",
                       state.spec.c_str());
   }
+  if (state.world_size == communicator_->world_size() && state.rank != communicator_->rank()) {
+    return make_error(StatusCode::kMismatch,
+                      "load_state: this is the state of rank %d, here is rank %d; each rank loads its own", state.rank,
+                      communicator_->rank());
+  }
+  for (const auto& phase : state.layout) {
+    for (const auto& message : phase) {
+      for (const std::string& name : message) {
+        if (std::any_of(tensors_.begin(), tensors_.end(), [&](const EngineTensor& t) { return t.name == name; }))
+          continue;
+        return make_error(StatusCode::kMismatch, "load_state: the state has a tensor \"%s\", this model has none",
+                          name.c_str());
+      }
+    }
+  }
   for (const TensorState& tensor : state.tensors) {
     const auto found =
         std::find_if(tensors_.begin(), tensors_.end(), [&](const EngineTensor& t) { return t.name == tensor.name; });
@@ -1157,9 +1172,9 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   });
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner(decision.what));
   state.spec = made->options().results_spec();
-  // Dense steps leave nothing behind; those of DDP's buffers have no layout, either, which others look for.
+  // Dense steps leave nothing behind; those of DDP's buffers have no layout, either, which other engines look for.
   std::string warning;
-  if (decision.what != "none" || !state.layout.empty()) {
+  if (decision.what != "none") {
     CORTADO_ASSIGN_OR_RETURN(warning, made->load_state(state));
   }
 

@@ -1585,6 +1585,12 @@ TEST(AutoEngine, ADenseStateLoadsWhetherBuffersAreSummedOrNot) {
     expect_ok(second);
     EXPECT_TRUE(second.decisions[0].decided);
     EXPECT_EQ(second.insides[0], "dense") << "no trial";
+
+    for (EngineState& state : second.load) state.rank = 0;
+    second.go();
+    EXPECT_NE(second.statuses[1].message().find("this is the state of rank 0, here is rank 1"), std::string::npos)
+        << second.statuses[1].to_string();
+    EXPECT_EQ(second.statuses[0].code(), StatusCode::kMismatch);
   }
 }
 
@@ -1806,6 +1812,7 @@ TEST(AutoEngine, RefusesStatesThatAreNotItsOwn) {
   const auto refused = [&](EngineState state, const std::string& text) {
     state.world_size = 2;
     run.load = {state, state};
+    run.load[1].rank = 1;
     run.go();
     for (const Status& status : run.statuses) {
       EXPECT_EQ(status.code(), StatusCode::kMismatch);
