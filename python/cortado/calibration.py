@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .agreement import on_all_ranks
+from .agreement import agree_on_text, on_all_ranks
 from .device_engine import LIBRARY, VARIABLE, find_library
 from .errors import CortadoError, SpecError
 from .group import TorchGroup
@@ -49,14 +49,21 @@ def calibrate(
         raise CortadoError("calibrate needs a process group: call torch.distributed.init_process_group first")
     wrapped = TorchGroup(process_group)
     wrapped.set_timeout(300.0)
-    specs = default_codecs() if codecs is None else [codecs] if isinstance(codecs, str) else list(codecs)
     version = f"torch {torch.__version__}"
-    known_text = None if known is None else known.to_json()
     with on_all_ranks(wrapped, "could not calibrate"):
+        specs = default_codecs() if codecs is None else [codecs] if isinstance(codecs, str) else list(codecs)
+        specs = [_core.canonical_spec(spec) for spec in specs]
+        budget_s, name = float(budget_s), str(name)
+        if known is not None and not isinstance(known, Cluster):
+            raise SpecError(f"known: expected a Cluster, such as Cluster.load(path), got {type(known).__name__}")
+        known_text = None if known is None else known.to_json()
         on_device = {} if device is None else _on_device(torch.device(device))
+    on = "CPU and a device" if on_device else "CPU"
+    what = f"for {budget_s:g} s, as {name!r}, {on}: {', '.join(specs)}"
+    agree_on_text(wrapped, "the arguments of calibrate", what)
     return Cluster(
         _core.calibrate(
-            *(wrapped, wrapped.rank, wrapped.world_size, wrapped.name, specs, float(budget_s), name, version),
+            *(wrapped, wrapped.rank, wrapped.world_size, wrapped.name, specs, budget_s, name, version),
             *(known_text, note, progress),
             **on_device,
         )

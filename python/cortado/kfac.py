@@ -164,6 +164,8 @@ class KFAC:
                 error_feedback=error_feedback,
             )
             check_types(int, aggregate=aggregate, random_seed=random_seed, threads=threads)
+            if not 1 <= threads <= 1024:
+                raise SpecError(f"threads must be from 1 to 1024, got {threads}")
             check_types(float, timeout_s=timeout_s)
             for name, value in self._schedules.items():
                 if not callable(value):
@@ -561,7 +563,8 @@ class KFAC:
     def synchronize(self):
         """Averages gradients over ranks where nobody else does; step() calls it unless that was done.
 
-        With a GradScaler call it before ``unscale_``, so that all ranks see an overflow on any of them.
+        With a GradScaler call it before ``unscale_``, so that all ranks see an overflow on any of them. Clip behind
+        step(): until then the mean of a preconditioned layer's gradients is only on ranks that precondition it.
         """
         self._average()
         if self._is_synchronized:
@@ -582,6 +585,9 @@ class KFAC:
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 text = f'step() averages dense gradients, that of "{name}" is {parameter.grad.layout}: sparse=False'
                 self._refuse(SpecError(text))
+            if parameter.is_complex():
+                text = f'step() averages real gradients, "{name}" is {parameter.dtype}: average by yourself, '
+                self._refuse(SpecError(text + "and say reduce_gradients=False"))
         dense = [_dense_gradient(p).reshape(-1) for p in others]
         flat = torch.cat([torch.cat(dense).cpu(), flags]) if dense else flags
         try:

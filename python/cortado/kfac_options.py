@@ -60,6 +60,8 @@ def check_types(kind, **given):
     for name, value in given.items():
         is_number = isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool)
         is_right = isinstance(value, bool) if kind is bool else is_number and (value >= 0 if kind is int else value > 0)
+        if kind is int and is_right and value >= 2**63:
+            raise SpecError(f"{name} must be below 2^63, got {value}")
         if not is_right:
             raise SpecError(f"{name} must be {said}, got {value!r}")
 
@@ -70,7 +72,7 @@ def hyperparameter(name, value):
         return 0.0  # off
     is_number = value is not None and not isinstance(value, str | bool) and hasattr(value, "__float__")
     if name.endswith("_steps"):
-        if not is_number or int(value) != value or value < 1:
+        if not is_number or not 1 <= value < 2**63 or int(value) != value:
             raise SpecError(f"{name} must be a whole number of at least 1, got {value!r}")
         return int(value)
     if not is_number:

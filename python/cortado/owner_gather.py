@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .agreement import SETUP_TIMEOUT_S, agree_on_flag, damage_ends_all, on_all_ranks
+from .agreement import SETUP_TIMEOUT_S, agree_on_flag, agree_on_text, damage_ends_all, on_all_ranks
 from .errors import CortadoError, MismatchError, SpecError
 from .group import DTYPE_CODES, TorchGroup
 from .kfac_options import check_types
@@ -198,6 +198,7 @@ class CompressedAllGather:
             steps = sorted({one["step"] for one in states})
             if len(steps) != 1:
                 raise MismatchError(f"expected states of one step, got {steps or 'none'}")
+        agree_on_text(self._group, "the steps of the states", str(steps[0]), self._timeout_s)
         self._core.load_residuals(residuals)
         self._step = steps[0]
         keeping = [i for i in self._owned if self._keeps and math.prod(self._shapes[i][0])]

@@ -45,7 +45,10 @@ def profile(model, batch, *, loss=None, optimizer=None, codecs=None, steps=5, na
     recorder = _Recorder(named)
     forward = _forward_of(plain, batch, loss)
     syncs_off = model.no_sync if model is not plain else contextlib.nullcontext
-    with _kept_buffers(plain):
+    # The optimizer may hold others, too, such as those of the loss.
+    groups = getattr(optimizer, "param_groups", ())
+    others = {parameter for group in groups for parameter in group["params"]} - set(plain.parameters())
+    with _kept_buffers(plain), _kept_gradients(others):
         try:
             for _ in range(2 + steps):
                 model.zero_grad(set_to_none=True)
@@ -54,9 +57,10 @@ def profile(model, batch, *, loss=None, optimizer=None, codecs=None, steps=5, na
             job = recorder.job(name or type(plain).__name__, _default_codecs(codecs), skipped=2)
         finally:
             recorder.remove()
-    if optimizer is not None:
-        with _kept_parameters([parameter for _, parameter in named]), _kept_state(optimizer):
-            job["optimizer_ns"] = _time_optimizer(named, optimizer, steps)
+        if optimizer is not None:
+            parameters = [*(parameter for _, parameter in named), *others]
+            with _kept_parameters(parameters), _kept_state(optimizer):
+                job["optimizer_ns"] = _time_optimizer(parameters, optimizer, steps)
     model.zero_grad(set_to_none=True)
     return Job(job)
 
@@ -86,6 +90,18 @@ def _kept_parameters(parameters):
         with torch.no_grad():
             for parameter, values in zip(parameters, before, strict=True):
                 parameter.copy_(values)
+
+
+@contextlib.contextmanager
+def _kept_gradients(parameters):
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
 
 
 @contextlib.contextmanager
@@ -203,16 +219,16 @@ class _Recorder:
         return tensor
 
 
-def _time_optimizer(named, optimizer, steps):
-    for _, parameter in named:
+def _time_optimizer(parameters, optimizer, steps):
+    for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     times = []
     for _ in range(1 + steps):
-        if named[0][1].device.type == "cuda":
+        if parameters[0].device.type == "cuda":
             torch.cuda.synchronize()
         start_ns = time.perf_counter_ns()
         optimizer.step()
-        if named[0][1].device.type == "cuda":
+        if parameters[0].device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter_ns() - start_ns)
     return int(statistics.median(times[1:]))

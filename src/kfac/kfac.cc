@@ -391,10 +391,10 @@ Result<std::unique_ptr<Kfac>> Kfac::create(std::vector<KfacLayer> layers, const 
                                            Communicator* communicator, const Clock* clock) {
   std::vector<std::string> descriptions;
   for (const KfacLayer& layer : layers) descriptions.push_back(layer_text(layer));
+  Status own = check_options(options, layers);
+  if (own.ok()) own = check_auto(options, communicator->world_size());
   CORTADO_RETURN_IF_ERROR(
-      check_agreement(communicator, settings_text(options), descriptions, from_seconds(options.timeout_s)));
-  CORTADO_RETURN_IF_ERROR(check_options(options, layers));
-  CORTADO_RETURN_IF_ERROR(check_auto(options, communicator->world_size()));
+      check_agreement(communicator, settings_text(options), descriptions, from_seconds(options.timeout_s), own));
   CORTADO_ASSIGN_OR_RETURN(const KfacGrid grid, grid_of(options, communicator->world_size()));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<GridGroup> column, GridGroup::create(communicator, grid, true));
   CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<GridGroup> row, GridGroup::create(communicator, grid, false));

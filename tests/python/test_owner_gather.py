@@ -119,6 +119,21 @@ def test_states_of_other_owners(pools):
     pools(3).run(load_with_other_owners)
 
 
+def load_other_steps(me):
+    tensors, owners, _ = own_values(me, 0)
+    gather = cortado.CompressedAllGather(tensors, owners, "topk(density=0.2)", error_feedback=True)
+    gather(tensors)
+    states = [gather.state_dict()]
+    gather(tensors)
+    states.append(gather.state_dict())
+    with pytest.raises(cortado.MismatchError, match="the steps of the states differ: rank 0 has 1, rank 1 has 2"):
+        gather.load_state_dict(states[me.rank])
+
+
+def test_states_of_other_steps_are_refused(pools):
+    pools(2).run(load_other_steps)
+
+
 def codec_of_one_rank(me):
     values = [torch.linspace(-1, 1, 7), torch.ones(2, 2)]
     gather = cortado.CompressedAllGather(values, [0, torch.tensor(2)], "quant(bits=2)")

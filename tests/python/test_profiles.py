@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -109,6 +110,30 @@ def test_all_ranks_get_the_same_cluster(pools):
     assert len(all_reduce["spread_ns"]) == len(all_reduce["time_ns"])
     assert answers[0][1][-1] == 1
     assert sorted(answers[0][1]) == answers[0][1]
+
+
+def calibrate_wrong(me):
+    errors = []
+    for arguments in (
+        {"known": "cluster.json" if me.rank == 0 else None},
+        {"codecs": ["sign"] if me.rank == 0 else ["cast(bf16)"]},
+        {"codecs": ["sign", "gzip"] if me.rank == 0 else ["sign"]},
+        {"budget_s": "long" if me.rank == 0 else 1},
+    ):
+        start = time.monotonic()
+        with pytest.raises(Exception) as raised:
+            cortado.calibrate(**arguments)
+        assert time.monotonic() - start < 20
+        errors.append(str(raised.value))
+    return errors
+
+
+def test_wrong_arguments_of_one_rank_are_an_error_of_all(pools):
+    for known, codecs, unknown, budget in pools(2).run(calibrate_wrong):
+        assert "expected a Cluster, such as Cluster.load(path), got str" in known
+        assert "the arguments of calibrate differ" in codecs and "cast(bf16)" in codecs
+        assert 'unknown codec "gzip"' in unknown
+        assert "long" in budget
 
 
 def test_auto_takes_the_file(pools, tmp_path):
@@ -266,6 +291,18 @@ def test_profiling_changes_nothing():
     torch.testing.assert_close(net.state_dict(), before[0], rtol=0, atol=0)
     wrapper = SimpleNamespace(step=optimizer.step)  # no torch.optim.Optimizer: only timed
     assert cortado.profile(net, batch, loss=torch.sum, optimizer=wrapper, codecs=[]).to_dict()["optimizer_ns"] > 0
+
+
+def test_profiling_changes_nothing_that_only_the_optimizer_holds():
+    net, criterion = make_net(), torch.nn.Linear(8, 1)
+    optimizer = torch.optim.Adam([*net.parameters(), *criterion.parameters()], lr=0.1)
+    criterion.weight.grad = torch.ones_like(criterion.weight)
+    before = copy.deepcopy(criterion.state_dict())
+    batch = make_batch(0, 0)[0]
+    job = cortado.profile(net, batch, loss=lambda y: criterion(y).sum(), optimizer=optimizer, codecs=[], steps=2)
+    assert job.to_dict()["optimizer_ns"] > 0
+    torch.testing.assert_close(criterion.state_dict(), before, rtol=0, atol=0)
+    assert torch.equal(criterion.weight.grad, torch.ones_like(criterion.weight)) and criterion.bias.grad is None
 
 
 def profile_on_one_rank(me):
