@@ -21,6 +21,7 @@ torch, decompress NumPy or torch.
 """
 
 import importlib
+import re
 
 from ._core import __version__, canonical_spec
 from .codec_file import compress, decompress
@@ -75,7 +76,7 @@ def _need_torch(what):
         importlib.import_module("numpy")  # torch does without, but not what hands its tensors to the library
     except ImportError as error:
         raise CortadoError(f"{needs}; importing them failed: {error}", "unsupported") from error
-    if torch.torch_version.TorchVersion(torch.__version__) < (2, 11):
+    if [int(number) for number in re.findall(r"\d+", torch.__version__)[:2]] < [2, 11]:  # 2.11.0a0 has what 2.11 has
         raise CortadoError(f"{needs}; this is PyTorch {torch.__version__}", "unsupported")
 
 

@@ -95,8 +95,8 @@ class Attachment:
         self._speaks = verbose and self._group.rank == 0
         if self._speaks:
             print(self._engine.describe(), file=sys.stderr, flush=True)
-            if why := self._engine_place.why_copied:
-                print(f"cortado: gradients on {self._device} are compressed on the CPU: {why}", file=sys.stderr)
+            if why := self._why_on_host(self._engine.report()["host_reason"]):
+                print(f"cortado: gradients on {self._device} are copied to the CPU: {why}", file=sys.stderr)
 
     def _make_engine(self, plan, list_parameters):
         is_time = isinstance(self._timeout_s, int | float) and 0.001 <= self._timeout_s <= 1e6
@@ -240,10 +240,7 @@ class Attachment:
         """What was sent, lost and not compressed so far, on this rank."""
         times = {"hook_ns": self._hook_ns, "device_wait_ns": self._transfers.wait_ns}
         report = self._engine.report()
-        host_reason = report.pop("host_reason")
-        if host_reason and self._engine_place.why_no_schemes:
-            host_reason += f" ({self._engine_place.why_no_schemes})"
-        reason = "; ".join(filter(None, (self._engine_place.reason, host_reason)))
+        reason = self._why_on_host(report.pop("host_reason"))
         on_device = self._engine_place.library and not reason
         runs_on = {"gradients": str(self._device), "engine": "device" if on_device else "cpu"}
         if reason:
@@ -251,6 +248,12 @@ class Attachment:
         return Report(
             {**report, **times, "runs_on": runs_on, "auto": self._engine.decision(), "hook_stays": self._keeps_hook}
         )
+
+    def _why_on_host(self, host_reason):
+        """Why gradients on a device are copied to the host, and what encodes there; ``host_reason``: the engine's."""
+        if host_reason and self._engine_place.why_no_schemes:
+            host_reason += f" ({self._engine_place.why_no_schemes})"
+        return "; ".join(filter(None, (self._engine_place.reason, host_reason)))
 
     def decision(self):
         """What auto has decided and why, as a dict; None without auto.

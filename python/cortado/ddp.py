@@ -17,7 +17,7 @@ import torch.distributed as dist
 from . import _core
 from .attachment import Attachment, holder_of, mark_open
 from .errors import CortadoError, MismatchError, SpecError
-from .group import DTYPE_CODES
+from .group import DTYPE_CODES, takes_host_memory
 from .parameters import fsdp_hint, in_memory_order, trainable_of, without_compile
 
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
@@ -62,7 +62,12 @@ def attach(
     if process_group is None:
         process_group = of_ddp
     elif is_ddp and (wrong := _refuse_group(process_group, of_ddp)):
-        refusal, process_group = refusal or wrong, of_ddp  # over which the other ranks are told
+        if not takes_host_memory(of_ddp):
+            raise wrong
+        refusal, process_group = (
+            refusal or wrong,
+            of_ddp,
+        )  # the others are told over it, if they gave none or a wrong one
     options = {
         "grad_scaler": grad_scaler,
         "check_replicas": check_replicas,
@@ -405,7 +410,9 @@ def _why_hook_stays(ddp, process_group, check_replicas, check_collectives):
         "check_replicas": check_replicas,
         "check_collectives": check_collectives,
         "a subclass of DistributedDataParallel": type(ddp) is not torch.nn.parallel.DistributedDataParallel,
-        "a process group that is not the default one": process_group is not dist.group.WORLD,
+        "a process group that is not the default one": any(
+            group is not dist.group.WORLD for group in (process_group, ddp.process_group)
+        ),
         "find_unused_parameters": ddp.find_unused_parameters,
         "static_graph": ddp.static_graph,
         "gradients on a device": any(p.device.type != "cpu" for p in ddp.parameters()),

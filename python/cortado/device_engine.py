@@ -26,11 +26,6 @@ class Place:
     schemes: str | None = None
     why_no_schemes: str = ""
 
-    @property
-    def why_copied(self):
-        """Why nothing is compressed on the device where gradients are; empty if something is, or none are there."""
-        return "" if self.schemes else self.why_no_schemes or self.reason
-
 
 def place_of_engine(device, what):
     """For parameters on ``device`` and ``what``, the text that the engine is given (spec.text_for_engine)."""

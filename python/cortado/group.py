@@ -301,6 +301,14 @@ def _outlive_transport():
     atexit.register(time.sleep, _EXIT_S)
 
 
+def takes_host_memory(group):
+    try:
+        group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return False
+    return True
+
+
 def _backend_for_host_memory(group):
     """Its name. What the engine sends lies in host memory, on whichever device gradients are."""
     try:
