@@ -91,7 +91,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::vector<EngineTensor> tensors
   CORTADO_RETURN_IF_ERROR(check_tensors(tensors));
   Result<std::unique_ptr<PlanEngine>> made =
       PlanEngine::make(std::move(tensors), plan, options, communicator, clock, trace, std::move(device));
-  CORTADO_RETURN_IF_ERROR(agree_on_outcome(communicator, "an engine of a plan", made.status(), timeout));
+  CORTADO_RETURN_IF_ERROR(agree_on_outcome(communicator, "settings of the plan", made.status(), timeout));
   return std::unique_ptr<Engine>(std::move(made).value());
 }
 
@@ -217,9 +217,9 @@ Status EngineImpl::agree_on_overflow() {
   }
   if (!some || passes_through()) return {};
   const std::int64_t own[] = {on_device};
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most,
-                           largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
-  looks_for_overflow_ = most[0] == 0;
+  const auto most = largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout());
+  if (!most.ok()) return most.status().with_context("comparing settings, of where fp16 is coded");
+  looks_for_overflow_ = most.value()[0] == 0;
   return {};
 }
 
