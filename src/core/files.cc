@@ -128,9 +128,13 @@ Result<std::unique_ptr<OutputFile>> OutputFile::create(const std::string& path) 
   // What is there stays until something is written.
   file->is_new_ = !there.has_value();
   const int descriptor = ::open(file->path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor >= 0) file->file_ = ::fdopen(descriptor, "wb");
-  if (file->file_ == nullptr) return system_error("can't be written");
-  return file;
+  if (descriptor < 0) return system_error("can't be written");
+  if (file->is_new_ && is_link) file->path_ = std::filesystem::canonical(path, ignored).string();  // the link stays
+  file->file_ = ::fdopen(descriptor, "wb");
+  if (file->file_ != nullptr) return file;
+  const Status status = system_error("can't be written");
+  ::close(descriptor);
+  return status;
 }
 
 // Of a file that is written to directly: what was in it goes. Anything but a file has nothing in it.

@@ -102,6 +102,10 @@ TEST(Files, WhatIsWrittenDirectlyStaysUntilTheFirstWrite) {
   const fs::path missing = folder / std::string(254, 'x');
   EXPECT_TRUE(OutputFile::create(missing).value()->is_direct());
   EXPECT_FALSE(fs::exists(missing)) << "asked for, and not written";
+  fs::create_symlink("nothing", folder / "link");
+  EXPECT_TRUE(OutputFile::create(folder / "link").value()->is_direct());
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  EXPECT_FALSE(fs::exists(folder / "nothing"));
 }
 
 TEST(Files, WhatIsThereStaysWhereThereIsNoRoom) {
