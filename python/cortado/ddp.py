@@ -64,10 +64,8 @@ def attach(
     elif is_ddp and (wrong := _refuse_group(process_group, of_ddp)):
         if not takes_host_memory(of_ddp):
             raise wrong
-        refusal, process_group = (
-            refusal or wrong,
-            of_ddp,
-        )  # the others are told over it, if they gave none or a wrong one
+        refusal = refusal or wrong
+        process_group = of_ddp  # over it the others are told, if they gave none or a wrong one, too
     options = {
         "grad_scaler": grad_scaler,
         "check_replicas": check_replicas,
