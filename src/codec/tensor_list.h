@@ -41,7 +41,8 @@ class TensorListCodec {
   std::uint64_t max_payload_bytes(std::span<const TensorView> tensors) const;
   std::uint64_t scratch_bytes(std::span<const TensorView> tensors) const;
 
-  // Returns the bytes written. Tensor i draws its random numbers as tensor `context.tensor + i`.
+  // Returns the bytes written. Tensor i draws its random numbers as tensor `context.tensor + i`; with compso those of a
+  // group with one table as its first tensor does, numbered through.
   Result<std::uint64_t> encode(std::span<const ConstTensorView> tensors, const EncodeContext& context,
                                std::span<std::byte> payload, std::span<std::byte> scratch) const;
 

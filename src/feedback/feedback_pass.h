@@ -30,7 +30,7 @@ struct FeedbackMemory {
 
 struct FeedbackPass {
   std::int64_t elems = 0;
-  const void* gradient = nullptr;  // nullptr: zeros
+  const void* gradient = nullptr;  // nullptr, in take_back(): zeros
   DType dtype = DType::kFloat32;
   float gradient_scale = 1.0f;  // makes unscaled units of the gradient's
   float momentum = 0.0f;        // of the velocity

@@ -37,6 +37,7 @@ constexpr float kCompsoSmallestStep = 0x1p-116f, kCompsoLargestStep = 0x1p126f;
 constexpr float kCompsoFarthestLevel = 0x1p21f;
 constexpr double kCompsoFinestStep = 0x1p-21;  // over the largest magnitude
 constexpr std::int32_t kCompsoLevelLimit = 1 << 22;
+constexpr float kCompsoLargestNudge = 255.0f / 512;  // what random rounding adds, at most
 constexpr std::uint32_t kCompsoNanStep = 0x7fc00000u;
 
 // Codes of level 0: of one byte, and of two, whose high byte is 128 as well.
@@ -67,19 +68,25 @@ CORTADO_HD inline float compso_step_of_bound(const CompsoSettings& settings, con
 // How far beyond its level a value may be decoded, in steps.
 CORTADO_HD inline float compso_overhang(Rounding rounding, const DeadZone& dead_zone) {
   if (rounding == Rounding::kDither) return 0.5f;
-  return rounding == Rounding::kDeadZone ? std::max(0.0f, dead_zone.outwards) : 0;
+  return rounding == Rounding::kDeadZone ? dead_zone.outwards : 0;
 }
 
 CORTADO_HD inline BlockGrid compso_grid(float step, const DeadZone& dead_zone, const CompsoSettings& settings,
                                         const CompsoBlockRange& range, DType dtype) {
   if (step == 0) return {.step = 0, .inverse = 0, .threshold = -1, .reach = 0};
   const double threshold = settings.filter * range.width();
+  // Nothing finite is decoded as Inf.
+  const float largest = largest_finite(dtype), overhang = compso_overhang(settings.rounding, dead_zone);
+  // Level 1 must not lead beyond the dtype either.
+  float most = largest / (1 + overhang);
+  if ((1 + overhang) * most > largest) most *= 1 - 0x1p-23f;
+  step = std::min(step, most);
+  float reach = std::floor(largest / step - overhang);
+  if (reach > 0 && (reach + overhang) * step > largest) reach -= 1;
   return {.step = step,
           .inverse = 1 / step,
           .threshold = static_cast<float>(std::min<double>(threshold, std::numeric_limits<float>::max())),
-          // Nothing finite is decoded as Inf.
-          .reach = std::min(+kCompsoFarthestLevel,
-                            std::floor(largest_finite(dtype) / step - compso_overhang(settings.rounding, dead_zone)))};
+          .reach = std::min(+kCompsoFarthestLevel, reach)};
 }
 
 struct CompsoLevels {
@@ -89,8 +96,15 @@ struct CompsoLevels {
 // The smallest and the largest level that rounding can give.
 CORTADO_HD inline CompsoLevels compso_levels(const BlockGrid& grid, const CompsoSettings& settings,
                                              const CompsoBlockRange& range) {
-  CompsoLevels levels = {static_cast<std::int32_t>(std::floor(std::max(range.low * grid.inverse, -grid.reach))),
-                         static_cast<std::int32_t>(std::ceil(std::min(range.high * grid.inverse, +grid.reach)))};
+  const auto clipped = [&](float value) { return std::min(std::max(value * grid.inverse, -grid.reach), +grid.reach); };
+  const float low = clipped(range.low), high = clipped(range.high);
+  CompsoLevels levels = {static_cast<std::int32_t>(std::floor(low)), static_cast<std::int32_t>(std::ceil(high))};
+  if (settings.rounding == Rounding::kStochastic || settings.rounding == Rounding::kDither) {
+    // Far from 0 the sum with a random number is rounded, up to a half, and a half to the even level.
+    const auto nearest = [](float q) { return static_cast<std::int32_t>((q + 0x1.8p23f) - 0x1.8p23f); };
+    levels.first = std::min(levels.first, nearest(low - kCompsoLargestNudge));
+    levels.last = std::max(levels.last, nearest(high + kCompsoLargestNudge));
+  }
   if (settings.filter > 0 && range.low <= grid.threshold) levels.first = std::min(levels.first, 0);
   if (settings.filter > 0 && -range.high <= grid.threshold) levels.last = std::max(levels.last, 0);
   return levels;
@@ -98,7 +112,8 @@ CORTADO_HD inline CompsoLevels compso_levels(const BlockGrid& grid, const Compso
 
 // Whether levels of a block may spread further than a byte tells apart.
 CORTADO_HD inline bool compso_may_be_wide(const CompsoSettings& settings) {
-  return settings.error > 0 || (1 + settings.filter) / settings.bound + 4 > 256;
+  // What is so far from 0 that rounding may leave the two levels next to it, no filter takes to 0.
+  return settings.error > 0 || std::max((1 + settings.filter) / settings.bound + 4, 1 / settings.bound + 6) > 256;
 }
 
 CORTADO_HD inline bool is_compso_step(float step) {

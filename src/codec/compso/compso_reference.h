@@ -57,13 +57,22 @@ inline CompsoReferenceBlock compso_reference(const CompsoSettings& settings, con
   const float overhang = settings.rounding == Rounding::kDither     ? 0.5f
                          : settings.rounding == Rounding::kDeadZone ? 0.05f
                                                                     : 0;
+  float most = largest_value / (1 + overhang);
+  if ((1 + overhang) * most > largest_value) most *= 1 - 0x1p-23f;
+  block.step = std::min(block.step, most);
   const float inverse = block.step > 0 ? 1 / block.step : 0;
-  const float reach = block.step > 0 ? std::min(0x1p21f, std::floor(largest_value / block.step - overhang)) : 0;
+  float reach = block.step > 0 ? std::min(0x1p21f, std::floor(largest_value / block.step - overhang)) : 0;
+  while (reach > 0 && (reach + overhang) * block.step > largest_value) reach -= 1;
   const float threshold =
       static_cast<float>(std::min<double>(settings.filter * range, std::numeric_limits<float>::max()));
   const auto quotient = [&](float x) { return std::clamp(x * inverse, -reach, reach); };
   block.first_level = static_cast<std::int32_t>(std::floor(quotient(low)));
   block.last_level = static_cast<std::int32_t>(std::ceil(quotient(high)));
+  if (settings.rounding == Rounding::kStochastic || settings.rounding == Rounding::kDither) {
+    const float most = 255.0f / 512;
+    block.first_level = std::min(block.first_level, static_cast<std::int32_t>(std::nearbyint(quotient(low) - most)));
+    block.last_level = std::max(block.last_level, static_cast<std::int32_t>(std::nearbyint(quotient(high) + most)));
+  }
   for (std::size_t i = 0; i < values.size(); ++i) {
     const bool is_filtered = settings.filter > 0 && std::fabs(values[i]) <= threshold;
     const float q = is_filtered ? 0 : quotient(values[i]);

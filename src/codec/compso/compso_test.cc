@@ -3,13 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <random>
 
 #include "codec/compso/compso_groups.h"
 #include "codec/compso/compso_reference.h"
 #include "codec/rans/rans_stream.h"
+#include "core/float16.h"
 #include "core/sanitized.h"
 #include "core/simd_target.h"
 
@@ -86,11 +89,12 @@ std::vector<Case> cases() {
   for (float& x : far) x += 5;
   one_large[7] = 1e6f;
   std::vector<float> huge = {3e38f, -3e38f, 1, 0}, tiny = {1e-40f, -3e-39f, 2e-36f, 0};
-  std::vector<float> special = normals(40);
+  std::vector<float> special = normals(40), farthest(3000, 1.0f);
   special[11] = kNan;
+  for (std::size_t i = 0; i < farthest.size(); i += 2) farthest[i] = 1 - 0x1p-21f;
   return {{"normal", wide},      {"one large", one_large}, {"far from 0", far},    {"one value", {-3}},
           {"zeros", {0, -0.0f}}, {"equal", {7, 7, 7}},     {"negative", {-9, -8}}, {"huge", huge},
-          {"tiny", tiny},        {"NaN", special},         {"Inf", {1, kInf, 2}}};
+          {"tiny", tiny},        {"NaN", special},         {"Inf", {1, kInf, 2}},  {"farthest", farthest}};
 }
 
 void expect_as_reference(const CompsoSettings& settings, const std::string& spec, const Case& test) {
@@ -214,6 +218,58 @@ TEST(Compso, TargetErrorsOfValuesOfOneMagnitudeAreKept) {
   for (const double error : {0.7, 0.3, 0.1}) {
     const std::string spec = "compso(error=" + std::to_string(error) + ", round=dead_zone)";
     EXPECT_LE(relative_error(values, round_trip(spec, values)), error * 1.01) << spec;
+  }
+}
+
+// Where float32 rounds the sum of level and random number, none may come out below the smallest level.
+TEST(Compso, RandomRoundingKeepsItsBoundHoweverFarFromZero) {
+  for (const char* rounding : {"stochastic", "dither"}) {
+    for (const float middle : {1.0f, 1.05f, -3.0f}) {
+      for (const float width : {0x1p-20f, 1e-5f, 1e-3f}) {
+        std::vector<float> values = normals(20000, width / 8);
+        for (float& value : values) value = middle + std::clamp(value, -width, width);
+        const auto [low, high] = std::minmax_element(values.begin(), values.end());
+        const float step = std::max(4e-3f * (*high - *low), 3.1f * 0x1p-21f);
+        const std::vector<float> decoded = round_trip(std::string("compso(round=") + rounding + ")", values);
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          ASSERT_LE(std::fabs(decoded[i] - values[i]), 2 * step) << rounding << " " << middle << " " << width;
+        }
+      }
+    }
+  }
+}
+
+// The largest values of fp16: what is decoded must be finite, and as near as the target error asks for.
+TEST(Compso, TheLargestHalvesStayFinite) {
+  const auto round_trip_half = [](const std::string& spec, const std::vector<float>& values) {
+    const std::unique_ptr<Codec> codec = make_codec(spec).value();
+    const auto cols = static_cast<std::int64_t>(values.size());
+    std::vector<std::uint16_t> half(values.size());
+    std::transform(values.begin(), values.end(), half.begin(), float_to_fp16);
+    Bytes payload(codec->max_payload_bytes(1, cols, DType::kFloat16));
+    Bytes scratch(codec->scratch_bytes(1, cols, DType::kFloat16));
+    payload.resize(codec->encode({half.data(), DType::kFloat16, 1, cols}, kContext, payload, scratch).value());
+    EXPECT_TRUE(codec->decode(payload, {half.data(), DType::kFloat16, 1, cols}, scratch).ok());
+    std::vector<float> decoded(values.size());
+    std::transform(half.begin(), half.end(), decoded.begin(), fp16_to_float);
+    return decoded;
+  };
+  std::vector<float> both(5000, 65504.0f), mixed = normals(5000, 3e4f);
+  for (std::size_t i = 0; i < both.size(); i += 2) both[i] = -65504.0f;
+  for (float& value : mixed) value = std::clamp(value, -65504.0f, 65504.0f);
+  for (const char* rounding : {"nearest", "dead_zone", "stochastic", "dither"}) {
+    for (const char* how : {"bound=0.004", "bound=0.9", "error=0.9", "error=0.1"}) {
+      const std::string spec = std::string("compso(") + how + ", round=" + rounding + ")";
+      for (const auto& values : {std::vector<float>{65504}, both, mixed}) {
+        for (const float value : round_trip_half(spec, values)) ASSERT_TRUE(std::isfinite(value)) << spec;
+      }
+    }
+  }
+  for (const float magnitude : {7.0f, 32000.0f, 40000.0f, 65504.0f}) {
+    std::vector<float> values(5000, magnitude);
+    for (std::size_t i = 0; i < values.size(); i += 3) values[i] = -magnitude;
+    const std::vector<float> decoded = round_trip_half("compso(error=0.1, round=dead_zone)", values);
+    EXPECT_LE(relative_error(values, decoded), 0.101) << magnitude;
   }
 }
 
