@@ -67,6 +67,11 @@ int call_python(char* error, std::size_t error_bytes, F&& call) {
   }
 }
 
+// Of C++, which may have cut it within a character.
+nb::object str_of(std::string_view text) {
+  return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
 nb::handle group_of(void* context) { return nb::handle(static_cast<PyObject*>(context)); }
 
 // None where the blocks are equal.
@@ -117,6 +122,16 @@ cortado::CommunicatorCallbacks callbacks_for(nb::handle group, int rank, int wor
   if (nb::hasattr(group, "check_peers")) {
     callbacks.check_peers = [](void* context, char* error, std::size_t bytes) {
       return call_python(error, bytes, [&] { group_of(context).attr("check_peers")(); });
+    };
+  }
+  if (nb::hasattr(group, "announce")) {
+    callbacks.abandon = [](void* context, const char* why) {  // also as an engine is destroyed
+      const nb::gil_scoped_acquire gil;
+      const nb::error_scope being_raised;
+      try {
+        group_of(context).attr("announce")(str_of(why));
+      } catch (...) {  // this rank has given up anyway
+      }
     };
   }
   callbacks.subgroup = [](void* context, const int* ranks, std::int64_t rank_count,
@@ -254,6 +269,7 @@ class PyEngine {
   bool may_pass() const { return auto_ != nullptr && auto_->may_pass(); }
   void pass_step() {
     if (auto_ == nullptr) throw nb::value_error("pass_step: this engine is not auto's");
+    const CurrentDevice current(library_);
     checked_without_gil([&] { return auto_->pass_step(); });
   }
 
@@ -396,7 +412,7 @@ nb::dict PyEngine::report() const {
 
 nb::dict PyEngine::save_state() {
   const CurrentDevice current(library_);
-  cortado::EngineState state = unwrap(engine_->save_state());
+  cortado::EngineState state = unwrapped_without_gil([&] { return engine_->save_state(); });
   nb::dict tensors;
   for (cortado::TensorState& tensor : state.tensors) {
     nb::dict entry;
@@ -561,10 +577,7 @@ std::string text_of(nb::python_error& error) {
     throw nb::python_error();
   }
   const std::string code(cortado::status_code_name(status.code()));
-  const std::string& text = status.message();  // may be cut within a character
-  const nb::object message =
-      nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
-  nb::module_::import_("cortado.errors").attr("raise_status")(code, message);
+  nb::module_::import_("cortado.errors").attr("raise_status")(code, str_of(status.message()));
   throw std::runtime_error(status.to_string());  // not reached: raise_status raises
 }
 

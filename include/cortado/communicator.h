@@ -219,6 +219,9 @@ struct CommunicatorCallbacks {
   // be null: then there are no sub-groups.
   int (*subgroup)(void* context, const int* ranks, std::int64_t rank_count, CommunicatorCallbacks* table, char* error,
                   std::size_t error_bytes) = nullptr;
+  // This rank takes no further part (Communicator::abandon): tells the others. May be null: then they find out by their
+  // timeout. Buffers in flight stay taken.
+  void (*abandon)(void* context, const char* why) = nullptr;
 
   static constexpr int kTimedOut = 2;
 };

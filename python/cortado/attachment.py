@@ -43,7 +43,7 @@ def mark_closed(attachment):
 def holder_of(parameters):
     """The open attachment that averages the gradient of one of ``parameters``, or None."""
     parameters = list(parameters)
-    for attachment in _open:
+    for attachment in tuple(_open):  # one may go meanwhile
         if any(parameter in attachment._index for parameter in parameters):
             return attachment
     return None
@@ -51,7 +51,8 @@ def holder_of(parameters):
 
 def without_holder(parameters):
     """Those of ``parameters`` whose gradients no open attachment averages."""
-    return [p for p in parameters if not any(p in attachment._index for attachment in _open)]
+    attachments = tuple(_open)
+    return [p for p in parameters if not any(p in attachment._index for attachment in attachments)]
 
 
 class Attachment:
@@ -173,7 +174,6 @@ class Attachment:
         """An error within a step ends the exchange: the other ranks hear of it, and no further step is possible."""
         self._failure = self._failure or error
         self._engine.abandon(str(error))
-        self._group.announce(str(error))
         mark_closed(self)
         if self not in _failed:
             _failed.append(self)
@@ -194,9 +194,11 @@ class Attachment:
                 "outside of the graphs"
             )
 
-    def _begin_step(self, keeps_local_gradients=False):
+    def _begin_step(self, keeps_local_gradients=False, somebody_has_no_data=None):
+        """``somebody_has_no_data``: where a check is due all ranks ask it, and leave the check out."""
         if self._check_interval and self._steps_begun % self._check_interval == 0:
-            self.check_replicas()
+            if somebody_has_no_data is None or not somebody_has_no_data():
+                self.check_replicas()
         self._steps_begun += 1
         self._transfers.begin(partial(self._open_step, keeps_local_gradients))
 
@@ -284,7 +286,8 @@ class Attachment:
         """Continues where state_dict() was taken. Call it on every rank, each with its own rank's state.
 
         With another world size residuals start at zero and a warning says so; everything else is kept. Auto measures
-        again there, and where the state's setting is not allowed at the quality asked for here.
+        again there, and where the state's setting is not allowed at the quality asked for here; a plan is of one world
+        size.
         """
         with on_all_ranks(self._group, "could not load its state", self._engine.timeout_s):
             arrays = _arrays_of(state)

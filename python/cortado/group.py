@@ -5,6 +5,7 @@ import atexit
 import copy
 import ctypes
 import functools
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -252,8 +253,10 @@ class TorchGroup:
             raise self.failure("a peer reported a failure")
 
     def announce(self, why):
-        """Tells the other ranks that this one takes no further part; they stop waiting for it within about a second."""
-        self._board.announce(why)
+        """Tells the other ranks that this one takes no further part; they stop waiting for it within about a second.
+        As the interpreter ends, which starts no thread any more, nobody is told: the process goes, too."""
+        if not sys.is_finalizing():
+            self._board.announce(why)
 
     def failure(self, what):
         """The error of a broken collective, with the ranks that caused it, as far as the others can tell."""

@@ -13,6 +13,7 @@
 #include "core/check.h"
 #include "core/checksum.h"
 #include "core/hash.h"
+#include "core/keep_for_ever.h"
 
 namespace cortado {
 
@@ -192,7 +193,7 @@ Result<std::string> text_of_rank_0(Communicator* communicator, const std::string
                                                                    .received = text.data(),
                                                                    .elems = static_cast<std::int64_t>(text.size())}));
   if (const Status status = communicator->wait(work, timeout); !status.ok()) {
-    kept.release();  // the transport may still write there
+    keep_for_ever(std::move(kept));
     return status;
   }
   return std::move(text);

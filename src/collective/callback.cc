@@ -78,6 +78,11 @@ class CallbackCommunicator final : public Communicator {
     return code == 0 ? Status() : error.to_status(code, name());
   }
 
+  bool abandon(const std::string& why) override {
+    if (callbacks_.abandon != nullptr) callbacks_.abandon(callbacks_.context, why.c_str());
+    return false;
+  }
+
   Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
     CORTADO_RETURN_IF_ERROR(index_in_subgroup(ranks, rank(), world_size()).status());
     if (callbacks_.subgroup == nullptr) return Communicator::subgroup(ranks);

@@ -86,6 +86,8 @@ struct Adapter {
     return convert(self.inner->peer_failure(), error, error_bytes);
   }
 
+  static void abandon(void* context, const char* why) { static_cast<Adapter*>(context)->message = why; }
+
   CommunicatorCallbacks callbacks() {
     CommunicatorCallbacks table;
     table.context = this;
@@ -153,6 +155,17 @@ TEST(Callback, TellsThatAPeerHasFailedWhereTheTableCan) {
   EXPECT_TRUE(silent->peer_failure().ok());
   EXPECT_EQ(communicator->peer_failure().code(), StatusCode::kPeerFailed);
   EXPECT_EQ(communicator->peer_failure().message(), "callback(threads): rank 1 has left the group: out of memory");
+}
+
+TEST(Callback, TellsTheTransportThatThisRankHasGivenUp) {
+  LocalGroup group(1);
+  Adapter adapter{group.communicator(0), 0, "nothing yet"};
+  CommunicatorCallbacks table = adapter.callbacks();
+  EXPECT_FALSE(make_callback_communicator(table).value()->abandon("no memory"));
+  EXPECT_EQ(adapter.message, "nothing yet");
+  table.abandon = Adapter::abandon;
+  EXPECT_FALSE(make_callback_communicator(table).value()->abandon("no memory"));  // buffers in flight stay taken
+  EXPECT_EQ(adapter.message, "no memory");
 }
 
 TEST(Callback, SubgroupsAreRefusedWhereTheTableHasNone) {

@@ -13,6 +13,7 @@
 #include "collective/work_ring.h"
 #include "core/check.h"
 #include "core/checksum.h"
+#include "core/keep_for_ever.h"
 #include "cortado/communicator.h"
 #include "cortado/trace.h"
 
@@ -75,7 +76,7 @@ class CheckingCommunicator final : public Communicator {
     bool in_flight = false;
     started_.for_each([&](const Started& started) { in_flight = in_flight || !started.has_ended(); });
     if (in_flight && !inner_->abandon("its communicator was destroyed within a collective")) {
-      new WorkRing<Started>(std::move(started_));  // the transport may still write there
+      keep_for_ever(std::move(started_));
     }
   }
 

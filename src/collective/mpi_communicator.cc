@@ -13,6 +13,7 @@
 #include "collective/collective_call.h"
 #include "collective/mpi_job.h"
 #include "core/check.h"
+#include "core/keep_for_ever.h"
 #include "cortado/mpi.h"
 
 namespace cortado {
@@ -61,7 +62,13 @@ class MpiCommunicator final : public Communicator {
   ~MpiCommunicator() override {
     int finalized = 0;
     MPI_Finalized(&finalized);
-    if (finalized == 0 && job_->failure().ok()) MPI_Comm_free(&comm_);
+    if (finalized != 0) return;
+    if (job_->failure().ok()) {
+      MPI_Comm_free(&comm_);
+    } else {  // collectives, and what the job has announced, may be under way
+      keep_for_ever(std::move(ring_));
+      keep_for_ever(std::move(job_));
+    }
   }
 
   int rank() const override { return rank_; }
@@ -116,7 +123,7 @@ class MpiCommunicator final : public Communicator {
     auto copies = std::make_unique<Copies>(Copies{{sent.begin(), sent.end()}, std::vector<std::byte>(received.size())});
     CORTADO_ASSIGN_OR_RETURN(const WorkId work, start_all_gather(copies->sent, copies->received));
     if (Status status = wait(work, timeout); !status.ok()) {
-      (void)copies.release();
+      keep_for_ever(std::move(copies));
       return status;
     }
     std::copy(copies->received.begin(), copies->received.end(), received.begin());

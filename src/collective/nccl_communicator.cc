@@ -126,7 +126,7 @@ class NcclCommunicator final : public Communicator {
     CORTADO_RETURN_IF_ERROR(cuda_status(cudaMalloc(&own.data, sent.size()), context));
     CORTADO_RETURN_IF_ERROR(cuda_status(cudaMalloc(&everything.data, received.size()), context));
     CORTADO_RETURN_IF_ERROR(
-        cuda_status(cudaMemcpy(own.data, sent.data(), sent.size(), cudaMemcpyHostToDevice), context));
+        cuda_status(cudaMemcpyAsync(own.data, sent.data(), sent.size(), cudaMemcpyHostToDevice, stream_), context));
     CORTADO_ASSIGN_OR_RETURN(const WorkId work,
                              start_all_gather({static_cast<std::byte*>(own.data), sent.size()},
                                               {static_cast<std::byte*>(everything.data), received.size()}));

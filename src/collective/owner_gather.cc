@@ -22,6 +22,7 @@
 #include "core/float16.h"
 #include "core/format.h"
 #include "core/hash.h"
+#include "core/keep_for_ever.h"
 #include "core/seconds.h"
 
 namespace cortado {
@@ -115,6 +116,7 @@ class OwnerGatherImpl final : public OwnerGather {
         exact_(std::move(exact)),
         shares_(static_cast<std::size_t>(communicator->world_size())) {
     residuals_.resize(tensors_.size());
+    roundings_.resize(tensors_.size());
     carried_.resize(tensors_.size());
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const OwnedTensor& tensor = tensors_[i];
@@ -128,7 +130,9 @@ class OwnerGatherImpl final : public OwnerGather {
       if (tensor.is_exact) continue;
       carried_[i].resize(static_cast<std::size_t>(view.size_bytes()));
       sources_.emplace_back(carried_[i].data(), view.dtype, view.rows, view.cols);
-      if (options_.use_error_feedback) residuals_[i].resize(static_cast<std::size_t>(view.elems()));
+      if (!options_.use_error_feedback) continue;
+      residuals_[i].resize(static_cast<std::size_t>(view.elems()));
+      if (view.dtype != DType::kFloat32) roundings_[i].resize(residuals_[i].size());
     }
     for (const OwnerShare& share : shares_)
       exact_scratch_bytes_ = std::max(exact_scratch_bytes_, exact_.scratch_bytes(share.exact_views));
@@ -162,8 +166,8 @@ class OwnerGatherImpl final : public OwnerGather {
     if (!status.ok()) {
       failure_ = status;
       if (!communicator_->abandon(status.to_string()) && in_flight_) {  // the transport may still read and write there
-        new std::array{std::move(sent_), std::move(received_), std::move(rest_)};
-        new std::array{std::move(capacities_), std::move(rests_)};
+        keep_for_ever(std::array{std::move(sent_), std::move(received_), std::move(rest_)});
+        keep_for_ever(std::array{std::move(capacities_), std::move(rests_)});
       }
     }
     return status;
@@ -176,6 +180,7 @@ class OwnerGatherImpl final : public OwnerGather {
     for (const auto& residual : residuals_) report.residual_bytes += static_cast<std::int64_t>(residual.size()) * 4;
     report.memory_bytes = report.residual_bytes +
                           static_cast<std::int64_t>(sent_.size() + received_.size() + rest_.size() + scratch_.size());
+    for (const auto& rounding : roundings_) report.memory_bytes += static_cast<std::int64_t>(rounding.size()) * 4;
     for (const auto& carried : carried_) report.memory_bytes += static_cast<std::int64_t>(carried.size());
     return report;
   }
@@ -208,7 +213,6 @@ class OwnerGatherImpl final : public OwnerGather {
         std::fill(residuals_[i].begin(), residuals_[i].end(), 0.0f);
       }
     }
-    forget_sizes();
     return {};
   }
 
@@ -283,7 +287,7 @@ class OwnerGatherImpl final : public OwnerGather {
 
   // ---- encode
 
-  // What is encoded: the tensor, and with feedback what it still owes.
+  // What is encoded: the tensor, and with feedback what it still owes, as far as its dtype can tell.
   void carry(std::size_t i, const TensorView& view, bool adds_residual) {
     if (view.elems() == 0) return;
     std::memcpy(carried_[i].data(), view.data, carried_[i].size());
@@ -291,6 +295,8 @@ class OwnerGatherImpl final : public OwnerGather {
     for (std::int64_t e = 0; e < view.elems(); ++e) {
       const float wanted = load(view.data, view.dtype, e) + residuals_[i][static_cast<std::size_t>(e)];
       store(wanted, carried_[i].data(), view.dtype, e);
+      if (roundings_[i].empty()) continue;
+      roundings_[i][static_cast<std::size_t>(e)] = wanted - load(carried_[i].data(), view.dtype, e);
     }
   }
 
@@ -429,12 +435,15 @@ class OwnerGatherImpl final : public OwnerGather {
     for (std::size_t k = 0; k < own().lossy.size(); ++k) {
       const TensorView& decoded = own().lossy_views[k];
       std::vector<float>& residual = residuals_[own().lossy[k]];
+      const std::vector<float>& rounding = roundings_[own().lossy[k]];
       for (std::int64_t e = 0; e < decoded.elems(); ++e) {
         const float wanted = load(sources_[k].data, decoded.dtype, e);
         const float difference = wanted - load(decoded.data, decoded.dtype, e);
         lost += static_cast<double>(difference) * difference;
         total += static_cast<double>(wanted) * wanted;
-        if (keeps && !residual.empty()) residual[static_cast<std::size_t>(e)] = difference;
+        if (!keeps || residual.empty()) continue;
+        residual[static_cast<std::size_t>(e)] =
+            difference + (rounding.empty() ? 0 : rounding[static_cast<std::size_t>(e)]);
       }
     }
     if (keeps) report_.relative_l2_error = total > 0 ? std::sqrt(lost / total) : 0;
@@ -456,6 +465,7 @@ class OwnerGatherImpl final : public OwnerGather {
   // By tensor; empty where this rank is not the owner, or the tensor is exact.
   std::vector<std::vector<std::byte>> carried_;
   std::vector<std::vector<float>> residuals_;
+  std::vector<std::vector<float>> roundings_;             // of what is carried, where the tensor is not float32
   std::vector<ConstTensorView> sources_, exact_sources_;  // what this rank encodes
 
   std::vector<std::byte> sent_, received_, rest_, joined_, scratch_;

@@ -10,6 +10,7 @@
 #include "collective/device_wait.h"
 #include "core/check.h"
 #include "core/format.h"
+#include "core/keep_for_ever.h"
 
 namespace cortado {
 
@@ -54,12 +55,12 @@ SchemeRun::SchemeRun(const SchemeSetup& setup, SchemeProgram program)
 SchemeRun::~SchemeRun() {
   if (state_ != SchemeState::kInFlight && state_ != SchemeState::kFailed) return;
   if (setup_.levels->of(step().op.levels)->abandon("a scheme was destroyed within a step")) return;
-  for (AlignedBuffer<float>& values : values_) new AlignedBuffer<float>(std::move(values));
-  for (AlignedBuffer<std::byte>& payloads : payloads_) new AlignedBuffer<std::byte>(std::move(payloads));
-  new PayloadSet(std::move(held_));
-  new PayloadSet(std::move(received_));
-  new std::vector<std::int64_t>(std::move(counts_));
-  new std::vector<std::int64_t>(std::move(received_counts_));
+  for (AlignedBuffer<float>& values : values_) keep_for_ever(std::move(values));
+  for (AlignedBuffer<std::byte>& payloads : payloads_) keep_for_ever(std::move(payloads));
+  keep_for_ever(std::move(held_));
+  keep_for_ever(std::move(received_));
+  keep_for_ever(std::move(counts_));
+  keep_for_ever(std::move(received_counts_));
 }
 
 bool SchemeRun::is_root_of_broadcast() const { return step().op.kind == OpKind::kBroadcast && step().group_rank == 0; }

@@ -13,6 +13,7 @@
 #include "collective/work_ring.h"
 #include "core/check.h"
 #include "core/hash.h"
+#include "core/keep_for_ever.h"
 #include "cortado/communicator.h"
 
 namespace cortado {
@@ -81,7 +82,7 @@ class VerifyingCommunicator final : public Communicator {
       in_flight = in_flight || !ended.ok() || !ended.value();
     });
     if (in_flight && !inner_->abandon("its communicator was destroyed within a collective")) {
-      new WorkRing<Started>(std::move(started_));  // the transport may still write there
+      keep_for_ever(std::move(started_));
     }
   }
 

@@ -84,6 +84,15 @@ void CodecTensor::settle_if(Settle settle, const float* own) {
   if (is_held_) return;
   const bool undoable = !spare_.empty() || memory_.velocity == nullptr;
   if (settle == Settle::kNever || (settle == Settle::kIfUndoable && !undoable)) return;
+  if (narrows() && !all_finite(own, elems(), DType::kFloat32)) {
+    if (settle != Settle::kYes) return;  // an Inf could not be taken back
+    // Nobody looked, as an engine on a device does not: what came as Inf is owed no more.
+    float* const residual = fresh().residual;
+    for (std::int64_t i = 0; i < elems(); ++i) residual[i] = std::isfinite(own[i]) ? residual[i] - own[i] : 0.0f;
+    squares_ = {};
+    settled_ = true;
+    return;
+  }
   squares_ = subtract_sent(own, elems(), fresh());
   settled_ = true;
 }

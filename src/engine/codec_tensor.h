@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "codec/stage.h"
@@ -80,12 +81,16 @@ class CodecTensor {
   // The gradient as encode() read it (nullptr: zeros); needed unless there is a spare residual.
   Status rollback(const void* gradient, PayloadOfRank payload, CodecScratch& scratch);
 
+  // Whether payloads hold fp16, where what is finite in float32 may become Inf: then what is decoded must be looked at.
+  bool narrows() const { return narrows_; }
+
   double sum_squares() const { return squares_.of_values; }  // of what was encoded in the last step
   double error_squares() const { return squares_.of_differences; }
   virtual std::int64_t bytes() const { return 0; }  // held beside the feedback's memory
 
  protected:
-  explicit CodecTensor(const Setup& setup) : setup_(setup) {}
+  explicit CodecTensor(const Setup& setup)
+      : setup_(setup), narrows_(setup.codec->spec().find("fp16") != std::string::npos) {}
 
   const Setup& setup() const { return setup_; }
   std::int64_t elems() const { return setup_.rows * setup_.cols; }
@@ -111,6 +116,7 @@ class CodecTensor {
   const FeedbackMemory& fresh() const { return spare_.empty() ? memory_ : spare_; }
 
   Setup setup_;
+  bool narrows_;
   FeedbackMemory memory_;
   FeedbackMemory spare_;
   FeedbackPass pass_;

@@ -207,9 +207,6 @@ void EngineImpl::allocate_feedback() {
 
 // What is coded on a device is not looked at on its way back; if that is so on one rank, no rank looks.
 Status EngineImpl::agree_on_overflow() {
-  const auto may_overflow = [&](std::size_t t) {
-    return tensors_[t].dtype == DType::kFloat16 && treatments_[t].is_compressed();
-  };
   bool some = false, on_device = false;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     some = some || may_overflow(t);

@@ -100,6 +100,11 @@ class EngineImpl final : public Engine {
   Status add_device_message(const Message& message);
   Status add_device_matrices(const Message& message);
   void allocate_feedback();
+  // Whether what is decoded may be beyond what its dtype, or that of its payload, can hold.
+  bool may_overflow(std::uint32_t t) const {
+    const bool narrows = codec_tensors_[t] != nullptr && codec_tensors_[t]->narrows();
+    return treatments_[t].is_compressed() && (narrows || tensors_[t].dtype == DType::kFloat16);
+  }
   Status agree_on_overflow();
   bool in_warm_up() const { return step_ < options_.start_step && compresses(); }
   bool compresses() const {  // or else sends every tensor dense
@@ -161,6 +166,7 @@ class EngineImpl final : public Engine {
   Status finish_rounds(const LocalGradient& local_gradient);
   Status finish_buffers();
   Status fail(const Status& status);
+  Status fail_if_cut_off(const Status& status) { return is_cut_off(status) ? fail(status) : status; }
 
   // -- state and report
   SlotKind kind_at(std::uint32_t tensor, std::int64_t phase_step) const;
@@ -207,7 +213,7 @@ class EngineImpl final : public Engine {
   std::vector<Gradient> deferred_;  // with overlap=off: what finish_step() encodes
   std::vector<std::byte> trial_;    // of one fp16 tensor, decoded before the verdict
   bool finite_ = true;              // of the step in hand
-  bool looks_for_overflow_ = true;  // in what is decoded to fp16
+  bool looks_for_overflow_ = true;  // in what is decoded to fp16, or from it
   std::int64_t step_ = 0;           // finite steps finished
   std::int64_t phase_step_ = 0;     // finite compressed steps finished
 

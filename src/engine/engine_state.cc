@@ -154,9 +154,12 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
 Result<std::string> EngineImpl::load_state(const EngineState& state) {
   std::vector<Layout> layouts;
   const Status checked = check_state(state, &layouts);
-  CORTADO_RETURN_IF_ERROR(agree_on_outcome(communicator_, "load_state", checked, timeout()));
-  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the state to load (hash of step, layout and bases)",
-                                            state_hash(state), timeout()));
+  Status agreed = agree_on_outcome(communicator_, "load_state", checked, timeout());
+  if (agreed.ok()) {
+    agreed = check_same_number(communicator_, "the state to load (hash of step, layout and bases)", state_hash(state),
+                               timeout());
+  }
+  if (!agreed.ok()) return fail_if_cut_off(agreed);
   if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(wait_until_finished());
   step_ = state.step;
   set_first_step(state.step);
@@ -194,7 +197,9 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
       if (!has_feedback()) continue;
       std::vector<float> residual(static_cast<std::size_t>(tensors_[t].rows * tensors_[t].cols));
       restore(saved.residual, residual.data());
-      CORTADO_RETURN_IF_ERROR(device_->write_residual(t, residual));
+      if (const Status status = device_->write_residual(t, residual); !status.ok()) {
+        return fail(status.with_context("load_state"));  // half of it is loaded, and the other ranks know nothing
+      }
       continue;
     }
     const FeedbackMemory memory = feedback_memory(t);

@@ -14,15 +14,6 @@ namespace cortado {
 
 using Method = EngineOptions::Method;
 
-namespace {
-
-// What residuals add up to may be above the largest fp16. Of bfloat16, that is as large as of float32.
-bool overflows(const void* values, const EngineTensor& tensor) {
-  return tensor.dtype == DType::kFloat16 && !all_finite(values, tensor.rows * tensor.cols, tensor.dtype);
-}
-
-}  // namespace
-
 // ---- bookkeeping ---------------------------------------------------------------------------------------------------
 
 // The first error stays the engine's error; a step that failed on the way can't be repeated.
@@ -301,7 +292,10 @@ void EngineImpl::decode_values(Round& round, int message, const Slot& slot, Code
   } else {
     low_rank_[slot.tensor]->decode(slot.kind, round.slot_data(message, slot), context_.gradient_scale, output);
   }
-  step.overflowed = looks_for_overflow_ && overflows(output, tensors_[slot.tensor]);
+  // What residuals add up to may be above the largest fp16. Of bfloat16, that is as large as of float32.
+  const EngineTensor& tensor = tensors_[slot.tensor];
+  step.overflowed =
+      looks_for_overflow_ && may_overflow(slot.tensor) && !all_finite(output, tensor.rows * tensor.cols, tensor.dtype);
 }
 
 void EngineImpl::decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle) {
@@ -386,8 +380,7 @@ Status EngineImpl::absorb(Round& round, int message) {
 Status EngineImpl::look_for_overflow(Round& round) {
   for (int m = 0; m < round.message_count(); ++m) {
     for (const Slot& slot : round.layout().messages[m].slots) {
-      const bool is_fp16 = tensors_[slot.tensor].dtype == DType::kFloat16;
-      if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor) || !is_fp16) continue;
+      if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor) || !may_overflow(slot.tensor)) continue;
       trial_.resize(std::max(trial_.size(), static_cast<std::size_t>(gradient_bytes(slot.tensor))));
       decode_values(round, m, slot, CodecTensor::Settle::kNever, trial_.data());
       if (!steps_[slot.tensor].status.ok()) return fail(steps_[slot.tensor].status);

@@ -9,6 +9,7 @@
 #include "core/finite.h"
 #include "core/format.h"
 #include "core/hash.h"
+#include "core/keep_for_ever.h"
 
 namespace cortado {
 
@@ -88,7 +89,7 @@ Result<std::unique_ptr<PlanMessage>> LowRankMessage::make(const Setup& setup) {
 LowRankMessage::~LowRankMessage() {
   if (state_ != SchemeState::kInFlight && state_ != SchemeState::kFailed) return;
   if (communicator_->abandon("a message was destroyed within a step")) return;
-  for (AlignedBuffer<float>& message : messages_) new AlignedBuffer<float>(std::move(message));
+  for (AlignedBuffer<float>& message : messages_) keep_for_ever(std::move(message));
 }
 
 Status LowRankMessage::fail(const Status& status) {

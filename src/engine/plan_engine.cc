@@ -130,10 +130,11 @@ void PlanEngine::make_lanes(Schedule* schedule) const {
   for (std::size_t b = 0; b < schedule->buckets.size(); ++b) {
     if (schedule->buckets[b].message == nullptr) continue;
     for (const SchemeCollective& collective : schedule->buckets[b].message->collectives()) {
+      const Communicator* const communicator = schedule->levels->of(collective.levels);
       auto lane = std::find_if(schedule->lanes.begin(), schedule->lanes.end(),
-                               [&](const Lane& l) { return l.levels == collective.levels; });
+                               [&](const Lane& l) { return l.communicator == communicator; });
       if (lane == schedule->lanes.end()) {
-        lane = schedule->lanes.insert(lane, Lane{.levels = collective.levels, .turns = {}});
+        lane = schedule->lanes.insert(lane, Lane{.communicator = communicator, .turns = {}});
       }
       lane->turns.push_back(
           {static_cast<std::int64_t>(b) + kLag * collective.ordinal, static_cast<int>(b), collective.ordinal});

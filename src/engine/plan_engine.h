@@ -88,7 +88,7 @@ class PlanEngine final : public Engine {
     int ordinal = 0;
   };
   struct Lane {
-    LevelRange levels;
+    const Communicator* communicator = nullptr;  // of all ranges of levels that have these ranks
     std::vector<Turn> turns;
     std::size_t next = 0;   // to be started
     std::size_t ended = 0;  // so many have; below it all
@@ -135,6 +135,7 @@ class PlanEngine final : public Engine {
   void deliver(Bucket& bucket);
   void commit();
   Status fail(const Status& status);
+  Status fail_if_cut_off(const Status& status) { return is_cut_off(status) ? fail(status) : status; }
 
   // -- residuals of plans that have been left
   void carry_over(Schedule* next);

@@ -35,9 +35,12 @@ Status PlanEngine::switch_plan(const Plan& plan) {
   Status agreed = check_same_number(communicator_, "the step at which the plan is switched",
                                     static_cast<std::uint64_t>(step_number()), timeout());
   if (agreed.ok()) agreed = check_same_number(communicator_, "the plan (its hash)", plan_hash(plan), timeout());
-  if (!agreed.ok()) return agreed.with_context("switch_plan before step " + std::to_string(step_number()));
+  if (!agreed.ok()) {
+    return fail_if_cut_off(agreed.with_context("switch_plan before step " + std::to_string(step_number())));
+  }
   Result<std::unique_ptr<Schedule>> made = make_schedule(plan);
-  CORTADO_RETURN_IF_ERROR(agree_on_outcome(communicator_, "switch_plan", made.status(), timeout()));
+  agreed = agree_on_outcome(communicator_, "switch_plan", made.status(), timeout());
+  if (!agreed.ok()) return fail_if_cut_off(agreed);
   std::unique_ptr<Schedule> next = std::move(made).value();
   carry_over(next.get());
   schedule_ = std::move(next);
@@ -209,9 +212,12 @@ Status PlanEngine::for_values(const EngineState& state, bool with_places, Act&& 
 
 Result<std::string> PlanEngine::load_state(const EngineState& state) {
   const Status checked = check_state(state);
-  CORTADO_RETURN_IF_ERROR(agree_on_outcome(communicator_, "load_state", checked, timeout()));
-  CORTADO_RETURN_IF_ERROR(
-      check_same_number(communicator_, "the state to load (hash of step and bases)", state_hash(state), timeout()));
+  Status agreed = agree_on_outcome(communicator_, "load_state", checked, timeout());
+  if (agreed.ok()) {
+    agreed =
+        check_same_number(communicator_, "the state to load (hash of step and bases)", state_hash(state), timeout());
+  }
+  if (!agreed.ok()) return fail_if_cut_off(agreed);
   step_ = state.step;
   set_first_step(state.step);
   replicas_ = {};

@@ -84,6 +84,55 @@ TEST(PlanEngine, MixesOptionsAndGivesTheMean) {
   }
 }
 
+// Levels of one rank: several ranges have the same ranks, and what goes over any of them has one order on all ranks.
+TEST(PlanEngine, RangesOfTheSameRanksShareTheirTurns) {
+  for (const Topology& topology : {Topology{{{"intra", 1}, {"inter", 2}}}, Topology{{{"intra", 3}, {"inter", 1}}}}) {
+    Plan plan = dense_plan(topology);
+    for (std::size_t b = 1; b < plan.buckets.size(); b += 2) {
+      plan.buckets[b].option = Option::parse("all_reduce@intra all_reduce@inter", topology).value();
+    }
+    Sum got;
+    on_ranks(topology, [&](Communicator& communicator) -> Status {
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+      for (std::int64_t step = 0; step < 2; ++step) {
+        Gradients gradients = made_up_gradients(small_model(), communicator.rank(), step);
+        CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, communicator.rank(), gradients).status());
+        if (communicator.rank() == 0) add(gradients, 1, &got);
+      }
+      return {};
+    });
+    EXPECT_LT(largest_difference(got, mean_of_gradients(topology.world_size(), 2)), 1e-5);
+  }
+}
+
+// A rank that has not heard the others can't tell what they do.
+TEST(PlanEngine, ASwitchThatIsCutOffEndsTheEngine) {
+  class LateGather final : public PassingCommunicator {
+   public:
+    using PassingCommunicator::PassingCommunicator;
+    Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
+                      std::chrono::nanoseconds timeout) override {
+      const Status status = PassingCommunicator::all_gather(sent, received, timeout);
+      return is_late ? make_error(StatusCode::kTimeout, "late") : status;
+    }
+    bool is_late = false;
+  };
+  const Topology alone = {{{"all", 1}}};
+  for (const bool switches : {true, false}) {
+    LocalGroup group(1);
+    LateGather transport(group.communicator(0));
+    const auto engine = Engine::create(small_model(), dense_plan(alone), with_timeout(), &transport).value();
+    Gradients gradients = made_up_gradients(small_model(), 0, 0);
+    ASSERT_TRUE(run_plan_step(*engine, 0, gradients).ok());
+    const EngineState state = engine->save_state().value();
+    transport.is_late = true;
+    const Status status = switches ? engine->switch_plan(dense_plan(alone)) : engine->load_state(state).status();
+    EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.to_string();
+    transport.is_late = false;
+    EXPECT_EQ(engine->begin_step({}).code(), StatusCode::kTimeout);
+  }
+}
+
 // Loss scales that change, several plans: all ranks stay together, and a dense plan at the end owes nothing.
 TEST(PlanEngine, SwitchesPlansUnderChangingLossScales) {
   for (const Topology& topology : {kTwoByTwo, kTwoByThree}) {

@@ -10,6 +10,7 @@
 #include "core/checksum.h"
 #include "core/float16.h"
 #include "core/format.h"
+#include "core/keep_for_ever.h"
 
 namespace cortado {
 
@@ -92,7 +93,7 @@ Round::~Round() {
     in_flight = in_flight || run.state == MessageState::kInFlight || run.state == MessageState::kFailed;
   }
   if (in_flight && !communicator_->abandon("the engine was destroyed within a step")) {
-    new AlignedBuffer<std::byte>(std::move(buffer_));
+    keep_for_ever(std::move(buffer_));
   }
 }
 

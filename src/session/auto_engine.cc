@@ -681,8 +681,9 @@ Status AutoEngineImpl::decide() {
   const auto gain = [&](const AutoCandidate& of) {
     return format_text("%.2fx", as_double(dense.measured_ns) / as_double(of.measured_ns));
   };
-  const auto predicted = [](const AutoCandidate& of) {
-    if (of.predicted_ns < 0) return std::string();
+  const auto predicted = [this](const AutoCandidate& of) {
+    // What was said before the first trials tells nothing of the second ones.
+    if (of.predicted_ns < 0 || retried_.has_value()) return std::string();
     const auto error = [&of](std::int64_t predicted_ns) {
       const double over = as_double(predicted_ns) / as_double(std::max<std::int64_t>(1, of.measured_ns)) - 1;
       return format_text("%+.0f %%", over * 100);
@@ -874,11 +875,7 @@ Status AutoEngineImpl::exchange(int candidate, std::unique_ptr<Engine> made, boo
   const int pieces = phase_ == Phase::kRun ? kPieces : 1;
   uncounted_ = std::max(kUncountedOnTrial, pieces);
   if (made == nullptr) return {};
-  if (keep_residual) {
-    CORTADO_RETURN_IF_ERROR(harvest(inner_.get(), current().what, pieces));
-  } else {
-    carried_.clear();
-  }
+  if (keep_residual) CORTADO_RETURN_IF_ERROR(harvest(inner_.get(), current().what, pieces));
   put_inside(std::move(made), candidate);
   return {};
 }
@@ -1148,13 +1145,15 @@ Status AutoEngineImpl::start_again() {
 
 Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   const Status checked = check_state(saved);
-  CORTADO_RETURN_IF_ERROR(agree_on_outcome(communicator_, "load_state", checked, timeout()));
-  CORTADO_RETURN_IF_ERROR(check_same_number(communicator_, "the state to load (hash of ranks and decision)",
-                                            fnv1a_64(saved.spec) + static_cast<std::uint64_t>(saved.world_size),
-                                            timeout()));
+  Status agreed = agree_on_outcome(communicator_, "load_state", checked, timeout());
+  if (agreed.ok()) {
+    agreed = check_same_number(communicator_, "the state to load (hash of ranks and decision)",
+                               fnv1a_64(saved.spec) + static_cast<std::uint64_t>(saved.world_size), timeout());
+  }
+  if (!agreed.ok()) return fail_if_cut_off(agreed);
   const SavedDecision decision = *SavedDecision::parse(saved.spec);
   if (saved.world_size != communicator_->world_size()) {
-    CORTADO_RETURN_IF_ERROR(start_again());
+    if (const Status status = start_again(); !status.ok()) return fail(status);
     set_first_step(decision.step);
     replicas_ = {};
     carried_.clear();
@@ -1170,12 +1169,16 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   std::erase_if(state.tensors, [](const TensorState& tensor) {
     return tensor.residual.empty() && tensor.basis.empty() && tensor.velocity.empty() && tensor.places.empty();
   });
-  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner(decision.what));
+  Result<std::unique_ptr<Engine>> restored = make_inner(decision.what);
+  if (!restored.ok()) return fail_if_cut_off(restored.status());
+  std::unique_ptr<Engine> made = std::move(restored).value();
   state.spec = made->options().results_spec();
   // Dense steps leave nothing behind; those of DDP's buffers have no layout, either, which other engines look for.
   std::string warning;
   if (decision.what != "none") {
-    CORTADO_ASSIGN_OR_RETURN(warning, made->load_state(state));
+    Result<std::string> loaded = made->load_state(state);
+    if (!loaded.ok()) return fail_if_cut_off(loaded.status());
+    warning = std::move(loaded).value();
   }
 
   // From here on nothing refuses the state.

@@ -109,6 +109,7 @@ class AutoEngineImpl final : public AutoEngine {
   bool sums_buffers() const { return inner_->options().method == EngineOptions::Method::kNone; }
   void release_gradients();
   Status fail(const Status& status);
+  Status fail_if_cut_off(const Status& status) { return is_cut_off(status) ? fail(status) : status; }
 
   // -- set-up
   Status open_device();
