@@ -135,8 +135,6 @@ class PyKfac {
     chosen.colocate_factors = nb::cast<bool>(options["colocate_factors"]);
     chosen.balance_memory = nb::cast<bool>(options["balance_memory"]);
     chosen.gradients.codec = nb::cast<std::string>(options["compression"]);
-    chosen.compression_changes = nb::cast<bool>(options["compression_changes"]);
-    chosen.factor_compression_changes = nb::cast<bool>(options["factor_compression_changes"]);
     chosen.schedule = nb::cast<std::string>(options["schedule"]);
     chosen.gradients.use_error_feedback = nb::cast<bool>(options["use_error_feedback"]);
     chosen.gradients.aggregate = nb::cast<std::int64_t>(options["aggregate"]);
@@ -147,7 +145,6 @@ class PyKfac {
     if (options.contains("cluster")) {
       chosen.cluster = unwrap(cortado::cluster_from_json(nb::cast<std::string>(options["cluster"])));
       chosen.candidates = nb::cast<std::vector<std::string>>(options["candidates"]);
-      chosen.candidates_change = nb::cast<bool>(options["candidates_change"]);
     }
     if (library_ != nullptr) {
       const int device = nb::cast<int>(options["device"]);

@@ -87,14 +87,8 @@ class Work:
         options = {
             **{"strategy": "COMM-OPT", "workers": 0, "is_eigen": True, "pi_correction": False},
             **{"colocate_factors": True, "balance_memory": False, "compression": "none"},
-            **{"compression_changes": False, "use_error_feedback": False, "aggregate": 0, "random_seed": 0},
-            **{
-                "factor_compression": "none",
-                "factor_compression_changes": False,
-                "schedule": "",
-                "timeout_s": 600.0,
-                "threads": 1,
-            },
+            **{"use_error_feedback": False, "aggregate": 0, "random_seed": 0},
+            **{"factor_compression": "none", "schedule": "", "timeout_s": 600.0, "threads": 1},
             "checks_collectives": False,
             **{"device_library": library, "device": 0},
         }

@@ -137,13 +137,10 @@ struct KfacOptions {
   bool colocate_factors = true;  // one rank inverts both factors of a layer
   bool balance_memory = false;   // assignment by n^2 instead of n^3
 
-  OwnerGatherOptions gradients;  // codec, feedback and aggregation of preconditioned gradients
-  // Whether set_compression() will be called. HYBRID-OPT needs to know: rows of ranks exchange gradients apart from
-  // each other, so there every step() then compares the codec over all ranks first (one all-gather of 8 bytes a rank).
-  bool compression_changes = false;
+  // Codec, feedback and aggregation of preconditioned gradients. What feedback adds is scaled with them, by the
+  // kl_clip of the step in which it comes, and not counted in it.
+  OwnerGatherOptions gradients;
   std::string factor_compression = "none";  // codec of factors, and of eigenvectors or inverses
-  // Whether set_factor_compression() will be called: ranks compare it, as those that do compare the codec in each step.
-  bool factor_compression_changes = false;
   // In words, what else ranks must have in common: "factors every 5 steps, inverses every 50". Compared at the start;
   // ranks that do not update in the same steps would wait for each other's collectives.
   std::string schedule = {};
@@ -158,13 +155,11 @@ struct KfacOptions {
   // where neither takes half of the other) are on trial, three with it and three without in turns, and it stays if it
   // has saved as much by the clock: so two runs need not decide alike, but all ranks do.
   std::vector<std::string> candidates = {"compso(bound=0.004)", "compso(bound=0.004, coder=none)"};
-  bool candidates_change = false;  // whether set_candidates() will be called; the same on all ranks
   std::optional<Cluster> cluster;
   double min_gain = 0.2;  // less is not seen in a step, and costs accuracy all the same
 };
 
-// May change from step to step; the same on all ranks, which compare the numbers where they exchange gradients (within
-// a row of the grid) and inverses (within a column).
+// May change from step to step; the same on all ranks, which step() compares.
 struct KfacHyperparameters {
   double factor_decay = 0.95;
   double damping = 1e-3;
@@ -187,7 +182,7 @@ struct KfacBatch {
 };
 
 // Gradients of a layer's parameters, dense and row-major, overwritten with what they become. A null weight stands for a
-// layer that was not used in this step: it counts as zero and nothing is written.
+// layer that no rank has used in this step: it counts as zero and nothing is written.
 struct KfacGradient {
   void* weight = nullptr;  // groups x outputs x inputs
   void* bias = nullptr;    // groups x outputs
@@ -308,21 +303,21 @@ class Kfac {
   virtual Status reduce_gradients(std::span<const KfacGradient> gradients, void* device_stream = nullptr) = 0;
 
   // Preconditions. `gradients` has one entry a layer, averaged over ranks (by the caller, or by reduce_gradients()).
+  // Begins with a comparison over all ranks of the values, the step, the codecs and which layers have gradients (one
+  // all-gather of 8 bytes a rank): kMismatch on all of them where they differ, before anything is sent that another
+  // rank may not expect.
   virtual Result<KfacOutcome> step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients,
                                    void* device_stream = nullptr) = 0;
 
-  // From the next step on the codec of preconditioned gradients; kFailedPrecondition where it is "auto", and in
-  // HYBRID-OPT without compression_changes. Where ranks differ that step ends with an error on all of them.
+  // From the next step on the codec of preconditioned gradients, the same on all ranks, as that step compares;
+  // kFailedPrecondition where it is "auto".
   virtual Status set_compression(std::string_view spec) = 0;
-  // The same of factors, and of eigenvectors or inverses. All ranks call it before the same step, with another codec or
-  // the same: that step then begins with a comparison of what they were given (one all-gather of 8 bytes a rank), since
-  // factors travel by another collective with "none" than with a codec.
+  // The same of factors, and of eigenvectors or inverses.
   virtual Status set_factor_compression(std::string_view spec) = 0;
 
   // From the next step on the candidates of "auto", as many as at first, each of the same codec as the one that was in
   // its place then, and as fast where the cluster has no times of it. What is decided, or on trial, goes on with the
-  // one in the same place. All ranks call it before the same step, which begins with a comparison (one all-gather of 8
-  // bytes a rank). kFailedPrecondition without "auto".
+  // one in the same place. kFailedPrecondition without "auto".
   virtual Status set_candidates(const std::vector<std::string>& candidates) = 0;
 
   virtual const std::vector<KfacLayer>& layers() const = 0;

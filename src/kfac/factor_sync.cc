@@ -2,6 +2,7 @@
 #include "kfac/factor_sync.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -10,6 +11,7 @@
 
 #include "core/check.h"
 #include "core/hash.h"
+#include "core/keep_for_ever.h"
 #include "core/seconds.h"
 #include "kfac/triangle.h"
 
@@ -19,12 +21,6 @@ namespace {
 
 // So that factors and gradients never draw the same random numbers.
 constexpr std::uint64_t kSeedOfFactors = 0x6661'6374'6f72'7321ull;
-
-// Of a message that follows.
-struct Announced {
-  std::int64_t bytes;
-  std::uint64_t codec_hash;
-};
 
 }  // namespace
 
@@ -56,6 +52,14 @@ FactorSync::FactorSync(std::vector<FactorSlot> slots, bool sums_over_ranks, Tens
   }
   batch_.resize(static_cast<std::size_t>(at));
   sums_.resize(static_cast<std::size_t>(segments_[static_cast<std::size_t>(rank())].elems()));
+}
+
+FactorSync::~FactorSync() {
+  if (!in_flight_ || communicator_->abandon("K-FAC was destroyed after a broken collective")) return;
+  keep_for_ever(std::array{std::move(batch_), std::move(sums_)});
+  keep_for_ever(std::array{std::move(announced_), std::move(received_announced_)});
+  keep_for_ever(std::array{std::move(sent_), std::move(received_)});
+  keep_for_ever(std::array{std::move(sizes_), std::move(received_sizes_)});
 }
 
 // Most steps have no batch, and writing zeros over zeros would take them the longer the larger the model is.
@@ -107,14 +111,16 @@ void FactorSync::finish_means() {
   }
 }
 
-Status FactorSync::wait(Result<WorkId> work) const {
+Status FactorSync::wait(Result<WorkId> work) {
   if (!work.ok()) return work.status();
-  return communicator_->wait(work.value(), from_seconds(timeout_s_));
+  const Status status = communicator_->wait(work.value(), from_seconds(timeout_s_));
+  in_flight_ = !status.ok();
+  return status;
 }
 
 Status FactorSync::reduce_plain() {
-  std::vector<std::int64_t> counts;
-  for (const Segment& segment : segments_) counts.push_back(segment.elems());
+  sizes_.clear();
+  for (const Segment& segment : segments_) sizes_.push_back(segment.elems());
   traffic_.payload_bytes = traffic_.dense_bytes = static_cast<std::int64_t>(batch_.size() * sizeof(float));
   traffic_.relative_l2_error = 0;
   traffic_.collectives = 1;
@@ -123,21 +129,21 @@ Status FactorSync::reduce_plain() {
                                     .dtype = DType::kFloat32,
                                     .sent = batch_.data(),
                                     .received = sums_.data(),
-                                    .counts = counts}));
+                                    .counts = sizes_}));
 }
 
 // ---- compressed ----------------------------------------------------------------------------------------------------
 
 // A message holds the counts of the owner's slots, then the payload of their triangles.
-Result<std::vector<std::int64_t>> FactorSync::encode_for_owners(std::uint64_t step) {
-  std::vector<std::int64_t> sizes;
+Status FactorSync::encode_for_owners(std::uint64_t step) {
+  sizes_.clear();
   double lost = 0, total = 0;
   traffic_.payload_bytes = traffic_.dense_bytes = 0;
   sent_.clear();
   for (std::size_t owner = 0; owner < segments_.size(); ++owner) {
     const Segment& segment = segments_[owner];
     if (static_cast<int>(owner) == rank() || segment.slots.empty()) {  // one's own factors need no message
-      sizes.push_back(0);
+      sizes_.push_back(0);
       continue;
     }
     std::vector<TensorView> views, decoded;
@@ -165,27 +171,28 @@ Result<std::vector<std::int64_t>> FactorSync::encode_for_owners(std::uint64_t st
       total += value * value;
     }
     sent_.resize(begin + counts_bytes + bytes);
-    sizes.push_back(static_cast<std::int64_t>(counts_bytes + bytes));
-    traffic_.payload_bytes += sizes.back();
+    sizes_.push_back(static_cast<std::int64_t>(counts_bytes + bytes));
+    traffic_.payload_bytes += sizes_.back();
     traffic_.dense_bytes += segment.elems() * static_cast<std::int64_t>(sizeof(float));
   }
   if (std::isfinite(total)) traffic_.relative_l2_error = total > 0 ? std::sqrt(lost / total) : 0;
-  return sizes;
+  return {};
 }
 
 Status FactorSync::reduce_encoded(std::uint64_t step) {
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> sizes, encode_for_owners(step));
+  CORTADO_RETURN_IF_ERROR(encode_for_owners(step));
   const std::uint64_t codec_hash = fnv1a_64(codec_.codec().spec());
-  std::vector<Announced> sent(sizes.size()), received(sizes.size());
-  for (std::size_t r = 0; r < sizes.size(); ++r) sent[r] = {sizes[r], codec_hash};
+  announced_.resize(sizes_.size());
+  received_announced_.resize(sizes_.size());
+  for (std::size_t r = 0; r < sizes_.size(); ++r) announced_[r] = {sizes_[r], codec_hash};
   CORTADO_RETURN_IF_ERROR(wait(communicator_->start({.kind = CollectiveKind::kAllToAll,
-                                                     .sent = sent.data(),
-                                                     .received = received.data(),
+                                                     .sent = announced_.data(),
+                                                     .received = received_announced_.data(),
                                                      .elems = static_cast<std::int64_t>(sizeof(Announced))})));
-  std::vector<std::int64_t> received_sizes;
-  for (std::size_t r = 0; r < received.size(); ++r) {
-    received_sizes.push_back(received[r].bytes);
-    if (received[r].codec_hash == codec_hash) continue;
+  received_sizes_.clear();
+  for (std::size_t r = 0; r < received_announced_.size(); ++r) {
+    received_sizes_.push_back(received_announced_[r].bytes);
+    if (received_announced_[r].codec_hash == codec_hash) continue;
     return make_error(StatusCode::kMismatch, "rank %zu has encoded its factors with another codec than rank %d (%s)", r,
                       rank(), codec_.codec().spec().c_str());
   }
@@ -193,18 +200,18 @@ Status FactorSync::reduce_encoded(std::uint64_t step) {
   std::vector<TensorView> views;
   for (const std::size_t s : own.slots) views.push_back({nullptr, DType::kFloat32, 1, slots_[s].elems()});
   const auto most = static_cast<std::int64_t>(own.slots.size() * sizeof(float) + codec_.max_payload_bytes(views));
-  for (std::size_t r = 0; r < sizes.size(); ++r) {
-    if (received_sizes[r] >= 0 && received_sizes[r] <= most) continue;
+  for (std::size_t r = 0; r < sizes_.size(); ++r) {
+    if (received_sizes_[r] >= 0 && received_sizes_[r] <= most) continue;
     return make_error(StatusCode::kCorruptData, "rank %zu announces factors of %lld bytes, at most %lld are possible",
-                      r, static_cast<long long>(received_sizes[r]), static_cast<long long>(most));
+                      r, static_cast<long long>(received_sizes_[r]), static_cast<long long>(most));
   }
   received_.resize(
-      static_cast<std::size_t>(std::accumulate(received_sizes.begin(), received_sizes.end(), std::int64_t{0})));
+      static_cast<std::size_t>(std::accumulate(received_sizes_.begin(), received_sizes_.end(), std::int64_t{0})));
   CORTADO_RETURN_IF_ERROR(wait(communicator_->start({.kind = CollectiveKind::kAllToAll,
                                                      .sent = sent_.data(),
                                                      .received = received_.data(),
-                                                     .counts = sizes,
-                                                     .received_counts = received_sizes})));
+                                                     .counts = sizes_,
+                                                     .received_counts = received_sizes_})));
   traffic_.collectives = 2;
   ++traffic_.messages;
 
@@ -212,8 +219,8 @@ Status FactorSync::reduce_encoded(std::uint64_t step) {
   std::fill(sums_.begin(), sums_.end(), 0.0f);
   decoded_.resize(std::max(decoded_.size(), static_cast<std::size_t>(own.elems())));
   std::size_t at = 0;
-  for (std::size_t r = 0; r < received_sizes.size(); ++r) {
-    const auto bytes = static_cast<std::size_t>(received_sizes[r]);
+  for (std::size_t r = 0; r < received_sizes_.size(); ++r) {
+    const auto bytes = static_cast<std::size_t>(received_sizes_[r]);
     CORTADO_RETURN_IF_ERROR(add_decoded(static_cast<int>(r), std::span(received_).subspan(at, bytes))
                                 .with_context("factors of rank " + std::to_string(r)));
     at += bytes;

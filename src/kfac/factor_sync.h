@@ -35,6 +35,10 @@ class FactorSync {
   // `sums_over_ranks`: false where owners use the factors of their own batch (DP-KFAC).
   FactorSync(std::vector<FactorSlot> slots, bool sums_over_ranks, TensorListCodec codec, std::uint64_t random_seed,
              double timeout_s, Communicator* communicator);
+  // In flight: abandons the group, and keeps memory that may still be written to.
+  ~FactorSync();
+  FactorSync(const FactorSync&) = delete;
+  FactorSync& operator=(const FactorSync&) = delete;
 
   const std::vector<FactorSlot>& slots() const { return slots_; }
 
@@ -74,14 +78,18 @@ class FactorSync {
     std::int64_t triangle_elems = 0;
     std::int64_t elems() const { return triangle_elems + static_cast<std::int64_t>(slots.size()); }
   };
+  struct Announced {  // of a message that follows
+    std::int64_t bytes;
+    std::uint64_t codec_hash;
+  };
 
   int rank() const { return communicator_->rank(); }
   void finish_means();
   Status reduce_plain();
   Status reduce_encoded(std::uint64_t step);
-  Result<std::vector<std::int64_t>> encode_for_owners(std::uint64_t step);
+  Status encode_for_owners(std::uint64_t step);  // to sent_ and sizes_
   Status add_decoded(int from, std::span<const std::byte> message);
-  Status wait(Result<WorkId> work) const;
+  Status wait(Result<WorkId> work);
 
   std::vector<FactorSlot> slots_;
   bool sums_over_ranks_;
@@ -95,9 +103,12 @@ class FactorSync {
   std::vector<std::int64_t> batches_;  // of each slot
   std::vector<bool> is_touched_;       // of each slot; where not, batch_ holds zeros
   std::vector<float> batch_;
-  std::vector<float> sums_;  // of the own segment
+  std::vector<float> sums_;                                // of the own segment
+  std::vector<Announced> announced_, received_announced_;  // to and from each rank
   std::vector<std::byte> sent_, received_, scratch_;
+  std::vector<std::int64_t> sizes_, received_sizes_;  // of what goes to each rank, and comes from it
   std::vector<float> decoded_;
+  bool in_flight_ = false;  // a collective whose end was not seen
   KfacTraffic traffic_;
 };
 

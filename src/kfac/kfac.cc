@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/checked_math.h"
 #include "core/hash.h"
+#include "core/keep_for_ever.h"
 #include "core/linalg.h"
 #include "core/seconds.h"
 #include "cortado/spec.h"
@@ -157,12 +158,11 @@ std::string settings_text(const KfacOptions& options) {
   text += options.pi_correction ? ", pi_correction" : "";
   text += options.colocate_factors ? ", colocate_factors" : "";
   text += options.balance_memory ? ", balance_memory" : "";
-  text += ", gradients " + options.gradients.codec + (options.compression_changes ? " at first" : "");
+  text += ", gradients " + options.gradients.codec;
   text += options.gradients.use_error_feedback ? ", error feedback" : "";
   text += ", aggregate " + std::to_string(options.gradients.aggregate);
   text += ", seed " + std::to_string(options.gradients.random_seed);
   text += ", factor_compression " + options.factor_compression;
-  if (options.factor_compression_changes) text += " at first";
   if (!options.schedule.empty()) text += ", " + options.schedule;
   // Ranks that compute the same for themselves get the same bytes on devices of one kind only.
   const bool compute_the_same =
@@ -170,7 +170,6 @@ std::string settings_text(const KfacOptions& options) {
   if (compute_the_same && options.device != nullptr) text += ", on a device: " + options.device->kind();
   if (!is_auto(options)) return text;
   for (const std::string& candidate : options.candidates) text += ", candidate " + candidate;
-  text += options.candidates_change ? " at first" : "";
   text += ", min_gain " + std::to_string(options.min_gain);
   const int ranks = options.cluster.has_value() ? options.cluster->topology().world_size() : 0;
   return text + ", cluster of " + std::to_string(ranks) + " ranks";
@@ -179,11 +178,6 @@ std::string settings_text(const KfacOptions& options) {
 Status KfacImpl::set_compression(std::string_view spec) {
   CORTADO_RETURN_IF_ERROR(failure_);
   if (options_.gradients.codec == kAutoCodec) return already_chosen("gradients");
-  if (has_several_rows() && !options_.compression_changes) {
-    return make_error(StatusCode::kFailedPrecondition,
-                      "HYBRID-OPT: the codec of gradients can change to %.*s only with the option compression_changes",
-                      static_cast<int>(spec.size()), spec.data());
-  }
   CORTADO_RETURN_IF_ERROR(gradient_gather_->set_codec(spec));
   options_.gradients.codec = spec;
   return {};
@@ -227,6 +221,13 @@ Status KfacImpl::set_candidates(const std::vector<std::string>& candidates) {
   }
   candidates_ = candidates;
   return {};
+}
+
+KfacImpl::~KfacImpl() {
+  if (!are_gradients_in_flight_ || world_->abandon("K-FAC was destroyed after a broken collective")) return;
+  for (std::vector<float>& memory : gradient_memory_) keep_for_ever(std::move(memory));
+  keep_for_ever(std::move(column_elems_));
+  if (device_ != nullptr) keep_for_ever(std::move(device_));  // with its pinned memory
 }
 
 Status KfacImpl::prepare() {

@@ -78,6 +78,7 @@ class KfacImpl final : public Kfac {
         row_(std::move(row)),
         device_(options.device),
         inverter_(inverter_of(options)) {}
+  ~KfacImpl() override;
 
   // The second half of create(): what can fail.
   Status prepare();
@@ -121,8 +122,6 @@ class KfacImpl final : public Kfac {
   int rank() const { return world_->rank(); }
   std::chrono::nanoseconds timeout() const { return from_seconds(options_.timeout_s); }
   bool is_worker(std::size_t layer) const { return placements_[layer].column == grid_.column_of(rank()); }
-  // Gradients travel within a row, so what one row does is unknown to the others.
-  bool has_several_rows() const { return grid_.workers > 1 && grid_.columns > 1; }
   bool is_eigen() const { return options_.inverse == KfacInverse::kEigen; }
   std::vector<FactorSlot> slots() const;
 
@@ -135,7 +134,7 @@ class KfacImpl final : public Kfac {
   Status prepare_gradient_gather();
 
   // Whether all ranks were given the same for this step, before anything is sent that another one may not expect.
-  Status compare_step(const KfacHyperparameters& values);
+  Status compare_step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients);
   std::string codecs_text() const;
   Status add_batch(std::size_t layer, Side side, const KfacBatch& batch, double scale);
   Status fetch_factors();
@@ -221,6 +220,7 @@ class KfacImpl final : public Kfac {
   float *gradients_ = nullptr, *results_ = nullptr;
   std::int64_t gradient_elems_ = 0;        // of each
   std::vector<float> gradient_memory_[2];  // without a device
+  bool are_gradients_in_flight_ = false;   // in a collective whose end was not seen
   std::vector<void*> result_of_layer_;
   std::vector<float> product_scratch_;
 

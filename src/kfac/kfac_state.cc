@@ -166,12 +166,15 @@ Status KfacImpl::check_states(std::span<const KfacState> states, Loading* loadin
 Result<std::string> KfacImpl::load_state(std::span<const KfacState> states) {
   Loading loading;
   const Status checked = check_states(states, &loading);
-  CORTADO_RETURN_IF_ERROR(agree_on_outcome(world_, "load_state", checked, timeout()));
-  CORTADO_RETURN_IF_ERROR(check_same_number(world_, "step", static_cast<std::uint64_t>(states[0].step), timeout()));
+  Status agreed = agree_on_outcome(world_, "load_state", checked, timeout());
+  if (agreed.ok()) {
+    agreed = check_same_number(world_, "step", static_cast<std::uint64_t>(states[0].step), timeout());
+  }
+  if (!agreed.ok()) return is_cut_off(agreed) ? fail(agreed) : agreed;
   // One rank that lacks inverses makes all of them compute theirs at the next step.
   const std::int64_t lacks = loading.has_inverses ? 0 : 1;
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> somebody_lacks,
-                           largest_of_ranks(world_, std::span(&lacks, 1), timeout()));
+  const Result<std::vector<std::int64_t>> somebody_lacks = largest_of_ranks(world_, std::span(&lacks, 1), timeout());
+  if (!somebody_lacks.ok()) return fail(somebody_lacks.status().with_context("load_state"));
 
   for (const FactorSlot& slot : slots()) {
     const std::vector<std::size_t>& anew = loading.begun_anew;
@@ -185,7 +188,7 @@ Result<std::string> KfacImpl::load_state(std::span<const KfacState> states) {
   step_ = states[0].step;
   reset_batch();
   device_has_inverses_ = false;
-  inverses_are_stale_ = somebody_lacks[0] != 0;
+  inverses_are_stale_ = somebody_lacks.value()[0] != 0;
   for (AutoMessage* message : {&auto_factors_, &auto_inverses_, &auto_gradients_}) {
     message->phase = AutoMessage::Phase::kUndecided;
   }

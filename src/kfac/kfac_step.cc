@@ -37,7 +37,7 @@ constexpr std::uint64_t kNotFinite = 1;  // in the flags of a note
 }  // namespace
 
 // A hash; the texts where it differs.
-Status KfacImpl::compare_step(const KfacHyperparameters& values) {
+Status KfacImpl::compare_step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients) {
   if (world_->world_size() == 1) return {};
   const double numbers[] = {static_cast<double>(step_),
                             values.factor_decay,
@@ -47,7 +47,9 @@ Status KfacImpl::compare_step(const KfacHyperparameters& values) {
                             static_cast<double>(values.update_factors),
                             static_cast<double>(values.update_inverses)};
   const std::string codecs = codecs_text();
-  const std::uint64_t own = fnv1a_64(codecs + std::string(reinterpret_cast<const char*>(numbers), sizeof(numbers)));
+  std::string whole = codecs + std::string(reinterpret_cast<const char*>(numbers), sizeof(numbers));
+  for (const KfacGradient& gradient : gradients) whole += gradient.weight != nullptr ? '1' : '0';
+  const std::uint64_t own = fnv1a_64(whole);
   std::vector<std::uint64_t> hashes(static_cast<std::size_t>(world_->world_size()));
   const std::string context = "step " + std::to_string(step_);
   CORTADO_RETURN_IF_ERROR(
@@ -58,8 +60,8 @@ Status KfacImpl::compare_step(const KfacHyperparameters& values) {
   CORTADO_RETURN_IF_ERROR(check_agreement(world_, codecs, {}, timeout()).with_context(context));
   return make_error(StatusCode::kMismatch,
                     "step %" PRId64
-                    ": ranks differ in factor_decay, damping, kl_clip, lr, the step or what they update: rank %d has "
-                    "others than rank %d, which has %g, %g, %g and %g and updates %s",
+                    ": ranks differ in factor_decay, damping, kl_clip, lr, the step, which layers have gradients or "
+                    "what they update: rank %d has others than rank %d, which has %g, %g, %g and %g and updates %s",
                     step_, static_cast<int>(other - hashes.begin()), rank(), values.factor_decay, values.damping,
                     values.kl_clip, values.lr, updates_text(values));
 }
@@ -175,7 +177,7 @@ Result<KfacOutcome> KfacImpl::step(const KfacHyperparameters& values, std::span<
 
 Result<KfacOutcome> KfacImpl::run_step(const KfacHyperparameters& values, std::span<const KfacGradient> gradients,
                                        DeviceStream stream) {
-  CORTADO_RETURN_IF_ERROR(compare_step(values));
+  CORTADO_RETURN_IF_ERROR(compare_step(values, gradients));
   start_lap();
   if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(device_->follow(stream));
   if (values.update_factors) {
@@ -238,7 +240,9 @@ Status KfacImpl::sum_gradients() {
     if (communicator->world_size() == 1) return {};
     ++report_.reduced_gradients.collectives;
     CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator->start(call));
-    return communicator->wait(work, timeout());
+    const Status status = communicator->wait(work, timeout());
+    are_gradients_in_flight_ = !status.ok();
+    return status;
   };
   const int column = grid_.column_of(rank());
   const std::int64_t first = std::accumulate(column_elems_.begin(), column_elems_.begin() + column, std::int64_t{0});

@@ -5,10 +5,12 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "collective/passing_communicator_testing.h"
 #include "kfac/kfac_reference.h"
 #include "kfac/kfac_testing.h"
 
@@ -225,7 +227,6 @@ TEST(Kfac, TheCodecOfGradientsMayChangeInAllRowsOnly) {
   const auto statuses_with = [](const char* codec_of_second_row) {
     return run_ranks(4, [&](Communicator& communicator) -> Status {
       SmallRun run{.options = strategy(KfacStrategy::kHybridOpt, 2), .values = {}};
-      run.options.compression_changes = true;
       CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
       for (const char* codec : {"quant(bits=4)", "none", "quant(bits=8)"}) {
         const bool differs = communicator.rank() >= 2 && kfac->steps() == 2;
@@ -241,16 +242,6 @@ TEST(Kfac, TheCodecOfGradientsMayChangeInAllRowsOnly) {
     EXPECT_NE(status.message().find("step 2"), std::string::npos) << status.message();
     EXPECT_NE(status.message().find("rank 2 has \"gradients quant(bits=4), factors none\""), std::string::npos)
         << status.message();
-  }
-}
-
-TEST(Kfac, RowsMustKnowThatTheCodecOfGradientsChanges) {
-  for (const KfacOptions& options : strategies()) {
-    SmallRun run{.options = options, .values = {}};
-    run_job(run, 1, [&](Kfac& kfac, int) {
-      const bool has_rows = options.strategy == KfacStrategy::kHybridOpt;
-      EXPECT_EQ(kfac.set_compression("sign").code(), has_rows ? StatusCode::kFailedPrecondition : StatusCode::kOk);
-    });
   }
 }
 
@@ -307,10 +298,6 @@ TEST(Kfac, MessagesOfAStep) {
   EXPECT_EQ(collectives_of_step(plain[1], false, true), (Kinds{"reduce_scatter", "all_reduce", note, "all_gather"}));
   EXPECT_EQ(collectives_of_step(plain[2], false, true), (Kinds{"reduce_scatter", note, "all_gather"}));
   EXPECT_EQ(collectives_of_step(plain[3], false, true), (Kinds{"reduce_scatter", note, "all_gather"}));
-
-  KfacOptions changing = plain[1];  // rows compare their codecs by the note
-  changing.compression_changes = true;
-  EXPECT_EQ(collectives_of_step(changing, false), (Kinds{note, "all_gather"}));
 
   KfacOptions packed = plain[2];
   packed.gradients.codec = "quant(bits=4)";
@@ -575,6 +562,69 @@ TEST(Kfac, ARankThatLeavesOutAStepIsNamed) {
   }
 }
 
+// Says that a collective has not ended in time, and reads and writes its buffers all the same, once it is asked to.
+class LateCommunicator final : public PassingCommunicator {
+ public:
+  LateCommunicator(Communicator* inner, int late) : PassingCommunicator(inner), late_(late) {}
+  Result<WorkId> start(const CollectiveCall& call) override {
+    if (started_++ != late_) return PassingCommunicator::start(call);
+    const auto elems = [&](std::span<const std::int64_t> counts, std::int64_t otherwise) {
+      return counts.empty() ? otherwise : std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    };
+    const std::int64_t blocks = call.kind == CollectiveKind::kAllToAll ? world_size() : 1;
+    const std::int64_t sent = elems(call.counts, call.elems * blocks);
+    const bool scatters = call.kind == CollectiveKind::kReduceScatter;
+    const std::int64_t received = scatters ? call.counts[rank()] : elems(call.received_counts, sent);
+    const auto bytes = [&](std::int64_t count) { return static_cast<std::size_t>(count) * dtype_bytes(call.dtype); };
+    sent_ = {static_cast<const std::byte*>(call.sent), bytes(sent)};
+    received_ = {static_cast<std::byte*>(call.received), bytes(received)};
+    return kLate;
+  }
+  Status wait(WorkId work, std::chrono::nanoseconds timeout) override {
+    return work == kLate ? make_error(StatusCode::kTimeout, "late") : PassingCommunicator::wait(work, timeout);
+  }
+  bool abandon(const std::string& why) override {
+    PassingCommunicator::abandon(why);
+    return false;
+  }
+
+  // How many bytes.
+  std::size_t go_on() {
+    const auto sum = std::accumulate(sent_.begin(), sent_.end(), 0, [](int a, std::byte b) { return a + int(b); });
+    std::fill(received_.begin(), received_.end(), std::byte(sum));
+    return received_.size();
+  }
+
+ private:
+  static constexpr WorkId kLate = 1 << 20;
+  int late_;
+  int started_ = 0;
+  std::span<const std::byte> sent_;
+  std::span<std::byte> received_;
+};
+
+// The address sanitizer sees it if they have been freed.
+TEST(Kfac, BuffersOfACollectiveWhoseEndWasNotSeenAreKept) {
+  SmallRun plain{.world_size = 2, .options = strategy(KfacStrategy::kCommOpt), .values = {}}, encoded = plain;
+  encoded.options.factor_compression = "cast(bf16)";
+  SmallRun reducing = plain, on_device = plain;
+  reducing.reduces = on_device.reduces = on_device.on_device = true;
+  for (const auto& [run, late] : {std::pair(plain, 0), {encoded, 0}, {encoded, 1}, {reducing, 0}, {on_device, 0}}) {
+    const auto statuses = run_ranks(2, [&run = run, &late = late](Communicator& communicator) -> Status {
+      LateCommunicator transport(&communicator, late);
+      KfacOptions options = run.options;
+      if (run.on_device) options.device = make_emulated_kfac_device();
+      CORTADO_ASSIGN_OR_RETURN(auto kfac, Kfac::create(small_job(), options, &transport));
+      options.device.reset();
+      const Status status = run_step(*kfac, run, communicator.rank(), 0).status();
+      kfac.reset();
+      EXPECT_GT(transport.go_on(), 0u);
+      return status;
+    });
+    for (const Status& status : statuses) EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.to_string();
+  }
+}
+
 // A rank that goes on after the step it left out is a step behind the others.
 TEST(Kfac, ARankThatIsAStepBehindIsAnErrorOnAll) {
   for (const KfacOptions& options : strategies()) {
@@ -668,8 +718,6 @@ TEST(Kfac, RowsMustAgree) {
       {"error feedback", [](KfacOptions* options) { options->gradients.use_error_feedback = true; }},
       {"aggregate 1", [](KfacOptions* options) { options->gradients.aggregate = 1; }},
       {"seed 1", [](KfacOptions* options) { options->gradients.random_seed = 1; }},
-      {"gradients quant(bits=4) at first", [](KfacOptions* options) { options->compression_changes = true; }},
-      {"factor_compression none at first", [](KfacOptions* options) { options->factor_compression_changes = true; }},
       {"factors every 5 steps", [](KfacOptions* options) { options->schedule = "factors every 5 steps"; }},
   };
   for (const auto& [text, change] : changes) {
@@ -729,6 +777,23 @@ TEST(Kfac, RanksMustUpdateInTheSameSteps) {
   for (const Status& status : statuses) {
     EXPECT_NE(status.message().find("or what they update"), std::string::npos) << status.to_string();
     EXPECT_NE(status.message().find("and updates factors"), std::string::npos) << status.to_string();
+  }
+}
+
+TEST(Kfac, RanksMustHaveGradientsOfTheSameLayers) {
+  for (const KfacOptions& options : strategies()) {
+    const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+      CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), options, &communicator));
+      CORTADO_RETURN_IF_ERROR(add_batches(*kfac, communicator.rank(), 0));
+      Gradients gradients = gradients_of(kfac->layers(), 4, -1, 0);
+      std::vector<KfacGradient> addresses = addresses_of(kfac->layers(), &gradients);
+      if (communicator.rank() == 2) addresses[1] = {};
+      return kfac->step({}, addresses).status();
+    });
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.code(), StatusCode::kMismatch) << kfac_strategy_name(options.strategy);
+      EXPECT_NE(status.message().find("which layers have gradients"), std::string::npos) << status.message();
+    }
   }
 }
 
