@@ -50,11 +50,12 @@ inline constexpr std::int64_t kMaxSearchSteps = 1'000'000'000'000;
 struct PlannerConstraints {
   std::vector<std::string> allowed_codecs = {};       // specifications; empty: all codecs of the cluster file
   std::optional<int> max_lossy_passes = {};           // encodes of a tensor that lose something
-  std::optional<std::int64_t> max_memory_bytes = {};  // on a rank: residuals and the payloads of all buckets
+  std::optional<std::int64_t> max_memory_bytes = {};  // on a rank, of all buckets: residuals and payloads
   std::optional<double> max_tensor_error = {};        // of each tensor
   // Of the whole gradient, by the rms of its tensors; without any of them all count as equal, with some it is an error.
   std::optional<double> max_total_error = {};
-  // What the strategy "cortado" may spend, in simulated operations, at most kMaxSearchSteps; 0: by the size of the job.
+  // What the local search of the strategy "cortado" may spend, in simulated operations, at most kMaxSearchSteps; 0: by
+  // the size of the job. Espresso's algorithms, tidying up and, on small jobs, trying everything come on top.
   std::int64_t search_steps = 0;
 };
 

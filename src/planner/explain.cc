@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/format.h"
 #include "cortado/planner.h"
+#include "planner/free_compression.h"
 #include "planner/search/local_search.h"
 #include "planner/search/search.h"
 #include "planner/search/strategies.h"
@@ -15,14 +16,6 @@ namespace cortado {
 namespace {
 
 std::string milliseconds(std::int64_t ns) { return format_text("%.3f", static_cast<double>(ns) * 1e-6); }
-
-// The same cluster, on which codecs and copies cost nothing: no compression can be better than that.
-Cluster with_free_codecs(const Cluster& cluster) {
-  Cluster free = cluster;
-  for (CodecTimes& times : free.codecs) std::fill(times.curve.times_ns.begin(), times.curve.times_ns.end(), 0);
-  free.host_to_device = free.device_to_host = {};
-  return free;
-}
 
 // The plan in the problem's terms.
 Result<std::vector<Placed>> place(Problem& problem, const Plan& plan, const Job& job) {
@@ -95,7 +88,8 @@ class Explainer {
                                   {},
                                   -1,
                                   false,
-                                  "each of its options takes no less of anything than another one, or breaks a limit"});
+                                  "each of its options takes no less of anything than another one, is a tenth dearer "
+                                  "at every mixture of prices that was tried, or breaks a limit"});
     }
     return explained;
   }
@@ -151,15 +145,17 @@ class Explainer {
 Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster& cluster,
                                  const PlannerConstraints& constraints) {
   CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, cluster));
-  // The comparator bf16 uses its cast, whether it is allowed, or never faster than another one, or not.
-  const std::string cast = cast_of_bf16(cluster);
-  const bool has_cast = std::any_of(plan.buckets.begin(), plan.buckets.end(), [&](const PlanBucket& bucket) {
-    return bucket.option.encodes() > 0 && bucket.codec == cast;
-  });
+  // What the plan uses stays, though another codec may never be slower. The comparator bf16 uses its cast, whether it
+  // is allowed or not.
+  std::vector<std::string> used;
+  for (const PlanBucket& bucket : plan.buckets) {
+    if (bucket.option.encodes() > 0) used.push_back(bucket.codec);
+  }
   PlannerConstraints with_cast = constraints;
+  const std::string cast = cast_of_bf16(cluster);
+  const bool has_cast = std::find(used.begin(), used.end(), cast) != used.end();
   if (has_cast && !constraints.allowed_codecs.empty()) with_cast.allowed_codecs.push_back(cast);
-  const std::span<const std::string> spared(&cast, has_cast ? 1 : 0);
-  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::make(job, cluster, with_cast, spared));
+  CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::make(job, cluster, with_cast, used));
   CORTADO_ASSIGN_OR_RETURN(std::vector<Placed> placed, place(*problem, plan, job));
   Explainer explainer(*problem, cluster, std::move(placed));
   if (!explainer.is_allowed()) {
@@ -179,8 +175,8 @@ Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster
     std::optional<std::pair<std::string, std::int64_t>>& best = explanation.best_that_compresses;
     if (compresses && (!best.has_value() || step_ns < best->second)) best = explanation.totals.back();
   }
-  CORTADO_ASSIGN_OR_RETURN(const Plan free, make_plan(job, with_free_codecs(cluster), constraints));
-  explanation.totals.push_back({"free compression", free.predicted_step_ns});
+  CORTADO_ASSIGN_OR_RETURN(const std::int64_t free_ns, free_compression_ns(plan, job, cluster, with_cast));
+  explanation.totals.push_back({"free compression", free_ns});
   explanation.totals.push_back(
       {"lower bound",
        lower_bound(problem->for_bounds(), quick_bound(problem->for_bounds()), timeline.step_ns).step_ns});

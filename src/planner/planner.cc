@@ -29,7 +29,7 @@ std::string utilisation(const Problem& problem, const Cluster& cluster, const Se
   std::string result;
   for (int r = 0; r < kLink + problem.levels(); ++r) {
     if (loads[r] == 0) continue;
-    const int servers = r == kCpuCodec ? cluster.cpu_codec_workers : 1;
+    const int servers = r == kCpuCodec ? problem.simulated().cpu_workers : 1;
     const double share = static_cast<double>(loads[r]) / static_cast<double>(found.score.step_ns * servers);
     result += (result.empty() ? "" : ", ") + (r < kLink ? std::string(names[r]) : cluster.levels[r - kLink].name) +
               format_text(" %.0f %%", share * 100);

@@ -386,6 +386,32 @@ TEST(ExplainPlan, ExplainsTheCastThatIsCompared) {
   ASSERT_TRUE(of_slower.ok()) << of_slower.status().to_string();
 }
 
+// Though another one that is allowed now is never slower.
+TEST(ExplainPlan, ExplainsAPlanOfAnyCodecWithTimes) {
+  const Job job = job_named("lstm");
+  const Cluster cluster = cluster_named("pcie_25g");
+  for (const char* codec : {"topk(density=0.01)", "sign(scale=mean_abs)", "cast(fp16)"}) {
+    const Plan plan = make_plan(job, cluster, {.allowed_codecs = {codec}}).value();
+    const Result<Explanation> explained = explain_plan(plan, job, cluster, {});
+    ASSERT_TRUE(explained.ok()) << codec << ": " << explained.status().to_string();
+    EXPECT_EQ(explained.value().step_ns, plan.predicted_step_ns);
+  }
+}
+
+// Which is a search, too, but finds nothing longer than the plan takes there.
+TEST(ExplainPlan, FreeCompressionIsNeverSlower) {
+  const Cluster cluster = cluster_named("pcie_25g");
+  for (const char* name : {"resnet101", "lstm"}) {
+    const Job job = job_named(name);
+    const Plan plan = make_plan(job, cluster, {.allowed_codecs = {"cast(fp16)"}}).value();
+    const Explanation explained = explain_plan(plan, job, cluster, {.allowed_codecs = {"cast(fp16)"}}).value();
+    const auto free = std::find_if(explained.totals.begin(), explained.totals.end(),
+                                   [](const auto& total) { return total.first == "free compression"; });
+    ASSERT_NE(free, explained.totals.end());
+    EXPECT_LE(free->second, plan.predicted_step_ns) << name;
+  }
+}
+
 TEST(ExplainPlan, RefusesAPlanThatBreaksALimit) {
   const Job job = job_named("lstm");
   const Cluster cluster = cluster_named("pcie_25g");

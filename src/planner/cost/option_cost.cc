@@ -267,7 +267,8 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
   static_cast<ChainCosts&>(*chain) = {};
   const OptionCost cost(model, codec, shape);
   PathState state = cost.begin();
-  std::int64_t residual_bytes = 0, peak_bytes = 0;
+  std::int64_t residual_bytes = 0, buffers[2] = {};
+  int buffer = 0;
   const auto take = [&](const OperationSteps& steps, std::size_t operation) {
     for (int i = 0; i < steps.count; ++i) {
       Step step = steps.steps[i];
@@ -291,11 +292,16 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
     if (!cost.apply(operation, &state, &steps)) return false;
     take(steps, i);
     if (!state.encoded) continue;
-    peak_bytes = std::max(peak_bytes, state.pieces * cost.payload_bytes(state.piece_parts));
+    // An encode writes to the first buffer; a collective that does not work in place goes from one to the other.
+    const bool in_place = operation.kind == OpKind::kAllReduce || operation.kind == OpKind::kReduce ||
+                          operation.kind == OpKind::kBroadcast;
+    if (!in_place) buffer = operation.kind == OpKind::kEncode ? 0 : 1 - buffer;
+    buffers[buffer] = std::max(buffers[buffer], state.pieces * cost.payload_bytes(state.piece_parts));
     if (operation.kind != OpKind::kEncode || codec->traits.lossless) continue;
     ++chain->lossy_passes;
     const std::int64_t values = part_of(shape.elems, state.parts);
-    if (codec->traits.needs_residual) residual_bytes += values * static_cast<std::int64_t>(sizeof(float));
+    // The last step's stays until this one's is known to be finite.
+    if (codec->traits.needs_residual) residual_bytes += 2 * values * static_cast<std::int64_t>(sizeof(float));
   }
   OperationSteps home;
   cost.finish(&state, &home);
@@ -306,7 +312,7 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
     step->rest_ns = rest_ns;
     rest_ns += step->time_ns;
   }
-  chain->memory_bytes = residual_bytes + peak_bytes;
+  chain->memory_bytes = residual_bytes + buffers[0] + buffers[1];
   return true;
 }
 

@@ -178,7 +178,7 @@ struct ChainCosts {
   Loads loads = {};
   std::int64_t own_ns = 0;           // the sum: what the bucket takes by itself
   std::int64_t longest_link_ns = 0;  // for which others have to wait at a link
-  std::int64_t memory_bytes = 0;     // residuals of all places where something is lost, and the largest set of payloads
+  std::int64_t memory_bytes = 0;     // residuals, twice, of all places that lose something; two buffers of payloads
   int lossy_passes = 0;              // encodes of a codec that is not lossless
 };
 

@@ -102,13 +102,35 @@ bool LocalSearch::improve(std::int64_t until) {
   return is_at_floor() || spent() < until;
 }
 
-void LocalSearch::tidy(std::int64_t until) {
-  for (std::size_t k = 0; k < plan_.size(); ++k) {
-    while (spent() < until && try_merge(k)) {
+// As one bucket, which does not encode or goes as the first of them; else as few in each half. From the back: what
+// comes after a change is simulated again. How many there are then.
+std::size_t LocalSearch::merge_range(std::size_t at, std::size_t count, std::int64_t until) {
+  if (count < 2 || spent() >= until) return count;
+  const int first = plan_[at].first, last = plan_[at + count - 1].last;
+  if (problem_.may_fuse(first, last)) {
+    const std::span<const Way* const> plain = problem_.plain_ways(first, last);
+    std::vector<const Way*> tried(plain.begin(), plain.end());
+    tried.push_back(problem_.way_of(first, last, plan_[at].way->candidate));
+    for (const Way* way : tried) {
+      if (way == nullptr) continue;
+      const Placed merged = {first, last, way};
+      if (try_replace(at, count, {&merged, 1})) return 1;
     }
+  }
+  const std::size_t right = merge_range(at + count / 2, count - count / 2, until);
+  return merge_range(at, count / 2, until) + right;
+}
+
+void LocalSearch::tidy(std::int64_t until) {
+  merge_range(0, plan_.size(), until);
+  for (std::size_t k = plan_.size(); k-- > 0;) {
     for (const Way* way : ways(plan_[k].first, plan_[k].last)) {
       if (spent() >= until || way->lossy_elems >= plan_[k].way->lossy_elems) break;
       if (try_way(k, way)) break;
+    }
+  }
+  for (std::size_t k = plan_.size(); k-- > 0;) {
+    while (spent() < until && try_merge(k)) {
     }
   }
 }

@@ -35,7 +35,7 @@ class LocalSearch {
   // Once a plan is as fast, there is nothing to improve.
   void set_floor(std::int64_t step_ns) { floor_ns_ = step_ns; }
   bool is_at_floor() const { return best_.step_ns <= floor_ns_; }
-  // Merges buckets, and encodes less, where that costs no time.
+  // Encodes less, and merges buckets, where that costs no time.
   void tidy(std::int64_t until);
 
   // Lets one bucket go another way if that is better. True: it was.
@@ -70,6 +70,7 @@ class LocalSearch {
   // The ways worth trying for a bucket: those of its neighbours.
   std::vector<const Way*> likely_ways(int first, int last, std::size_t near);
   bool try_merge(std::size_t at);
+  std::size_t merge_range(std::size_t at, std::size_t count, std::int64_t until);
   bool try_split(std::size_t at);
   bool try_shift(std::size_t at);
   std::vector<std::size_t> by_size() const;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 namespace cortado {
@@ -42,6 +43,7 @@ class Bounds {
       if (dtype_bytes(problem.shape(tensor, tensor).dtype) < dtype_bytes(dtype_))
         dtype_ = problem.shape(tensor, tensor).dtype;
     }
+    for (int codec = -1; codec < static_cast<int>(problem_.codecs().size()); ++codec) codecs_.push_back(codec);
     for (int tensor = 0; tensor <= last_; ++tensor) {
       while (starts_.size() > 1 && is_below(starts_.back(), starts_[starts_.size() - 2], tensor)) starts_.pop_back();
       starts_.push_back(tensor);
@@ -91,15 +93,10 @@ class Bounds {
     return x(middle) * y(after) - y(middle) * x(after) >= 0;
   }
 
-  // The cheapest of all options in each set of prices.
-  Costs least_costs(std::int64_t elems, const PriceSets& prices) {
-    Costs least;
-    least.fill(Pricer::kNoOption);
-    for (int codec = -1; codec < static_cast<int>(problem_.codecs().size()); ++codec) {
-      const Costs costs = problem_.pricer(codec).solve(problem_.typical_shape(codec, elems, dtype_, true), prices);
-      for (int set = 0; set < kPriceSets; ++set) least[set] = std::min(least[set], costs[set]);
-    }
-    return least;
+  // The least of `least` and of the costs of all options of a codec, in each set of prices.
+  void take_least(int codec, std::int64_t elems, const PriceSets& prices, Costs* least) {
+    const Costs costs = problem_.pricer(codec).solve(problem_.typical_shape(codec, elems, dtype_, true), prices);
+    for (int set = 0; set < kPriceSets; ++set) (*least)[set] = std::min((*least)[set], costs[set]);
   }
 
   // (b). Only a tensor that is later or larger than all before it in this order can raise the bound; and only where it
@@ -116,7 +113,10 @@ class Bounds {
     for (auto at = later_or_larger.rbegin(); at != later_or_larger.rend(); ++at) {
       const auto with = [&](std::int64_t ns) { return problem_.ready_ns(*at) + ns + tail_ns(*at); };
       if (with(own_ns) <= best_.step_ns) continue;
-      const double cost = least_costs(elems_of(*at), prices)[0];
+      Costs least;
+      least.fill(Pricer::kNoOption);
+      for (const int codec : codecs_) take_least(codec, elems_of(*at), prices, &least);
+      const double cost = least[0];
       own_ns = static_cast<std::int64_t>(cost * (1 - kRounding));
       // Costs may be off either way; of the tail kRounding was taken off.
       const double tail = job_.overlap_forward ? static_cast<double>(job_.forward_ns) : 0;
@@ -126,8 +126,11 @@ class Bounds {
 
   using Tried = std::array<Weights, kPriceSets>;
 
-  // (c) for sixteen choices of weights; `tensor`: the one whose own way counts, -1: none does.
-  std::array<double, kPriceSets> loads(const Tried& weights, int tensor) {
+  using SetBounds = std::array<double, kPriceSets>;  // one for each choice of weights
+
+  // (c) for sixteen choices of weights; `tensor`: the one whose own way counts, -1: none does. If none of them is above
+  // `worth`, they may be too high, but are not above it either.
+  SetBounds loads(const Tried& weights, int tensor, double worth) {
     PriceSets prices = {};
     for (int set = 0; set < kPriceSets; ++set) {
       for (int r = 0; r < kMaxResources; ++r) {
@@ -135,33 +138,63 @@ class Bounds {
                                             weights[set].compute * slowdown_[r]);
       }
     }
-    const std::int64_t all = problem_.elems(0, last_);
-    const Costs costs = least_costs(all, prices);
-    std::array<double, kPriceSets> per_elem, bounds;
-    for (int set = 0; set < kPriceSets; ++set) per_elem[set] = costs[set] / static_cast<double>(all) * (1 - kRounding);
-    bounds.fill(0);
-    if (tensor < 0) {
-      for (int set = 0; set < kPriceSets; ++set) {
-        for (const int first : starts_) {
-          const double load = per_elem[set] * static_cast<double>(problem_.elems(first, last_));
-          bounds[set] = std::max(bounds[set], start_of(weights[set], first, 0) + load);
-        }
-      }
-      return bounds;
-    }
-
-    // The bucket of the tensor has some size from the tensor's own to all. Its cost at sizes between two that are
-    // computed is at least that of the smaller one, and at least in proportion to that of the larger one.
-    for (Costs& price : prices) {
+    PriceSets own_prices = prices;
+    for (Costs& price : own_prices) {
       for (int set = 0; set < kPriceSets; ++set) price[set] += static_cast<float>(weights[set].own);
     }
+    const std::int64_t all = problem_.elems(0, last_);
+    const std::vector<std::int64_t> sizes = tensor < 0 ? std::vector<std::int64_t>() : bucket_sizes(tensor);
+    Costs none;
+    none.fill(Pricer::kNoOption);
+    Costs costs = none;
+    std::vector<Costs> own(sizes.size(), none);
+    SetBounds bounds = {};
+    for (auto codec = codecs_.begin(); codec != codecs_.end(); ++codec) {
+      take_least(*codec, all, prices, &costs);
+      for (std::size_t i = 0; i < sizes.size(); ++i) take_least(*codec, sizes[i], own_prices, &own[i]);
+      SetBounds per_elem;
+      for (int set = 0; set < kPriceSets; ++set) {
+        per_elem[set] = costs[set] / static_cast<double>(all) * (1 - kRounding);
+      }
+      bounds =
+          tensor < 0 ? bounds_of_loads(weights, per_elem) : bounds_with_own_way(weights, tensor, per_elem, sizes, own);
+      // PERF: the other codecs can only lower them. What one codec shows, it often shows of the next weights, too.
+      if (*std::max_element(bounds.begin(), bounds.end()) <= worth) {
+        std::rotate(codecs_.begin(), codec, codec + 1);
+        break;
+      }
+    }
+    return bounds;
+  }
+
+  SetBounds bounds_of_loads(const Tried& weights, const SetBounds& per_elem) const {
+    SetBounds bounds = {};
+    for (int set = 0; set < kPriceSets; ++set) {
+      for (const int first : starts_) {
+        const double load = per_elem[set] * static_cast<double>(problem_.elems(first, last_));
+        bounds[set] = std::max(bounds[set], start_of(weights[set], first, 0) + load);
+      }
+    }
+    return bounds;
+  }
+
+  // Of a bucket with this tensor: from its own size to all, powers of two between, as of other tensors their costs are
+  // asked for, too.
+  std::vector<std::int64_t> bucket_sizes(int tensor) const {
+    const std::int64_t all = problem_.elems(0, last_);
     std::vector<std::int64_t> sizes = {elems_of(tensor)};
-    while (sizes.back() * 2 < all) {  // powers of two: of other tensors their costs are asked for, too
+    while (sizes.back() * 2 < all) {
       sizes.push_back(static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(sizes.back())) * 2));
     }
     if (sizes.back() < all) sizes.push_back(all);
-    std::vector<Costs> own;
-    for (const std::int64_t size : sizes) own.push_back(least_costs(size, prices));
+    return sizes;
+  }
+
+  // `own`: costs of buckets of `sizes` with the tensor's own way. At sizes between two they are at least that of the
+  // smaller one, and at least in proportion to that of the larger one.
+  SetBounds bounds_with_own_way(const Tried& weights, int tensor, const SetBounds& per_elem,
+                                std::span<const std::int64_t> sizes, std::span<const Costs> own) const {
+    SetBounds bounds = {};
     for (int set = 0; set < kPriceSets; ++set) {
       for (const int first : starts_) {
         if (first > tensor) break;
@@ -212,16 +245,14 @@ class Bounds {
   // At first each mixture of computation, links and the tensor's own way; from the best of them small steps.
   void search_weights(std::int64_t good_enough_ns) {
     const double wanted = static_cast<double>(good_enough_ns);
-    std::vector<Ascent> ascents;
+    Ascent best;
     for (const int tensor : notable_tensors()) {
       if (tensor >= 0 && elems_of(tensor) == 0) continue;
-      ascents.push_back({.tensor = tensor});
-      take_best(first_weights(tensor), &ascents.back());
-      if (ascents.back().bound >= wanted * kCloseEnough) return;
+      Ascent ascent = {.tensor = tensor, .bound = best.bound};
+      if (take_best(first_weights(tensor), &ascent)) best = ascent;
+      if (best.bound >= wanted * kCloseEnough) return;
     }
     // A tensor's own way costs more to ask for than the loads alone: its bucket may have any size.
-    Ascent& best = *std::max_element(ascents.begin(), ascents.end(),
-                                     [](const Ascent& a, const Ascent& b) { return a.bound < b.bound; });
     climb(&best, best.tensor < 0 ? 16 : 8, wanted);
   }
 
@@ -239,9 +270,10 @@ class Bounds {
 
   bool take_best(Tried tried, Ascent* ascent) {
     for (Weights& weights : tried) normalise(&weights);
-    const std::array<double, kPriceSets> bounds = loads(tried, ascent->tensor);
+    const double worth = ascent->bound * (1 + 1e-4);
+    const SetBounds bounds = loads(tried, ascent->tensor, worth);
     const auto highest = std::max_element(bounds.begin(), bounds.end());
-    if (*highest <= ascent->bound * (1 + 1e-4)) return false;
+    if (*highest <= worth) return false;
     ascent->bound = *highest;
     ascent->at = tried[static_cast<std::size_t>(highest - bounds.begin())];
     take(static_cast<std::int64_t>(*highest),
@@ -313,6 +345,7 @@ class Bounds {
   int last_, outer_;
   std::array<double, kMaxResources> slowdown_ = {};  // of the compute stream by each resource, as (c) counts it
   DType dtype_ = DType::kFloat32;
+  std::vector<int> codecs_;  // those of the problem, and -1: none; the one that bounds most first
   std::vector<int> starts_;  // the tensors from which on loads are worth adding up
   LowerBound best_;
   std::mt19937_64 random_{1};

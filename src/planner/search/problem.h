@@ -92,7 +92,8 @@ class Problem {
   const PlannerConstraints& constraints() const { return constraints_; }
   int levels() const { return levels_; }
   OptionSpace space_of(int codec) const;
-  Pricer& pricer(int codec);  // -1: options that do not encode
+  int max_encodes(int codec) const;  // of one option, by the limit of lossy passes; -1: of none
+  Pricer& pricer(int codec);         // -1: options that do not encode
 
   // The problem to find lower bounds of: this one, or where some curve's time per unit rises with the size, the same
   // with curves that are nowhere above (lower_bound.h says why).
@@ -113,7 +114,6 @@ class Problem {
   void prepare_low_rank_shares();
   const std::vector<int>& candidates_at(int size_class, DType dtype);
   std::pair<int, int> run_of(std::int64_t elems, DType dtype) const;
-  int max_encodes(int codec) const;
   const std::vector<int>& candidates_around(std::int64_t elems, DType dtype);
   // PERF: in memory that is given back with the problem, all at once.
   using Ways = std::pmr::vector<const Way*>;

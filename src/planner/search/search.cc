@@ -76,7 +76,7 @@ class Search {
         local_.improve(local_.spent() + budget_ / 4);
       }
     }
-    local_.tidy(local_.spent() + budget_ / 4);
+    local_.tidy(std::max(local_.spent() + budget_ / 4, budget_));  // what a search that ended early has left
     finish();
     return std::move(result_);
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory_resource>
 #include <unordered_map>
 
 namespace cortado {
@@ -52,7 +53,7 @@ class GraphBuilder {
     if (const auto known = numbers_.find(key); known != numbers_.end()) return known->second;
     const TreeGraph::Place& place = tree_.places[place_number];
     StateGraph::State added;
-    std::vector<StateGraph::Edge> edges;
+    const std::size_t first_edge = edges_.size();
     if (place.is_done && encodes >= min_encodes_) added.home_term = term_of(nullptr, state);
     for (const TreeGraph::Edge& edge : place.edges) {
       int with = encodes;
@@ -64,11 +65,12 @@ class GraphBuilder {
       OperationSteps steps;
       if (!cost_.apply(edge.operation, &after, &steps)) continue;
       const std::int32_t to = add(after, edge.to, with);
-      if (to != kDeadEnd) edges.push_back({to, term_of(&edge.operation, state), &edge.operation});
+      if (to != kDeadEnd) edges_.push_back({to, term_of(&edge.operation, state), &edge.operation});
     }
-    if (edges.empty() && added.home_term < 0) return numbers_[key] = kDeadEnd;
+    if (edges_.size() == first_edge && added.home_term < 0) return numbers_[key] = kDeadEnd;
     added.first_edge = static_cast<std::int32_t>(graph_.edges.size());
-    graph_.edges.insert(graph_.edges.end(), edges.begin(), edges.end());
+    graph_.edges.insert(graph_.edges.end(), edges_.begin() + static_cast<std::ptrdiff_t>(first_edge), edges_.end());
+    edges_.resize(first_edge);
     added.last_edge = static_cast<std::int32_t>(graph_.edges.size());
     graph_.states.push_back(added);
     return numbers_[key] = static_cast<std::int32_t>(graph_.states.size()) - 1;
@@ -90,7 +92,9 @@ class GraphBuilder {
   const TreeGraph& tree_;
   int max_encodes_, min_encodes_;
   StateGraph& graph_;
-  std::unordered_map<Key, std::int32_t, KeyHash> numbers_, term_numbers_;
+  std::vector<StateGraph::Edge> edges_;  // of the states on the way, those of the last one at the end
+  std::pmr::monotonic_buffer_resource memory_{1 << 16};
+  std::pmr::unordered_map<Key, std::int32_t, KeyHash> numbers_{&memory_}, term_numbers_{&memory_};
 };
 
 }  // namespace

@@ -24,7 +24,8 @@ const Way* fastest_encoding_way(Problem& problem, int codec, int first, int last
   PriceSets prices;
   for (Costs& costs : prices) costs.fill(1);
   Pricer& pricer = problem.pricer(codec);
-  if (pricer.solve(problem.shape(first, last), prices, Pricer::kUnlimited, 1)[0] >= Pricer::kNoOption) return nullptr;
+  const Costs costs = pricer.solve(problem.shape(first, last), prices, problem.max_encodes(codec), 1);
+  if (costs[0] >= Pricer::kNoOption) return nullptr;
   return problem.way_of(first, last, problem.add_candidate({codec, pricer.option(0)}));
 }
 
@@ -63,7 +64,8 @@ class Strategies {
   Result<SearchResult> finish() {
     if (result_.plan.empty()) {
       return make_error(StatusCode::kUnsupported,
-                        "the strategy has no plan here: no allowed codec has the times it needs");
+                        "the strategy has no plan here: no allowed codec has the times it needs, or what it makes of "
+                        "them breaks a limit");
     }
     result_.bound = lower_bound(problem_.for_bounds(), quick_bound(problem_.for_bounds()), result_.score.step_ns);
     result_.steps_done = local_.steps_done();
@@ -193,7 +195,7 @@ DensePlans find_dense_plans(Problem& problem, LocalSearch* local) {
   }
   local->start(found.by_size);
   local->set_plain_only(true);
-  local->improve(local->spent() + default_search_steps(problem.tensors()) / kShareOfDense);
+  local->improve(local->spent() + search_steps(problem) / kShareOfDense);
   local->set_plain_only(false);
   found.fastest = local->plan();
   found.fastest_score = local->best();

@@ -35,7 +35,7 @@ SimulatedJob simulated_job(const Job& job, const Cluster& cluster) {
           .forward_ns = job.forward_ns.value_or(0),
           .optimizer_ns = job.optimizer_ns.value_or(0),
           .overlap_forward = job.overlap_forward,
-          .cpu_workers = cluster.cpu_codec_workers,
+          .cpu_workers = job.device == OpDevice::kCpu ? 1 : cluster.cpu_codec_workers,
           .gpu_slowdown_ppm = ppm(cluster.gpu_codec_slows_backward),
           // The engine encodes what is in host memory in the thread of the backward pass, which stands still meanwhile.
           .cpu_slowdown_ppm = job.device == OpDevice::kCpu ? kFullSpeedPpm : ppm(cluster.cpu_codec_slows_backward),
@@ -253,7 +253,10 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
       if (state_.compute.next_ns == kNever) break;
       if (state_.compute.next_ns + total_work_ns_ - milestone_work(buckets) > last_arrival) return kNever;
       const std::int32_t bucket = reach_milestone(buckets);
-      if (bucket < 0) continue;
+      if (bucket < 0) {
+        if (!unseen_.empty()) see_unseen(buckets);
+        continue;
+      }
       ready = Waiting::of(state_.compute.time_ns, bucket, 0);
     } else {
       Server& server = servers_[next];
@@ -266,7 +269,7 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
       if (job_.host_passes_on && next == host_server()) state_.seen_ns = least_ns;
     }
     if (!take_step(buckets, ready, last_arrival)) return kNever;
-    if (is_milestone && !unseen_.empty()) see_unseen(buckets, ready.bucket());
+    if (is_milestone && !unseen_.empty()) see_unseen(buckets);
   }
   return std::max(state_.compute.time_ns, state_.arrived_ns) + tail_ns;
 }
@@ -369,11 +372,13 @@ std::int32_t Simulator::free_worker() const {
 // What has arrived, until the thread of the backward pass sees it.
 bool Simulator::waits_for_host(std::span<const SimulatedBucket> buckets, Waiting ready) {
   if (ready.time_ns == state_.seen_ns) return false;
-  if (const std::int64_t free_ns = host_free_ns(); free_ns > ready.time_ns) {
+  if (const std::int64_t free_ns = servers_[kCpuCodec].free_ns; free_ns > ready.time_ns) {
     see(free_ns, ready.place);
     return true;
   }
-  if (state_.compute.milestone >= static_cast<std::int32_t>(buckets.size())) return false;
+  // The milestone after the buckets' ends the backward pass; where the forward pass overlaps there is none.
+  const auto ends = static_cast<std::int32_t>(buckets.size()) + (job_.overlap_forward ? 0 : 1);
+  if (state_.compute.milestone >= ends) return false;
   unseen_.push_back(ready);
   return true;
 }
@@ -387,21 +392,12 @@ std::int64_t Simulator::beside_transfers_ns(std::int64_t start_ns, std::int64_t 
   return done_ns < time_ns ? slow_ns + time_ns - done_ns : muldiv(time_ns, kFullSpeedPpm, speed_ppm);
 }
 
-// When the host has coded all that was begun.
-std::int64_t Simulator::host_free_ns() const {
-  std::int64_t free_ns = servers_[kCpuCodec].free_ns;
-  for (std::int32_t s = first_worker_; s < first_worker_ + job_.cpu_workers - 1; ++s) {
-    free_ns = std::max(free_ns, servers_[s].free_ns);
-  }
-  return free_ns;
-}
-
-// At the milestone of a bucket, the last of those that are ready together: the host looks at what has arrived, behind
-// what it encodes now.
-void Simulator::see_unseen(std::span<const SimulatedBucket> buckets, std::int32_t bucket) {
-  const auto next = static_cast<std::size_t>(bucket) + 1;
-  if (next < buckets.size() && buckets[next].ready_ns == buckets[next - 1].ready_ns) return;
-  const std::int64_t time_ns = std::max(state_.compute.time_ns, host_free_ns());
+// At the milestone of a bucket, the last of those that are ready together, and at the end of the backward pass: the
+// host looks at what has arrived, behind what it encodes now.
+void Simulator::see_unseen(std::span<const SimulatedBucket> buckets) {
+  const auto next = static_cast<std::size_t>(state_.compute.milestone);
+  if (next > 0 && next < buckets.size() && buckets[next].ready_ns == buckets[next - 1].ready_ns) return;
+  const std::int64_t time_ns = std::max(state_.compute.time_ns, servers_[kCpuCodec].free_ns);
   for (const Waiting& unseen : unseen_) see(time_ns, unseen.place);
   unseen_.clear();
 }

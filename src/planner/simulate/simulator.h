@@ -143,10 +143,9 @@ class Simulator {
   bool take_step(std::span<const SimulatedBucket> buckets, Waiting ready, std::int64_t limit);
   bool waits_for_host(std::span<const SimulatedBucket> buckets, Waiting ready);
   std::int64_t beside_transfers_ns(std::int64_t start_ns, std::int64_t time_ns) const;
-  std::int64_t host_free_ns() const;
   std::int32_t free_worker() const;
   std::size_t host_server() const { return servers_.size() - 1; }
-  void see_unseen(std::span<const SimulatedBucket> buckets, std::int32_t bucket);
+  void see_unseen(std::span<const SimulatedBucket> buckets);
   void see(std::int64_t time_ns, std::int64_t place);
   void pass_on(std::size_t server, std::int64_t time_ns, std::int64_t place) {
     Server& from = servers_[server];

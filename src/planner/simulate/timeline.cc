@@ -93,10 +93,10 @@ Status check_levels(const Plan& plan, const Cluster& cluster) {
   return {};
 }
 
-std::vector<std::string> row_names(const Cluster& cluster) {
+std::vector<std::string> row_names(const Cluster& cluster, int cpu_workers) {
   std::vector<std::string> rows = {"compute", "gpu codec"};
-  for (int w = 0; w < cluster.cpu_codec_workers; ++w) {
-    rows.push_back(cluster.cpu_codec_workers == 1 ? "cpu codec" : "cpu codec " + std::to_string(w));
+  for (int w = 0; w < cpu_workers; ++w) {
+    rows.push_back(cpu_workers == 1 ? "cpu codec" : "cpu codec " + std::to_string(w));
   }
   rows.push_back("device to host");
   rows.push_back("host to device");
@@ -178,16 +178,17 @@ Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& clust
     buckets.push_back({located[b].ready_ns, chains[b].steps, located[b].elems});
   }
 
-  Simulator simulator(simulated_job(job, cluster), static_cast<int>(cluster.levels.size()));
+  const SimulatedJob simulated = simulated_job(job, cluster);
+  Simulator simulator(simulated, static_cast<int>(cluster.levels.size()));
   std::vector<SimulatedEvent> events;
   Timeline timeline;
   timeline.step_ns = simulator.run(buckets, Simulator::kNever, &events);
-  timeline.rows = row_names(cluster);
+  timeline.rows = row_names(cluster, simulated.cpu_workers);
   for (const SimulatedEvent& event : events) {
     TimelineEvent& shown = timeline.events.emplace_back();
     shown.start_ns = event.start_ns;
     shown.end_ns = event.end_ns;
-    shown.row = row_of(event, cluster.cpu_codec_workers);
+    shown.row = row_of(event, simulated.cpu_workers);
     const bool is_compute = event.bucket < 0;
     shown.bucket = is_compute ? -1 : located[event.bucket].bucket;
     if (!is_compute) shown.operation = chains[event.bucket].steps[event.step].operation;
