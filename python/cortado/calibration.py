@@ -102,7 +102,7 @@ def _read_or_refuse(path, again):
     is_there = path.exists()
     if not os.access(path if is_there else path.absolute().parent, os.W_OK) or path.is_dir():
         raise SpecError(f'no file can be written at "{path}"')
-    if again or not is_there:
+    if again or not path.is_file() or path.stat().st_size == 0:  # an empty file, or none, is there to be written
         return None
     try:
         return Cluster.load(path)

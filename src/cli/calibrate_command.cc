@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "cli/codec_commands.h"
 #include "cli/progress.h"
@@ -20,10 +21,17 @@ namespace cortado::cli {
 namespace {
 
 void show_progress(double done, const std::string& next) {
+  char text[120];
   const std::string bar(static_cast<std::size_t>(done * kBarWidth), '#');
-  std::fprintf(stderr, "\r[%-*s] %3.0f %%  %.44s\033[K%s", kBarWidth, bar.c_str(), 100 * done, next.c_str(),
-               done < 1 ? "" : "\n");
-  std::fflush(stderr);
+  std::snprintf(text, sizeof(text), "[%-*s] %3.0f %%  %.60s", kBarWidth, bar.c_str(), 100 * done, next.c_str());
+  show_line(text);
+  if (done >= 1) std::fputs("\n", stderr);
+}
+
+// Something can be read there. An empty file, and what is no file, is there to be written.
+bool has_content(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error) && std::filesystem::file_size(path, error) > 0 && !error;
 }
 
 // Of the ranks of a machine each the next device, and from the first one again where there are fewer.
@@ -63,8 +71,7 @@ Result<std::shared_ptr<const SchemeDevice>> device_of_rank(const std::string& pa
     if (!writable.ok()) return report_error(command.cluster_path, writable.status());
   }
   if (speaks && ::isatty(STDERR_FILENO) == 1) options.progress = show_progress;
-  const bool is_there = ::access(command.cluster_path.c_str(), F_OK) == 0;
-  if (speaks && is_there && !command.again) {
+  if (speaks && has_content(command.cluster_path) && !command.again) {
     Result<Cluster> known = load_cluster(command.cluster_path);
     if (!known.ok()) return report_error("calibrate", known.status(), "--again measures everything and writes it anew");
     options.known = std::move(known).value();

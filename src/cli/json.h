@@ -11,7 +11,7 @@ namespace cortado::cli {
 
 std::string join(const std::vector<std::string>& words, const char* separator);
 
-// A string with its quotes. Bytes from 0x80 on are passed on as they are.
+// A string with its quotes. What is not UTF-8 becomes U+FFFD.
 std::string json_text(std::string_view text);
 
 std::string json_list(const std::vector<std::string>& words);

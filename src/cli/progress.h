@@ -9,6 +9,9 @@ namespace cortado::cli {
 
 constexpr int kBarWidth = 30;  // characters, of all bars
 
+// Overwrites the last line of stderr, a terminal, with as much of the text as fits.
+void show_line(const std::string& text);
+
 // One line on stderr, "compress x.npy  [####----]  45 %  1.23 GB/s", for work on large files; nothing for small ones
 // and where stderr is no terminal.
 class Progress {

@@ -164,7 +164,9 @@ void Calibrator::continue_as_all_reduce(const CollectiveCurves& curves, Curve* c
   const double growth = static_cast<double>(most_ns) / static_cast<double>(std::max<std::int64_t>(1, same_ns));
   const double in_proportion = growth * static_cast<double>(curve->times.times_ns.back());
   const double most = static_cast<double>(most_ns);
-  curve->add(known.sizes.back(), {.median_ns = static_cast<std::int64_t>(std::clamp(in_proportion, most / 2, most))});
+  const auto no_more_ns = static_cast<std::int64_t>(std::clamp(in_proportion, most / 2, most));
+  // What is not measured lowers nothing that was.
+  curve->add(known.sizes.back(), {.median_ns = std::max(no_more_ns, curve->times.times_ns.back())});
 }
 
 // Two of them at once against one after the other, at the largest size that was measured and fits into what is left:

@@ -624,5 +624,13 @@ TEST(Calibrate, FilesFromElsewhereAreRefused) {
   EXPECT_EQ(check_cluster_is_of(cluster, here, topology).code(), StatusCode::kMismatch);
 }
 
+TEST(CalibratorCurve, ASlowSpellAtASmallSizeDoesNotRaiseLargerOnes) {
+  Curve curve;
+  for (const auto& [size, ns] : {std::pair{4096, 8}, {65536, 30}, {1 << 20, 12}, {1 << 24, 90}}) {
+    curve.add(size, {.median_ns = ns});
+  }
+  EXPECT_EQ(curve.times.times_ns, (std::vector<std::int64_t>{8, 12, 12, 90}));
+}
+
 }  // namespace
 }  // namespace cortado

@@ -46,10 +46,10 @@ struct Curve {
   std::vector<std::int64_t> spreads_ns, runs;
 
   void add(std::int64_t size, const Point& point) {
-    // A larger size takes no less; where it was measured so, the machine was busy at the smaller one.
-    const std::int64_t before = times.times_ns.empty() ? 0 : times.times_ns.back();
+    // A larger size takes no less; where it was measured so, the machine was busy at the smaller ones.
+    for (std::int64_t& before_ns : times.times_ns) before_ns = std::min(before_ns, point.median_ns);
     times.sizes.push_back(size);
-    times.times_ns.push_back(std::max(before, point.median_ns));
+    times.times_ns.push_back(point.median_ns);
     spreads_ns.push_back(point.spread_ns);
     runs.push_back(point.runs);
   }

@@ -115,7 +115,8 @@ Status Cluster::check() const {
     const std::string place = place_of("$.codecs", c);
     const CodecTimes& times = codecs[c];
     if (times.codec.empty()) return refuse(place + ".codec", "a codec", "an empty text");
-    CORTADO_RETURN_IF_ERROR(check_range(place + ".threads", times.threads, 1, 1 << 20, "threads"));
+    const int most_threads = times.device == OpDevice::kCpu ? 1 << 20 : 1;
+    CORTADO_RETURN_IF_ERROR(check_range(place + ".threads", times.threads, 1, most_threads, "threads"));
     if (!codecs_seen.insert({times.codec, times.device, times.direction, times.threads}).second) {
       return refuse(place, "codec, device, direction and threads that differ from those before", "the same");
     }

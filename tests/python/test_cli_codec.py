@@ -331,6 +331,12 @@ def test_bench_as_json_has_one_object_a_file_and_codec(tmp_path, gradient):
     assert row["max_abs_error"] == pytest.approx(np.abs(array - decoded).max())
 
 
+def test_bench_as_json_of_a_file_whose_name_is_not_utf_8(tmp_path):
+    source = save(tmp_path / os.fsdecode(b"\xff.npy"), np.ones(8, dtype="float32"))
+    row = json.loads(ok("bench", "--json", "--codec", "sign", source))
+    assert Path(row["file"]).name == "\N{REPLACEMENT CHARACTER}.npy"
+
+
 def test_bench_as_a_table_fits_100_columns(gradient):
     lines = ok("bench", "--codec", "none", "--codec", "sign(two_means, block=256)", gradient).splitlines()
     assert max(map(len, lines[1:])) <= 100
