@@ -15,13 +15,18 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .attachment import Attachment, holder_of, mark_open
+from .attachment import Attachment, holder_of, mark_closed, mark_open
 from .errors import CortadoError, MismatchError, SpecError
 from .group import DTYPE_CODES, takes_host_memory
 from .parameters import fsdp_hint, in_memory_order, trainable_of, without_compile
 
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
 _DDP_TIMEOUT_S = 1800.0  # of DDP's own waits, as process groups have it by default
+
+_PYTHON_REDUCER = (
+    'with torch._dynamo.config.optimize_ddp = "python_reducer" DDP hands over single gradients in place of buckets: '
+    "set it to True, as it is by default, before DDP is made"
+)
 
 
 def attach(
@@ -82,7 +87,7 @@ def attach(
     if state.may_leave:
         ddp.register_forward_pre_hook(_BeforeForward(state))
     _states[ddp] = state
-    mark_open(state)
+    state.follow(ddp)
     return state
 
 
@@ -96,8 +101,8 @@ def _refusal(ddp):
     holder = holder_of(ddp.parameters())
     if holder is not None and not isinstance(holder, DdpState):
         return CortadoError(f'a Reducer, with "{holder.spec}", averages these gradients already: close() it first')
-    if ddp.mixed_precision is not None:
-        return SpecError("DDP's mixed_precision is a communication hook, and DDP takes only one: use torch.autocast")
+    if (unsupported := _unsupported(ddp)) is not None:
+        return unsupported
     hooks = getattr(ddp, "_comm_hooks", [])
     if any(not isinstance(state, DetachedState) for _, state in hooks):  # copies have none of the original's
         return CortadoError("this model has another communication hook, and DDP takes only one")
@@ -105,6 +110,20 @@ def _refusal(ddp):
         return CortadoError(
             "attach before the first backward: this model has gradients, or has exchanged some, already"
         )
+    return None
+
+
+def _unsupported(ddp):
+    """The error of a DDP that was made with what no hook like this one can serve, if any."""
+    if ddp.mixed_precision is not None:
+        return SpecError("DDP's mixed_precision is a communication hook, and DDP takes only one: use torch.autocast")
+    if getattr(ddp, "skip_all_reduce_unused_params", False):
+        return SpecError(
+            "with skip_all_reduce_unused_params DDP calls no hook for a bucket that no rank has used, and a step would "
+            "wait for it for ever: leave it out; find_unused_parameters works without it"
+        )
+    if getattr(ddp, "_use_python_reducer", False):
+        return SpecError(_PYTHON_REDUCER)
     return None
 
 
@@ -133,6 +152,8 @@ def ddp_hook(
     if not isinstance(model, torch.nn.Module):
         swapped = "; the arguments are swapped" if isinstance(plan, torch.nn.Module) else ""
         refusal = SpecError(f"ddp_hook(plan, model) needs a torch.nn.Module, got {type(model).__name__}{swapped}")
+    elif isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        refusal = _unsupported(model)
     options = {
         "grad_scaler": grad_scaler,
         "check_replicas": check_replicas,
@@ -140,7 +161,10 @@ def ddp_hook(
         "timeout_s": timeout_s,
         "verbose": verbose,
     }
-    return DdpState(plan, model, process_group, refusal=refusal, **options), hook
+    state = DdpState(plan, model, process_group, refusal=refusal, **options)
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        state._ddp = weakref.ref(model)
+    return state, hook
 
 
 def report(attached):
@@ -184,8 +208,15 @@ class DdpState(Attachment):
         self._step_begun = False
         self._copies = []  # gradients copied to undo a step
         self._leave = None  # while DDP averages gradients itself
+        self._ddp = lambda: None  # where it is known
         if self._engine.is_auto:  # which passes no step with a shorter timeout, either
             self._keeps_hook = keeps_hook or ("timeout_s" if self._engine.timeout_s < _DDP_TIMEOUT_S else "")
+
+    def follow(self, ddp):
+        """It averages what is exchanged here, for as long as it is there."""
+        self._ddp = weakref.ref(ddp)
+        mark_open(self)
+        weakref.finalize(ddp, mark_closed, self).atexit = False
 
     @property
     def may_leave(self):
@@ -199,6 +230,8 @@ class DdpState(Attachment):
     def on_bucket(self, bucket):
         if not self._step_begun:
             self._refuse_capture()  # before anything is sent: no reason to end the exchange
+        if not isinstance(bucket, dist.GradBucket):
+            raise SpecError(_PYTHON_REDUCER)
         start_ns = time.perf_counter_ns()
         try:
             future = self._exchange(bucket)
@@ -238,8 +271,20 @@ class DdpState(Attachment):
 
     def _begin(self, bucket):
         # On a device the bucket itself stays as it is until the step has ended.
-        self._begin_step(not self._transfers.in_place or self._keeps_gradients(bucket))
+        has_joined = self._has_joined()
+        keeps = not self._transfers.in_place or (not has_joined and self._keeps_gradients(bucket))
+        self._begin_step(keeps, partial(self._somebody_is_without_data, bucket) if has_joined else None)
         self._step_begun = True
+
+    def _has_joined(self):
+        """In ddp.join() ranks without data take part with zeros, beside gradients and parameters of earlier steps.
+        DDP does not tell when that has ended."""
+        ddp = self._ddp()
+        return ddp is not None and ddp._join_config.enable
+
+    def _somebody_is_without_data(self, bucket):
+        own = bytes([not bucket.buffer().any()])
+        return any(self._group.all_gather(own, self._engine.timeout_s))
 
     @staticmethod
     def _keeps_gradients(bucket):
@@ -277,9 +322,16 @@ class DdpState(Attachment):
         _, code, rows, cols, *_ = self._tensors[index]
         if DTYPE_CODES.get(view.dtype) != code or view.numel() != rows * cols:
             dtype = next(dtype for dtype, its_code in DTYPE_CODES.items() if its_code == code)
+            parameter = self._parameters[index]
+            what_to_do = "Convert the model first"
+            if parameter.dtype == dtype and parameter.numel() == rows * cols:
+                what_to_do = (
+                    "Another hook has changed it, such as fp16_compress_wrapper: none can stand around this one. What "
+                    'such hooks do a plan does: "acp(rank=4, wire=fp16)", "cast(fp16)"'
+                )
             raise MismatchError(
                 f'the gradient of "{self._names[index]}" has {view.numel()} elements of {view.dtype}; when cortado was '
-                f"given the model, the parameter had {rows * cols} of {dtype}. Convert the model first"
+                f"given the model, the parameter had {rows * cols} of {dtype}. {what_to_do}"
             )
 
     def _finish(self):
@@ -425,10 +477,17 @@ def _take_back(ddp, state):
 
 
 class DetachedState:
-    """The state of an attached model in a copy of that model, which is not attached. spec: of the original."""
+    """The state of an attached model in a copy of that model, or in a file, which is not attached. spec: of the
+    original."""
 
     def __init__(self, spec):
         self.spec = spec
+
+    def on_bucket(self, _):
+        raise CortadoError(
+            "this state came out of a copy or a pickle, which hold nothing of the original's: save state.state_dict() "
+            "on every rank, make a new state with attach() or ddp_hook(), and give it that with load_state_dict()"
+        )
 
 
 @dataclass

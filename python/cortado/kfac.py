@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from . import _core
 from .agreement import SETUP_TIMEOUT_S, agree_on_flag, agree_on_text, damage_ends_all, on_all_ranks
-from .attachment import holder_of, without_holder
+from .attachment import Attachment, holder_of, without_holder
 from .calibration import calibrate
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, TorchGroup
@@ -209,12 +209,10 @@ class KFAC:
                 "colocate_factors": colocate_factors,
                 "balance_memory": one_of("assignment_strategy", assignment_strategy, ("compute", "memory")) == "memory",
                 "compression": self._spec,
-                "compression_changes": callable(compression),
                 "use_error_feedback": error_feedback,
                 "aggregate": aggregate,
                 "random_seed": random_seed,
                 "factor_compression": self._factor_spec,
-                "factor_compression_changes": callable(factor_compression),
                 "schedule": f"factors {_interval(factor_update_steps)}, inverses {_interval(inv_update_steps)}",
                 "timeout_s": timeout_s,
                 "checks_collectives": check_collectives,
@@ -228,7 +226,6 @@ class KFAC:
                 is_one = callable(candidates) or isinstance(candidates, (str, dict))
                 self._candidates = (candidates,) if is_one else tuple(candidates)
                 options["candidates"] = self._candidates_at(0)
-                options["candidates_change"] = self._has_candidates_that_change()
                 for candidate in options["candidates"]:
                     _core.canonical_spec(candidate)  # calibrating, one rank would fail alone
                 options["cluster"] = _cluster_text(cluster)
@@ -245,6 +242,8 @@ class KFAC:
             options["cluster"] = measured.to_json()
         self._options = options
         self._reduce_gradients = False if is_ddp and reduce_gradients is None else reduce_gradients
+        if self._reduce_gradients is None and holder_of(self._model.parameters()) is not None:
+            gc.collect()  # a DDP that nobody has any more averages nothing, on all ranks from now on
         with damage_ends_all(self._group):
             self._core = _core.Kfac([layer.to_core() for layer in self._layers], options, *self._core_group())
         if self._group is not None:
@@ -515,19 +514,19 @@ class KFAC:
     # ---- the step
 
     def _reduces(self):
-        """Whether nobody else averages the gradients."""
-        if self._world_size > 1 and self._reduce_gradients is None:
-            parameters = [p for p in self._model.parameters() if p.requires_grad]
-            left = without_holder(parameters)
-            if left and len(left) < len(parameters):
-                text = (
-                    f"cortado.attach or a cortado.Reducer averages the gradients of {len(parameters) - len(left)} of "
-                    f"the {len(parameters)} parameters of the model that KFAC was given, and nobody the others: "
-                    "let it have all of them, or say reduce_gradients=False and average the others yourself"
-                )
-                self._refuse(SpecError(text))
-            self._reduce_gradients = bool(left)
-        return self._world_size > 1 and self._reduce_gradients
+        """Whether nobody else averages the gradients now: a Reducer may come and go."""
+        if self._world_size == 1 or self._reduce_gradients is not None:
+            return self._world_size > 1 and self._reduce_gradients
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        left = without_holder(parameters)
+        if left and len(left) < len(parameters):
+            text = (
+                f"cortado.attach or a cortado.Reducer averages the gradients of {len(parameters) - len(left)} of "
+                f"the {len(parameters)} parameters of the model that KFAC was given, and nobody the others: "
+                "let it have all of them, or say reduce_gradients=False and average the others yourself"
+            )
+            self._refuse(SpecError(text))
+        return bool(left)
 
     def _has_equal_gradients(self):
         """Whether DDP or a Reducer is known to have averaged what is preconditioned over all of these ranks."""
@@ -536,7 +535,8 @@ class KFAC:
         holder = holder_of(self._model.parameters())
         if self._ddp is not None:
             # One that is not ours may leave ranks with their own.
-            has_other_hook = holder is None and bool(getattr(self._ddp, "_comm_hooks", True))
+            hooks = getattr(self._ddp, "_comm_hooks", [(None, None)])
+            has_other_hook = holder is None and any(not isinstance(state, Attachment) for _, state in hooks)
             averages_all = not self._ddp.parameters_to_ignore and not has_other_hook
             group = self._ddp.process_group
         elif holder is not None:
@@ -580,7 +580,8 @@ class KFAC:
             self._check_device(parameter, "parameters")
         # One message: gradients that are not preconditioned, which parameters have one, who has an Inf or NaN.
         is_non_finite = not self._are_gradients_finite()
-        flags = torch.tensor([*(float(p.grad is not None) for p in parameters), float(is_non_finite)])
+        wide = torch.float64 if any(p.dtype == torch.float64 for p in others) else torch.float32
+        flags = torch.tensor([*(float(p.grad is not None) for p in parameters), float(is_non_finite)], dtype=wide)
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 text = f'step() averages dense gradients, that of "{name}" is {parameter.grad.layout}: sparse=False'
@@ -588,7 +589,7 @@ class KFAC:
             if parameter.is_complex():
                 text = f'step() averages real gradients, "{name}" is {parameter.dtype}: average by yourself, '
                 self._refuse(SpecError(text + "and say reduce_gradients=False"))
-        dense = [_dense_gradient(p).reshape(-1) for p in others]
+        dense = [_dense_gradient(p, wide).reshape(-1) for p in others]
         flat = torch.cat([torch.cat(dense).cpu(), flags]) if dense else flags
         try:
             self._group.all_reduce(flat, self._options["timeout_s"])
@@ -680,14 +681,11 @@ class KFAC:
             self._factor_spec = _compression_at(self._factor_compression, self.steps)
             self._core.set_factor_compression(self._factor_spec)
             self._warn_if_pointless()
-        if self._has_candidates_that_change():
+        if any(callable(candidate) for candidate in self._candidates):
             self._core.set_candidates(self._candidates_at(self.steps))
 
     def _candidates_at(self, step):
         return [_compression_at(candidate, step) for candidate in self._candidates]
-
-    def _has_candidates_that_change(self):
-        return any(callable(candidate) for candidate in self._candidates)
 
     def _precondition(self):
         with self._errors_end_all():  # a function may give one rank what it gives no other
@@ -708,8 +706,7 @@ class KFAC:
         copies = []
         with self._errors_end_all():
             gradients = [self._gradient_of(layer, copies) for layer in self._layers]
-        with damage_ends_all(self._group):
-            result = act(gradients)
+        result = act(gradients)
         for gradient, dense in copies:
             gradient.copy_(dense)
         return result
@@ -812,6 +809,11 @@ class KFAC:
         for layer in self._layers:
             if _holders.get(layer.module, lambda: None)() is self:
                 del _holders[layer.module]
+
+
+def has_kfac(module):
+    """Whether the hooks of a KFAC are on a part of it."""
+    return any(_holders.get(part, lambda: None)() is not None for part in module.modules())
 
 
 def _remove(hooks):
@@ -940,6 +942,6 @@ def _list_skipped(skipped):
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()) or "it has none"
 
 
-def _dense_gradient(parameter):
+def _dense_gradient(parameter, dtype):
     gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    return gradient.detach().float()
+    return gradient.detach().to(dtype)

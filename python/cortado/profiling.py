@@ -10,9 +10,12 @@ from collections.abc import Mapping
 import torch
 
 from . import _core
+from .attachment import holder_of
 from .errors import SpecError
+from .kfac import has_kfac
 from .parameters import without_compile
 from .profiles import Job
+from .reducer import Reducer
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -42,6 +45,7 @@ def profile(model, batch, *, loss=None, optimizer=None, codecs=None, steps=5, na
     named = [(key, parameter) for key, parameter in plain.named_parameters() if parameter.requires_grad]
     if not named:
         raise SpecError(f"{type(plain).__name__} has no parameter that is trained: there is nothing to profile")
+    _refuse_what_takes_part(plain, [parameter for _, parameter in named])
     recorder = _Recorder(named)
     forward = _forward_of(plain, batch, loss)
     syncs_off = model.no_sync if model is not plain else contextlib.nullcontext
@@ -63,6 +67,15 @@ def profile(model, batch, *, loss=None, optimizer=None, codecs=None, steps=5, na
                 job["optimizer_ns"] = _time_optimizer(parameters, optimizer, steps)
     model.zero_grad(set_to_none=True)
     return Job(job)
+
+
+def _refuse_what_takes_part(module, parameters):
+    """Backward passes on this rank alone would end its exchange, or go into its next step."""
+    holder = holder_of(parameters)
+    if isinstance(holder, Reducer):
+        raise SpecError("a cortado.Reducer averages the gradients of this model: profile it before, or close() that")
+    if has_kfac(module):
+        raise SpecError("a cortado.KFAC is on this model, whose factors these passes would go into: profile it before")
 
 
 # What is between these is afterwards as before.

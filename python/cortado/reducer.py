@@ -210,7 +210,8 @@ class Reducer(Attachment):
         if gradient is not given or given._version != version:
             raise CortadoError(
                 f'the gradient of "{self._names[index]}" was changed between backward() and wait(), when it was on its '
-                "way already: zero_grad(), unscale_() and clipping belong after wait()"
+                "way already: zero_grad(), unscale_() and clipping belong after wait(); and a module that DDP has "
+                "wrapped too averages by itself"
             )
 
     @contextlib.contextmanager

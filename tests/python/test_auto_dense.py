@@ -3,6 +3,7 @@
 
 import copy
 import io
+import math
 import time
 
 import cortado
@@ -208,6 +209,39 @@ def join(me):
 def test_ranks_may_join_with_different_numbers_of_steps(pools):
     # The module isn't told when that has ended: from then on nothing is watched.
     assert pools(2).run(join) == [(True, STEPS - 1)] * 2
+
+
+def join_compressed(me):
+    """Rank 1 has more data; rank 0 stays behind with old gradients and parameters, which nobody may take for new."""
+    net = make_net()
+    model = me.wrap(net)
+    state = cortado.attach(model, "topk(density=0.2, min_elems=0, start_step=0)", check_replicas=1, verbose=False)
+    optimizer = make_optimizer(model)
+    with model.join():
+        for step in range(4 + 3 * me.rank):
+            optimizer.zero_grad()
+            loss = loss_of(model, make_batch(me.rank, step))
+            (loss * math.inf if step == 5 else loss).backward()
+            if step != 5:
+                optimizer.step()
+    owed = [entry["residual"] for entry in state.state_dict()["tensors"].values()]
+    optimizer = make_optimizer(model)  # momenta are those of different steps
+    train(me, model, 2, optimizer)
+    with torch.no_grad():
+        net[0].bias += me.rank
+    with pytest.raises(cortado.MismatchError, match=r"0\.bias"):  # replicas are compared again
+        train(me, model, 1, optimizer)
+    me._models.clear()
+    return state.report().to_dict()["non_finite_steps"], max(float(residual.abs().max()) for residual in owed)
+
+
+def test_ranks_may_join_where_gradients_are_compressed(pools):
+    try:
+        for non_finite_steps, owed in pools(2).run(join_compressed):
+            assert non_finite_steps == 1
+            assert owed < 1
+    finally:
+        pools(2).close()
 
 
 def begins_with_accumulation(me, set_to_none):

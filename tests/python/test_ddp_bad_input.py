@@ -2,6 +2,7 @@
 """Wrong arguments: one clear error each, on every rank, that says what and what was expected."""
 
 import json
+import pickle
 import time
 
 import cortado
@@ -67,6 +68,59 @@ def test_a_wrong_plan_is_refused_with_what_was_expected(pools, plan, words):
     for kind, text in pools(2).run(attach_each, plans=[plan] * 2):
         assert kind == "SpecError"
         assert all(word in text for word in words), text
+
+
+def attach_unsupported(me, how):
+    if how == "python_reducer":
+        with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+            model = torch.nn.parallel.DistributedDataParallel(make_net())
+    else:
+        options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+        model = torch.nn.parallel.DistributedDataParallel(make_net(), **options)
+    return [
+        error_of(cortado.attach, model, "acp", verbose=False),
+        error_of(cortado.ddp_hook, "acp", model, verbose=False),
+    ]
+
+
+@pytest.mark.parametrize("how", ["python_reducer", "skip_all_reduce_unused_params"])
+def test_what_ddp_calls_no_hook_for_is_refused(pools, how):
+    try:
+        for errors in pools(2).run(attach_unsupported, how=how):
+            assert [(kind, how in text) for kind, text in errors] == [("SpecError", True)] * 2
+    finally:
+        pools(2).close()  # such a DDP changes how others are compiled
+
+
+def wrap_the_hook(me):
+    model = torch.nn.parallel.DistributedDataParallel(make_net())
+    state, hook = cortado.ddp_hook("acp", model, verbose=False)
+    model.register_comm_hook(state, default_hooks.fp16_compress_wrapper(hook))
+    return error_of(lambda: loss_of(model, make_batch(me.rank, 0)).backward())
+
+
+def test_a_hook_around_this_one_is_refused_with_what_does_the_same(pools):
+    try:
+        for _, text in pools(2).run(wrap_the_hook):
+            assert "fp16_compress_wrapper" in text and "wire=fp16" in text and "Convert" not in text
+    finally:
+        pools(2).close()
+
+
+def resume_with_a_pickled_hook(me):
+    state, hook = cortado.ddp_hook("acp", make_net(), verbose=False)
+    loaded = pickle.loads(pickle.dumps({"state": state, "hook": hook}))
+    model = torch.nn.parallel.DistributedDataParallel(make_net())
+    model.register_comm_hook(loaded["state"], loaded["hook"])
+    return error_of(lambda: loss_of(model, make_batch(me.rank, 0)).backward())
+
+
+def test_a_pickled_state_says_what_to_save(pools):
+    try:
+        for _, text in pools(2).run(resume_with_a_pickled_hook):
+            assert "state_dict()" in text and "load_state_dict()" in text
+    finally:
+        pools(2).close()
 
 
 def test_a_broken_plan_file_is_refused_with_its_path(pools, tmp_path):

@@ -8,6 +8,7 @@ import io
 import cortado
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from late_device import on_device
 from nets import (
     COMPOSED,
@@ -264,6 +265,49 @@ def test_a_state_that_does_not_fit_is_refused_on_every_rank(pools, kind):
     else:
         assert EXPECTED[kind] in errors[1]
         assert "rank 1" in errors[0] and "rank 1" in errors[2]
+
+
+def through_dcp(me, folder):
+    """torch.distributed.checkpoint, with a name of its own for the state of each rank."""
+    plan, name = "topk(density=0.2, min_elems=0, start_step=0)", f"cortado{me.rank}"
+    first, second = (me.attach(make_net(seed), plan) for seed in (0, 1))
+    train(me, first, 4)
+    dcp.save({name: first.cortado.state_dict(), "model": first.module.state_dict()}, checkpoint_id=folder)
+    loaded = {name: second.cortado.state_dict(), "model": second.module.state_dict()}
+    dcp.load(loaded, checkpoint_id=folder)
+    second.module.load_state_dict(loaded["model"])
+    second.cortado.load_state_dict(loaded[name])
+    for model in (first, second):
+        train(me, model, range(4, 8))
+    return fingerprint(first.module) == fingerprint(second.module)
+
+
+def test_states_go_through_a_distributed_checkpoint(pools, tmp_path):
+    assert all(pools(2).run(through_dcp, folder=str(tmp_path)))
+
+
+def save_before_wait(me):
+    """A Reducer's step is under way between backward() and wait(): it goes on as if nobody had asked."""
+    ends = []
+    for asks in (True, False):
+        net = make_net()
+        reducer = cortado.Reducer(net, "topk(density=0.2, min_elems=0, start_step=0)", verbose=False)
+        optimizer = make_optimizer(net)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(net, make_batch(me.rank, step)).backward()
+            if asks:
+                with pytest.raises(cortado.CortadoError, match="a step is under way"):
+                    reducer.state_dict()
+            reducer.wait()
+            optimizer.step()
+        reducer.close()
+        ends.append(fingerprint(net))
+    return ends[0] == ends[1]
+
+
+def test_a_state_can_not_be_taken_within_a_step(pools):
+    assert all(pools(2).run(save_before_wait))
 
 
 def save_inside_a_step(me):

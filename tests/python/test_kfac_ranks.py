@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """KFAC on several ranks: strategies, compression, with and without DDP, saving, and ranks that fail."""
 
+import gc
 import json
 import time
 from pathlib import Path
@@ -351,6 +352,54 @@ def test_a_reducer_of_a_part_of_the_model_is_refused(pools):
         pools(2).run(reduce_a_part)
     finally:
         pools(2).close()
+
+
+def stop_averaging(me, how):
+    """What has averaged the gradients goes, while KFAC stays."""
+    model = make_model(me, uses_ddp=False)
+    if how == "close":
+        holder = cortado.Reducer(model, "none", verbose=False)
+    else:
+        ddp = torch.nn.parallel.DistributedDataParallel(model)
+        holder = cortado.attach(ddp, "none", verbose=False)
+        del ddp
+        gc.collect()
+    kfac = cortado.KFAC(model, lr=0.05, timeout_s=20, verbose=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    if how == "close":
+        loss_of(model, make_batch(me.rank, 0)).backward()
+        holder.wait()
+        kfac.step()
+        holder.close()
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, make_batch(me.rank, step)).backward()
+        kfac.step()
+        optimizer.step()
+    return fingerprint(model)
+
+
+@pytest.mark.parametrize("how", ["close", "drop the DDP"])
+def test_step_averages_once_nobody_else_does(pools, how):
+    first, second = pools(2).run(stop_averaging, how=how)
+    assert first == second
+
+
+def wide_head(me):
+    """What is left alone may be float64, and larger than float32 can be."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1).double())
+    for parameter in net.parameters():
+        dist.broadcast(parameter.data, 0)
+    kfac = cortado.KFAC(net, lr=0.05, timeout_s=20, verbose=False)
+    hidden = net[0](torch.ones(2, 4))
+    (hidden.sum() + net[1](hidden.detach().double()).sum() * 1e50 * (1 + me.rank)).backward()
+    own = net[1].bias.grad.clone()
+    kfac.step()
+    return torch.equal(net[1].bias.grad, sum(me.gather(own)) / me.world_size)
+
+
+def test_what_is_left_alone_may_be_float64(pools):
+    assert all(pools(2).run(wide_head))
 
 
 def sparse_gradients(me):

@@ -305,6 +305,24 @@ def test_profiling_changes_nothing_that_only_the_optimizer_holds():
     assert torch.equal(criterion.weight.grad, torch.ones_like(criterion.weight)) and criterion.bias.grad is None
 
 
+def profile_beside(me):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    loss = lambda: net(torch.ones(2, 4)).sum()  # noqa: E731
+    errors = []
+    for make in (cortado.Reducer, cortado.KFAC):
+        beside = make(net, verbose=False)
+        with pytest.raises(cortado.SpecError, match=f"cortado.{make.__name__}") as refused:
+            cortado.profile(net, loss)
+        errors.append(str(refused.value))
+        beside.close() if make is cortado.Reducer else beside.detach()
+        cortado.profile(net, loss, codecs=[])
+    return len(errors)
+
+
+def test_a_model_that_takes_part_in_an_exchange_is_not_profiled(pools):
+    assert pools(2).run(profile_beside) == [2, 2]
+
+
 def profile_on_one_rank(me):
     """DDP would broadcast the statistics of the norm, and wait for the other rank."""
     torch.manual_seed(0)
