@@ -102,11 +102,13 @@ def losers(record: dict) -> str:
     if "ddp" not in record["results"]:
         return ""
     lines = []
+    _, _, exposed_of_ddp = parts_ms(record, "ddp")
     for method in record["results"]:
         if method in (NO_COMMUNICATION, "ddp") or step_ms(record, method) <= step_ms(record, "ddp"):
             continue
         _, compression, exposed = parts_ms(record, method)
-        cause = "exposed communication" if compression is None or exposed > compression else "compression"
+        is_exposed = compression is None or exposed - exposed_of_ddp > compression
+        cause = "exposed communication" if is_exposed else "compression"
         slower = step_ms(record, method) / step_ms(record, "ddp")
         lines.append(f"- `{method}` is {slower:.2f} times slower than S-SGD; most of the loss is {cause}")
     return "\n".join(lines) if lines else "No method here is slower than S-SGD."

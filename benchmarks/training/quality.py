@@ -37,15 +37,17 @@ METHODS = [
 
 
 def steps_at_equal_time(task: str, methods: list[str], steps: int, rate: str, speed: Path) -> dict[str, int]:
-    """Steps each method makes in the time of `steps` of PowerSGD's; {} where speed.jsonl does not say."""
-    step_ms = {}
+    """Steps each method makes in the time of `steps` of PowerSGD's, both of one record; {} where speed.jsonl does not
+    say."""
+    equal = {}
     for record in read_records(speed):
-        if record["model"] == task and record["rate"] == rate:
-            for name in record["results"]:
-                step_ms[name] = median(b["step_ms"] for b in record["blocks"] if b["method"] == name)
-    if POWER not in step_ms:
-        return {}
-    return {name: round(steps * step_ms[POWER] / step_ms[name]) for name in methods if name in step_ms}
+        if record["model"] == task and record["rate"] == rate and POWER in record["results"]:
+            step_ms = {
+                name: median(b["step_ms"] for b in record["blocks"] if b["method"] == name)
+                for name in record["results"]
+            }
+            equal.update({name: round(steps * step_ms[POWER] / ms) for name, ms in step_ms.items() if name in methods})
+    return equal
 
 
 def measure(task: str, methods: list[str], steps: int, options, raw: Path) -> None:

@@ -112,10 +112,11 @@ def missing_runs(options, rate: str, raw: Path) -> list:
     if options.again:
         return wanted
     asked = training_key({"task_name": options.task, "rate": rate, **vars(options)})
+    wants_times = options.timed and not options.losses_only
     done = {
         (record["method"], record["seed"])
         for record in read_records(raw)
-        if record["kind"] == "training" and training_key(record) == asked
+        if record["kind"] == "training" and training_key(record) == asked and (record["step_ms"] or not wants_times)
     }
     return [one for one in wanted if one not in done]
 

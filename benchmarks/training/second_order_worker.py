@@ -16,7 +16,7 @@ from cortado.group import TorchGroup
 from models import TASKS, Task
 from second_order_methods import KFAC, KFAC_PYTORCH, parse_method
 from torch.nn.parallel import DistributedDataParallel
-from trainer import emit, mean_over_ranks, start_worker
+from trainer import emit, mean_over_ranks, replicas_equal, start_worker
 
 FINAL_STEPS = 10  # the final training loss is the mean of these
 EXCHANGED_STEPS = 8  # whose preconditioned gradients are exchanged in turn
@@ -146,14 +146,6 @@ def data_parallel(net, config: dict, method, is_own_kfac: bool):
     return net if is_own_kfac else DistributedDataParallel(net)
 
 
-def replicas_equal(model) -> bool:
-    digest = torch.stack([p.detach().view(torch.int32).to(torch.int64).sum() for p in model.parameters()])
-    low, high = digest.clone(), digest.clone()
-    dist.all_reduce(low, dist.ReduceOp.MIN)
-    dist.all_reduce(high, dist.ReduceOp.MAX)
-    return torch.equal(low, high)
-
-
 class Messages:
     """What this rank sent, by kind of message: the bytes of each, and the relative L2 error of each that had any."""
 
@@ -261,14 +253,17 @@ def train(task: Task, config: dict, name: str, seed: int) -> dict:
             exchanges.note(run.kfac, run.preconditioned_s)
         if step % 50 == 0:
             emit("progress", method=name, seed=seed, step=step, loss=loss)
+    backward_ms, preconditioner_ms = mean_over_ranks(
+        [1e3 * seconds / config["steps"] for seconds in (run.backward_s, run.preconditioner_s)]
+    )
     result = {
         **initial,
         **evaluate(task, run.net),
         "losses": [round(x, 4) for x in mean_over_ranks(losses)],
         # Ranks wait for each other in every step; not recorded where other work was going on beside it.
         "step_ms": [round(1e3 * x, 2) for x in mean_over_ranks(step_s)] if is_timed else None,
-        "backward_ms": 1e3 * run.backward_s / config["steps"] if is_timed else None,
-        "preconditioner_ms": 1e3 * run.preconditioner_s / config["steps"] if is_timed else None,
+        "backward_ms": backward_ms if is_timed else None,
+        "preconditioner_ms": preconditioner_ms if is_timed else None,
         "replicas_equal": replicas_equal(run.net),
     }
     result["training_loss"] = statistics.mean(result["losses"][-FINAL_STEPS:])
@@ -395,7 +390,8 @@ def time_it(exchange, of_steps: list, seconds: float, note=lambda: None) -> dict
         slowest = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         times.append(slowest.item())
-        note()
+        if len(times) > warm_up:
+            note()
         if len(times) == warm_up:
             repetitions = warm_up + max(5, min(200, int(seconds / times[-1])))
     return {"ms": 1e3 * statistics.median(times[warm_up:]), "repetitions": repetitions - warm_up}

@@ -3,6 +3,7 @@
 
 import copy
 import datetime
+import hashlib
 import json
 import os
 import sys
@@ -41,6 +42,18 @@ def mean_over_ranks(values: list[float]) -> list[float]:
     tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor)
     return (tensor / dist.get_world_size()).tolist()
+
+
+def replicas_equal(model) -> bool:
+    """Whether every rank has the same parameters, bit for bit."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int32)
+    low, high = own.clone(), own.clone()
+    dist.all_reduce(low, dist.ReduceOp.MIN)
+    dist.all_reduce(high, dist.ReduceOp.MAX)
+    return torch.equal(low, high)
 
 
 def sent_bytes() -> int | None:
@@ -102,10 +115,4 @@ class Trainer:
         return mean_over_ranks([self.wrapped.relative_error()])[0]
 
     def replicas_equal(self) -> bool:
-        """Whether every rank has the same parameters, bit for bit."""
-        tensors = [parameter.detach() for parameter in self.wrapped.ddp.parameters()]
-        digest = torch.stack([x.view(torch.int32).to(torch.int64).sum() for x in tensors]).cpu()
-        low, high = digest.clone(), digest.clone()
-        dist.all_reduce(low, dist.ReduceOp.MIN)
-        dist.all_reduce(high, dist.ReduceOp.MAX)
-        return torch.equal(low, high)
+        return replicas_equal(self.wrapped.ddp)
