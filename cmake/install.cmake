@@ -15,8 +15,10 @@ file(WRITE "${PROJECT_BINARY_DIR}/cortado-config.cmake"
      "find_dependency(Threads)\n"
      "find_dependency(hwy)\n"
      "find_dependency(ZLIB)\n"
+     "set(cortado_bla_vendor \"\${BLA_VENDOR}\")\n"
      "set(BLA_VENDOR OpenBLAS)\n"
      "find_dependency(LAPACK)\n"
+     "set(BLA_VENDOR \"\${cortado_bla_vendor}\")\n"
      "include(\"\${CMAKE_CURRENT_LIST_DIR}/cortado_targets.cmake\")\n")
 
 # A program without MPI, NCCL or CUDA needs none of them to be there.

@@ -143,6 +143,10 @@ const CodecRow* find_codec(std::string_view name);
 // name lists the known ones; codecs that can't stand one behind the other are refused by name.
 Result<std::unique_ptr<Codec>> make_codec(std::string_view spec);
 
+// The spelling of a codec that Codec::spec() gives, by which those of files and arguments are compared; `spec` itself
+// where there is no such codec.
+std::string canonical_codec(std::string_view spec);
+
 // ---- frames: self-describing payloads (docs/wire_format.md) --------------------------------------------------------
 
 constexpr std::size_t kFrameHeaderBytes = 40;

@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Files: an input as one piece of memory, an output that is complete or not there. Errors are kIoError, without the
-// path.
+// Files: an input as one piece of memory, an output that is complete or not there (but for a crash of the machine).
+// Errors are kIoError, without the path.
 #pragma once
 
 #include <cstddef>

@@ -6,7 +6,8 @@
 // owners (Shampoo, Muon).
 //
 //   auto gather = OwnerGather::create(tensors, {.codec = "compso(bound=4e-3)"}, communicator).value();
-//   each step:  every rank fills the tensors it owns;  gather->run(addresses);  every tensor is the same on every rank
+//   each step:  every rank fills the tensors it owns;  gather->run(step, addresses);  every tensor is the same on every
+//   rank
 //
 // The owner uses the decoded value too, so all ranks hold the same bytes, whatever the codec loses; with a lossless
 // codec (compso(bound=0), float_rans) those of `none`. With use_error_feedback an owner adds to a tensor what encoding

@@ -38,7 +38,8 @@ class [[nodiscard]] Status {
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
 
-  // True if the object that returned it can't be used any more (a collective was cut short, for example).
+  // Of a step, or a collective: true if what returned it can't be used any more. What ranks agree to refuse together
+  // (a plan, a state, replicas that differ) is kMismatch, too, and ends nothing where its function says so.
   bool is_fatal() const;
 
   // "timeout: all-reduce of message 2 ..."; "ok" for success.

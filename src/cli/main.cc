@@ -56,7 +56,7 @@ constexpr const char* kDecompressFooter =
     "  cortado codec decompress gradient.crtf -o gradient.npy\n"
     "\n"
     "A damaged file is refused (exit code 3) with the place, what was found and what was expected;\n"
-    "then OUT is not touched.\n";
+    "then OUT is not touched, unless it can only be written to in place, as with several hard links.\n";
 
 constexpr const char* kInspectFooter =
     "Example:\n"

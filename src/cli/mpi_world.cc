@@ -33,7 +33,8 @@ int rank_on_machine() {
 }  // namespace
 
 int with_mpi_world(const std::function<int(const MpiWorld& world)>& work) {
-  MPI_Init(nullptr, nullptr);
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);  // threads that compute beside it are made
   int code = kBadCommandLine;
   {
     const Result<std::unique_ptr<Communicator>> world = make_mpi_communicator(MPI_Comm_c2f(MPI_COMM_WORLD));

@@ -42,7 +42,7 @@ Status allow_quality(const std::string& name, const Cluster& cluster, PlannerCon
   if (!options.ok()) return options.status();
   for (const std::string& codec : auto_codecs(options.value().quality)) {
     const bool is_measured = std::any_of(cluster.codecs.begin(), cluster.codecs.end(),
-                                         [&](const auto& times) { return times.codec == codec; });
+                                         [&](const auto& times) { return canonical_codec(times.codec) == codec; });
     if (is_measured) constraints->allowed_codecs.push_back(codec);
   }
   if (!constraints->allowed_codecs.empty()) return {};

@@ -73,6 +73,11 @@ Status Codec::decode_sum(std::span<const std::byte>, SumTerms, TensorView) const
   return make_error(StatusCode::kUnsupported, "%s has no sum form but its payload", spec().c_str());
 }
 
+std::string canonical_codec(std::string_view spec) {
+  const Result<std::unique_ptr<Codec>> codec = make_codec(spec);
+  return codec.ok() ? codec.value()->spec() : std::string(spec);
+}
+
 Result<std::unique_ptr<Codec>> make_codec(std::string_view spec) {
   CORTADO_ASSIGN_OR_RETURN(const std::vector<SpecStage> parsed, parse_spec(spec));
   std::vector<std::unique_ptr<Codec>> stages;

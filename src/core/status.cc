@@ -40,7 +40,7 @@ std::string_view status_code_name(StatusCode code) {
 bool Status::is_fatal() const {
   // What the ranks no longer agree on can't be mended by one of them; a refused argument changes nothing.
   return code_ == StatusCode::kMismatch || code_ == StatusCode::kTimeout || code_ == StatusCode::kPeerFailed ||
-         code_ == StatusCode::kInternal;
+         code_ == StatusCode::kCorruptData || code_ == StatusCode::kInternal;
 }
 
 std::string Status::to_string() const {

@@ -42,12 +42,12 @@ TEST(Status, CodesHaveNamesOfTheirOwn) {
 }
 
 TEST(Status, WhatRanksNoLongerShareIsFatal) {
-  for (const StatusCode code :
-       {StatusCode::kMismatch, StatusCode::kTimeout, StatusCode::kPeerFailed, StatusCode::kInternal}) {
+  for (const StatusCode code : {StatusCode::kMismatch, StatusCode::kTimeout, StatusCode::kPeerFailed,
+                                StatusCode::kCorruptData, StatusCode::kInternal}) {
     EXPECT_TRUE(Status(code, "").is_fatal()) << status_code_name(code);
   }
   for (const StatusCode code : {StatusCode::kInvalidArgument, StatusCode::kNotFound, StatusCode::kFailedPrecondition,
-                                StatusCode::kCorruptData, StatusCode::kUnsupported}) {
+                                StatusCode::kUnsupported}) {
     EXPECT_FALSE(Status(code, "").is_fatal()) << status_code_name(code);
   }
 }

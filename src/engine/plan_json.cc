@@ -111,26 +111,12 @@ class ObjectReader {
   void keep_unknown() const {
     for (const auto& [key, value] : object_.items()) {
       if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-      (*unknown_)[pointer_ + "/" + escaped(key)] = json_line(value);
+      (*unknown_)[pointer_ + "/" + pointer_part(key)] = json_line(value);
     }
   }
   std::string path_of(const std::string& key) const { return path_ + "." + key; }
 
  private:
-  static std::string escaped(const std::string& key) {  // RFC 6901
-    std::string text;
-    for (const char c : key) {
-      if (c == '~') {
-        text += "~0";
-      } else if (c == '/') {
-        text += "~1";
-      } else {
-        text += c;
-      }
-    }
-    return text;
-  }
-
   const Json& object_;
   std::string path_, pointer_;
   UnknownFields* unknown_;
@@ -267,25 +253,6 @@ Status read_plan(const Json& document, Plan* plan) {
 // ---- writing -------------------------------------------------------------------------------------------------------
 
 // RFC 6901; the library throws for others.
-bool is_pointer(const std::string& text) {
-  for (std::size_t i = text.find('~'); i != std::string::npos; i = text.find('~', i + 1)) {
-    if (i + 1 == text.size() || (text[i + 1] != '0' && text[i + 1] != '1')) return false;
-  }
-  return !text.empty() && text[0] == '/';
-}
-
-// Back to where they were; what belonged to something that is gone is left out.
-void put_unknown(const UnknownFields& unknown, Json* object) {
-  for (const auto& [text, json] : unknown) {
-    Json value = Json::parse(json, nullptr, /*allow_exceptions=*/false);
-    if (!is_pointer(text)) continue;
-    const Json::json_pointer pointer(text);
-    const Json::json_pointer owner = pointer.parent_pointer();
-    if (value.is_discarded() || !object->contains(owner) || !object->at(owner).is_object()) continue;
-    (*object)[pointer] = std::move(value);
-  }
-}
-
 Json operation_json(const Operation& op, const Topology& topology) {
   if (!is_collective(op.kind)) return {{"op", op_kind_name(op.kind)}, {"device", op_device_name(op.device)}};
   Json levels = Json::array();

@@ -26,8 +26,9 @@ std::optional<double> expected_error(const Plan& plan, const Job& job, int bucke
       const double weight = tensor.rms.value_or(1) * tensor.rms.value_or(1) * static_cast<double>(tensor.elems());
       total += weight;
       if (!loses || tensor.elems() == 0) continue;
-      const auto measured = std::find_if(tensor.errors.begin(), tensor.errors.end(),
-                                         [&](const MeasuredError& error) { return error.codec == planned.codec; });
+      const auto measured = std::find_if(tensor.errors.begin(), tensor.errors.end(), [&](const MeasuredError& error) {
+        return error.codec == planned.codec || canonical_codec(error.codec) == canonical_codec(planned.codec);
+      });
       if (measured == tensor.errors.end()) return {};
       lost += weight * std::pow(measured->relative_l2 * passes, 2);
     }

@@ -29,10 +29,8 @@ Result<std::vector<Placed>> place(Problem& problem, const Plan& plan, const Job&
       return make_error(StatusCode::kUnsupported,
                         "plan: $.buckets[%zu]: only buckets of neighbours in order of readiness are explained", b);
     }
-    int codec = -1;
-    for (std::size_t c = 0; c < problem.codecs().size(); ++c) {
-      if (bucket.option.encodes() > 0 && problem.codecs()[c].spec == bucket.codec) codec = static_cast<int>(c);
-    }
+    const CodecCost* const cost = find_codec_cost(problem.codecs(), bucket.codec);
+    const int codec = bucket.option.encodes() > 0 && cost != nullptr ? cost->number : -1;
     const Way* way = problem.way_of(next, next + count - 1, problem.add_candidate({codec, bucket.option}));
     if (way == nullptr) {
       return make_error(StatusCode::kMismatch, "plan: $.buckets[%zu]: \"%s\" is not allowed, or has no times", b,

@@ -386,6 +386,27 @@ TEST(ExplainPlan, ExplainsTheCastThatIsCompared) {
   ASSERT_TRUE(of_slower.ok()) << of_slower.status().to_string();
 }
 
+// Cluster, job, plan and constraints may each spell it their own way.
+TEST(MakePlan, SpellingsOfACodecAreOne) {
+  Job job = job_named("lstm");
+  const Cluster cluster = cluster_named("pcie_25g");
+  const std::string spelt = canonical_codec("topk(density=0.01)");
+  ASSERT_NE(spelt, "topk(density=0.01)");
+  for (JobTensor& tensor : job.tensors) tensor.errors = {{spelt, 0.5}};
+  const PlannerConstraints constraints = {.allowed_codecs = {"topk"}, .max_tensor_error = 0.6};
+  Plan plan = make_plan(job, cluster, constraints).value();
+  int encoded = 0;
+  for (PlanBucket& bucket : plan.buckets) {
+    if (bucket.option.encodes() == 0) continue;
+    bucket.codec = spelt;
+    ++encoded;
+  }
+  EXPECT_GT(encoded, 0);
+  EXPECT_EQ(simulate_plan(plan, job, cluster).value().step_ns, plan.predicted_step_ns);
+  EXPECT_TRUE(explain_plan(plan, job, cluster, constraints).ok());
+  EXPECT_GT(expected_error(plan, job).value(), 0);
+}
+
 // Though another one that is allowed now is never slower.
 TEST(ExplainPlan, ExplainsAPlanOfAnyCodecWithTimes) {
   const Job job = job_named("lstm");

@@ -65,6 +65,7 @@ Result<Cluster> Calibrator::start(const Topology& topology, const ClusterIdentit
   CORTADO_ASSIGN_OR_RETURN(const std::string text, text_of_rank_0(communicator_, own, timeout_));
   if (text.empty()) return fresh;
   CORTADO_ASSIGN_OR_RETURN(Cluster known, cluster_from_json(text));
+  for (CodecTimes& times : known.codecs) times.codec = canonical_codec(times.codec);
   const Status fits = check_cluster_is_of(known, identity, topology);
   if (fits.ok()) return known;
   if (options_.note) options_.note("measures everything: " + fits.message());
@@ -254,7 +255,9 @@ Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& op
   for (const std::string& spec : options.codecs) {
     CORTADO_RETURN_IF_ERROR(make_codec(spec).status().with_context("calibrate: codecs"));
   }
-  return Calibrator(communicator, options, clock).run();
+  CalibrateOptions canonical = options;
+  for (std::string& spec : canonical.codecs) spec = canonical_codec(spec);
+  return Calibrator(communicator, canonical, clock).run();
 }
 
 Result<ClusterIdentity> cluster_identity(Communicator* communicator, const std::string& transport_version,

@@ -48,14 +48,15 @@ std::set<std::string> codecs_of(const Cluster& cluster, OpDevice device) {
   return codecs;
 }
 
+const std::string kTopk = canonical_codec("topk(density=0.01)");  // as files have it
+
 TEST(CalibrateDevice, TimesCodecsThatHaveAVariantAndCopies) {
   CalibrateOptions options = on_device();
   options.codecs.push_back("topk(density=0.01) | quant(bits=4)");  // has none
   const Cluster cluster = calibrated(options, 2);
   EXPECT_EQ(codecs_of(cluster, OpDevice::kCpu).size(), 6u);
   EXPECT_EQ(codecs_of(cluster, OpDevice::kGpu),
-            (std::set<std::string>{"cast(bf16) encode", "cast(bf16) decode", "topk(density=0.01) encode",
-                                   "topk(density=0.01) decode"}));
+            (std::set<std::string>{"cast(bf16) encode", "cast(bf16) decode", kTopk + " encode", kTopk + " decode"}));
   for (const CodecTimes& times : cluster.codecs) {
     EXPECT_GE(times.curve.sizes.size(), 2u) << times.codec;
     EXPECT_GT(times.curve.times_ns.front(), 0) << times.codec;
@@ -122,7 +123,7 @@ TEST(CalibrateDevice, MeasuresWhatTheSlowestCodecDoesToComputation) {
     return {};
   };
   const Cluster cluster = calibrated(options);
-  EXPECT_EQ(cluster.gpu_codec, "topk(density=0.01)");
+  EXPECT_EQ(cluster.gpu_codec, kTopk);
   EXPECT_GT(cluster.gpu_codec_slows_backward, 0.5);
   EXPECT_LT(cluster.gpu_codec_slows_backward, 1);
   const std::string json = cluster_to_json(cluster);
@@ -194,7 +195,7 @@ TEST(CalibrateDevice, ContentionIsNotMeasuredBesideWhatCanNotRunHere) {
   known.codecs.push_back(foreign);
   options.known = known;
   options.device_computation = [] { return Status(); };
-  EXPECT_EQ(calibrated(options).gpu_codec, "topk(density=0.01)");
+  EXPECT_EQ(calibrated(options).gpu_codec, kTopk);
 }
 
 TEST(CalibrateDevice, AllRanksHaveADeviceOrNone) {

@@ -314,7 +314,28 @@ TEST(Calibrate, ContentionIsMeasuredBesideTheSlowestCodec) {
   options.collectives = {OpKind::kAllReduce};
   for (const auto& codecs : {std::vector<std::string>{"none", "topk(density=0.01)"}, {"topk(density=0.01)", "none"}}) {
     options.codecs = codecs;
-    EXPECT_EQ(calibrate_ranks(1, options)[0].cpu_codec, "topk(density=0.01)");
+    EXPECT_EQ(calibrate_ranks(1, options)[0].cpu_codec, canonical_codec("topk(density=0.01)"));
+  }
+}
+
+// "topk" and "topk(density=0.01)" are one codec, whoever has written the file.
+TEST(Calibrate, CodecsHaveOneSpelling) {
+  CalibrateOptions options = quick();
+  options.collectives = {OpKind::kAllReduce};
+  options.codecs = {"topk(density=0.01)"};
+  Cluster known = calibrate_ranks(1, options)[0];
+  ASSERT_EQ(known.codecs.size(), 2u);
+  for (CodecTimes& times : known.codecs) {
+    EXPECT_EQ(times.codec, canonical_codec("topk"));
+    times.codec = "topk";
+    times.curve.times_ns.back() += 12345;
+  }
+  options.known = known;
+  const Cluster again = calibrate_ranks(1, options)[0];
+  ASSERT_EQ(again.codecs.size(), 2u);
+  for (std::size_t c = 0; c < 2; ++c) {
+    EXPECT_EQ(again.codecs[c].codec, canonical_codec("topk"));
+    EXPECT_EQ(again.codecs[c].curve.times_ns, known.codecs[c].curve.times_ns) << "it is known";
   }
 }
 

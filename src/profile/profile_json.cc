@@ -142,17 +142,12 @@ class Fields {
     UnknownFields fields = nested_;
     if (!object_.is_object()) return fields;
     for (const auto& [name, value] : object_.items()) {
-      if (known_.count(name) == 0) fields["/" + escaped(name)] = json_line(value);
+      if (known_.count(name) == 0) fields["/" + pointer_part(name)] = json_line(value);
     }
     return fields;
   }
 
  private:
-  static std::string escaped(const std::string& key) {  // RFC 6901
-    std::string text;
-    for (const char c : key) text += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
-    return text;
-  }
   std::string place(const std::string& key) const { return field_of(path_, key); }
 
   const Json* find(const char* key, const char* expected, bool required) {
@@ -274,16 +269,6 @@ ClusterLevel read_level(Fields fields) {
 
 // ---- fields to text -------------------------------------------------------------------------------------------------
 
-// Unknown fields back to where they came from. Fields that are known by now win.
-void add_unknown(const UnknownFields& unknown, Json* object) {
-  for (const auto& [pointer, text] : unknown) {
-    const Json value = Json::parse(text, nullptr, false);
-    if (value.is_discarded() || pointer.empty() || pointer[0] != '/') continue;
-    const Json::json_pointer place(pointer);
-    if (!object->contains(place)) (*object)[place] = value;
-  }
-}
-
 Json curve_json(const TimeCurve& curve, const char* sizes) {
   return {{sizes, curve.sizes}, {"time_ns", curve.times_ns}};
 }
@@ -306,7 +291,7 @@ Json tensor_json(const JobTensor& tensor) {
   object["ready_ns"] = tensor.ready_ns;
   if (tensor.rms.has_value()) object["rms"] = *tensor.rms;
   for (const MeasuredError& error : tensor.errors) object["errors"][error.codec] = error.relative_l2;
-  add_unknown(tensor.unknown, &object);
+  put_unknown(tensor.unknown, &object);
   return object;
 }
 
@@ -368,7 +353,7 @@ std::string job_to_json(const Job& job) {
   document["overlap_forward"] = job.overlap_forward;
   document["tensors"] = Json::array();
   for (const JobTensor& tensor : job.tensors) document["tensors"].push_back(tensor_json(tensor));
-  add_unknown(job.unknown, &document);
+  put_unknown(job.unknown, &document);
   return dump_by_lines(document);
 }
 
@@ -427,13 +412,13 @@ std::string cluster_to_json(const Cluster& cluster) {
     if (level.overlap_time_share.has_value()) object["overlap_time_share"] = *level.overlap_time_share;
     if (level.float16_sum_factor.has_value()) object["float16_sum_factor"] = *level.float16_sum_factor;
     if (level.bfloat16_sum_factor.has_value()) object["bfloat16_sum_factor"] = *level.bfloat16_sum_factor;
-    add_unknown(level.unknown, &object);
+    put_unknown(level.unknown, &object);
     document["levels"].push_back(std::move(object));
   }
   const Topology topology = cluster.topology();
   for (const ClusterRange& range : cluster.ranges) {
     Json object = {{"levels", topology.range_name(range.levels)}, {"collectives", collectives_json(range.collectives)}};
-    add_unknown(range.unknown, &object);
+    put_unknown(range.unknown, &object);
     document["ranges"].push_back(std::move(object));
   }
   document["codecs"] = Json::array();
@@ -442,7 +427,7 @@ std::string cluster_to_json(const Cluster& cluster) {
     object["direction"] = op_kind_name(times.direction);
     if (times.device == OpDevice::kCpu) object["threads"] = times.threads;
     object.update(curve_json(times.curve, "elems"));
-    add_unknown(times.unknown, &object);
+    put_unknown(times.unknown, &object);
     document["codecs"].push_back(std::move(object));
   }
   document["copies"] = {{"host_to_device", curve_json(cluster.host_to_device, "bytes")},
@@ -463,7 +448,7 @@ std::string cluster_to_json(const Cluster& cluster) {
     document["contention"]["collective_start_ns"] = *cluster.collective_start_ns;
   }
   document["host"] = {{"fingerprint", cluster.fingerprint}, {"communicator", cluster.communicator}};
-  add_unknown(cluster.unknown, &document);
+  put_unknown(cluster.unknown, &document);
   return dump_by_lines(document);
 }
 

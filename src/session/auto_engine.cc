@@ -856,7 +856,7 @@ Result<bool> AutoEngineImpl::try_to_switch(int candidate) {
     return true;
   }
   // What came damaged may have come so to this rank alone.
-  if (made.status().is_fatal() || made.status().code() == StatusCode::kCorruptData) return made.status();
+  if (made.status().is_fatal()) return made.status();
   say(wanted.label + " is left out: " + made.status().message());
   return false;
 }

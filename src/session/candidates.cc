@@ -677,6 +677,9 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
   candidates.list = {{.label = "dense", .what = "none"}};
   for (const AutoSetting& setting : settings) candidates.list.push_back({.label = setting.spec, .what = setting.spec});
   std::optional<Cluster> cluster = request.cluster;
+  if (cluster.has_value()) {  // a file may spell codecs its own way
+    for (CodecTimes& times : cluster->codecs) times.codec = canonical_codec(times.codec);
+  }
   if (!cluster.has_value() && options.measure_s > 0) {
     CORTADO_ASSIGN_OR_RETURN(cluster, measure_cluster(options, request.topology, communicator, clock));
   }

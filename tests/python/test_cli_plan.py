@@ -70,6 +70,14 @@ def test_what_a_plan_loses_is_said_as_far_as_the_job_knows(tmp_path):
     assert "relative error" not in cortado("plan", JOB, CLUSTER, "--strategy", "dense").stdout
 
 
+def test_a_quality_knows_a_codec_however_the_file_spells_it(tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_text(CLUSTER.read_text().replace('"topk(density=0.01)"', '"topk"'))
+    plans = [cortado("plan", JOB, cluster, "--quality", "aggressive") for cluster in (CLUSTER, path)]
+    steps = [plan.stdout.partition(",")[0] for plan in plans]
+    assert "step" in steps[0] and steps[0] == steps[1]
+
+
 def test_quality_allows_what_auto_may_use(tmp_path):
     cluster = json.loads(Path(CLUSTER).read_text())
     curves = [times for times in cluster["codecs"] if times["codec"] == "topk(density=0.01)"]

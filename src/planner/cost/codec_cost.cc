@@ -58,4 +58,14 @@ Result<std::vector<CodecCost>> codec_costs(const Cluster& cluster, OpDevice home
   return costs;
 }
 
+const CodecCost* find_codec_cost(const std::vector<CodecCost>& costs, const std::string& spec) {
+  auto found = std::find_if(costs.begin(), costs.end(), [&](const CodecCost& cost) { return cost.spec == spec; });
+  if (found == costs.end()) {
+    const std::string canonical = canonical_codec(spec);
+    found = std::find_if(costs.begin(), costs.end(),
+                         [&](const CodecCost& cost) { return cost.codec->spec() == canonical; });
+  }
+  return found == costs.end() ? nullptr : &*found;
+}
+
 }  // namespace cortado

@@ -37,4 +37,7 @@ struct CodecCost {
 Result<std::vector<CodecCost>> codec_costs(const Cluster& cluster, OpDevice home,
                                            const std::vector<std::string>& allowed, std::vector<std::string>* notes);
 
+// The one of that specification, however it is spelt; nullptr: there is none.
+const CodecCost* find_codec_cost(const std::vector<CodecCost>& costs, const std::string& spec);
+
 }  // namespace cortado

@@ -151,13 +151,20 @@ Status Problem::prepare_errors(const Job& job) {
     total += weights_.back();
   }
   for (double& weight : weights_) weight = total > 0 ? weight / total : 0;
+  std::unordered_map<std::string_view, std::string> canonical;  // of the spellings in the job
+  for (const JobTensor& tensor : job.tensors) {
+    for (const MeasuredError& measured : tensor.errors) {
+      if (!canonical.contains(measured.codec)) canonical[measured.codec] = canonical_codec(measured.codec);
+    }
+  }
   for (const CodecCost& codec : codecs_) {
     std::vector<double>& errors = errors_.emplace_back();
+    const std::string spec = codec.codec->spec();
     int missing = 0;
     for (const JobTensor& tensor : job.tensors) {
       double error = codec.traits.lossless ? 0 : -1;
       for (const MeasuredError& measured : tensor.errors) {
-        if (measured.codec == codec.spec) error = measured.relative_l2;
+        if (canonical.at(measured.codec) == spec) error = measured.relative_l2;
       }
       errors.push_back(error);
       missing += error < 0;
@@ -189,7 +196,11 @@ void Problem::drop_codecs_never_better(std::span<const std::string> spared) {
     return true;
   };
   const auto covers = [&](const CodecCost& a, const CodecCost& b) {
-    if (std::find(spared.begin(), spared.end(), b.spec) != spared.end()) return false;
+    const auto is_it = [&](const std::string& spec) {
+      const CodecCost* const named = find_codec_cost(codecs_, spec);
+      return named != nullptr && named->number == b.number;
+    };
+    if (std::any_of(spared.begin(), spared.end(), is_it)) return false;
     const CodecTraits &of_a = a.traits, &of_b = b.traits;
     if (of_a.low_rank || of_b.low_rank || of_a.lossless < of_b.lossless || of_a.linear < of_b.linear ||
         of_a.fixed_size < of_b.fixed_size || of_a.needs_residual > of_b.needs_residual || of_a.rounds > of_b.rounds) {

@@ -142,10 +142,7 @@ Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& clust
   for (std::size_t b = 0; b < located.size(); ++b) {
     const PlanBucket& bucket = plan.buckets[located[b].bucket];
     const std::string place = bucket_place(located[b].bucket);
-    const CodecCost* codec = nullptr;
-    for (const CodecCost& known : codecs) {
-      if (known.spec == bucket.codec) codec = &known;
-    }
+    const CodecCost* const codec = bucket.option.encodes() > 0 ? find_codec_cost(codecs, bucket.codec) : nullptr;
     if (codec == nullptr && bucket.option.encodes() > 0) {
       return make_error(StatusCode::kMismatch,
                         "%s.codec: expected a codec that cluster \"%s\" has times of, got \"%s\"", place.c_str(),
