@@ -40,6 +40,10 @@ def mark_closed(attachment):
     _open.discard(attachment)
 
 
+def is_open(attachment):
+    return attachment in _open
+
+
 def holder_of(parameters):
     """The open attachment that averages the gradient of one of ``parameters``, or None."""
     parameters = list(parameters)

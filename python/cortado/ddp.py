@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from . import _core
 from .attachment import Attachment, holder_of, mark_closed, mark_open
-from .errors import CortadoError, MismatchError, SpecError
+from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, takes_host_memory
 from .parameters import fsdp_hint, in_memory_order, trainable_of, without_compile
 
@@ -284,7 +284,10 @@ class DdpState(Attachment):
 
     def _somebody_is_without_data(self, bucket):
         own = bytes([not bucket.buffer().any()])
-        return any(self._group.all_gather(own, self._engine.timeout_s))
+        try:
+            return any(self._group.all_gather(own, self._engine.timeout_s))
+        except (RuntimeError, TimeoutError) as broken:
+            raise PeerError(f"every rank must take part: {broken}") from broken
 
     @staticmethod
     def _keeps_gradients(bucket):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from . import _core
 from .agreement import SETUP_TIMEOUT_S, agree_on_flag, agree_on_text, damage_ends_all, on_all_ranks
-from .attachment import Attachment, holder_of, without_holder
+from .attachment import Attachment, holder_of, is_open, without_holder
 from .calibration import calibrate
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, TorchGroup
@@ -35,6 +35,7 @@ from .kfac_options import (
 )
 from .parameters import fsdp_hint, without_compile
 from .profiles import Cluster
+from .reducer import Reducer
 from .reporting import KfacReport
 from .saved_state import array_of, check_is, check_state
 from .side_stream import address_of_current_stream
@@ -242,6 +243,7 @@ class KFAC:
             options["cluster"] = measured.to_json()
         self._options = options
         self._reduce_gradients = False if is_ddp and reduce_gradients is None else reduce_gradients
+        self._averager = self._nobody_averages = None  # not known yet
         if self._reduce_gradients is None and holder_of(self._model.parameters()) is not None:
             gc.collect()  # a DDP that nobody has any more averages nothing, on all ranks from now on
         with damage_ends_all(self._group):
@@ -514,9 +516,20 @@ class KFAC:
     # ---- the step
 
     def _reduces(self):
-        """Whether nobody else averages the gradients now: a Reducer may come and go."""
+        """Whether nobody else averages the gradients. Decided once, and anew when a Reducer was closed, as it is at the
+        same point on all ranks."""
         if self._world_size == 1 or self._reduce_gradients is not None:
             return self._world_size > 1 and self._reduce_gradients
+        if self._averager is not None and not is_open(self._averager):
+            if not isinstance(self._averager, Reducer):
+                self._refuse(CortadoError("the DDP module that averaged the gradients is gone: make a new KFAC"))
+            self._averager = self._nobody_averages = None
+        if self._nobody_averages is None:
+            self._nobody_averages = self._find_averager()
+        return self._nobody_averages
+
+    def _find_averager(self):
+        """To _averager; True if there is none."""
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         left = without_holder(parameters)
         if left and len(left) < len(parameters):
@@ -526,6 +539,7 @@ class KFAC:
                 "let it have all of them, or say reduce_gradients=False and average the others yourself"
             )
             self._refuse(SpecError(text))
+        self._averager = None if left else holder_of(parameters)
         return bool(left)
 
     def _has_equal_gradients(self):
@@ -533,15 +547,16 @@ class KFAC:
         if self._world_size == 1:
             return True
         holder = holder_of(self._model.parameters())
-        if self._ddp is not None:
-            # One that is not ours may leave ranks with their own.
-            hooks = getattr(self._ddp, "_comm_hooks", [(None, None)])
-            has_other_hook = holder is None and any(not isinstance(state, Attachment) for _, state in hooks)
-            averages_all = not self._ddp.parameters_to_ignore and not has_other_hook
-            group = self._ddp.process_group
-        elif holder is not None:
+        hooks = [] if self._ddp is None else getattr(self._ddp, "_comm_hooks", [(None, None)])
+        if holder is None:  # ddp_hook's is known to its DDP only
+            holder = next((state for _, state in hooks if isinstance(state, Attachment)), None)
+        if holder is not None:
             averages_all = all(p in holder._index for layer in self._trained_layers() for p in layer.parameters)
             group = holder._group._group
+        elif self._ddp is not None:
+            # A hook that is not ours may leave ranks with their own.
+            averages_all = not self._ddp.parameters_to_ignore and not hooks
+            group = self._ddp.process_group
         else:
             return False
         ranks = dist.get_process_group_ranks(self._process_group)

@@ -29,10 +29,11 @@ Status check_same_number(Communicator* communicator, std::string_view what, std:
 Status agree_on_outcome(Communicator* communicator, std::string_view what, const Status& own,
                         std::chrono::nanoseconds timeout);
 
-// Whether it is the transport that ended one of these, perhaps on this rank alone: then ranks may have parted, and none
-// can go on. Of any other error all ranks have heard.
+// Whether it is the transport that ended or damaged one of these, perhaps on this rank alone: then ranks may have
+// parted, and none can go on. Of any other error all ranks have heard.
 inline bool is_cut_off(const Status& status) {
-  return status.code() == StatusCode::kTimeout || status.code() == StatusCode::kPeerFailed;
+  return status.code() == StatusCode::kTimeout || status.code() == StatusCode::kPeerFailed ||
+         status.code() == StatusCode::kCorruptData;
 }
 
 // Of each number the largest of any rank, the same on all of them; infinity where a rank has NaN. Every rank calls it

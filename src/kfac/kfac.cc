@@ -224,7 +224,8 @@ Status KfacImpl::set_candidates(const std::vector<std::string>& candidates) {
 }
 
 KfacImpl::~KfacImpl() {
-  if (!are_gradients_in_flight_ || world_->abandon("K-FAC was destroyed after a broken collective")) return;
+  if (gradients_in_flight_ == nullptr) return;
+  if (gradients_in_flight_->abandon("K-FAC was destroyed after a broken collective")) return;
   for (std::vector<float>& memory : gradient_memory_) keep_for_ever(std::move(memory));
   keep_for_ever(std::move(column_elems_));
   if (device_ != nullptr) keep_for_ever(std::move(device_));  // with its pinned memory

@@ -218,9 +218,9 @@ class KfacImpl final : public Kfac {
   std::vector<std::int64_t> column_elems_;  // of the layers of each column
   // With a device they are pinned memory: what is to travel (nullptr where nothing does), and what has come.
   float *gradients_ = nullptr, *results_ = nullptr;
-  std::int64_t gradient_elems_ = 0;        // of each
-  std::vector<float> gradient_memory_[2];  // without a device
-  bool are_gradients_in_flight_ = false;   // in a collective whose end was not seen
+  std::int64_t gradient_elems_ = 0;              // of each
+  std::vector<float> gradient_memory_[2];        // without a device
+  Communicator* gradients_in_flight_ = nullptr;  // of a collective of theirs whose end was not seen
   std::vector<void*> result_of_layer_;
   std::vector<float> product_scratch_;
 

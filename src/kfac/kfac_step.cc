@@ -241,7 +241,7 @@ Status KfacImpl::sum_gradients() {
     ++report_.reduced_gradients.collectives;
     CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator->start(call));
     const Status status = communicator->wait(work, timeout());
-    are_gradients_in_flight_ = !status.ok();
+    gradients_in_flight_ = status.ok() ? nullptr : communicator;
     return status;
   };
   const int column = grid_.column_of(rank());

@@ -14,7 +14,8 @@ Result<std::int64_t> free_compression_ns(const Plan& plan, const Job& job, const
   free.host_to_device = free.device_to_host = {};
   CORTADO_ASSIGN_OR_RETURN(const Plan found, make_plan(job, free, constraints));
   CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, free));
-  return std::min(found.predicted_step_ns, timeline.step_ns);
+  // Where resources serve in the order of readiness, less work may even take longer.
+  return std::min({found.predicted_step_ns, timeline.step_ns, plan.predicted_step_ns});
 }
 
 }  // namespace cortado

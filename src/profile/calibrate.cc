@@ -66,6 +66,9 @@ Result<Cluster> Calibrator::start(const Topology& topology, const ClusterIdentit
   if (text.empty()) return fresh;
   CORTADO_ASSIGN_OR_RETURN(Cluster known, cluster_from_json(text));
   for (CodecTimes& times : known.codecs) times.codec = canonical_codec(times.codec);
+  for (std::string* slowest : {&known.gpu_codec, &known.cpu_codec}) {
+    if (!slowest->empty()) *slowest = canonical_codec(*slowest);
+  }
   const Status fits = check_cluster_is_of(known, identity, topology);
   if (fits.ok()) return known;
   if (options_.note) options_.note("measures everything: " + fits.message());

@@ -83,7 +83,7 @@ TEST(CalibrateDevice, NothingOfItWithoutADevice) {
 Cluster with_slow_topk(const CalibrateOptions& options) {
   Cluster known = calibrated(options);
   for (CodecTimes& each : known.codecs) {
-    if (each.codec == "topk(density=0.01)") each.curve.times_ns.assign(each.curve.sizes.size(), 1'000'000'000);
+    if (each.codec == kTopk) each.curve.times_ns.assign(each.curve.sizes.size(), 1'000'000'000);
   }
   return known;
 }

@@ -71,6 +71,10 @@ CORTADO_HD inline float compso_overhang(Rounding rounding, const DeadZone& dead_
   return rounding == Rounding::kDeadZone ? dead_zone.outwards : 0;
 }
 
+CORTADO_HD inline bool is_random(Rounding rounding) {
+  return rounding == Rounding::kStochastic || rounding == Rounding::kDither;
+}
+
 CORTADO_HD inline BlockGrid compso_grid(float step, const DeadZone& dead_zone, const CompsoSettings& settings,
                                         const CompsoBlockRange& range, DType dtype) {
   if (step == 0) return {.step = 0, .inverse = 0, .threshold = -1, .reach = 0};
@@ -83,6 +87,9 @@ CORTADO_HD inline BlockGrid compso_grid(float step, const DeadZone& dead_zone, c
   step = std::min(step, most);
   float reach = std::floor(largest / step - overhang);
   if (reach > 0 && (reach + overhang) * step > largest) reach -= 1;
+  if (reach < 1 && (1 + overhang) * step <= largest) reach = 1;  // the quotient was rounded
+  // From 2^15 on the sum with a random number may be rounded up from an odd level.
+  if (is_random(settings.rounding) && reach >= 0x1p15f) reach = 2 * std::floor(reach / 2);
   return {.step = step,
           .inverse = 1 / step,
           .threshold = static_cast<float>(std::min<double>(threshold, std::numeric_limits<float>::max())),
@@ -99,7 +106,7 @@ CORTADO_HD inline CompsoLevels compso_levels(const BlockGrid& grid, const Compso
   const auto clipped = [&](float value) { return std::min(std::max(value * grid.inverse, -grid.reach), +grid.reach); };
   const float low = clipped(range.low), high = clipped(range.high);
   CompsoLevels levels = {static_cast<std::int32_t>(std::floor(low)), static_cast<std::int32_t>(std::ceil(high))};
-  if (settings.rounding == Rounding::kStochastic || settings.rounding == Rounding::kDither) {
+  if (is_random(settings.rounding)) {
     // Far from 0 the sum with a random number is rounded, up to a half, and a half to the even level.
     const auto nearest = [](float q) { return static_cast<std::int32_t>((q + 0x1.8p23f) - 0x1.8p23f); };
     levels.first = std::min(levels.first, nearest(low - kCompsoLargestNudge));

@@ -63,12 +63,15 @@ inline CompsoReferenceBlock compso_reference(const CompsoSettings& settings, con
   const float inverse = block.step > 0 ? 1 / block.step : 0;
   float reach = block.step > 0 ? std::min(0x1p21f, std::floor(largest_value / block.step - overhang)) : 0;
   while (reach > 0 && (reach + overhang) * block.step > largest_value) reach -= 1;
+  if (block.step > 0 && reach < 1 && (1 + overhang) * block.step <= largest_value) reach = 1;
+  const bool is_random = settings.rounding == Rounding::kStochastic || settings.rounding == Rounding::kDither;
+  if (is_random && reach >= 0x1p15f) reach = 2 * std::floor(reach / 2);
   const float threshold =
       static_cast<float>(std::min<double>(settings.filter * range, std::numeric_limits<float>::max()));
   const auto quotient = [&](float x) { return std::clamp(x * inverse, -reach, reach); };
   block.first_level = static_cast<std::int32_t>(std::floor(quotient(low)));
   block.last_level = static_cast<std::int32_t>(std::ceil(quotient(high)));
-  if (settings.rounding == Rounding::kStochastic || settings.rounding == Rounding::kDither) {
+  if (is_random) {
     const float most = 255.0f / 512;
     block.first_level = std::min(block.first_level, static_cast<std::int32_t>(std::nearbyint(quotient(low) - most)));
     block.last_level = std::max(block.last_level, static_cast<std::int32_t>(std::nearbyint(quotient(high) + most)));

@@ -265,6 +265,12 @@ TEST(Compso, TheLargestHalvesStayFinite) {
       }
     }
   }
+  for (const char* rounding : {"nearest", "dead_zone", "stochastic"}) {
+    const std::string spec = std::string("compso(round=") + rounding + ")";
+    for (const float one : {62000.0f, 63000.0f, 65504.0f}) {
+      EXPECT_NEAR(round_trip_half(spec, {one})[0], one, 0.06f * one) << spec;
+    }
+  }
   for (const float magnitude : {7.0f, 32000.0f, 40000.0f, 65504.0f}) {
     std::vector<float> values(5000, magnitude);
     for (std::size_t i = 0; i < values.size(); i += 3) values[i] = -magnitude;

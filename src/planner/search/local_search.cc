@@ -110,9 +110,9 @@ std::size_t LocalSearch::merge_range(std::size_t at, std::size_t count, std::int
   if (problem_.may_fuse(first, last)) {
     const std::span<const Way* const> plain = problem_.plain_ways(first, last);
     std::vector<const Way*> tried(plain.begin(), plain.end());
-    tried.push_back(problem_.way_of(first, last, plan_[at].way->candidate));
+    const Way* same = problem_.way_of(first, last, plan_[at].way->candidate);
+    if (same != nullptr && std::find(tried.begin(), tried.end(), same) == tried.end()) tried.push_back(same);
     for (const Way* way : tried) {
-      if (way == nullptr) continue;
       const Placed merged = {first, last, way};
       if (try_replace(at, count, {&merged, 1})) return 1;
     }

@@ -253,10 +253,7 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
       if (state_.compute.next_ns == kNever) break;
       if (state_.compute.next_ns + total_work_ns_ - milestone_work(buckets) > last_arrival) return kNever;
       const std::int32_t bucket = reach_milestone(buckets);
-      if (bucket < 0) {
-        if (!unseen_.empty()) see_unseen(buckets);
-        continue;
-      }
+      if (bucket < 0) continue;
       ready = Waiting::of(state_.compute.time_ns, bucket, 0);
     } else {
       Server& server = servers_[next];
@@ -376,9 +373,7 @@ bool Simulator::waits_for_host(std::span<const SimulatedBucket> buckets, Waiting
     see(free_ns, ready.place);
     return true;
   }
-  // The milestone after the buckets' ends the backward pass; where the forward pass overlaps there is none.
-  const auto ends = static_cast<std::int32_t>(buckets.size()) + (job_.overlap_forward ? 0 : 1);
-  if (state_.compute.milestone >= ends) return false;
+  if (state_.compute.milestone >= static_cast<std::int32_t>(buckets.size())) return false;
   unseen_.push_back(ready);
   return true;
 }
@@ -392,11 +387,11 @@ std::int64_t Simulator::beside_transfers_ns(std::int64_t start_ns, std::int64_t 
   return done_ns < time_ns ? slow_ns + time_ns - done_ns : muldiv(time_ns, kFullSpeedPpm, speed_ppm);
 }
 
-// At the milestone of a bucket, the last of those that are ready together, and at the end of the backward pass: the
-// host looks at what has arrived, behind what it encodes now.
+// At the milestone of a bucket, the last of those that are ready together: the host looks at what has arrived, behind
+// what it encodes now.
 void Simulator::see_unseen(std::span<const SimulatedBucket> buckets) {
   const auto next = static_cast<std::size_t>(state_.compute.milestone);
-  if (next > 0 && next < buckets.size() && buckets[next].ready_ns == buckets[next - 1].ready_ns) return;
+  if (next < buckets.size() && buckets[next].ready_ns == buckets[next - 1].ready_ns) return;
   const std::int64_t time_ns = std::max(state_.compute.time_ns, servers_[kCpuCodec].free_ns);
   for (const Waiting& unseen : unseen_) see(time_ns, unseen.place);
   unseen_.clear();

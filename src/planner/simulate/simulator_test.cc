@@ -147,14 +147,6 @@ TEST(Simulator, TheHostSeesWhatHasArrivedAtTheNextBucketOrBehindWhatItEncodes) {
   EXPECT_EQ(start_of_second(false, announced, 50, encoded), 60);
   EXPECT_EQ(start_of_second(true, announced, 50, encoded), 80) << "it encodes until then";
   EXPECT_EQ(start_of_second(true, announced, 61, encoded), 91) << "and encodes first";
-
-  std::vector<SimulatedEvent> events;
-  Simulator({.backward_ns = 200, .cpu_slowdown_ppm = 1000000, .host_passes_on = true}, 1)
-      .run(buckets_of({{100, &gathered}}), Simulator::kNever, &events);
-  const auto decode = std::find_if(events.begin(), events.end(),
-                                   [](const SimulatedEvent& event) { return event.bucket == 0 && event.step == 1; });
-  ASSERT_NE(decode, events.end());
-  EXPECT_EQ(decode->start_ns, 200) << "behind the backward pass, which goes on after the last bucket";
 }
 
 // The thread of the backward pass has the processor for itself only while no link is busy, whatever it does.
