@@ -224,6 +224,12 @@ TEST(Compso, TargetErrorsOfValuesOfOneMagnitudeAreKept) {
 // Where float32 rounds the sum of level and random number, none may come out below the smallest level.
 TEST(Compso, RandomRoundingKeepsItsBoundHoweverFarFromZero) {
   for (const char* rounding : {"stochastic", "dither"}) {
+    // The smaller one is an odd number of steps, exactly.
+    std::vector<float> farthest(4096, 1.0f);
+    for (std::size_t i = 0; i < farthest.size(); i += 2) farthest[i] = 1 - 0x1p-21f;
+    for (const float value : round_trip(std::string("compso(round=") + rounding + ")", farthest)) {
+      ASSERT_NEAR(value, 1, 3 * 0x1p-21f) << rounding;
+    }
     for (const float middle : {1.0f, 1.05f, -3.0f}) {
       for (const float width : {0x1p-20f, 1e-5f, 1e-3f}) {
         std::vector<float> values = normals(20000, width / 8);
