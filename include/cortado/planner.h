@@ -69,7 +69,8 @@ struct PlannerConstraints {
 //   compress_all           every tensor encoded, each by the option that takes least time by itself
 //   myopic                 each tensor by the option that takes least time by itself
 //   gpu_only, cpu_only     Espresso's Algorithm 1 with options of one device
-//   espresso               Espresso's Algorithms 1 and 2, with the best of the allowed codecs
+//   espresso               Espresso's Algorithms 1 and 2, with the best of the allowed codecs; where Algorithm 2 has
+//                          over 4096 combinations to try, it goes one group of tensors after the other
 //   one fixed option, as this project reads those systems:
 //   hitopk_like            reduce_scatter@intra encode@gpu all_gather@inter decode@gpu all_gather@intra
 //   byteps_compress_like   reduce_scatter@intra encode@cpu all_to_all@inter decode@cpu encode@cpu all_gather@inter

@@ -433,6 +433,23 @@ TEST(ExplainPlan, FreeCompressionIsNeverSlower) {
   }
 }
 
+// The comparator is searched for, too, but for less time.
+TEST(ExplainPlan, DenseIsNoSlowerThanAPlanThatDoesNotEncode) {
+  const Job job = job_named("resnet101");
+  const Cluster cluster = cluster_named("pcie_25g");
+  const PlannerConstraints constraints = {.allowed_codecs = {"randk(density=0.01)"}};
+  const Plan plan = make_plan(job, cluster, constraints).value();
+  ASSERT_LT(plan.predicted_step_ns, make_plan(job, cluster, constraints, "dense").value().predicted_step_ns);
+  for (const PlanBucket& bucket : plan.buckets) ASSERT_EQ(bucket.option.encodes(), 0);
+  const Explanation explained = explain_plan(plan, job, cluster, constraints).value();
+  const auto dense = std::find_if(explained.totals.begin(), explained.totals.end(),
+                                  [](const auto& total) { return total.first == "dense"; });
+  ASSERT_NE(dense, explained.totals.end());
+  EXPECT_EQ(dense->second, plan.predicted_step_ns);
+  const std::string page = report_to_html(plan, job, cluster, explained).value();
+  EXPECT_NE(page.find(R"(["faster than dense","1.00x"])"), std::string::npos);
+}
+
 TEST(ExplainPlan, RefusesAPlanThatBreaksALimit) {
   const Job job = job_named("lstm");
   const Cluster cluster = cluster_named("pcie_25g");

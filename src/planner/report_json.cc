@@ -151,12 +151,13 @@ void replace_all(std::string* text, const std::string& from, const std::string& 
 Result<std::string> report_to_html(const Plan& plan, const Job& job, const Cluster& cluster,
                                    const Explanation& explanation, const Trace* measured) {
   CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, cluster));
-  CORTADO_ASSIGN_OR_RETURN(const Plan dense, make_plan(job, cluster, {}, "dense"));
-  CORTADO_ASSIGN_OR_RETURN(const Timeline dense_timeline, simulate_plan(dense, job, cluster));
+  CORTADO_ASSIGN_OR_RETURN(Plan dense, make_plan(job, cluster, {}, "dense"));
   std::set<std::string> codecs;
   for (const PlanBucket& bucket : plan.buckets) {
     if (bucket.option.encodes() > 0) codecs.insert(bucket.codec);
   }
+  if (codecs.empty() && timeline.step_ns < dense.predicted_step_ns) dense = plan;  // searched for longer
+  CORTADO_ASSIGN_OR_RETURN(const Timeline dense_timeline, simulate_plan(dense, job, cluster));
   Json data;
   data["about"] = std::to_string(job.tensors.size()) + " tensors in " + std::to_string(plan.buckets.size()) +
                   " buckets, " + std::to_string(plan.topology.world_size()) +
