@@ -71,9 +71,9 @@ Signature sign(const CollectiveCall& call, int rank, int world_size) {
 class VerifyingCommunicator final : public Communicator {
  public:
   explicit VerifyingCommunicator(Communicator* inner) : inner_(inner) {}
-  explicit VerifyingCommunicator(std::unique_ptr<Communicator> inner) : VerifyingCommunicator(inner.get()) {
-    owned_ = std::move(inner);
-  }
+  // A sub-group: the ranks of it, in the whole.
+  VerifyingCommunicator(std::unique_ptr<Communicator> inner, std::vector<int> ranks)
+      : owned_(std::move(inner)), inner_(owned_.get()), subgroup_(std::move(ranks)) {}
   ~VerifyingCommunicator() override {
     bool in_flight = false;
     started_.for_each([&](const Started& started) {
@@ -140,7 +140,9 @@ class VerifyingCommunicator final : public Communicator {
 
   Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
     CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> inner, inner_->subgroup(ranks));
-    return std::unique_ptr<Communicator>(std::make_unique<VerifyingCommunicator>(std::move(inner)));
+    std::vector<int> whole;
+    for (const int rank : ranks) whole.push_back(rank_in_whole(rank));
+    return std::unique_ptr<Communicator>(std::make_unique<VerifyingCommunicator>(std::move(inner), std::move(whole)));
   }
 
   Status peer_failure() override { return inner_->peer_failure(); }
@@ -168,22 +170,24 @@ class VerifyingCommunicator final : public Communicator {
       const Signature& theirs = started.all[static_cast<std::size_t>(peer)];
       balance += theirs.balance;
       if (theirs.agrees(started.all[0])) continue;
-      return failure_ = make_error(StatusCode::kMismatch, "%s: rank 0 started %s, rank %d started %s",
-                                   describe_place(started.work, {}).c_str(), started.all[0].text().c_str(), peer,
-                                   theirs.text().c_str());
+      return failure_ = make_error(StatusCode::kMismatch, "%s: rank %d started %s, rank %d started %s",
+                                   describe_place(started.work, subgroup_).c_str(), rank_in_whole(0),
+                                   started.all[0].text().c_str(), rank_in_whole(peer), theirs.text().c_str());
     }
     if (balance != 0) {
       std::string texts;
       for (int peer = 0; peer < world_size(); ++peer) {
-        texts += (peer == 0 ? "rank " : ", rank ") + std::to_string(peer) + " " +
+        texts += (peer == 0 ? "rank " : ", rank ") + std::to_string(rank_in_whole(peer)) + " " +
                  started.all[static_cast<std::size_t>(peer)].text();
       }
       return failure_ = make_error(StatusCode::kMismatch, "%s: the ranks do not send what others expect: %s",
-                                   describe_place(started.work, {}).c_str(), texts.c_str());
+                                   describe_place(started.work, subgroup_).c_str(), texts.c_str());
     }
     ++verified_;
     return Status();
   }
+
+  int rank_in_whole(int rank) const { return subgroup_.empty() ? rank : subgroup_[static_cast<std::size_t>(rank)]; }
 
   Status check_started(WorkId work) const {
     if (work < next_work_) return Status();
@@ -194,6 +198,7 @@ class VerifyingCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> owned_;  // of a sub-group
   Communicator* inner_;
+  std::vector<int> subgroup_;  // ranks of the whole; empty: all of them
   WorkId next_work_ = 0;
   WorkId verified_ = 0;  // collectives below it are
   Status failure_;

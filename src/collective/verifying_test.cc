@@ -34,9 +34,16 @@ class Careless final : public PassingCommunicator {
   Status all_gather(std::span<const std::byte>, std::span<std::byte>, std::chrono::nanoseconds) override {
     return make_error(StatusCode::kUnsupported, "careless");
   }
+  Result<std::unique_ptr<Communicator>> subgroup(std::span<const int> ranks) override {
+    CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> inner, inner_->subgroup(ranks));
+    auto careless = std::make_unique<Careless>(inner.get());
+    careless->owned_ = std::move(inner);
+    return std::unique_ptr<Communicator>(std::move(careless));
+  }
 
  private:
   static constexpr WorkId kNever = 1 << 30;
+  std::unique_ptr<Communicator> owned_;  // of a sub-group
   bool gathers_ = false;
 };
 
@@ -127,6 +134,26 @@ TEST(Verifying, MismatchesOfCounts) {
       call(CollectiveKind::kAllToAll, a, a), call(CollectiveKind::kAllToAll, b, a),
       "collective 1: the ranks do not send what others expect: rank 0 all_to_all uint8 3 in varying blocks, rank 1 "
       "all_to_all uint8 3 in varying blocks");
+}
+
+TEST(Verifying, InASubgroupRanksHaveTheirNumbersInTheWhole) {
+  const auto statuses = run_ranks(3, [](Communicator& inner) {
+    Careless careless(&inner);
+    const auto communicator = make_verifying_communicator(&careless);
+    const int rank = communicator->rank();
+    const std::vector<int> ranks = rank == 0 ? std::vector{0} : std::vector{2, 1};
+    CORTADO_ASSIGN_OR_RETURN(const auto subgroup, communicator->subgroup(ranks));
+    std::array<float, 2> values{};
+    if (rank == 0) return Status();
+    CORTADO_ASSIGN_OR_RETURN(const WorkId work, subgroup->start_all_reduce(values.data(), rank, DType::kFloat32));
+    const Status status = subgroup->wait(work, kLong);
+    EXPECT_NE(status.message().find("rank 2 started all_reduce fp32 2, rank 1 started all_reduce fp32 1"),
+              std::string::npos)
+        << status.to_string();
+    EXPECT_NE(status.message().find("ranks 2, 1"), std::string::npos) << status.to_string();
+    return Status();
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
 TEST(Verifying, TimesOutAndIsAbandonedAsTheInnerOne) {
