@@ -59,7 +59,7 @@ set_target_properties(cortado PROPERTIES POSITION_INDEPENDENT_CODE ON LINKER_LAN
 target_compile_features(cortado PUBLIC cxx_std_20)
 target_include_directories(
   cortado
-  PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
+  PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
   PRIVATE "${PROJECT_SOURCE_DIR}/src")
 target_link_libraries(
   cortado

@@ -51,8 +51,11 @@ find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT} ENV NCCL_RO
 find_package(CUDAToolkit QUIET)
 if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY AND CUDAToolkit_FOUND)
   message(STATUS "NCCL in ${NCCL_INCLUDE_DIR}: building cortado_nccl")
-  cortado_add_transport(nccl "${NCCL_LIBRARY}" CUDA::cudart)
-  target_include_directories(cortado_nccl SYSTEM PRIVATE "${NCCL_INCLUDE_DIR}")
+  # By a name, which the package file finds again (install.cmake), not by this machine's path.
+  add_library(NCCL::nccl UNKNOWN IMPORTED)
+  set_target_properties(NCCL::nccl PROPERTIES IMPORTED_LOCATION "${NCCL_LIBRARY}" INTERFACE_INCLUDE_DIRECTORIES
+                                                                                  "${NCCL_INCLUDE_DIR}")
+  cortado_add_transport(nccl NCCL::nccl CUDA::cudart)
 else()
   message(STATUS "NCCL: nccl.h, libnccl or the CUDA toolkit not found (NCCL_ROOT says where), cortado_nccl is left out")
 endif()
