@@ -91,8 +91,8 @@ struct CalibrateOptions {
 Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& options,
                           const Clock* clock = steady_clock());
 
-// What a cluster file must say to be of these ranks: the machines ("2 x AMD EPYC, 16 cores, x86_64") and the
-// communicator ("callback(gloo), torch 2.13.0"). Every rank calls it.
+// What a cluster file must say to be of these ranks: the machines and how many ranks run on each ("2 ranks on AMD
+// EPYC, 16 cores, x86_64") and the communicator ("callback(gloo), torch 2.13.0"). Every rank calls it.
 struct ClusterIdentity {
   std::string fingerprint;
   std::string communicator;

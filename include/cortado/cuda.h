@@ -35,8 +35,8 @@ Result<std::unique_ptr<Engine>> create_cuda_engine(std::vector<EngineTensor> ten
 std::shared_ptr<const SchemeDevice> create_cuda_scheme_device(int device);
 
 // As AutoEngine::create(), with gradients on the device as above: settings run as create_cuda_engine() runs them; while
-// it runs dense, or a plan, gradients are copied to the host and back. Nothing is predicted without a cluster file,
-// because codecs would be measured on the CPU: each setting is tried.
+// it runs dense, or a plan, gradients are copied to the host and back. Nothing is predicted, because
+// codecs would be measured on the CPU: each setting is tried. A cluster file is checked for being of these machines.
 Result<std::unique_ptr<AutoEngine>> create_cuda_auto_engine(std::vector<EngineTensor> tensors,
                                                             const AutoOptions& options, Communicator* communicator,
                                                             int device, const Clock* clock = steady_clock());

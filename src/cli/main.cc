@@ -40,7 +40,8 @@ constexpr const char* kFooter =
     "(cortado.attach(model, \"acp(rank=4)\")) and in files.\n"
     "\n"
     "Exit codes: 0 done; 1 a file could not be read or written; 2 the command line, a\n"
-    "specification or an input is wrong; 3 a file is damaged, cut short or of another kind.\n";
+    "specification or a tensor that can't be compressed; 3 a file is damaged, cut short,\n"
+    "of another kind or version, or has a value that is wrong.\n";
 
 constexpr const char* kCompressFooter =
     "Examples:\n"
