@@ -36,6 +36,10 @@ class Sparsifier {
   // Whether which values are kept depends on (seed, step, tensor) alone, so that ranks can add their values up.
   virtual bool is_shared() const = 0;
 
+  // Whether kept values are scaled up, so that the mean over keys is what there was: a second select() of what came of
+  // the first must have another key, or it keeps the same ones and scales them again.
+  virtual bool scales_up() const { return false; }
+
   // Writes the kept values, scaled as decoding must give them back, and the index section. `values` has room for
   // max_kept(), `index` for max_index_bytes().
   virtual Result<Selection> select(ConstTensorView input, const EncodeContext& context, std::span<float> values,

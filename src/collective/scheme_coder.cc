@@ -9,6 +9,7 @@
 
 #include "codec/cast/cast.h"
 #include "codec/cast/float_chunks.h"
+#include "codec/stage.h"
 #include "core/check.h"
 #include "core/checksum.h"
 #include "core/finite.h"
@@ -62,6 +63,7 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
       lent_(setup_.tensors.size()),
       finite_(lent_.size()),
       squares_(lent_.size()),
+      lost_squares_(lent_.size()),
       encoded_bytes_(lent_.size()) {
   for (const SchemeTensor& tensor : setup_.tensors) keys_.push_back(fnv1a_64(tensor.name));
   if (setup_.codec == nullptr || program->places.empty()) return;
@@ -69,6 +71,7 @@ SchemeCoder::SchemeCoder(Setup setup, const SchemeProgram* program)
   fixed_size_ = traits.fixed_size;
   lossy_ = !traits.lossless;
   shares_key_ = traits.linear;
+  scales_up_ = setup_.codec->sparsifier() != nullptr && setup_.codec->sparsifier()->scales_up();
   votes_ = setup_.codec->is_majority_vote();
   elementwise_ = traits.elementwise;
   if (elementwise_) value_bytes_ = setup_.codec->max_payload_bytes(1, 1, DType::kFloat32);
@@ -113,18 +116,20 @@ void SchemeCoder::begin(std::int64_t step) {
   forget_work();
   std::fill(finite_.begin(), finite_.end(), char{1});
   std::fill(squares_.begin(), squares_.end(), DifferenceSquares{});
+  std::fill(lost_squares_.begin(), lost_squares_.end(), 0);
   std::fill(encoded_bytes_.begin(), encoded_bytes_.end(), 0);
 }
 
 // Contributors draw independent numbers, so that what they round at random cancels out, except where payloads must have
-// the same places to be added. Ranks that encode the same sums draw the same.
+// the same places to be added: then all draw the same in one place, and in each, as what was kept is kept again, unless
+// it would be scaled up again. Ranks that encode the same sums draw the same.
 EncodeContext SchemeCoder::context_of(const SchemeStep& step, const Piece& piece) const {
   return {.seed = seed_of(step), .step = static_cast<std::uint64_t>(step_), .tensor = number_of(piece)};
 }
 
 std::uint64_t SchemeCoder::seed_of(const SchemeStep& step) const {
-  if (shares_key_) return setup_.seed;
   const auto place = static_cast<std::uint64_t>(step.place);
+  if (shares_key_) return scales_up_ ? setup_.seed + kOddNumber * (place << 32) : setup_.seed;
   const auto contributor = static_cast<std::uint64_t>(program_->places[place].contributor);
   return setup_.seed + kOddNumber * (contributor + (place << 32));
 }
@@ -253,8 +258,15 @@ float* SchemeCoder::residual_of(std::vector<AlignedBuffer<float>>& residuals, co
 void SchemeCoder::keep_loss(const SchemeStep& step, const Piece& piece, const float* values, const float* decoded) {
   float* lost = setup_.has_feedback ? residual_of(fresh_, step, piece) : nullptr;
   const DifferenceSquares squares = take_differences(values, decoded, piece.elems(), lost);
-  squares_[static_cast<std::size_t>(piece.tensor)].of_values += squares.of_values;
-  squares_[static_cast<std::size_t>(piece.tensor)].of_differences += squares.of_differences;
+  note_squares(step, piece, squares);
+}
+
+void SchemeCoder::note_squares(const SchemeStep& step, const Piece& piece, const DifferenceSquares& squares) {
+  const auto tensor = static_cast<std::size_t>(piece.tensor);
+  const double share = program_->places[static_cast<std::size_t>(step.place)].share;
+  squares_[tensor].of_values += squares.of_values;
+  squares_[tensor].of_differences += squares.of_differences;
+  lost_squares_[tensor] += squares.of_differences * share * share;
 }
 
 // ---- decode --------------------------------------------------------------------------------------------------------
@@ -377,7 +389,7 @@ Result<std::uint64_t> SchemeCoder::encode_chunks(const SchemeStep& step, const C
     std::copy_n(kept, piece.elems(), fresh);
     kept = nullptr;
   }
-  DifferenceSquares& squares = squares_[static_cast<std::size_t>(piece.tensor)];
+  DifferenceSquares squares;
   const bool is_cast_alone = cast_ != DType::kFloat32 && from.added == nullptr && kept == nullptr;
   float made[kChunkElems];
   for (std::int64_t at = 0; at < piece.elems(); at += kChunkElems) {
@@ -407,6 +419,7 @@ Result<std::uint64_t> SchemeCoder::encode_chunks(const SchemeStep& step, const C
     squares.of_values += of_chunk.of_values;
     squares.of_differences += of_chunk.of_differences;
   }
+  note_squares(step, piece, squares);
   const std::uint64_t bytes = static_cast<std::uint64_t>(piece.elems()) * value_bytes_;
   return cell.form == PayloadForm::kChecked ? add_check(slot, bytes) : bytes;
 }

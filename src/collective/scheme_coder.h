@@ -118,6 +118,8 @@ class SchemeCoder {
 
   // Squares of what this rank encoded of a tensor in the last step, and of what that lost.
   const DifferenceSquares& squares(int tensor) const { return squares_[static_cast<std::size_t>(tensor)]; }
+  // Of what was lost of it in the last step, as the result has it: each place's share of it.
+  double lost_squares(int tensor) const { return lost_squares_[static_cast<std::size_t>(tensor)]; }
   std::int64_t encoded_bytes(int tensor) const { return encoded_bytes_[static_cast<std::size_t>(tensor)]; }
   const SchemeStatistics& statistics() const { return statistics_; }
 
@@ -155,6 +157,7 @@ class SchemeCoder {
   // What of the residual of the step's place belongs to the piece.
   float* residual_of(std::vector<AlignedBuffer<float>>& residuals, const SchemeStep& step, const Piece& piece) const;
   void keep_loss(const SchemeStep& step, const Piece& piece, const float* values, const float* decoded);
+  void note_squares(const SchemeStep& step, const Piece& piece, const DifferenceSquares& squares);
   // `payload`: what a contributor has made of the piece.
   Status decode_piece(const SchemeStep& step, const Cell& cell, const Piece& piece, std::span<const std::byte> payload,
                       int contributor, float* values);
@@ -173,6 +176,7 @@ class SchemeCoder {
   std::uint64_t value_bytes_ = 0;  // of an elementwise codec, in payloads
   DType cast_ = DType::kFloat32;   // 16 bits, of a codec that casts
   bool shares_key_ = false;        // all contributors draw the same numbers, so that their payloads can be added
+  bool scales_up_ = false;         // what it keeps (Sparsifier::scales_up)
   bool votes_ = false;
   bool holds_zeros_ = false;
   bool says_gpu_ = false;  // some operation does
@@ -183,6 +187,7 @@ class SchemeCoder {
   std::vector<TensorMemory> lent_;                  // of tensors
   std::vector<char> finite_;
   std::vector<DifferenceSquares> squares_;
+  std::vector<double> lost_squares_;
   std::vector<std::int64_t> encoded_bytes_;  // of tensors
   SchemeStatistics statistics_;
   TraceRecorder work_{0};

@@ -87,6 +87,7 @@ class RandkCodec final : public Codec, public Sparsifier {
   // ---- Sparsifier ----
 
   bool is_shared() const override { return true; }
+  bool scales_up() const override { return options_.is_unbiased; }
 
   std::int64_t max_kept(std::int64_t rows, std::int64_t cols) const override {
     return pattern(sparse_elems(rows, cols).value_or(0)).kept();
