@@ -46,6 +46,9 @@ std::string_view op_kind_name(OpKind kind);
 std::string_view op_device_name(OpDevice device);
 
 constexpr bool is_collective(OpKind kind) { return kind != OpKind::kEncode && kind != OpKind::kDecode; }
+constexpr bool is_sum(OpKind kind) {  // a collective that adds up what ranks have
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
+}
 
 struct Operation {
   OpKind kind = OpKind::kAllReduce;

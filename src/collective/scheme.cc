@@ -16,10 +16,6 @@ namespace cortado {
 
 namespace {
 
-bool is_sum(OpKind kind) {
-  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
-}
-
 // One block for all members of the group, not one for each.
 bool is_undivided(OpKind kind) {
   return kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kBroadcast;

@@ -18,10 +18,6 @@ bool divides(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpK
 // Leaves the root all, the others nothing.
 bool gathers_at_root(OpKind kind) { return kind == OpKind::kReduce || kind == OpKind::kGather; }
 
-bool sums(OpKind kind) {
-  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
-}
-
 class Compiler {
  public:
   Compiler(const Topology& topology, int rank, const Option& option, const Codec* codec,
@@ -34,7 +30,7 @@ class Compiler {
     for (std::size_t i = 0; i < option_.operations.size(); ++i) {
       const Operation& op = option_.operations[i];
       if (op.kind == OpKind::kEncode) {
-        encode(i);
+        CORTADO_RETURN_IF_ERROR(encode(i));
       } else if (op.kind == OpKind::kDecode) {
         decode(op);
       } else {
@@ -120,14 +116,14 @@ class Compiler {
 
   // ---- encode and decode
 
-  void encode(std::size_t index) {
+  Status encode(std::size_t index) {
     int parts = 1;  // before decode, as is what follows
     bool has_sums = false;
     summed_terms_ = 1;
     for (std::size_t i = index + 1; option_.operations[i].kind != OpKind::kDecode; ++i) {
       const int n = topology_.group_size(option_.operations[i].levels);
       if (divides(option_.operations[i].kind)) parts *= n;
-      if (!sums(option_.operations[i].kind)) continue;
+      if (!is_sum(option_.operations[i].kind)) continue;
       summed_terms_ *= n;
       has_sums = true;
     }
@@ -141,6 +137,14 @@ class Compiler {
       units_.push_back({.cell = cell_of({region_.first + part * atoms, atoms})});
     }
     add_place(option_.operations[index + 1].levels);
+    // Kernels of different processors project the same values to other bits, and no sum makes them one again.
+    if (program_.places.back().replicas > 1 && codec_->row().traits.low_rank) {
+      return make_error(
+          StatusCode::kUnsupported,
+          "option: \"%s\" is of low rank, but several ranks would encode the same sums, and those of other "
+          "processors to other bits; expected an encode before all_reduce and all_gather",
+          codec_->spec().c_str());
+    }
     terms_ = 1;
     add_step({.op = option_.operations[index],
               .active = active_,
@@ -149,6 +153,7 @@ class Compiler {
               .result_units = units_,
               .terms = summed_terms_,
               .place = static_cast<int>(program_.places.size()) - 1});
+    return {};
   }
 
   void add_place(LevelRange levels) {
@@ -218,7 +223,7 @@ class Compiler {
                     .before = region_};
     const bool first_or_only = summed_levels_ < static_cast<int>(topology_.levels.size());
     if (op.encoded) {
-      if (sums(op.kind)) CORTADO_RETURN_IF_ERROR(check_sum());
+      if (is_sum(op.kind)) CORTADO_RETURN_IF_ERROR(check_sum());
       step.units = units_;
       if (divides(op.kind)) sort_by_receiver(&step);
     }
@@ -267,7 +272,7 @@ class Compiler {
     const OpKind kind = step->op.kind;
     const int n = step->group_size, own = step->group_rank;
     summed_levels_ = step->op.levels.last + 1;
-    if (!step->op.encoded || !sums(kind)) terms_ *= n;  // those of payloads have been counted by encode
+    if (!step->op.encoded || !is_sum(kind)) terms_ *= n;  // those of payloads have been counted by encode
     if (divides(kind) || gathers_at_root(kind)) open_.push_back({region_, active_, n});
     if (step->op.encoded && divides(kind)) {
       std::erase_if(units_, [&](const PayloadUnit& unit) { return receiver_of(unit, n) != own; });

@@ -425,6 +425,7 @@ void expect_telescoping(SchemeRanks& ranks, const Option& option, const Codec* c
   SCOPED_TRACE(codec->spec() + ": " + option.to_string(ranks.topology()));
   SchemeRuns runs(ranks,
                   {.option = option, .codec = codec, .tensors = kTensors, .has_feedback = true, .averages = averages});
+  if (codec->row().traits.low_rank && runs.status().message().find("encode the same sums") != std::string::npos) return;
   ASSERT_TRUE(runs.status().ok()) << runs.status().to_string();
   std::vector<std::vector<double>> delivered, expected;
   for (int step = 0; step < 3; ++step) {
@@ -613,6 +614,61 @@ TEST(Scheme, MeansHaveTheSameScaleAtEveryPlace) {
             [](const Option&, double mean, double exact) { return std::fabs(mean - exact) <= 1e-5; });
   for_means("cast(fp16)", linear,
             [](const Option&, double mean, double exact) { return std::fabs(mean - exact) <= 0.05; });
+}
+
+// Processors of different kinds would make other bits of the same values.
+TEST(Scheme, OfLowRankOneRankAloneEncodesWhatItHas) {
+  SchemeRanks ranks(kTwoByThree);
+  for (const char* spec : {"acp(rank=2)", "power(rank=2)"}) {
+    const std::unique_ptr<Codec> codec = make_codec(spec).value();
+    const auto status_of = [&](const char* option) {
+      return SchemeRuns(
+                 ranks,
+                 {.option = Option::parse(option, kTwoByThree).value(), .codec = codec.get(), .tensors = {{"w", 6, 8}}})
+          .status();
+    };
+    for (const char* refused : {"all_reduce@intra encode@cpu all_gather@inter decode@cpu",
+                                "reduce@intra all_reduce@inter encode@cpu broadcast@intra decode@cpu",
+                                "encode@cpu all_gather@intra decode@cpu encode@cpu all_gather@inter decode@cpu"}) {
+      EXPECT_EQ(status_of(refused).code(), StatusCode::kUnsupported) << refused;
+      EXPECT_NE(status_of(refused).message().find("several ranks would encode the same sums"), std::string::npos);
+    }
+    for (const char* taken : {"encode@cpu all_gather@flat decode@cpu",
+                              "reduce@intra encode@cpu all_gather@inter decode@cpu broadcast@intra"}) {
+      EXPECT_TRUE(status_of(taken).ok()) << taken << ": " << status_of(taken).to_string();
+    }
+  }
+}
+
+// What is encoded twice with one key would be scaled up twice.
+TEST(Scheme, UnbiasedCodecsStaySoWhereTheyEncodeAgain) {
+  constexpr int kSteps = 100;
+  SchemeRanks ranks(kTwoByTwo);
+  const std::unique_ptr<Codec> codec = make_codec("randk(density=0.5, scale=unbiased)").value();
+  const auto same_in_each_step = [](const std::vector<SchemeTensor>& tensors, int rank, int) {
+    return normal_like_message(tensors, rank, 0);
+  };
+  const auto exact = exact_sum(kTensors, ranks.size(), 0, same_in_each_step);
+  const std::vector<Option> options = generate_options({.devices = {OpDevice::kCpu}, .sum_payloads = true}).value();
+  for (std::size_t i = 0; i < options.size(); i += 3 * kStride) {
+    if (options[i].encodes() == 0) continue;
+    SCOPED_TRACE(options[i].to_string(kTwoByTwo));
+    SchemeRuns runs(ranks, {.option = options[i], .codec = codec.get(), .tensors = kTensors, .averages = true});
+    ASSERT_TRUE(runs.status().ok()) << runs.status().to_string();
+    double along = 0, squares = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      ASSERT_TRUE(runs.step(step, same_in_each_step).ok());
+      const Message sums = runs.sums(0);
+      for (std::size_t t = 0; t < sums.size(); ++t) {
+        for (std::size_t e = 0; e < sums[t].size(); ++e) {
+          const double mean = exact[t][e] / ranks.size();
+          along += static_cast<double>(sums[t][e] * runs.run(0).result_scale()) * mean;
+          squares += mean * mean;
+        }
+      }
+    }
+    EXPECT_NEAR(along / squares, 1, 0.25);
+  }
 }
 
 TEST(Scheme, MajorityVoteTakesTheSignThatMostHave) {

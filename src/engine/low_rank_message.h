@@ -42,6 +42,7 @@ class LowRankMessage final : public PlanMessage {
   bool is_compressed(int slot) const override { return slots_[static_cast<std::size_t>(slot)].matrix != nullptr; }
   std::int64_t payload_bytes(int slot) const override;
   DifferenceSquares squares(int slot) const override;
+  double lost_squares(int slot) const override { return squares(slot).of_differences; }
   std::int64_t sent_bytes() const override { return sent_bytes_; }
   std::int64_t residual_bytes() const override { return residuals_.bytes(); }
   std::int64_t factor_bytes() const override;

@@ -274,10 +274,7 @@ EngineReport PlanEngine::report() const {
     sum_squares += squares.of_values;
     error_squares += squares.of_differences;
     if (message->residual_bytes() == 0) continue;
-    const PlanBucket& planned = schedule_->plan.buckets[static_cast<std::size_t>(place.bucket)];
-    const bool of_own_gradient = sums_factors(planned, static_cast<int>(schedule_->plan.topology.levels.size()));
-    const double unit = of_own_gradient ? 1 : communicator_->world_size();  // else of gradients divided by it
-    residual_squares += squares.of_differences * unit * unit;
+    residual_squares += message->lost_squares(place.slot);
   }
   if (sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
   report.residual_l2 = std::sqrt(residual_squares);

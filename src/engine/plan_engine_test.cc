@@ -105,6 +105,45 @@ TEST(PlanEngine, RangesOfTheSameRanksShareTheirTurns) {
   }
 }
 
+// Whatever the place: of a sum over some ranks an error counts for as many gradients.
+TEST(PlanEngine, ResidualsAreReportedInUnitsOfGradients) {
+  struct Case {
+    const char *codec, *option;
+    std::map<std::string, double> units;  // by place
+  };
+  const Case cases[] = {
+      {"topk(density=0.1)", "encode@cpu all_gather@flat decode@cpu", {{"flat", 1}}},
+      {"randk(density=0.1)", "encode@cpu all_reduce@flat decode@cpu", {{"flat", 4}}},
+      {"topk(density=0.1)",
+       "encode@cpu all_gather@intra decode@cpu encode@cpu all_gather@inter decode@cpu",
+       {{"intra", 1}, {"inter", 2}}},
+  };
+  for (const Case& each : cases) {
+    SCOPED_TRACE(each.option);
+    Plan plan = dense_plan(kTwoByTwo);
+    for (PlanBucket& bucket : plan.buckets) {
+      bucket.codec = each.codec;
+      bucket.error_feedback = true;
+      bucket.option = Option::parse(each.option, kTwoByTwo).value();
+    }
+    on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+      Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+      CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, communicator.rank(), gradients).status());
+      double squares = 0;
+      CORTADO_ASSIGN_OR_RETURN(const EngineState state, engine->save_state());
+      for (const TensorState& tensor : state.tensors) {
+        for (const PlaceState& place : tensor.places) {
+          for (const float value : place.values) squares += std::pow(value * each.units.at(place.name), 2);
+        }
+      }
+      EXPECT_GT(squares, 0);
+      EXPECT_NEAR(engine->report().residual_l2, std::sqrt(squares), 1e-5 * std::sqrt(squares));
+      return {};
+    });
+  }
+}
+
 // A rank that has not heard the others can't tell what they do.
 TEST(PlanEngine, ASwitchThatIsCutOffEndsTheEngine) {
   class LateGather final : public PassingCommunicator {

@@ -33,9 +33,16 @@ inline Plan mixed_plan(const Topology& topology, std::size_t seed, const std::ve
     for (std::size_t i = 0; i < count; ++i) bucket.tensors.push_back(names[next++]);
     bucket.option = options[(seed * 7919 + b * 1543) % options.size()];
     bucket.codec = codecs[(seed + b) % codecs.size()];
-    if (find_codec(bucket.codec.substr(0, bucket.codec.find('(')))->traits.low_rank && seed % 3 != 0) {
-      bucket.option = Option::parse("encode@cpu all_reduce@flat decode@cpu", topology).value();
-    }
+    if (!find_codec(bucket.codec.substr(0, bucket.codec.find('(')))->traits.low_rank) continue;
+    const bool has_vectors = std::any_of(bucket.tensors.begin(), bucket.tensors.end(), [](const std::string& name) {
+      const auto tensors = small_model();
+      return std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == name; })->dimensions <
+             2;
+    });
+    const bool of_two_levels = topology.levels.size() == 2 && seed % 3 == 0 && !has_vectors;
+    const char* const option = of_two_levels ? "reduce@intra encode@cpu all_gather@inter decode@cpu broadcast@intra"
+                                             : "encode@cpu all_reduce@flat decode@cpu";
+    bucket.option = Option::parse(option, topology).value();
   }
   return plan;
 }

@@ -78,7 +78,8 @@ class PlanMessage {
   virtual bool is_compressed(int slot) const = 0;
   virtual std::int64_t payload_bytes(int slot) const = 0;
   virtual DifferenceSquares squares(int slot) const = 0;
-  virtual std::int64_t sent_bytes() const = 0;  // so far
+  virtual double lost_squares(int slot) const = 0;  // what was lost, in the units of this rank's unscaled gradient
+  virtual std::int64_t sent_bytes() const = 0;      // so far
   virtual std::int64_t residual_bytes() const = 0;
   virtual std::int64_t factor_bytes() const = 0;
   virtual std::int64_t buffer_bytes() const = 0;

@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "engine/scheme_message.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "codec/cast/float_chunks.h"
@@ -20,6 +21,14 @@ Result<std::unique_ptr<PlanMessage>> SchemeMessage::make(const Setup& setup) {
     if (!setup.bucket->error_feedback) options.feedback = EngineOptions::Feedback::kNone;
     CORTADO_ASSIGN_OR_RETURN(TrainedCodec trained, make_trained_codec(options));
     message->codec_ = std::move(trained.codec);
+    const auto is_vector = [](const EngineTensor& tensor) { return tensor.dimensions < 2; };
+    const auto vector = std::find_if(setup.tensors.begin(), setup.tensors.end(), is_vector);
+    if (message->codec_->row().traits.low_rank && vector != setup.tensors.end()) {
+      return make_error(StatusCode::kUnsupported,
+                        "\"%s\" has one dimension, of which \"%s\" would leave one number; expected the option "
+                        "encode all_reduce decode over all levels, where vectors stay whole, or another bucket",
+                        vector->name.c_str(), setup.bucket->codec.c_str());
+    }
     message->has_feedback_ = trained.has_feedback();
   }
   SchemeSetup scheme{.levels = setup.levels,

@@ -39,6 +39,9 @@ class SchemeMessage final : public PlanMessage {
   bool is_compressed(int) const override { return codec_ != nullptr; }
   std::int64_t payload_bytes(int slot) const override;
   DifferenceSquares squares(int slot) const override { return run_->coder().squares(slot); }
+  double lost_squares(int slot) const override {
+    return run_->coder().lost_squares(slot) * static_cast<double>(world_size_) * world_size_;
+  }
   std::int64_t sent_bytes() const override { return run_->sent_bytes(); }
   std::int64_t residual_bytes() const override { return run_->coder().residual_bytes(); }
   std::int64_t factor_bytes() const override { return 0; }

@@ -200,6 +200,36 @@ TEST(MakePlan, PlansOfEspressosJobsAreSound) {
   }
 }
 
+// Which are sums over all levels at once, and few others.
+TEST(MakePlan, PlansOfLowRankAreThoseThatEnginesTake) {
+  Job job = job_named("lstm");
+  for (JobTensor& tensor : job.tensors) {
+    const std::int64_t elems = tensor.elems();
+    tensor.shape = elems % 100 == 0 ? std::vector<std::int64_t>{100, elems / 100} : std::vector<std::int64_t>{elems};
+  }
+  for (const char* codec : {"power(rank=4)", "acp(rank=4)"}) {
+    for (const char* cluster_name : {"nvlink_100g", "pcie_25g"}) {
+      Cluster cluster = cluster_named(cluster_name);
+      std::erase_if(cluster.codecs, [](const CodecTimes& times) { return !times.codec.starts_with("topk"); });
+      for (CodecTimes& times : cluster.codecs) times.codec = codec;
+      bool encodes = false;
+      for (const std::string& strategy : planner_strategies()) {
+        SCOPED_TRACE(std::string(codec) + " on " + cluster_name + ", " + strategy);
+        const Result<Plan> made = make_plan(job, cluster, {}, strategy);
+        if (!made.ok()) continue;
+        const Plan& plan = made.value();
+        EXPECT_TRUE(check_plan(plan).ok()) << check_plan(plan).to_string();
+        EXPECT_LE(plan.lower_bound_ns, plan.predicted_step_ns);
+        for (const PlanBucket& bucket : plan.buckets) encodes |= bucket.option.encodes() > 0;
+        const Result<Timeline> timeline = simulate_plan(plan, job, cluster);
+        ASSERT_TRUE(timeline.ok()) << timeline.status().to_string();
+        EXPECT_EQ(timeline.value().step_ns, plan.predicted_step_ns);
+      }
+      EXPECT_TRUE(encodes);
+    }
+  }
+}
+
 // benchmarks/planner/planner_bench.cc compares more, and times it.
 TEST(MakePlan, IsNoWorseThanEspressoOnItsJobs) {
   for (const char* cluster_name : {"nvlink_100g", "pcie_25g"}) {

@@ -8,7 +8,9 @@
 #include <map>
 
 #include "collective/rank_threads.h"
+#include "cortado/engine.h"
 #include "cortado/planner.h"
+#include "planner/cost/option_cost.h"
 #include "session/cluster_testing.h"
 
 namespace cortado {
@@ -47,6 +49,52 @@ std::vector<std::string> labels(const Candidates& candidates) {
 
 bool has(const std::vector<std::string>& labels, const std::string& label) {
   return std::find(labels.begin(), labels.end(), label) != labels.end();
+}
+
+// Of sums of factors: the planner counts what the engine sends.
+TEST(Candidates, LowRankIsPricedByTheBytesThatEnginesSend) {
+  const std::vector<EngineTensor> tensors = {{.name = "conv", .rows = 64, .cols = 576, .dimensions = 4},
+                                             {.name = "bias", .rows = 1, .cols = 768, .dimensions = 1},
+                                             {.name = "wide", .rows = 300, .cols = 7},
+                                             {.name = "small", .rows = 4, .cols = 4}};
+  std::vector<JobTensor> of_job;
+  for (const EngineTensor& tensor : tensors) {
+    JobTensor& added = of_job.emplace_back();
+    added.name = tensor.name;
+    added.shape = tensor.dimensions < 2 ? std::vector<std::int64_t>{tensor.cols}
+                                        : std::vector<std::int64_t>{tensor.rows, tensor.cols};
+  }
+  for (const char* codec : {"acp(rank=4)", "acp(rank=3)", "power(rank=4)"}) {
+    SCOPED_TRACE(codec);
+    const Topology topology = {{{"all", 2}}};
+    Plan plan{.job = "", .cluster = "", .topology = topology, .buckets = {}, .notes = {}, .unknown = {}};
+    PlanBucket& bucket = plan.buckets.emplace_back();
+    for (const EngineTensor& tensor : tensors) bucket.tensors.push_back(tensor.name);
+    bucket.codec = codec;
+    bucket.option = Option::parse("encode@cpu all_reduce@all decode@cpu", topology).value();
+    std::int64_t sent_bytes = 0;
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(tensors, plan, {}, &communicator));
+      CORTADO_RETURN_IF_ERROR(engine->begin_step({}));
+      std::vector<std::vector<float>> gradients;
+      for (std::uint32_t t = 0; t < tensors.size(); ++t) {
+        std::vector<float>& gradient =
+            gradients.emplace_back(static_cast<std::size_t>(tensors[t].rows * tensors[t].cols), 1.0f);
+        const Gradient submitted{t, gradient.data()};
+        CORTADO_RETURN_IF_ERROR(engine->submit({&submitted, 1}));
+      }
+      CORTADO_RETURN_IF_ERROR(engine->finish_step().status());
+      if (communicator.rank() == 0) sent_bytes = engine->report().payload_bytes;
+      return {};
+    });
+    for (const Status& status : statuses) ASSERT_TRUE(status.ok()) << status.to_string();
+    Cluster cluster = two_machines(500, {codec});
+    std::vector<std::string> notes;
+    const std::vector<CodecCost> costs = codec_costs(cluster, OpDevice::kCpu, {codec}, &notes).value();
+    ASSERT_EQ(costs.size(), 1u);
+    TensorSums sums(costs, of_job);
+    EXPECT_EQ(sums.factor_bytes(costs[0], 0, static_cast<int>(of_job.size()) - 1), sent_bytes);
+  }
 }
 
 TEST(Candidates, AreThoseWithTheBestPredictions) {

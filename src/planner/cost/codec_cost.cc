@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "cortado/engine.h"
+
 namespace cortado {
 
 namespace {
@@ -20,6 +22,8 @@ Status take(const CodecTimes& times, std::vector<CodecCost>* costs) {
     cost->traits = traits;
     const std::optional<SumForm> form = cost->codec->sum_form(8, 8, DType::kFloat32);
     if (form.has_value()) cost->sum_dtype = form->dtype;
+    cost->sums = traits.linear && form.has_value();
+    if (traits.low_rank) cost->rank = EngineOptions::parse(cost->codec->spec()).value().rank;
   }
   const TimeCurve** curves = times.direction == OpKind::kEncode ? cost->encode : cost->decode;
   curves[CodecCost::index(times.device)] = &times.curve;

@@ -18,7 +18,9 @@ struct CodecCost {
   int number = 0;    // its index in the list it comes from
   std::shared_ptr<const Codec> codec;
   CodecTraits traits;
+  bool sums = false;                  // its payloads can be summed on the way, by any collective that sums
   DType sum_dtype = DType::kFloat32;  // of payloads that are summed
+  int rank = 0;                       // of low rank
   const TimeCurve* encode[2] = {};    // by OpDevice; nullptr: not measured there
   const TimeCurve* decode[2] = {};
 

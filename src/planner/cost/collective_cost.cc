@@ -31,10 +31,6 @@ StandardForm standard_form(OpKind kind, double n, double k) {
   }
 }
 
-bool sums(OpKind kind) {
-  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
-}
-
 struct Link {
   double hop_ns = 0, ns_per_byte = 0;
 };
@@ -105,7 +101,7 @@ std::int64_t CollectiveCost::time_ns(OpKind kind, LevelRange range, std::int64_t
     const double ns = form.ns_per_byte * static_cast<double>(total);
     time_ns = std::min(form.latency_ns + static_cast<std::int64_t>(std::min(ns, 1e13) + 0.5), kMaxNs);
   }
-  const double factor = sums(kind) ? levels.level->sum_factor(summed) : 1;
+  const double factor = is_sum(kind) ? levels.level->sum_factor(summed) : 1;
   if (factor == 1) return time_ns;
   const std::int64_t latency_ns = form.curve != nullptr ? form.curve->times_ns.front() : form.latency_ns;
   const double beyond = factor * static_cast<double>(time_ns - latency_ns);

@@ -25,7 +25,16 @@ std::int64_t whole_payload_bytes(const CodecCost& codec, const JobTensor& tensor
   return codec.traits.low_rank ? std::min(bytes, tensor.size_bytes()) : bytes;
 }
 
-enum What { kEncodeCpu, kEncodeGpu, kDecodeCpu, kDecodeGpu, kPayload };
+// As engine/low_rank_message.cc lays them out: both sides of half the rank, or both rounds of `power`.
+std::int64_t summed_factor_bytes(const CodecCost& codec, const JobTensor& tensor) {
+  const std::int64_t rank = std::min<std::int64_t>({codec.rank, tensor.rows(), tensor.cols()});
+  const std::int64_t elems_of_rank = tensor.rows() + tensor.cols();
+  const bool shrinks = tensor.shape.size() > 1 && tensor.elems() > rank * elems_of_rank;
+  const std::int64_t columns = codec.traits.rounds == 1 ? (rank + 1) / 2 : rank;
+  return (shrinks ? columns * elems_of_rank : tensor.elems()) * static_cast<std::int64_t>(sizeof(float));
+}
+
+enum What { kEncodeCpu, kEncodeGpu, kDecodeCpu, kDecodeGpu, kPayload, kFactors };
 
 }  // namespace
 
@@ -41,7 +50,9 @@ const TensorSums::Sums& TensorSums::sums(const CodecCost& codec, int what, std::
   for (const JobTensor& tensor : tensors_) {
     const std::int64_t elems = part_of(tensor.elems(), parts);
     std::int64_t value = 0;
-    if (what == kPayload && parts == 1) {
+    if (what == kFactors) {
+      value = summed_factor_bytes(codec, tensor);
+    } else if (what == kPayload && parts == 1) {
       value = whole_payload_bytes(codec, tensor);
     } else if (what == kPayload && codec.traits.low_rank) {
       value = part_of(whole_payload_bytes(codec, tensor), parts);
@@ -71,6 +82,33 @@ std::int64_t TensorSums::decode_ns(const CodecCost& codec, OpDevice device, std:
 std::int64_t TensorSums::payload_bytes(const CodecCost& codec, std::int64_t parts, int first, int last) {
   const Sums& all = sums(codec, kPayload, parts);
   return all[last + 1] - all[first];
+}
+
+std::int64_t TensorSums::factor_bytes(const CodecCost& codec, int first, int last) {
+  const Sums& all = sums(codec, kFactors, 1);
+  return all[last + 1] - all[first];
+}
+
+bool sums_factors(const CodecCost& codec, const Option& option, int levels) {
+  const std::vector<Operation>& ops = option.operations;
+  return codec.traits.low_rank && ops.size() == 3 && ops[0].kind == OpKind::kEncode &&
+         ops[1].kind == OpKind::kAllReduce && ops[1].levels == LevelRange{0, levels - 1};
+}
+
+bool can_go(const CodecCost& codec, const Option& option, int levels, bool has_vectors) {
+  if (option.encodes() == 0 || !codec.traits.low_rank || sums_factors(codec, option, levels)) return true;
+  if (has_vectors || option.encodes() > 1) return false;
+  bool encoded = false;
+  for (const Operation& operation : option.operations) {
+    if (operation.kind == OpKind::kEncode) {
+      encoded = true;
+    } else if (!encoded && operation.kind != OpKind::kReduce) {
+      return false;
+    } else if (operation.encoded && !codec.sums && is_sum(operation.kind)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 Status check_for_planning(const Cluster& cluster) {
@@ -158,9 +196,13 @@ void OptionCost::travel(const Operation& operation, PathState* state, OperationS
   const bool gathers = operation.kind == OpKind::kAllGather || operation.kind == OpKind::kGather;
   const int link = model_.collectives.link_of(operation.levels);
   if (link >= 0) {
-    const std::int64_t held = state->encoded ? state->pieces * payload_bytes(state->piece_parts) : values_bytes(*state);
-    // Of a codec with several rounds each collective runs once a round, with its share of the payload.
-    const std::int64_t rounds = state->encoded ? codec_->traits.rounds : 1;
+    const bool has_factors = state->encoded && codec_->traits.low_rank && operation.kind == OpKind::kAllReduce &&
+                             operation.levels == LevelRange{0, static_cast<int>(model_.cluster->levels.size()) - 1};
+    const std::int64_t held = has_factors      ? factor_bytes()
+                              : state->encoded ? state->pieces * payload_bytes(state->piece_parts)
+                                               : values_bytes(*state);
+    // Of a codec with several rounds the collective runs once a round, with its share of the factors.
+    const std::int64_t rounds = has_factors ? codec_->traits.rounds : 1;
     const std::int64_t bytes = part_of(gathers ? held * n : held, rounds);
     const DType summed = state->encoded ? codec_->sum_dtype : shape_.dtype;
     std::int64_t time_ns = rounds * model_.collectives.time_ns(operation.kind, operation.levels, bytes, groups, summed);
@@ -247,6 +289,10 @@ std::int64_t OptionCost::payload_bytes(std::int64_t parts) const {
   return once(kPayload, parts, [&] {
     return static_cast<std::int64_t>(codec_->codec->max_payload_bytes(1, part_of(shape_.elems, parts), shape_.dtype));
   });
+}
+
+std::int64_t OptionCost::factor_bytes() const {
+  return shape_.sums != nullptr ? shape_.sums->factor_bytes(*codec_, shape_.first, shape_.last) : payload_bytes(1);
 }
 
 std::int64_t OptionCost::encode_ns(OpDevice device, std::int64_t parts) const {

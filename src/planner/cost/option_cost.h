@@ -65,6 +65,9 @@ class TensorSums {
   std::int64_t encode_ns(const CodecCost& codec, OpDevice device, std::int64_t parts, int first, int last);
   std::int64_t decode_ns(const CodecCost& codec, OpDevice device, std::int64_t parts, int first, int last);
   std::int64_t payload_bytes(const CodecCost& codec, std::int64_t parts, int first, int last);
+  // What all ranks sum of a low-rank codec in one collective over all levels (sums_factors()), both rounds of `power`:
+  // factors of matrices that shrink by them, in float32; other tensors as they are.
+  std::int64_t factor_bytes(const CodecCost& codec, int first, int last);
 
  private:
   using Sums = std::vector<std::int64_t>;  // of the tensors before each
@@ -72,8 +75,16 @@ class TensorSums {
 
   const std::vector<CodecCost>& codecs_;
   const std::vector<JobTensor>& tensors_;
-  std::vector<std::array<std::vector<std::pair<std::int64_t, Sums>>, 5>> sums_;  // [codec][what] by parts
+  std::vector<std::array<std::vector<std::pair<std::int64_t, Sums>>, 6>> sums_;  // [codec][what] by parts
 };
+
+// Whether the option is encode, all_reduce over all levels, decode: what engines do with low-rank codecs by themselves.
+bool sums_factors(const CodecCost& codec, const Option& option, int levels);
+
+// Whether engines take the option with this codec. Of low rank, encodes are of what no other rank holds, too, as
+// processors of different kinds project the same values to other bits; and vectors go by sums_factors() only, where
+// they stay whole. Payloads of `power` are summed there only.
+bool can_go(const CodecCost& codec, const Option& option, int levels, bool has_vectors);
 
 // What is treated as one: tensors first .. last of `sums`; or one tensor of so many elements.
 struct BucketShape {
@@ -151,6 +162,7 @@ class OptionCost {
                                std::int64_t groups) const;
   std::int64_t values_bytes(const PathState& state) const;
   std::int64_t payload_bytes(std::int64_t parts) const;
+  std::int64_t factor_bytes() const;
   template <typename Make>
   std::int64_t once(int what, std::int64_t parts, Make make) const;
   std::int64_t encode_ns(OpDevice device, std::int64_t parts) const;

@@ -104,13 +104,14 @@ Result<std::unique_ptr<Problem>> Problem::make(const Job& job, const Cluster& cl
 
 Status Problem::prepare(const Job& job, const Cluster& cluster, std::span<const std::string> spared) {
   CORTADO_ASSIGN_OR_RETURN(codecs_, codec_costs(cluster, model_.home, constraints_.allowed_codecs, &notes_));
-  elems_before_ = bytes_before_ = {0};
+  elems_before_ = bytes_before_ = vectors_before_ = {0};
   for (const JobTensor& tensor : job.tensors) {
     ready_ns_.push_back(tensor.ready_ns);
     dtype_run_.push_back(dtypes_.empty() ? 0 : dtype_run_.back() + (tensor.dtype != dtypes_.back()));
     dtypes_.push_back(tensor.dtype);
     elems_before_.push_back(elems_before_.back() + tensor.elems());
     bytes_before_.push_back(bytes_before_.back() + tensor.size_bytes());
+    vectors_before_.push_back(vectors_before_.back() + (tensor.shape.size() < 2));
   }
   job_tensors_ = job.tensors;
   buckets_.resize(job.tensors.size());
@@ -202,7 +203,7 @@ void Problem::drop_codecs_never_better(std::span<const std::string> spared) {
     };
     if (std::any_of(spared.begin(), spared.end(), is_it)) return false;
     const CodecTraits &of_a = a.traits, &of_b = b.traits;
-    if (of_a.low_rank || of_b.low_rank || of_a.lossless < of_b.lossless || of_a.linear < of_b.linear ||
+    if (of_a.low_rank || of_b.low_rank || of_a.lossless < of_b.lossless || a.sums < b.sums ||
         of_a.fixed_size < of_b.fixed_size || of_a.needs_residual > of_b.needs_residual || of_a.rounds > of_b.rounds) {
       return false;
     }
@@ -240,7 +241,7 @@ void Problem::drop_codecs_never_better(std::span<const std::string> spared) {
 OptionSpace Problem::space_of(int codec) const {
   OptionSpace space = {.levels = levels_, .devices = {}};
   if (codec < 0) return space;
-  space.sum_payloads = codecs_[codec].traits.linear;
+  space.sum_payloads = codecs_[codec].sums;
   if (codecs_[codec].runs_on(OpDevice::kCpu)) space.devices.push_back(OpDevice::kCpu);
   if (codecs_[codec].runs_on(OpDevice::kGpu)) space.devices.push_back(OpDevice::kGpu);
   return space;
@@ -318,20 +319,24 @@ std::pair<int, int> Problem::run_of(std::int64_t elems, DType dtype) const {
 }
 
 int Problem::max_encodes(int codec) const {
+  if (codec >= 0 && codecs_[codec].traits.low_rank) return std::min(1, constraints_.max_lossy_passes.value_or(1));
   const bool is_lossy = codec >= 0 && !codecs_[codec].traits.lossless;
   return is_lossy ? constraints_.max_lossy_passes.value_or(Pricer::kUnlimited) : Pricer::kUnlimited;
 }
 
 void Problem::prepare_low_rank_shares() {
   for (const CodecCost& codec : codecs_) {
-    const auto share_of = [&](int first, int last) {
-      return static_cast<double>(sums_->payload_bytes(codec, 1, first, last)) /
-             static_cast<double>(std::max<std::int64_t>(bytes(first, last), 1));
+    std::array<double, 2>& shares = low_rank_shares_.emplace_back(std::array{1.0, 1.0});
+    if (!codec.traits.low_rank) continue;
+    const auto share = [&](std::int64_t payload_bytes, int first, int last) {
+      return static_cast<double>(payload_bytes) / static_cast<double>(std::max<std::int64_t>(bytes(first, last), 1));
     };
-    std::array<double, 2>& shares = low_rank_shares_.emplace_back();
-    shares.fill(codec.traits.low_rank ? share_of(0, tensors() - 1) : 1);
-    for (int tensor = 0; codec.traits.low_rank && tensor < tensors(); ++tensor) {
-      if (bytes(tensor, tensor) > 0) shares[1] = std::min(shares[1], share_of(tensor, tensor));
+    shares.fill(share(sums_->factor_bytes(codec, 0, tensors() - 1), 0, tensors() - 1));
+    for (int tensor = 0; tensor < tensors(); ++tensor) {
+      if (bytes(tensor, tensor) == 0) continue;
+      const std::int64_t least =
+          std::min(sums_->factor_bytes(codec, tensor, tensor), sums_->payload_bytes(codec, 1, tensor, tensor));
+      shares[1] = std::min(shares[1], share(least, tensor, tensor));
     }
   }
 }
@@ -346,6 +351,9 @@ bool Problem::make_way(int first, int last, int candidate) {
   ++ways_made_;
   const Candidate& c = candidates_[candidate];
   const CodecCost* codec = c.codec < 0 ? nullptr : &codecs_[c.codec];
+  if (codec != nullptr && !can_go(*codec, c.option, levels_, vectors_before_[last + 1] > vectors_before_[first])) {
+    return false;
+  }
   scratch_.candidate = candidate;
   scratch_.is_encoded = c.codec >= 0;
   scratch_.squared_error = 0;

@@ -140,7 +140,7 @@ class Problem {
   bool has_errors_ = false;
   std::vector<std::int64_t> ready_ns_;
   std::vector<DType> dtypes_;
-  std::vector<std::int64_t> elems_before_, bytes_before_;  // of the tensors before each
+  std::vector<std::int64_t> elems_before_, bytes_before_, vectors_before_;  // of the tensors before each
   std::vector<int> dtype_run_;
   std::vector<JobTensor> job_tensors_;
   std::unique_ptr<TensorSums> sums_;

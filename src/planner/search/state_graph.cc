@@ -39,13 +39,25 @@ Key key_of(const PathState& state, std::int64_t of) {
 // Depth first.
 class GraphBuilder {
  public:
-  GraphBuilder(const OptionCost& cost, const TreeGraph& tree, int max_encodes, int min_encodes, StateGraph* graph)
-      : cost_(cost), tree_(tree), max_encodes_(max_encodes), min_encodes_(min_encodes), graph_(*graph) {}
+  GraphBuilder(const OptionCost& cost, const CodecCost* codec, LevelRange all_levels, const TreeGraph& tree,
+               int max_encodes, int min_encodes, StateGraph* graph)
+      : cost_(cost),
+        codec_(codec),
+        all_levels_(all_levels),
+        tree_(tree),
+        max_encodes_(max_encodes),
+        min_encodes_(min_encodes),
+        graph_(*graph) {}
 
   void build() { add(cost_.begin(), 0, 0); }
 
  private:
   static constexpr std::int32_t kDeadEnd = -1;
+
+  // Payloads. Those of low rank are summed over all levels at once, whatever the codec (sums_factors()).
+  bool may_sum(const Operation& operation) const {
+    return codec_->sums || (operation.kind == OpKind::kAllReduce && operation.levels == all_levels_);
+  }
 
   // The number of a state. `encodes`: so far, counted as far as it matters.
   std::int32_t add(const PathState& state, std::int32_t place_number, int encodes) {
@@ -61,6 +73,7 @@ class GraphBuilder {
         if (encodes == max_encodes_) continue;
         with = max_encodes_ == StateGraph::kUnlimited ? std::min(encodes + 1, min_encodes_) : encodes + 1;
       }
+      if (edge.operation.encoded && is_sum(edge.operation.kind) && !may_sum(edge.operation)) continue;
       PathState after = state;
       OperationSteps steps;
       if (!cost_.apply(edge.operation, &after, &steps)) continue;
@@ -89,6 +102,8 @@ class GraphBuilder {
   }
 
   const OptionCost& cost_;
+  const CodecCost* codec_;
+  const LevelRange all_levels_;
   const TreeGraph& tree_;
   int max_encodes_, min_encodes_;
   StateGraph& graph_;
@@ -103,12 +118,13 @@ StateGraphs::StateGraphs(int levels) : levels_(levels) {}
 
 const StateGraph& StateGraphs::get(const CostModel& model, const CodecCost* codec, int max_encodes, int min_encodes) {
   const int kind = codec == nullptr ? 0 : codec->traits.linear ? 2 : 1;
-  std::array<int, 8> what = {kind, max_encodes, min_encodes, static_cast<int>(model.home)};
+  std::array<int, 9> what = {kind, max_encodes, min_encodes, static_cast<int>(model.home)};
   if (codec != nullptr) {
     what[4] = codec->traits.low_rank;
     what[5] = codec->runs_on(OpDevice::kCpu);
     what[6] = codec->runs_on(OpDevice::kGpu);
     what[7] = codec->traits.elementwise;
+    what[8] = codec->sums;
   }
   for (const std::unique_ptr<Known>& known : known_) {
     if (known->what == what) return known->graph;
@@ -122,7 +138,7 @@ const StateGraph& StateGraphs::get(const CostModel& model, const CodecCost* code
   known_.push_back(std::make_unique<Known>());
   known_.back()->what = what;
   const OptionCost cost(model, codec, {.elems = 1});  // which states there are does not depend on it
-  GraphBuilder(cost, *tree, max_encodes, min_encodes, &known_.back()->graph).build();
+  GraphBuilder(cost, codec, {0, levels_ - 1}, *tree, max_encodes, min_encodes, &known_.back()->graph).build();
   return known_.back()->graph;
 }
 

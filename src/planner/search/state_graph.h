@@ -52,7 +52,7 @@ class StateGraphs {
 
  private:
   struct Known {
-    std::array<int, 8> what;  // all that a graph depends on
+    std::array<int, 9> what;  // all that a graph depends on
     StateGraph graph;
   };
 

@@ -154,8 +154,9 @@ Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& clust
                         "%s: expected tensors of one dtype in job \"%s\", as plans for it have", place.c_str(),
                         job.name.c_str());
     }
+    const int levels = static_cast<int>(cluster.levels.size());
     const Status checked =
-        bucket.option.check(static_cast<int>(cluster.levels.size()), codec != nullptr && codec->traits.linear);
+        bucket.option.check(levels, codec != nullptr && (codec->sums || sums_factors(*codec, bucket.option, levels)));
     if (!checked.ok()) return checked.with_context(place);
     const BucketShape shape = {located[b].elems, tensors[first[b]].dtype, &sums, first[b],
                                first[b] + static_cast<int>(located[b].tensors.size()) - 1};
@@ -171,6 +172,14 @@ Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& clust
       }
       return make_error(StatusCode::kMismatch, "%s.option: cluster \"%s\" has no times of \"%s\" on a device it uses",
                         place.c_str(), cluster.name.c_str(), bucket.codec.c_str());
+    }
+    const auto is_vector = [&](int t) { return job.tensors[t].shape.size() < 2; };
+    const bool has_vectors = std::any_of(located[b].tensors.begin(), located[b].tensors.end(), is_vector);
+    if (codec != nullptr && !can_go(*codec, bucket.option, levels, has_vectors)) {
+      return make_error(StatusCode::kUnsupported,
+                        "%s.option: \"%s\" is of low rank: it encodes once, what no other rank holds, too, and vectors "
+                        "only in encode, all_reduce over all levels, decode",
+                        place.c_str(), bucket.codec.c_str());
     }
     buckets.push_back({located[b].ready_ns, chains[b].steps, located[b].elems});
   }
