@@ -80,13 +80,16 @@ def _why_no_link_was_made() -> str | None:
     """Root alone is not enough: in a container it may lack the capabilities, and a kernel may have no htb. So this
     makes a namespace with a shaped link, and deletes it."""
     probe = f"{_own_prefix()}probe"
+    guard = None
     try:
+        guard = _start_guard(probe)  # before there is anything that could be left behind
         _add_bridge(probe)
         _ip("-n", probe, "link", "add", "eth0", "type", "veth", "peer", "name", "port0")
         _shape(probe, "eth0", 10**9)
     except RuntimeError as error:
         return f"a shaped link can't be made here: {error}"
     finally:
+        _end_guard(guard)
         delete_namespaces(probe)
     return None
 
@@ -197,7 +200,7 @@ class Links:
             self._port = _free_port()
             return self
         delete_stale_namespaces()
-        self._start_guard()
+        self._guard = _start_guard(self.prefix)
         try:
             self._make_namespaces()
         except BaseException:
@@ -213,24 +216,10 @@ class Links:
         if self._guard is None:
             return
         guard, self._guard = self._guard, None
-        with contextlib.suppress(BrokenPipeError):
-            guard.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            guard.wait(timeout=20)
+        _end_guard(guard)
         left = delete_namespaces(self.prefix)  # normally nothing: unless the guard was killed
         if left:
             raise RuntimeError(f"could not delete the network namespaces {', '.join(left)}")
-
-    def _start_guard(self) -> None:
-        script = Path(__file__).with_name("links_guard.py")
-        self._guard = subprocess.Popen(
-            [sys.executable, "-S", "-E", str(script), self.prefix],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        if self._guard.stdout.readline() != b"ready\n":
-            raise RuntimeError("the process that guards the network namespaces did not start")
 
     def _make_namespaces(self) -> None:
         _add_bridge(self._hub)
@@ -279,6 +268,31 @@ class Links:
         # On the route, since a namespace may not set its own default: the host's would hold.
         route = ["10.77.0.0/24", "dev", "eth0", "src", self.address(rank)]
         _ip("-n", name, "route", "change", *route, "congctl", CONGESTION_CONTROL)
+
+
+def _start_guard(prefix: str) -> subprocess.Popen:
+    """The process that deletes namespaces of this prefix once this one has ended it or is gone."""
+    script = Path(__file__).with_name("links_guard.py")
+    guard = subprocess.Popen(
+        [sys.executable, "-S", "-E", str(script), prefix],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    if guard.stdout.readline() != b"ready\n":
+        _end_guard(guard)
+        raise RuntimeError("the process that guards the network namespaces did not start")
+    return guard
+
+
+def _end_guard(guard: subprocess.Popen | None) -> None:
+    if guard is None:
+        return
+    with contextlib.suppress(BrokenPipeError):
+        guard.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        guard.wait(timeout=20)
+    guard.stdout.close()
 
 
 def delete_stale_namespaces() -> None:

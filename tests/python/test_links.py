@@ -141,6 +141,27 @@ def test_no_namespace_survives_a_killed_owner(owner, number):
 
 
 @needs_namespaces
+def test_the_namespace_of_the_probe_goes_with_a_killed_owner():
+    script = f"""
+import sys, time
+sys.path.insert(0, {str(TRAINING)!r})
+import links
+def hang(namespace, *_):
+    print(namespace, flush=True)
+    time.sleep(600)
+links._shape = hang
+links.why_not_shaped()
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    probe = process.stdout.readline().strip()
+    assert probe.endswith("probe") and list_namespaces(probe) == [probe]
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert wait_until(lambda: not list_namespaces(probe))
+
+
+@needs_namespaces
 def test_namespaces_go_when_the_owner_raises():
     with pytest.raises(KeyError), shaped.Links(2) as links:
         prefix = links.prefix
