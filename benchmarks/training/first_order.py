@@ -17,7 +17,7 @@ from pathlib import Path
 
 from first_order_report import write_report
 from launch import WorkerFailed
-from links import UNSHAPED
+from links import UNSHAPED, why_rates_cannot_be
 from methods import require_cortado
 from quality import measure as measure_quality
 from records import append_record, read_records
@@ -129,6 +129,10 @@ def parse_arguments():
     options.studies = [] if options.report_only else options.studies.split(",")
     if unknown := set(options.studies) - set(known):
         parser.error(f"--studies: {unknown.pop()!r} is none of {', '.join(known)}")
+    rates = list(dict.fromkeys(STUDIES[name].rate for name in options.studies if name in STUDIES))
+    free = [*(name for name, study in STUDIES.items() if study.rate == UNSHAPED), ACCURACY]
+    if why := why_rates_cannot_be(rates, f"--studies {','.join(free)}"):
+        parser.error(why)
     options.device = "cpu"
     options.rate = "1gbit"  # of the step times that equal time goes by
     return options

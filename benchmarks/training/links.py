@@ -15,7 +15,7 @@ closes them, raises, or is killed, even by SIGKILL; namespaces of owners that di
 their guard are deleted at the next start.
 
 Without root, or where a container forbids it, the ranks run on the loopback interface, unshaped;
-`Links.describe()` says so.
+`Links.describe()` says so. Programs that record measurements refuse rates there (`why_rates_cannot_be`).
 """
 
 import argparse
@@ -36,6 +36,7 @@ from links_guard import delete_namespaces, ip, list_namespaces
 
 PREFIX = "cortado-"
 UNSHAPED = "unshaped"
+LOOPBACK = "loopback"  # how a description begins where there are no namespaces
 UPLINK = "uplink"  # of a machine
 CONGESTION_CONTROL = "cubic"
 FIFO_S = 0.05  # depth of the queue in front of the shaped link
@@ -94,6 +95,20 @@ def _why_no_link_was_made() -> str | None:
     return None
 
 
+def why_rates_cannot_be(rates: list[str], instead: str = f"--rates {UNSHAPED}") -> str | None:
+    """Why these rates can't be measured here: over the loopback a record would bear the name of a rate that it never
+    had. None where they can. `instead`: what to ask for."""
+    shaped = [rate for rate in rates if parse_rate_bits_per_s(rate) is not None]
+    if not shaped or (why := why_not_shaped()) is None:
+        return None
+    return f"links of {', '.join(shaped)} can't be made here: {why}; run it as root, or with {instead}"
+
+
+def is_namespaced(record: dict) -> bool:
+    """Whether the links of a record were network namespaces, by their description."""
+    return not record["links"].startswith(LOOPBACK)
+
+
 class Links:
     """`ranks` places to run a process in, joined by links of `rate`. A context manager.
 
@@ -128,7 +143,7 @@ class Links:
     def describe(self) -> str:
         if not self.namespaced:
             asked = "" if self.bits_per_s is None else f"; {self.rate} was asked for"
-            return f"loopback, NOT shaped ({self.why_loopback}{asked})"
+            return f"{LOOPBACK}, NOT shaped ({self.why_loopback}{asked})"
         speed = (
             "unshaped"
             if self.bits_per_s is None

@@ -22,6 +22,7 @@ from links import Links
 from methods import require_cortado
 from quality_report import POWER, write_report
 from records import append_record, read_records
+from speed_report import key_of as speed_key
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = [
@@ -36,12 +37,14 @@ METHODS = [
 ]
 
 
-def steps_at_equal_time(task: str, methods: list[str], steps: int, rate: str, speed: Path) -> dict[str, int]:
-    """Steps each method makes in the time of `steps` of PowerSGD's, both of one record; {} where speed.jsonl does not
-    say."""
+def steps_at_equal_time(
+    task: str, methods: list[str], steps: int, rate: str, workers: int, speed: Path
+) -> dict[str, int]:
+    """Steps each method makes in the time of `steps` of PowerSGD's, both of one record of as many workers on links that
+    had the rate; {} where speed.jsonl does not say."""
     equal = {}
     for record in read_records(speed):
-        if record["model"] == task and record["rate"] == rate and POWER in record["results"]:
+        if speed_key(record) == (task, rate, workers, "cpu", True) and POWER in record["results"]:
             step_ms = {
                 name: median(b["step_ms"] for b in record["blocks"] if b["method"] == name)
                 for name in record["results"]
@@ -61,7 +64,9 @@ def measure(task: str, methods: list[str], steps: int, options, raw: Path) -> No
     if len(runs) < len(wanted):
         print(f"{len(wanted) - len(runs)} of {len(wanted)} runs are in {raw.name} already (--again: measure them anew)")
     if runs:
-        equal_time = steps_at_equal_time(task, methods, steps, options.rate, options.out / "speed.jsonl")
+        equal_time = steps_at_equal_time(
+            task, methods, steps, options.rate, options.workers, options.out / "speed.jsonl"
+        )
         conditions = {"task_name": task, "workers": options.workers, "equal_time_rate": options.rate}
         train({"task": task, "runs": runs, "steps": steps, "equal_time_steps": equal_time}, conditions, raw)
 
@@ -104,7 +109,7 @@ def parse_options(parser: argparse.ArgumentParser):
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()
     if options.seeds < 1:
-        parser.error("at least 1 seed is needed (verdicts need 2)")
+        parser.error("at least 1 seed is needed (verdicts need 3)")
     if options.methods:
         options.methods = [m.strip() for m in options.methods.split(";")]
     return options

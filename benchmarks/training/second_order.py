@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 from conditions import describe_machine, source_commit
 from launch import WorkerFailed, run_workers
-from links import UNSHAPED, Links
+from links import UNSHAPED, Links, why_rates_cannot_be
 from methods import require_cortado
 from records import append_record, read_records
 from second_order_methods import KFAC_PYTORCH, parse_method
@@ -165,6 +165,12 @@ def parse_options():
         parser.error("the method kfac-pytorch needs --kfac-pytorch DIR, a checkout of it")
     if KFAC_PYTORCH in hosts and options.strategy == "dp-kfac":
         parser.error("kfac-pytorch has no dp-kfac")
+    try:
+        why = None if options.report_only else why_rates_cannot_be(options.rates)
+    except ValueError as error:
+        parser.error(str(error))
+    if why:
+        parser.error(why)
     return options
 
 

@@ -6,7 +6,8 @@
 
 All methods live in the same four worker processes; a round runs each for a few steps in rotation, so
 that a slow spell of the machine hits all of them. Rows are appended to speed.jsonl; speed.md is made
-from the latest run of each model and rate (`--report-only`: made again, nothing measured).
+from the latest run of each model, rate, number of workers and device (`--report-only`: made again, nothing
+measured).
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from conditions import describe_machine, source_commit
 from launch import WorkerFailed, run_workers
-from links import Links, parse_rate_bits_per_s
+from links import Links, parse_rate_bits_per_s, why_rates_cannot_be
 from methods import DDP_FLAGS, parse_method, require_cortado
 from records import append_record, read_records
 from speed_report import write_report
@@ -115,6 +116,8 @@ def parse_arguments():
             parse_method(name)
     except ValueError as error:
         parser.error(str(error))
+    if not options.report_only and (why := why_rates_cannot_be(options.rates)):
+        parser.error(why)
     return options
 
 

@@ -4,6 +4,7 @@
 import statistics
 from pathlib import Path
 
+from links import LOOPBACK, is_namespaced
 from methods import NO_COMMUNICATION, parse_method
 from tables import markdown_table, megabytes
 
@@ -27,9 +28,15 @@ low-rank row says that gradients were zero, as the net no longer trained: no val
 ratios of single rounds, in brackets the least and the greatest. PowerSGD r4: the faster of its rows."""
 
 
+def key_of(record: dict) -> tuple:
+    """What a later record must have in common with an earlier one to replace it. Without root nothing is shaped."""
+    device = record.get("device", "cpu")
+    return record["model"], record["rate"], record["workers"], device, is_namespaced(record)
+
+
 def write_report(records: list[dict], path: Path) -> Path:
-    """Writes the tables of the latest record of each model and rate."""
-    latest = {(record["model"], record["rate"]): record for record in records}
+    """Writes the tables of the latest record of each model, rate, number of workers, device and kind of links."""
+    latest = {key_of(record): record for record in records}
     parts = ["# Training step time by method", LEGEND]
     parts += [section(record) for record in latest.values()]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +60,14 @@ def section(record: dict) -> str:
         tried = ", ".join(f"{cap} MiB {value:.0f} ms" for cap, value in tuning.items())
         lines.append(f"- `ddp-tuned` is the fastest of: {tried}")
     table = markdown_table(HEADER, [row(record, name) for name in record["results"]])
-    return "\n\n".join([f"## {record['model']}, {record['rate']}", "\n".join(lines), table])
+    return "\n\n".join([f"## {heading(record)}", "\n".join(lines), table])
+
+
+def heading(record: dict) -> str:
+    """Model and rate, and what is not as usual."""
+    _, _, workers, device, namespaced = key_of(record)
+    unusual = {f"{workers} workers": workers != 4, device: device != "cpu", LOOPBACK: not namespaced}
+    return ", ".join([record["model"], record["rate"], *(text for text, is_so in unusual.items() if is_so)])
 
 
 def placement(record: dict) -> str:
