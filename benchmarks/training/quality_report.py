@@ -9,6 +9,7 @@ from tables import markdown_table, megabytes
 DENSE = "ddp"
 POWER = "powersgd(rank=4)"
 NOISE_STDS = 2.0
+FEWEST_SEEDS = 3  # that both have: of two the deviation says next to nothing
 SHARE_OF_FALL = 0.02
 HEADER = [
     "method",
@@ -33,7 +34,8 @@ validation loss (negative is better) and verdict. Equal time: the steps a method
 its own, by the step times that speed.jsonl had at the rate named below when the run was measured.
 A method is *within noise* when its mean is worse by at most {NOISE_STDS:g} pooled standard deviations AND
 by at most {100 * SHARE_OF_FALL:g} % of the fall of the baseline's loss over the run; *better* when it is better by more
-than {NOISE_STDS:g} pooled standard deviations; otherwise *worse*."""
+than {NOISE_STDS:g} pooled standard deviations; otherwise *worse*. A verdict takes
+{FEWEST_SEEDS} seeds that both have."""
 
 
 def verdict(mine: list[dict], baseline: list[dict], field: str = "validation_loss") -> tuple[float, str]:
@@ -49,17 +51,35 @@ def verdict(mine: list[dict], baseline: list[dict], field: str = "validation_los
     return worse_by, "within noise" if within else "worse"
 
 
-def write_report(records: list[dict], path: Path, title: str) -> Path:
-    """One table for each task, number of steps and workers; a later record replaces an equal earlier one."""
+def write_report(records: list[dict], path: Path, title: str, wanted: dict[str, list[str]] | None = None) -> Path:
+    """One table for each task, number of steps and workers; a later record replaces an equal earlier one. `wanted`: the
+    methods that each task is to be measured with."""
     groups: dict[tuple, dict] = {}
     for record in records:
         group = groups.setdefault((record["task"], record["steps"], record["workers"]), {})
         group.setdefault(record["method"], {})[record["seed"]] = record
     parts = [f"# {title}", LEGEND]
     parts += [section(*key, group) for key, group in sorted(groups.items())]
+    parts += [text for name, methods in (wanted or {}).items() if (text := missing(name, methods, records))]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(parts) + "\n")
     return path
+
+
+def missing(task_name: str, wanted: list[str], records: list[dict]) -> str:
+    """Which methods have too few seeds for a verdict."""
+    seeds = {method: set() for method in wanted}
+    for record in records:
+        if record["task_name"] == task_name and record["method"] in seeds:
+            seeds[record["method"]].add(record["seed"])
+    few = [
+        f"`{name}`" + f" ({len(s)} of {FEWEST_SEEDS} seeds)" * bool(s)
+        for name, s in seeds.items()
+        if len(s) < FEWEST_SEEDS
+    ]
+    if not few:
+        return ""
+    return f"Not measured yet, task `{task_name}`, {len(few)} of {len(wanted)} methods: {', '.join(few)}."
 
 
 def section(task: str, steps: int, workers: int, group: dict[str, dict[int, dict]]) -> str:
@@ -70,11 +90,12 @@ def section(task: str, steps: int, workers: int, group: dict[str, dict[int, dict
     loads = sorted(float(run["machine"].get("load at start", "nan")) for run in runs)
     commits = {run.get("commit", "unknown") for run in runs}
     machine = ", ".join(f"{key} {value}" for key, value in sample["machine"].items() if key != "load at start")
+    links = "; ".join(sorted({run["links"] for run in runs}))
     rate = sample.get("equal_time_rate")
     has_equal_time = any(run.get("equal_time_validation_loss") is not None for run in runs)
     head = (
         f"{len(runs)} runs from {started[0]} to {started[-1]}, of {len(commits)} commits (of each run in the .jsonl), "
-        f"load at start {loads[0]:g} to {loads[-1]:g}; {machine}; links: {sample['links']}"
+        f"load at start {loads[0]:g} to {loads[-1]:g}; {machine}; links: {links}"
         + (f"; equal time at {rate}" if has_equal_time else "")
     )
     columns = zip(HEADER, *(row(name, runs, methods) for name, runs in methods.items()), strict=True)
@@ -119,7 +140,7 @@ def _against(runs: list[dict], baseline: list[dict] | None, field: str = "valida
     if baseline is None or baseline is runs:
         return "-"
     seeds = {run["seed"] for run in runs} & {run["seed"] for run in baseline}
-    if len(seeds) < 2:
+    if len(seeds) < FEWEST_SEEDS:
         return "too few seeds"
     paired = [[run for run in side if run["seed"] in seeds] for side in (runs, baseline)]
     worse_by, word = verdict(*paired, field)

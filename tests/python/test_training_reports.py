@@ -5,9 +5,12 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
 
 import quality
+import quality_report
 import speed_report
 
 LOOPBACK = "loopback, NOT shaped (network namespaces need root; 1gbit was asked for)"
@@ -49,9 +52,56 @@ def test_speed_of_other_links_workers_or_devices_replaces_nothing(tmp_path):
     assert "| `ddp` | 101.0 |" not in text and "| `ddp` | 105.0 |" in text
 
 
+def test_rows_of_the_vgg_that_died_say_so(tmp_path):
+    old, new = speed_record(model="vgg", started="2026-11-24 13:00"), speed_record(model="vgg")
+    said = "a method took 9 steps"  # 4 and 1 round of 2 and 3
+    assert said in speed_report.write_report([old], tmp_path / "speed.md").read_text()
+    assert said not in speed_report.write_report([new], tmp_path / "speed.md").read_text()
+
+
 def test_equal_time_goes_by_steps_over_such_links_with_as_many_workers(tmp_path):
     records = [speed_record(100), speed_record(300, LOOPBACK), speed_record(400, workers=2)]
     path = tmp_path / "speed.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert quality.steps_at_equal_time("mlp", ["ddp"], 100, "1gbit", 4, path) == {"ddp": 50}
     assert quality.steps_at_equal_time("mlp", ["ddp"], 100, "1gbit", 3, path) == {}
+
+
+def run(method, seed, loss, links="links"):
+    return {
+        "task": "a net",
+        "task_name": "net",
+        "steps": 300,
+        "workers": 4,
+        "method": method,
+        "seed": seed,
+        "initial_validation_loss": 5.0,
+        "validation_loss": loss,
+        "training_loss": loss,
+        "error": 0.0,
+        "sent_bytes_per_step": 1,
+        "payload_bytes": 1,
+        "replicas_equal": True,
+        "started": "2026-12-01 10:00",
+        "machine": {"cpu": "some"},
+        "links": links,
+    }
+
+
+@pytest.mark.parametrize(("seeds", "found"), [(2, "too few seeds"), (3, "within noise")])
+def test_a_verdict_takes_three_seeds(tmp_path, seeds, found):
+    runs = [run("ddp", seed, 2.0 + 0.01 * seed) for seed in range(4)]
+    runs += [run("sign", seed, 2.0 + 0.01 * seed) for seed in range(seeds)]
+    text = quality_report.write_report(runs, tmp_path / "quality.md", "Quality").read_text()
+    assert found in next(line for line in text.splitlines() if line.startswith("| `sign`"))
+
+
+def test_what_has_not_been_measured_is_listed(tmp_path):
+    runs = [run("ddp", seed, 2.0) for seed in range(3)] + [run("sign", 0, 2.0, LOOPBACK)]
+    wanted = {"net": ["ddp", "sign", "topk"], "other": ["ddp"]}
+    text = quality_report.write_report(runs, tmp_path / "quality.md", "Quality", wanted).read_text()
+    assert "Not measured yet, task `net`, 2 of 3 methods: `sign` (1 of 3 seeds), `topk`." in text
+    assert "Not measured yet, task `other`, 1 of 1 methods: `ddp`." in text
+    assert f"links: links; {LOOPBACK}" in text
+    whole = quality_report.write_report(runs, tmp_path / "quality.md", "Quality", {"net": ["ddp"]}).read_text()
+    assert "Not measured yet" not in whole
