@@ -7,7 +7,7 @@ from pathlib import Path
 
 from methods import NO_COMMUNICATION
 from quality_report import section as accuracy_section
-from speed_report import rounds_ms, sent_bytes, spread
+from speed_report import notes, rounds_ms, sent_bytes, spread
 from tables import markdown_table, megabytes
 
 HEADER = ["method", "step ms", "compute", "compression", "exposed", "MB/step", "ratio", "error", "x faster than S-SGD"]
@@ -54,6 +54,7 @@ def study_section(name: str, question: str, record: dict, out: Path) -> str:
     conditions = (
         f"{record['model']}, {record['rate']}, {record['workers']} workers, {record['rounds']} rounds of "
         f"{record['timed']} steps; {record['started']}; {machine}; links: {record['links']}"
+        + "".join(f"; **{note}**" for note in notes(record))
     )
     table = markdown_table(HEADER, [row(record, method) for method in record["results"]])
     picture = draw(record, out / "first_order" / f"{name}.png")

@@ -69,6 +69,8 @@ def main() -> None:
             dist.barrier()
             block = timed_steps(trainer, *plan)
             emit("block", method=name, round=number, at_s=round(time.time()), **block)
+    for trainer, _ in prepared.values():  # before a result: one of a net that is dead says nothing of gradients
+        trainer.check_trains()
     for name, (trainer, _) in prepared.items():
         result = {
             "error": trainer.measure_error(),
