@@ -1,23 +1,30 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """Makes docs/results/auto.md and its pictures from the raw records of `auto.py`."""
 
+import itertools
 import math
 import statistics
 from pathlib import Path
 
-from links import UNSHAPED, parse_rate_bits_per_s
+from links import LOOPBACK, UNSHAPED, is_namespaced, parse_rate_bits_per_s
 from tables import markdown_table
 
 QUALITIES = ("safe", "balanced", "aggressive")
+MODELS, RATES, WORKERS = ("gpt", "mlp", "vgg"), ("100mbit", "1gbit", UNSHAPED), (2, 3, 4, 5)  # the whole sweep
 MOST_SLOWER = 1.03  # auto over its best rival
 MOST_OFF = 0.05  # median error of the predictions
 LEGEND = """\
 Auto decides first: dense steps, links and codecs measured, some settings tried. Then every rival is measured in
-rotation, going on from auto's weights, and the fastest chosen (those far behind after the first round stay out of the
-others), and then auto and that rival again, in alternation, both from auto's weights: "auto ms" and "best rival ms"
-are medians over rounds of a round's median step of that second set, and "auto / rival" is the median of the ratios of
-single rounds, with the least and the greatest. A cell is slower beyond noise where even the lower end of the 95 %
-interval of that median is above 1.03 (order statistics of the rounds' ratios; it takes six rounds at least).
+rotation, going on from auto's weights, and the fastest chosen (those far behind stay out of later rounds; in records
+with two rounds to choose, those 15 % behind in the first), and then auto and that rival again, in alternation, both
+from auto's weights: "auto ms" and "best rival ms" are medians over rounds of a round's median step of that second set,
+and "auto / rival" is the median of the ratios of single rounds, with the least and the greatest. A cell is slower
+beyond noise where even the lower end of the 95 % interval of that median is above 1.03 (order statistics of the rounds'
+ratios; it takes six rounds at least). A cell that was measured more than once has one row over the rounds of all its
+runs, and the median of each run behind it. "Was a rival, too": auto ran a setting that is a rival itself, and another
+one was chosen as the fastest. A ratio well below 1 there says that the rival chosen was not the best. "Given up": auto
+went back to measuring or to trials while it was compared, so some of its steps were not the setting's: it has no error,
+and those blocks (of records that do not say which, all of auto's) count for no prediction.
 Rivals: DDP, the bf16 hook, each fixed setting that the quality level allows; at aggressive also PyTorch's PowerSGD
 hook at rank 1, 2, 4. Predicted: what the planner said of the chosen setting (and of dense) before it was tried; of
 settings, simulated for the speed expected of the machine then, times what the other settings tried so far took over
@@ -53,7 +60,9 @@ COLOURS = {"gpt": "#4c72b0", "mlp": "#dd8452", "vgg": "#55a868"}
 
 
 def key_of(record: dict) -> tuple:
-    return record["quality"], record["model"], record["rate"], record["workers"]
+    """Without root nothing is shaped, and workers share the loopback: that is another cell than one over links."""
+    where = () if is_namespaced(record) else (LOOPBACK,)
+    return record["quality"], record["model"], record["rate"], record["workers"], *where
 
 
 def speed_of(rate: str) -> float:
@@ -67,19 +76,62 @@ def order_of(record: dict) -> tuple:
 
 
 def write_report(records: list[dict], out: Path) -> Path:
-    return write_page(records, out / "auto.md", ["# Auto against the best it may use", LEGEND], section)
+    """Every record of a cell counts: measuring a bad one again must not make it go away."""
+
+    def section_and_gaps(quality: str, mine: list[dict], folder: Path) -> list[str]:
+        return [*section(quality, mine, folder), gaps(quality, records)]
+
+    parts = ["# Auto against the best it may use", LEGEND]
+    return write_page(measured(records), out / "auto.md", parts, section_and_gaps)
+
+
+def measured(records: list[dict]) -> list[dict]:
+    """Without those of cells that failed."""
+    return [record for record in records if "failed" not in record]
+
+
+def gaps(quality: str, records: list[dict]) -> str:
+    """Which cells of the sweep are not there, and which have failed."""
+    mine = [record for record in records if record["quality"] == quality]
+    done = {(record["model"], record["rate"], record["workers"]) for record in measured(mine)}
+    missing: dict[str, list[str]] = {}
+    for model, rate, workers in itertools.product(MODELS, RATES, WORKERS):
+        if (model, rate, workers) not in done:
+            missing.setdefault(f"{model} {rate}", []).append(str(workers))
+    total = len(MODELS) * len(RATES) * len(WORKERS)
+    lines = [f"All {total} cells of the sweep were measured."]
+    if missing:
+        named = "; ".join(f"{name}, {', '.join(workers)} workers" for name, workers in missing.items())
+        lines = [f"Of the {total} cells of the sweep {sum(map(len, missing.values()))} were not measured: {named}."]
+    for record in mine:
+        if "failed" in record:
+            where = f"{record['model']}, {record['rate']}, {record['workers']} workers"
+            lines.append(f"Failed: {where}, {record['started']}: {record['failed']}.")
+    return "\n".join(lines)
+
+
+def latest_of(records: list[dict]) -> list[dict]:
+    """The latest record of each cell."""
+    return list({key_of(record): record for record in measured(records)}.values())
 
 
 def write_page(records: list[dict], path: Path, parts: list[str], make_section) -> Path:
-    """A section a quality level behind `parts`. The latest record of each cell counts."""
-    latest = {key_of(record): record for record in records}
+    """A section a quality level behind `parts`."""
     for quality in QUALITIES:
-        mine = sorted((record for record in latest.values() if record["quality"] == quality), key=order_of)
+        mine = sorted((record for record in records if record["quality"] == quality), key=order_of)
         if mine:
             parts += make_section(quality, mine, path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(parts) + "\n")
     return path
+
+
+def cells_of(records: list[dict]) -> list[list[dict]]:
+    """The records of each cell, its runs, oldest first."""
+    cells: dict[tuple, list[dict]] = {}
+    for record in records:
+        cells.setdefault(key_of(record), []).append(record)
+    return list(cells.values())
 
 
 def section(quality: str, records: list[dict], out: Path) -> list[str]:
@@ -91,7 +143,7 @@ def section(quality: str, records: list[dict], out: Path) -> list[str]:
         f"## auto(quality={quality})",
         markdown_table(["asked", "found", "met"], verdicts(records)),
         f"![{quality}](auto/{picture.name})",
-        markdown_table(HEADER, [row(record) for record in records]),
+        markdown_table(HEADER, [row(cell) for cell in cells_of(records)]),
         "What it said:",
         "\n".join(reasons),
         "\n".join(conditions(records)),
@@ -102,14 +154,15 @@ def verdicts(records: list[dict]) -> list[list[str]]:
     def met(yes: bool) -> str:
         return "yes" if yes else "**no**"
 
-    ratios = [statistics.median(round_ratios(record)) for record in records]
-    slower = [ratio for ratio in ratios if ratio > MOST_SLOWER]
-    same = sum(
-        ratio > MOST_SLOWER and chosen_of(record)["label"] == record["rival"]["method"]
-        for ratio, record in zip(ratios, records, strict=True)
-    )
-    lowest = {key_of(record)[1:]: lowest_median(round_ratios(record)) for record in records}
-    certain = [" ".join(map(str, cell)) for cell, low in lowest.items() if low > MOST_SLOWER]
+    cells = cells_of(records)
+    ratios = {key_of(cell[0])[1:]: pooled_ratios(cell) for cell in cells}
+    medians = {name: statistics.median(those) for name, those in ratios.items()}
+    slower = [name for name, median in medians.items() if median > MOST_SLOWER]
+    same = {
+        key_of(cell[0])[1:] for cell in cells if all(chosen_of(run)["label"] == run["rival"]["method"] for run in cell)
+    }
+    lowest = {name: lowest_median(those) for name, those in ratios.items()}
+    certain = [" ".join(map(str, name)) for name, low in lowest.items() if low > MOST_SLOWER]
     told = sum(low > -math.inf for low in lowest.values())
     errors = {
         "settings tried": errors_of_tried(records, dense=False),
@@ -122,12 +175,17 @@ def verdicts(records: list[dict]) -> list[list[str]]:
     rows = [
         [
             "never slower than the best rival by more than 3 %",
-            f"{len(slower)} of {len(ratios)} cells slower, the worst {max(ratios):.2f}, in {same} of them with the "
-            f"same setting as the rival; beyond noise {len(certain)} "
+            f"{len(slower)} of {len(ratios)} cells slower, the worst {max(medians.values()):.2f}, in "
+            f"{len(same.intersection(slower))} of them with the same setting as the rival; beyond noise {len(certain)} "
             f"of the {told} with rounds enough to tell{': ' * bool(certain)}{', '.join(certain)}",
             met(not slower),
         ]
     ]
+    again = [(key_of(run)[1:], median_of([run])) for cell in cells if len(cell) > 1 for run in cell]
+    if again:
+        above = [f"{' '.join(map(str, name))}: {median:.3f}" for name, median in again if median > MOST_SLOWER]
+        found = f"{len(above)} of {len(again)}{': ' * bool(above)}{', '.join(above)}"
+        rows.append(["beside it: single runs above 1.03, of cells that were measured more than once", found, "-"])
     for what, those in errors.items():
         if those:
             median, largest = statistics.median(map(abs, those)), max(map(abs, those))
@@ -141,11 +199,19 @@ def verdicts(records: list[dict]) -> list[list[str]]:
     if repeated:
         found = f"{100 * statistics.median(repeated):.1f} % over {len(repeated)}, at most {100 * max(repeated):.0f} %"
         rows.append(["beside it: a setting tried, measured again as a rival (median difference)", found, "-"])
-    unshaped = [record for record in records if record["rate"] == UNSHAPED]
-    declined = [record for record in unshaped if record["decided"]["decision"]["chosen"] == 0]
+    unshaped = [cell for cell in cells if cell[0]["rate"] == UNSHAPED]
+    declined = [cell for cell in unshaped if all(run["decided"]["decision"]["chosen"] == 0 for run in cell)]
     if unshaped:
         found = f"{len(declined)} of {len(unshaped)} cells"
         rows.append(["declines on the unshaped links", found, met(len(declined) == len(unshaped))])
+    for what, is_so in (
+        ("auto's own setting was a rival, too, and another one was chosen", was_passed_over),
+        ("auto gave its setting up while it was compared", gave_up),
+    ):
+        if those := [cell for cell in cells if any(map(is_so, cell))]:
+            named = (f"{' '.join(map(str, key_of(cell[0])[1:]))}: {median_of(cell):.2f}" for cell in those)
+            found = f"{len(those)} of {len(cells)} cells (auto / rival): {', '.join(named)}"
+            rows.append([f"beside it: {what}", found, "-"])
     seconds = [sum(record["decided"]["measuring_steps_ms"]) / 1e3 for record in records]
     rows.append(["time until the decision", f"{statistics.median(seconds):.0f} s, at most {max(seconds):.0f} s", "-"])
     return rows
@@ -154,16 +220,28 @@ def verdicts(records: list[dict]) -> list[list[str]]:
 def conditions(records: list[dict]) -> list[str]:
     started = sorted(record["started"] for record in records)
     commits = sorted({record["commit"] for record in records})
-    last = records[-1]
+    machines = {
+        ", ".join(f"{key} {value}" for key, value in record["machine"].items() if not key.startswith("load"))
+        for record in records
+    }
+    loads = sorted(float(record["machine"].get("load at start", "nan")) for record in records)
+    choosing = sorted({record["choosing_rounds"] for record in records})
+    cells = len(cells_of(records))
+    runs = f"{cells} cells" + (f", {len(records)} runs of them" if len(records) > cells else "")
     steps = sorted(len(block["steps_ms"]) for record in records for block in record["blocks"])
     rounds = sorted(record["rounds"] for record in records)
+    rounds_text = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
     return [
-        f"- runs: {started[0]} to {started[-1]}, commit {', '.join(commits)}; {len(records)} cells",
-        "- " + ", ".join(f"{key} {value}" for key, value in last["machine"].items()),
-        f"- links: {last['links'].replace(last['rate'], 'shaped')}; one thread a worker, pinned",
-        f"- {steps[0]} to {steps[-1]} timed steps a block after an untimed one, {last['choosing_rounds']} rounds to"
-        f" choose, {rounds[0]}{f' to {rounds[-1]}' if rounds[0] != rounds[-1] else ''} to compare",
+        f"- runs: {started[0]} to {started[-1]}, commit {', '.join(commits)}; {runs}",
+        *(f"- {machine}, load at start {loads[0]:g} to {loads[-1]:g}" for machine in sorted(machines)),
+        f"- links: {'; '.join(sorted({record['links'] for record in records}))}",
+        f"- one thread a worker, pinned; {steps[0]} to {steps[-1]} timed steps a block after an untimed one,"
+        f" {' or '.join(map(str, choosing))} rounds to choose, {rounds_text} to compare",
     ]
+
+
+def dense_of(record: dict) -> dict:
+    return record["decided"]["decision"]["candidates"][0]
 
 
 def chosen_of(record: dict) -> dict:
@@ -187,6 +265,60 @@ def round_ratios(record: dict) -> list[float]:
     return [times[record["auto"]] / times[rival] for times in rounds.values()]
 
 
+def pooled_ratios(cell: list[dict]) -> list[float]:
+    """Of all rounds of all runs of a cell."""
+    return [ratio for run in cell for ratio in round_ratios(run)]
+
+
+def median_of(cell: list[dict]) -> float:
+    return statistics.median(pooled_ratios(cell))
+
+
+def blocks_ms(cell: list[dict], name_of) -> list[float]:
+    """Of the second set: the blocks of the method that `name_of` gives for each run of a cell."""
+    return [
+        block["step_ms"]
+        for run in cell
+        for block in run["blocks"]
+        if block["set"] == "comparing" and block["method"] == name_of(run)
+    ]
+
+
+def holds(record: dict, now: dict | None) -> bool:
+    """Whether auto still runs what it had decided. What does not say it is taken to."""
+    if not now:
+        return True
+    label = now["candidates"][now["chosen"]]["label"] if "candidates" in now else now["chosen"]
+    step = record["decided"]["decision"].get("step")
+    return now["decided"] and label == chosen_of(record)["label"] and now.get("step", step) == step
+
+
+def gave_up(record: dict) -> bool:
+    """Whether auto left its decision within the comparison. A record without that of each block says only what was so
+    at the end."""
+    states = [block.get("auto") for block in record["blocks"] if block["method"] == record["auto"]]
+    return not all(holds(record, state) for state in [*states, record["result"].get("decision")])
+
+
+def blocks_of_setting_ms(record: dict) -> list[float]:
+    """Auto's blocks in which it ran the setting it had chosen; none where that is not known of a record."""
+    blocks = [block for block in record["blocks"] if block["method"] == record["auto"]]
+    if gave_up(record):
+        blocks = [block for block in blocks if "auto" in block and holds(record, block["auto"])]
+    return [block["step_ms"] for block in blocks]
+
+
+def own_rival(record: dict) -> str:
+    """The rival that is the same as what auto chose, where there is one."""
+    label = chosen_of(record)["label"]
+    return "ddp" if label == "dense" else label
+
+
+def was_passed_over(record: dict) -> bool:
+    """Whether auto runs what is a rival itself, and another rival was chosen as the fastest."""
+    return own_rival(record) in record["rival"]["first_ms"] and own_rival(record) != record["rival"]["method"]
+
+
 def lowest_median(values: list[float]) -> float:
     """The lower end of the 95 % interval of the median; of too few values, minus infinity.
 
@@ -197,26 +329,41 @@ def lowest_median(values: list[float]) -> float:
     return sorted(values)[place - 1] if place else -math.inf
 
 
-def row(record: dict) -> list[str]:
-    dense, chosen = record["decided"]["decision"]["candidates"][0], chosen_of(record)
-    times, rival = record["result"]["times_ms"], record["rival"]["method"]
-    ratios = round_ratios(record)
-    steps_ms = record["decided"]["measuring_steps_ms"]
-    unequal = " **replicas differ**" if record["result"]["replicas_equal"] is False else ""
+def row(cell: list[dict]) -> list[str]:
+    """Of all runs of a cell; what was decided, and how near it was predicted, of each."""
+    ratios, auto_ms = pooled_ratios(cell), blocks_ms(cell, lambda run: run["auto"])
+    rival_ms = blocks_ms(cell, lambda run: run["rival"]["method"])
+    each = "" if len(cell) == 1 else f"; {len(cell)} runs: {', '.join(f'{median_of([run]):.3f}' for run in cell)}"
+    steps_ms = [run["decided"]["measuring_steps_ms"] for run in cell]
     return [
-        record["model"],
-        record["rate"],
-        str(record["workers"]),
-        f"`{chosen['label']}`{unequal}",
-        f"{times[record['auto']]:.0f}",
-        f"`{rival}`",
-        f"{times[rival]:.0f}",
-        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
-        f"{record['result']['error']:.3f}",
-        share(chosen["predicted_ns"], chosen["measured_ns"]),
-        share(dense["predicted_ns"], dense["measured_ns"]),
-        f"{len(steps_ms)} steps, {sum(steps_ms) / 1e3:.1f} s",
+        cell[0]["model"],
+        cell[0]["rate"] + ("" if is_namespaced(cell[0]) else " (loopback)"),
+        str(cell[0]["workers"]),
+        in_each(cell, described_choice),
+        f"{statistics.median(auto_ms):.0f}",
+        in_each(cell, described_rival),
+        f"{statistics.median(rival_ms):.0f}",
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}){each}",
+        in_each(cell, lambda run: "-" if gave_up(run) else f"{run['result']['error']:.3f}"),
+        in_each(cell, lambda run: share(chosen_of(run)["predicted_ns"], chosen_of(run)["measured_ns"])),
+        in_each(cell, lambda run: share(dense_of(run)["predicted_ns"], dense_of(run)["measured_ns"])),
+        "; ".join(f"{len(those)} steps, {sum(those) / 1e3:.1f} s" for those in steps_ms),
     ]
+
+
+def in_each(cell: list[dict], text_of) -> str:
+    """What holds for each run; once where it is the same."""
+    return "; ".join(dict.fromkeys(map(text_of, cell)))
+
+
+def described_choice(record: dict) -> str:
+    unequal = " **replicas differ**" if record["result"]["replicas_equal"] is False else ""
+    return f"`{chosen_of(record)['label']}`{', given up' if gave_up(record) else ''}{unequal}"
+
+
+def described_rival(record: dict) -> str:
+    passed_over = f" (`{own_rival(record)}` was a rival, too)" if was_passed_over(record) else ""
+    return f"`{record['rival']['method']}`{passed_over}"
 
 
 def predictions(record: dict) -> list[tuple[float, float]]:
@@ -252,9 +399,9 @@ def errors_of(prediction: str, records: list[dict]) -> list[float]:
 def errors_of_chosen(records: list[dict]) -> list[float]:
     errors = []
     for record in records:
-        predicted_ns = chosen_of(record)["predicted_ns"]
-        if predicted_ns:
-            errors.append(predicted_ns / 1e6 / record["result"]["times_ms"][record["auto"]] - 1)
+        predicted_ns, own_ms = chosen_of(record)["predicted_ns"], blocks_of_setting_ms(record)
+        if predicted_ns and own_ms:
+            errors.append(predicted_ns / 1e6 / statistics.median(own_ms) - 1)
     return errors
 
 
@@ -276,9 +423,9 @@ def errors_over_all_blocks(records: list[dict]) -> list[float]:
         for candidate in record["decided"]["decision"]["candidates"][1:]:
             if not (candidate["predicted_ns"] and candidate["measured_ns"]):
                 continue
-            names = {candidate["label"]} | ({record["auto"]} if candidate == chosen_of(record) else set())
-            blocks_ms = [block["step_ms"] for block in record["blocks"] if block["method"] in names]
-            measured_ms = statistics.median([candidate["measured_ns"] / 1e6, *blocks_ms])
+            own_ms = [block["step_ms"] for block in record["blocks"] if block["method"] == candidate["label"]]
+            own_ms += blocks_of_setting_ms(record) if candidate == chosen_of(record) else []
+            measured_ms = statistics.median([candidate["measured_ns"] / 1e6, *own_ms])
             errors.append(candidate["predicted_ns"] / 1e6 / measured_ms - 1)
     return errors
 
@@ -319,18 +466,19 @@ def draw(records: list[dict], path: Path) -> Path:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(11, max(4.5, 1.2 + 0.2 * len(records))), layout="constrained"
+        1, 2, figsize=(11, max(4.5, 1.2 + 0.2 * len(cells_of(records)))), layout="constrained"
     )
     draw_predictions(left, records)
-    for place, record in enumerate(records):
-        ratios = round_ratios(record)
-        colour = COLOURS.get(record["model"])
+    cells = cells_of(records)
+    for place, cell in enumerate(cells):
+        ratios = pooled_ratios(cell)
+        colour = COLOURS.get(cell[0]["model"])
         right.plot([min(ratios), max(ratios)], [place, place], color=colour, linewidth=1.5)
         right.plot(statistics.median(ratios), place, "o", color=colour, markersize=4)
     right.axvline(MOST_SLOWER, color="#b00020", linewidth=1, linestyle="--")
     right.axvline(1, color="#888888", linewidth=1)
-    labels = [f"{record['model']}, {record['rate']}, {record['workers']}" for record in records]
-    right.set_yticks(range(len(records)), labels, fontsize=7)
+    labels = [", ".join(map(str, key_of(cell[0])[1:])) for cell in cells]
+    right.set_yticks(range(len(cells)), labels, fontsize=7)
     right.invert_yaxis()
     right.set(xlabel="auto over its best rival, median and range of rounds", title="1.03 dashed")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from trainer import Trainer, emit, mean_over_ranks, start_worker
 WARM_UP_STEPS, SLOW_WARM_UP_STEPS = 4, 2  # dense steps, DDP's bucket rebuild; the last one tells how long a step takes
 MOST_STEPS = 1000  # until auto must have decided
 FEWEST_TIMED = 2  # steps of a block, however slow
-CLOSE = 1.15  # a rival this many times slower than the best is not measured again
+FAR, CLOSE = 1.5, 1.15  # a rival this many times slower than the best after one round, or more, is not measured again
 
 
 def let_auto_decide(task, method: str) -> Trainer:
@@ -28,6 +28,15 @@ def let_auto_decide(task, method: str) -> Trainer:
     steps_ms = [round(1e3 * x, 1) for x in mean_over_ranks(seconds)]
     emit("decided", decision=without_plans(trainer.wrapped.state.decision()), measuring_steps_ms=steps_ms)
     return trainer
+
+
+def what_auto_does(trainer: Trainer) -> dict | None:
+    """Whether auto runs what it decided, which setting that is and since which step; None of other methods."""
+    decision = getattr(trainer.wrapped.state, "decision", lambda: None)()
+    if decision is None:
+        return None
+    label = decision["candidates"][decision["chosen"]]["label"] if decision["candidates"] else None
+    return {"decided": decision["decided"], "chosen": label, "step": decision["step"]}
 
 
 def without_plans(decision: dict) -> dict:
@@ -59,7 +68,10 @@ class Runner:
         block = timed_steps(self.trainer, 1, timed)
         self.step_s = block["step_ms"] / 1e3  # of warm-up steps some are dense, whatever the method
         self.blocks_ms.append(block["step_ms"])
-        emit("block", set=label, method=self.name, round=number, step_ms=block["step_ms"], steps_ms=block["steps_ms"])
+        now = what_auto_does(self.trainer)
+        own = {} if now is None else {"auto": now}  # it may have gone back to trials within the block
+        times = {"step_ms": block["step_ms"], "steps_ms": block["steps_ms"]}
+        emit("block", set=label, method=self.name, round=number, **times, **own)
 
     def step_ms(self) -> float:
         return statistics.median(self.blocks_ms)
@@ -72,15 +84,24 @@ def turned(runners: list, number: int) -> list:
 
 
 def choose_rival(rivals: list[Runner], config: dict) -> Runner:
-    """The fastest. Those that are far behind after the first round stay out of the others."""
-    block_s = config["seconds"] / 2 / (config["choosing_rounds"] * len(rivals))
+    """The fastest. Those that are behind in all of their rounds stay out of the others, for good: the few blocks of a
+    rival may have been in a fast spell. After one round only those far behind: a slow spell shall not end the best.
+    Each round has the same time, whoever is left in it."""
+    round_s = config["seconds"] / 2 / config["choosing_rounds"]
     measured = list(rivals)
     for number in range(config["choosing_rounds"]):
         for rival in turned(measured, number):
-            rival.measure("choosing", number, block_s, config["timed"])
-        best_ms = min(rival.step_ms() for rival in rivals)
-        measured = [rival for rival in rivals if rival.step_ms() <= CLOSE * best_ms]
-    return min(measured, key=Runner.step_ms)
+            rival.measure("choosing", number, round_s / len(measured), config["timed"])
+        best_ms = min(rival.step_ms() for rival in measured)
+        limit = CLOSE if number else FAR
+        measured = [rival for rival in measured if min(rival.blocks_ms) <= limit * best_ms]
+    return min(measured, key=lambda rival: rival.step_ms())
+
+
+def passed_over(chosen: str, rivals: list[Runner], rival: Runner) -> str | None:
+    """The rival that is auto's own setting, where another one was chosen."""
+    own = "ddp" if chosen == "dense" else chosen
+    return own if own != rival.name and own in [each.name for each in rivals] else None
 
 
 def main() -> None:
@@ -100,7 +121,9 @@ def compare(task, trainer: Trainer, config: dict) -> None:
         emit("preparing", method=name)
         rivals.append(Runner(name, Trainer(task, name), trainer))
     rival = choose_rival(rivals, config)
-    emit("rival", method=rival.name, first_ms={each.name: each.step_ms() for each in rivals})
+    own = passed_over(what_auto_does(trainer)["chosen"], rivals, rival)
+    first_ms = {each.name: each.step_ms() for each in rivals}
+    emit("rival", method=rival.name, first_ms=first_ms, passed_over=own)
     auto = Runner(config["auto"], trainer)
     rival.trainer.go_on_from(trainer)
     rival.blocks_ms = []

@@ -1,14 +1,18 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """What docs/results/auto.md says of its records, and which cells of the sweep are left to measure."""
 
+import statistics
 import sys
 from pathlib import Path
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
 
 import auto
 import auto_predictions_report
 import auto_report
+import auto_worker
 from records import read_records
 
 
@@ -129,12 +133,135 @@ def test_slower_beyond_noise_takes_rounds_that_agree():
     assert "beyond noise 1 of the 1 with" in found([95, 96, *[104] * 10])
 
 
-def test_the_report_holds_the_latest_of_each_cell(tmp_path):
-    old, new = record(workers=4), record(workers=4, auto_ms=(90, 90, 90))
-    text = auto_report.write_report([old, record(), new], tmp_path).read_text()
-    assert "| mlp | 1gbit | 4 | `cast(bf16)` | 102 | `bf16` | 100 | 0.90 (0.90-0.90) |" in text
-    assert text.count("- mlp, 1gbit, 4 workers: because") == 1
+def test_a_cell_that_is_measured_again_has_the_rounds_of_both_runs(tmp_path):
+    slow, again = (
+        record(workers=4, auto_ms=(104, 106, 107)),
+        record(workers=4, auto_ms=(90, 90, 90), rival="cast(bf16)"),
+    )
+    text = auto_report.write_report([slow, record(), again], tmp_path).read_text()
+    # Of six rounds 90, 90, 90, 104, 106 and 107 the median is 97.
+    ratio = "0.97 (0.90-1.07); 2 runs: 1.060, 0.900"
+    assert (
+        f"| mlp | 1gbit | 4 | `cast(bf16)` | 97 | `bf16` (`cast(bf16)` was a rival, too); `cast(bf16)` | 100 | {ratio}"
+        in text
+    )
+    assert "0 of 2 cells slower, the worst 1.02, in 0 of them" in text
+    asked = "beside it: single runs above 1.03, of cells that were measured more than once"
+    assert f"| {asked} | 1 of 2: mlp 1gbit 4: 1.060 | - |" in text
+    assert "2 cells, 3 runs of them" in text
+    assert text.count("- mlp, 1gbit, 4 workers: because") == 2
     assert (tmp_path / "auto" / "balanced.png").stat().st_size > 1000
+
+
+def test_cells_over_the_loopback_are_others(tmp_path):
+    loopback = record("unshaped") | {"links": "loopback, NOT shaped (network namespaces need root)"}
+    text = auto_report.write_report([record("unshaped"), loopback], tmp_path).read_text()
+    assert "| mlp | unshaped | 2 |" in text and "| mlp | unshaped (loopback) | 2 |" in text
+    assert "- links: links; loopback, NOT shaped (network namespaces need root)\n" in text
+
+
+def test_a_rival_that_was_not_the_best_shows():
+    """Auto runs what is a rival itself, and another one was chosen."""
+    found = {asked: text for asked, text, _ in auto_report.verdicts([record(auto_ms=(80, 82, 81)), record("unshaped")])}
+    asked = "beside it: auto's own setting was a rival, too, and another one was chosen"
+    assert found[asked] == "2 of 2 cells (auto / rival): mlp 1gbit 2: 0.81, mlp unshaped 2: 1.02"
+    dense = record(chosen=0, rival="bf16")
+    assert auto_report.own_rival(dense) == "ddp" and auto_report.was_passed_over(dense)
+    assert not auto_report.was_passed_over(record(rival="cast(bf16)"))
+
+
+def test_a_decision_given_up_within_the_comparison_shows(tmp_path):
+    def state(decided=True, chosen="cast(bf16)", step=40):
+        return {"decided": decided, "chosen": chosen, "step": step}
+
+    left, stayed = record(), record("unshaped")
+    for each in (left, stayed):
+        each["decided"]["decision"]["step"] = 40
+        for block in each["blocks"][:3]:
+            block["auto"] = state()
+    asked = "beside it: auto gave its setting up while it was compared"
+    assert asked not in {asked for asked, _, _ in auto_report.verdicts([left, stayed])}
+    left["blocks"][2]["auto"] = state(decided=False, chosen="dense")
+    found = {asked: text for asked, text, _ in auto_report.verdicts([left, stayed])}
+    assert found[asked] == "1 of 2 cells (auto / rival): mlp 1gbit 2: 1.02"
+    assert auto_report.blocks_of_setting_ms(left) == [103, 101]
+    assert auto_report.blocks_of_setting_ms(stayed) == [103, 101, 102]
+    text = auto_report.write_report([left, stayed], tmp_path).read_text()
+    assert "| mlp | 1gbit | 2 | `cast(bf16)`, given up |" in text
+    assert "| 1.02 (1.01-1.03) | - |" in text and "| 1.02 (1.01-1.03) | 0.002 |" in text
+
+    # It had decided again, and for the same: between them were trials.
+    left["blocks"][2]["auto"] = state(step=90)
+    assert auto_report.gave_up(left)
+    # A record without states of blocks has what was so at its end.
+    old = record()
+    old["decided"]["decision"]["step"] = 40
+    candidates = old["decided"]["decision"]["candidates"]
+    old["result"]["decision"] = {"decided": True, "chosen": 1, "candidates": candidates, "step": 40}
+    assert not auto_report.gave_up(old)
+    old["result"]["decision"] |= {"decided": False, "chosen": 0}
+    assert auto_report.gave_up(old) and auto_report.blocks_of_setting_ms(old) == []
+
+
+def test_cells_that_are_missing_or_failed_are_named(tmp_path):
+    failed = auto.failure("mlp", "1gbit", 5, "balanced", auto.WorkerFailed("a worker failed\nrank 1: exit status 1"))
+    text = auto_report.write_report([record(), failed, record("unshaped", 4)], tmp_path).read_text()
+    assert "Of the 36 cells of the sweep 34 were not measured: gpt 100mbit, 2, 3, 4, 5 workers; " in text
+    assert "; mlp 1gbit, 3, 4, 5 workers; mlp unshaped, 2, 3, 5 workers; " in text
+    assert f"Failed: mlp, 1gbit, 5 workers, {failed['started']}: a worker failed rank 1: exit status 1." in text
+
+
+class Rival:
+    """A runner whose blocks take the times given, one after the other."""
+
+    def __init__(self, name, *times_ms):
+        self.name, self.times_ms = name, list(times_ms)
+        self.blocks_ms, self.seconds = [], []
+
+    def measure(self, label, number, seconds, most_timed):
+        assert label == "choosing"
+        self.blocks_ms.append(self.times_ms[len(self.blocks_ms)])
+        self.seconds.append(seconds)
+
+    def step_ms(self):
+        return statistics.median(self.blocks_ms)
+
+
+def choose(rounds, *rivals):
+    return auto_worker.choose_rival(list(rivals), {"seconds": 60, "choosing_rounds": rounds, "timed": 12}).name
+
+
+def test_the_rival_is_the_fastest_in_the_median_of_rounds():
+    assert choose(3, Rival("steady", 100, 100, 100), Rival("lucky", 90, 110, 110)) == "steady"
+    assert choose(3, Rival("slow spell", 100, 160, 100), Rival("steady", 105, 105, 105)) == "slow spell"
+
+
+def test_a_rival_that_is_out_does_not_come_back():
+    """It has one block only, which is no reason to take it when the others have a slow spell later."""
+    out, fast, near = Rival("out", 151), Rival("fast", 100, 160, 160), Rival("near", 110, 170, 170)
+    assert choose(3, out, fast, near) == "fast"
+    assert (len(out.blocks_ms), len(fast.blocks_ms), len(near.blocks_ms)) == (1, 3, 3)
+
+
+def test_one_slow_block_puts_no_rival_out():
+    assert choose(3, Rival("slow at first", 140, 90, 90), Rival("steady", 100, 100, 100)) == "slow at first"
+    late = Rival("late", 140, 120)
+    assert choose(3, late, Rival("steady", 100, 100, 100)) == "steady"
+    assert len(late.blocks_ms) == 2
+
+
+def test_choosing_takes_half_of_the_time_whoever_is_left():
+    rivals = [Rival("out", 200), Rival("fast", 100, 100, 100), Rival("also out", 300)]
+    assert choose(3, *rivals) == "fast"
+    assert sum(sum(rival.seconds) for rival in rivals) == pytest.approx(30)
+
+
+def test_a_record_says_which_rival_was_auto_itself():
+    rivals = [Rival("ddp"), Rival("cast(bf16)"), Rival("cast(fp16)")]
+    assert auto_worker.passed_over("cast(bf16)", rivals, rivals[2]) == "cast(bf16)"
+    assert auto_worker.passed_over("dense", rivals, rivals[2]) == "ddp"
+    assert auto_worker.passed_over("cast(fp16)", rivals, rivals[2]) is None
+    assert auto_worker.passed_over("plan(hash=1, buckets=2)", rivals, rivals[2]) is None
 
 
 def test_predictions_are_told_by_link_and_setting(tmp_path):
@@ -172,6 +299,8 @@ def test_what_is_measured_is_not_measured_again(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(auto, "measure", measure)
     monkeypatch.setattr(auto, "require_cortado", lambda names: None)
+    monkeypatch.setattr(auto, "why_not_shaped", lambda: None)
+    monkeypatch.setattr(auto, "why_rates_cannot_be", lambda rates: None)
     arguments = ["auto.py", "--models", "mlp", "--rates", "1gbit,unshaped", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [*arguments, "--workers", "2"])
     assert auto.main() == 0

@@ -226,6 +226,28 @@ def test_without_root_the_ranks_run_on_loopback_and_that_is_said(monkeypatch):
         assert socket.gethostbyname(links.environment(1)["MASTER_ADDR"]) == "127.0.0.1"
 
 
+def test_rates_that_cannot_be_are_refused_where_they_would_be_recorded(monkeypatch):
+    assert shaped.why_rates_cannot_be(["unshaped"]) is None
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert shaped.why_rates_cannot_be(["unshaped"]) is None
+    why = shaped.why_rates_cannot_be(["1gbit", "unshaped", "100mbit"])
+    assert why == (
+        "links of 1gbit, 100mbit can't be made here: network namespaces need root; "
+        "run it as root, or with --rates unshaped"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="gives up root")
+@pytest.mark.parametrize("program", ["auto.py", "speed.py", "first_order.py", "second_order.py"])
+def test_programs_that_record_refuse_a_rate_without_root(program, tmp_path):
+    without = ["setpriv", "--bounding-set", "-net_admin,-sys_admin"]
+    asked = ["--studies", "rank"] if program == "first_order.py" else ["--rates", "1gbit"]
+    command = [*without, sys.executable, str(TRAINING / program), *asked, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "links of 1gbit can't be made here" in done.stderr, done.stderr
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("rate", ["", "fast", "100", "0mbit", "-1gbit"])
 def test_a_bad_rate_is_refused(rate):
     with pytest.raises(ValueError, match="expected for example 100mbit"):
