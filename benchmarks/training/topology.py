@@ -223,8 +223,7 @@ def write_report(large: dict, small: dict, timed: dict, options) -> bool:
         f"## Hierarchical against flat, {TIMED_ELEMS:,} values in {TIMED_MESSAGES} messages",
         f"MB that the machines send each other in a step, counted on their links, and time of a step: medians. Bar: "
         f"the factor of times is within {MOST_OFF:.0%} of that of bytes. A step is more than its transfer between "
-        "machines: what the first message does within its machine, and the last on its way back, nothing hides. With 8 "
-        "messages of 500,000 values, and other work beside, the factor of `none` was 1.28.",
+        "machines: what the first message does within its machine, and the last on its way back, nothing hides.",
         gains,
     ]
     path = options.out / "topology.md"
