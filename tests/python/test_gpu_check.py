@@ -22,7 +22,7 @@ import checks
 import machine
 import pack
 import report
-from sections import Failed, NotRun, Results, Runner, Section
+from sections import Failed, InPart, NotRun, Results, Runner, Section
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = {"device": "a device", "driver": "1", "CUDA": "13.0", "torch": "2.11", "sources": "abc", "clocks": "none"}
@@ -235,6 +235,33 @@ def test_errors_of_a_compiler_are_shown_however_early_they_came(tmp_path):
         make_context(tmp_path, 30).command("bash", "-c", program)
 
 
+@pytest.mark.parametrize(("parts", "outcome"), [(64, None), (3, InPart), (0, Failed)])
+def test_the_sanitizer_is_done_when_all_parts_are(tmp_path, monkeypatch, parts, outcome):
+    """Each of two checks has time for so many."""
+    context = make_context(tmp_path, 300)
+    left = {"memcheck": parts, "racecheck": 64}
+
+    def try_command(_, __, check, *___, **____):
+        left[check] -= 1
+        return (0, "") if left[check] >= 0 else (None, "")
+
+    monkeypatch.setattr(machine, "find_tool", lambda _: "compute-sanitizer")
+    monkeypatch.setattr(context, "try_command", try_command)
+    if outcome is None:
+        assert "memcheck: 64 of 64 parts" in checks.sanitizer(context)
+        return
+    with pytest.raises(outcome, match=f"memcheck: {parts} of 64 parts"):
+        checks.sanitizer(context)
+
+
+def test_a_section_that_was_run_in_part_says_so_and_is_tried_again(bench):
+    section = bench.section("one", InPart("3 of 64 parts"))
+    assert bench.run(section)["one"].state == "in part"
+    assert "| `one` | **in part** | 0 | 3 of 64 parts |" in report.write(Results(bench.folder), (section,)).read_text()
+    bench.run(section)
+    assert bench.ran == ["one"]
+
+
 def test_python_tests_that_are_all_skipped_are_not_done(tmp_path):
     context = make_context(tmp_path, 300)  # two runs of pytest, on a machine that may be busy
     file = tmp_path / "tests" / "python" / "test_cuda_one.py"
@@ -380,7 +407,8 @@ def test_the_page_names_device_sections_and_reasons(bench):
     assert "| `later` | **not run** |  | not tried yet |" in text
     assert "| `sign` encode, 1 tensors: share of copy bandwidth | 0.70 | at least 0.80 | **no** |" in text
     assert "| torch.topk | 67108864 | 671088 | 4000.0 | 4100 |" in text
-    assert "`gpu/training.csv`; shaped\n" in text
+    assert "`gpu/training.csv`; shaped. Nothing was compared with the CPU." in text
+    assert "Every result was compared" not in text
 
 
 @pytest.mark.parametrize("why", [NotRun("no tc"), Failed("it hangs")])

@@ -54,12 +54,13 @@ def write(results: Results, sections: tuple[Section, ...]) -> Path:
     if found := numbers(results):
         rows = [[n.what, n.found, n.wanted, "yes" if n.is_met else "**no**"] for n in found]
         parts += ["## The numbers that were set as goals", markdown_table(["", "found", "goal", "met"], rows)]
-    for title, name, columns in TABLES:
+    for title, name, how, columns in TABLES:
         if rows := read(results, name):
             chosen = [column for column in columns if column in rows[0]]
             body = [[row[column] for column in chosen] for row in rows]
             links = "; ".join(dict.fromkeys(row["links"] for row in rows if "links" in row))
-            parts += [f"## {title}", f"`gpu/{name}`" + (f"; {links}" if links else ""), markdown_table(chosen, body)]
+            source = f"`gpu/{name}`" + (f"; {links}" if links else "")
+            parts += [f"## {title}", f"{source}. {how}", markdown_table(chosen, body)]
     results.page.parent.mkdir(parents=True, exist_ok=True)
     results.page.write_text("\n\n".join(parts) + "\n")
     return results.page
@@ -75,34 +76,54 @@ SECTION_OF = {
 }
 
 INTRODUCTION = """\
-Written by `tools/gpu_check`, which says how. Every result was compared with the CPU's before it was timed: bytes where
-the codec's specification gives bytes, its bound for low-rank projections. Times are medians between events on the
-stream."""
+Written by `tools/gpu_check`, which says how. What was compared with what before it was timed stands above each table.
+Times of codecs, top-k and ACP are medians between events on the stream, the others on the host's clock."""
 
 TABLES = (
     (
         "Codecs",
         "codecs.csv",
+        "Before the clock started, payloads and decoded values of the first and the last tensor were compared with "
+        "those of the codec on the CPU: bytes where its specification gives bytes, its bound for low-rank projections "
+        "(of `low rank` rows the last matrix). `acp(rank=4)` is the codec by itself: one side of rank 4 a step.",
         (
             *("codec", "direction", "tensors", "values", "payload_bytes", "entropy_bits", "median_us", "slowest_us"),
             *("moved_GB_per_s", "input_GB_per_s", "share_of_copy"),
         ),
     ),
-    ("Top-k", "topk.csv", ("what", "values", "kept", "median_us", "slowest_us")),
+    (
+        "Top-k",
+        "topk.csv",
+        "Of torch's result it was checked that it has the largest magnitudes; ours is in the table of codecs.",
+        ("what", "values", "kept", "median_us", "slowest_us"),
+    ),
     (
         "A step of ACP-SGD on the matrices of a model of 350 M parameters",
         "acp.csv",
+        "Of ACP the first, a middle and the last matrix were compared with the CPU's; of PowerSGD's hook it was "
+        "checked that a matrix has its rank, of a backward pass that the loss is finite. A step of `acp(rank=4)` is "
+        "the mean of one that sends row factors and one that sends column factors, of rank 4, as with `phase=global`; "
+        "the default sends both, of rank 2, in every step.",
         ("what", "elems", "tokens", "median_us", "slowest_us"),
     ),
-    ("K-FAC's work", "kfac.csv", ("model", "what", "who", "median_ms", "slowest_ms", "difference")),
+    (
+        "K-FAC's work",
+        "kfac.csv",
+        "Factors and preconditioned gradients were compared with torch's before (`difference`); inverses only by the "
+        "gradients that were preconditioned with them.",
+        ("model", "what", "who", "median_ms", "slowest_ms", "difference"),
+    ),
     (
         "Training on one device",
         "training.csv",
+        "Nothing was compared with the CPU. Errors are after the steps that were timed, some 20, and compare within a "
+        "method only; `replicas_equal`: whether parameters were the same on all ranks at the end, bit for bit.",
         ("model", "workers", "rate", "method", "step_ms", "slowest_ms", "sent_bytes", "error", "replicas_equal"),
     ),
     (
         "What calibration measures of codecs",
         "calibration.csv",
+        "Times alone: nothing was compared.",
         ("codec", "device", "direction", "elems", "time_us", "spread_us"),
     ),
 )

@@ -17,6 +17,14 @@ LEAST_S = 10.0  # no section is begun with less
 class NotRun(Exception):
     """Something is missing; the text says what."""
 
+    state = "not run"
+
+
+class InPart(NotRun):
+    """What was run is good, and it was not all; the text says how much of it."""
+
+    state = "in part"
+
 
 class Failed(Exception):
     """It was tried; the text says what came of it."""
@@ -36,7 +44,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Outcome:
-    state: str  # "done", "failed" or "not run"
+    state: str  # "done", "failed", "not run" or "in part"
     text: str
     seconds: float
     at: str
@@ -120,7 +128,7 @@ class Runner:
             context.deadline = start + min(section.limit_s, left_s)
             state, text = "done", section.run(context)
         except NotRun as reason:
-            state, text = "not run", str(reason)
+            state, text = reason.state, str(reason)
         except Failed as reason:
             state, text = "failed", str(reason)
         except Exception as error:  # a mistake in one section stops no other
