@@ -43,8 +43,10 @@ def find_library(name, variable):
     """The place of what is loaded from the library ``name``, or from the path in the environment's ``variable``."""
     path = os.environ.get(variable) or str(Path(_core.__file__).parent / name)
     if not os.path.exists(path):
-        return Place(reason=f"there is no {path}: build with CORTADO_BUILD_CUDA=ON where nvcc is "
-                            f"(and for K-FAC cuSOLVER and cuBLAS), or say where it is with {variable}")
+        return Place(
+            reason=f"there is no {path}: build with CORTADO_BUILD_CUDA=ON where nvcc is "
+            f"(and for K-FAC cuSOLVER and cuBLAS), or say where it is with {variable}"
+        )
     try:
         count = _core.device_count(path)
     except CortadoError as error:
