@@ -61,7 +61,45 @@ int open_locked(const std::string& path) {
   return -1;
 }
 
+// What a link says; empty if there is none.
+std::string target_of(const std::filesystem::path& link) {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::read_symlink(link, error);
+  return error ? "" : target.string();
+}
+
+bool is_number(const std::string& text) {
+  return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+// The folder of a process's descriptors that `path` ends in, with the name in it; empty: it leads through none.
+std::filesystem::path descriptor_link(const std::string& path) {
+  namespace fs = std::filesystem;
+  constexpr int kMostLinks = 40;  // as the system
+  fs::path at = path;
+  for (int links = 0; links < kMostLinks; ++links) {
+    std::error_code error;
+    const fs::path folder = fs::canonical(at.has_parent_path() ? at.parent_path() : ".", error);
+    if (error) return {};
+    if (folder.filename() == "fd" && folder.string().starts_with("/proc/") && is_number(at.filename())) {
+      return folder / at.filename();
+    }
+    const std::string target = target_of(at);
+    if (target.empty()) return {};
+    at = folder / target;  // the target alone if it begins with a slash
+  }
+  return {};
+}
+
 }  // namespace
+
+std::optional<int> descriptor_of(const std::string& path) {
+  const std::filesystem::path link = descriptor_link(path);
+  std::error_code error;
+  const std::string own = std::filesystem::canonical("/proc/self", error).string() + "/";
+  if (link.empty() || error || !link.string().starts_with(own)) return std::nullopt;
+  return std::stoi(link.filename().string());
+}
 
 Result<std::unique_ptr<InputFile>> InputFile::open(const std::string& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -114,8 +152,29 @@ bool OutputFile::open_part() {
   return false;
 }
 
+// Through a descriptor: what its file holds stays, and what others write to it comes before or behind. Of another
+// process, whose descriptor can't be had, behind what is there.
+Status OutputFile::open_descriptor(const std::string& link) {
+  const std::optional<int> own = descriptor_of(link);
+  const int descriptor =
+      own.has_value() ? ::fcntl(*own, F_DUPFD_CLOEXEC, 0) : ::open(link.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (descriptor < 0) return system_error("can't be written");
+  has_begun_ = true;  // nothing goes
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  errno = EBADF;
+  if (flags >= 0 && (flags & O_ACCMODE) != O_RDONLY) file_ = ::fdopen(descriptor, "wb");
+  if (file_ != nullptr) return {};
+  const Status status = system_error("can't be written");
+  ::close(descriptor);
+  return status;
+}
+
 Result<std::unique_ptr<OutputFile>> OutputFile::create(const std::string& path) {
   std::unique_ptr<OutputFile> file(new OutputFile);
+  if (const std::filesystem::path link = descriptor_link(path); !link.empty()) {
+    CORTADO_RETURN_IF_ERROR(file->open_descriptor(link));
+    return file;
+  }
   const auto there = stat_of(path);
   if (there.has_value() && ::access(path.c_str(), W_OK) != 0) return system_error("can't be written");
   std::error_code ignored, error;

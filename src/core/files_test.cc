@@ -1,8 +1,10 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "cortado/files.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
@@ -106,6 +108,47 @@ TEST(Files, WhatIsWrittenDirectlyStaysUntilTheFirstWrite) {
   EXPECT_TRUE(OutputFile::create(folder / "link").value()->is_direct());
   EXPECT_TRUE(fs::is_symlink(folder / "link"));
   EXPECT_FALSE(fs::exists(folder / "nothing"));
+}
+
+// The file that standard output was led to was replaced: what was in it, and what came later, was lost.
+TEST(Files, ADescriptorsFileKeepsWhatItHolds) {
+  const fs::path folder = temporary_directory() / "descriptor";
+  fs::create_directory(folder);
+  const std::string path = folder / "file";
+  ASSERT_TRUE(write_file(path, "before\n").ok());
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_APPEND);
+  ASSERT_GE(descriptor, 0);
+  const std::string number = std::to_string(descriptor);
+  fs::create_symlink("/dev/fd/" + number, folder / "link");
+  std::string expected = "before\n";
+  for (const std::string& name :
+       {"/dev/fd/" + number, "/proc/self/fd/" + number, "/proc/" + std::to_string(::getpid()) + "/fd/" + number,
+        std::string(folder / "link")}) {
+    EXPECT_EQ(descriptor_of(name), descriptor) << name;
+    EXPECT_TRUE(OutputFile::create(name).value()->is_direct());
+    ASSERT_TRUE(write_file(name, name + "\n").ok());
+    ASSERT_EQ(::write(descriptor, "later\n", 6), 6);
+    expected += name + "\nlater\n";
+  }
+  EXPECT_EQ(read_file(path).value(), expected);
+  EXPECT_EQ(files_in(folder), 2u);
+  ::close(descriptor);
+  EXPECT_FALSE(write_file("/dev/fd/" + number, "x").ok());
+  EXPECT_EQ(descriptor_of("/dev/stdout"), 1);
+  EXPECT_EQ(descriptor_of("/dev/stderr"), 2);
+  EXPECT_EQ(descriptor_of("/dev/null"), std::nullopt);
+  EXPECT_EQ(descriptor_of(path), std::nullopt);
+  EXPECT_EQ(descriptor_of("nowhere/file"), std::nullopt);
+}
+
+TEST(Files, WhatADescriptorOnlyReadsIsNotWritten) {
+  const std::string path = temporary_directory() / "read_only";
+  ASSERT_TRUE(write_file(path, "old").ok());
+  const int descriptor = ::open(path.c_str(), O_RDONLY);
+  EXPECT_EQ(write_file("/dev/fd/" + std::to_string(descriptor), "new").message(),
+            "can't be written: Bad file descriptor");
+  EXPECT_EQ(read_file(path).value(), "old");
+  ::close(descriptor);
 }
 
 TEST(Files, WhatIsThereStaysWhereThereIsNoRoom) {
