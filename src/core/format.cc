@@ -31,9 +31,12 @@ std::string shorten(std::string_view text, std::size_t longest) {
 }
 
 std::string printable(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(at < text.size() ? text[at] : 0); };
+    const bool is_c1 = byte(i) == 0xc2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xa0;
+    if (is_c1) ++i;
+    result += is_c1 || byte(i) < 0x20 || byte(i) == 0x7f ? '?' : text[i];
   }
   return result;
 }

@@ -26,5 +26,14 @@ TEST(Shorten, KeepsWhatFitsAndOtherwiseWholeCharacters) {
   EXPECT_EQ(shorten("\x80\x80\x80", 2), "...");  // no UTF-8 at all
 }
 
+TEST(Printable, LeavesNothingThatATerminalObeys) {
+  EXPECT_EQ(printable("a.weight \xc3\xa9 \xc2\xa0"), "a.weight \xc3\xa9 \xc2\xa0");
+  EXPECT_EQ(printable("\x1b[2J\n\t\x7f\r"), "?[2J????");
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J\xc2"),
+            "?2J\xc2");  // U+009B begins a sequence, as ESC [ does
+  EXPECT_EQ(printable(""), "");
+}
+
 }  // namespace
 }  // namespace cortado

@@ -7,6 +7,8 @@
 #include <map>
 #include <numeric>
 
+#include "core/checked_math.h"
+#include "cortado/printable.h"
 #include "cortado/trace.h"
 
 namespace cortado {
@@ -123,7 +125,7 @@ void append_step(std::string& text, std::int64_t number, const std::vector<const
 
 std::string heading(const Trace& trace, std::size_t steps) {
   std::string text;
-  text += trace.spec;
+  text += printable(trace.spec);
   append(text, ", rank %d of %d: %zu events of %zu steps", trace.rank, trace.world_size, trace.events.size(), steps);
   if (trace.dropped > 0) append(text, "; %" PRId64 " more found no room", trace.dropped);
   return text + "\n";
@@ -195,7 +197,7 @@ std::string summarize_by_tensor(const Trace& trace) {
            ms(row.stage_ns[static_cast<int>(Stage::kDecode)]) * per_step,
            ms(row.stage_ns[static_cast<int>(Stage::kOrthogonalise)]) * per_step, ms(row.all_ns()) * per_step,
            bytes_text(row.bytes).c_str());
-    text += row.name + "\n";
+    text += printable(row.name) + "\n";
   }
   return text;
 }

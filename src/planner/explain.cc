@@ -201,7 +201,7 @@ std::string explanation_to_text(const Explanation& explanation, const Plan& plan
         static_cast<double>(best->second) / static_cast<double>(std::max<std::int64_t>(explanation.step_ns, 1)),
         best->first.c_str());
   }
-  for (const std::string& note : plan.notes) result += "note: " + note + "\n";
+  for (const std::string& note : plan.notes) result += "note: " + printable(note) + "\n";
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
     const PlanBucket& bucket = plan.buckets[b];
     const ExplainedBucket& explained = explanation.buckets[b];
@@ -214,12 +214,16 @@ std::string explanation_to_text(const Explanation& explanation, const Plan& plan
                                             : ", relative error not measured";
     }
     result +=
-        ": " + (bucket.option.encodes() > 0 ? bucket.codec + " " : "") + bucket.option.to_string(plan.topology) + "\n";
-    for (const std::string& tensor : bucket.tensors) result += "  " + tensor + "\n";
+        ": " +
+        printable((bucket.option.encodes() > 0 ? bucket.codec + " " : "") + bucket.option.to_string(plan.topology)) +
+        "\n";
+    for (const std::string& tensor : bucket.tensors) result += "  " + printable(tensor) + "\n";
     bool is_first = true;
     for (const ExplainedWay& other : explained.others) {
-      result += std::string(is_first && other.is_allowed ? "  runner-up " : "  rejected  ") + other.codec +
-                (other.step_ns >= 0 ? " " + other.option.to_string(plan.topology) : "") + ": " + other.reason + "\n";
+      result += is_first && other.is_allowed ? "  runner-up " : "  rejected  ";
+      result += printable(other.codec + (other.step_ns >= 0 ? " " + other.option.to_string(plan.topology) : "") + ": " +
+                          other.reason) +
+                "\n";
       is_first = false;
     }
   }

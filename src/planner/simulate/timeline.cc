@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "cortado/planner.h"
+#include "cortado/printable.h"
 #include "planner/simulate/simulator.h"
 
 namespace cortado {
@@ -260,14 +261,17 @@ std::string timeline_to_text(const Timeline& timeline, const Plan& plan, int wid
     }
     std::snprintf(line, sizeof(line), "%-*s %3.0f %% ", static_cast<int>(name_width), timeline.rows[r].c_str(),
                   100.0 * static_cast<double>(busy_ns[r]) / static_cast<double>(step_ns));
-    text += line + cells + "\n";
+    text += printable(line) + cells + "\n";
   }
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
     const PlanBucket& bucket = plan.buckets[b];
     std::snprintf(line, sizeof(line), "%c %zu tensor%s, ", letter(static_cast<int>(b)), bucket.tensors.size(),
                   bucket.tensors.size() == 1 ? "" : "s");
-    text += line + bucket.tensors.front() + (bucket.tensors.size() > 1 ? " .. " + bucket.tensors.back() : "") + ": " +
-            (bucket.option.encodes() > 0 ? bucket.codec + " " : "") + bucket.option.to_string(plan.topology) + "\n";
+    text +=
+        line +
+        printable(bucket.tensors.front() + (bucket.tensors.size() > 1 ? " .. " + bucket.tensors.back() : "") + ": " +
+                  (bucket.option.encodes() > 0 ? bucket.codec + " " : "") + bucket.option.to_string(plan.topology)) +
+        "\n";
   }
   return text;
 }
