@@ -5,6 +5,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "cortado/tensor_view.h"
@@ -21,6 +22,11 @@ template <std::integral T>
 constexpr std::optional<T> checked_mul(T a, T b) {
   T product;
   return __builtin_mul_overflow(a, b, &product) ? std::nullopt : std::optional<T>(product);
+}
+
+// The largest there is where the sum of two that are not negative would be larger.
+constexpr std::int64_t capped_add(std::int64_t a, std::int64_t b) {
+  return checked_add(a, b).value_or(std::numeric_limits<std::int64_t>::max());
 }
 
 // rows * cols; nothing if either is negative or the product does not fit.

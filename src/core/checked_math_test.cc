@@ -33,5 +33,12 @@ TEST(CheckedMath, SizesOfTensors) {
   EXPECT_EQ(checked_size_bytes(1, 1, static_cast<DType>(9)), std::nullopt);
 }
 
+TEST(CheckedMath, CappedSumsStayAtTheLargest) {
+  EXPECT_EQ(capped_add(2, 3), 5);
+  EXPECT_EQ(capped_add(INT64_MAX - 1, 1), INT64_MAX);
+  EXPECT_EQ(capped_add(INT64_MAX, 1), INT64_MAX);
+  EXPECT_EQ(capped_add(INT64_MAX, INT64_MAX), INT64_MAX);
+}
+
 }  // namespace
 }  // namespace cortado

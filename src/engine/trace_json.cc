@@ -63,7 +63,7 @@ Result<TraceEvent> event_of(const Json& fields, const std::vector<Stage>& stages
                             const std::string& place) {
   constexpr const char* kExpected =
       "[stage, step, message, tensor, start_ns, end_ns, bytes], integers within the lists of this file";
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;  // differences and sums stay in range
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;  // differences stay in range
   if (!fields.is_array() || fields.size() != kEventFields) return unlike(place, kExpected, fields);
   std::int64_t values[kEventFields];
   for (std::size_t i = 0; i < kEventFields; ++i) {

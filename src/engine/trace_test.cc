@@ -85,6 +85,38 @@ TEST(Trace, SumsUpByTensorTheSlowestFirst) {
             "    5.0000     2.0000     0.0000     7.0000     4.0 kB  last.weight\n");
 }
 
+// Sums of what each event may be overflowed.
+TEST(Trace, SumsThatAreTooLargeStayAtTheLargest) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;
+  Trace trace = {.spec = "none", .tensors = {"a"}, .events = {}};
+  for (int i = 0; i < 9; ++i) {
+    trace.events.push_back({Stage::kWait, 0, 0, i / 5, 0, kMost, 0});
+    trace.events.push_back({Stage::kCommunicate, 0, -1, 0, 0, kMost, kMost});
+    trace.events.push_back({Stage::kDecode, 0, 0, 5 + i, 0, kMost, 0});
+  }
+  trace = parse_trace(trace_to_json(trace)).value();
+  const std::string largest = "9223372036854.78";  // ms
+  EXPECT_NE(trace_to_text(trace).find(", waited " + largest + " ms, sent 9223372036.85 GB"), std::string::npos)
+      << trace_to_text(trace);
+  for (const std::string& text : {trace_to_text(trace), summarize_by_stage(trace), summarize_by_tensor(trace)}) {
+    EXPECT_EQ(text.find(" -"), std::string::npos) << text;
+  }
+}
+
+// A name could clear the screen, or do worse.
+TEST(Trace, TextsHaveNoControlCharacters) {
+  Trace trace = known_trace();
+  trace.spec = "acp\x1b[2J";
+  trace.tensors = {"first\x1b]0;title\x07",
+                   "last\n\xc2\x9b"
+                   "2J"};
+  EXPECT_EQ(trace_to_text(trace).substr(0, 8), "acp?[2J,");
+  EXPECT_EQ(summarize_by_stage(trace).substr(0, 8), "acp?[2J,");
+  const std::string text = summarize_by_tensor(trace);
+  EXPECT_NE(text.find("  first?]0;title?\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("  last??2J\n"), std::string::npos) << text;
+}
+
 TEST(Trace, NothingRecordedIsNotAnError) {
   EXPECT_EQ(trace_to_text({.spec = "none", .tensors = {"a"}, .events = {}}),
             "none, rank 0 of 1: 0 events of 0 steps\n");

@@ -96,7 +96,7 @@ std::string draw(const std::vector<const TraceEvent*>& events, const Span& step)
 std::int64_t sent_bytes(const std::vector<const TraceEvent*>& events) {
   std::int64_t bytes = 0;
   for (const TraceEvent* event : events) {
-    if (event->stage == Stage::kCommunicate) bytes += event->bytes;
+    if (event->stage == Stage::kCommunicate) bytes = capped_add(bytes, event->bytes);
   }
   return bytes;
 }
@@ -107,10 +107,10 @@ void append_step(std::string& text, std::int64_t number, const std::vector<const
   std::int64_t waited_ns = 0;
   for (const TraceEvent* event : events) {
     rows[event->message].push_back(event);
-    if (event->stage == Stage::kWait) waited_ns += duration_ns(*event);
+    if (event->stage == Stage::kWait) waited_ns = capped_add(waited_ns, duration_ns(*event));
   }
   std::int64_t step_bytes = 0;
-  for (const auto& [message, of_message] : rows) step_bytes += sent_bytes(of_message);
+  for (const auto& [message, of_message] : rows) step_bytes = capped_add(step_bytes, sent_bytes(of_message));
   append(text, "\nstep %" PRId64 ": %.2f ms, waited %.2f ms, sent %s\n", number, ms(step.end_ns - step.start_ns),
          ms(waited_ns), bytes_text(step_bytes).c_str());
   append(text, "  %-13s %10s %9s %9s\n", "message", "sent", "from ms", "to ms");
@@ -147,7 +147,10 @@ std::string summarize_by_stage(const Trace& trace) {
   const Steps steps = by_step(trace);
   std::string text = heading(trace, steps.size());
   std::int64_t all_ns = 0;
-  for (const auto& [number, events] : steps) all_ns += span_of(events).end_ns - span_of(events).start_ns;
+  for (const auto& [number, events] : steps) {
+    const Span span = span_of(events);
+    all_ns = capped_add(all_ns, span.end_ns - span.start_ns);
+  }
   const double per_step = 1.0 / static_cast<double>(std::max<std::size_t>(1, steps.size()));
   append(text, "a step took %.3f ms from its first event to its last; \"under way\" overlaps the others\n\n",
          ms(all_ns) * per_step);
@@ -161,7 +164,7 @@ std::string summarize_by_stage(const Trace& trace) {
     }
     if (durations_ns.empty()) continue;
     std::sort(durations_ns.begin(), durations_ns.end());
-    const std::int64_t sum_ns = std::accumulate(durations_ns.begin(), durations_ns.end(), std::int64_t{0});
+    const std::int64_t sum_ns = std::accumulate(durations_ns.begin(), durations_ns.end(), std::int64_t{0}, capped_add);
     const std::size_t last = durations_ns.size() - 1;
     append(text, "%-14s %8zu %11.3f %7.1f %% %10.4f %10.4f %10.4f\n", std::string(stage_name(stage)).c_str(),
            durations_ns.size(), ms(sum_ns) * per_step,
@@ -176,14 +179,17 @@ std::string summarize_by_tensor(const Trace& trace) {
     std::string name;
     std::int64_t bytes = 0;
     std::int64_t stage_ns[kStageCount] = {};
-    std::int64_t all_ns() const { return std::accumulate(stage_ns, stage_ns + kStageCount, std::int64_t{0}); }
+    std::int64_t all_ns() const {
+      return std::accumulate(stage_ns, stage_ns + kStageCount, std::int64_t{0}, capped_add);
+    }
   };
   std::vector<Row> rows;
   for (const std::string& name : trace.tensors) rows.push_back({.name = name});
   for (const TraceEvent& event : trace.events) {
     if (event.tensor < 0 || event.tensor >= static_cast<std::int32_t>(rows.size())) continue;
     Row& row = rows[static_cast<std::size_t>(event.tensor)];
-    row.stage_ns[static_cast<int>(event.stage)] += duration_ns(event);
+    std::int64_t& stage_ns = row.stage_ns[static_cast<int>(event.stage)];
+    stage_ns = capped_add(stage_ns, duration_ns(event));
     row.bytes = std::max(row.bytes, event.bytes);
   }
   std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.all_ns() > b.all_ns(); });

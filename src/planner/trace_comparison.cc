@@ -3,6 +3,7 @@
 #include <array>
 #include <map>
 
+#include "core/checked_math.h"
 #include "cortado/planner.h"
 
 namespace cortado {
@@ -17,8 +18,8 @@ struct StepTimes {
   void take(std::int64_t event_start_ns, std::int64_t event_end_ns, bool is_encode, bool is_decode) {
     start_ns = std::min(start_ns, event_start_ns);
     end_ns = std::max(end_ns, event_end_ns);
-    if (is_encode) encode_ns += event_end_ns - event_start_ns;
-    if (is_decode) decode_ns += event_end_ns - event_start_ns;
+    if (is_encode) encode_ns = capped_add(encode_ns, event_end_ns - event_start_ns);
+    if (is_decode) decode_ns = capped_add(decode_ns, event_end_ns - event_start_ns);
   }
   std::int64_t exchange_ns() const { return std::max(start_ns, end_ns) - start_ns; }
 };

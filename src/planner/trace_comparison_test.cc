@@ -60,6 +60,13 @@ TEST(CompareWithTrace, TakesTheMedianOfTheSteps) {
   EXPECT_EQ(compared[2].measured_ns, 0);
 }
 
+// Sums of many long events overflowed.
+TEST(CompareWithTrace, TimesThatAddUpToTooMuchAreTheLongest) {
+  Trace trace;
+  for (int i = 0; i < 9; ++i) trace.events.push_back(event(Stage::kEncode, 7, 0, INT64_MAX / 4));
+  EXPECT_EQ(compare_with_trace(example(), trace)[1].measured_ns, INT64_MAX);
+}
+
 TEST(CompareWithTrace, HasNothingToSayOfAnEmptyTrace) { EXPECT_TRUE(compare_with_trace(example(), {}).empty()); }
 
 }  // namespace
