@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "engine/engine_impl.h"
+#include "engine/finite_state.h"
 #include "engine/state_hash.h"
 
 namespace cortado {
@@ -153,7 +154,8 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
 
 Result<std::string> EngineImpl::load_state(const EngineState& state) {
   std::vector<Layout> layouts;
-  const Status checked = check_state(state, &layouts);
+  Status checked = check_state(state, &layouts);
+  if (checked.ok()) checked = check_finite(state);
   Status agreed = agree_on_outcome(communicator_, "load_state", checked, timeout());
   if (agreed.ok()) {
     agreed = check_same_number(communicator_, "the state to load (hash of step, layout and bases)", state_hash(state),

@@ -976,6 +976,35 @@ TEST(EngineErrors, StateOfAnotherModelRankOrSettingIsRefusedEverywhere) {
       "rank 2");
 }
 
+// A NaN in a residual stayed there, and one in a basis went to all ranks.
+TEST(EngineErrors, AStateThatIsNotFiniteIsRefusedEverywhere) {
+  const auto refuse = [](const Training& training, std::vector<float> TensorState::*values, float value,
+                         const std::string& expected) {
+    const History run = train(training);
+    std::string name;
+    const std::vector<Status> statuses = run_ranks(training.world_size, [&](Communicator& communicator) -> Status {
+      std::unique_ptr<Engine> engine = Engine::create(training.tensors, training.options, &communicator).value();
+      EngineState state = run.states[communicator.rank()];
+      if (communicator.rank() == 1) {
+        const auto has_some = [&](const TensorState& tensor) { return (tensor.*values).size() > 3; };
+        const auto changed = std::find_if(state.tensors.begin(), state.tensors.end(), has_some);
+        if (changed == state.tensors.end()) return make_error(StatusCode::kInternal, "no %s", expected.c_str());
+        (*changed.*values)[3] = value;
+        name = changed->name;
+      }
+      return engine->load_state(state).status();
+    });
+    for (const Status& status : statuses) EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
+    EXPECT_NE(statuses[1].message().find("\"" + name + "\": value 3 of the " + expected), std::string::npos)
+        << statuses[1].message();
+  };
+  Training training{.options = low_rank(Method::kAcp, 3), .steps = 2};
+  refuse(training, &TensorState::residual, NAN, "residual is nan, expected finite ones");
+  refuse(training, &TensorState::basis, INFINITY, "basis is inf");
+  training.options = EngineOptions::parse("topk(density=0.1, feedback=dgc, start_step=0)").value();
+  refuse(training, &TensorState::velocity, -INFINITY, "velocity is -inf");
+}
+
 // Found in review: a state without layouts (one rank exchanges nothing) left none behind.
 TEST(Engine, StatesTravelBetweenOneRankAndMany) {
   for (const auto& [from, to] : {std::pair{1, 2}, std::pair{2, 1}}) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "engine/finite_state.h"
 #include "engine/plan_engine.h"
 #include "engine/state_hash.h"
 
@@ -211,7 +212,8 @@ Status PlanEngine::for_values(const EngineState& state, bool with_places, Act&& 
 }
 
 Result<std::string> PlanEngine::load_state(const EngineState& state) {
-  const Status checked = check_state(state);
+  Status checked = check_state(state);
+  if (checked.ok()) checked = check_finite(state);
   Status agreed = agree_on_outcome(communicator_, "load_state", checked, timeout());
   if (agreed.ok()) {
     agreed =

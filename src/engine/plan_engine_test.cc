@@ -409,6 +409,24 @@ TEST(PlanEngine, SavedStatesResumeBitForBit) {
   });
 }
 
+TEST(PlanEngine, StatesThatAreNotFiniteAreRefusedEverywhere) {
+  on_ranks(kTwoByThree, [&](Communicator& communicator) -> Status {
+    const int rank = communicator.rank();
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), mixed_plan(kTwoByThree, 9, kLossy),
+                                                               with_timeout(), &communicator));
+    Gradients gradients = made_up_gradients(small_model(), rank, 0);
+    CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients).status());
+    CORTADO_ASSIGN_OR_RETURN(EngineState state, engine->save_state());
+    TensorState& changed = state.tensors.back();
+    if (rank == 1) changed.places.at(0).values.at(0) = NAN;
+    const Status refused = engine->load_state(state).status();
+    EXPECT_EQ(refused.code(), StatusCode::kMismatch);
+    const std::string text = "\"" + changed.name + "\": value 0 of the place " + changed.places[0].name + " is nan";
+    EXPECT_TRUE(rank != 1 || refused.message().find(text) != std::string::npos) << refused.message();
+    return {};
+  });
+}
+
 // Of parameters that a checkpoint has replaced nothing is known; nor with an engine of one codec.
 TEST(PlanEngine, LoadingAStateForgetsThatReplicasWereEqual) {
   for (const bool has_plan : {true, false}) {
