@@ -104,7 +104,7 @@ Result<Timeline> simulate_plan(const Plan& plan, const Job& job, const Cluster& 
 
 // The relative L2 error of the gradient, or of the tensors of one bucket, that the plan's codecs had where the job was
 // measured, each lossy pass counted, without error feedback; tensors weigh as for max_total_error. Empty where the job
-// has none of some tensor.
+// has none of some tensor, or the rms of some tensors only.
 std::optional<double> expected_error(const Plan& plan, const Job& job, int bucket = -1);
 
 // One line a row, `width` characters for the step; buckets by letter, with what they are below.

@@ -514,7 +514,20 @@ TEST(ExpectedError, IsThatOfTheJobWeightedByNorm) {
   EXPECT_DOUBLE_EQ(expected_error(plan, job, 0).value(), 0.5);
   EXPECT_DOUBLE_EQ(expected_error(plan, job, 1).value(), 0.5);  // twice 0.25
   EXPECT_DOUBLE_EQ(expected_error(plan, job, 2).value(), 0);
-  EXPECT_DOUBLE_EQ(expected_error(plan, job).value(), std::sqrt((36 * 0.25 + 64 * 0.25) / (36 + 64 + 2)));
+  // What the last one weighs against the others is not known.
+  EXPECT_FALSE(expected_error(plan, job).has_value());
+  job.tensors[2].rms = 2.0;
+  EXPECT_DOUBLE_EQ(expected_error(plan, job).value(), std::sqrt((36 * 0.25 + 64 * 0.25) / (36 + 64 + 8)));
+  Plan mixed = plan;
+  mixed.buckets[1].tensors.push_back("last");
+  mixed.buckets.pop_back();
+  EXPECT_TRUE(expected_error(mixed, job, 1).has_value());
+  job.tensors[2].rms.reset();
+  EXPECT_FALSE(expected_error(mixed, job, 1).has_value());
+  EXPECT_DOUBLE_EQ(expected_error(mixed, job, 0).value(), 0.5);
+  job.tensors[2].shape = {0};
+  EXPECT_TRUE(expected_error(mixed, job, 1).has_value()) << "weighs nothing, however large its values";
+  job.tensors[2].shape = {2};
   plan.buckets[0].codec = "float_rans";
   EXPECT_DOUBLE_EQ(expected_error(plan, job, 0).value(), 0);
   plan.buckets[0].codec = "quant(bits=4)";
