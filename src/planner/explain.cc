@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/format.h"
+#include "cortado/codec.h"
 #include "cortado/planner.h"
 #include "planner/free_compression.h"
 #include "planner/search/local_search.h"
@@ -151,7 +152,8 @@ Result<Explanation> explain_plan(const Plan& plan, const Job& job, const Cluster
   }
   PlannerConstraints with_cast = constraints;
   const std::string cast = cast_of_bf16(cluster);
-  const bool has_cast = std::find(used.begin(), used.end(), cast) != used.end();
+  const bool has_cast =
+      std::any_of(used.begin(), used.end(), [&](const std::string& codec) { return canonical_codec(codec) == cast; });
   if (has_cast && !constraints.allowed_codecs.empty()) with_cast.allowed_codecs.push_back(cast);
   CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem, Problem::make(job, cluster, with_cast, used));
   CORTADO_ASSIGN_OR_RETURN(std::vector<Placed> placed, place(*problem, plan, job));

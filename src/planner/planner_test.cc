@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cortado/printable.h"
 #include "planner/simulate/timeline.h"
 
 namespace cortado {
@@ -414,6 +415,43 @@ TEST(ExplainPlan, ExplainsTheCastThatIsCompared) {
   const Plan of_cast = make_plan(example.job, example.cluster, {}, "bf16").value();
   const Result<Explanation> of_slower = explain_plan(of_cast, example.job, example.cluster, {});
   ASSERT_TRUE(of_slower.ok()) << of_slower.status().to_string();
+}
+
+// The comparator looked for the text "cast(bf16)", and each direction was a codec of its own if spelt differently.
+TEST(MakePlan, SpellingsInTheClusterFileAreOneCodec) {
+  LemmaOne example;
+  std::vector<std::int64_t> steps_ns;
+  for (const auto& [encode, decode] :
+       {std::pair("cast(bf16)", "cast(bf16)"), std::pair("cast", "cast( dtype=bf16 )")}) {
+    example.cluster.codecs.clear();
+    example.cluster.codecs.push_back({encode, OpDevice::kGpu, OpKind::kEncode, 1, {{1, 1000}, {10, 10}}, {}});
+    example.cluster.codecs.push_back({decode, OpDevice::kGpu, OpKind::kDecode, 1, {{1, 1000}, {10, 10}}, {}});
+    const PlannerConstraints none = {.allowed_codecs = {"none"}};
+    const Plan plan = make_plan(example.job, example.cluster, none, "bf16").value();
+    EXPECT_EQ(plan.notes.front().find("stands for it"), std::string::npos) << plan.notes.front();
+    EXPECT_TRUE(explain_plan(plan, example.job, example.cluster, none).ok());
+    steps_ns.push_back(plan.predicted_step_ns);
+  }
+  EXPECT_EQ(steps_ns[0], steps_ns[1]);
+  EXPECT_LT(steps_ns[1], make_plan(example.job, example.cluster, {}, "dense").value().predicted_step_ns);
+}
+
+// A name could clear the screen, or do worse.
+TEST(ExplainPlan, TextsHaveNoControlCharacters) {
+  Job job = job_named("lstm");
+  for (JobTensor& tensor : job.tensors) tensor.name += "\x1b[2J\n";
+  Cluster cluster = cluster_named("pcie_25g");
+  Plan plan = make_plan(job, cluster, {}).value();
+  plan.notes.push_back("of \x1b]0;title\x07");
+  Timeline timeline = simulate_plan(plan, job, cluster).value();
+  timeline.rows[0] += "\x1b[2J";
+  const std::string texts[] = {timeline_to_text(timeline, plan),
+                               explanation_to_text(explain_plan(plan, job, cluster, {}).value(), plan)};
+  for (const std::string& text : texts) {
+    EXPECT_EQ(text.find_first_of("\x1b\x07"), std::string::npos) << text;
+    EXPECT_NE(text.find("?[2J"), std::string::npos) << text;
+  }
+  EXPECT_NE(texts[1].find("  " + printable(job.tensors[0].name) + "\n"), std::string::npos) << texts[1];
 }
 
 // Cluster, job, plan and constraints may each spell it their own way.

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <tuple>
 
 #include "core/check.h"
+#include "cortado/codec.h"
 #include "profile/places.h"
 
 namespace cortado {
@@ -110,15 +112,18 @@ Status Cluster::check() const {
     if (!ranges_seen.insert({first, last}).second) return refuse(place + ".levels", "each range once", "it again");
     CORTADO_RETURN_IF_ERROR(check_collectives(place + ".collectives", ranges[r].collectives));
   }
-  std::set<std::tuple<std::string, OpDevice, OpKind, int>> codecs_seen;
+  std::map<std::tuple<std::string, OpDevice, OpKind, int>, std::string> codecs_seen;  // their places
   for (std::size_t c = 0; c < codecs.size(); ++c) {
     const std::string place = place_of("$.codecs", c);
     const CodecTimes& times = codecs[c];
     if (times.codec.empty()) return refuse(place + ".codec", "a codec", "an empty text");
     const int most_threads = times.device == OpDevice::kCpu ? 1 << 20 : 1;
     CORTADO_RETURN_IF_ERROR(check_range(place + ".threads", times.threads, 1, most_threads, "threads"));
-    if (!codecs_seen.insert({times.codec, times.device, times.direction, times.threads}).second) {
-      return refuse(place, "codec, device, direction and threads that differ from those before", "the same");
+    const auto [seen, is_new] =
+        codecs_seen.insert({{canonical_codec(times.codec), times.device, times.direction, times.threads}, place});
+    if (!is_new) {
+      return refuse(place, "codec, device, direction and threads that differ from those before",
+                    "those of " + seen->second + " (" + std::get<0>(seen->first) + ")");
     }
     if (times.curve.sizes.empty()) return refuse(place + ".elems", "at least one entry", "none");
     CORTADO_RETURN_IF_ERROR(check_curve(place, times.curve, "elems"));

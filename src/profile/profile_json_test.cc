@@ -186,6 +186,20 @@ TEST(ClusterJson, RefusesBadInputWithItsPlace) {
   }
 }
 
+// Two spellings passed as two codecs.
+TEST(ClusterJson, ACodecIsThereOnceHoweverItIsSpelt) {
+  Cluster cluster = cluster_from_json(kCluster).value();
+  CodecTimes again = cluster.codecs[0];
+  again.codec = "cast( dtype=fp16 )";
+  cluster.codecs.push_back(again);
+  const std::string place = "$.codecs[" + std::to_string(cluster.codecs.size() - 1) + "]";
+  EXPECT_EQ(cluster.check().message(), place +
+                                           ": expected codec, device, direction and threads that differ from those "
+                                           "before, got those of $.codecs[0] (cast(fp16))");
+  cluster.codecs.back().direction = OpKind::kDecode;
+  EXPECT_TRUE(cluster.check().ok());
+}
+
 // Found in review: a name in another encoding ended the process once all was measured.
 TEST(ClusterJson, WritesWhateverANameIs) {
   Cluster cluster = cluster_from_json(kCluster).value();

@@ -11,7 +11,9 @@ namespace {
 
 // Adds the times of one entry of the file to its codec, which is made if it is the first one.
 Status take(const CodecTimes& times, std::vector<CodecCost>* costs) {
-  auto cost = std::find_if(costs->begin(), costs->end(), [&](const CodecCost& c) { return c.spec == times.codec; });
+  const std::string canonical = canonical_codec(times.codec);  // directions may be spelt differently
+  auto cost =
+      std::find_if(costs->begin(), costs->end(), [&](const CodecCost& c) { return c.codec->spec() == canonical; });
   if (cost == costs->end()) {
     Result<std::unique_ptr<Codec>> codec = make_codec(times.codec);
     if (!codec.ok()) return codec.status();

@@ -174,7 +174,7 @@ Result<SearchResult> run_strategy(Problem& problem, std::string_view strategy) {
 }
 
 std::string cast_of_bf16(const Cluster& cluster) {
-  const auto is_bf16 = [](const CodecTimes& times) { return times.codec == "cast(bf16)"; };
+  const auto is_bf16 = [](const CodecTimes& times) { return canonical_codec(times.codec) == "cast(bf16)"; };
   return std::any_of(cluster.codecs.begin(), cluster.codecs.end(), is_bf16) ? "cast(bf16)" : "cast(fp16)";
 }
 
