@@ -193,7 +193,7 @@ Result<std::string> report_to_html(const Plan& plan, const Job& job, const Clust
   data["ways"] = ways_json(plan, explanation);
 
   std::string json = json_line(data);
-  replace_all(&json, "</", "<\\/");  // no name may end the script
+  replace_all(&json, "<", "\\u003c");  // no name may end the script, or begin a comment that hides its end
   std::string page = kReportPage;
   replace_all(&page, "TITLE", html_escaped("Cortado plan: " + job.name + " on " + cluster.name));
   const std::size_t at = page.find(">DATA<");

@@ -19,6 +19,7 @@ TEST(ReportToHtml, HoldsWhatItShows) {
   const Job job = load_job("tests/data/planner/jobs/lstm.json").value();
   const Cluster cluster = load_cluster("tests/data/planner/clusters/pcie_25g.json").value();
   Plan plan = make_plan(job, cluster, {}, "dense").value();
+  plan.notes.push_back("<!--<script> is no comment");  // the page stayed blank
   plan.notes.push_back("</script> is no end");
   Explanation explanation;
   explanation.step_ns = plan.predicted_step_ns;
@@ -27,7 +28,9 @@ TEST(ReportToHtml, HoldsWhatItShows) {
   explanation.buckets[0].others = {
       {.codec = "none", .option = plan.buckets[0].option, .step_ns = 1, .reason = "longer"},
       {.codec = "sign", .option = {}, .reason = "no candidate"}};
-  const nlohmann::json data = data_of(report_to_html(plan, job, cluster, explanation).value());
+  const std::string page = report_to_html(plan, job, cluster, explanation).value();
+  EXPECT_EQ(page.find("<!--"), std::string::npos);
+  const nlohmann::json data = data_of(page);
   ASSERT_EQ(data["timelines"].size(), 2u);
   EXPECT_EQ(data["timelines"][1]["step_ns"], plan.predicted_step_ns);
   EXPECT_EQ(data["timelines"][1]["events"][0].size(), 5u);
@@ -36,6 +39,7 @@ TEST(ReportToHtml, HoldsWhatItShows) {
   EXPECT_EQ(data["totals"][0], (nlohmann::json::array({"this plan", plan.predicted_step_ns})));
   EXPECT_EQ(data["numbers"][0][0], "step");
   EXPECT_EQ(data["notes"].back(), "</script> is no end");
+  EXPECT_EQ(data["notes"][data["notes"].size() - 2], "<!--<script> is no comment");
   EXPECT_TRUE(data["compared"].empty());
   ASSERT_EQ(data["ways"].size(), plan.buckets.size());
   EXPECT_EQ(data["ways"][0][0], (nlohmann::json::array({plan.buckets[0].option.to_string(plan.topology), "longer"})));

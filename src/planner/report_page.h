@@ -136,7 +136,7 @@ for (const [name, ns] of data.totals) {
   const row = add(totals, "tr", undefined, name === "this plan" ? {class: "chosen"} : {});
   add(row, "td", name);
   add(row, "td", ms(ns), {class: "n"});
-  add(row, "td", ns < 0 ? "not possible here" : (ns / data.step_ns).toFixed(3), {class: "n"});
+  add(row, "td", ns < 0 ? "not possible here" : (ns / Math.max(data.step_ns, 1)).toFixed(3), {class: "n"});
 }
 
 // [heading, field, is a number, class, how to show]
