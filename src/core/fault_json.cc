@@ -18,8 +18,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t kMostLevels = 1000;  // some functions of the JSON library call themselves
-constexpr std::size_t kLongest = 60;       // of what is quoted
+constexpr std::size_t kMostLevels = 1000;     // some functions of the JSON library call themselves
+constexpr std::size_t kMostFields = 1 << 14;  // of an object, which the library looks for one by one
+constexpr std::size_t kLongest = 60;          // of what is quoted
 constexpr std::size_t kLongestPlace = 200;
 
 bool is_of_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '+' || c == '-'; }
@@ -54,9 +55,13 @@ class FaultFinder : public nlohmann::json_sax<Json> {
   bool key(string_t& name) override {
     Step& object = path_.back();
     object.key = name;
-    if (object.keys.insert(name).second) return true;
-    fault_ = JsonFault{place(), "one of them", "a second one"};
-    return false;
+    if (!object.keys.insert(name).second) {
+      fault_ = JsonFault{place(), "one of them", "a second one"};
+    } else if (object.keys.size() > kMostFields) {
+      object.key.reset();
+      fault_ = JsonFault{place(), "at most " + std::to_string(kMostFields) + " fields", "more"};
+    }
+    return !fault_.has_value();
   }
   bool end_object() override { return close(); }
   bool start_array(std::size_t) override { return open(true); }

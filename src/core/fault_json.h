@@ -17,7 +17,7 @@ struct JsonFault {
 };
 
 // The first one: where the text stops being JSON (such as at the NaN that Python writes), or ends, or has a field
-// twice.
+// twice, more than 1000 levels or an object of more than 16384 fields.
 std::optional<JsonFault> find_json_fault(std::string_view text);
 
 }  // namespace cortado

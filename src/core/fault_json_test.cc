@@ -30,6 +30,14 @@ TEST(JsonFault, NamesThePlace) {
   EXPECT_NE(fault_of(std::string(1001, '[')).find("...: expected at most 1000 levels"), std::string::npos);
 }
 
+// Objects of the library are lists, and took a time that grew with the square of their fields.
+TEST(JsonFault, LimitsTheFieldsOfAnObject) {
+  std::string fields;
+  for (int i = 0; i < 1 << 14; ++i) fields += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":0";
+  EXPECT_EQ(fault_of("{\"a\":[{" + fields + "}]}"), "");
+  EXPECT_EQ(fault_of("{\"a\":[{" + fields + ",\"x\":0}]}"), "$.a[0]: expected at most 16384 fields, got more");
+}
+
 // However a text is cut, it is the end that is wrong.
 TEST(JsonFault, TellsThatATextIsCutShort) {
   const std::string_view text = R"({"levels": [{"name": "intra", "ranks": 4}], "x": true})";
