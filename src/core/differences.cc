@@ -2,6 +2,7 @@
 #include "core/differences.h"
 
 #include <algorithm>
+#include <cmath>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/differences.cc"
@@ -15,6 +16,18 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::CappedTag<float, 16>;
 
 constexpr std::int64_t kSums = 16, kPiece = 1024;
+
+// Of values above 1e18, whose squares have no float: again, from what `lost` keeps, as it may be where values were.
+DifferenceSquares squares_of_large(const float* values, const float* decoded, std::int64_t count, const float* lost) {
+  DifferenceSquares piece;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double difference = values != nullptr ? values[i] - decoded[i] : lost[i];
+    const double value = difference + decoded[i];
+    piece.of_values += value * value;
+    piece.of_differences += difference * difference;
+  }
+  return piece;
+}
 
 template <bool kKeeps>
 void add_piece(const float* values, const float* decoded, std::int64_t count, float* lost, DifferenceSquares* total) {
@@ -44,10 +57,16 @@ void add_piece(const float* values, const float* decoded, std::int64_t count, fl
     of_differences[i % kSums] += difference * difference;
     if (kKeeps) lost[i] = difference;
   }
+  DifferenceSquares piece;
   for (std::int64_t k = 0; k < kSums; ++k) {
-    total->of_values += of_values[k];
-    total->of_differences += of_differences[k];
+    piece.of_values += of_values[k];
+    piece.of_differences += of_differences[k];
   }
+  if (!std::isfinite(piece.of_values) || !std::isfinite(piece.of_differences)) {
+    piece = squares_of_large(kKeeps ? nullptr : values, decoded, count, lost);
+  }
+  total->of_values += piece.of_values;
+  total->of_differences += piece.of_differences;
 }
 
 DifferenceSquares TakeDifferences(const float* values, const float* decoded, std::int64_t elems, float* lost) {

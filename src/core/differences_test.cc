@@ -55,5 +55,21 @@ TEST(Differences, EveryInstructionSetAddsInOneOrder) {
   }
 }
 
+// Their squares have no float: the error of such a gradient was 0, or no number.
+TEST(Differences, LargeValuesHaveFiniteSquares) {
+  for (const std::int64_t target : simd_targets()) {
+    const ForcedSimdTarget forced(target);
+    std::vector<float> values(1030, 1.0f), decoded(1030, 1.0f);
+    values[3] = values[1027] = -3e30f;
+    decoded[3] = -2e30f;
+    std::vector<float> lost(values.size());
+    for (float* const kept : {static_cast<float*>(nullptr), lost.data(), values.data()}) {
+      const DifferenceSquares squares = take_differences(values.data(), decoded.data(), 1030, kept);
+      EXPECT_NEAR(squares.of_values, 18e60, 1e55);
+      EXPECT_NEAR(squares.of_differences, 10e60, 1e55);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cortado
