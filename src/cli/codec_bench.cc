@@ -109,7 +109,8 @@ Status measure_error(ConstTensorView tensor, ConstTensorView decoded, Measuremen
     squared_error += error * error;
     if (std::isnan(error) || error > m->max_abs_error) m->max_abs_error = error;  // NaN stays: nothing is above it
   }
-  m->relative_l2_error = squared_error == 0 ? 0 : std::sqrt(squared_error / squares);
+  // Of a tensor with Inf or NaN that decodes to something else it is no number, and not 0.
+  m->relative_l2_error = squared_error == 0 ? 0 : std::isfinite(squares) ? std::sqrt(squared_error / squares) : NAN;
   return {};
 }
 

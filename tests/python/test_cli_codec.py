@@ -355,6 +355,19 @@ def test_bench_of_non_finite_values(tmp_path):
     assert (sign["relative_l2_error"], sign["max_abs_error"]) == (None, None)
 
 
+def test_bench_of_one_infinity_has_no_relative_error(tmp_path):
+    """The error over an infinite norm was 0, whatever was lost."""
+    source = save(tmp_path / "in.npy", np.array([1, -2, np.inf, 3], dtype="float32"))
+    for row in ok("bench", "--json", "--codec", "quant(bits=4)", "--codec", "topk(density=0.5)", source).splitlines():
+        assert json.loads(row)["relative_l2_error"] is None, row
+
+
+def test_bench_of_large_values_has_their_error(tmp_path):
+    source = save(tmp_path / "in.npy", np.array([3e30, -4e30], dtype="float32"))
+    row = json.loads(ok("bench", "--json", "--codec", "topk(density=0.5)", source))
+    assert row["relative_l2_error"] == pytest.approx(0.6)
+
+
 def test_bench_goes_on_after_a_file_that_it_can_not_take(tmp_path, gradient):
     empty = save(tmp_path / "empty.npy", np.zeros((3, 0), dtype="float32"))
     bytes_ = save(tmp_path / "bytes.npy", np.zeros(10, dtype="uint8"))
