@@ -12,6 +12,7 @@
 #include "cli/plan_commands.h"
 #include "cli/trace_command.h"
 #include "cortado/planner.h"
+#include "cortado/printable.h"
 #include "cortado/version.h"
 
 namespace cortado::cli {
@@ -329,7 +330,7 @@ int run(int argc, char** argv) {
 
 int report_error(const std::string& place, const Status& status, const std::string& next_step) {
   const std::string where = place.empty() ? "" : place + ": ";
-  std::fprintf(stderr, "cortado: %s%s\n", where.c_str(), status.to_string().c_str());
+  std::fprintf(stderr, "cortado: %s%s\n", where.c_str(), printable(status.to_string()).c_str());
   if (!next_step.empty()) std::fprintf(stderr, "%s\n", next_step.c_str());
   if (status.code() == StatusCode::kIoError) return kIoFailed;
   return status.code() == StatusCode::kCorruptData ? kDamagedFile : kBadCommandLine;
