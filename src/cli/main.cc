@@ -40,9 +40,9 @@ constexpr const char* kFooter =
     "A specification is the one string that names a codec everywhere: here, in Python\n"
     "(cortado.attach(model, \"acp(rank=4)\")) and in files.\n"
     "\n"
-    "Exit codes: 0 done; 1 a file could not be read or written; 2 the command line, a\n"
-    "specification or a tensor that can't be compressed; 3 a file is damaged, cut short,\n"
-    "of another kind or version, or has a value that is wrong.\n";
+    "Exit codes: 0 done; 1 a file could not be read or written; 2 the command line, an output\n"
+    "that is an input, too, a specification or a tensor that can't be compressed; 3 a file is\n"
+    "damaged, cut short, of another kind or version, or has a value that is wrong.\n";
 
 constexpr const char* kCompressFooter =
     "Examples:\n"
@@ -136,6 +136,7 @@ constexpr const char* kPlanFooter =
     "  cortado plan job.json cluster.json --measured trace.json\n"
     "                                             what was predicted against what was measured\n"
     "\n"
+    "With -o /dev/stdout the summary is on stderr. No output may be an input or another output.\n"
     "Errors are relative L2 errors as the job file has them measured. docs/planner.md says what is\n"
     "modelled and what is not.\n";
 

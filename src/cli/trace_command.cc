@@ -6,12 +6,15 @@
 #include <cstdio>
 
 #include "cli/codec_commands.h"
+#include "cli/output_paths.h"
 #include "cortado/files.h"
 #include "cortado/trace.h"
 
 namespace cortado::cli {
 
 int show_trace(const TraceOptions& options) {
+  const int code = check_outputs({{"FILE", options.path}}, {{"--chrome", options.chrome_path}});
+  if (code != kDone) return code;
   const Result<std::string> text = read_file(options.path);
   if (!text.ok()) return report_error(options.path, text.status());
   const Result<Trace> trace = parse_trace(text.value());
@@ -20,12 +23,13 @@ int show_trace(const TraceOptions& options) {
     const Status status = write_file(options.chrome_path, trace_to_chrome(trace.value()));
     if (!status.ok()) return report_error(options.chrome_path, status);
   }
+  std::FILE* const out = text_stream({options.chrome_path});
   if (options.summary == "stage") {
-    std::fputs(summarize_by_stage(trace.value()).c_str(), stdout);
+    std::fputs(summarize_by_stage(trace.value()).c_str(), out);
   } else if (options.summary == "tensor") {
-    std::fputs(summarize_by_tensor(trace.value()).c_str(), stdout);
+    std::fputs(summarize_by_tensor(trace.value()).c_str(), out);
   } else if (options.chrome_path.empty()) {
-    std::fputs(trace_to_text(trace.value()).c_str(), stdout);
+    std::fputs(trace_to_text(trace.value()).c_str(), out);
   }
   return kDone;
 }

@@ -214,6 +214,119 @@ def test_missing_files(tmp_path):
     assert cortado("plan", JOB, CLUSTER, "-o", tmp_path / "no" / "folder.json").returncode == 1
 
 
+# ---- where it is written ----
+
+
+def appended(path, *arguments):
+    """What a shell does with `cortado ARGUMENTS >> path; echo later >> path`."""
+    path.write_text("before\n")
+    with path.open("a") as out:
+        done = subprocess.run(
+            [PROGRAM, *map(str, arguments)], check=False, stdout=out, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        out.write("later\n")
+    text = path.read_text()
+    assert text.startswith("before\n") and text.endswith("later\n"), text[:200]
+    return text.removeprefix("before\n").removesuffix("later\n"), done.stderr
+
+
+def test_outputs_go_through_stdout(tmp_path):
+    """The file that stdout was led to was replaced, and the summary stood in it."""
+    plan, summary = appended(tmp_path / "out", "plan", JOB, CLUSTER, "-o", "/dev/stdout")
+    assert json.loads(plan)["format"] == "cortado.plan/1"
+    assert "lower bound" in summary
+    page, summary = appended(tmp_path / "out", "plan", JOB, CLUSTER, "--html", "/proc/self/fd/1")
+    assert page.startswith("<!DOCTYPE html>") and "lower bound" in summary
+    path, _ = made(tmp_path)
+    trace, drawing = appended(tmp_path / "out", "simulate", path, JOB, CLUSTER, "--trace", "/dev/fd/1")
+    assert json.loads(trace)["traceEvents"] and "one column" in drawing
+    assert len(list(tmp_path.iterdir())) == 2  # no parts
+    piped = cortado("plan", JOB, CLUSTER, "-o", "/dev/stdout")
+    assert json.loads(piped.stdout)["format"] == "cortado.plan/1" and "lower bound" in piped.stderr
+
+
+def test_no_output_is_written_over_an_input_or_another_output(tmp_path):
+    job, cluster, trace, plan = (tmp_path / name for name in ("job", "cluster", "trace", "plan"))
+    shutil.copy(JOB, job)
+    shutil.copy(CLUSTER, cluster)
+    made(tmp_path)[0].rename(plan)
+    trace.write_text(TRACE)
+    (tmp_path / "link").symlink_to("cluster")
+    before = {path: path.read_bytes() for path in (job, cluster, trace, plan)}
+    new = tmp_path / "new"
+    for arguments, names in (
+        (("plan", job, cluster, "-o", cluster), ("-o", "CLUSTER")),
+        (("plan", job, cluster, "-o", tmp_path / "link"), ("-o", "CLUSTER")),
+        (("plan", job, cluster, "--html", tmp_path / "." / "job"), ("--html", "JOB")),
+        (("plan", job, cluster, "--measured", trace, "-o", trace), ("-o", "--measured")),
+        (("plan", job, cluster, "-o", new, "--html", f"{tmp_path}/./new"), ("--html", "-o")),
+        (("simulate", plan, job, cluster, "--trace", plan), ("--trace", "PLAN")),
+        (("trace", trace, "--chrome", trace), ("--chrome", "FILE")),
+    ):
+        done = cortado(*arguments)
+        assert done.returncode == 2, arguments
+        assert re.search(rf"cortado: {names[0]} \S+: .* is the file of {names[1]} /", done.stderr), done.stderr
+        assert {path: path.read_bytes() for path in before} == before
+        assert not new.exists()
+    assert cortado("plan", job, cluster, "-o", "/dev/null", "--html", "/dev/null").returncode == 0
+
+
+# ---- what was measured, and names of files ----
+
+TRACE = json.dumps(
+    {
+        "format": "cortado.trace/1",
+        "spec": "sign",
+        "rank": 0,
+        "world_size": 2,
+        "dropped": 0,
+        "tensors": ["decoder.bias", "of.another.model\x1b[2J"],
+        "stages": ["encode"],
+        "events": [[0, 0, 0, 0, 1000, 2_001_000, 64]],
+    }
+)
+
+
+def test_a_measured_trace_is_of_the_job(tmp_path):
+    trace = tmp_path / "trace.json"
+    trace.write_text(TRACE)
+    done = cortado("plan", JOB, CLUSTER, "--measured", trace)
+    assert done.returncode == 0, done.stderr
+    assert 'lacks 1 of the 2 tensors of the trace, such as "of.another.model?[2J"' in done.stderr
+    trace.write_text(json.dumps({**json.loads(TRACE), "events": []}))
+    done = cortado("plan", JOB, CLUSTER, "--measured", trace, "-o", tmp_path / "plan.json")
+    assert done.returncode == 3 and f"{trace}: " in done.stderr and "no events" in done.stderr
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_names_of_files_do_nothing_to_a_terminal(tmp_path):
+    escape = "\x1b]0;title\x07"
+    job, cluster, trace = (tmp_path / name for name in ("job.json", "cluster.json", "trace.json"))
+    content = json.loads(JOB.read_text())
+    content["name"] += escape
+    content["tensors"][0]["name"] += escape
+    job.write_text(json.dumps(content))
+    content = json.loads(CLUSTER.read_text())
+    content["name"] += escape
+    content["levels"][0]["name"] += "\x1b"
+    cluster.write_text(json.dumps(content))
+    content = json.loads(TRACE)
+    content["spec"] += escape
+    trace.write_text(json.dumps(content))
+    plan = tmp_path / "plan.json"
+    for arguments in (
+        ("plan", job, cluster, "-o", plan, "--explain", "--measured", trace),
+        ("simulate", plan, job, cluster),
+        ("simulate", plan, JOB, cluster),  # an error
+        ("trace", trace),
+        ("trace", trace, "--summary", "tensor"),
+    ):
+        done = cortado(*arguments)
+        assert not set(done.stdout + done.stderr) & {"\x1b", "\x07"}, done.stdout + done.stderr
+        assert "?" in done.stdout + done.stderr
+
+
 # ---- the report ----
 
 
