@@ -18,7 +18,7 @@ from . import _core
 from .attachment import Attachment, holder_of, mark_closed, mark_open
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, takes_host_memory
-from .parameters import fsdp_hint, in_memory_order, trainable_of, without_compile
+from .parameters import fsdp_hint, ignored_by_ddp, in_memory_order, trainable_of, without_compile
 
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
 _DDP_TIMEOUT_S = 1800.0  # of DDP's own waits, as process groups have it by default
@@ -117,6 +117,10 @@ def _unsupported(ddp):
     """The error of a DDP that was made with what no hook like this one can serve, if any."""
     if ddp.mixed_precision is not None:
         return SpecError("DDP's mixed_precision is a communication hook, and DDP takes only one: use torch.autocast")
+    if ddp._delay_all_reduce_params:
+        return SpecError(
+            "with delay_all_reduce_named_params DDP averages these gradients itself, past any hook: leave it out"
+        )
     if getattr(ddp, "skip_all_reduce_unused_params", False):
         return SpecError(
             "with skip_all_reduce_unused_params DDP calls no hook for a bucket that no rank has used, and a step would "
@@ -511,8 +515,9 @@ class _Place:
 def _exchanged_by(model):
     """What DDP exchanges of a model, or will."""
     is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-    ignored = model.parameters_to_ignore if is_ddp else getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-    return trainable_of(model.module if is_ddp else model, set(ignored))
+    names = model.parameters_to_ignore if is_ddp else getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    module = model.module if is_ddp else model
+    return trainable_of(module, ignored_by_ddp(module, set(names)))
 
 
 def _has_run_backward(ddp):

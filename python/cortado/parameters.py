@@ -17,8 +17,9 @@ def without_compile(module):
     return inside if isinstance(inside, torch.nn.parallel.DistributedDataParallel) else module
 
 
-def trainable_of(module, ignored=()):
-    """(name, parameter, is it an embedding) of all that ``module`` trains, in the order of registration."""
+def trainable_of(module, left_out=()):
+    """(name, parameter, is it an embedding) of all that ``module`` trains, in the order of registration, without those
+    in ``left_out``."""
     hint = fsdp_hint(module)
     if hint:
         raise SpecError(f"{type(module).__name__}{hint}")
@@ -26,12 +27,22 @@ def trainable_of(module, ignored=()):
     found = [
         (name, parameter, id(parameter) in embeddings)
         for name, parameter in module.named_parameters()
-        if parameter.requires_grad and name not in ignored
+        if parameter.requires_grad and parameter not in left_out
     ]
     for name, parameter, is_embedding in found:
         if is_embedding and embeddings[id(parameter)].sparse:
             raise SpecError(f'the gradient of "{name}" is sparse; cortado exchanges dense ones: sparse=False')
     return found
+
+
+def ignored_by_ddp(module, names):
+    """The set of parameters of ``module`` that DDP leaves alone, told to ignore ``names``. As it compares them a
+    parameter of the root is ".weight", and one with several names is left alone if all of them are."""
+    kept, ignored = set(), set()
+    for prefix, part in module.named_modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            (ignored if f"{prefix}.{name}" in names else kept).add(parameter)
+    return ignored - kept
 
 
 def engine_tensors(named):
@@ -41,6 +52,11 @@ def engine_tensors(named):
         if parameter.dtype not in DTYPE_CODES:
             raise SpecError(
                 f'parameter "{name}" has dtype {parameter.dtype}; cortado exchanges float32, float16 and bfloat16'
+            )
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise SpecError(
+                f'parameter "{name}" has an optimizer that steps in the backward pass '
+                "(_apply_optimizer_in_backward), before its gradient has been averaged here: step after it"
             )
         rows, cols = _matrix_shape(parameter)
         tensors.append((name, DTYPE_CODES[parameter.dtype], rows, cols, parameter.dim(), is_embedding))

@@ -15,6 +15,7 @@ from ranks import Pool, fingerprint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel.distributed import _MixedPrecision
 
 
@@ -468,6 +469,80 @@ def test_parameters_that_ddp_ignores_or_that_are_frozen_are_left_alone(pools, by
     expected = ["net." + name for name, _ in make_net().named_parameters()]
     (names, first), (names_of_second, second) = pools(2).run(ignore, by_hook=by_hook)
     assert names == names_of_second == expected and first == second
+
+
+class IgnoringByName(torch.nn.Module):
+    """DDP compares ".of_root", so it exchanges what is ignored without the dot; and what has another name, too."""
+
+    _ddp_params_and_buffers_to_ignore = [".dotted", "plain", "net.0.weight", "own.weight"]
+
+    def __init__(self):
+        super().__init__()
+        self.net = make_net()
+        self.again = self.net[0]
+        self.own = torch.nn.Linear(24, 24, bias=False)
+        self.tied = torch.nn.Linear(24, 24, bias=False)
+        self.tied.weight = self.own.weight
+        self.dotted, self.plain = torch.nn.Parameter(torch.ones(24)), torch.nn.Parameter(torch.ones(24))
+
+    def forward(self, x):
+        return self.net(self.tied(self.own(x * self.plain)) * self.dotted)
+
+
+def ignore_by_name(me, by_hook):
+    net = IgnoringByName()
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    if by_hook:
+        state, hook = cortado.ddp_hook("acp(rank=2)", net, verbose=False)
+        model.register_comm_hook(state, hook)
+    else:
+        state = cortado.attach(model, "acp(rank=2)", verbose=False)
+    train(me, model, 3)
+    return {t["name"] for t in state.report().to_dict()["tensors"]}
+
+
+@pytest.mark.parametrize("by_hook", [True, False])
+def test_what_ddp_ignores_is_told_as_ddp_does(pools, by_hook):
+    all_of_them = {name for name, _ in IgnoringByName().named_parameters()}
+    assert pools(2).run(ignore_by_name, by_hook=by_hook) == [all_of_them - {"dotted", "net.0.weight"}] * 2
+
+
+def attach_with_optimizer_in_backward(me, front_end):
+    net = make_net()
+    if me.rank == 1:
+        _apply_optimizer_in_backward(torch.optim.SGD, [net[2].weight], {"lr": 0.1})
+    if front_end == "Reducer":
+        return error_of(cortado.Reducer, net, "acp", verbose=False)
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    if front_end == "attach":
+        return error_of(cortado.attach, model, "acp", verbose=False)
+    return error_of(cortado.ddp_hook, "acp", net, verbose=False)
+
+
+@pytest.mark.parametrize("front_end", ["attach", "ddp_hook", "Reducer"])
+def test_optimizers_in_the_backward_pass_are_refused_on_all_ranks(pools, front_end):
+    for _, text in pools(2).run(attach_with_optimizer_in_backward, front_end=front_end):
+        assert '"2.weight" has an optimizer that steps in the backward pass' in text
+
+
+def attach_delayed(me, names):
+    net = make_net()
+    net[4].bias.requires_grad_(False)  # DDP takes its device from what is left
+    delayed = [(name, p) for name, p in net.named_parameters() if name in names or (not names and p.requires_grad)]
+    model = torch.nn.parallel.DistributedDataParallel(
+        net, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=net[0].weight
+    )
+    return [
+        error_of(cortado.attach, model, "acp", verbose=False),
+        error_of(cortado.ddp_hook, "acp", model, verbose=False),
+    ]
+
+
+@pytest.mark.parametrize("names", [[], ["4.weight"]])  # all of them, and one
+def test_gradients_that_ddp_averages_past_the_hook_are_refused(pools, names):
+    for errors in pools(2).run(attach_delayed, names=names):
+        for kind, text in errors:
+            assert kind == "SpecError" and "delay_all_reduce_named_params" in text
 
 
 class Scaler:
