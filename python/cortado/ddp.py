@@ -376,8 +376,10 @@ class DdpState(Attachment):
 
     def before_forward(self, ddp):
         """Of a forward pass whose gradients will be exchanged."""
+        self._keeps_hook = self._keeps_hook or _switch_that_finds_unused(ddp)  # may be set after attach, too
+        leaves = self._engine.may_pass and not self._keeps_hook
         # A new reducer is made for what is trained just now, and a discriminator's parameters may be frozen.
-        if self._engine.may_pass != (self._leave is not None) and all(p.requires_grad for p in self._parameters):
+        if leaves != (self._leave is not None) and all(p.requires_grad for p in self._parameters):
             try:  # nothing is sent: a rank may come here earlier, evaluating with gradients
                 self._swap(ddp)
             except BaseException as error:
@@ -470,16 +472,21 @@ def _why_hook_stays(ddp, process_group, check_replicas, check_collectives):
         "a process group that is not the default one": any(
             group is not dist.group.WORLD for group in (process_group, ddp.process_group)
         ),
-        "find_unused_parameters": ddp.find_unused_parameters,
-        "static_graph": ddp.static_graph,
         "gradients on a device": any(p.device.type != "cpu" for p in ddp.parameters()),
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    return next((reason for reason, holds in reasons.items() if holds), "") or _switch_that_finds_unused(ddp)
+
+
+def _switch_that_finds_unused(ddp):
+    """The one with which DDP finds out what is used, so that a step need not give every gradient; empty: none."""
+    return next((name for name in ("find_unused_parameters", "static_graph") if getattr(ddp, name)), "")
 
 
 def _take_back(ddp, state):
     """Between steps: DDP without the hook. It takes none back, but restores itself, as after unpickling."""
     torch.nn.parallel.DistributedDataParallel.__setstate__(ddp, {})
+    if ddp.static_graph:  # the first step of a reducer is another one
+        ddp._static_graph_delay_allreduce_enqueued = False
     ddp._comm_hooks[:] = [entry for entry in ddp._comm_hooks if entry[1] is not state]
 
 

@@ -10,6 +10,7 @@ import cortado
 import pytest
 import torch
 import torch.distributed as dist
+from cortado.ddp import _take_back
 from nets import AUTO_STEPS, loss_of, make_batch, make_net, make_optimizer, train
 from ranks import fingerprint
 
@@ -166,6 +167,42 @@ def stay(me, attached, wrapped):
     train(me, model, STEPS)
     report = cortado.report(model)
     return state.decision()["chosen"], is_left(model), report.to_dict(), str(report)
+
+
+def set_after_attach(me, name):
+    """DDP still takes it before the first forward pass."""
+    model = me.attach(make_net(), DECLINES)
+    has_declined(model.cortado)
+    if name == "static_graph":
+        model._set_static_graph()
+    else:
+        model.find_unused_parameters = True
+    optimizer = make_optimizer(model)
+    prints = set()
+    for step in range(6):
+        train(me, model, range(step, step + 1), optimizer)
+        prints.add(len(set(me.gather(fingerprint(model)))))
+    report = cortado.report(model).to_dict()
+    return prints, is_left(model), report["passed_steps"], report["hook_stays"]
+
+
+@pytest.mark.parametrize("name", ["static_graph", "find_unused_parameters"])
+def test_it_stays_where_that_is_set_after_attach_and_replicas_stay_equal(pools, name):
+    assert pools(2).run(set_after_attach, name=name) == [({1}, False, 0, name)] * 2
+
+
+def take_back_with_static_graph(me):
+    model = me.attach(make_net(), "none")
+    model._set_static_graph()
+    optimizer = make_optimizer(model)
+    train(me, model, 3, optimizer)
+    _take_back(model, model.cortado)
+    train(me, model, range(3, 6), optimizer)
+    return is_left(model)
+
+
+def test_a_reducer_made_anew_averages_from_its_first_step_with_static_graph(pools):
+    assert pools(2).run(take_back_with_static_graph) == [True] * 2
 
 
 def stay_in_another_group(me):
