@@ -391,7 +391,7 @@ class DdpState(Attachment):
     def _swap(self, ddp):
         if self._leave is None:
             _take_back(ddp, self)
-            self._leave = _Leave(self._parameters[0], self._pass_step)
+            self._leave = _Leave(ddp, self._parameters[0], self._pass_step)
         else:
             ddp.register_comm_hook(self, hook)
             self._leave.end()
@@ -410,7 +410,8 @@ class _Leave:
     """While DDP exchanges by itself: calls ``step_ended`` at the end of each backward pass that has exchanged. Every
     parameter gets a gradient in it, so that one of them sees it."""
 
-    def __init__(self, parameter, step_ended):
+    def __init__(self, ddp, parameter, step_ended):
+        self._ddp = weakref.ref(ddp)  # until its buckets are laid out
         self._step_ended = weakref.WeakMethod(step_ended)
         self._is_expected = False
         self._handle = parameter.register_post_accumulate_grad_hook(self._note)
@@ -431,6 +432,15 @@ class _Leave:
         step_ended = self._step_ended()
         if step_ended is not None:
             step_ended()
+        if self._ddp is not None:
+            torch.autograd.Variable._execution_engine.queue_callback(self._lay_out)
+
+    def _lay_out(self):
+        """Behind DDP's own end of the first backward pass, where all ranks are: DDP broadcasts how it lays its buckets
+        out anew, and would do so in the next forward pass with gradients, which may be one rank's evaluation."""
+        ddp, self._ddp = self._ddp and self._ddp(), None
+        if ddp is not None and ddp.reducer._rebuild_buckets():
+            ddp._has_rebuilt_buckets = True
 
 
 class _BeforeForward:
