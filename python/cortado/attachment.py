@@ -27,7 +27,7 @@ _STATE_KEYS = ("residual", "basis", "velocity")  # of each tensor, beside its pl
 
 _NOTHING = _core.BucketMap([], [])
 
-_failed = []  # attachments whose collectives may still write to the engine's memory; kept until the process ends
+_kept = []  # what collectives of broken steps may still read and write; until the process ends
 _open = weakref.WeakSet()
 
 
@@ -176,17 +176,21 @@ class Attachment:
 
     def _fail(self, error):
         """An error within a step ends the exchange: the other ranks hear of it, and no further step is possible."""
-        self._failure = self._failure or error
+        is_first, self._failure = self._failure is None, self._failure or error
         self._engine.abandon(str(error))
         mark_closed(self)
-        if self not in _failed:
-            _failed.append(self)
+        if is_first and self._step_begun:
+            _kept.append((self._engine, self._memory_in_use()))
+
+    def _memory_in_use(self):
+        """What collectives of the step in hand may use beside the engine's own memory. Not the parameters."""
+        return []
 
     def __del__(self):
         """Dropped within a step, as after an error in the backward pass: peers wait, and what is on its way is written
         to memory that this holds."""
-        if self._step_begun and not sys.is_finalizing():
-            self._fail(CortadoError(f"{type(self).__name__} was dropped within a step"))  # keeps it
+        if self._step_begun and self._failure is None and not sys.is_finalizing():
+            self._fail(CortadoError(f"{type(self).__name__} was dropped within a step"))
 
     def _refuse_capture(self):
         """A graph would hold copies and kernels of this one step, and nothing of what the host does for it."""

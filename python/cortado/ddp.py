@@ -260,9 +260,9 @@ class DdpState(Attachment):
         if not self._transfers.in_place:
             host = place.host_copy(buffer, self._transfers)
             self._transfers.fetch(host, buffer)
-        self._transfers.when_fetched(partial(self._submit, place, host))
         future = self._transfers.future()
         self._pending.append((future, buffer, host, place))
+        self._transfers.when_fetched(partial(self._submit, place, host))
         if bucket.is_last():
             self._finish()
         return future
@@ -272,6 +272,9 @@ class DdpState(Attachment):
             self._engine.submit_buffer(place.map, host.data_ptr(), host.numel(), DTYPE_CODES[host.dtype])
         else:
             self._engine.submit(place.map, host.data_ptr())
+
+    def _memory_in_use(self):
+        return [(buffer, host) for _, buffer, host, _ in self._pending]
 
     def _begin(self, bucket):
         # On a device the bucket itself stays as it is until the step has ended.

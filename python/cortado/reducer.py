@@ -149,6 +149,10 @@ class Reducer(Attachment):
         super()._fail(error)
         self._unhook()  # from here on another Reducer may take the parameters
 
+    def _memory_in_use(self):
+        gradients = [given[0].detach() for given in self._given if given is not None]
+        return [gradients, self._carrier.memory(), self._used.memory()]
+
     def _check_gradient(self, index, gradient):
         template = self._templates[index]
         if gradient.layout is not torch.strided or gradient.device != self._device:
@@ -272,6 +276,9 @@ class _InPlace:
             self._transfers.when_fetched(partial(self._engine.submit, addresses, 0))
         self._bunch, self._bunch_bytes = [], 0
 
+    def memory(self):
+        return [self._host_copies, *self._copied]
+
     def deliver(self):
         for gradient, ordered in self._copied:
             self._transfers.send(gradient, ordered)
@@ -310,6 +317,9 @@ class _Buckets:
 
     def flush(self):
         pass  # the last buffer left with its last gradient
+
+    def memory(self):
+        return [buffer for buffer, _, _ in self._buffers]
 
     def deliver(self):
         for gradient, view in self._gradients:
@@ -358,6 +368,9 @@ class _UsedTensors:
         self._own = torch.empty(len(names), dtype=torch.uint8)
         self._all = torch.empty(group.world_size, len(names), dtype=torch.uint8)
         self._what = f'"{names[0]}"' + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+    def memory(self):
+        return [self._own, self._all]
 
     def gather(self, is_used, step, timeout_s):
         self._own.copy_(torch.tensor(is_used, dtype=torch.uint8))

@@ -209,6 +209,7 @@ def test_an_error_in_the_hook_is_passed_on_at_once():
 def drop_within_a_step(me, plan, wraps):
     """A layer raises in the backward pass, when messages are under way; that rank drops its model and goes on."""
     import gc
+    import weakref
 
     import cortado
     import torch
@@ -240,9 +241,11 @@ def drop_within_a_step(me, plan, wraps):
                 reducer.wait()
     except (cortado.PeerError, ValueError) as error:
         raised = type(error).__name__, str(error)
-    net = model = reducer = None
+    last = weakref.ref(net[4].weight)
+    net = model = reducer = loss = None
     gc.collect()
-    return *raised, time.monotonic() - start, len(attachment._failed)
+    ((engine, memory),) = attachment._kept
+    return *raised, time.monotonic() - start, bool(engine and memory), last() is None
 
 
 @pytest.mark.parametrize("plan", ["none", "acp(rank=2)"])
@@ -252,12 +255,45 @@ def test_a_model_dropped_within_a_step_ends_the_others_and_keeps_what_is_on_its_
 
     pool = Pool(2)
     try:
-        (kind, text, seconds, kept), own = pool.run(drop_within_a_step, plan=plan, wraps=wraps)
+        (kind, text, seconds, kept, gone), own = pool.run(drop_within_a_step, plan=plan, wraps=wraps)
     finally:
         pool.close()
-    assert own[:2] == ("ValueError", "out of something") and own[3] == 1
+    assert own[:2] == ("ValueError", "out of something") and own[3]
     assert kind == "PeerError" and "was dropped within a step" in text, text
-    assert seconds < 5 + SLACK_S and kept == 1
+    assert seconds < 5 + SLACK_S and kept
+    assert gone and own[4]  # no parameter stays
+
+
+def fail_between_steps(me):
+    """Replicas differ, which is found before anything of a step is sent."""
+    import gc
+    import weakref
+
+    import cortado
+    import torch
+    from cortado import attachment
+
+    net = make_net()
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    cortado.attach(model, "acp(rank=2)", check_replicas=1, verbose=False)
+    with torch.no_grad():
+        net[0].bias += me.rank
+    with pytest.raises(cortado.MismatchError):
+        loss_of(model, make_batch(me.rank, 0)).backward()
+    last = weakref.ref(net[4].weight)
+    net = model = None
+    gc.collect()
+    return len(attachment._kept), last() is None
+
+
+def test_nothing_stays_of_a_model_that_failed_between_steps():
+    from ranks import Pool
+
+    pool = Pool(2)
+    try:
+        assert pool.run(fail_between_steps) == [(0, True)] * 2
+    finally:
+        pool.close()
 
 
 def interrupt_while_waiting(me):
