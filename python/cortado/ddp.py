@@ -6,6 +6,7 @@ engine, which compresses them and starts the messages that became complete; the 
 everything, so that no thread of ours has a part in the exchange.
 """
 
+import gc
 import time
 import weakref
 from dataclasses import dataclass
@@ -145,12 +146,14 @@ def ddp_hook(
     """The (state, hook) pair for ``ddp.register_comm_hook``.
 
     model is the module that will be wrapped (or the DDP itself); it gives the parameters their names. The other options
-    are those of attach(). The process group must be there already, and all ranks make the pair together;
+    are those of attach(), but for process_group: given the module alone, the exchange runs over the whole world, so
+    say here, too, what DDP is given. The process group must be there already, and all ranks make the pair together;
     ``state.report()``, as cortado.report() knows attached models only.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise CortadoError("ddp_hook needs a process group: call torch.distributed.init_process_group first")
-    if process_group is None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
+    chooses_group = process_group is None
+    if chooses_group and isinstance(model, torch.nn.parallel.DistributedDataParallel):
         process_group = model.process_group
     refusal = None
     if not isinstance(model, torch.nn.Module):
@@ -168,7 +171,24 @@ def ddp_hook(
     state = DdpState(plan, model, process_group, refusal=refusal, **options)
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         state._ddp = weakref.ref(model)
+    else:
+        state._meet = partial(_refuse_found, chooses_group)
     return state, hook
+
+
+def _refuse_found(chooses_group, ddp, group):
+    """The error of a DDP that turned out to use the hook of ddp_hook(plan, module), if any."""
+    if chooses_group and (wrong := _refuse_group(group, ddp.process_group)):
+        return SpecError(f"ddp_hook(plan, module) exchanges over the whole world, if it is given none: {wrong}")
+    return _unsupported(ddp)
+
+
+def _find_ddp(state):
+    """The DDP whose hook has this state; None where it is not found."""
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.nn.parallel.DistributedDataParallel)}
+    ddps = [found for found in objects if type(found) in kinds]
+    return next((ddp for ddp in ddps if any(of is state for _, of in getattr(ddp, "_comm_hooks", ()))), None)
 
 
 def report(attached):
@@ -213,6 +233,7 @@ class DdpState(Attachment):
         self._copies = []  # gradients copied to undo a step
         self._leave = None  # while DDP averages gradients itself
         self._ddp = lambda: None  # where it is known
+        self._meet = None  # of ddp_hook(plan, module), until the first step: what refuses the DDP that uses it
         if self._engine.is_auto:  # which passes no step with a shorter timeout, either
             self._keeps_hook = keeps_hook or ("timeout_s" if self._engine.timeout_s < _DDP_TIMEOUT_S else "")
 
@@ -253,6 +274,8 @@ class DdpState(Attachment):
                 f"cortado exchanges dense gradients, of a model that was on {self._device} when it was attached; this "
                 f"bucket is {buffer.layout} on {buffer.device}"
             )
+        if self._meet is not None:
+            self._meet_ddp()
         if not self._step_begun:
             self._begin(bucket)
         place = self._place(bucket, buffer)
@@ -266,6 +289,14 @@ class DdpState(Attachment):
         if bucket.is_last():
             self._finish()
         return future
+
+    def _meet_ddp(self):
+        meet, self._meet = self._meet, None
+        ddp = _find_ddp(self)
+        if ddp is not None:
+            if (refusal := meet(ddp, self._group._group)) is not None:
+                raise refusal
+            self._ddp = weakref.ref(ddp)
 
     def _submit(self, place, host):
         if self._submits_buffers:

@@ -93,6 +93,44 @@ def test_what_ddp_calls_no_hook_for_is_refused(pools, how):
         pools(2).close()  # such a DDP changes how others are compiled
 
 
+def skip_with_hook_of_the_module(me):
+    net = torch.nn.ModuleDict({"unused": torch.nn.Linear(24, 24), "used": make_net()})  # DDP's last bucket
+    state, hook = cortado.ddp_hook("acp(rank=2)", net, verbose=False)
+    net.forward = net["used"].forward
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": 0.001}
+    model = torch.nn.parallel.DistributedDataParallel(net, **options)
+    model.register_comm_hook(state, hook)
+    return error_of(lambda: loss_of(model, make_batch(me.rank, 0)).backward())
+
+
+def test_a_hook_of_the_module_refuses_it_in_the_first_step(pools):
+    try:
+        for kind, text in pools(2).run(skip_with_hook_of_the_module, timeout_s=30.0):  # it hung
+            assert kind == "SpecError" and "skip_all_reduce_unused_params" in text
+    finally:
+        pools(2).close()
+
+
+def hook_of_a_part_of_the_world(me, says_so):
+    groups = [dist.new_group([0, 1]), dist.new_group([2])]
+    own = groups[me.rank // 2]
+    net = make_net()
+    given = {"process_group": own} if says_so else {}
+    state, hook = cortado.ddp_hook("acp(rank=2)", net, verbose=False, **given)
+    model = torch.nn.parallel.DistributedDataParallel(net, process_group=own)
+    model.register_comm_hook(state, hook)
+    return error_of(lambda: train(me, model, 3))
+
+
+def test_a_hook_over_another_group_than_ddps_is_refused_in_the_first_step(pools):
+    assert pools(3).run(hook_of_a_part_of_the_world, says_so=True) == [None] * 3
+    try:
+        for kind, text in pools(3).run(hook_of_a_part_of_the_world, says_so=False):
+            assert kind == "SpecError" and "over the whole world" in text and "process_group must be" in text
+    finally:
+        pools(3).close()
+
+
 def wrap_the_hook(me):
     model = torch.nn.parallel.DistributedDataParallel(make_net())
     state, hook = cortado.ddp_hook("acp", model, verbose=False)

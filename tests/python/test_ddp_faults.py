@@ -242,7 +242,7 @@ def drop_within_a_step(me, plan, wraps):
     except (cortado.PeerError, ValueError) as error:
         raised = type(error).__name__, str(error)
     last = weakref.ref(net[4].weight)
-    net = model = reducer = loss = None
+    net = model = reducer = None
     gc.collect()
     ((engine, memory),) = attachment._kept
     return *raised, time.monotonic() - start, bool(engine and memory), last() is None
