@@ -4,6 +4,7 @@
 import re
 import struct
 import sys
+import warnings
 import weakref
 from functools import partial
 
@@ -97,6 +98,9 @@ class Attachment:
         self.spec = self._engine.spec
         self._failure = None  # what ended the exchange
         self._hook_ns = 0  # of this rank's thread in the calls of autograd
+        self._stale = None  # name of a parameter whose gradient of an earlier step was exchanged again
+        self._has_warned = False  # of it
+        self._owed = (0, frozenset())  # step, and names of what may have a residual in it
         self._speaks = verbose and self._group.rank == 0
         if self._speaks:
             print(self._engine.describe(), file=sys.stderr, flush=True)
@@ -235,6 +239,29 @@ class Attachment:
     def _finish_step(self, *arguments):
         self._engine.finish_step(*arguments)
         self._tell_news()
+
+    def _note_stale(self, index, gradient):
+        """Of a parameter that no backward pass of this step has used here. What is left in its gradient from earlier
+        ones is taken for a new one: what is owed to it leaves, and no optimizer takes it."""
+        if self._stale is not None or gradient.device.type != "cpu" or not gradient.any():
+            return
+        if self._owed[0] != self._steps_begun:
+            report = self._engine.report()
+            dense = {fallback["tensor"] for fallback in report["fallbacks"]}
+            names = set(self._names) - dense if report["memory_bytes"]["residual"] else ()
+            self._owed = self._steps_begun, frozenset(names)
+        if self._names[index] in self._owed[1]:
+            self._stale = self._names[index]
+
+    def _warn_of_stale(self):
+        if self._stale is not None and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f'cortado: rank {self._group.rank}, step {self._steps_begun - 1}: "{self._stale}" was not used, but '
+                "its gradient of an earlier step was there and was exchanged again, and with it what is owed to it. "
+                "Zero the gradients of all optimizers before each backward pass. (Said once.)",
+                stacklevel=2,
+            )
 
     def _tell_news(self):
         if self._engine.is_auto:

@@ -231,6 +231,7 @@ class DdpState(Attachment):
         self._pending = []  # (future, buffer, its gradients in host memory, place) of this step's buckets
         self._step_begun = False
         self._copies = []  # gradients copied to undo a step
+        self._touched = None  # from the first step on, where DDP looks for unused parameters
         self._leave = None  # while DDP averages gradients itself
         self._ddp = lambda: None  # where it is known
         self._meet = None  # of ddp_hook(plan, module), until the first step: what refuses the DDP that uses it
@@ -299,6 +300,11 @@ class DdpState(Attachment):
             self._ddp = weakref.ref(ddp)
 
     def _submit(self, place, host):
+        if self._touched is not None:
+            for index, offset in place.offsets.items():
+                if not self._touched.flags[index]:
+                    start = offset // host.itemsize
+                    self._note_stale(index, host[start : start + self._parameters[index].numel()])
         if self._submits_buffers:
             self._engine.submit_buffer(place.map, host.data_ptr(), host.numel(), DTYPE_CODES[host.dtype])
         else:
@@ -385,6 +391,17 @@ class DdpState(Attachment):
             if host is not buffer:
                 self._transfers.send(buffer, host)
             self._transfers.complete(future, buffer)
+        self._watch_for_stale()
+
+    def _watch_for_stale(self):
+        ddp = self._ddp()
+        if self._touched is not None:
+            self._touched.clear()
+            if self._stale is not None:  # it is said once
+                self._touched = None
+                self._warn_of_stale()
+        elif self._stale is None and ddp is not None and ddp.find_unused_parameters and not ddp.static_graph:
+            self._touched = _Touched(self._parameters)
 
     def _local_gradient(self, index):
         """Address of the gradient that DDP kept for tensor ``index``, in the memory order of its bucket; 0 if None."""
@@ -475,6 +492,29 @@ class _Leave:
         ddp, self._ddp = self._ddp and self._ddp(), None
         if ddp is not None and ddp.reducer._rebuild_buckets():
             ddp._has_rebuilt_buckets = True
+
+
+class _Touched:
+    """Which parameters backward passes have given a gradient since clear(), those in no_sync() too."""
+
+    def __init__(self, parameters):
+        self.flags = bytearray(len(parameters))
+        handles = [
+            p.register_post_accumulate_grad_hook(partial(_touch, self.flags, i)) for i, p in enumerate(parameters)
+        ]
+        weakref.finalize(self, _remove, handles)
+
+    def clear(self):
+        self.flags[:] = bytes(len(self.flags))
+
+
+def _touch(flags, index, _):
+    flags[index] = 1
+
+
+def _remove(handles):
+    for handle in handles:
+        handle.remove()
 
 
 class _BeforeForward:

@@ -96,7 +96,7 @@ class Reducer(Attachment):
         self._used = _UsedTensors(self._group, self._names)
         self._given = [None] * len(self._parameters)  # gradients handed over in this step, and their versions
         self._step_begun = False
-        self._accumulated = False  # gradients came under no_sync()
+        self._accumulated = set()  # tensors whose gradients came under no_sync()
         self._syncs = True
         self._handles = _hook_all(self._parameters, weakref.ref(self))
         self._unhook = weakref.finalize(self, _remove, self._handles)
@@ -123,7 +123,7 @@ class Reducer(Attachment):
                 "run all but the last of a step under no_sync()"
             )
         if not self._syncs:
-            self._accumulated = True
+            self._accumulated.add(index)
             return
         if not self._step_begun:
             self._begin()
@@ -192,7 +192,9 @@ class Reducer(Attachment):
         for index, (parameter, given) in enumerate(zip(self._parameters, self._given, strict=True)):
             if given is not None:
                 self._check_untouched(index, parameter.grad, *given)
-            elif parameter.grad is not None:  # accumulated under no_sync(), or zeros
+            elif parameter.grad is not None:  # accumulated under no_sync(), zeros, or what an earlier step left
+                if index not in self._accumulated:
+                    self._note_stale(index, parameter.grad)
                 self._give(index, parameter.grad)
             else:
                 missing.append((index, torch.zeros_like(self._templates[index], device=self._device)))
@@ -208,7 +210,9 @@ class Reducer(Attachment):
             if used[index]:
                 self._parameters[index].grad = mean
         self._given = [None] * len(self._given)
-        self._step_begun = self._accumulated = False
+        self._accumulated.clear()
+        self._step_begun = False
+        self._warn_of_stale()
 
     def _check_untouched(self, index, gradient, given, version):
         if gradient is not given or given._version != version:

@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """Plain training through DDP: every codec, world size and kind of parameter; replicas end equal."""
 
+import warnings
 from functools import partial
 
 import cortado
@@ -135,6 +136,93 @@ def test_ranks_with_different_seeds_have_equal_replicas(pools, codec):
 def test_two_models_in_one_process_do_not_disturb_each_other(pools, plans, together):
     pair = pools(3).run(train_two_models, plans=plans, together=together)[0]
     assert pair == [pools(3).run(train_alone, plan=plan, seed=seed)[0] for seed, plan in enumerate(plans)]
+
+
+class TwoHeads(torch.nn.Module):
+    """Trained in turn, each by an optimizer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(24, 24) for _ in range(2))
+
+    def forward(self, x, number):
+        return self.heads[number](x)
+
+
+def train_in_turn(me, plan, front_end, way, view):
+    net = TwoHeads()
+    if front_end == "Reducer":
+        model, reducer = net, cortado.Reducer(net, plan, verbose=False)
+    else:
+        model = DistributedDataParallel(net, find_unused_parameters=True, gradient_as_bucket_view=view)
+        if front_end == "ddp_hook":
+            model.register_comm_hook(*cortado.ddp_hook(plan, net, verbose=False))
+        else:
+            cortado.attach(model, plan, verbose=False)
+    no_sync = reducer.no_sync if front_end == "Reducer" else model.no_sync
+    optimizers = [torch.optim.SGD(head.parameters(), lr=0.05) for head in net.heads]
+
+    def backward(head, step):
+        (model(make_batch(me.rank, step)[0], head) * torch.randn(24)).sum().backward()
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in range(8):
+            head = step % 2 if way != "another on rank 1" else (step + me.rank) % 2
+            for optimizer in optimizers if way != "each its own" else optimizers[head : head + 1]:
+                optimizer.zero_grad(set_to_none=way == "all")
+            if way == "accumulated":
+                with no_sync():
+                    backward(1 - head, step)
+            backward(head, step)
+            if front_end == "Reducer":
+                reducer.wait()
+            optimizers[head].step()
+    return [str(warning.message) for warning in said if "cortado" in str(warning.message)]
+
+
+@pytest.mark.parametrize(
+    "front_end, view", [("attach", False), ("attach", True), ("ddp_hook", False), ("Reducer", False)]
+)
+def test_a_gradient_of_an_earlier_step_that_is_exchanged_again_is_told_once(pools, front_end, view):
+    how = {"front_end": front_end, "view": view}
+    for rank, said in enumerate(pools(2).run(train_in_turn, plan=TOPK, way="each its own", **how)):
+        (text,) = said
+        assert (
+            f"rank {rank}, step " in text and '"heads.' in text and ".weight" in text and "Zero the gradients" in text
+        )
+    for way in ("all", "zeros", "accumulated", "another on rank 1"):
+        assert pools(2).run(train_in_turn, plan=TOPK, way=way, **how) == [[], []], way
+    assert pools(2).run(train_in_turn, plan="cast(bf16)", way="each its own", **how) == [[], []]  # nothing is owed
+
+
+def throw_away(me, how):
+    """The gradients of a discriminator from its generator's loss."""
+    model = me.attach(make_net(), "topk(density=0.2, min_elems=0, start_step=0)")
+    train(me, model, 3)
+    model.zero_grad()
+    before = model.cortado.state_dict()["tensors"]
+    inputs = torch.ones(2, 24, requires_grad=True)
+    if how == "frozen":
+        model.requires_grad_(False)
+        model(inputs).sum().backward()
+        model.requires_grad_(True)
+    elif how == "no_sync":
+        with model.no_sync():
+            model(inputs).sum().backward()
+    else:
+        model(inputs).sum().backward()
+    model.zero_grad()
+    assert inputs.grad is not None
+    after = model.cortado.state_dict()["tensors"]
+    train(me, model, 2)
+    return all(torch.equal(entry["residual"], after[name]["residual"]) for name, entry in before.items())
+
+
+@pytest.mark.parametrize("how, same", [("frozen", True), ("no_sync", True), ("exchanged", False)])
+def test_gradients_that_are_thrown_away_need_not_touch_what_is_owed(pools, how, same):
+    assert pools(2).run(throw_away, how=how) == [same] * 2
 
 
 def stop_and_start(me, plan):
