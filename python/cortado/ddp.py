@@ -439,6 +439,11 @@ class DdpState(Attachment):
         if self._leave is not None:
             self._leave.expect()
 
+    def stop_watching(self):
+        """What was expected of a forward pass before, perhaps of one rank alone, does not count."""
+        if self._leave is not None:
+            self._leave.expect(False)
+
     def _swap(self, ddp):
         if self._leave is None:
             _take_back(ddp, self)
@@ -459,22 +464,25 @@ class DdpState(Attachment):
 
 class _Leave:
     """While DDP exchanges by itself: calls ``step_ended`` at the end of each backward pass that has exchanged. Every
-    parameter gets a gradient in it, so that one of them sees it."""
+    parameter's node is reached in it, with a gradient or without, so that one of them sees it, as DDP does."""
 
     def __init__(self, ddp, parameter, step_ended):
         self._ddp = weakref.ref(ddp)  # until its buckets are laid out
         self._step_ended = weakref.WeakMethod(step_ended)
         self._is_expected = False
-        self._handle = parameter.register_post_accumulate_grad_hook(self._note)
+        note = weakref.WeakMethod(self._note)
+        with torch.enable_grad():
+            self._node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+        self._handle = self._node.register_hook(lambda *_: note()())
 
-    def expect(self):
+    def expect(self, expected=True):
         """The next backward pass exchanges, as DDP does when a forward pass outside of no_sync() came before it."""
-        self._is_expected = True
+        self._is_expected = expected
 
     def end(self):
         self._handle.remove()
 
-    def _note(self, _):
+    def _note(self):
         if self._is_expected:
             self._is_expected = False
             torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
@@ -532,7 +540,9 @@ class _BeforeForward:
         if state is None or not torch.is_grad_enabled() or not ddp.require_backward_grad_sync:
             return
         # In ddp.join() ranks that have no data left make no passes. The module is not told when it has ended.
-        if not ddp._join_config.enable:
+        if ddp._join_config.enable:
+            state.stop_watching()
+        else:
             state.before_forward(ddp)
 
 

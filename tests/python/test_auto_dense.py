@@ -253,6 +253,58 @@ def test_ranks_may_join_with_different_numbers_of_steps(pools):
     assert pools(2).run(join) == [(True, STEPS - 1)] * 2
 
 
+def join_after_one_rank_has_evaluated(me):
+    model = decline(me)
+    if me.rank == 0:
+        loss_of(model, make_batch(me.rank, 0))
+    with model.join():
+        train(me, model, 10)
+    return cortado.report(model).to_dict()["passed_steps"]
+
+
+def test_a_forward_pass_of_one_rank_before_a_join_is_no_step(pools):
+    assert pools(2).run(join_after_one_rank_has_evaluated) == [STEPS - 1] * 2
+
+
+class NoGradient(torch.autograd.Function):
+    """What it reads gets no gradient from here."""
+
+    @staticmethod
+    def forward(ctx, inputs, parameter):
+        return inputs + 0 * parameter.sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class SometimesUndefined(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.ones(3))
+        self.rest = make_net()
+        self.is_undefined = False
+
+    def forward(self, x):
+        x = NoGradient.apply(x, self.first) if self.is_undefined else x + self.first.sum()
+        return self.rest(x)
+
+
+def undefined_gradients(me):
+    model = me.attach(SometimesUndefined(), DECLINES)
+    has_declined(model.cortado)
+    for step in range(STEPS):
+        model.module.is_undefined = me.rank == 1 and step >= STEPS - 4 and step % 2 == 0
+        loss_of(model, make_batch(me.rank, step)).backward()
+    return is_left(model), cortado.report(model).to_dict()["passed_steps"]
+
+
+def test_a_step_counts_on_all_ranks_whether_a_gradient_is_defined(pools):
+    first, second = pools(2).run(undefined_gradients)
+    assert first == second
+    assert first[0]
+
+
 def join_compressed(me):
     """Rank 1 has more data; rank 0 stays behind with old gradients and parameters, which nobody may take for new."""
     net = make_net()
