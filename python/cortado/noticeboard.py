@@ -1,9 +1,11 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """What ranks tell each other outside of their process group, once that may be broken: who has failed, and why."""
 
+import itertools
 import queue
 import threading
 import time
+import weakref
 
 import torch.distributed as dist
 
@@ -34,10 +36,11 @@ class Noticeboard:
         stays."""
         if self._announced:
             return
-        self._announced = True
+        said = {"failed/any": "1", f"failed/{self._rank}": f"rank {self._rank}: {why}"[:500]}
         try:
-            self._store.set(f"failed/{self._rank}", f"rank {self._rank}: {why}"[:500])
-            self._store.set("failed/any", "1")
+            number = self._store.begin_set(said)  # all of it, so that who gives up waiting for the store has said it
+            self._announced = True
+            self._store.answer_to(number)
         except RuntimeError:
             pass  # the store went with its host, or the link to it; roll_call() says so
 
@@ -73,51 +76,62 @@ class Noticeboard:
 
 class _PatientStore:
     """The calls of a store, each for _STORE_S at most. A store behind a cut link keeps its caller for ever, so a thread
-    calls it, which is made at the first call and ends with the process."""
+    calls it, which is made at the first call and ends with this, once the store lets it."""
 
     def __init__(self, store):
         self._store = store
         self._thread = None
         self._calls = queue.SimpleQueue()
         self._answers = queue.SimpleQueue()
-        self._given_up = 0  # calls whose answers may still come
+        self._numbers = itertools.count()
 
-    def set(self, key, value):
-        self._ask(self._store.set, key, value)
+    def begin_set(self, values):
+        """All of ``values``, in this order. Returns what answer_to() takes."""
+        return self._begin(_set_all, self._store, values)
 
     def get(self, key):
-        return self._ask(self._store.get, key)
+        return self.answer_to(self._begin(self._store.get, key))
 
     def check(self, keys):
-        return self._ask(self._store.check, keys)
+        return self.answer_to(self._begin(self._store.check, keys))
 
-    def _ask(self, call, *arguments):
+    def _begin(self, call, *arguments):
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(self._calls, self._answers), daemon=True)
-            self._thread.start()
-        self._calls.put((call, arguments))
+            thread = threading.Thread(target=_serve, args=(self._calls, self._answers), daemon=True)
+            thread.start()
+            self._thread = thread
+            weakref.finalize(self, self._calls.put, None).atexit = False
+        number = next(self._numbers)
+        self._calls.put((number, call, arguments))
+        return number
+
+    def answer_to(self, number):
         deadline = time.monotonic() + _STORE_S
         while True:
             try:
-                value, error = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                answered, value, error = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                self._given_up += 1
                 raise StoreIsSilent(f"no answer from the rendezvous store within {_STORE_S:g} s") from None
-            if self._given_up:  # answers come in the order of the calls
-                self._given_up -= 1
-            elif error is not None:
+            if answered != number:  # to one that was given up, by its time or by Ctrl-C
+                continue
+            if error is not None:
                 raise error
-            else:
-                return value
+            return value
+
+
+def _set_all(store, values):
+    for key, value in values.items():
+        store.set(key, value)
 
 
 def _serve(calls, answers):
-    while True:
-        call, arguments = calls.get()
+    while (asked := calls.get()) is not None:
+        number, call, arguments = asked
         try:
-            answers.put((call(*arguments), None))
+            answers.put((number, call(*arguments), None))
         except Exception as error:
-            answers.put((None, error))
+            answers.put((number, None, error))
+        del asked, call, arguments  # the store, which would wait here for the next call
 
 
 def first_line(error):
