@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -55,6 +56,46 @@ auto unwrapped_without_gil(F&& call) {
   }();
   return unwrap(std::move(result));
 }
+
+// An object that one thread at a time may use. A call that lets go of the GIL, itself or in a function of the
+// communicator, is noted while it runs; another thread that comes meanwhile gets an error. The same one may: a signal
+// handler runs in the thread that waits for a peer. All with the GIL held.
+class OneThread {
+ public:
+  // `what` it is, for the error: "engine".
+  explicit OneThread(const char* what) : what_(what) {}
+
+  // For what is done before the GIL is let go of.
+  void refuse_others() const {
+    if (call_ == nullptr || thread_ == std::this_thread::get_id()) return;
+    raise(cortado::make_error(cortado::StatusCode::kFailedPrecondition,
+                              "the %s is in %s() on another thread, and takes one at a time: call it from the thread "
+                              "that trains",
+                              what_, call_));
+  }
+
+  // Such a call, from its construction on.
+  class Call {
+   public:
+    Call(OneThread& object, const char* name) : object_(object), before_(object.call_) {
+      object_.refuse_others();
+      object_.call_ = name;
+      object_.thread_ = std::this_thread::get_id();
+    }
+    ~Call() { object_.call_ = before_; }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    OneThread& object_;
+    const char* before_;
+  };
+
+ private:
+  const char* what_;
+  const char* call_ = nullptr;  // that runs; the outermost one's thread
+  std::thread::id thread_;
+};
 
 // What works on a device makes it the current one of the thread; the caller gets his own back. Null: there is none.
 class CurrentDevice {

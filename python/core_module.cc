@@ -220,6 +220,7 @@ class PyEngine {
   }
 
   void switch_plan(const std::string& json) {
+    const OneThread::Call inside(one_thread_, "switch_plan");
     const cortado::Plan plan = unwrap(cortado::plan_from_json(json));
     const CurrentDevice current(library_);
     checked_without_gil([&] { return engine_->switch_plan(plan); });
@@ -227,6 +228,7 @@ class PyEngine {
 
   void begin_step(double gradient_scale, bool keeps_local_gradients, bool holds_zero_gradients,
                   std::uintptr_t device_stream, std::uintptr_t device_gradient_scale) {
+    const OneThread::Call inside(one_thread_, "begin_step");
     const CurrentDevice current(library_);
     check(engine_->begin_step({.gradient_scale = gradient_scale,
                                .keeps_local_gradients = keeps_local_gradients,
@@ -236,6 +238,7 @@ class PyEngine {
   }
 
   void submit(BucketMap& map, std::uintptr_t base) {
+    const OneThread::Call inside(one_thread_, "submit");
     place(map, base);
     const CurrentDevice current(library_);
     checked_without_gil([&] { return engine_->submit(map.gradients); });
@@ -243,6 +246,7 @@ class PyEngine {
 
   // For codec none and auto: the bucket fills the buffer.
   void submit_buffer(BucketMap& map, std::uintptr_t data, std::int64_t elems, int dtype) {
+    const OneThread::Call inside(one_thread_, "submit_buffer");
     place(map, data);
     checked_without_gil([&] {
       return engine_->submit_buffer(map.gradients, reinterpret_cast<void*>(data), elems,
@@ -253,6 +257,7 @@ class PyEngine {
   // `local_gradient` maps a tensor's index to the address of its kept gradient, 0 for zeros; called only to undo a
   // step.
   bool finish_step(const std::optional<nb::callable>& local_gradient) {
+    const OneThread::Call inside(one_thread_, "finish_step");
     cortado::LocalGradient lookup;
     if (local_gradient.has_value()) {
       lookup = [&](std::uint32_t tensor) {
@@ -268,25 +273,39 @@ class PyEngine {
     return unwrap(std::move(outcome)).finite;
   }
 
-  bool may_pass() const { return auto_ != nullptr && auto_->may_pass(); }
+  bool may_pass() const {
+    one_thread_.refuse_others();
+    return auto_ != nullptr && auto_->may_pass();
+  }
   void pass_step() {
     if (auto_ == nullptr) throw nb::value_error("pass_step: this engine is not auto's");
+    const OneThread::Call inside(one_thread_, "pass_step");
     const CurrentDevice current(library_);
     checked_without_gil([&] { return auto_->pass_step(); });
   }
 
-  void abandon(const std::string& why) { engine_->abandon(why); }
-  std::string describe() const { return engine_->describe(); }
-  std::string spec() const { return auto_ != nullptr ? auto_->summary() : engine_->options().to_spec(); }
+  void abandon(const std::string& why) {
+    const OneThread::Call inside(one_thread_, "abandon");
+    engine_->abandon(why);
+  }
+  std::string describe() const { return engine().describe(); }
+  std::string spec() const {
+    one_thread_.refuse_others();
+    return auto_ != nullptr ? auto_->summary() : engine_->options().to_spec();
+  }
   bool is_auto() const { return auto_ != nullptr; }
-  std::vector<std::string> take_news() { return auto_ != nullptr ? auto_->take_news() : std::vector<std::string>(); }
+  std::vector<std::string> take_news() {
+    one_thread_.refuse_others();
+    return auto_ != nullptr ? auto_->take_news() : std::vector<std::string>();
+  }
   nb::object decision() const;
-  double timeout_s() const { return engine_->options().timeout_s; }
+  double timeout_s() const { return engine().options().timeout_s; }
   bool sends_buffers() const {
-    return auto_ == nullptr && engine_->options().method == cortado::EngineOptions::Method::kNone;
+    return auto_ == nullptr && engine().options().method == cortado::EngineOptions::Method::kNone;
   }
 
   void check_replicas(const std::vector<std::tuple<std::string, std::uintptr_t, std::size_t>>& tensors) {
+    const OneThread::Call inside(one_thread_, "check_replicas");
     std::vector<cortado::ReplicaTensor> list;
     for (const auto& [name, data, bytes] : tensors) {
       list.push_back({name, {reinterpret_cast<const std::byte*>(data), bytes}});
@@ -298,12 +317,13 @@ class PyEngine {
   nb::dict save_state();
   std::string load_state(const nb::dict& state);
   void start_trace(std::size_t capacity) {
+    one_thread_.refuse_others();
     trace_ = std::make_unique<cortado::TraceRecorder>(capacity);
     engine_->set_trace(trace_.get());
   }
   std::string trace_json() const {
     if (trace_ == nullptr) throw nb::value_error("no trace was started: call start_trace() before the steps to record");
-    return cortado::trace_to_json(engine_->trace());
+    return cortado::trace_to_json(engine().trace());
   }
 
   ~PyEngine() {
@@ -312,6 +332,12 @@ class PyEngine {
   }
 
  private:
+  // For calls that keep the GIL.
+  const cortado::Engine& engine() const {
+    one_thread_.refuse_others();
+    return *engine_;
+  }
+
   static bool is_plan(const std::string& what) { return what.starts_with('{'); }
 
   static void place(BucketMap& map, std::uintptr_t base) {
@@ -321,6 +347,7 @@ class PyEngine {
     }
   }
 
+  OneThread one_thread_{"engine"};
   PyCommunicator communicator_;
   const cortado::DeviceLibrary* library_ = nullptr;  // of an engine that is on a device, or encodes there
   int device_ = 0;
@@ -331,7 +358,8 @@ class PyEngine {
 
 nb::object PyEngine::decision() const {
   if (auto_ == nullptr) return nb::none();
-  const cortado::AutoDecision& decision = auto_->decision();
+  one_thread_.refuse_others();
+  const cortado::AutoDecision decision = auto_->decision();  // to make objects may run others, and so other threads
   const auto known = [](std::int64_t value) -> nb::object {
     if (value < 0) return nb::none();
     return nb::int_(value);
@@ -364,7 +392,7 @@ nb::object PyEngine::decision() const {
 }
 
 nb::dict PyEngine::report() const {
-  const cortado::EngineReport report = engine_->report();
+  const cortado::EngineReport report = engine().report();
   nb::dict stages;
   for (int s = 0; s < cortado::kStageCount; ++s) {
     stages[std::string(cortado::stage_name(static_cast<cortado::Stage>(s))).c_str()] = report.stage_ns[s];
@@ -413,6 +441,7 @@ nb::dict PyEngine::report() const {
 }
 
 nb::dict PyEngine::save_state() {
+  const OneThread::Call inside(one_thread_, "save_state");
   const CurrentDevice current(library_);
   cortado::EngineState state = unwrapped_without_gil([&] { return engine_->save_state(); });
   nb::dict tensors;
@@ -461,6 +490,7 @@ std::string PyEngine::load_state(const nb::dict& dict) {
       tensor.places.push_back({key.substr(0, at), std::strtoll(key.c_str() + at + 1, nullptr, 10), to_vector(values)});
     }
   }
+  const OneThread::Call inside(one_thread_, "load_state");
   const CurrentDevice current(library_);
   Result<std::string> warning = [&] {
     nb::gil_scoped_release release;

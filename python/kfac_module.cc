@@ -164,10 +164,11 @@ class PyKfac {
   PyKfac(const PyKfac&) = delete;
   PyKfac& operator=(const PyKfac&) = delete;
 
-  bool wants_batches(std::size_t layer) const { return kfac_->wants_batches(layer); }
+  bool wants_batches(std::size_t layer) const { return kfac().wants_batches(layer); }
 
   void add_batch(std::size_t layer, bool is_activations, std::uintptr_t data, int dtype, std::int64_t count,
                  std::int64_t height, std::int64_t width, double scale, std::uintptr_t device_stream) {
+    const OneThread::Call inside(one_thread_, "add_batch");
     const CurrentDevice current(library_);
     const cortado::KfacBatch batch{address(data),         static_cast<cortado::DType>(dtype), count, height, width,
                                    address(device_stream)};
@@ -175,39 +176,42 @@ class PyKfac {
       return is_activations ? kfac_->add_activations(layer, batch) : kfac_->add_output_gradients(layer, batch, scale);
     });
   }
-  void reset_batch() { kfac_->reset_batch(); }
+  void reset_batch() { kfac().reset_batch(); }
   void release_batches(std::uintptr_t device_stream) {
+    const OneThread::Call inside(one_thread_, "release_batches");
     const CurrentDevice current(library_);
     check(kfac_->release_batches(address(device_stream)));
   }
 
   void reduce_gradients(const std::vector<GradientTuple>& gradients, std::uintptr_t device_stream) {
+    const OneThread::Call inside(one_thread_, "reduce_gradients");
     const CurrentDevice current(library_);
     checked_without_gil([&] { return kfac_->reduce_gradients(gradients_of(gradients), address(device_stream)); });
   }
 
   bool step(double factor_decay, double damping, double kl_clip, double lr, bool update_factors, bool update_inverses,
             const std::vector<GradientTuple>& gradients, std::uintptr_t device_stream) {
+    const OneThread::Call inside(one_thread_, "step");
     const CurrentDevice current(library_);
     const cortado::KfacHyperparameters values{factor_decay, damping, kl_clip, lr, update_factors, update_inverses};
     return unwrapped_without_gil([&] { return kfac_->step(values, gradients_of(gradients), address(device_stream)); })
         .finite;
   }
 
-  void set_compression(const std::string& spec) { check(kfac_->set_compression(spec)); }
-  void set_factor_compression(const std::string& spec) { check(kfac_->set_factor_compression(spec)); }
-  void set_candidates(const std::vector<std::string>& specs) { check(kfac_->set_candidates(specs)); }
-  std::int64_t steps() const { return kfac_->steps(); }
+  void set_compression(const std::string& spec) { check(kfac().set_compression(spec)); }
+  void set_factor_compression(const std::string& spec) { check(kfac().set_factor_compression(spec)); }
+  void set_candidates(const std::vector<std::string>& specs) { check(kfac().set_candidates(specs)); }
+  std::int64_t steps() const { return kfac().steps(); }
 
   // (column, rank of A, rank of G) of each layer.
   std::vector<std::tuple<int, int, int>> placements() const {
     std::vector<std::tuple<int, int, int>> all;
-    for (const cortado::KfacPlacement& p : kfac_->placements()) all.emplace_back(p.column, p.a_rank, p.g_rank);
+    for (const cortado::KfacPlacement& p : kfac().placements()) all.emplace_back(p.column, p.a_rank, p.g_rank);
     return all;
   }
 
   nb::dict report() const {
-    const cortado::KfacReport report = kfac_->report();
+    const cortado::KfacReport report = kfac().report();
     nb::dict stages, traffic, result;
     for (int s = 0; s < cortado::kKfacStageCount; ++s) {
       stages[std::string(cortado::kfac_stage_name(static_cast<cortado::KfacStage>(s))).c_str()] = report.stage_ns[s];
@@ -246,7 +250,7 @@ class PyKfac {
   }
 
   nb::dict memory() const {
-    const cortado::KfacMemory memory = kfac_->memory();
+    const cortado::KfacMemory memory = kfac().memory();
     nb::dict result;
     result["factors"] = memory.factors_bytes;
     result["batch"] = memory.batch_bytes;
@@ -259,7 +263,7 @@ class PyKfac {
   }
 
   nb::dict save_state(bool with_inverses) const {
-    cortado::KfacState state = kfac_->save_state(with_inverses);
+    cortado::KfacState state = kfac().save_state(with_inverses);
     nb::dict layers, result;
     for (cortado::KfacLayerState& layer : state.layers) {
       nb::dict entry;
@@ -280,10 +284,18 @@ class PyKfac {
   std::string load_state(const std::vector<nb::dict>& dicts) {
     std::vector<cortado::KfacState> states;
     for (const nb::dict& dict : dicts) states.push_back(state_of(dict));
+    const OneThread::Call inside(one_thread_, "load_state");
     return unwrapped_without_gil([&] { return kfac_->load_state(states); });
   }
 
  private:
+  // For calls that keep the GIL.
+  Kfac& kfac() const {
+    one_thread_.refuse_others();
+    return *kfac_;
+  }
+
+  OneThread one_thread_{"KFAC"};
   PyCommunicator communicator_;
   const cortado::DeviceLibrary* library_ = nullptr;  // of the device, if there is one
   std::unique_ptr<Kfac> kfac_;
@@ -307,15 +319,16 @@ class PyOwnerGather {
   }
 
   void run(std::uint64_t step, const std::vector<std::uintptr_t>& addresses) {
+    const OneThread::Call inside(one_thread_, "run");
     std::vector<void*> data;
     for (const std::uintptr_t value : addresses) data.push_back(address(value));
     checked_without_gil([&] { return gather_->run(step, data); });
   }
 
-  void set_codec(const std::string& spec) { check(gather_->set_codec(spec)); }
+  void set_codec(const std::string& spec) { check(gather().set_codec(spec)); }
 
   nb::dict report() const {
-    const cortado::OwnerGatherReport report = gather_->report();
+    const cortado::OwnerGatherReport report = gather().report();
     nb::dict result;
     result["steps"] = report.steps;
     result["payload_bytes"] = report.payload_bytes;
@@ -334,7 +347,7 @@ class PyOwnerGather {
 
   nb::dict save_residuals() const {
     nb::dict result;
-    for (cortado::OwnerResidual& residual : gather_->save_residuals()) {
+    for (cortado::OwnerResidual& residual : gather().save_residuals()) {
       result[residual.name.c_str()] = to_numpy(std::move(residual.values));
     }
     return result;
@@ -343,10 +356,17 @@ class PyOwnerGather {
   void load_residuals(const nb::dict& dict) {
     std::vector<cortado::OwnerResidual> residuals;
     for (auto [name, values] : dict) residuals.push_back({nb::cast<std::string>(name), to_vector(values)});
-    check(gather_->load_residuals(residuals));
+    check(gather().load_residuals(residuals));
   }
 
  private:
+  // For calls that keep the GIL.
+  OwnerGather& gather() const {
+    one_thread_.refuse_others();
+    return *gather_;
+  }
+
+  OneThread one_thread_{"gather"};
   PyCommunicator communicator_;
   std::unique_ptr<OwnerGather> gather_;
 };
