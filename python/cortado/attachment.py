@@ -13,7 +13,7 @@ import torch
 from . import _core
 from .agreement import SETUP_TIMEOUT_S, agree_on_flag, damage_ends_all, on_all_ranks
 from .device_engine import compute_stream_of, place_of_engine
-from .errors import CortadoError, MismatchError, SpecError
+from .errors import CortadoError, MismatchError, SpecError, without_frames
 from .group import TorchGroup
 from .parameters import engine_tensors
 from .reporting import Report
@@ -180,11 +180,14 @@ class Attachment:
 
     def _fail(self, error):
         """An error within a step ends the exchange: the other ranks hear of it, and no further step is possible."""
-        is_first, self._failure = self._failure is None, self._failure or error
-        self._engine.abandon(str(error))
+        is_first, self._failure = self._failure is None, self._failure or without_frames(error)
         mark_closed(self)
         if is_first and self._step_begun:
             _kept.append((self._engine, self._memory_in_use()))
+        try:
+            self._engine.abandon(str(error))
+        except CortadoError:  # another thread is in the engine, and hears of it as the peers do
+            self._group.announce(str(error))
 
     def _memory_in_use(self):
         """What collectives of the step in hand may use beside the engine's own memory. Not the parameters."""

@@ -1,6 +1,8 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """The exceptions of cortado. Every error of the C++ library becomes one; ``code`` is its word for the kind of error."""
 
+import copy
+
 
 class CortadoError(RuntimeError):
     """Anything that went wrong in cortado."""
@@ -38,6 +40,17 @@ _CLASSES = {
     "timeout": PeerError,
     "peer failed": PeerError,
 }
+
+
+def without_frames(error):
+    """A copy of an error to keep: of the same class, with the same text, but none of the frames it went through, which
+    hold all that their functions do."""
+    try:
+        kept = copy.copy(error)
+    except Exception:  # a class that is made of other things than what it says
+        kept = CortadoError(f"{type(error).__name__}: {error}")
+    kept.__traceback__ = kept.__context__ = kept.__cause__ = None
+    return kept
 
 
 def raise_status(code, message):

@@ -296,6 +296,87 @@ def test_nothing_stays_of_a_model_that_failed_between_steps():
         pool.close()
 
 
+def fail_and_forget(me, wraps):
+    """What is left of a training that failed in cortado's own code, once the program has let go of it."""
+    import gc
+    import weakref
+
+    import cortado
+    import torch
+    from cortado import attachment
+
+    class Scaler:
+        def get_scale(self):
+            raise ValueError("the scale is lost")
+
+    class Anything:
+        pass
+
+    left = []
+
+    def train():
+        net, local = make_net(), Anything()
+        left.append(weakref.ref(local))
+        if wraps:
+            net = torch.nn.parallel.DistributedDataParallel(net)
+            cortado.attach(net, "acp(rank=2)", grad_scaler=Scaler(), verbose=False)
+            left.append(weakref.ref(net))
+        else:
+            reducer = cortado.Reducer(net, "acp(rank=2)", grad_scaler=Scaler(), verbose=False)  # noqa: F841
+        optimizer = make_optimizer(net)
+        left.append(weakref.ref(optimizer))
+        loss_of(net, make_batch(me.rank, 0)).backward()
+
+    with pytest.raises(ValueError, match="the scale is lost"):
+        train()
+    gc.collect()
+    (failed,) = attachment._failed
+    return [ref() is None for ref in left], type(failed._failure).__name__, str(failed._failure)
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_what_failed_keeps_no_frames(wraps):
+    from ranks import Pool
+
+    pool = Pool(1)
+    try:
+        ((left, kind, text),) = pool.run(fail_and_forget, wraps=wraps)
+    finally:
+        pool.close()
+    assert all(left), left
+    assert (kind, text) == ("ValueError", "the scale is lost")
+
+
+def fail_beside_another_thread(me):
+    """Rank 0 fails while its engine takes no call, as another thread is in it. Returns whether rank 1 hears of it."""
+    import cortado
+    import torch
+
+    class Engine:
+        def abandon(self, why):
+            raise cortado.CortadoError("the engine is in save_state() on another thread")
+
+    model = torch.nn.parallel.DistributedDataParallel(make_net())
+    state = cortado.attach(model, "acp(rank=2)", verbose=False)
+    if me.rank == 0:
+        state._engine = Engine()
+        state._fail(ValueError("out of luck"))
+    deadline = time.monotonic() + 10
+    while not state._group.peer_has_failed() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return state._group.peer_has_failed()
+
+
+def test_peers_hear_of_a_failure_while_another_thread_is_in_the_engine():
+    from ranks import Pool
+
+    pool = Pool(2)
+    try:
+        assert pool.run(fail_beside_another_thread) == [True, True]
+    finally:
+        pool.close()
+
+
 def interrupt_while_waiting(me):
     """Ctrl-C on a rank that waits for another one."""
     import threading
