@@ -285,7 +285,7 @@ class DdpState(Attachment):
             host = place.host_copy(buffer, self._transfers)
             self._transfers.fetch(host, buffer)
         future = self._transfers.future()
-        self._pending.append((future, buffer, host, place))
+        self._pending.append((future, buffer, host, place))  # before the engine has it: a Ctrl-C may come at any time
         self._transfers.when_fetched(partial(self._submit, place, host))
         if bucket.is_last():
             self._finish()

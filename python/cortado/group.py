@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from .errors import SpecError
+from .errors import SpecError, without_frames
 from .noticeboard import Noticeboard, first_line
 
 # Codes of cortado/tensor_view.h.
@@ -92,9 +92,18 @@ class TorchGroup:
     # ---- what the engine calls
 
     def start(self, work, kind, dtype, sent, received, elems, root, counts, received_counts):
-        """Starts collective number `work`; the arguments are the fields of CollectiveCall (communicator.h)."""
+        """Starts collective number `work`; the arguments are the fields of CollectiveCall (communicator.h).
+
+        What is raised here says that nothing was taken. A Ctrl-C, or what else a signal handler raises, may come when
+        the transport has the collective and before anybody has its handle: test() and wait() raise that, of a
+        collective whose end is not known, so that the engine leaves its memory alone.
+        """
         call = _Call(_DTYPES[dtype], sent, received, elems, root, counts, received_counts)
-        self._works[work] = getattr(self, "_" + kind)(call)
+        start = getattr(self, "_" + kind)
+        try:
+            self._works[work] = start(call)
+        except BaseException as error:
+            self._works[work] = _Started(_Lost(without_frames(error)))
 
     # Both may be asked again of one that has ended, which is not kept any more.
 
@@ -295,6 +304,19 @@ class _Started:
     handle: object  # of torch.distributed
     held: object = None  # memory that must stay until the end
     finish: object = None  # what is to be done then
+
+
+class _Lost:
+    """In place of the handle of a collective that may have been started."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def is_completed(self):
+        raise without_frames(self._error)
+
+    def wait(self, *_):
+        raise without_frames(self._error)
 
 
 @functools.cache

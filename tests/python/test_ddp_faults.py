@@ -377,6 +377,48 @@ def test_peers_hear_of_a_failure_while_another_thread_is_in_the_engine():
         pool.close()
 
 
+class InterruptedGroup:
+    """A process group whose sums a Ctrl-C follows at once, before anybody has their handles."""
+
+    def __init__(self, group):
+        self._group = group
+
+    def __getattr__(self, name):
+        return getattr(self._group, name)
+
+    def allreduce(self, *arguments):
+        self._group.allreduce(*arguments)
+        raise KeyboardInterrupt
+
+
+def interrupt_behind_a_start(me):
+    """Returns what the backward pass of rank 0 raises, and how many buckets are kept."""
+    import cortado
+    import torch
+    from cortado import attachment
+
+    model = torch.nn.parallel.DistributedDataParallel(make_net())
+    state = cortado.attach(model, "none(timeout_s=20)", verbose=False)
+    if me.rank == 0:
+        state._group._group = InterruptedGroup(state._group._group)
+    try:
+        loss_of(model, make_batch(me.rank, 0)).backward()
+    except BaseException as error:
+        return type(error).__name__, [len(failed._pending) for failed in attachment._failed]
+    return None
+
+
+def test_memory_of_a_collective_stays_where_ctrl_c_came_behind_its_start():
+    from ranks import Pool
+
+    pool = Pool(2)
+    try:
+        first, _ = pool.run(interrupt_behind_a_start)
+    finally:
+        pool.close()
+    assert first == ("KeyboardInterrupt", [1])
+
+
 def interrupt_while_waiting(me):
     """Ctrl-C on a rank that waits for another one."""
     import threading

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_ddp_faults import free_port
+from test_ddp_faults import InterruptedGroup, free_port
 from test_group import FLOAT32, KINDS, Collective
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
@@ -83,6 +83,27 @@ def asks_without_a_collective(me):
         time.sleep(0.01)
 
 
+def is_interrupted_behind_a_start(me):
+    """What start(), test() and wait() do of a collective that the transport has and whose handle nobody has."""
+    import torch.distributed as dist
+    from cortado.group import TorchGroup
+
+    group = TorchGroup(dist.new_group(list(range(me.world_size))))
+    values = np.ones(10, dtype=np.float32)
+    group._group = InterruptedGroup(group._group)
+    group.start(0, "all_reduce", FLOAT32, values.ctypes.data, values.ctypes.data, 10, 0, None, None)
+    raised = []
+    for ask in (lambda: group.test(0), lambda: group.wait(0, 30.0), lambda: group.test(0)):
+        try:
+            ask()
+        except BaseException as error:
+            raised.append(type(error).__name__)
+    deadline = time.monotonic() + 30
+    while values.tolist() != [2.0] * 10 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return raised, values.tolist()
+
+
 def dies(kind, rank, world_size, port):
     import torch.distributed as dist
     from cortado.group import TorchGroup
@@ -143,6 +164,12 @@ def test_failures_are_known_without_a_collective(pools):
     for message, asked in pools(3).run(asks_without_a_collective)[:BROKEN]:
         assert "rank 2: out of coffee" in message
         assert asked > 0
+
+
+def test_the_end_of_a_collective_is_not_known_where_ctrl_c_came_behind_its_start(pools):
+    for raised, values in pools(2).run(is_interrupted_behind_a_start):
+        assert raised == ["KeyboardInterrupt"] * 3
+        assert values == [2.0] * 10  # it went on
 
 
 @pytest.mark.parametrize("kind", FEW_KINDS_FIRST)
