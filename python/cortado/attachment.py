@@ -30,6 +30,7 @@ _NOTHING = _core.BucketMap([], [])
 
 _kept = []  # what collectives of broken steps may still read and write; until the process ends
 _open = weakref.WeakSet()
+_in_step = weakref.WeakSet()
 
 
 def mark_open(attachment):
@@ -123,6 +124,7 @@ class Attachment:
             self._tensors = tensors = engine_tensors(named)
             self._device = device_of(named)
             self._engine_place = place_of_engine(self._device, what)
+            self._is_plan = what.startswith("{")
             self._side_stream = None if self._engine_place.library else side_stream_of(self._device)
         self._names = [name for name, _, _ in named]
         self._parameters = [parameter for _, parameter, _ in named]
@@ -182,6 +184,7 @@ class Attachment:
         """An error within a step ends the exchange: the other ranks hear of it, and no further step is possible."""
         is_first, self._failure = self._failure is None, self._failure or without_frames(error)
         mark_closed(self)
+        _in_step.discard(self)
         if is_first and self._step_begun:
             _kept.append((self._engine, self._memory_in_use()))
         try:
@@ -211,11 +214,31 @@ class Attachment:
 
     def _begin_step(self, keeps_local_gradients=False, somebody_has_no_data=None):
         """``somebody_has_no_data``: where a check is due all ranks ask it, and leave the check out."""
+        self._refuse_another_in_step()
+        _in_step.add(self)
         if self._check_interval and self._steps_begun % self._check_interval == 0:
             if somebody_has_no_data is None or not somebody_has_no_data():
                 self.check_replicas()
         self._steps_begun += 1
         self._transfers.begin(partial(self._open_step, keeps_local_gradients))
+
+    @property
+    def _starts_by_arrival(self):
+        """Whether its collectives start when others have arrived or a device has got so far, in some call of the hooks
+        or another. Among each other they have one order on all ranks, among those of others none."""
+        return self._is_plan or self._engine.is_auto or not isinstance(self._transfers, HostTransfers)
+
+    def _refuse_another_in_step(self):
+        for other in tuple(_in_step):  # one may go meanwhile
+            if other is self or not other._group.shares_order_with(self._group):
+                continue
+            if self._starts_by_arrival or other._starts_by_arrival:
+                raise CortadoError(
+                    f'"{other.spec}" is in its step on the process group on which "{self.spec}" is to begin one. With '
+                    "plans, auto, and gradients on a device, collectives start when others have arrived, so those of "
+                    "both would come in orders that differ between ranks. Give one a group of its own, of the same "
+                    "ranks: process_group=torch.distributed.new_group(); or let it finish its step first"
+                )
 
     def _open_step(self, keeps_local_gradients):
         scale, place = self._gradient_scale()
@@ -241,6 +264,7 @@ class Attachment:
 
     def _finish_step(self, *arguments):
         self._engine.finish_step(*arguments)
+        _in_step.discard(self)
         self._tell_news()
 
     def _note_stale(self, index, gradient):

@@ -59,6 +59,10 @@ class TorchGroup:
         for group in [self, *self._subgroups.values()]:
             group._timeout = timedelta(seconds=min(timeout_s, 1e6))
 
+    def shares_order_with(self, other):
+        """Whether the collectives of both must be started in one order, the same on all ranks."""
+        return self._group is other._group
+
     def subgroup(self, ranks):
         """The group of these ranks, the same each time; it lives as long as the whole one. Every rank calls it with
         the list it is in, and those of a list make it together."""

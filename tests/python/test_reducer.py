@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cortado import attachment
+from late_device import late_device
 from nets import (
     CODECS,
     DGC,
@@ -555,3 +556,57 @@ def test_wrong_use_on_one_rank_is_one_clear_error_on_all(what, kind, words):
     assert seconds < 20, "not the timeout"
     assert "failed in an earlier step" in after[1]
     assert "failed in an earlier step" in own_after[1] or "closed" in own_after[1]
+
+
+# ---- two in one backward pass ----------------------------------------------------------------------------------------
+
+
+def two_in_one_pass(me, plans, own_group, late):
+    """Bits of both nets after some steps, or the error of the backward pass."""
+    group = dist.new_group() if own_group else None
+    with late_device() if late else contextlib.nullcontext():
+        nets = [make_net(), make_net()]
+        first = cortado.Reducer(nets[0], plans[0], verbose=False)
+        second = cortado.Reducer(nets[1], plans[1], process_group=group, verbose=False)
+        for step in range(3):
+            loss = sum(loss_of(net, make_batch(me.rank, step)) for net in nets)
+            try:
+                loss.backward()
+            except cortado.CortadoError as error:
+                return type(error).__name__, str(error)
+            first.wait()
+            second.wait()
+            for net in nets:
+                make_optimizer(net).step()
+                net.zero_grad()
+        first.close()
+        second.close()
+    return [fingerprint(net) for net in nets]
+
+
+@pytest.mark.parametrize(
+    "plans, late",
+    [(["acp(rank=2)", "auto"], False), (["auto", "acp(rank=2)"], False), (["acp(rank=2)", "acp(rank=2)"], True)],
+)
+def test_two_whose_collectives_would_meet_in_any_order_are_refused(plans, late):
+    pool = Pool(2)  # of its own: the step is broken off
+    try:
+        answers = pool.run(two_in_one_pass, plans=plans, own_group=False, late=late)
+    finally:
+        pool.close()
+    for kind, text in answers:
+        assert kind == "CortadoError" and "is in its step on the process group on which" in text, text
+        assert "process_group=torch.distributed.new_group()" in text
+
+
+@pytest.mark.parametrize(
+    "plans, own_group, late",
+    [
+        (["acp(rank=2)", TOPK], False, False),
+        (["auto", "auto"], True, False),
+        (["acp(rank=2)", "acp(rank=2)"], True, True),
+    ],
+)
+def test_two_in_one_backward_pass(pools, plans, own_group, late):
+    first, second = pools(2).run(two_in_one_pass, plans=plans, own_group=own_group, late=late)
+    assert first == second
