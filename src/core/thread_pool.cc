@@ -1,30 +1,41 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "core/thread_pool.h"
 
+#include <unistd.h>
+
 #include <system_error>
+#include <utility>
 
 #include "core/check.h"
+#include "core/keep_for_ever.h"
 
 namespace cortado {
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : shared_(std::make_unique<Shared>()), process_(getpid()) {
   CORTADO_CHECK(threads >= 1, "%d threads", threads);
-  workers_.reserve(static_cast<std::size_t>(threads - 1));
+  shared_->workers.reserve(static_cast<std::size_t>(threads - 1));
   try {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    for (int i = 1; i < threads; ++i) shared_->workers.emplace_back([shared = shared_.get()] { shared->work(); });
   } catch (const std::system_error&) {
     // Out of threads: results do not depend on their number.
   }
 }
 
+// After a fork nobody can be joined, and a condition variable would wait for those that wait for it.
 ThreadPool::~ThreadPool() {
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
+  if (was_forked()) {
+    keep_for_ever(std::move(shared_));
+    return;
   }
-  changed_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  {
+    MutexLock lock(shared_->mutex);
+    shared_->stopping = true;
+  }
+  shared_->changed.notify_all();
+  for (std::thread& worker : shared_->workers) worker.join();
 }
+
+bool ThreadPool::was_forked() const { return !shared_->workers.empty() && getpid() != process_; }
 
 void ThreadPool::Loop::run() {
   for (std::int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < count;
@@ -34,36 +45,37 @@ void ThreadPool::Loop::run() {
 }
 
 void ThreadPool::parallel_for(std::int64_t count, FunctionRef<void(std::int64_t)> body) {
-  if (workers_.empty() || count <= 1) {
+  Shared& shared = *shared_;
+  if (shared.workers.empty() || count <= 1 || was_forked()) {
     for (std::int64_t i = 0; i < count; ++i) body(i);
     return;
   }
   Loop loop{.body = body, .count = count};
   {
-    MutexLock lock(mutex_);
-    loop_ = &loop;
-    ++loops_begun_;
+    MutexLock lock(shared.mutex);
+    shared.loop = &loop;
+    ++shared.loops_begun;
   }
-  changed_.notify_all();
+  shared.changed.notify_all();
   loop.run();
-  MutexLock lock(mutex_);
-  loop_ = nullptr;
-  while (workers_inside_ > 0) changed_.wait(mutex_);
+  MutexLock lock(shared.mutex);
+  shared.loop = nullptr;
+  while (shared.workers_inside > 0) shared.changed.wait(shared.mutex);
 }
 
-void ThreadPool::work() {
+void ThreadPool::Shared::work() {
   std::uint64_t last_loop = 0;
-  MutexLock lock(mutex_);
+  MutexLock lock(mutex);
   for (;;) {
-    while (!stopping_ && (loop_ == nullptr || loops_begun_ == last_loop)) changed_.wait(mutex_);
-    if (stopping_) return;
-    Loop* const loop = loop_;
-    last_loop = loops_begun_;
-    ++workers_inside_;
-    mutex_.unlock();
-    loop->run();
-    mutex_.lock();
-    if (--workers_inside_ == 0) changed_.notify_all();
+    while (!stopping && (loop == nullptr || loops_begun == last_loop)) changed.wait(mutex);
+    if (stopping) return;
+    Loop* const in_hand = loop;
+    last_loop = loops_begun;
+    ++workers_inside;
+    mutex.unlock();
+    in_hand->run();
+    mutex.lock();
+    if (--workers_inside == 0) changed.notify_all();
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -13,7 +14,8 @@
 
 namespace cortado {
 
-// Used by one thread at a time. Threads that have nothing to do sleep; a pool of one thread starts none.
+// Used by one thread at a time. Threads that have nothing to do sleep; a pool of one thread starts none. In a process
+// that was forked meanwhile, where its threads are not, a pool works in the caller alone.
 class ThreadPool {
  public:
   // Starts threads - 1 (at least 1 in all). If the system refuses some, the pool works with those it got.
@@ -22,7 +24,7 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+  int threads() const { return static_cast<int>(shared_->workers.size()) + 1; }
 
   // Calls body(0) ... body(count - 1), each once, in any order and on any of the threads, and returns when all have
   // returned. The caller works too; with one thread or one call everything happens in it, in order. `body` must not
@@ -38,16 +40,23 @@ class ThreadPool {
     void run();
   };
 
-  void work();
+  // The loop in hand lies on the caller's stack: it is taken out of `loop` first and dies only once no worker is in it.
+  struct Shared {
+    Mutex mutex;
+    CondVar changed;
+    Loop* loop GUARDED_BY(mutex) = nullptr;
+    std::uint64_t loops_begun GUARDED_BY(mutex) = 0;  // by which a worker tells a new loop from the one it left
+    int workers_inside GUARDED_BY(mutex) = 0;
+    bool stopping GUARDED_BY(mutex) = false;
+    std::vector<std::thread> workers;
 
-  // The loop in hand lies on the caller's stack: it is taken out of loop_ first and dies only once no worker is in it.
-  Mutex mutex_;
-  CondVar changed_;
-  Loop* loop_ GUARDED_BY(mutex_) = nullptr;
-  std::uint64_t loops_begun_ GUARDED_BY(mutex_) = 0;  // by which a worker tells a new loop from the one it left
-  int workers_inside_ GUARDED_BY(mutex_) = 0;
-  bool stopping_ GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> workers_;
+    void work();
+  };
+
+  bool was_forked() const;
+
+  std::unique_ptr<Shared> shared_;
+  std::int64_t process_;  // where the workers are
 };
 
 }  // namespace cortado

@@ -2,10 +2,14 @@
 #include "core/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <ctime>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -81,6 +85,37 @@ TEST(ThreadPool, IdleThreadsSleep) {
     used = std::clock() - before;
   }
   EXPECT_LT(used, CLOCKS_PER_SEC / 20);
+}
+
+// A child has the pool's memory, but none of its threads: a process that loads data, say.
+TEST(ThreadPool, WorksAndEndsInAForkedChild) {
+  auto pool = std::make_unique<ThreadPool>(3);
+  pool->parallel_for(8, [](std::int64_t) {});
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // its threads wait now
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::int64_t sum = 0;
+    for (int round = 0; round < 3; ++round) pool->parallel_for(10, [&sum](std::int64_t i) { sum += i; });
+    pool.reset();
+    _exit(sum == 135 ? 0 : 1);
+  }
+  int status = -1;
+  pid_t ended = 0;
+  for (int tries = 0; tries < 1000 && ended == 0; ++tries) {
+    ended = waitpid(child, &status, WNOHANG);
+    if (ended == 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  if (ended == 0) {
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+  }
+  EXPECT_EQ(ended, child) << "it hangs";
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+
+  std::atomic<int> calls{0};
+  pool->parallel_for(10, [&](std::int64_t) { ++calls; });
+  EXPECT_EQ(calls, 10);
 }
 
 }  // namespace
