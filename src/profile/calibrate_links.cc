@@ -5,6 +5,7 @@
 
 #include "collective/collective_call.h"
 #include "core/check.h"
+#include "core/keep_for_ever.h"
 #include "profile/calibrator.h"
 
 namespace cortado {
@@ -82,13 +83,26 @@ bool Calibrator::has_time_for_one_more(const Curve& curve, std::int64_t groups) 
   return 2 * expected_ns(curve, kSmallFactor) <= kShareOfLeft * free_ns;
 }
 
-// Of starting `works`, which hold buffers, and more, `started` came; the first error of these and of waiting for all.
-Status Calibrator::wait_for_all(Communicator* group, std::span<const WorkId> works, Status started) const {
+LentBuffers::~LentBuffers() {
+  if (is_lost_) keep_for_ever(std::move(buffers_));
+}
+
+// Of starting `works` in `buffers`, and more, `started` came; the first error of these and of waiting for all.
+Status Calibrator::wait_for_all(Communicator* group, std::span<const WorkId> works, Status started,
+                                LentBuffers* buffers) const {
   for (const WorkId work : works) {
     const Status ended = group->wait(work, timeout_);
     if (started.ok()) started = ended;
   }
+  if (!started.ok()) buffers->lose();
   return started;
+}
+
+Status Calibrator::run_collective(Communicator* group, const CollectiveCall& call, LentBuffers* buffers) const {
+  const Result<WorkId> work = group->start(call);
+  std::vector<WorkId> works;
+  if (work.ok()) works.push_back(work.value());
+  return wait_for_all(group, works, work.status(), buffers);
 }
 
 // Those that `curves` lacks. `groups` ranks of an inner unit run each collective together, over the unit's one link.
@@ -100,13 +114,15 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
   };
   const std::size_t values =
       std::max(values_of(options_.max_bytes), kAtOnce * values_of(std::min(options_.max_bytes, kMostBytesAtOnce)));
-  AlignedBuffer<float> sent(values), received(values);
+  LentBuffers buffers;
+  float* const sent = buffers.add(values);
+  float* const received = buffers.add(values);
   for (const OpKind kind : options_.collectives) {
     if (curves->contains(kind)) continue;
     Curve curve;
     const auto add_point = [&](std::int64_t bytes, int calls, std::int64_t most_runs) -> Status {
       const auto call_at = [&](std::size_t at) {
-        return make_call(kind, bytes, group->world_size(), sent.data() + at, received.data() + at);
+        return make_call(kind, bytes, group->world_size(), sent + at, received + at);
       };
       const int at_once = std::min(calls, kAtOnce);
       const std::int64_t size = call_at(0).bytes;
@@ -120,7 +136,7 @@ Status Calibrator::measure_collectives(Communicator* group, const std::string& l
           status = work.status();
           if (work.ok()) works.push_back(work.value());
         }
-        return wait_for_all(group, works, status);
+        return wait_for_all(group, works, status, &buffers);
       };
       CORTADO_ASSIGN_OR_RETURN(const Point of_all, measure(what, act, calls / at_once, most_runs));
       curve.add(size * groups, {of_all.median_ns / at_once, of_all.spread_ns / at_once, of_all.runs});
@@ -182,27 +198,26 @@ Status Calibrator::measure_overlap(Communicator* group, std::int64_t groups, Clu
   const std::int64_t bytes = curve.sizes[size] / groups;
   const std::size_t values =
       static_cast<std::size_t>(bytes) / sizeof(float) + static_cast<std::size_t>(group->world_size());
-  std::array<AlignedBuffer<float>, 2> sent = {AlignedBuffer<float>(values), AlignedBuffer<float>(values)};
-  std::array<AlignedBuffer<float>, 2> received = {AlignedBuffer<float>(values), AlignedBuffer<float>(values)};
-  const OpKind measured = kind;
-  const auto start = [&](std::size_t which) {
-    return group->start(
-        make_call(measured, bytes, group->world_size(), sent[which].data(), received[which].data()).call);
-  };
+  LentBuffers buffers;
+  CollectiveCall calls[2];
+  for (CollectiveCall& call : calls) {
+    float* const sent = buffers.add(values);
+    call = make_call(kind, bytes, group->world_size(), sent, buffers.add(values)).call;
+  }
   const std::string what = "two of " + std::string(op_kind_name(kind)) + "@" + level->name;
   CORTADO_ASSIGN_OR_RETURN(const Point in_turn, measure(what + " in turn", [&]() -> Status {
-                             for (const std::size_t which : {0, 1}) {
-                               CORTADO_ASSIGN_OR_RETURN(const WorkId work, start(which));
-                               CORTADO_RETURN_IF_ERROR(group->wait(work, timeout_));
-                             }
-                             return {};
+                             CORTADO_RETURN_IF_ERROR(run_collective(group, calls[0], &buffers));
+                             return run_collective(group, calls[1], &buffers);
                            }));
   CORTADO_ASSIGN_OR_RETURN(const Point at_once, measure(what + " at once", [&]() -> Status {
-                             CORTADO_ASSIGN_OR_RETURN(const WorkId first, start(0));
-                             const Result<WorkId> second = start(1);
-                             std::vector<WorkId> works = {first};
-                             if (second.ok()) works.push_back(second.value());
-                             return wait_for_all(group, works, second.status());
+                             std::vector<WorkId> works;
+                             Status status;
+                             for (std::size_t i = 0; i < std::size(calls) && status.ok(); ++i) {
+                               const Result<WorkId> work = group->start(calls[i]);
+                               status = work.status();
+                               if (work.ok()) works.push_back(work.value());
+                             }
+                             return wait_for_all(group, works, status, &buffers);
                            }));
   const double share = static_cast<double>(std::max<std::int64_t>(1, at_once.median_ns)) /
                        static_cast<double>(std::max<std::int64_t>(1, in_turn.median_ns));
@@ -222,15 +237,12 @@ Status Calibrator::measure_sums(Communicator* group, std::int64_t groups, Cluste
   while (size > 0 && static_cast<double>(curve.times_ns[size]) > most_ns) --size;
   if (curve.times_ns[size] < kOfSize * curve.times_ns[0]) return {};
   const std::int64_t bytes = curve.sizes[size] / groups;
-  AlignedBuffer<float> values(static_cast<std::size_t>(bytes) / sizeof(float) + 1);
+  LentBuffers buffers;
+  float* const values = buffers.add(static_cast<std::size_t>(bytes) / sizeof(float) + 1);
   const auto beyond_latency_ns = [&](DType dtype) -> Result<double> {
-    const CollectiveCall call =
-        make_call(OpKind::kAllReduce, bytes, group->world_size(), values.data(), values.data(), dtype).call;
+    const CollectiveCall call = make_call(OpKind::kAllReduce, bytes, group->world_size(), values, values, dtype).call;
     const std::string what = "all_reduce@" + level->name + " of " + std::string(dtype_name(dtype));
-    CORTADO_ASSIGN_OR_RETURN(const Point point, measure(what, [&]() -> Status {
-                               CORTADO_ASSIGN_OR_RETURN(const WorkId work, group->start(call));
-                               return group->wait(work, timeout_);
-                             }));
+    CORTADO_ASSIGN_OR_RETURN(const Point point, measure(what, [&] { return run_collective(group, call, &buffers); }));
     return static_cast<double>(std::max<std::int64_t>(1, point.median_ns - curve.times_ns[0]));
   };
   CORTADO_ASSIGN_OR_RETURN(const double float32_ns, beyond_latency_ns(DType::kFloat32));
@@ -261,15 +273,13 @@ Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cl
   std::int64_t bytes = curve.sizes.back();
   while (bytes > curve.sizes[0] && static_cast<double>(curve.at(bytes)) > most_ns) bytes /= 2;
   if (curve.at(bytes) < kOfSize * curve.times_ns[0] || curve.at(bytes) == 0) return {};
-  AlignedBuffer<float> values(static_cast<std::size_t>(bytes) / sizeof(float) + 1);
-  const CollectiveCall call =
-      make_call(OpKind::kAllReduce, bytes, communicator_->world_size(), values.data(), values.data()).call;
+  LentBuffers buffers;
+  float* const values = buffers.add(static_cast<std::size_t>(bytes) / sizeof(float) + 1);
+  const CollectiveCall call = make_call(OpKind::kAllReduce, bytes, communicator_->world_size(), values, values).call;
   // The curve's may be of several at once.
   CORTADO_ASSIGN_OR_RETURN(const Point transfer,
-                           measure("all_reduce of " + std::to_string(bytes) + " bytes alone", [&]() -> Status {
-                             CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator_->start(call));
-                             return communicator_->wait(work, timeout_);
-                           }));
+                           measure("all_reduce of " + std::to_string(bytes) + " bytes alone",
+                                   [&] { return run_collective(communicator_, call, &buffers); }));
   const std::int64_t transfer_ns = std::max<std::int64_t>(1, transfer.median_ns);
 
   MatrixProduct product;
@@ -288,9 +298,11 @@ Status Calibrator::measure_transfers(const CollectiveCurves& curves, Cluster* cl
     products = std::min(kMostProducts, static_cast<std::int64_t>(1.2 * missing * static_cast<double>(products)) + 1);
   }
   CORTADO_ASSIGN_OR_RETURN(const Point beside, measure("computation beside all_reduce", [&]() -> Status {
-                             CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator_->start(call));
-                             CORTADO_RETURN_IF_ERROR(compute());
-                             return communicator_->wait(work, timeout_);
+                             const Result<WorkId> work = communicator_->start(call);
+                             std::vector<WorkId> works;
+                             if (work.ok()) works.push_back(work.value());
+                             const Status computed = work.ok() ? compute() : work.status();
+                             return wait_for_all(communicator_, works, computed, &buffers);
                            }));
   const std::int64_t added_ns = beside.median_ns - alone.median_ns - cluster->collective_start_ns.value_or(0);
   const double share = static_cast<double>(added_ns) / static_cast<double>(transfer_ns);
@@ -309,10 +321,10 @@ Status Calibrator::measure_starts(const CollectiveCurves& curves, Cluster* clust
   const double most_ns = kShareBeside * options_.budget_s * 1e9 / kStarts;
   std::int64_t bytes = std::min(options_.max_bytes, kBytes);
   while (bytes > kSmallestBytes && static_cast<double>(all_reduce->second.at(bytes)) > most_ns) bytes /= 2;
-  std::vector<AlignedBuffer<float>> values;
+  LentBuffers buffers;
   std::vector<CollectiveCall> calls;
   for (std::int64_t i = 0; i < kStarts; ++i) {
-    float* data = values.emplace_back(static_cast<std::size_t>(bytes) / sizeof(float) + 1).data();
+    float* const data = buffers.add(static_cast<std::size_t>(bytes) / sizeof(float) + 1);
     calls.push_back(make_call(OpKind::kAllReduce, bytes, communicator_->world_size(), data, data).call);
   }
   MatrixProduct product;
@@ -335,7 +347,7 @@ Status Calibrator::measure_starts(const CollectiveCurves& curves, Cluster* clust
       if (work.ok()) works.push_back(work.value());
       status = work.ok() ? compute() : work.status();
     }
-    return wait_for_all(communicator_, works, status);
+    return wait_for_all(communicator_, works, status, &buffers);
   };
   CORTADO_RETURN_IF_ERROR(measure("starts of all_reduce beside computation", act).status());
   kept_ns.erase(kept_ns.begin());  // when connections came up

@@ -116,6 +116,23 @@ class MatrixProduct {
   AlignedBuffer<float> a_{kElems}, b_{kElems}, c_{kElems};
 };
 
+// What collectives read and write. Where one of them has failed, its end was perhaps not seen: then all of it stays for
+// ever.
+class LentBuffers {
+ public:
+  LentBuffers() = default;
+  ~LentBuffers();
+  LentBuffers(const LentBuffers&) = delete;
+  LentBuffers& operator=(const LentBuffers&) = delete;
+
+  float* add(std::size_t values) { return buffers_.emplace_back(values).data(); }
+  void lose() { is_lost_ = true; }
+
+ private:
+  std::vector<AlignedBuffer<float>> buffers_;
+  bool is_lost_ = false;
+};
+
 class Calibrator {
  public:
   Calibrator(Communicator* communicator, const CalibrateOptions& options, const Clock* clock)
@@ -131,7 +148,8 @@ class Calibrator {
   // An error on every rank if `own` is one on some: that one there, and one that names the rank on the others.
   Status on_all_ranks(const std::string& what, const Status& own);
   Status told_of(const std::string& what, const Status& own, std::int64_t failed_rank_plus_1) const;
-  Status wait_for_all(Communicator* group, std::span<const WorkId> works, Status started) const;
+  Status wait_for_all(Communicator* group, std::span<const WorkId> works, Status started, LentBuffers* buffers) const;
+  Status run_collective(Communicator* group, const CollectiveCall& call, LentBuffers* buffers) const;
   Result<Cluster> start(const Topology& topology, const ClusterIdentity& identity);
   void count_points(const Cluster& cluster);
   Result<Point> measure(const std::string& what, FunctionRef<Status()> act, int calls = 1,
