@@ -174,6 +174,7 @@ Status AutoEngineImpl::begin_step(const StepContext& context) {
   if (!failure_.ok()) return failure_;
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
   context_ = context;
+  if (was_passed_) inner_->set_first_step(step_number());
   // What the caller keeps is not what is sent then.
   if (!carried_.empty()) context_.keeps_local_gradients = false;
   const bool touches_gradients = !carried_.empty() || adds_squares();

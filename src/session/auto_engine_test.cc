@@ -1552,6 +1552,30 @@ TEST(AutoEngine, StepsAreNumberedThroughAllEnginesInside) {
   EXPECT_TRUE(after.reports[0].last_non_finite.starts_with("step 103: ")) << after.reports[0].last_non_finite;
 }
 
+// Steps that the caller makes by itself count for the engine that goes on after them.
+TEST(AutoEngine, StepsAreNumberedThroughPassedOnes) {
+  Training run;
+  run.in_buckets = false;
+  run.steps = 200;
+  run.can_average = always;
+  run.step_ns = [](const std::string& what, std::int64_t step, int) {
+    if (step < 100) return (what == "dense" || what == "passed" ? 500 : 800) * kMs;
+    return 2000 * kMs;  // the link is slower now
+  };
+  std::int64_t poisoned = -1;
+  run.poison = [&poisoned](const std::string& what, std::int64_t step) {
+    if (step < 100 || what != "dense" || poisoned >= 0) return false;
+    poisoned = step;
+    return true;
+  };
+  run.go();
+  expect_ok(run);
+  ASSERT_GT(poisoned, 100);
+  EXPECT_EQ(run.insides.at(static_cast<std::size_t>(poisoned) - 1), "passed");
+  EXPECT_TRUE(run.reports[0].last_non_finite.starts_with("step " + std::to_string(poisoned) + ": "))
+      << run.reports[0].last_non_finite;
+}
+
 // The run again, in two parts with a checkpoint between them.
 std::pair<Training, Training> with_checkpoint(const Training& whole, std::int64_t after_step) {
   Training before = whole;
