@@ -268,6 +268,7 @@ void AutoEngineImpl::add_carried(const Gradient& gradient) {
   const std::size_t bytes = static_cast<std::size_t>(elems) * dtype_bytes(tensor.dtype);
   // A parameter that was not used: what arrives for it is dropped.
   if (context_.holds_zero_gradients && all_bits_zero(gradient.data, static_cast<std::int64_t>(bytes))) return;
+  found->second.last_gradient = steps_ + 1;
   const float factor = static_cast<float>(context_.gradient_scale / found->second.pieces);
   float buffer[kChunkElems], sums[kChunkElems];
   for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
@@ -419,11 +420,33 @@ bool AutoEngineImpl::may_pass() const {
 
 // What is owed to a tensor that a rank has not used waits on that rank alone.
 Status AutoEngineImpl::agree_on_debts() {
-  const std::int64_t own[] = {!carried_.empty()};
+  const Dropped dropped = drop_old_debts();
+  const std::int64_t own[] = {!carried_.empty(), dropped.tensors, dropped.last};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most,
                            largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
   owes_nothing_ = most[0] == 0;
+  tell_dropped({most[1], most[2]});
   return {};
+}
+
+// A layer that was frozen, say, has no gradient any more that what is owed could be added to.
+AutoEngineImpl::Dropped AutoEngineImpl::drop_old_debts() {
+  Dropped dropped;
+  dropped.tensors = static_cast<std::int64_t>(std::erase_if(carried_, [&](const auto& entry) {
+    const bool is_old = steps_ - entry.second.last_gradient >= kStepsWithoutGradient;
+    if (is_old) dropped.last = entry.first;
+    return is_old;
+  }));
+  return dropped;
+}
+
+// `most`: the largest of any rank, so that all say the same.
+void AutoEngineImpl::tell_dropped(const Dropped& most) {
+  if (most.tensors == 0) return;
+  const std::string& name = tensors_[static_cast<std::size_t>(most.last)].name;
+  say("auto, step " + std::to_string(step_number()) + ": \"" + name + "\"" +
+      (most.tensors > 1 ? " and " + std::to_string(most.tensors - 1) + " more have" : " has") +
+      " had no gradient for " + std::to_string(kStepsWithoutGradient) + " steps: what is still owed there is dropped");
 }
 
 Status AutoEngineImpl::pass_step() {
@@ -746,7 +769,9 @@ Status AutoEngineImpl::decide() {
 Status AutoEngineImpl::check_progress() {
   const EngineReport report = inner_->report();
   const double gradient = std::sqrt(gradient_squares_) / context_.gradient_scale;
-  const double own[] = {report.relative_l2_error, gradient > 0 ? report.residual_l2 / gradient : 0};
+  const Dropped dropped = drop_old_debts();
+  const double own[] = {report.relative_l2_error, gradient > 0 ? report.residual_l2 / gradient : 0,
+                        as_double(dropped.tensors), as_double(dropped.last)};
   const std::int64_t own_step_ns[] = {median_of(times_ns_)};
   times_ns_.clear();
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> mean,
@@ -755,6 +780,7 @@ Status AutoEngineImpl::check_progress() {
                            largest_of_ranks(communicator_, std::span<const double>(own), timeout()));
   const std::int64_t step_ns = mean[0];
   const double relative_error = most[0], residual = most[1];
+  tell_dropped({static_cast<std::int64_t>(most[2]), static_cast<std::int64_t>(most[3])});
   ++checks_;
   if (expected_ns_ < 0) expected_ns_ = drift_from_ns_ = step_ns;  // after a checkpoint
   decision_.step_ns = step_ns;
@@ -930,6 +956,7 @@ void AutoEngineImpl::carry(std::uint32_t tensor, std::span<const float> values, 
     carried.values.data()[i] = carried.values.data()[i] * left + values[i] * factor;
   }
   carried.pieces = carried.pieces_left = pieces;
+  carried.last_gradient = steps_;
 }
 
 // ---- what callers ask -----------------------------------------------------------------------------------------------

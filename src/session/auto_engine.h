@@ -52,6 +52,7 @@ class AutoEngineImpl final : public AutoEngine {
  public:
   static constexpr int kUncountedSteps = 3;  // no start time; DDP lays out its buckets anew; caches
   static constexpr int kPieces = 8;
+  static constexpr std::int64_t kStepsWithoutGradient = 100;  // of a tensor, until what it is owed is dropped
 
   AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOptions& options, Communicator* communicator,
                  const Clock* clock, AutoDevice device = {});
@@ -88,6 +89,12 @@ class AutoEngineImpl final : public AutoEngine {
   struct Carried {  // in gradients' unscaled units
     AlignedBuffer<float> values;
     int pieces = 1, pieces_left = 0;
+    std::int64_t last_gradient = 0;  // steps_ after the last step in which the tensor had one, or when this began
+  };
+
+  // What this rank owes no longer.
+  struct Dropped {
+    std::int64_t tensors = 0, last = -1;
   };
 
   struct TensorStep {
@@ -136,6 +143,8 @@ class AutoEngineImpl final : public AutoEngine {
   void count_delivered();
   Status after_step();
   Status agree_on_debts();
+  Dropped drop_old_debts();
+  void tell_dropped(const Dropped& most);
 
   // -- between steps
   void begin_measuring();

@@ -471,6 +471,30 @@ TEST(AutoEngine, RanksPassTheSameStepsWhateverTheyOwe) {
   EXPECT_EQ(run.reports[1].passed_steps, run.reports[0].passed_steps);
 }
 
+// A layer that is frozen while settings are tried would keep the caller from its steps for ever.
+TEST(AutoEngine, WhatIsOwedWhereThereAreNoGradientsIsDropped) {
+  for (const bool can_average : {true, false}) {
+    Training run;
+    run.options.quality = Quality::kAggressive;
+    run.steps = 300;
+    if (can_average) run.can_average = always;
+    run.is_unused = [](std::int64_t step) { return step >= 20; };
+    run.step_ns = [](const std::string& what, std::int64_t, int) {
+      return (what == "dense" || what == "passed" ? 500 : 600) * kMs;
+    };
+    run.save_after = 299;
+    run.go();
+    expect_ok(run);
+    EXPECT_EQ(chosen(run.decisions[0]), "dense");
+    EXPECT_TRUE(says(run.news[0],
+                     "\"first.weight\" has had no gradient for 100 steps: what is still owed there is "
+                     "dropped"));
+    EXPECT_EQ(run.news[1], run.news[0]);
+    EXPECT_EQ(run.insides.back(), can_average ? "passed" : "dense");
+    for (const EngineState& state : run.saved) EXPECT_TRUE(state.tensors.empty());
+  }
+}
+
 TEST(AutoEngine, ComparesFromTheFirstPassedStepsWhereNothingWasTried) {
   Training run;
   run.options = AutoOptions::parse("auto(measure_s=0, quality=safe)").value();
