@@ -400,12 +400,12 @@ Result<StepOutcome> AutoEngineImpl::finish_inside(const LocalGradient& local_gra
 }
 
 // An engine that does not look for Inf and NaN calls every step finite. The sums are the same on all ranks, so all of
-// them count the same.
+// them count the same. A caller that skips steps skips all of one, wherever Inf is.
 void AutoEngineImpl::count_delivered() {
   if (sums_buffers()) {
-    for (const Gradient& gradient : carrying_) {
-      const EngineTensor& tensor = tensors_[gradient.tensor];
-      if (!all_finite(gradient.data, tensor.rows * tensor.cols, tensor.dtype)) return;
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
+      if (submitted_[t].submitted && !all_finite(submitted_[t].gradient, elems, tensors_[t].dtype)) return;
     }
   }
   for (const Gradient& gradient : carrying_) {
