@@ -1218,12 +1218,18 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
                             : decision.what == "none"      ? "dense"
                                                            : decision.what;
   const bool is_allowed = may_run(decision.what, options_, refused_);
-  if (!decision.decided || !is_allowed) {
+  const bool fits =
+      !decision.what.starts_with('{') || plan_from_json(decision.what).value().topology == placement_.topology;
+  if (!decision.decided || !is_allowed || !fits) {
     // What was on trial, or may not run here, is not resumed; what it owes is paid.
     Status status = harvest(made.get(), decision.what, decision.decided ? kPieces : 1);
     if (status.ok()) status = start_again();
     if (!status.ok()) return fail(status);
     if (!decision.decided) return warning;
+    if (is_allowed) {
+      return "the state was saved with " + label +
+             ", a plan for ranks that sit elsewhere on machines: auto measures again";
+    }
     return "the state was saved with " + label +
            ", which is not allowed at quality=" + std::string(quality_name(options_.quality)) + ": auto measures again";
   }

@@ -1793,6 +1793,31 @@ TEST(AutoEngine, AStateOfAnotherQualityDoesNotRun) {
   EXPECT_LT(gradients_lost({&before, &after}), 0.02);  // what topk owed is paid
 }
 
+// Nor does a plan whose levels are not those of the ranks here; what it owes is paid.
+TEST(AutoEngine, APlanForAnotherPlacementOfTheRanksDoesNotRun) {
+  Training before = with_a_plan();
+  before.steps = 100;
+  before.save_after = 99;
+  before.go();
+  expect_ok(before);
+  Training after = before;
+  ASSERT_TRUE(before.insides.at(99).starts_with("plan("));
+  after.options.cluster = "";
+  after.places = {};  // all on one level
+  after.first_step = 100;
+  after.load = before.saved;
+  after.save_after = -1;
+  after.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 800) * kMs; };
+  after.go();
+  expect_ok(after);
+  EXPECT_EQ(after.loaded[0], "the state was saved with " + before.insides.at(99) +
+                                 ", a plan for ranks that sit elsewhere on machines: auto measures again");
+  EXPECT_EQ(after.insides.at(0), "dense");
+  EXPECT_TRUE(after.decisions[0].decided);
+  EXPECT_GT(after.decisions[0].step, 100);
+  EXPECT_LT(gradients_lost({&before, &after}), 0.02);
+}
+
 // What the engine inside has counted is not lost with it, whether auto goes on with a state or measures again.
 TEST(AutoEngine, CountsNonFiniteStepsBeforeAStateWasLoaded) {
   for (const Quality quality : {Quality::kAggressive, Quality::kSafe}) {
