@@ -22,7 +22,7 @@
 namespace cortado {
 
 // What auto may use.
-//   kSafe        dense and casts
+//   kSafe        dense and casts, to fp16 where gradients are far below what that holds
 //   kBalanced    also the settings whose final loss was within noise of dense training on two tasks of this repository
 //   kAggressive  all that it knows
 enum class Quality : std::uint8_t { kSafe, kBalanced, kAggressive };
@@ -49,8 +49,8 @@ struct AutoOptions {
   double min_gain = 0.03;            // a setting must be by this share of dense's step time faster than dense
   double measure_s = 8;              // for the links and codecs; they are measured between two steps
   double drift = 0.3;                // measured again beyond 1 + drift times what a step took, up or down
-  double max_relative_error = 0.99;  // steps back beyond: what a step loses of gradient and residual (L2) ...
-  double max_residual = 100;         // ... or the residual's norm, in gradients
+  double max_relative_error = 0.99;  // steps back beyond: what a step loses of gradient and residual (L2; casts: 0.05)
+  double max_residual = 100;         // or the residual's norm, in gradients
   std::uint64_t random_seed = 0;
   double timeout_s = 1800;
 

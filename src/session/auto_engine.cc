@@ -2,10 +2,12 @@
 #include "session/auto_engine.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "codec/cast/float_chunks.h"
@@ -38,12 +40,32 @@ constexpr int kMostToPass = 64;             // comparisons
 constexpr double kSlower = 1.1;             // over what was decided on, before others may be tried again
 constexpr std::ptrdiff_t kRecentSteps = 5;  // tell how fast the machine is
 constexpr double kOtherPace = 0.03;         // a pace further from 1 is told
+// Rounding to 16 bits takes 0.002 of a gradient, unless much of it is beyond what they hold, or below; and nothing
+// keeps what it takes.
+constexpr double kMostErrorOfCasts = 0.05;
 
 std::string milliseconds(std::int64_t time_ns) {
   return format_text("%.*f ms", time_ns < 100'000'000 ? 1 : 0, static_cast<double>(time_ns) * 1e-6);
 }
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+// NaN is more than Inf here, which is more than all else: as their bits are.
+double largest_magnitude(const float* values, std::int64_t count) {
+  std::uint32_t most = 0;
+  for (std::int64_t i = 0; i < count; ++i) most = std::max(most, std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffffu);
+  const auto magnitude = std::bit_cast<float>(most);
+  return std::isnan(magnitude) ? std::numeric_limits<double>::infinity() : magnitude;
+}
+
+// Whether a candidate compresses, but by casts only.
+bool only_casts(const std::string& what) {
+  const auto is_cast = [](const std::string& codec) { return codec.starts_with("cast("); };
+  if (!what.starts_with('{')) return is_cast(what);
+  const Result<Plan> plan = plan_from_json(what);
+  return plan.ok() && std::all_of(plan.value().buckets.begin(), plan.value().buckets.end(),
+                                  [&](const PlanBucket& of) { return of.option.encodes() == 0 || is_cast(of.codec); });
+}
 
 }  // namespace
 
@@ -242,6 +264,13 @@ void AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
         double squares = 0;
         for (std::int64_t i = 0; i < count; ++i) squares += static_cast<double>(values[i]) * values[i];
         gradient_squares_ += squares;
+      });
+    }
+    if (takes_magnitudes() && tensor.dtype != DType::kFloat16) {
+      float buffer[kChunkElems];
+      for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
+        const float* values = load_floats(gradient.data, tensor.dtype, at, count, buffer);
+        largest_gradient_ = std::max(largest_gradient_, largest_magnitude(values, count));
       });
     }
     if (takes_samples()) take_sample(gradient);
@@ -516,6 +545,7 @@ void AutoEngineImpl::begin_measuring() {
   quiet_first_ready_ns_.clear();
   retried_.reset();
   forget_samples();
+  largest_gradient_ = 0;
   if (communicator_->rank() != 0) return;
   for (const auto& [tensor, elems] : sampled_elems(tensors_)) {
     sampled_[tensor] = samples_.size();
@@ -558,7 +588,8 @@ Status AutoEngineImpl::end_block() {
       trials_ns.clear();
     }
     dense_was_passed_ = was_passed_ || dense_was_passed_;
-    contest_->note(times);
+    CORTADO_ASSIGN_OR_RETURN(const bool is_lossy, loses_too_much_on_trial());
+    is_lossy ? contest_->drop() : contest_->note(times);
     trials_ns.push_back(median_of(times));
     if (predictions_.is_simulated(current_)) {
       predictions_.end_trial(current_, pace_of_steps(first_ready), trials_ns.back());
@@ -585,11 +616,15 @@ Status AutoEngineImpl::end_block() {
 Status AutoEngineImpl::begin_trials() {
   const std::span<const std::int64_t> dense_ready(dense_ready_ns_);
   CORTADO_ASSIGN_OR_RETURN(dense_ready_ns_, largest_of_ranks(communicator_, dense_ready, timeout()));
+  const double own_largest[] = {largest_gradient_};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<double> largest,
+                           largest_of_ranks(communicator_, std::span<const double>(own_largest), timeout()));
   MeasuredSteps steps{.ready_ns = ready_ns_,
                       .dense_ns = median_of(dense_ns_),
                       .dense_ready_ns = median_of(dense_ready_ns_),
                       .dense_first_ready_ns = median_of(dense_first_ready_ns_),
                       .keeps_gradients = context_.keeps_local_gradients,
+                      .largest_gradient = largest[0],
                       .samples = std::move(samples_)};
   if (!quiet_ready_ns_.empty()) {
     std::vector<std::pair<std::int64_t, std::size_t>> order;
@@ -679,6 +714,22 @@ std::optional<double> AutoEngineImpl::pace_of_steps(std::vector<std::int64_t> fi
   std::erase(first_ready_ns, 0);  // not known of steps that were passed
   if (first_ready_ns.empty() || dense_first_ready_ns_.empty()) return std::nullopt;
   return pace_of(median_of(std::move(first_ready_ns)), median_of(dense_first_ready_ns_));
+}
+
+// In the last step on trial. Of casts alone: others keep what they lose. Of a gradient that is not finite (NaN) a cast
+// loses nothing that was there.
+Result<bool> AutoEngineImpl::loses_too_much_on_trial() {
+  const std::string& what = current().what;
+  if (!only_casts(what)) return false;
+  const double error = inner_->report().relative_l2_error;
+  const double own[] = {std::isnan(error) ? 0 : error};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<double> most,
+                           largest_of_ranks(communicator_, std::span<const double>(own), timeout()));
+  if (most[0] <= kMostErrorOfCasts) return false;
+  say(current().label + " loses too much on trial: relative L2 error " + format_text("%.3f", most[0]) +
+      " (limit of casts " + format_text("%g", kMostErrorOfCasts) + "); it is not used again");
+  refused_.push_back(what.starts_with('{') ? "plan" : what);
+  return true;
 }
 
 Status AutoEngineImpl::decide() {
@@ -788,7 +839,9 @@ Status AutoEngineImpl::check_progress() {
   decision_.relative_error = relative_error;
   decision_.residual = residual;
 
-  const bool is_lossy = relative_error > options_.max_relative_error || residual > options_.max_residual;
+  const double max_error = only_casts(current().what) ? std::min(kMostErrorOfCasts, options_.max_relative_error)
+                                                      : options_.max_relative_error;
+  const bool is_lossy = relative_error > max_error || residual > options_.max_residual;
   lossy_ = is_lossy ? lossy_ + 1 : 0;
   const double beyond = 1 + options_.drift;
   const bool has_drifted = as_double(step_ns) > beyond * as_double(drift_from_ns_) ||
@@ -798,9 +851,8 @@ Status AutoEngineImpl::check_progress() {
       as_double(step_ns) > kSlower * as_double(expected_ns_) && !faster_on_trial(step_ns).empty() ? beaten_ + 1 : 0;
   if (lossy_ >= kInARow && current_ != 0) {
     say("auto, step " + std::to_string(step_number()) + ": " + current().label + " loses too much: relative L2 error " +
-        format_text("%.3f", relative_error) + " (limit " + format_text("%g", options_.max_relative_error) +
-        "), residual " + format_text("%.1f", residual) + " gradients (limit " +
-        format_text("%g", options_.max_residual) +
+        format_text("%.3f", relative_error) + " (limit " + format_text("%g", max_error) + "), residual " +
+        format_text("%.1f", residual) + " gradients (limit " + format_text("%g", options_.max_residual) +
         "); its residual is dropped, and it is not used again. Dense, and measuring again");
     refused_.push_back(current().what.starts_with('{') ? "plan" : current().what);
     CORTADO_RETURN_IF_ERROR(switch_to(0, /*keep_residual=*/false));

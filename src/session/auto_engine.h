@@ -134,6 +134,10 @@ class AutoEngineImpl final : public AutoEngine {
   bool takes_samples() const {
     return (phase_ == Phase::kMeasure || !varying_.empty()) && uncounted_ == 0 && is_last_of_block();
   }
+  // Times of neither step count for what is compared.
+  bool takes_magnitudes() const {
+    return phase_ == Phase::kMeasure && (uncounted_ == 1 || (uncounted_ == 0 && is_quiet_ && is_last_of_block()));
+  }
   bool measures() const { return phase_ == Phase::kMeasure && uncounted_ == 0; }
   bool holds_back() const { return is_quiet_ && measures() && way_ == Way::kDirect; }
   bool adds_squares() const { return phase_ == Phase::kRun && uncounted_ == 0 && is_last_of_block(); }
@@ -157,6 +161,7 @@ class AutoEngineImpl final : public AutoEngine {
   Status predict_trial();
   Status simulate_setting();
   std::optional<double> pace_of_steps(std::vector<std::int64_t> first_ready_ns) const;
+  Result<bool> loses_too_much_on_trial();
   Status decide();
   Status check_progress();
   std::vector<int> faster_on_trial(std::int64_t step_ns) const;
@@ -239,6 +244,7 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<std::int64_t> ready_ns_;  // holds_back(): by tensor
   // Of gradients in the last step of a block, on rank 0, until the decision; and which tensors' they are.
   GradientSamples samples_;
+  double largest_gradient_ = 0;  // kMeasure: of this rank, see MeasuredSteps
   std::map<std::uint32_t, std::size_t> sampled_;
   double gradient_squares_ = 0;
   std::map<std::uint32_t, Carried> carried_;

@@ -155,6 +155,7 @@ struct Training {
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps ...
   std::size_t poisoned_tensor = 1;                                                   // ... there
   float gradient_scale = 1;
+  std::function<float(std::int64_t step)> magnitude = nullptr;           // of gradients, about; none: 1
   std::int64_t shrinks_from = std::numeric_limits<std::int64_t>::max();  // step: next to zero but for first values
   std::int64_t is_zero_from = std::numeric_limits<std::int64_t>::max();  // step
   std::vector<LauncherPlace> places = {};                                // by rank; none: the launcher tells nothing
@@ -233,7 +234,8 @@ void Training::go() {
       for (std::size_t t = 0; t < tensors.size(); ++t) {
         for (std::size_t i = 0; i < elems(t); ++i) {
           const float share = step >= is_zero_from ? 0.0f : step >= shrinks_from && i > 0 ? 1e-6f : 1.0f;
-          buffer.push_back(share * gradient_scale * made_up(static_cast<int>(rank), step, t, i));
+          const float size = magnitude ? magnitude(step) : 1.0f;
+          buffer.push_back(size * share * gradient_scale * made_up(static_cast<int>(rank), step, t, i));
         }
       }
       std::vector<Gradient> gradients;
@@ -976,6 +978,62 @@ TEST(AutoEngine, StepsBackFromASettingThatLosesTooMuch) {
     EXPECT_TRUE(says(run.news[0], by_residual ? "gradients (limit 1.5)" : "(limit 0.5)"));
     EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");  // topk is not used again
   }
+}
+
+// fp16 is the fastest, but gradients are such that a step could be lost.
+TEST(AutoEngine, DoesNotTryFloat16WhereGradientsAreLarge) {
+  const auto fast_fp16 = [](const std::string& what, std::int64_t, int) {
+    return (what == "cast(fp16)" ? 100 : what == "cast(bf16)" ? 500 : 900) * kMs;
+  };
+  for (const bool is_scaled : {true, false}) {  // with a loss scale, which travels too, or by themselves
+    Training run;
+    run.options.quality = Quality::kSafe;
+    run.step_ns = fast_fp16;
+    run.gradient_scale = is_scaled ? 4096.0f : 1.0f;
+    if (!is_scaled) run.magnitude = [](std::int64_t) { return 1e5f; };
+    run.go();
+    expect_ok(run);
+    EXPECT_EQ(count_of(run, "cast(fp16)"), 0);
+    EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");
+    EXPECT_TRUE(says(run.news[0], "cast(fp16) is left out, of plans too: fp16 ends at 65504"));
+    EXPECT_EQ(run.news[1], run.news[0]);
+  }
+}
+
+// What is beyond fp16, on either side, is lost for good.
+TEST(AutoEngine, ACastThatLosesMoreThanRoundingIsLeft) {
+  const auto fast_fp16 = [](const std::string& what, std::int64_t, int) {
+    return (what == "cast(fp16)" ? 100 : what == "cast(bf16)" ? 500 : 900) * kMs;
+  };
+  Training run;
+  run.options.quality = Quality::kSafe;
+  run.step_ns = fast_fp16;
+  run.magnitude = [](std::int64_t) { return 1e-7f; };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(says(run.news[0], "cast(fp16) loses too much on trial: relative L2 error 0."));
+  EXPECT_EQ(count_of(run, "cast(fp16)"), 2 + 3) << "one trial";
+  EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");
+
+  // While it runs.
+  for (const float later : {1e-7f, 1e6f}) {
+    run.steps = 400;
+    run.magnitude = [later](std::int64_t step) { return step < 100 ? 1.0f : later; };
+    run.go();
+    expect_ok(run);
+    EXPECT_EQ(run.insides.at(99), "cast(fp16)");
+    EXPECT_TRUE(says(run.news[0], "cast(fp16) loses too much: relative L2 error ")) << later;
+    EXPECT_TRUE(says(run.news[0], "(limit 0.05)")) << later;
+    EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");
+  }
+
+  // Gradients that are not finite are no cast's fault.
+  run.steps = 110;
+  run.magnitude = nullptr;
+  run.poison = [](const std::string& what, std::int64_t step) { return what.starts_with("cast") && step < 40; };
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(chosen(run.decisions[0]), "cast(fp16)");
 }
 
 // The residual's norm is in gradients: top-k of noise, some steps after its start, owes several of them.

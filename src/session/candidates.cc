@@ -12,6 +12,7 @@
 #include "collective/agreement.h"
 #include "core/check.h"
 #include "core/finite.h"
+#include "core/format.h"
 #include "core/seconds.h"
 #include "cortado/calibrate.h"
 #include "cortado/job.h"
@@ -27,6 +28,9 @@ namespace cortado {
 namespace {
 
 constexpr double kHopeless = 1.1;  // times dense, as predicted
+// What travels in fp16 is gradients divided by the number of ranks before they are rounded, and sums of these: none is
+// larger than the largest gradient of any rank. That may grow by this factor in steps to come.
+constexpr double kLargestFloat16 = 65504, kMayGrow = 64;
 
 std::chrono::nanoseconds timeout_of(const AutoOptions& options) { return from_seconds(options.timeout_s); }
 
@@ -672,8 +676,17 @@ bool may_run(const std::string& what, const AutoOptions& options, const std::vec
 Result<Candidates> find_candidates(const CandidateRequest& request, const MeasuredSteps& steps,
                                    Communicator* communicator, const Clock* clock) {
   const AutoOptions& options = request.options;
-  const std::vector<AutoSetting> settings = allowed_settings(options, request.refused);
+  std::vector<std::string> refused = request.refused;
   Candidates candidates;
+  const std::string fp16 = "cast(fp16)";
+  if (kMayGrow * steps.largest_gradient > kLargestFloat16 && may_run(fp16, options, refused)) {
+    refused.push_back(fp16);
+    candidates.notes.push_back(fp16 + " is left out, of plans too: fp16 ends at " + format_text("%g", kLargestFloat16) +
+                               ", and the largest gradient, " + format_text("%.3g", steps.largest_gradient) +
+                               ", may grow by " + format_text("%g", kMayGrow) + " in steps to come");
+  }
+  const CandidateRequest fitting{request.tensors, options, request.topology, request.cluster, refused};
+  const std::vector<AutoSetting> settings = allowed_settings(options, refused);
   candidates.list = {{.label = "dense", .what = "none"}};
   for (const AutoSetting& setting : settings) candidates.list.push_back({.label = setting.spec, .what = setting.spec});
   std::optional<Cluster> cluster = request.cluster;
@@ -689,7 +702,7 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
     const Job job = at_pace(make_job(request.tensors, steps), steps.dense_pace());
     if (!request.cluster.has_value()) cluster = at_pace(*std::move(cluster), steps.dense_pace());
     Status predicted = job.check();
-    if (predicted.ok()) predicted = add_predictions(request, job, steps, *cluster, &candidates);
+    if (predicted.ok()) predicted = add_predictions(fitting, job, steps, *cluster, &candidates);
     if (predicted.ok()) {
       keep_promising(!request.cluster.has_value() ? steps.dense_ns : candidates.list[0].predicted_ns, &candidates);
     } else {

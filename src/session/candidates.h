@@ -37,7 +37,10 @@ struct MeasuredSteps {
   std::int64_t dense_ready_ns = 0;     // when the last gradient is ready, as `ready_ns`, but beside transfers
   std::int64_t dense_first_ready_ns = 0;  // as `first_ready_ns`
   bool keeps_gradients = false;           // StepContext::keeps_local_gradients
-  GradientSamples samples;                // of rank 0
+  // Of all gradients but those of fp16, as they were handed over, with the loss scale that they carry: the largest
+  // magnitude on any rank, in one dense step or two. Inf, if one is not finite.
+  double largest_gradient = 0;
+  GradientSamples samples;  // of rank 0
 
   // Over the step in which nothing travels.
   double dense_pace() const { return pace_of(dense_first_ready_ns, first_ready_ns).value_or(1); }
@@ -88,7 +91,8 @@ std::map<std::uint32_t, std::int64_t> sampled_elems(const std::vector<EngineTens
 
 // Settings of the options' quality that are not refused, predicted by rank 0, the same on every rank; those that are
 // predicted to be slower than dense by more than a tenth are left out, and of the others all but the best kMostTried.
-// Every rank calls it at the same point. Measuring takes about options.measure_s; with 0 nothing is predicted, and all
+// cast(fp16) is left out, of plans too, where gradients are not far below what fp16 holds. Every rank calls it at the
+// same point. Measuring takes about options.measure_s; with 0 nothing is predicted, and all
 // settings are candidates.
 constexpr int kMostTried = 5;
 Result<Candidates> find_candidates(const CandidateRequest& request, const MeasuredSteps& steps,

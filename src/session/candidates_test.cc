@@ -608,5 +608,43 @@ TEST(Candidates, WithoutAClusterAllAre) {
   }
 }
 
+// One trial step that overflows would be delivered.
+TEST(Candidates, CastsToFloat16NeedGradientsFarBelowItsLargest) {
+  const Topology topology = Topology::two_levels(4, 2).value();
+  const auto find_with = [&](double largest, std::optional<Cluster> cluster) {
+    const AutoOptions options{.quality = Quality::kSafe, .cluster = {}, .measure_s = 0, .transport_version = {}};
+    const MeasuredSteps steps{
+        .ready_ns = {200'000'000, 100'000'000}, .dense_ns = 500'000'000, .largest_gradient = largest, .samples = {}};
+    std::vector<Candidates> found(4);
+    const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+      const CandidateRequest request{kTensors, options, topology, cluster, {}};
+      CORTADO_ASSIGN_OR_RETURN(found[static_cast<std::size_t>(communicator.rank())],
+                               find_candidates(request, steps, &communicator, steady_clock()));
+      return {};
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+    for (const Candidates& of : found) EXPECT_EQ(candidates_to_json(of), candidates_to_json(found[0]));
+    return found[0];
+  };
+  // Known times of cast(fp16) alone: a plan could encode with nothing else.
+  const std::optional<Cluster> only_fp16 = two_machines(500, {"cast(fp16)"});
+  const std::vector<std::string> all = {"dense", "cast(bf16)", "cast(fp16)"};
+  EXPECT_EQ(labels(find_with(65504.0 / 64, std::nullopt)), all);
+  EXPECT_TRUE(find_with(65504.0 / 64, std::nullopt).notes.empty());
+  EXPECT_TRUE(has(labels(find_with(65504.0 / 64, only_fp16)), "plan"));
+  for (const double largest : {1024.0, std::numeric_limits<double>::infinity()}) {
+    const Candidates found = find_with(largest, std::nullopt);
+    EXPECT_EQ(labels(found), (std::vector<std::string>{"dense", "cast(bf16)"}));
+    ASSERT_EQ(found.notes.size(), 1u);
+    EXPECT_TRUE(
+        found.notes[0].starts_with("cast(fp16) is left out, of plans too: fp16 ends at 65504, and the largest "
+                                   "gradient, "))
+        << found.notes[0];
+    const std::vector<std::string> planned = labels(find_with(largest, only_fp16));
+    EXPECT_FALSE(has(planned, "plan"));
+    EXPECT_FALSE(has(planned, "cast(fp16)"));
+  }
+}
+
 }  // namespace
 }  // namespace cortado
