@@ -8,6 +8,8 @@
 #include <map>
 
 #include "collective/rank_threads.h"
+#include "core/check.h"
+#include "cortado/codec.h"
 #include "cortado/engine.h"
 #include "cortado/planner.h"
 #include "planner/cost/option_cost.h"
