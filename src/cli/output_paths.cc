@@ -17,9 +17,11 @@ namespace fs = std::filesystem;
 // One file, or what will be one. A terminal and /dev/null may be read and written, and written twice.
 bool is_same(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty()) return false;
-  std::error_code ignored;
-  if (fs::is_regular_file(a, ignored) && fs::equivalent(a, b, ignored)) return true;
-  return !fs::is_character_file(a, ignored) && fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
+  std::error_code ignored, of_a, of_b;
+  if (fs::exists(a, ignored) && fs::exists(b, ignored)) {  // pipes, too, of which there is no canonical path
+    return !fs::is_character_file(a, ignored) && fs::equivalent(a, b, ignored);
+  }
+  return fs::weakly_canonical(a, of_a) == fs::weakly_canonical(b, of_b) && !of_a && !of_b;
 }
 
 }  // namespace

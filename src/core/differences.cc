@@ -22,8 +22,8 @@ DifferenceSquares squares_of_large(const float* values, const float* decoded, st
   DifferenceSquares piece;
   for (std::int64_t i = 0; i < count; ++i) {
     const double difference = values != nullptr ? values[i] - decoded[i] : lost[i];
-    const double value = difference + decoded[i];
-    piece.of_values += value * value;
+    const double value = values != nullptr ? values[i] : difference + decoded[i];
+    if (std::isfinite(value)) piece.of_values += value * value;  // beyond what is decoded it is not known any more
     piece.of_differences += difference * difference;
   }
   return piece;

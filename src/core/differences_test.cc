@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "core/philox.h"
@@ -68,6 +70,18 @@ TEST(Differences, LargeValuesHaveFiniteSquares) {
       EXPECT_NEAR(squares.of_values, 18e60, 1e55);
       EXPECT_NEAR(squares.of_differences, 10e60, 1e55);
     }
+  }
+}
+
+// What a codec makes Inf of is lost, and no reason to know nothing of the rest.
+TEST(Differences, ValuesThatAreDecodedToInfAreLost) {
+  std::vector<float> values(1030, 1.0f), decoded(1030, 1.0f), lost(1030);
+  values[3] = 1e6f;
+  decoded[3] = std::numeric_limits<float>::infinity();
+  for (float* const kept : {static_cast<float*>(nullptr), lost.data(), values.data()}) {
+    const DifferenceSquares squares = take_differences(values.data(), decoded.data(), 1030, kept);
+    EXPECT_TRUE(std::isfinite(squares.of_values) && squares.of_values >= 1029) << squares.of_values;
+    EXPECT_EQ(squares.of_differences, std::numeric_limits<double>::infinity());
   }
 }
 

@@ -217,6 +217,8 @@ TEST(MakePlan, PlansOfLowRankAreThoseThatEnginesTake) {
       for (const std::string& strategy : planner_strategies()) {
         SCOPED_TRACE(std::string(codec) + " on " + cluster_name + ", " + strategy);
         const Result<Plan> made = make_plan(job, cluster, {}, strategy);
+        const bool is_fixed = strategy.ends_with("_like") || strategy.ends_with("_only") || strategy == "bf16";
+        ASSERT_TRUE(made.ok() || is_fixed) << made.status().to_string();
         if (!made.ok()) continue;
         const Plan& plan = made.value();
         EXPECT_TRUE(check_plan(plan).ok()) << check_plan(plan).to_string();

@@ -17,6 +17,7 @@
 #include "core/format.h"
 #include "core/hash.h"
 #include "core/seconds.h"
+#include "engine/finite_state.h"
 #include "engine/submission.h"
 
 namespace cortado {
@@ -651,6 +652,7 @@ Status AutoEngineImpl::begin_trials() {
   std::vector<std::int64_t> predicted_ns;
   for (const AutoCandidate& candidate : decision_.candidates) predicted_ns.push_back(candidate.predicted_ns);
   contest_.emplace(std::move(predicted_ns), dense_ns_);
+  lost_on_trial_ = false;
   predictions_ = TrialPredictions(decision_.candidates.size());
   trials_ns_.assign(decision_.candidates.size(), {});
   recent_first_ready_ns_.clear();
@@ -716,20 +718,24 @@ std::optional<double> AutoEngineImpl::pace_of_steps(std::vector<std::int64_t> fi
   return pace_of(median_of(std::move(first_ready_ns)), median_of(dense_first_ready_ns_));
 }
 
+double AutoEngineImpl::max_error_of(const std::string& what) const {
+  return only_casts(what) ? std::min(kMostErrorOfCasts, options_.max_relative_error) : options_.max_relative_error;
+}
+
 // In the last step on trial. Of casts alone: others keep what they lose. Of a gradient that is not finite (NaN) a cast
 // loses nothing that was there.
 Result<bool> AutoEngineImpl::loses_too_much_on_trial() {
   const std::string& what = current().what;
   if (!only_casts(what)) return false;
   const double error = inner_->report().relative_l2_error;
-  const double own[] = {std::isnan(error) ? 0 : error};
+  const double own[] = {std::isnan(error) ? 0 : error}, max_error = max_error_of(what);
   CORTADO_ASSIGN_OR_RETURN(const std::vector<double> most,
                            largest_of_ranks(communicator_, std::span<const double>(own), timeout()));
-  if (most[0] <= kMostErrorOfCasts) return false;
-  say(current().label + " loses too much on trial: relative L2 error " + format_text("%.3f", most[0]) +
-      " (limit of casts " + format_text("%g", kMostErrorOfCasts) + "); it is not used again");
+  if (most[0] <= max_error) return false;
+  say(current().label + " loses too much on trial: relative L2 error " + format_text("%.3f", most[0]) + " (limit " +
+      format_text("%g", max_error) + "); it is not used again");
   refused_.push_back(what.starts_with('{') ? "plan" : what);
-  return true;
+  return lost_on_trial_ = true;
 }
 
 Status AutoEngineImpl::decide() {
@@ -781,8 +787,9 @@ Status AutoEngineImpl::decide() {
                        format_text("%g %%", options_.min_gain * 100) + " is no reason to lose anything";
   } else {
     decision_.reason = "dense, " + milliseconds(dense.measured_ns) + " a step" + predicted(dense) +
-                       (retried_.has_value() ? ": what was faster on trial can't be made any more"
-                                             : ": no setting allowed is predicted to be faster");
+                       (lost_on_trial_         ? ": what was tried loses too much"
+                        : retried_.has_value() ? ": what was faster on trial can't be made any more"
+                                               : ": no setting allowed is predicted to be faster");
   }
   std::string others;
   for (std::size_t c = 1; c < candidates.size(); ++c) {
@@ -821,8 +828,10 @@ Status AutoEngineImpl::check_progress() {
   const EngineReport report = inner_->report();
   const double gradient = std::sqrt(gradient_squares_) / context_.gradient_scale;
   const Dropped dropped = drop_old_debts();
-  const double own[] = {report.relative_l2_error, gradient > 0 ? report.residual_l2 / gradient : 0,
-                        as_double(dropped.tensors), as_double(dropped.last)};
+  const double error = report.relative_l2_error;
+  const double own[] = {only_casts(current().what) && std::isnan(error) ? 0 : error,
+                        gradient > 0 ? report.residual_l2 / gradient : 0, as_double(dropped.tensors),
+                        as_double(dropped.last)};
   const std::int64_t own_step_ns[] = {median_of(times_ns_)};
   times_ns_.clear();
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> mean,
@@ -839,8 +848,7 @@ Status AutoEngineImpl::check_progress() {
   decision_.relative_error = relative_error;
   decision_.residual = residual;
 
-  const double max_error = only_casts(current().what) ? std::min(kMostErrorOfCasts, options_.max_relative_error)
-                                                      : options_.max_relative_error;
+  const double max_error = max_error_of(current().what);
   const bool is_lossy = relative_error > max_error || residual > options_.max_residual;
   lossy_ = is_lossy ? lossy_ + 1 : 0;
   const double beyond = 1 + options_.drift;
@@ -898,6 +906,7 @@ Status AutoEngineImpl::try_again(std::int64_t step_ns) {
   if (current_ == 0) candidates[0].measured_ns = step_ns;
   const std::int64_t dense_ns[] = {candidates[0].measured_ns};
   contest_.emplace(std::vector<std::int64_t>(candidates.size(), -1), dense_ns);
+  lost_on_trial_ = false;
   predictions_ = TrialPredictions(candidates.size());
   trials_ns_.assign(candidates.size(), {});
   contest_->keep_only(contestants);
@@ -1194,7 +1203,7 @@ Status AutoEngineImpl::check_state(const EngineState& state) const {
       }
     }
   }
-  return {};
+  return check_finite(state);
 }
 
 // What a checked state says is still owed.

@@ -161,6 +161,7 @@ class AutoEngineImpl final : public AutoEngine {
   Status predict_trial();
   Status simulate_setting();
   std::optional<double> pace_of_steps(std::vector<std::int64_t> first_ready_ns) const;
+  double max_error_of(const std::string& what) const;
   Result<bool> loses_too_much_on_trial();
   Status decide();
   Status check_progress();
@@ -194,6 +195,7 @@ class AutoEngineImpl final : public AutoEngine {
   AutoDecision decision_;
   std::vector<std::string> news_;
   std::vector<std::string> refused_;  // settings that lost too much
+  bool lost_on_trial_ = false;        // of those on trial, since they began
 
   Phase phase_ = Phase::kMeasure;
   bool is_quiet_ = false;                                  // kMeasure: nothing travels during the backward pass

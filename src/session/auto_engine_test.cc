@@ -1000,6 +1000,20 @@ TEST(AutoEngine, DoesNotTryFloat16WhereGradientsAreLarge) {
   }
 }
 
+// As little as rounding takes may be too much.
+TEST(AutoEngine, CastsOnTrialKeepToTheLimitThatWasAskedFor) {
+  Training run;
+  run.options.quality = Quality::kSafe;
+  run.options.max_relative_error = 1e-5;
+  run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 900 : 100) * kMs; };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(says(run.news[0], "cast(bf16) loses too much on trial: relative L2 error 0.00"));
+  EXPECT_TRUE(says(run.news[0], "(limit 1e-05)"));
+  EXPECT_EQ(chosen(run.decisions[0]), "dense");
+  EXPECT_TRUE(says(run.news[0], ": what was tried loses too much"));
+}
+
 // What is beyond fp16, on either side, is lost for good.
 TEST(AutoEngine, ACastThatLosesMoreThanRoundingIsLeft) {
   const auto fast_fp16 = [](const std::string& what, std::int64_t, int) {
@@ -1012,6 +1026,7 @@ TEST(AutoEngine, ACastThatLosesMoreThanRoundingIsLeft) {
   run.go();
   expect_ok(run);
   EXPECT_TRUE(says(run.news[0], "cast(fp16) loses too much on trial: relative L2 error 0."));
+  EXPECT_TRUE(says(run.news[0], "(limit 0.05)"));
   EXPECT_EQ(count_of(run, "cast(fp16)"), 2 + 3) << "one trial";
   EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");
 
@@ -1968,6 +1983,8 @@ TEST(AutoEngine, RefusesStatesThatAreNotItsOwn) {
   other.tensors.push_back(
       {.name = "unknown", .residual = {}, .basis = {}, .velocity = {}, .places = {{"auto", 0, {1, 2}}}});
   refused(other, "what \"unknown\" is still owed is of another model");
+  other.tensors[0].places = {{"flat", 0, {1, NAN}}};
+  refused(other, "\"unknown\": value 1 of the place flat is nan");
 }
 
 // One that the engine inside refuses, which is asked last.

@@ -42,7 +42,7 @@ class Contest {
   // Times of steps of next().
   void note(std::span<const std::int64_t> step_ns);
 
-  // next() could not be made; it takes no further part.
+  // next() could not be made, or loses too much; it takes no further part.
   void drop();
 
   // Of dense, in its turn, only what follows counts.

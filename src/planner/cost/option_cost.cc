@@ -95,6 +95,12 @@ bool sums_factors(const CodecCost& codec, const Option& option, int levels) {
          ops[1].kind == OpKind::kAllReduce && ops[1].levels == LevelRange{0, levels - 1};
 }
 
+Option sum_of_factors(OpDevice encode_device, OpDevice decode_device, int levels) {
+  return {{{.kind = OpKind::kEncode, .device = encode_device},
+           {.kind = OpKind::kAllReduce, .levels = {0, levels - 1}, .encoded = true},
+           {.kind = OpKind::kDecode, .device = decode_device}}};
+}
+
 bool can_go(const CodecCost& codec, const Option& option, int levels, bool has_vectors) {
   if (option.encodes() == 0 || !codec.traits.low_rank || sums_factors(codec, option, levels)) return true;
   if (has_vectors || option.encodes() > 1) return false;
@@ -331,6 +337,8 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
       chain->steps.push_back(step);
     }
   };
+  const bool has_factors =
+      codec != nullptr && sums_factors(*codec, option, static_cast<int>(model.cluster->levels.size()));
   chain->steps.reserve(option.operations.size() + 4);
   for (std::size_t i = 0; i < option.operations.size(); ++i) {
     const Operation& operation = option.operations[i];
@@ -342,7 +350,8 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
     const bool in_place = operation.kind == OpKind::kAllReduce || operation.kind == OpKind::kReduce ||
                           operation.kind == OpKind::kBroadcast;
     if (!in_place) buffer = operation.kind == OpKind::kEncode ? 0 : 1 - buffer;
-    buffers[buffer] = std::max(buffers[buffer], state.pieces * cost.payload_bytes(state.piece_parts));
+    buffers[buffer] = std::max(
+        buffers[buffer], has_factors ? cost.factor_bytes() : state.pieces * cost.payload_bytes(state.piece_parts));
     if (operation.kind != OpKind::kEncode || codec->traits.lossless) continue;
     ++chain->lossy_passes;
     const std::int64_t values = part_of(shape.elems, state.parts);

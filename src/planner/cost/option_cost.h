@@ -81,6 +81,9 @@ class TensorSums {
 // Whether the option is encode, all_reduce over all levels, decode: what engines do with low-rank codecs by themselves.
 bool sums_factors(const CodecCost& codec, const Option& option, int levels);
 
+// That option.
+Option sum_of_factors(OpDevice encode_device, OpDevice decode_device, int levels);
+
 // Whether engines take the option with this codec. Of low rank, encodes are of what no other rank holds, too, as
 // processors of different kinds project the same values to other bits; and vectors go by sums_factors() only, where
 // they stay whole. Payloads of `power` are summed there only.

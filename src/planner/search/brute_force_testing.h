@@ -17,10 +17,8 @@ namespace cortado::testing {
 inline std::int64_t brute_force_ns(Problem& problem) {
   std::vector<int> candidates;
   for (int codec = -1; codec < static_cast<int>(problem.codecs().size()); ++codec) {
-    std::vector<Option> options = generate_options(problem.space_of(codec)).value();
-    for (Option& option : options) {
-      if ((option.encodes() > 0) == (codec >= 0))
-        candidates.push_back(problem.add_candidate({codec, std::move(option)}));
+    for (Option& option : problem.options_of(codec)) {
+      candidates.push_back(problem.add_candidate({codec, std::move(option)}));
     }
   }
   Simulator simulator(problem.simulated(), problem.levels());

@@ -247,6 +247,24 @@ OptionSpace Problem::space_of(int codec) const {
   return space;
 }
 
+std::vector<Option> Problem::options_of(int codec) const {
+  std::vector<Option> options = generate_options(space_of(codec)).value();
+  std::erase_if(options, [codec](const Option& option) { return (option.encodes() > 0) != (codec >= 0); });
+  if (codec < 0 || !codecs_[codec].traits.low_rank || codecs_[codec].sums) return options;
+  for (Option& option : sums_of_factors(codec)) options.push_back(std::move(option));
+  return options;
+}
+
+std::vector<Option> Problem::sums_of_factors(int codec) const {
+  std::vector<Option> options;
+  for (const OpDevice encode_device : space_of(codec).devices) {
+    for (const OpDevice decode_device : space_of(codec).devices) {
+      options.push_back(sum_of_factors(encode_device, decode_device, levels_));
+    }
+  }
+  return options;
+}
+
 Pricer& Problem::pricer(int codec) { return *pricers_[codec + 1]; }
 
 int Problem::add_candidate(const Candidate& candidate) {
@@ -297,6 +315,11 @@ const std::vector<int>& Problem::candidates_at(int size_class, DType dtype) {
       }
       if (codec >= 0) is_worth[codec] = is_worth_here;
     }
+  }
+  // Prices know nothing of what engines take of low rank (can_go()): of what they do not, this one is left.
+  for (int codec = 0; codec < codecs; ++codec) {
+    if (!codecs_[codec].traits.low_rank || !is_worth[codec]) continue;
+    for (Option& option : sums_of_factors(codec)) take({codec, std::move(option)});
   }
   // A bucket pays for each of its tensors that is encoded and decoded, which one large tensor does not show.
   const auto [first, last] = run_of(elems, dtype);

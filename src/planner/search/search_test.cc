@@ -64,6 +64,32 @@ TEST(Search, IsWithinOnePercentOfExhaustiveSearch) {
   }
 }
 
+// Matrices and vectors, of which options take only some.
+TEST(Search, OfLowRankIsNearTheBestAndAboveTheBound) {
+  for (const std::string codec : {"power(rank=4)", "acp(rank=4)"}) {
+    for (const int levels : {1, 2}) {
+      Gaps gaps;
+      for (int seed = 0; seed < (kSanitized ? 4 : 30); ++seed) {
+        SCOPED_TRACE(codec + ", " + std::to_string(levels) + " levels, seed " + std::to_string(seed));
+        RandomCase example = random_case(static_cast<std::uint64_t>(seed), 2, levels, {OpDevice::kGpu});
+        for (CodecTimes& times : example.cluster.codecs) times.codec = codec;
+        for (JobTensor& tensor : example.job.tensors) {
+          if (&tensor != &example.job.tensors[0] || seed % 2 == 0) tensor.shape = {256, tensor.elems() / 256};
+        }
+        const std::unique_ptr<Problem> problem = problem_of(example);
+        const SearchResult found = search(*problem);
+        const std::int64_t best_ns = brute_force_ns(*problem);
+        EXPECT_LE(found.bound.step_ns, best_ns) << found.bound.reason;
+        EXPECT_GE(found.score.step_ns, best_ns);
+        gaps.percent.push_back(100.0 * static_cast<double>(found.score.step_ns - best_ns) /
+                               static_cast<double>(best_ns));
+      }
+      EXPECT_EQ(gaps.median(), 0);
+      EXPECT_LE(gaps.worst(), 1);
+    }
+  }
+}
+
 // Where the search once stopped before it had tried everything, 6 % above the best; and where the bound was above it by
 // the rounding of a collective's time.
 TEST(Search, FindsTheBestOfCasesThatItOnceMissed) {

@@ -19,6 +19,11 @@ constexpr std::int64_t kShareOfDense = 26;
 
 using Choose = std::function<const Way*(int first, int last)>;
 
+const Way* faster(const Way* a, const Way* b) {
+  if (a == nullptr || b == nullptr) return a == nullptr ? b : a;
+  return b->chain.own_ns < a->chain.own_ns ? b : a;
+}
+
 // The least own time of all options that encode with `codec`, on any device.
 const Way* fastest_encoding_way(Problem& problem, int codec, int first, int last) {
   PriceSets prices;
@@ -26,12 +31,12 @@ const Way* fastest_encoding_way(Problem& problem, int codec, int first, int last
   Pricer& pricer = problem.pricer(codec);
   const Costs costs = pricer.solve(problem.shape(first, last), prices, problem.max_encodes(codec), 1);
   if (costs[0] >= Pricer::kNoOption) return nullptr;
-  return problem.way_of(first, last, problem.add_candidate({codec, pricer.option(0)}));
-}
-
-const Way* faster(const Way* a, const Way* b) {
-  if (a == nullptr || b == nullptr) return a == nullptr ? b : a;
-  return b->chain.own_ns < a->chain.own_ns ? b : a;
+  const Way* fastest = problem.way_of(first, last, problem.add_candidate({codec, pricer.option(0)}));
+  if (fastest != nullptr || !problem.codecs()[codec].traits.low_rank) return fastest;
+  for (Option& option : problem.options_of(codec)) {  // engines do not take that one
+    fastest = faster(fastest, problem.way_of(first, last, problem.add_candidate({codec, std::move(option)})));
+  }
+  return fastest;
 }
 
 class Strategies {
