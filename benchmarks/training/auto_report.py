@@ -16,7 +16,7 @@ MOST_OFF = 0.05  # median error of the predictions
 LEGEND = """\
 Auto decides first: dense steps, links and codecs measured, some settings tried. Then every rival is measured in
 rotation, going on from auto's weights, and the fastest chosen (those far behind stay out of later rounds; in records
-with two rounds to choose, those 15 % behind in the first), and then auto and that rival again, in alternation, both
+of before commit 6037fcd, those 15 % behind in the first), and then auto and that rival again, in alternation, both
 from auto's weights: "auto ms" and "best rival ms" are medians over rounds of a round's median step of that second set,
 and "auto / rival" is the median of the ratios of single rounds, with the least and the greatest. A cell is slower
 beyond noise where even the lower end of the 95 % interval of that median is above 1.03 (order statistics of the rounds'
@@ -93,7 +93,7 @@ def measured(records: list[dict]) -> list[dict]:
 def gaps(quality: str, records: list[dict]) -> str:
     """Which cells of the sweep are not there, and which have failed."""
     mine = [record for record in records if record["quality"] == quality]
-    done = {(record["model"], record["rate"], record["workers"]) for record in measured(mine)}
+    done = {key_of(record)[1:] for record in measured(mine)}
     missing: dict[str, list[str]] = {}
     for model, rate, workers in itertools.product(MODELS, RATES, WORKERS):
         if (model, rate, workers) not in done:

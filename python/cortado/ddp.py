@@ -178,8 +178,9 @@ def ddp_hook(
 
 def _refuse_found(chooses_group, ddp, group):
     """The error of a DDP that turned out to use the hook of ddp_hook(plan, module), if any."""
-    if chooses_group and (wrong := _refuse_group(group, ddp.process_group)):
-        return SpecError(f"ddp_hook(plan, module) exchanges over the whole world, if it is given none: {wrong}")
+    if wrong := _refuse_group(group, ddp.process_group):
+        said = "exchanges over the whole world, if it is given none" if chooses_group else "was given another group"
+        return SpecError(f"ddp_hook(plan, module) {said}: {wrong}")
     return _unsupported(ddp)
 
 
@@ -253,6 +254,8 @@ class DdpState(Attachment):
         # DDP holds its hook's state, so copies of it and files of it hold what stands for it.
         return DetachedState, (self.spec,)
 
+    _ends_with_backward = True
+
     def on_bucket(self, bucket):
         if not self._step_begun:
             self._refuse_capture()  # before anything is sent: no reason to end the exchange
@@ -265,6 +268,7 @@ class DdpState(Attachment):
             self._fail(error)
             raise
         self._hook_ns += time.perf_counter_ns() - start_ns
+        self._warn_of_stale()  # the step has been delivered, should this be an error
         return future
 
     def _exchange(self, bucket):
@@ -399,7 +403,6 @@ class DdpState(Attachment):
             self._touched.clear()
             if self._stale is not None:  # it is said once
                 self._touched = None
-                self._warn_of_stale()
         elif self._stale is None and ddp is not None and ddp.find_unused_parameters and not ddp.static_graph:
             self._touched = _Touched(self._parameters)
 
@@ -473,7 +476,8 @@ class _Leave:
         note = weakref.WeakMethod(self._note)
         with torch.enable_grad():
             self._node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-        self._handle = self._node.register_hook(lambda *_: note()())
+        self._handle = self._node.register_hook(lambda *_: (call := note()) and call())
+        weakref.finalize(self, self._handle.remove).atexit = False  # the node may outlive this
 
     def expect(self, expected=True):
         """The next backward pass exchanges, as DDP does when a forward pass outside of no_sync() came before it."""
@@ -498,8 +502,11 @@ class _Leave:
         """Behind DDP's own end of the first backward pass, where all ranks are: DDP broadcasts how it lays its buckets
         out anew, and would do so in the next forward pass with gradients, which may be one rank's evaluation."""
         ddp, self._ddp = self._ddp and self._ddp(), None
-        if ddp is not None and ddp.reducer._rebuild_buckets():
-            ddp._has_rebuilt_buckets = True
+        try:
+            if ddp is not None and ddp.reducer._rebuild_buckets():
+                ddp._has_rebuilt_buckets = True
+        except RuntimeError:
+            pass  # DDP has not ended: this pass is within another one. The next forward pass does it
 
 
 class _Touched:

@@ -184,6 +184,7 @@ class Reducer(Attachment):
             self._fail(error)
             raise
         self._hook_ns += time.perf_counter_ns() - start_ns
+        self._warn_of_stale()  # the step has been delivered, should this be an error
 
     def _finish(self):
         if not self._step_begun:
@@ -212,7 +213,6 @@ class Reducer(Attachment):
         self._given = [None] * len(self._given)
         self._accumulated.clear()
         self._step_begun = False
-        self._warn_of_stale()
 
     def _check_untouched(self, index, gradient, given, version):
         if gradient is not given or given._version != version:

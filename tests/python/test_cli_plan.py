@@ -17,8 +17,9 @@ JOB = DATA / "jobs" / "lstm.json"
 CLUSTER = DATA / "clusters" / "pcie_25g.json"
 
 
-def cortado(*arguments):
-    return subprocess.run([PROGRAM, *map(str, arguments)], check=False, capture_output=True, text=True, timeout=120)
+def cortado(*arguments, **options):
+    command = [PROGRAM, *map(str, arguments)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, **options)
 
 
 def made(tmp_path, *arguments):
@@ -244,6 +245,8 @@ def test_outputs_go_through_stdout(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2  # no parts
     piped = cortado("plan", JOB, CLUSTER, "-o", "/dev/stdout")
     assert json.loads(piped.stdout)["format"] == "cortado.plan/1" and "lower bound" in piped.stderr
+    both = cortado("plan", "/dev/stdin", CLUSTER, "-o", "/dev/stdout", input=Path(JOB).read_text())
+    assert json.loads(both.stdout)["buckets"] == json.loads(piped.stdout)["buckets"]  # two pipes are not one file
 
 
 def test_no_output_is_written_over_an_input_or_another_output(tmp_path):

@@ -303,7 +303,6 @@ def fail_and_forget(me, wraps):
 
     import cortado
     import torch
-    from cortado import attachment
 
     class Scaler:
         def get_scale(self):
@@ -312,17 +311,17 @@ def fail_and_forget(me, wraps):
     class Anything:
         pass
 
-    left = []
+    left, failed = [], []
 
     def train():
         net, local = make_net(), Anything()
         left.append(weakref.ref(local))
         if wraps:
             net = torch.nn.parallel.DistributedDataParallel(net)
-            cortado.attach(net, "acp(rank=2)", grad_scaler=Scaler(), verbose=False)
+            failed.append(cortado.attach(net, "acp(rank=2)", grad_scaler=Scaler(), verbose=False))
             left.append(weakref.ref(net))
         else:
-            reducer = cortado.Reducer(net, "acp(rank=2)", grad_scaler=Scaler(), verbose=False)  # noqa: F841
+            failed.append(cortado.Reducer(net, "acp(rank=2)", grad_scaler=Scaler(), verbose=False))
         optimizer = make_optimizer(net)
         left.append(weakref.ref(optimizer))
         loss_of(net, make_batch(me.rank, 0)).backward()
@@ -330,8 +329,7 @@ def fail_and_forget(me, wraps):
     with pytest.raises(ValueError, match="the scale is lost"):
         train()
     gc.collect()
-    (failed,) = attachment._failed
-    return [ref() is None for ref in left], type(failed._failure).__name__, str(failed._failure)
+    return [ref() is None for ref in left], type(failed[0]._failure).__name__, str(failed[0]._failure)
 
 
 @pytest.mark.parametrize("wraps", [True, False])
@@ -404,7 +402,7 @@ def interrupt_behind_a_start(me):
     try:
         loss_of(model, make_batch(me.rank, 0)).backward()
     except BaseException as error:
-        return type(error).__name__, [len(failed._pending) for failed in attachment._failed]
+        return type(error).__name__, [len(memory) for _, memory in attachment._kept]
     return None
 
 
@@ -456,3 +454,62 @@ def test_ctrl_c_in_a_wait_is_a_keyboard_interrupt():
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     main(*json.loads(sys.argv[1]))
+
+
+def break_off_and_go_on(me):
+    """A backward pass ends within a step, by an error of the program's own, and the old model stays somewhere."""
+    import cortado
+    import torch
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ValueError("broken off")
+
+    old = torch.nn.parallel.DistributedDataParallel(make_net(), bucket_cap_mb=0.0001)
+    state = cortado.attach(old, "auto(quality=safe, measure_s=0.2)", verbose=False)
+    loss_of(old, make_batch(me.rank, 0)).backward()  # in one bucket
+    old.module[0].register_forward_hook(lambda module, inputs, outputs: Broken.apply(outputs))
+    with pytest.raises(ValueError, match="broken off"):
+        loss_of(old, make_batch(me.rank, 0)).backward()
+    new = torch.nn.parallel.DistributedDataParallel(make_net())
+    cortado.attach(new, "auto(quality=safe, measure_s=0.2)", verbose=False)
+    for step in range(3):
+        loss_of(new, make_batch(me.rank, step)).backward()
+    return state._step_begun, cortado.report(new).to_dict()["steps"]
+
+
+def test_a_step_that_was_broken_off_is_in_nobodys_way():
+    from ranks import Pool
+
+    pool = Pool(2)
+    try:
+        assert pool.run(break_off_and_go_on) == [(True, 3)] * 2
+    finally:
+        pool.close()
+
+
+def two_towers_alone(me):
+    import cortado
+    import torch
+
+    nets = [torch.nn.parallel.DistributedDataParallel(make_net(seed)) for seed in range(2)]
+    for net in nets:
+        cortado.attach(net, "auto(quality=safe, measure_s=0.2)", verbose=False)
+    for step in range(3):
+        sum(loss_of(net, make_batch(me.rank, step)) for net in nets).backward()
+    return [cortado.report(net).to_dict()["steps"] for net in nets]
+
+
+def test_one_rank_alone_may_have_two_models_in_a_backward_pass():
+    from ranks import Pool
+
+    pool = Pool(1)
+    try:
+        assert pool.run(two_towers_alone) == [[3, 3]]
+    finally:
+        pool.close()
