@@ -33,11 +33,6 @@ _open = weakref.WeakSet()
 _in_step = weakref.WeakSet()
 
 
-def _backward_pass():
-    """The number of the backward pass that runs in this thread; -1: none."""
-    return torch._C._current_graph_task_id() if hasattr(torch._C, "_current_graph_task_id") else -1
-
-
 def mark_open(attachment):
     """The gradients of its parameters are averaged by this attachment now."""
     _open.add(attachment)
@@ -75,7 +70,6 @@ class Attachment:
     """
 
     takes_buffers = False
-    _ends_with_backward = False  # whether a step lies within one backward pass
     _can_average = False
     _keeps_hook = ""
     _step_begun = False
@@ -92,6 +86,8 @@ class Attachment:
         timeout_s=None,
         verbose=True,
     ):
+        for other in tuple(_in_step):
+            other._end_broken_step()
         self._group = TorchGroup(process_group)
         self._grad_scaler = grad_scaler
         self._check_interval = check_replicas
@@ -234,23 +230,22 @@ class Attachment:
         or another. Among each other they have one order on all ranks, among those of others none."""
         return self._is_plan or self._engine.is_auto or not isinstance(self._transfers, HostTransfers)
 
+    def _end_broken_step(self):
+        """Called between steps of what ends its own within a backward pass."""
+
     def _refuse_another_in_step(self):
-        self._backward_pass = _backward_pass()
         if self._group.world_size == 1:
             return
         for other in tuple(_in_step):  # one may go meanwhile
             if other is self or not other._group.shares_order_with(self._group):
-                continue
-            # Of DDP a step begins and ends within a backward pass: in another one it was broken off.
-            if self._ends_with_backward and other._ends_with_backward and other._backward_pass != self._backward_pass:
                 continue
             if self._starts_by_arrival or other._starts_by_arrival:
                 raise CortadoError(
                     f'"{other.spec}" is in its step on the process group on which "{self.spec}" is to begin one. With '
                     "plans, auto, and gradients on a device, collectives start when others have arrived, so those of "
                     "both would come in orders that differ between ranks. Give one a group of its own, of the same "
-                    "ranks: process_group=torch.distributed.new_group(); or let it finish its step first, "
-                    "or close() or drop it if that was broken off"
+                    "ranks: process_group=torch.distributed.new_group(); or let it finish its step first; "
+                    "if that was broken off, drop it, or close() a Reducer"
                 )
 
     def _open_step(self, keeps_local_gradients):
@@ -297,7 +292,7 @@ class Attachment:
             self._stale = self._names[index]
 
     def _warn_of_stale(self):
-        if self._stale and not self._has_warned and not self._step_begun:
+        if self._stale and not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 f'cortado: rank {self._group.rank}, step {self._steps_begun - 1}: "{self._stale}" was not used, but '
@@ -388,6 +383,7 @@ class Attachment:
         with damage_ends_all(self._group):
             self._engine.switch_plan(text)
         self.spec = self._engine.spec
+        self._stale = self._stale or None  # something may be owed now
 
     def check_replicas(self, model=None):
         """Compares a checksum of every parameter over the ranks; call it on every rank, between steps.

@@ -254,8 +254,6 @@ class DdpState(Attachment):
         # DDP holds its hook's state, so copies of it and files of it hold what stands for it.
         return DetachedState, (self.spec,)
 
-    _ends_with_backward = True
-
     def on_bucket(self, bucket):
         if not self._step_begun:
             self._refuse_capture()  # before anything is sent: no reason to end the exchange
@@ -268,7 +266,8 @@ class DdpState(Attachment):
             self._fail(error)
             raise
         self._hook_ns += time.perf_counter_ns() - start_ns
-        self._warn_of_stale()  # the step has been delivered, should this be an error
+        if self._stale and not self._has_warned and not self._step_begun:
+            _behind_ddp(self._warn_of_stale)  # which may be an error
         return future
 
     def _exchange(self, bucket):
@@ -313,6 +312,9 @@ class DdpState(Attachment):
             self._engine.submit_buffer(place.map, host.data_ptr(), host.numel(), DTYPE_CODES[host.dtype])
         else:
             self._engine.submit(place.map, host.data_ptr())
+
+    def _end_broken_step(self):
+        self._fail(CortadoError("its step was broken off: its backward pass ended before DDP's"))
 
     def _memory_in_use(self):
         return [(buffer, host) for _, buffer, host, _ in self._pending]
@@ -505,8 +507,16 @@ class _Leave:
         try:
             if ddp is not None and ddp.reducer._rebuild_buckets():
                 ddp._has_rebuilt_buckets = True
-        except RuntimeError:
-            pass  # DDP has not ended: this pass is within another one. The next forward pass does it
+        except RuntimeError as error:
+            if "finished reduction" not in str(error):
+                raise
+            self._ddp = weakref.ref(ddp)  # it has not ended: this pass is within another one. In the next step, then
+
+
+def _behind_ddp(call):
+    """Makes the call at the end of this backward pass, when DDP has ended its own."""
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    queue(lambda: queue(call))
 
 
 class _Touched:

@@ -23,7 +23,7 @@ DifferenceSquares squares_of_large(const float* values, const float* decoded, st
   for (std::int64_t i = 0; i < count; ++i) {
     const double difference = values != nullptr ? values[i] - decoded[i] : lost[i];
     const double value = values != nullptr ? values[i] : difference + decoded[i];
-    if (std::isfinite(value)) piece.of_values += value * value;  // beyond what is decoded it is not known any more
+    piece.of_values += value * value;
     piece.of_differences += difference * difference;
   }
   return piece;
@@ -63,7 +63,9 @@ void add_piece(const float* values, const float* decoded, std::int64_t count, fl
     piece.of_differences += of_differences[k];
   }
   if (!std::isfinite(piece.of_values) || !std::isfinite(piece.of_differences)) {
-    piece = squares_of_large(kKeeps ? nullptr : values, decoded, count, lost);
+    const DifferenceSquares again = squares_of_large(kKeeps ? nullptr : values, decoded, count, lost);
+    if (!std::isfinite(piece.of_values)) piece.of_values = again.of_values;
+    if (!std::isfinite(piece.of_differences)) piece.of_differences = again.of_differences;
   }
   total->of_values += piece.of_values;
   total->of_differences += piece.of_differences;

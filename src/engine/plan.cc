@@ -4,6 +4,7 @@
 #include <memory>
 #include <set>
 
+#include "collective/scheme_program.h"
 #include "core/check.h"
 #include "core/hash.h"
 #include "cortado/codec.h"
@@ -37,7 +38,10 @@ Status check_bucket(const PlanBucket& bucket, const Topology& topology, std::set
   if (!codec.ok()) return codec.status().with_context("codec");
   const int levels = static_cast<int>(topology.levels.size());
   const bool is_linear = codec.value()->sum_form(1, 1, DType::kFloat32).has_value() || sums_factors(bucket, levels);
-  return bucket.option.check(levels, is_linear);
+  CORTADO_RETURN_IF_ERROR(bucket.option.check(levels, is_linear));
+  if (!codec.value()->row().traits.low_rank || sums_factors(bucket, levels)) return {};
+  // Which ranks encode what is the same whatever the tensors are.
+  return compile_scheme(topology, 0, bucket.option, codec.value().get(), {{"tensor", 2, 2}}, true).status();
 }
 
 }  // namespace

@@ -125,6 +125,17 @@ bool moves_without_check(const Option& option, bool plain_values_too) {
   });
 }
 
+// Of low rank vectors go in sums of factors only.
+bool takes_tensors(const PlanBucket& bucket, const Topology& topology, const std::vector<EngineTensor>& tensors) {
+  if (!bucket.codec.starts_with("acp") && !bucket.codec.starts_with("power")) return true;
+  if (bucket.option.encodes() == 0) return true;
+  if (bucket.option == Option::parse("encode@cpu all_reduce@flat decode@cpu", topology).value()) return true;
+  return std::all_of(bucket.tensors.begin(), bucket.tensors.end(), [&](const std::string& name) {
+    const auto has_name = [&](const EngineTensor& tensor) { return tensor.name == name; };
+    return std::find_if(tensors.begin(), tensors.end(), has_name)->dimensions > 1;
+  });
+}
+
 // Buckets of one to three tensors, each with an option and a codec of its own.
 Plan make_plan(Dice& dice, const std::vector<EngineTensor>& tensors, int machines) {
   static const std::vector<std::string> codecs = {
@@ -144,7 +155,7 @@ Plan make_plan(Dice& dice, const std::vector<EngineTensor>& tensors, int machine
     bucket.codec = dice.any(codecs);
     do {
       bucket.option = dice.any(all_options(dice.one_in(2)));
-    } while (!check_plan(plan).ok());
+    } while (!check_plan(plan).ok() || !takes_tensors(bucket, plan.topology, tensors));
     bucket.error_feedback = !dice.one_in(4);
   }
   return plan;

@@ -95,6 +95,7 @@ class Problem {
   // The options of that space that encode if a codec is given, and sums of factors of a codec whose payloads are summed
   // nowhere else.
   std::vector<Option> options_of(int codec) const;
+  std::vector<Option> sums_of_factors(int codec) const;
   int max_encodes(int codec) const;  // of one option, by the limit of lossy passes; -1: of none
   Pricer& pricer(int codec);         // -1: options that do not encode
 
@@ -115,7 +116,6 @@ class Problem {
   Status prepare_errors(const Job& job);
   void drop_codecs_never_better(std::span<const std::string> spared);
   void prepare_low_rank_shares();
-  std::vector<Option> sums_of_factors(int codec) const;
   const std::vector<int>& candidates_at(int size_class, DType dtype);
   std::pair<int, int> run_of(std::int64_t elems, DType dtype) const;
   const std::vector<int>& candidates_around(std::int64_t elems, DType dtype);

@@ -33,7 +33,7 @@ const Way* fastest_encoding_way(Problem& problem, int codec, int first, int last
   if (costs[0] >= Pricer::kNoOption) return nullptr;
   const Way* fastest = problem.way_of(first, last, problem.add_candidate({codec, pricer.option(0)}));
   if (fastest != nullptr || !problem.codecs()[codec].traits.low_rank) return fastest;
-  for (Option& option : problem.options_of(codec)) {  // engines do not take that one
+  for (Option& option : problem.sums_of_factors(codec)) {  // engines do not take that one
     fastest = faster(fastest, problem.way_of(first, last, problem.add_candidate({codec, std::move(option)})));
   }
   return fastest;
