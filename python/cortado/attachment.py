@@ -284,9 +284,6 @@ class Attachment:
             report = self._engine.report()
             dense = {fallback["tensor"] for fallback in report["fallbacks"]}
             names = set(self._names) - dense if report["memory_bytes"]["residual"] else ()
-            if not names and not self._engine.is_auto:
-                self._stale = ""  # nothing is ever owed: there is nothing to look for
-                return
             self._owed = self._steps_begun, frozenset(names)
         if self._names[index] in self._owed[1]:
             self._stale = self._names[index]
@@ -383,7 +380,6 @@ class Attachment:
         with damage_ends_all(self._group):
             self._engine.switch_plan(text)
         self.spec = self._engine.spec
-        self._stale = self._stale or None  # something may be owed now
 
     def check_replicas(self, model=None):
         """Compares a checksum of every parameter over the ranks; call it on every rank, between steps.
