@@ -5,12 +5,11 @@
 
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "collective/passing_communicator_testing.h"
+#include "collective/late_communicator_testing.h"
 #include "kfac/kfac_reference.h"
 #include "kfac/kfac_testing.h"
 
@@ -562,48 +561,6 @@ TEST(Kfac, ARankThatLeavesOutAStepIsNamed) {
   }
 }
 
-// Says that a collective has not ended in time, and reads and writes its buffers all the same, once it is asked to.
-class LateCommunicator final : public PassingCommunicator {
- public:
-  LateCommunicator(Communicator* inner, int late) : PassingCommunicator(inner), late_(late) {}
-  Result<WorkId> start(const CollectiveCall& call) override {
-    if (started_++ != late_) return PassingCommunicator::start(call);
-    const auto elems = [&](std::span<const std::int64_t> counts, std::int64_t otherwise) {
-      return counts.empty() ? otherwise : std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-    };
-    const std::int64_t blocks = call.kind == CollectiveKind::kAllToAll ? world_size() : 1;
-    const std::int64_t sent = elems(call.counts, call.elems * blocks);
-    const bool scatters = call.kind == CollectiveKind::kReduceScatter;
-    const std::int64_t received = scatters ? call.counts[rank()] : elems(call.received_counts, sent);
-    const auto bytes = [&](std::int64_t count) { return static_cast<std::size_t>(count) * dtype_bytes(call.dtype); };
-    sent_ = {static_cast<const std::byte*>(call.sent), bytes(sent)};
-    received_ = {static_cast<std::byte*>(call.received), bytes(received)};
-    return kLate;
-  }
-  Status wait(WorkId work, std::chrono::nanoseconds timeout) override {
-    return work == kLate ? make_error(StatusCode::kTimeout, "late") : PassingCommunicator::wait(work, timeout);
-  }
-  bool abandon(const std::string& why) override {
-    PassingCommunicator::abandon(why);
-    return false;
-  }
-
-  // How many bytes.
-  std::size_t go_on() {
-    const auto sum = std::accumulate(sent_.begin(), sent_.end(), 0, [](int a, std::byte b) { return a + int(b); });
-    std::fill(received_.begin(), received_.end(), std::byte(sum));
-    return received_.size();
-  }
-
- private:
-  static constexpr WorkId kLate = 1 << 20;
-  int late_;
-  int started_ = 0;
-  std::span<const std::byte> sent_;
-  std::span<std::byte> received_;
-};
-
-// The address sanitizer sees it if they have been freed.
 TEST(Kfac, BuffersOfACollectiveWhoseEndWasNotSeenAreKept) {
   SmallRun plain{.world_size = 2, .options = strategy(KfacStrategy::kCommOpt), .values = {}}, encoded = plain;
   encoded.options.factor_compression = "cast(bf16)";
@@ -611,7 +568,8 @@ TEST(Kfac, BuffersOfACollectiveWhoseEndWasNotSeenAreKept) {
   reducing.reduces = on_device.reduces = on_device.on_device = true;
   for (const auto& [run, late] : {std::pair(plain, 0), {encoded, 0}, {encoded, 1}, {reducing, 0}, {on_device, 0}}) {
     const auto statuses = run_ranks(2, [&run = run, &late = late](Communicator& communicator) -> Status {
-      LateCommunicator transport(&communicator, late);
+      LateCommunicator transport(&communicator);
+      transport.be_late(late);
       KfacOptions options = run.options;
       if (run.on_device) options.device = make_emulated_kfac_device();
       CORTADO_ASSIGN_OR_RETURN(auto kfac, Kfac::create(small_job(), options, &transport));

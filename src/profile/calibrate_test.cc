@@ -4,13 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstring>
 #include <mutex>
 #include <set>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "collective/late_communicator_testing.h"
 #include "collective/passing_communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
@@ -422,48 +422,13 @@ CalibrateOptions only_transfers() {
   return options;
 }
 
-// Of what is measured in one step, one collective's end is not seen, and it goes on later: as over a transport that can
-// not take it back.
-class LateLink final : public PassingCommunicator {
- public:
-  explicit LateLink(Communicator* inner) : PassingCommunicator(inner) {}
-  void be_late() { is_next_late_ = true; }
-
-  Result<WorkId> start(const CollectiveCall& call) override {
-    if (!std::exchange(is_next_late_, false)) return PassingCommunicator::start(call);
-    late_ = call;
-    return kLate;
-  }
-  Status wait(WorkId work, std::chrono::nanoseconds timeout) override {
-    return work == kLate ? make_error(StatusCode::kTimeout, "late") : PassingCommunicator::wait(work, timeout);
-  }
-  bool abandon(const std::string& why) override {
-    PassingCommunicator::abandon(why);
-    return false;
-  }
-
-  // How many bytes.
-  std::size_t go_on() {
-    const std::size_t bytes = static_cast<std::size_t>(late_.elems) * dtype_bytes(late_.dtype);
-    if (bytes > 0) std::memmove(late_.received, late_.sent, bytes);
-    std::fill_n(static_cast<std::byte*>(late_.received), bytes, std::byte{1});
-    return bytes;
-  }
-
- private:
-  static constexpr WorkId kLate = 1 << 20;
-  bool is_next_late_ = false;
-  CollectiveCall late_;
-};
-
-// The address sanitizer sees it if they have been freed.
 TEST(Calibrate, BuffersOfACollectiveWhoseEndWasNotSeenAreKept) {
   for (const std::string during :
        {"all_reduce@", "two of all_reduce@all in turn", "two of all_reduce@all at once", "of fp16", "bytes alone",
         "computation beside all_reduce", "starts of all_reduce beside"}) {
     const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
       TimedLink link(&communicator, std::chrono::milliseconds(0), false);
-      LateLink transport(&link);
+      LateCommunicator transport(&link);
       CalibrateOptions options = only_transfers();
       options.budget_s = 0.5;
       options.progress = [&](double, const std::string& what) {

@@ -490,8 +490,8 @@ class Ignoring(torch.nn.Module):
         return self.net(self.own(x) * self.frozen)
 
 
-def ignore(me, by_hook):
-    net = Ignoring()
+def names_exchanged(me, net, by_hook):
+    """Of the parameters, in three steps."""
     model = torch.nn.parallel.DistributedDataParallel(net)
     if by_hook:
         state, hook = cortado.ddp_hook("acp(rank=2)", net, verbose=False)
@@ -499,7 +499,12 @@ def ignore(me, by_hook):
     else:
         state = cortado.attach(model, "acp(rank=2)", verbose=False)
     train(me, model, 3)
-    return [t["name"] for t in state.report().to_dict()["tensors"]], fingerprint(net.net)
+    return [t["name"] for t in state.report().to_dict()["tensors"]]
+
+
+def ignore(me, by_hook):
+    net = Ignoring()
+    return names_exchanged(me, net, by_hook), fingerprint(net.net)
 
 
 @pytest.mark.parametrize("by_hook", [True, False])
@@ -528,15 +533,7 @@ class IgnoringByName(torch.nn.Module):
 
 
 def ignore_by_name(me, by_hook):
-    net = IgnoringByName()
-    model = torch.nn.parallel.DistributedDataParallel(net)
-    if by_hook:
-        state, hook = cortado.ddp_hook("acp(rank=2)", net, verbose=False)
-        model.register_comm_hook(state, hook)
-    else:
-        state = cortado.attach(model, "acp(rank=2)", verbose=False)
-    train(me, model, 3)
-    return {t["name"] for t in state.report().to_dict()["tensors"]}
+    return set(names_exchanged(me, IgnoringByName(), by_hook))
 
 
 @pytest.mark.parametrize("by_hook", [True, False])

@@ -1,0 +1,62 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+//
+// For tests: a transport that can't take a collective back whose end nobody has seen.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <string>
+
+#include "collective/collective_call.h"
+#include "collective/passing_communicator_testing.h"
+#include "core/check.h"
+
+namespace cortado {
+
+// Says of one collective that it has not ended in time; it reads and writes its buffers all the same, once it is asked
+// to. The address sanitizer sees it if they have been freed.
+class LateCommunicator final : public PassingCommunicator {
+ public:
+  using PassingCommunicator::PassingCommunicator;
+  // The collective that comes after so many others, counted from now.
+  void be_late(int after = 0) { others_first_ = after; }
+
+  Result<WorkId> start(const CollectiveCall& call) override {
+    if (others_first_-- != 0) return PassingCommunicator::start(call);
+    const auto bytes = [&](std::int64_t elems) { return static_cast<std::size_t>(elems) * dtype_bytes(call.dtype); };
+    if (reads_sent(call, rank())) {
+      sent_ = {static_cast<const std::byte*>(call.sent), bytes(sent_elems(call, rank(), world_size()))};
+    }
+    if (writes_received(call, rank())) {
+      received_ = {static_cast<std::byte*>(call.received), bytes(received_elems(call, rank(), world_size()))};
+    }
+    return kLate;
+  }
+  Status wait(WorkId work, std::chrono::nanoseconds timeout) override {
+    return work == kLate ? make_error(StatusCode::kTimeout, "late") : PassingCommunicator::wait(work, timeout);
+  }
+  bool abandon(const std::string& why) override {
+    PassingCommunicator::abandon(why);
+    return false;
+  }
+
+  // How many bytes it writes.
+  std::size_t go_on() {
+    const auto sum = std::accumulate(sent_.begin(), sent_.end(), 0,
+                                     [](int so_far, std::byte byte) { return so_far + static_cast<int>(byte); });
+    std::fill(received_.begin(), received_.end(), static_cast<std::byte>(sum));
+    return received_.size();
+  }
+
+ private:
+  static constexpr WorkId kLate = 1 << 20;
+  int others_first_ = -1;  // -1 and below: none is late any more
+  std::span<const std::byte> sent_;
+  std::span<std::byte> received_;
+};
+
+}  // namespace cortado
