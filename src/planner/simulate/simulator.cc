@@ -226,28 +226,37 @@ void Simulator::settle(std::int64_t time_ns) {
   }
 }
 
+// PERF: what a host that passes on needs is not looked at where there is none, and a step is taken inline: together a
+// tenth of the time of a whole plan.
 std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::int64_t limit) {
+  return job_.host_passes_on ? advance_as<true>(buckets, limit) : advance_as<false>(buckets, limit);
+}
+
+template <bool kHostPassesOn>
+std::int64_t Simulator::advance_as(std::span<const SimulatedBucket> buckets, std::int64_t limit) {
   const std::int64_t tail_ns = job_.overlap_forward ? 0 : job_.optimizer_ns + job_.forward_ns;
   const std::int64_t last_arrival = limit - tail_ns;
   if (!may_end_by(last_arrival)) return kNever;
+  const std::int64_t* const head_times = head_times_.data();
+  const std::int64_t* const head_places = head_places_.data();
+  const std::size_t others = kHostPassesOn ? host_server() : head_times_.size();
   for (;;) {
     // The earliest of all results and the next milestone; at equal times results first, of lower buckets first, and
     // last what the host sees: it starts transfers first.
     std::size_t next = 0;
-    std::int64_t least_ns = head_times_[0];
-    const std::size_t others = job_.host_passes_on ? host_server() : head_times_.size();
+    std::int64_t least_ns = head_times[0];
     for (std::size_t s = 1; s < others; ++s) {
-      const std::int64_t head_ns = head_times_[s];
-      if (head_ns < least_ns || (head_ns == least_ns && head_places_[s] < head_places_[next])) {
+      const std::int64_t head_ns = head_times[s];
+      if (head_ns < least_ns || (head_ns == least_ns && head_places[s] < head_places[next])) {
         least_ns = head_ns;
         next = s;
       }
     }
-    if (others < head_times_.size() && head_times_[others] < least_ns) {
-      least_ns = head_times_[others];
+    if (kHostPassesOn && head_times[others] < least_ns) {
+      least_ns = head_times[others];
       next = others;
     }
-    Waiting ready = {least_ns, head_places_[next]};
+    Waiting ready = {least_ns, head_places[next]};
     const bool is_milestone = least_ns == kNever || state_.compute.next_ns < least_ns;
     if (is_milestone) {
       if (state_.compute.next_ns == kNever) break;
@@ -263,10 +272,10 @@ std::int64_t Simulator::advance(std::span<const SimulatedBucket> buckets, std::i
         const Waiting& head = server.ring[server.head & ring_mask_];
         set_head(next, head.time_ns, head.place);
       }
-      if (job_.host_passes_on && next == host_server()) state_.seen_ns = least_ns;
+      if (kHostPassesOn && next == others) state_.seen_ns = least_ns;
     }
-    if (!take_step(buckets, ready, last_arrival)) return kNever;
-    if (is_milestone && !unseen_.empty()) see_unseen(buckets);
+    if (!take_step<kHostPassesOn>(buckets, ready, last_arrival)) return kNever;
+    if (kHostPassesOn && is_milestone && !unseen_.empty()) see_unseen(buckets);
   }
   return std::max(state_.compute.time_ns, state_.arrived_ns) + tail_ns;
 }
@@ -321,7 +330,9 @@ std::int32_t Simulator::reach_milestone(std::span<const SimulatedBucket> buckets
 }
 
 // False: the step will take longer than the limit.
-bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting ready, std::int64_t limit) {
+template <bool kHostPassesOn>
+[[gnu::always_inline]] inline bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting ready,
+                                                        std::int64_t limit) {
   const std::int32_t bucket = ready.bucket();
   const std::span<const Step> steps = buckets[bucket].steps;
   const auto at = static_cast<std::size_t>(ready.step());
@@ -330,14 +341,14 @@ bool Simulator::take_step(std::span<const SimulatedBucket> buckets, Waiting read
     return true;
   }
   const Step& step = steps[at];
-  if (job_.host_passes_on && at > 0 && steps[at - 1].resource >= kLink && waits_for_host(buckets, ready)) return true;
+  if (kHostPassesOn && at > 0 && steps[at - 1].resource >= kLink && waits_for_host(buckets, ready)) return true;
   ++steps_done_;
   const bool has_workers = step.resource == kCpuCodec && job_.cpu_workers > 1;
   std::int32_t s = step.resource;
   if (has_workers) s = free_worker();
   Server& server = servers_[s];
   const std::int64_t start_ns = std::max(ready.time_ns, server.free_ns);
-  const bool is_of_host = job_.host_passes_on && step.resource == kCpuCodec;
+  const bool is_of_host = kHostPassesOn && step.resource == kCpuCodec;
   const std::int64_t end_ns = start_ns + (is_of_host ? beside_transfers_ns(start_ns, step.time_ns) : step.time_ns);
   server.free_ns = end_ns;
   const bool is_last = at + 1 == steps.size();

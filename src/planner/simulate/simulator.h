@@ -137,9 +137,12 @@ class Simulator {
   void reset(std::span<const SimulatedBucket> buckets);
   void place_gates(std::span<const SimulatedBucket> buckets);
   std::int64_t advance(std::span<const SimulatedBucket> buckets, std::int64_t limit);
+  template <bool kHostPassesOn>
+  std::int64_t advance_as(std::span<const SimulatedBucket> buckets, std::int64_t limit);
   std::int32_t reach_milestone(std::span<const SimulatedBucket> buckets);
   bool may_end_by(std::int64_t limit) const;
   std::int64_t work_after(std::int32_t bucket) const;
+  template <bool kHostPassesOn>
   bool take_step(std::span<const SimulatedBucket> buckets, Waiting ready, std::int64_t limit);
   bool waits_for_host(std::span<const SimulatedBucket> buckets, Waiting ready);
   std::int64_t beside_transfers_ns(std::int64_t start_ns, std::int64_t time_ns) const;
