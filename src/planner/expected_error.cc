@@ -27,7 +27,7 @@ std::optional<double> expected_error(const Plan& plan, const Job& job, int bucke
       const double weight = tensor.rms.value_or(1) * tensor.rms.value_or(1) * static_cast<double>(tensor.elems());
       total += weight;
       if (tensor.elems() > 0) (tensor.rms.has_value() ? has_rms : lacks_rms) = true;
-      if (!loses || tensor.elems() == 0) continue;
+      if (!loses || weight == 0) continue;
       const auto measured = std::find_if(tensor.errors.begin(), tensor.errors.end(), [&](const MeasuredError& error) {
         return error.codec == planned.codec || canonical_codec(error.codec) == canonical_codec(planned.codec);
       });

@@ -249,6 +249,139 @@ TEST(MakePlan, IsNoWorseThanEspressoOnItsJobs) {
   }
 }
 
+// Levels that take 2 ns a byte outside and 0.02 within; curves end at 64 MiB, and at 4 M elements.
+Cluster two_levels(std::vector<std::pair<const char*, std::int64_t>> codecs) {
+  Cluster cluster;
+  cluster.name = "two levels";
+  for (const auto& [name, ranks, largest_ns] :
+       {std::tuple("intra", 8, std::int64_t{1362177}), std::tuple("inter", 4, std::int64_t{134267728})}) {
+    ClusterLevel level = {name, ranks, "", {}, {}};
+    for (int k = static_cast<int>(OpKind::kAllReduce); k <= static_cast<int>(OpKind::kGather); ++k) {
+      const OpKind kind = static_cast<OpKind>(k);
+      level.collectives[kind] = {{4096, 64 << 20}, {50000, kind == OpKind::kAllReduce ? largest_ns : largest_ns / 2}};
+    }
+    cluster.levels.push_back(level);
+  }
+  for (const auto& [codec, largest_ns] : codecs) {
+    for (const OpKind direction : {OpKind::kEncode, OpKind::kDecode}) {
+      cluster.codecs.push_back({.codec = codec,
+                                .device = OpDevice::kGpu,
+                                .direction = direction,
+                                .curve = {{1024, 4 << 20}, {20000, largest_ns}},
+                                .unknown = {}});
+    }
+  }
+  return cluster;
+}
+
+Job equal_tensors(int count, std::int64_t elems) {
+  Job job;
+  job.name = "equal";
+  for (int t = 0; t < count; ++t) {
+    JobTensor tensor;
+    tensor.name = "t" + std::to_string(t);
+    tensor.shape = {elems};
+    tensor.ready_ns = (t + 1) * 1000000;
+    job.tensors.push_back(tensor);
+  }
+  return job;
+}
+
+// A gap of the link while the last tensor is decoded and encoded again, between its own two collectives, would stay as
+// long if less went before it: Algorithm 1 must not leave the others alone for it.
+TEST(MakePlan, EspressoKeepsWhatGoesBeforeAGapOfOneTensor) {
+  Job job = equal_tensors(20, 1 << 20);
+  for (std::size_t t = 1; t < job.tensors.size(); t += 2) job.tensors[t].dtype = DType::kFloat16;  // nothing is fused
+  const Cluster cluster = two_levels({{"topk(density=0.01)", 20991520}});
+  const std::int64_t dense_ns = make_plan(job, cluster, {}, "dense").value().predicted_step_ns;
+  EXPECT_LT(make_plan(job, cluster, {}, "espresso").value().predicted_step_ns, dense_ns * 3 / 5);
+}
+
+// Limits of memory may forbid what is cheapest, so that what is less cheap must be among the candidates.
+TEST(MakePlan, IsNoWorseThanTheCastUnderALimitOfMemory) {
+  const Job job = equal_tensors(20, 1 << 20);
+  const Cluster cluster = two_levels({{"topk(density=0.01)", 229715}, {"cast(bf16)", 229715}});
+  PlannerConstraints constraints;
+  constraints.max_memory_bytes = 8000000;
+  EXPECT_LE(make_plan(job, cluster, constraints).value().predicted_step_ns,
+            make_plan(job, cluster, constraints, "bf16").value().predicted_step_ns);
+}
+
+// Curves go on beyond their ends, where another codec may be the faster one.
+TEST(MakePlan, TakesTheCodecThatIsFasterForATensorBeyondItsCurve) {
+  const Job job = equal_tensors(1, 1 << 28);
+  const char* const sampled = "topk(density=0.01, select=sampled)";
+  Cluster cluster = two_levels({{"topk(density=0.01)", 1000000}, {sampled, 4100000}});
+  cluster.levels.erase(cluster.levels.begin());
+  for (CodecTimes& times : cluster.codecs) {
+    if (times.codec == sampled) times.curve.times_ns.front() = 3600000;
+  }
+  PlannerConstraints constraints;
+  constraints.allowed_codecs = {sampled};
+  const Plan plan = make_plan(job, cluster, {}).value(), alone = make_plan(job, cluster, constraints).value();
+  EXPECT_LE(plan.predicted_step_ns, alone.predicted_step_ns);
+  EXPECT_LE(plan.lower_bound_ns, alone.predicted_step_ns);
+}
+
+// Of curves that are flatter at their ends than before, which bounds must not make steeper there.
+TEST(MakePlan, BoundsAreBelowPlansWhereCurvesBecomeFlat) {
+  for (const auto& [bytes, times_ns] : {std::pair(std::vector<std::int64_t>{4 << 10, 64 << 10, 1 << 20},
+                                                  std::vector<std::int64_t>{1'000'000, 20'000'000, 25'000'000}),
+                                        std::pair(std::vector<std::int64_t>{1 << 20, 16 << 20, 32 << 20},
+                                                  std::vector<std::int64_t>{10'000'000, 170'000'000, 315'000'000})}) {
+    Cluster cluster = two_levels({{"cast(bf16)", 120000}});
+    cluster.levels.erase(cluster.levels.begin());
+    for (auto& [kind, curve] : cluster.levels[0].collectives) curve = {bytes, times_ns};
+    const Plan plan = make_plan(equal_tensors(1, 25 << 20), cluster, {}).value();
+    EXPECT_LE(plan.lower_bound_ns, plan.predicted_step_ns);
+    EXPECT_GE(plan.lower_bound_ns, plan.predicted_step_ns / 2);
+  }
+}
+
+// Where only one size of one collective was measured others are no faster than it.
+TEST(MakePlan, WhatWasNotMeasuredIsNotFaster) {
+  Cluster cluster = two_levels({});
+  cluster.levels.erase(cluster.levels.begin());
+  cluster.levels[0].collectives = {{OpKind::kAllReduce, {{1 << 20}, {10'000'000}}}};
+  EXPECT_GE(make_plan(equal_tensors(1, 25 << 20), cluster, {}).value().predicted_step_ns, 1'000'000'000);
+}
+
+// Pieces are the square of the ranks, and what they take has overflowed.
+TEST(MakePlan, ManyRanksMakeNothingFast) {
+  const Job job = equal_tensors(1, 25 << 20);
+  for (const int ranks : {1 << 20, 1 << 26, 1 << 30}) {
+    Cluster cluster = two_levels({{"sign", 229715}});
+    cluster.levels.erase(cluster.levels.begin());
+    cluster.levels[0].ranks = ranks;
+    const Plan plan = make_plan(job, cluster, {}).value();
+    EXPECT_LE(plan.lower_bound_ns, plan.predicted_step_ns) << ranks;
+    for (const PlanBucket& bucket : plan.buckets) {
+      for (const Operation& operation : bucket.option.operations) {
+        EXPECT_FALSE(operation.encoded && (operation.kind == OpKind::kAllGather || operation.kind == OpKind::kGather))
+            << ranks << ": " << bucket.option.to_string(plan.topology);
+      }
+    }
+  }
+}
+
+// As cortado.profile writes them: without errors, with an rms of 0.
+TEST(MakePlan, OfATensorWithoutAGradientNothingIsLost) {
+  Job job = equal_tensors(20, 1 << 20);
+  for (JobTensor& tensor : job.tensors) {
+    tensor.rms = 0.01;
+    tensor.errors = {{"cast(bf16)", 0.002}};
+  }
+  job.tensors[7].rms = 0;
+  job.tensors[7].errors.clear();
+  const Cluster cluster = two_levels({{"cast(bf16)", 52429}});
+  PlannerConstraints constraints;
+  constraints.max_total_error = 0.1;
+  const Plan limited = make_plan(job, cluster, constraints).value(), plan = make_plan(job, cluster, {}).value();
+  EXPECT_EQ(limited.predicted_step_ns, plan.predicted_step_ns);
+  for (const std::string& note : limited.notes) EXPECT_EQ(note.find("no measured error"), std::string::npos) << note;
+  EXPECT_NEAR(expected_error(limited, job).value(), 0.002, 1e-9);
+}
+
 TEST(MakePlan, DeclinesWhereNothingIsToBeGained) {
   Job job = job_named("resnet101");
   const Plan plan = make_plan(job, cluster_named("nvlink_100g"), {}).value();

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
+
+#include "core/checked_math.h"
 
 namespace cortado {
 
@@ -36,6 +39,7 @@ struct Link {
 };
 
 // Latency from the smallest measured size, bandwidth from the two largest, of the first collective that was measured.
+// Of one size either may be all of its time: both are taken to be.
 Link measured_link(const CollectiveCurves& curves, int ranks) {
   constexpr OpKind kByTrust[] = {OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kAllReduce, OpKind::kAllToAll,
                                  OpKind::kBroadcast, OpKind::kReduce,        OpKind::kGather};
@@ -47,7 +51,8 @@ Link measured_link(const CollectiveCurves& curves, int ranks) {
     const std::size_t last = curve.sizes.size() - 1;
     const auto size = [&](std::size_t i) { return static_cast<double>(curve.sizes[i]); };
     const auto time = [&](std::size_t i) { return static_cast<double>(curve.times_ns[i]); };
-    const double slope = last == 0 ? 0 : (time(last) - time(last - 1)) / (size(last) - size(last - 1));
+    if (last == 0) return {time(0) / form.hops, time(0) / size(0) / form.shares};
+    const double slope = (time(last) - time(last - 1)) / (size(last) - size(last - 1));
     return {std::max(0.0, time(0) - slope * size(0)) / form.hops, slope / form.shares};
   }
   return {};
@@ -92,7 +97,7 @@ std::int64_t CollectiveCost::time_ns(OpKind kind, LevelRange range, std::int64_t
                                      DType summed) const {
   const Range& levels = range_at(range);
   if (levels.link < 0 || bytes <= 0) return 0;
-  const std::int64_t total = bytes * groups;
+  const std::int64_t total = checked_mul(bytes, groups).value_or(std::numeric_limits<std::int64_t>::max());
   const Form& form = levels.forms[static_cast<std::size_t>(kind)];
   std::int64_t time_ns = 0;
   if (form.curve != nullptr) {

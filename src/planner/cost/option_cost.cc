@@ -5,10 +5,18 @@
 #include <bit>
 
 #include "core/check.h"
+#include "core/checked_math.h"
 
 namespace cortado {
 
 namespace {
+
+// Pieces are as many as the square of the ranks: of thousands of nodes more than counts.
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
+
+std::int64_t capped_mul(std::int64_t a, std::int64_t b, std::int64_t most) {
+  return std::min(checked_mul(a, b).value_or(most), most);
+}
 
 std::int64_t part_of(std::int64_t whole, std::int64_t parts) { return (whole + parts - 1) / parts; }
 
@@ -174,8 +182,9 @@ bool OptionCost::encode(const Operation& operation, PathState* state, OperationS
 bool OptionCost::decode(const Operation& operation, PathState* state, OperationSteps* steps) const {
   if (codec_ == nullptr || !codec_->runs_on(operation.device)) return false;
   if (codec_->traits.low_rank && state->piece_parts > 1) return false;
-  move_to(operation.device, state->pieces * payload_bytes(state->piece_parts), state, steps);
-  add(codec_resource(operation.device), state->pieces * decode_ns(operation.device, state->piece_parts), steps);
+  move_to(operation.device, held_payload_bytes(*state), state, steps);
+  const std::int64_t piece_ns = decode_ns(operation.device, state->piece_parts);
+  add(codec_resource(operation.device), capped_mul(state->pieces, piece_ns, kMaxNs), steps);
   state->encoded = false;
   state->pieces = 0;
   state->piece_parts = 1;
@@ -205,11 +214,11 @@ void OptionCost::travel(const Operation& operation, PathState* state, OperationS
     const bool has_factors = state->encoded && codec_->traits.low_rank && operation.kind == OpKind::kAllReduce &&
                              operation.levels == LevelRange{0, static_cast<int>(model_.cluster->levels.size()) - 1};
     const std::int64_t held = has_factors      ? factor_bytes()
-                              : state->encoded ? state->pieces * payload_bytes(state->piece_parts)
+                              : state->encoded ? held_payload_bytes(*state)
                                                : values_bytes(*state);
     // Of a codec with several rounds the collective runs once a round, with its share of the factors.
     const std::int64_t rounds = has_factors ? codec_->traits.rounds : 1;
-    const std::int64_t bytes = part_of(gathers ? held * n : held, rounds);
+    const std::int64_t bytes = part_of(gathers ? capped_mul(held, n, kMostBytes) : held, rounds);
     const DType summed = state->encoded ? codec_->sum_dtype : shape_.dtype;
     std::int64_t time_ns = rounds * model_.collectives.time_ns(operation.kind, operation.levels, bytes, groups, summed);
     const bool has_sizes = state->encoded && !codec_->traits.fixed_size && model_.gathers_sizes;
@@ -297,6 +306,10 @@ std::int64_t OptionCost::payload_bytes(std::int64_t parts) const {
   });
 }
 
+std::int64_t OptionCost::held_payload_bytes(const PathState& state) const {
+  return capped_mul(state.pieces, payload_bytes(state.piece_parts), kMostBytes);
+}
+
 std::int64_t OptionCost::factor_bytes() const {
   return shape_.sums != nullptr ? shape_.sums->factor_bytes(*codec_, shape_.first, shape_.last) : payload_bytes(1);
 }
@@ -350,8 +363,7 @@ bool make_chain(const CostModel& model, const CodecCost* codec, const BucketShap
     const bool in_place = operation.kind == OpKind::kAllReduce || operation.kind == OpKind::kReduce ||
                           operation.kind == OpKind::kBroadcast;
     if (!in_place) buffer = operation.kind == OpKind::kEncode ? 0 : 1 - buffer;
-    buffers[buffer] = std::max(
-        buffers[buffer], has_factors ? cost.factor_bytes() : state.pieces * cost.payload_bytes(state.piece_parts));
+    buffers[buffer] = std::max(buffers[buffer], has_factors ? cost.factor_bytes() : cost.held_payload_bytes(state));
     if (operation.kind != OpKind::kEncode || codec->traits.lossless) continue;
     ++chain->lossy_passes;
     const std::int64_t values = part_of(shape.elems, state.parts);

@@ -165,6 +165,7 @@ class OptionCost {
                                std::int64_t groups) const;
   std::int64_t values_bytes(const PathState& state) const;
   std::int64_t payload_bytes(std::int64_t parts) const;
+  std::int64_t held_payload_bytes(const PathState& state) const;  // of all pieces
   std::int64_t factor_bytes() const;
   template <typename Make>
   std::int64_t once(int what, std::int64_t parts, Make make) const;

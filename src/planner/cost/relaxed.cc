@@ -12,13 +12,20 @@ namespace {
 // True if it was changed. Time per unit is monotone between two points, so the points decide.
 bool relax(TimeCurve* curve) {
   bool changed = false;
+  const TimeCurve measured = *curve;
   for (std::size_t i = 1; i < curve->sizes.size(); ++i) {
     const __int128 most = static_cast<__int128>(curve->times_ns[i - 1]) * curve->sizes[i] / curve->sizes[i - 1];
     if (curve->times_ns[i] <= most + 1) continue;  // 1: curves are rounded
     curve->times_ns[i] = static_cast<std::int64_t>(most);
     changed = true;
   }
-  return changed;
+  if (!changed) return false;
+  // Beyond the last point neither steeper than the measured curve, nor than its own time per unit.
+  const std::int64_t last = curve->sizes.back(), time_ns = curve->times_ns.back();
+  const std::int64_t rise_ns = measured.at(2 * last) - measured.times_ns.back();
+  curve->sizes.push_back(2 * last);
+  curve->times_ns.push_back(time_ns + std::min(rise_ns, time_ns));
+  return true;
 }
 
 bool relax(CollectiveCurves* curves) {

@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// Curves for lower bounds: the largest ones that are nowhere above the measured ones and whose time per unit does not
-// rise with the size, with sums of all types as fast as float32's.
+// Curves for lower bounds: nowhere above the measured ones, with a time per unit that does not rise with the size, and
+// up to the largest measured size the largest such; with sums of all types as fast as float32's.
 #pragma once
 
 #include <optional>

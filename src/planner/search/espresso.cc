@@ -22,16 +22,19 @@ std::vector<SimulatedBucket> simulated(const Problem& problem, const std::vector
   return buckets;
 }
 
-// Buckets whose last use of the outermost link ends before its last gap.
+// Buckets whose last use of the outermost link ends before its last gap that waits for a bucket: one within a bucket's
+// chain, while it is coded, comes earlier when less is sent before it.
 std::vector<bool> travels_before_gap(const Problem& problem, Simulator* simulator, const std::vector<Placed>& plan) {
   std::vector<SimulatedEvent> events;
   simulator->run(simulated(problem, plan), Simulator::kNever, &events);
   const int outer = kLink + problem.levels() - 1;
   std::erase_if(events, [&](const SimulatedEvent& event) { return event.bucket < 0 || event.server != outer; });
-  std::vector<bool> before(plan.size(), false);
+  std::vector<bool> before(plan.size(), false), has_begun(plan.size(), false);
   std::int64_t gap_ns = -1;
-  for (std::size_t i = 1; i < events.size(); ++i) {
-    if (events[i].start_ns > events[i - 1].end_ns) gap_ns = events[i - 1].end_ns;
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    const bool is_first = !has_begun[events[i].bucket];
+    has_begun[events[i].bucket] = true;
+    if (i > 0 && is_first && events[i].start_ns > events[i - 1].end_ns) gap_ns = events[i - 1].end_ns;
   }
   std::vector<std::int64_t> last_ns(plan.size(), Simulator::kNever);
   for (const SimulatedEvent& event : events) last_ns[event.bucket] = event.end_ns;

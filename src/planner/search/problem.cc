@@ -163,7 +163,8 @@ Status Problem::prepare_errors(const Job& job) {
     const std::string spec = codec.codec->spec();
     int missing = 0;
     for (const JobTensor& tensor : job.tensors) {
-      double error = codec.traits.lossless ? 0 : -1;
+      // Where there is no gradient, or nothing of it, nothing is lost.
+      double error = codec.traits.lossless || tensor.elems() == 0 || tensor.rms == 0 ? 0 : -1;
       for (const MeasuredError& measured : tensor.errors) {
         if (canonical.at(measured.codec) == spec) error = measured.relative_l2;
       }
@@ -181,13 +182,14 @@ Status Problem::prepare_errors(const Job& job) {
 // Another codec that takes no more time anywhere and sends no more bytes does all that this one could, no slower.
 void Problem::drop_codecs_never_better(std::span<const std::string> spared) {
   if (constraints_.max_tensor_error.has_value() || constraints_.max_total_error.has_value()) return;
-  const auto never_above = [](const TimeCurve* a, const TimeCurve* b) {  // linear between the sizes of both
+  const std::int64_t all_elems = elems_before_.back();
+  const auto never_above = [&](const TimeCurve* a, const TimeCurve* b) {  // linear between the sizes of both
     if (b == nullptr) return true;
     if (a == nullptr) return false;
-    const std::int64_t beyond = std::max(a->sizes.back(), b->sizes.back()) * 2;
+    const std::int64_t beyond = std::max({a->sizes.back() * 2, b->sizes.back() * 2, all_elems});
     const auto no_more = [&](std::int64_t size) { return a->at(size) <= b->at(size); };
     return std::all_of(a->sizes.begin(), a->sizes.end(), no_more) &&
-           std::all_of(b->sizes.begin(), b->sizes.end(), no_more) && no_more(beyond) && no_more(beyond * 2);
+           std::all_of(b->sizes.begin(), b->sizes.end(), no_more) && no_more(beyond);
   };
   const auto sends_no_more = [](const CodecCost& a, const CodecCost& b) {
     for (std::int64_t elems = 1; elems <= std::int64_t{1} << 34; elems *= 2) {
@@ -289,6 +291,7 @@ const std::vector<int>& Problem::candidates_at(int size_class, DType dtype) {
   };
   const int codecs = static_cast<int>(codecs_.size());
   const std::int64_t elems = std::int64_t{1} << (size_class * kClassBits);
+  const bool may_be_forbidden = has_errors_ || constraints_.max_memory_bytes.has_value();
   std::vector<bool> is_worth(codecs, true);
   for (const float plentiful : kPlentiful) {
     const PriceSets prices = prices_by_scarcity(levels_, plentiful);
@@ -302,10 +305,10 @@ const std::vector<int>& Problem::candidates_at(int size_class, DType dtype) {
     }
     for (int codec = -1; codec < codecs; ++codec) {
       if (codec >= 0 && !is_worth[codec]) continue;
-      bool is_worth_here = codec < 0 || has_errors_;
+      bool is_worth_here = codec < 0 || may_be_forbidden;
       for (int set = 0; set < kPriceSets; ++set) {
-        // With limits of errors the cheapest one may be forbidden.
-        const float worth = has_errors_ || codec < 0 ? Pricer::kNoOption : least[set] * kWorthKeeping;
+        // With limits of errors or of memory the cheapest one may be forbidden.
+        const float worth = may_be_forbidden || codec < 0 ? Pricer::kNoOption : least[set] * kWorthKeeping;
         if (costs[codec + 1][set] >= worth) continue;
         is_worth_here = true;
         const Option option = pricer(codec).option(set);
