@@ -156,8 +156,10 @@ struct PredictedTime {
 std::vector<PredictedTime> compare_with_trace(const Timeline& timeline, const Trace& trace);
 
 // One self-contained page: the timelines of the best dense plan and of this one, over the same span, and of a measured
-// trace if there is one, with what was predicted; totals; every tensor. `explanation` is of this plan.
+// trace if there is one, with what was predicted; totals; every tensor. `explanation` is of this plan; `search_steps`
+// are those it was made with.
 Result<std::string> report_to_html(const Plan& plan, const Job& job, const Cluster& cluster,
-                                   const Explanation& explanation, const Trace* measured = nullptr);
+                                   const Explanation& explanation, const Trace* measured = nullptr,
+                                   std::int64_t search_steps = 0);
 
 }  // namespace cortado

@@ -39,17 +39,18 @@ int write(const std::string& path, std::string_view text) {
 
 double milliseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
 
-// Those of the cluster file that auto may use at this quality.
+// Those of the cluster file that auto may use in plans at this quality.
 Status allow_quality(const std::string& name, const Cluster& cluster, PlannerConstraints* constraints) {
   const Result<AutoOptions> options = AutoOptions::parse("auto(quality=" + name + ")");
   if (!options.ok()) return options.status();
-  for (const std::string& codec : auto_codecs(options.value().quality)) {
+  for (const std::string& codec : auto_plan_codecs(options.value().quality)) {
     const bool is_measured = std::any_of(cluster.codecs.begin(), cluster.codecs.end(),
                                          [&](const auto& times) { return canonical_codec(times.codec) == codec; });
     if (is_measured) constraints->allowed_codecs.push_back(codec);
   }
   if (!constraints->allowed_codecs.empty()) return {};
-  return Status(StatusCode::kInvalidArgument, "the cluster file has no times of a codec that auto may use at it");
+  return Status(StatusCode::kInvalidArgument,
+                "the cluster file has no times of a codec that auto may use in plans at it");
 }
 
 void print_summary(std::FILE* out, const Plan& plan, const Job& job, bool has_notes) {
@@ -146,7 +147,8 @@ int make_plan_file(const PlanOptions& options) {
   if (!explanation.ok()) return report_error("", explanation.status());
   if (options.explain) std::fprintf(out, "\n%s", explanation_to_text(explanation.value(), plan).c_str());
   if (options.html_path.empty()) return kDone;
-  const Result<std::string> page = report_to_html(plan, *job, *cluster, explanation.value(), measured.get());
+  const Result<std::string> page =
+      report_to_html(plan, *job, *cluster, explanation.value(), measured.get(), constraints.search_steps);
   return page.ok() ? write(options.html_path, page.value()) : report_error("", page.status());
 }
 

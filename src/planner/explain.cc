@@ -121,7 +121,7 @@ class Explainer {
     if (!found.is_allowed) {
       reason += ", over a limit";
     } else if (step_ns < step_ns_) {
-      reason += ", which the search has missed";
+      reason += ", which this plan does not take";
     }
     if (worst >= 0) {
       reason += ", " + milliseconds(more_ns) + " ms more of " +

@@ -149,9 +149,9 @@ void replace_all(std::string* text, const std::string& from, const std::string& 
 }  // namespace
 
 Result<std::string> report_to_html(const Plan& plan, const Job& job, const Cluster& cluster,
-                                   const Explanation& explanation, const Trace* measured) {
+                                   const Explanation& explanation, const Trace* measured, std::int64_t search_steps) {
   CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_plan(plan, job, cluster));
-  CORTADO_ASSIGN_OR_RETURN(Plan dense, make_plan(job, cluster, {}, "dense"));
+  CORTADO_ASSIGN_OR_RETURN(Plan dense, make_plan(job, cluster, {.search_steps = search_steps}, "dense"));
   std::set<std::string> codecs;
   for (const PlanBucket& bucket : plan.buckets) {
     if (bucket.option.encodes() > 0) codecs.insert(bucket.codec);

@@ -46,6 +46,23 @@ TEST(ReportToHtml, HoldsWhatItShows) {
   EXPECT_EQ(data["ways"][0][1], (nlohmann::json::array({"sign", "no candidate"})));
 }
 
+// Searched for as long as the plan was.
+TEST(ReportToHtml, ComparesWithTheDensePlanThatThePlanWasComparedWith) {
+  const Job job = load_job("tests/data/planner/jobs/gpt2.json").value();
+  const Cluster cluster = load_cluster("tests/data/planner/clusters/pcie_25g.json").value();
+  const PlannerConstraints constraints = {.allowed_codecs = {"cast(fp16)"}, .search_steps = 600000};
+  const Plan plan = make_plan(job, cluster, constraints).value();
+  Explanation explanation;
+  explanation.step_ns = plan.predicted_step_ns;
+  explanation.buckets.resize(plan.buckets.size());
+  const auto dense_of = [&](std::int64_t search_steps) -> std::int64_t {
+    return data_of(
+        report_to_html(plan, job, cluster, explanation, nullptr, search_steps).value())["timelines"][0]["step_ns"];
+  };
+  EXPECT_EQ(dense_of(constraints.search_steps), plan.dense_step_ns);
+  EXPECT_NE(dense_of(0), plan.dense_step_ns);
+}
+
 TEST(ReportToHtml, ShowsATraceBesideThePlan) {
   const Job job = load_job("tests/data/planner/jobs/lstm.json").value();
   const Cluster cluster = load_cluster("tests/data/planner/clusters/pcie_25g.json").value();

@@ -61,6 +61,7 @@ tr.chosen { font-weight: 600; }
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const ms = (ns, digits = 3) => ns < 0 ? "\u2013" : (ns / 1e6).toFixed(digits);
+const signedMs = (ns) => ns === null ? "\u2013" : (ns / 1e6).toFixed(3);
 const add = (parent, tag, text, attributes = {}) => {
   const node = document.createElement(tag);
   if (text !== undefined) node.textContent = text;
@@ -140,7 +141,7 @@ for (const [name, ns] of data.totals) {
 }
 
 // [heading, field, is a number, class, how to show]
-const columns = [["tensor", "name", false, "name"], ["elements", "elems", true, "wide"], ["ready, ms", "ready_ns", true, "wide", ms], ["bucket", "bucket", true, ""], ["codec", "codec", false, "codec"], ["option", "option", false, "wide"], ["error", "error", true, "wide", (x) => x === null ? "\u2013" : x.toPrecision(2)], ["gain, ms", "gain_ns", true, "", ms], ["runner-up", "runner_up", false, "wide"], ["step longer by, ms", "runner_up_ns", true, "wide", (ns) => ns === null ? "\u2013" : ms(Math.max(ns, 0))]];
+const columns = [["tensor", "name", false, "name"], ["elements", "elems", true, "wide"], ["ready, ms", "ready_ns", true, "wide", ms], ["bucket", "bucket", true, ""], ["codec", "codec", false, "codec"], ["option", "option", false, "wide"], ["error", "error", true, "wide", (x) => x === null ? "\u2013" : x.toPrecision(2)], ["gain, ms", "gain_ns", true, "", signedMs], ["runner-up", "runner_up", false, "wide"], ["step longer by, ms", "runner_up_ns", true, "wide", signedMs]];
 // The other ways of a tensor's bucket, as a row below it; again: gone.
 const toggleWays = (row, button, bucket) => {
   const shown = button.getAttribute("aria-expanded") === "true";
