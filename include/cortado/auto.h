@@ -40,6 +40,10 @@ const std::vector<AutoSetting>& auto_settings();
 // Their codecs, for calibrate().
 std::vector<std::string> auto_codecs(Quality quality);
 
+// Those of them that auto makes plans of. Of plans there is evidence for casts only: settings leave vectors alone,
+// plans need not. Low rank has warm starts that plans do not keep.
+std::vector<std::string> auto_plan_codecs(Quality quality);
+
 // Those of auto(...), but for cluster=FILE.
 const std::vector<Parameter>& auto_parameters();
 

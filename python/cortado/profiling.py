@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -163,7 +164,7 @@ class _Recorder:
     def __init__(self, named):
         self._named = named
         self._device = named[0][1].device
-        self._ready = {key: [] for key, _ in named}
+        self._ready = []  # of each step: when the gradients were complete that came
         self._forwards, self._backwards = [], []
         self._start_ns = 0
         self._hooks = [
@@ -176,11 +177,12 @@ class _Recorder:
         return time.perf_counter_ns()
 
     def _note(self, key):
-        self._ready[key].append(self._now_ns() - self._start_ns)
+        self._ready[-1][key] = self._now_ns() - self._start_ns  # of one that comes in parts, the last
 
     def run(self, forward):
         begin_ns = self._now_ns()
         value = forward()
+        self._ready.append({})
         self._start_ns = self._now_ns()
         value.backward()
         end_ns = self._now_ns()
@@ -196,7 +198,7 @@ class _Recorder:
         tensors = []
         for key, parameter in self._named:
             # Never ready: not used in this step. It travels all the same, at the end.
-            times = self._ready[key][skipped:]
+            times = [ready[key] for ready in self._ready[skipped:] if key in ready]
             ready_ns = min(backward_ns, int(statistics.median(times))) if times else backward_ns
             tensors.append(self._tensor(key, parameter, ready_ns, codecs))
         tensors.sort(key=lambda tensor: tensor["ready_ns"])
@@ -227,8 +229,9 @@ class _Recorder:
         tensor["rms"] = gradient.square().mean().sqrt().item()
         matrix = gradient.reshape(gradient.shape[0], -1) if gradient.dim() > 1 else gradient.reshape(1, -1)
         errors = {spec: _core.relative_error(spec, matrix.numpy()) for spec in codecs}
-        if errors:
-            tensor["errors"] = errors
+        tensor["errors"] = {spec: error for spec, error in errors.items() if math.isfinite(error)}  # fp16 may overflow
+        if not tensor["errors"]:
+            del tensor["errors"]
         return tensor
 
 

@@ -130,7 +130,7 @@ constexpr const char* kPlanFooter =
     "Examples:\n"
     "  cortado plan job.json cluster.json -o plan.json --explain\n"
     "  cortado plan job.json cluster.json --allow \"randk(density=0.01)\" --allow \"cast(fp16)\"\n"
-    "  cortado plan job.json cluster.json --quality balanced   what auto uses, and no more\n"
+    "  cortado plan job.json cluster.json --quality balanced   what auto makes plans of, and no more\n"
     "  cortado plan job.json cluster.json --strategy espresso\n"
     "  cortado plan job.json cluster.json --html report.html\n"
     "  cortado plan job.json cluster.json --measured trace.json\n"
@@ -156,7 +156,7 @@ void add_plan_command(CLI::App* plan, PlanOptions* options) {
                    "a codec that may be used, again for more; else all that were measured")
       ->type_name("SPEC")
       ->allow_extra_args(false);
-  plan->add_option("--quality", options->quality, "only codecs that auto may use at this quality (docs/auto.md)")
+  plan->add_option("--quality", options->quality, "only codecs that auto makes plans of at this quality (docs/auto.md)")
       ->check(CLI::IsMember({"safe", "balanced", "aggressive"}))
       ->excludes("--allow")
       ->type_name("NAME");

@@ -301,8 +301,10 @@ Status Calibrator::measure_codec(const std::string& spec, OpDevice device, std::
   CORTADO_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, make_codec(spec));
   const std::string where = device == OpDevice::kGpu ? " on the device" : "";
   Curve encode, decode;
+  bool is_long_enough = false;  // larger sizes take longer still, and what they take is told by the size before
   for (const std::int64_t elems : sizes_up_to(kSmallestElems, options_.max_elems)) {
-    if (!is_worth_it(encode, device == OpDevice::kCpu ? codings_of(elems) : 1)) {
+    is_long_enough |= !is_worth_it(encode, device == OpDevice::kCpu ? codings_of(elems) : 1);
+    if (is_long_enough) {
       points_done_ += 2;
       continue;
     }

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/checked_math.h"
 #include "cortado/cluster.h"
+#include "cortado/codec.h"
 #include "profile/places.h"
 
 namespace cortado {
@@ -38,7 +39,9 @@ Status check_errors(const std::string& place, const JobTensor& tensor) {
   std::set<std::string> codecs;
   for (const MeasuredError& error : tensor.errors) {
     const std::string where = place + ".errors[\"" + error.codec + "\"]";
-    if (!codecs.insert(error.codec).second) return refuse(where, "each codec once", "it again");
+    if (!codecs.insert(canonical_codec(error.codec)).second) {
+      return refuse(where, "each codec once", "it again, perhaps in another spelling");
+    }
     if (!(std::isfinite(error.relative_l2) && error.relative_l2 >= 0)) {
       return refuse(where, "a number of at least 0", std::to_string(error.relative_l2));
     }

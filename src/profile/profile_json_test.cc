@@ -123,6 +123,8 @@ TEST(JobJson, RefusesBadInputWithItsPlace) {
       {"bfloat16", "float64", "$.tensors[1].dtype: expected \"float32\", \"float16\" or \"bfloat16\""},
       {"\"rms\": 0.5", "\"rms\": -0.5", "$.tensors[1].rms: expected a number of at least 0"},
       {"\"rms\": 0.5", "\"rms\": -1", "$.tensors[1].rms: expected a number of at least 0"},
+      {"0.9}", R"(0.9, "topk": 0.9})",
+       "$.tensors[1].errors[\"topk\"]: expected each codec once, got it again, perhaps in another spelling"},
       {"0.9", "-0.9", "$.tensors[1].errors[\"topk(density=0.01)\"]: expected a number of at least 0"},
       {"\"forward_ns\": null", "\"forward_ns\": -5", "$.forward_ns: expected from 0"},
       {"\"forward_ns\": null", "\"backward_ns\": 69", "$.backward_ns: expected at least the last ready_ns, 70"},

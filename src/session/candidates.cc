@@ -49,17 +49,14 @@ std::vector<AutoSetting> allowed_settings(const AutoOptions& options, const std:
   return allowed;
 }
 
-bool is_low_rank(const std::string& codec) { return codec.starts_with("acp") || codec.starts_with("power"); }
-
-// What a plan may encode with. Of plans there is evidence for casts only: settings leave vectors alone, plans need not.
-// Low rank has warm starts that plans do not keep.
+// What a plan may encode with.
 std::vector<std::string> codecs_for_plans(const AutoOptions& options, const std::vector<std::string>& refused) {
   std::vector<std::string> codecs;
   if (std::find(refused.begin(), refused.end(), "plan") != refused.end()) return codecs;
+  const std::vector<std::string> of_plans = auto_plan_codecs(options.quality);
   for (const AutoSetting& setting : allowed_settings(options, refused)) {
     const std::string codec = codec_of_setting(setting.spec).value();
-    const bool is_allowed = options.quality == Quality::kAggressive || codec.starts_with("cast");
-    if (is_allowed && !is_low_rank(codec)) codecs.push_back(codec);
+    if (std::find(of_plans.begin(), of_plans.end(), codec) != of_plans.end()) codecs.push_back(codec);
   }
   return codecs;
 }

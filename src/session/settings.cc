@@ -54,4 +54,13 @@ std::vector<std::string> auto_codecs(Quality quality) {
   return codecs;
 }
 
+std::vector<std::string> auto_plan_codecs(Quality quality) {
+  std::vector<std::string> codecs = auto_codecs(quality);
+  std::erase_if(codecs, [&](const std::string& codec) {
+    const bool is_low_rank = codec.starts_with("acp") || codec.starts_with("power");
+    return is_low_rank || (quality != Quality::kAggressive && !codec.starts_with("cast"));
+  });
+  return codecs;
+}
+
 }  // namespace cortado

@@ -92,9 +92,20 @@ def test_quality_allows_what_auto_may_use(tmp_path):
     cluster["codecs"] = curves
     path.write_text(json.dumps(cluster))
     refused = cortado("plan", JOB, path, "--quality", "safe")
-    assert refused.returncode == 2 and "no times of a codec that auto may use" in refused.stderr
+    assert refused.returncode == 2 and "no times of a codec that auto may use in plans" in refused.stderr
     assert cortado("plan", JOB, CLUSTER, "--quality", "best").returncode != 0
     assert cortado("plan", JOB, CLUSTER, "--quality", "safe", "--allow", "topk(0.01)").returncode != 0
+
+
+def test_plans_of_balanced_are_those_of_auto(tmp_path):
+    plan = tmp_path / "plan.json"
+    path = tmp_path / "cluster.json"
+    path.write_text(CLUSTER.read_text().replace('"topk(density=0.01)"', '"quant(bits=4, round=dead_zone)"'))
+    assert cortado("plan", JOB, path, "--quality", "balanced", "-o", plan).returncode == 0
+    codecs = {bucket.get("codec", "none") for bucket in json.loads(plan.read_text())["buckets"]}
+    assert codecs <= {"none", "cast(fp16)"}
+    assert cortado("plan", JOB, path, "--quality", "aggressive", "-o", plan).returncode == 0
+    assert "quant" in plan.read_text()
 
 
 def test_a_search_may_spend_more(tmp_path):

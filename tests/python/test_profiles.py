@@ -14,6 +14,7 @@ from unittest import mock
 import cortado
 import pytest
 import torch
+import torch.utils.checkpoint
 from cortado import calibration
 from nets import loss_of, make_batch, make_net, make_optimizer, train
 from ranks import RanksFailed
@@ -265,6 +266,37 @@ def test_nothing_is_lost_of_a_tensor_that_was_not_used():
     tensors = {tensor["name"]: tensor for tensor in job.to_dict()["tensors"]}
     assert tensors["unused"]["rms"] == 0
     assert tensors["0.weight"]["rms"] > 0
+
+
+def test_a_codec_that_can_not_hold_a_gradient_has_no_error():
+    net = make_net()
+    job = cortado.profile(net, lambda: loss_of(net, make_batch(0, 0)) * 1e8, codecs=CODECS + ["cast(fp16)"], steps=1)
+    errors = [tensor["errors"] for tensor in job.to_dict()["tensors"]]
+    assert not all("cast(fp16)" in of_tensor for of_tensor in errors)
+    assert all(codec in of_tensor for codec in CODECS for of_tensor in errors)
+
+
+def test_a_gradient_that_comes_in_parts_is_ready_with_the_last():
+    shared = torch.nn.Linear(8, 8)
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, values):
+            return values.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            time.sleep(0.05)
+            return gradient
+
+    def loss():
+        values = torch.ones(4, 8, requires_grad=True)
+        for _ in range(2):
+            values = Slow.apply(torch.utils.checkpoint.checkpoint(shared, values, use_reentrant=True))
+        return values.sum()
+
+    job = cortado.profile(shared, loss, codecs=[], steps=2).to_dict()
+    assert all(tensor["ready_ns"] > 90e6 for tensor in job["tensors"])
 
 
 def test_the_optimizer_is_timed_when_it_is_given():
