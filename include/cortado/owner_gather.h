@@ -11,7 +11,8 @@
 //
 // The owner uses the decoded value too, so all ranks hold the same bytes, whatever the codec loses; with a lossless
 // codec (compso(bound=0), float_rans) those of `none`. With use_error_feedback an owner adds to a tensor what encoding
-// it has lost so far: the sum of what everyone got differs from the sum of the tensors by the last loss only.
+// it has lost so far: the sum of what everyone got differs from the sum of the tensors by the last loss only. A tensor
+// that is all zeros in a step, as that of a layer which nobody used, is sent as it is, and stays owed what it was.
 //
 // An OwnerGather is used by one thread at a time, by all ranks in the same order, and must be gone before its
 // communicator. After a fatal error each further call returns that error. It allocates while payloads grow.

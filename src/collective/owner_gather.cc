@@ -63,6 +63,13 @@ void store(float value, void* data, DType dtype, std::int64_t i) {
   }
 }
 
+bool is_all_zero(const TensorView& view) {
+  for (std::int64_t i = 0; i < view.elems(); ++i) {
+    if (load(view.data, view.dtype, i) != 0) return false;
+  }
+  return true;
+}
+
 // The tensors that one rank owns: their indices, and where they lie in the step in hand.
 struct OwnerShare {
   std::vector<std::size_t> lossy, exact;
@@ -117,6 +124,7 @@ class OwnerGatherImpl final : public OwnerGather {
         shares_(static_cast<std::size_t>(communicator->world_size())) {
     residuals_.resize(tensors_.size());
     roundings_.resize(tensors_.size());
+    defers_.resize(tensors_.size());
     carried_.resize(tensors_.size());
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const OwnedTensor& tensor = tensors_[i];
@@ -287,11 +295,14 @@ class OwnerGatherImpl final : public OwnerGather {
 
   // ---- encode
 
-  // What is encoded: the tensor, and with feedback what it still owes, as far as its dtype can tell.
+  // What is encoded: the tensor, and with feedback what it still owes, as far as its dtype can tell. Not with one of
+  // zeros, which may stand for a layer without a gradient in this step: nobody would apply what it gets.
   void carry(std::size_t i, const TensorView& view, bool adds_residual) {
     if (view.elems() == 0) return;
     std::memcpy(carried_[i].data(), view.data, carried_[i].size());
     if (!adds_residual || residuals_[i].empty()) return;
+    defers_[i] = is_all_zero(view) ? 1 : 0;
+    if (defers_[i] != 0) return;
     for (std::int64_t e = 0; e < view.elems(); ++e) {
       const float wanted = load(view.data, view.dtype, e) + residuals_[i][static_cast<std::size_t>(e)];
       store(wanted, carried_[i].data(), view.dtype, e);
@@ -436,14 +447,19 @@ class OwnerGatherImpl final : public OwnerGather {
       const TensorView& decoded = own().lossy_views[k];
       std::vector<float>& residual = residuals_[own().lossy[k]];
       const std::vector<float>& rounding = roundings_[own().lossy[k]];
+      const bool defers = defers_[own().lossy[k]] != 0;
       for (std::int64_t e = 0; e < decoded.elems(); ++e) {
         const float wanted = load(sources_[k].data, decoded.dtype, e);
         const float difference = wanted - load(decoded.data, decoded.dtype, e);
         lost += static_cast<double>(difference) * difference;
         total += static_cast<double>(wanted) * wanted;
         if (!keeps || residual.empty()) continue;
-        residual[static_cast<std::size_t>(e)] =
-            difference + (rounding.empty() ? 0 : rounding[static_cast<std::size_t>(e)]);
+        float& owed = residual[static_cast<std::size_t>(e)];
+        if (defers) {
+          owed += difference;
+        } else {
+          owed = difference + (rounding.empty() ? 0 : rounding[static_cast<std::size_t>(e)]);
+        }
       }
     }
     if (keeps) report_.relative_l2_error = total > 0 ? std::sqrt(lost / total) : 0;
@@ -466,6 +482,7 @@ class OwnerGatherImpl final : public OwnerGather {
   std::vector<std::vector<std::byte>> carried_;
   std::vector<std::vector<float>> residuals_;
   std::vector<std::vector<float>> roundings_;             // of what is carried, where the tensor is not float32
+  std::vector<char> defers_;                              // its residual to a later step, as it is all zeros
   std::vector<ConstTensorView> sources_, exact_sources_;  // what this rank encodes
 
   std::vector<std::byte> sent_, received_, rest_, joined_, scratch_;
