@@ -442,7 +442,7 @@ class KFAC:
             self._further_calls[index] += self._open_calls[index] > 0
             self._open_calls[index] += 1
             self._opened_in[index] = backward_pass
-            output.register_hook(on_output_gradient)
+            _hook_gradient(output, on_output_gradient)
 
         return _Hook(on_forward)
 
@@ -920,6 +920,17 @@ class _Hook:
 def _current_backward_pass():
     """The number of the backward pass in which this is called; it has no public name."""
     return getattr(torch._C, "_current_graph_task_id", lambda: _NO_BACKWARD_PASS)()
+
+
+def _hook_gradient(output, act):
+    """Of a view of all of its base (a linear layer's output of three dimensions) the hook is on the base: that on the
+    view goes with its node where what comes next (an activation) works in place."""
+    base, shape = output._base, output.shape
+    is_whole = base is not None and base.grad_fn is not None and base.numel() == output.numel()
+    if is_whole and base.is_contiguous() and output.is_contiguous():
+        base.register_hook(lambda gradient: act(gradient.reshape(shape)))
+    else:
+        output.register_hook(act)
 
 
 def _schedule_of(lr):

@@ -542,6 +542,44 @@ def test_checkpointed_activations_count_once(use_reentrant, is_called_twice):
     assert fallbacks[0] == fallbacks[1] and len(fallbacks[0]) == is_called_twice
 
 
+class Sum(nn.Module):
+    """y += x"""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, y):
+        x = torch.full_like(y, 0.1)
+        return y.add_(x) if self.in_place else y + x
+
+
+def after_in_place(in_place, operation, shape, checkpointing):
+    """The factors and gradients of two linear layers with an operation between that may be in place."""
+    torch.manual_seed(0)
+    between = Sum(in_place) if operation is Sum else operation(inplace=in_place)
+    model = nn.Sequential(nn.Linear(6, 8), between, nn.Linear(8, 3))
+    kfac = cortado.KFAC(model, **QUIET)
+    for _ in range(2):
+        model.zero_grad()
+        x = torch.randn(*shape, 6, requires_grad=True)
+        y = model(x) if checkpointing is None else checkpoint(model, x, use_reentrant=checkpointing)
+        y.square().mean().backward()
+        assert kfac.step()
+    layers = kfac.state_dict()["layers"]
+    held = [values for layer in layers.values() for name, values in layer.items() if name.endswith("factor")]
+    assert not torch.equal(layers["0"]["g_factor"], torch.eye(8)[torch.tril_indices(8, 8).unbind()])
+    return torch.cat([values.flatten() for values in (*held, *(p.grad for p in model.parameters()))])
+
+
+@pytest.mark.parametrize("checkpointing", [None, False, True])  # use_reentrant
+@pytest.mark.parametrize("operation", [nn.ReLU, nn.Dropout, Sum])
+@pytest.mark.parametrize("shape", [(9,), (4, 5), (2, 3, 5)])
+def test_what_follows_may_work_in_place(shape, operation, checkpointing):
+    plain, in_place = (after_in_place(how, operation, shape, checkpointing) for how in (False, True))
+    assert torch.equal(plain, in_place)
+
+
 def test_a_layer_that_is_not_called():
     model = nn.ModuleDict({"used": nn.Linear(4, 3), "idle": nn.Linear(4, 3)})
     kfac = cortado.KFAC(model, **QUIET)
