@@ -101,7 +101,7 @@ class OwnerGather {
   virtual OwnerGatherReport report() const = 0;
 
   // Residuals of the tensors this rank owns. Loading takes those it finds by name and sets the others to zero; sizes
-  // must agree.
+  // must agree. One rank loses nothing and keeps none: it saves zeros.
   virtual std::vector<OwnerResidual> save_residuals() const = 0;
   virtual Status load_residuals(const std::vector<OwnerResidual>& residuals) = 0;
 };

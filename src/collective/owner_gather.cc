@@ -135,7 +135,7 @@ class OwnerGatherImpl final : public OwnerGather {
       report_.all_dense_bytes += view.size_bytes();
       if (tensor.owner != rank()) continue;
       report_.dense_bytes += view.size_bytes();
-      if (tensor.is_exact) continue;
+      if (tensor.is_exact || is_alone()) continue;
       carried_[i].resize(static_cast<std::size_t>(view.size_bytes()));
       sources_.emplace_back(carried_[i].data(), view.dtype, view.rows, view.cols);
       if (!options_.use_error_feedback) continue;
@@ -165,7 +165,7 @@ class OwnerGatherImpl final : public OwnerGather {
       for (std::size_t k = 0; k < share.lossy.size(); ++k) share.lossy_views[k].data = data[share.lossy[k]];
       for (std::size_t k = 0; k < share.exact.size(); ++k) share.exact_views[k].data = data[share.exact[k]];
     }
-    if (communicator_->world_size() == 1) {
+    if (is_alone()) {
       ++report_.steps;
       if (!notes.empty()) notes[0] = own_note;
       return {};
@@ -195,8 +195,10 @@ class OwnerGatherImpl final : public OwnerGather {
 
   std::vector<OwnerResidual> save_residuals() const override {
     std::vector<OwnerResidual> saved;
+    if (!options_.use_error_feedback) return saved;
     for (const std::size_t i : own().lossy) {
-      if (!residuals_[i].empty()) saved.push_back({tensors_[i].name, residuals_[i]});
+      if (elems(i) == 0) continue;
+      saved.push_back({tensors_[i].name, is_alone() ? std::vector<float>(elems(i)) : residuals_[i]});
     }
     return saved;
   }
@@ -208,9 +210,9 @@ class OwnerGatherImpl final : public OwnerGather {
     };
     for (const std::size_t i : own().lossy) {
       const auto entry = find(i);
-      if (entry == saved.end() || residuals_[i].empty() || entry->values.size() == residuals_[i].size()) continue;
+      if (entry == saved.end() || !options_.use_error_feedback || entry->values.size() == elems(i)) continue;
       return make_error(StatusCode::kMismatch, "the saved residual of %s has %zu values, the tensor has %zu",
-                        entry->name.c_str(), entry->values.size(), residuals_[i].size());
+                        entry->name.c_str(), entry->values.size(), elems(i));
     }
     for (const std::size_t i : own().lossy) {
       const auto entry = find(i);
@@ -226,6 +228,8 @@ class OwnerGatherImpl final : public OwnerGather {
 
  private:
   int rank() const { return communicator_->rank(); }
+  bool is_alone() const { return communicator_->world_size() == 1; }  // then nothing is encoded, and nothing owed
+  std::size_t elems(std::size_t i) const { return static_cast<std::size_t>(tensors_[i].rows * tensors_[i].cols); }
   const OwnerShare& own() const { return shares_[static_cast<std::size_t>(rank())]; }
 
   Status check_arguments(std::span<void* const> data, std::span<OwnerNote> notes) const {
@@ -260,7 +264,7 @@ class OwnerGatherImpl final : public OwnerGather {
       share.most_bytes = codec_.max_payload_bytes(share.lossy_views) + exact_.max_payload_bytes(share.exact_views);
       scratch_bytes = std::max(scratch_bytes, codec_.scratch_bytes(share.lossy_views));
     }
-    reserve(&scratch_, scratch_bytes);
+    if (!is_alone()) reserve(&scratch_, scratch_bytes);
   }
 
   // As before the first step: sizes that vary are not known.
@@ -478,7 +482,7 @@ class OwnerGatherImpl final : public OwnerGather {
   std::uint64_t codec_hash_ = 0;
   std::uint64_t exact_scratch_bytes_ = 0;
 
-  // By tensor; empty where this rank is not the owner, or the tensor is exact.
+  // By tensor; empty where this rank is not the owner or the only rank, or the tensor is exact.
   std::vector<std::vector<std::byte>> carried_;
   std::vector<std::vector<float>> residuals_;
   std::vector<std::vector<float>> roundings_;             // of what is carried, where the tensor is not float32

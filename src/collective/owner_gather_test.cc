@@ -239,6 +239,30 @@ TEST(OwnerGather, ResidualsCanBeSavedAndLoaded) {
   }
 }
 
+TEST(OwnerGather, OneRankNeedsNoMemory) {
+  LocalGroup group(1);
+  const std::vector<OwnedTensor> tensors = {{.name = "a", .rows = 40, .cols = 30},
+                                            {.name = "b", .dtype = DType::kBFloat16, .rows = 7, .cols = 9},
+                                            {.name = "values", .rows = 1, .cols = 13, .is_exact = true}};
+  const OwnerGatherOptions options{.codec = "compso(bound=0.02)", .use_error_feedback = true};
+  const auto gather = OwnerGather::create(tensors, options, group.communicator(0)).value();
+  EXPECT_EQ(gather->report().memory_bytes, 0);
+  const Values before = fill(tensors, 0, 0);
+  Values values = before;
+  ASSERT_TRUE(gather->run(0, addresses(&values)).ok());
+  ASSERT_TRUE(gather->set_codec("quant(bits=4)").ok());
+  ASSERT_TRUE(gather->run(1, addresses(&values)).ok());
+  EXPECT_EQ(values, before);
+  // States are as those of several ranks, which can load them.
+  const std::vector<OwnerResidual> saved = gather->save_residuals();
+  ASSERT_EQ(saved.size(), 2u);
+  EXPECT_EQ(saved[0].values, std::vector<float>(1200));
+  EXPECT_EQ(saved[1].values, std::vector<float>(63));
+  EXPECT_TRUE(gather->load_residuals(saved).ok());
+  EXPECT_EQ(gather->load_residuals({{"b", {1, 2}}}).code(), StatusCode::kMismatch);
+  EXPECT_EQ(gather->report().memory_bytes, 0);
+}
+
 TEST(OwnerGather, NonFiniteTensorsReachAllAndNoResidual) {
   for (const char* codec : {"none", "topk(density=0.1)", "compso(bound=0.02)", "quant(bits=4)", "sign"}) {
     for (const Status& status : run_ranks(kRanks, [&](Communicator& communicator) -> Status {
