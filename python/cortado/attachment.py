@@ -46,13 +46,16 @@ def is_open(attachment):
     return attachment in _open
 
 
-def holder_of(parameters):
-    """The open attachment that averages the gradient of one of ``parameters``, or None."""
+def holders_of(parameters):
+    """All open attachments that average the gradient of one of ``parameters``, in an order of this process alone."""
     parameters = list(parameters)
-    for attachment in tuple(_open):  # one may go meanwhile
-        if any(parameter in attachment._index for parameter in parameters):
-            return attachment
-    return None
+    attachments = tuple(_open)  # one may go meanwhile
+    return [one for one in attachments if any(parameter in one._index for parameter in parameters)]
+
+
+def holder_of(parameters):
+    """One of holders_of(), or None."""
+    return next(iter(holders_of(parameters)), None)
 
 
 def without_holder(parameters):

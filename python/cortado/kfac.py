@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from . import _core
 from .agreement import SETUP_TIMEOUT_S, agree_on_flag, agree_on_text, damage_ends_all, on_all_ranks
-from .attachment import Attachment, holder_of, is_open, without_holder
+from .attachment import Attachment, holder_of, holders_of, is_open, without_holder
 from .calibration import calibrate
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, TorchGroup
@@ -243,7 +243,7 @@ class KFAC:
             options["cluster"] = measured.to_json()
         self._options = options
         self._reduce_gradients = False if is_ddp and reduce_gradients is None else reduce_gradients
-        self._averager = self._nobody_averages = None  # not known yet
+        self._averagers, self._nobody_averages = [], None  # not known yet
         if self._reduce_gradients is None and holder_of(self._model.parameters()) is not None:
             gc.collect()  # a DDP that nobody has any more averages nothing, on all ranks from now on
         with damage_ends_all(self._group):
@@ -520,16 +520,17 @@ class KFAC:
         same point on all ranks."""
         if self._world_size == 1 or self._reduce_gradients is not None:
             return self._world_size > 1 and self._reduce_gradients
-        if self._averager is not None and not is_open(self._averager):
-            if not isinstance(self._averager, Reducer):
+        closed = [averager for averager in self._averagers if not is_open(averager)]
+        if closed:
+            if not all(isinstance(averager, Reducer) for averager in closed):
                 self._refuse(CortadoError("the DDP module that averaged the gradients is gone: make a new KFAC"))
-            self._averager = self._nobody_averages = None
+            self._averagers, self._nobody_averages = [], None
         if self._nobody_averages is None:
             self._nobody_averages = self._find_averager()
         return self._nobody_averages
 
     def _find_averager(self):
-        """To _averager; True if there is none."""
+        """To _averagers; True if there are none."""
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         left = without_holder(parameters)
         if left and len(left) < len(parameters):
@@ -539,28 +540,30 @@ class KFAC:
                 "let it have all of them, or say reduce_gradients=False and average the others yourself"
             )
             self._refuse(SpecError(text))
-        self._averager = None if left else holder_of(parameters)
+        self._averagers = [] if left else holders_of(parameters)
         return bool(left)
 
     def _has_equal_gradients(self):
-        """Whether DDP or a Reducer is known to have averaged what is preconditioned over all of these ranks."""
+        """Whether DDP or Reducers are known to have averaged what is preconditioned over all of these ranks."""
         if self._world_size == 1:
             return True
-        holder = holder_of(self._model.parameters())
+        holders = holders_of(self._model.parameters())
         hooks = [] if self._ddp is None else getattr(self._ddp, "_comm_hooks", [(None, None)])
-        if holder is None:  # ddp_hook's is known to its DDP only
-            holder = next((state for _, state in hooks if isinstance(state, Attachment)), None)
-        if holder is not None:
-            averages_all = all(p in holder._index for layer in self._trained_layers() for p in layer.parameters)
-            group = holder._group._group
-        elif self._ddp is not None:
-            # A hook that is not ours may leave ranks with their own.
-            averages_all = not self._ddp.parameters_to_ignore and not hooks
-            group = self._ddp.process_group
-        else:
+        if not holders:  # ddp_hook's is known to its DDP only
+            holders = [state for _, state in hooks if isinstance(state, Attachment)]
+        if holders:
+            spanning = [holder for holder in holders if self._is_within(holder._group._group)]
+            own = (p for layer in self._trained_layers() for p in layer.parameters)
+            return all(any(p in holder._index for holder in spanning) for p in own)
+        if self._ddp is None:
             return False
+        # A hook that is not ours may leave ranks with their own.
+        return not self._ddp.parameters_to_ignore and not hooks and self._is_within(self._ddp.process_group)
+
+    def _is_within(self, group):
+        """Whether all ranks of K-FAC are in this process group."""
         ranks = dist.get_process_group_ranks(self._process_group)
-        return averages_all and set(ranks) <= set(dist.get_process_group_ranks(group))
+        return set(ranks) <= set(dist.get_process_group_ranks(group))
 
     def _trained_layers(self):
         return [layer for layer in self._layers if layer.is_trained]

@@ -354,6 +354,36 @@ def test_a_reducer_of_a_part_of_the_model_is_refused(pools):
         pools(2).close()
 
 
+def two_reducers(model):
+    """Between them they have all parameters."""
+    return [cortado.Reducer(list(part.named_parameters()), "none", verbose=False) for part in (model[:3], model[3:])]
+
+
+def close_one_of_two(me, which):
+    model = make_model(me, uses_ddp=False)
+    reducers = two_reducers(model)
+    kfac = cortado.KFAC(model, verbose=False, timeout_s=20)
+    for step in range(2):
+        model.zero_grad()
+        loss_of(model, make_batch(me.rank, step)).backward()
+        for reducer in reducers:
+            reducer.wait()
+        if step == 0:
+            assert kfac.step()
+            reducers.pop(which).close()
+    with pytest.raises(cortado.SpecError, match=r"averages the gradients of \d of the 8 parameters"):
+        kfac.step()
+    me._models.clear()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_closing_of_one_of_two_reducers_is_noticed(pools, which):
+    try:
+        pools(2).run(close_one_of_two, which=which)
+    finally:
+        pools(2).close()
+
+
 def stop_averaging(me, how):
     """What has averaged the gradients goes, while KFAC stays."""
     model = make_model(me, uses_ddp=False)
@@ -546,7 +576,8 @@ def spoil(me, averaging):
     model = make_model(me, averaging.startswith("DistributedDataParallel"))
     if averaging.endswith("by a hook"):
         model.register_comm_hook(None, default_hooks.allreduce_hook)
-    reducer = cortado.Reducer(model, "none", verbose=False) if averaging == "cortado.Reducer" else None
+    reducers = [cortado.Reducer(model, "none", verbose=False)] if averaging == "cortado.Reducer" else []
+    reducers = two_reducers(model) if averaging == "cortado.Reducer, two of them" else reducers
     options = {"reduce_gradients": False} if averaging == "the caller" else {}
     kfac = cortado.KFAC(model, strategy="mem-opt", verbose=False, timeout_s=20, **options)
     assert f"averaged by {averaging.partition(',')[0]}" in kfac.describe().replace("cortado.attach or ", "")
@@ -555,7 +586,7 @@ def spoil(me, averaging):
         model.zero_grad()
         loss = loss_of(model, make_batch(me.rank, step))
         (loss * (float("inf") if step == 1 and me.rank == 1 else 1)).backward()
-        if reducer is not None:
+        for reducer in reducers:
             reducer.wait()
         for parameter in model.parameters() if averaging == "the caller" else ():
             dist.all_reduce(parameter.grad)
@@ -573,12 +604,13 @@ def spoil(me, averaging):
         "DistributedDataParallel",
         "DistributedDataParallel, by a hook",  # which may not average
         "cortado.Reducer",
+        "cortado.Reducer, two of them",
         "step()",
         "the caller",
     ],
 )
 def test_a_step_that_is_not_finite_leaves_factors_alone(pools, averaging):
-    is_known = averaging in ("DistributedDataParallel", "cortado.Reducer", "step()")
+    is_known = averaging in ("DistributedDataParallel", "step()") or averaging.startswith("cortado.Reducer")
     for outcome in pools(3).run(spoil, averaging=averaging):
         assert outcome[:3] == ([True, False, True], 2 if is_known else 3, 1)
         assert outcome[3] or not is_known
