@@ -643,6 +643,7 @@ class KFAC:
         with the preconditioned gradients, and where these overflow though the gradients did not.
         """
         start_ns = time.perf_counter_ns()
+        self._refuse_before_wait()
         if self._skips_steps and self._reduces() and not self._is_synchronized:
             text = (
                 "the ranks' gradients were unscaled before they were averaged, so a GradScaler would see an overflow "
@@ -678,6 +679,12 @@ class KFAC:
         self._has_forward_pass = False
         self._step_ns += time.perf_counter_ns() - start_ns
         return is_finite
+
+    def _refuse_before_wait(self):
+        for holder in holders_of(self._model.parameters()):
+            if isinstance(holder, Reducer) and holder._owes_wait:
+                text = "kfac.step() comes after reducer.wait(), which averages the gradients that it preconditions"
+                self._refuse(CortadoError(text))
 
     def _warn_of_no_forward_pass(self):
         """In a step that updates factors, whose note in report() few would read."""

@@ -138,6 +138,11 @@ class Reducer(Attachment):
         self._given[index] = (gradient, gradient._version)
         self._carrier.add(index, gradient.detach())
 
+    @property
+    def _owes_wait(self):
+        """Whether there were gradients since the last wait()."""
+        return self._step_begun or bool(self._accumulated)
+
     def _check_usable(self):
         if self._failure is not None:
             raise CortadoError(f"this Reducer failed in an earlier step: {self._failure}") from self._failure
@@ -175,7 +180,7 @@ class Reducer(Attachment):
         clipping, the optimizer's step.
         """
         self._check_usable()
-        if not self._step_begun and not self._accumulated:
+        if not self._owes_wait:
             raise CortadoError("wait(): there was no backward pass since the last wait()")
         start_ns = time.perf_counter_ns()
         try:

@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """KFAC on several ranks: strategies, compression, with and without DDP, saving, and ranks that fail."""
 
+import contextlib
 import gc
 import json
 import time
@@ -350,6 +351,30 @@ def reduce_a_part(me):
 def test_a_reducer_of_a_part_of_the_model_is_refused(pools):
     try:
         pools(2).run(reduce_a_part)
+    finally:
+        pools(2).close()
+
+
+def step_before_wait(me, syncs):
+    model = make_model(me, uses_ddp=False)
+    reducer = cortado.Reducer(model, "none", verbose=False)
+    kfac = cortado.KFAC(model, verbose=False, timeout_s=20)
+    for step in range(2):
+        model.zero_grad()
+        with contextlib.nullcontext() if syncs or step == 0 else reducer.no_sync():
+            loss_of(model, make_batch(me.rank, step)).backward()
+        if step == 0:
+            reducer.wait()
+            assert kfac.step()
+    with pytest.raises(cortado.CortadoError, match=r"kfac.step\(\) comes after reducer.wait\(\)"):
+        kfac.step()
+    me._models.clear()
+
+
+@pytest.mark.parametrize("syncs", [True, False])
+def test_a_step_before_the_wait_of_a_reducer_is_refused(pools, syncs):
+    try:
+        pools(2).run(step_before_wait, syncs=syncs)
     finally:
         pools(2).close()
 
