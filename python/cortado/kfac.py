@@ -274,6 +274,7 @@ class KFAC:
             for i, layer in enumerate(self._layers)
         ]
         weakref.finalize(self, _remove, self._hooks)
+        weakref.finalize(self, _remove, self._watches)
         for layer in self._layers:
             _holders[layer.module] = weakref.ref(self)
         if self._rank == 0:
@@ -494,19 +495,22 @@ class KFAC:
         self._has_forward_pass = False
         self._forget_batches()
         self._forget_average()
+        _remove(self._watches)
 
-    def _forget_average(self, _parameter=None):
+    def _forget_average(self):
         self._is_synchronized, self._is_finite = False, True
 
     def _watch_gradients(self, parameters):
         """Gradients that change once they were averaged are not averaged any more: no step() came."""
-        self._unwatch_gradients()
-        self._watches = [p.register_post_accumulate_grad_hook(self._forget_average) for p in parameters]
+        _remove(self._watches)
+        kfac = weakref.ref(self)  # the model does not keep it
 
-    def _unwatch_gradients(self):
-        for watch in self._watches:
-            watch.remove()
-        self._watches = []
+        def forget_average(_parameter):
+            alive = kfac()
+            if alive is not None:
+                alive._forget_average()
+
+        self._watches.extend(p.register_post_accumulate_grad_hook(forget_average) for p in parameters)
 
     def _forget_batches(self):
         self._core.reset_batch()
@@ -660,7 +664,7 @@ class KFAC:
         self._average()
         is_finite = self._is_finite
         self._forget_average()
-        self._unwatch_gradients()
+        _remove(self._watches)
         if not self._reduces() and self._has_equal_gradients():
             is_finite = self._are_gradients_finite()  # the same on all ranks
         if is_finite:
@@ -831,6 +835,7 @@ class KFAC:
     def detach(self):
         """Removes the hooks from the model, which another KFAC may precondition then."""
         _remove(self._hooks)
+        _remove(self._watches)
         for layer in self._layers:
             if _holders.get(layer.module, lambda: None)() is self:
                 del _holders[layer.module]

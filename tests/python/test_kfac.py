@@ -212,6 +212,21 @@ def test_a_model_does_not_keep_its_kfac():
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
 
 
+@pytest.mark.parametrize("how", ["dropped", "reset_batch", "detach", "step"])
+def test_a_model_whose_gradients_were_averaged_does_not_keep_its_kfac(how):
+    model = Net()
+    kfac = cortado.KFAC(model, **QUIET)
+    backward(model, 0)
+    kfac._watch_gradients(model.parameters())  # as synchronize() does on several ranks
+    assert all(p._post_accumulate_grad_hooks for p in model.parameters())
+    if how != "dropped":
+        getattr(kfac, how)()
+        assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    del kfac
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    assert cortado.KFAC(model, **QUIET)
+
+
 def test_skip_layers_is_one_pattern_or_several():
     assert cortado.KFAC(Net(), skip_layers="^same$", **QUIET).skipped["same"] == "skip_layers"
     with pytest.raises(cortado.SpecError, match="no regular expression"):

@@ -571,6 +571,19 @@ def test_a_step_that_is_left_out_behind_synchronize(pools, overflows, resets):
     pools(2).run(leave_out_the_step, overflows=overflows, resets=resets)
 
 
+def drop_behind_synchronize(me):
+    model, kfac, _ = make_run(me, {}, uses_ddp=False)
+    loss_of(model, make_batch(me.rank, 0)).backward()
+    kfac.synchronize()
+    kfac.reset_batch()
+    del kfac
+    cortado.KFAC(model, verbose=False)
+
+
+def test_a_kfac_that_is_dropped_behind_synchronize_is_gone(pools):
+    pools(2).run(drop_behind_synchronize)
+
+
 def look_at_the_loss(me, is_behind):
     """Two micro-batches a step, and forward passes without a backward pass behind synchronize(), or before it."""
     model, kfac, optimizer = make_run(me, {"strategy": "mem-opt"}, uses_ddp=False)
