@@ -605,6 +605,8 @@ class KFAC:
         wide = torch.float64 if any(p.dtype == torch.float64 for p in others) else torch.float32
         flags = torch.tensor([*(float(p.grad is not None) for p in parameters), float(is_non_finite)], dtype=wide)
         for name, parameter in self._model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 text = f'step() averages dense gradients, that of "{name}" is {parameter.grad.layout}: sparse=False'
                 self._refuse(SpecError(text))

@@ -474,6 +474,30 @@ def test_sparse_gradients_are_refused_on_all_ranks(pools):
     assert longest_wait(pools, sparse_gradients) < 10  # timeout_s is 20
 
 
+def complex_parameter(me, is_frozen):
+    """That of a Fourier layer, say."""
+    model = make_model(me, uses_ddp=False)
+    model[1].register_parameter("phases", torch.nn.Parameter(torch.ones(3, dtype=torch.complex64), not is_frozen))
+    kfac = cortado.KFAC(model, verbose=False, timeout_s=20)
+    begin = time.monotonic()
+    loss_of(model, make_batch(me.rank, 0)).backward()
+    if is_frozen:
+        assert kfac.step()
+    else:
+        with pytest.raises(cortado.SpecError, match='step.. averages real gradients, "1.phases" is torch.complex64'):
+            kfac.step()
+    me._models.clear()
+    return time.monotonic() - begin
+
+
+def test_complex_gradients_are_refused(pools):
+    assert longest_wait(pools, complex_parameter, is_frozen=False) < 10  # timeout_s is 20
+
+
+def test_a_complex_parameter_that_is_frozen_is_none_of_the_gradients(pools):
+    pools(2).run(complex_parameter, is_frozen=True)
+
+
 def scale_goes_wrong(me, scale):
     model = make_model(me, uses_ddp=False)
     kfac = cortado.KFAC(model, grad_scaler=lambda: scale if me.rank == 1 else 8.0, verbose=False, timeout_s=20)
