@@ -520,17 +520,25 @@ def _behind_ddp(call):
 
 
 class _Touched:
-    """Which parameters backward passes have given a gradient since clear(), those in no_sync() too."""
+    """Which parameters backward passes have given a gradient since clear(), those in no_sync() too. A frozen one takes
+    no hook: it counts as touched until it is trained at the end of a step."""
 
     def __init__(self, parameters):
         self.flags = bytearray(len(parameters))
-        handles = [
-            p.register_post_accumulate_grad_hook(partial(_touch, self.flags, i)) for i, p in enumerate(parameters)
-        ]
-        weakref.finalize(self, _remove, handles)
+        self._unwatched = dict(enumerate(parameters))
+        self._handles = []
+        weakref.finalize(self, _remove, self._handles)
+        self.clear()
 
     def clear(self):
         self.flags[:] = bytes(len(self.flags))
+        for index, parameter in tuple(self._unwatched.items()):
+            if parameter.requires_grad:
+                hook = partial(_touch, self.flags, index)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+                del self._unwatched[index]
+            else:
+                self.flags[index] = 1
 
 
 def _touch(flags, index, _):

@@ -197,6 +197,31 @@ def test_a_gradient_of_an_earlier_step_that_is_exchanged_again_is_told_once(pool
     assert pools(2).run(train_in_turn, plan="cast(bf16)", way="each its own", **how) == [[], []]  # nothing is owed
 
 
+def train_frozen(me, frozen_in):
+    """One of two heads is frozen in some steps; returns warnings, and whether ranks have equal gradients."""
+    net = TwoHeads()
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    cortado.attach(model, TOPK, verbose=False)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in range(8):
+            net.heads[0].requires_grad_(step not in frozen_in)
+            model.zero_grad()
+            inputs = make_batch(me.rank, step)[0]
+            (model(model(inputs, 0), 1) * torch.randn(24)).sum().backward()
+            assert net.heads[0].weight.grad is None or step not in frozen_in
+            for parameter in net.parameters():
+                if parameter.grad is not None:
+                    first, second = me.gather(parameter.grad)
+                    assert first.any() and torch.equal(first, second)
+    return [str(warning.message) for warning in said if "cortado" in str(warning.message)]
+
+
+@pytest.mark.parametrize("frozen_in", [range(8), range(4), range(4, 8)])
+def test_what_is_frozen_is_not_looked_at_for_what_an_earlier_step_left(pools, frozen_in):
+    assert pools(2).run(train_frozen, frozen_in=frozen_in) == [[], []]
+
+
 def throw_away(me, how):
     """The gradients of a discriminator from its generator's loss."""
     model = me.attach(make_net(), "topk(density=0.2, min_elems=0, start_step=0)")
