@@ -45,7 +45,7 @@ class Reducer(Attachment):
     verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
 
     A parameter without a gradient counts as zeros here. If every rank is without one, its .grad stays None; else it is
-    the mean on every rank, as with DDP and find_unused_parameters=True.
+    the mean on every rank, as with DDP and find_unused_parameters=True. So a rank may have no backward pass in a step.
 
     Errors within a step are fatal: every rank gets one, and a new Reducer over a new group is needed.
     """
@@ -177,10 +177,11 @@ class Reducer(Attachment):
         """Returns when every gradient is the mean over the ranks. Call it once a step, on every rank.
 
         It belongs between the last backward pass of a step and whatever reads gradients: GradScaler.unscale_,
-        clipping, the optimizer's step.
+        clipping, the optimizer's step. A rank that had no backward pass takes part with zeros; without other ranks
+        that is an error.
         """
         self._check_usable()
-        if not self._owes_wait:
+        if self._group.world_size == 1 and not self._owes_wait:
             raise CortadoError("wait(): there was no backward pass since the last wait()")
         start_ns = time.perf_counter_ns()
         try:

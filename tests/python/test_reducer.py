@@ -476,7 +476,6 @@ def test_different_settings_or_models_are_named_on_every_rank(pools):
 
 
 def wait_for_nothing(me):
-    """Harmless, if all ranks do it: nothing has begun."""
     net = reduced(me, make_net(), "acp(rank=2)")
     errors = [error_of(net.cortado.wait)]
     train_reduced(me, net, 2)
@@ -485,10 +484,40 @@ def wait_for_nothing(me):
     return errors
 
 
-def test_wait_without_a_backward_pass_says_so(pools):
-    for errors in pools(2).run(wait_for_nothing):
-        for kind, text in errors:
-            assert kind == "CortadoError" and "no backward pass since the last wait()" in text
+def test_wait_without_a_backward_pass_says_so_where_nobody_else_is(pools):
+    for kind, text in pools(1).run(wait_for_nothing)[0]:
+        assert kind == "CortadoError" and "no backward pass since the last wait()" in text
+
+
+def wait_without_data(me, plan):
+    """Nobody has data in step 0, all have in step 1, all but rank 1 have in step 2."""
+    net = reduced(me, make_net(), plan)
+    without, equal, means = [], [], []
+    for step in range(4):
+        net.zero_grad()
+        local = local_gradients(net, make_batch(me.rank, step))
+        if step == 1 or (step > 1 and me.rank != 1):
+            loss_of(net, make_batch(me.rank, step)).backward()
+        else:
+            local = {name: torch.zeros_like(gradient) for name, gradient in local.items()}
+        net.cortado.wait()
+        gradients = gradients_of(net)
+        without.append([name for name, gradient in gradients.items() if gradient is None])
+        if step:
+            equal.append(len(set(me.gather(bits(net[0].weight)))) == 1)
+            everybodys = me.gather(local)
+            mean = {name: sum(of[name] for of in everybodys) / me.world_size for name in local}
+            means.append(all(torch.allclose(gradients[name], mean[name], atol=1e-6) for name in mean))
+    return [len(names) for names in without], equal, means
+
+
+@pytest.mark.parametrize("plan", ["none", TOPK, pytest.param(MIXED, id="plan")])
+def test_a_rank_without_a_backward_pass_takes_part_with_zeros(pools, plan):
+    world_size = 4 if plan is MIXED else 3
+    for without, equal, means in pools(world_size).run(wait_without_data, plan=plan):
+        assert without == [len(gradients_of(make_net())), 0, 0, 0]
+        assert equal == [True] * 3
+        assert means == [True] * 3 or plan != "none"
 
 
 def misuse(me, what):
