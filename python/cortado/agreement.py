@@ -3,7 +3,7 @@
 
 import contextlib
 
-from .errors import CortadoError, MismatchError, PeerError, SpecError
+from .errors import CortadoError, MismatchError, PeerError, SpecError, sendable
 
 SETUP_TIMEOUT_S = 60.0  # how long a rank waits for the others
 
@@ -20,7 +20,7 @@ def on_all_ranks(group, failed_to, timeout_s=SETUP_TIMEOUT_S):
         error = raised
     text = "" if error is None else str(error) or type(error).__name__
     try:
-        texts = group.all_gather(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), timeout_s)
+        texts = group.all_gather(_block_of(text), timeout_s)
     except (RuntimeError, TimeoutError) as broken:
         raise error or PeerError(f"every rank must take part: {broken}") from broken
     if error is not None:
@@ -58,9 +58,8 @@ def agree_on_flag(group, name, flag, timeout_s=SETUP_TIMEOUT_S):
 
 def agree_on_text(group, name, text, timeout_s=SETUP_TIMEOUT_S):
     """MismatchError on all ranks where they differ, in the first bytes of ``text`` at least."""
-    own = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
     try:
-        texts = group.all_gather(own, timeout_s)
+        texts = group.all_gather(_block_of(text), timeout_s)
     except (RuntimeError, TimeoutError) as broken:
         raise PeerError(f"every rank must take part: {broken}") from broken
     said = [
@@ -69,3 +68,7 @@ def agree_on_text(group, name, text, timeout_s=SETUP_TIMEOUT_S):
     for rank, theirs in enumerate(said):
         if theirs != said[0]:
             raise MismatchError(f"{name} differ: rank 0 has {said[0]}, rank {rank} has {theirs}")
+
+
+def _block_of(text):
+    return sendable(text).encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")

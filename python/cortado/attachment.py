@@ -13,7 +13,7 @@ import torch
 from . import _core
 from .agreement import SETUP_TIMEOUT_S, agree_on_flag, damage_ends_all, on_all_ranks
 from .device_engine import compute_stream_of, place_of_engine
-from .errors import CortadoError, MismatchError, SpecError, without_frames
+from .errors import CortadoError, MismatchError, SpecError, sendable, without_frames
 from .group import TorchGroup
 from .parameters import engine_tensors
 from .reporting import Report
@@ -193,7 +193,7 @@ class Attachment:
         if is_first and self._step_begun:
             _kept.append((self._engine, self._memory_in_use()))
         try:
-            self._engine.abandon(str(error))
+            self._engine.abandon(sendable(str(error)))
         except CortadoError:  # another thread is in the engine, and hears of it as the peers do
             self._group.announce(str(error))
 

@@ -53,6 +53,12 @@ def without_frames(error):
     return kept
 
 
+def sendable(text):
+    """A text as other ranks and the library take it: what has no UTF-8, as bytes of a path that could not be decoded,
+    is escaped."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def raise_status(code, message):
     """Called by the C++ module to raise what a Status says."""
     raise _CLASSES.get(code, CortadoError)(message, code)

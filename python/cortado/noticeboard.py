@@ -9,6 +9,8 @@ import weakref
 
 import torch.distributed as dist
 
+from .errors import sendable
+
 _ROLL_CALL_S = 5.0  # how long failed ranks wait for each other before they name who is missing
 _STORE_S = 2.0  # how long the store may take for an answer
 
@@ -36,7 +38,7 @@ class Noticeboard:
         stays."""
         if self._announced:
             return
-        said = {"failed/any": "1", f"failed/{self._rank}": f"rank {self._rank}: {why}"[:500]}
+        said = {"failed/any": "1", f"failed/{self._rank}": f"rank {self._rank}: {sendable(why)}"[:500]}
         try:
             number = self._store.begin_set(said)  # all of it, so that who gives up waiting for the store has said it
             self._announced = True

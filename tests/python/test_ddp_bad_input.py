@@ -2,6 +2,7 @@
 """Wrong arguments: one clear error each, on every rank, that says what and what was expected."""
 
 import json
+import os
 import pickle
 import time
 
@@ -205,6 +206,13 @@ def test_an_error_on_one_rank_is_raised_on_all_and_names_it(pools):
     assert [kind for kind, _ in values] == ["MismatchError", "SpecError", "MismatchError"]
     for _, text in (values[0], values[2]):
         assert "rank 1 could not attach" in text and "rank" in text and "0" in text
+
+
+def test_an_error_that_names_a_path_that_is_no_text_is_raised_on_all(pools):
+    path = os.fsdecode(b"caf\xe9.json")  # as the command line of a program gives it
+    first, own = pools(2).run(attach_each, plans=["acp", path])
+    assert own[0] == "SpecError" and path in own[1]
+    assert first[0] == "MismatchError" and "rank 1 could not attach: can't read the plan \"caf\\udce9.json" in first[1]
 
 
 def attach_different_models(me):

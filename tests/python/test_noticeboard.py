@@ -66,6 +66,12 @@ def test_peers_hear_of_a_failure_that_the_store_was_slow_to_take(boards, monkeyp
     assert peer.roll_call() == "every rank answered: rank 0: out of coffee"
 
 
+def test_a_failure_may_name_a_path_that_is_no_text(boards):
+    failed, peer = boards(0), boards(1)
+    failed.announce("can't read caf\udce9.json")
+    assert peer.roll_call() == "every rank answered: rank 0: can't read caf\\udce9.json"
+
+
 def test_peers_hear_of_a_failure_whose_announcement_is_interrupted(boards, monkeypatch):
     monkeypatch.setattr(noticeboard, "_STORE_S", 30.0)
     failed, peer = boards(0, slow_s=1.0), boards(1)
