@@ -97,6 +97,7 @@ class Attachment:
         self._checks_collectives = check_collectives
         self._timeout_s = timeout_s
         self._steps_begun = 0
+        self._first_step = 0  # what the first of them is called
         self._scale_in_use = None
         self._engine = self._make_engine(plan, list_parameters)
         self._group.set_timeout(self._engine.timeout_s)
@@ -228,6 +229,11 @@ class Attachment:
         self._transfers.begin(partial(self._open_step, keeps_local_gradients))
 
     @property
+    def _step(self):
+        """The step begun last, by the engine's number."""
+        return self._first_step + self._steps_begun - 1
+
+    @property
     def _starts_by_arrival(self):
         """Whether its collectives start when others have arrived or a device has got so far, in some call of the hooks
         or another. Among each other they have one order on all ranks, among those of others none."""
@@ -295,7 +301,7 @@ class Attachment:
         if self._stale and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f'cortado: rank {self._group.rank}, step {self._steps_begun - 1}: "{self._stale}" was not used, but '
+                f'cortado: rank {self._group.rank}, step {self._step}: "{self._stale}" was not used, but '
                 "its gradient of an earlier step was there and was exchanged again, and with it what is owed to it. "
                 "Zero the gradients of all optimizers before each backward pass. (Said once.)",
                 stacklevel=2,
@@ -366,6 +372,8 @@ class Attachment:
             arrays = _arrays_of(state)
         with damage_ends_all(self._group):
             warning = self._engine.load_state(arrays)
+        of_auto = re.match(r"auto, step (\d+)", state["spec"])  # which counts dense steps that DDP makes, too
+        self._first_step = (int(of_auto[1]) if of_auto else state["step"]) - self._steps_begun
         self.spec = self._engine.spec
         if warning and self._group.rank == 0:
             print(f"cortado: {warning}", file=sys.stderr, flush=True)

@@ -464,6 +464,7 @@ class DdpState(Attachment):
         except BaseException as error:
             self._fail(error)
             raise
+        self._steps_begun += 1
         self._tell_news()
 
 

@@ -212,7 +212,7 @@ class Reducer(Attachment):
         self._carrier.deliver()
         self._transfers.join()
         is_used = [given is not None for given in self._given]
-        used = self._used.gather(is_used, self._steps_begun - 1, self._engine.timeout_s)
+        used = self._used.gather(is_used, self._step, self._engine.timeout_s)
         for index, mean in missing:
             if used[index]:
                 self._parameters[index].grad = mean

@@ -76,6 +76,7 @@ def accumulates(me):
             optimizer.step()
     made = cortado.report(model).to_dict()["steps"] - STEPS
     saved = model.cortado.state_dict()["spec"]
+    assert saved.startswith(f"auto, step {model.cortado._step + 1}: "), "warnings count as the engine does"
     return made, saved, is_left(model), fingerprint(model.module) == fingerprint(other.module)
 
 

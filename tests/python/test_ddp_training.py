@@ -197,6 +197,47 @@ def test_a_gradient_of_an_earlier_step_that_is_exchanged_again_is_told_once(pool
     assert pools(2).run(train_in_turn, plan="cast(bf16)", way="each its own", **how) == [[], []]  # nothing is owed
 
 
+def resume_and_leave_a_gradient(me, plan, front_end):
+    """Returns the step that a warning names behind a resume, and the engine's number of it."""
+
+    def made():
+        net = TwoHeads()
+        if front_end == "Reducer":
+            net.state = cortado.Reducer(net, plan, verbose=False)
+            return net, net, net.state.wait
+        model = DistributedDataParallel(net, find_unused_parameters=True)
+        model.state = cortado.attach(model, plan, verbose=False)
+        return net, model, lambda: None
+
+    def train_head(made, head, step):
+        _, model, wait = made
+        (model(make_batch(me.rank, step)[0], head) * torch.randn(24)).sum().backward()
+        wait()
+
+    first = made()
+    for step in range(5):
+        first[0].zero_grad()
+        train_head(first, step % 2, step)
+    state = first[1].state.state_dict()
+    second = made()
+    train_head(second, 0, 0)
+    second[1].state.load_state_dict(state)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in range(5):
+            if not any("cortado" in str(warning.message) for warning in said):
+                second[0].heads[step % 2].zero_grad()
+                train_head(second, step % 2, step)
+    (text,) = [str(warning.message) for warning in said if "cortado" in str(warning.message)]
+    return text.partition("step ")[2].partition(":")[0], str(second[1].state.state_dict()["step"] - 1)
+
+
+@pytest.mark.parametrize("front_end", ["attach", "Reducer"])
+def test_warnings_behind_a_resume_name_the_step_of_the_engine(pools, front_end):
+    for said, step in pools(2).run(resume_and_leave_a_gradient, plan=TOPK, front_end=front_end):
+        assert said == step and int(step) >= 5
+
+
 def train_frozen(me, frozen_in):
     """One of two heads is frozen in some steps; returns warnings, and whether ranks have equal gradients."""
     net = TwoHeads()
