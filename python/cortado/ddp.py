@@ -87,6 +87,7 @@ def attach(
         raise CortadoError(f"DDP refuses a communication hook: {error}") from error
     if state.may_leave:
         ddp.register_forward_pre_hook(_BeforeForward(state))
+        ddp.register_forward_hook(_AfterForward(state), prepend=True)  # before those that may raise
     _states[ddp] = state
     state.follow(ddp)
     return state
@@ -441,6 +442,10 @@ class DdpState(Attachment):
             except BaseException as error:
                 self._fail(error)
                 raise
+
+    def after_forward(self):
+        """The same, once it has come to its end: one that raises, and may be tried again in parts, is followed by no
+        exchange."""
         if self._leave is not None:
             self._leave.expect()
 
@@ -483,7 +488,7 @@ class _Leave:
         weakref.finalize(self, self._handle.remove).atexit = False  # the node may outlive this
 
     def expect(self, expected=True):
-        """The next backward pass exchanges, as DDP does when a forward pass outside of no_sync() came before it."""
+        """The next backward pass exchanges, as DDP does when a forward pass outside of no_sync() has ended before."""
         self._is_expected = expected
 
     def end(self):
@@ -551,25 +556,40 @@ def _remove(handles):
         handle.remove()
 
 
-class _BeforeForward:
-    """The forward pre-hook of a model under auto; in copies of the model, which are not attached, it does nothing."""
+class _ForwardHook:
+    """Of a model under auto; in copies of the model, which are not attached, it does nothing."""
 
     def __init__(self, state=None):
         self._state = None if state is None else weakref.ref(state)
 
     def __reduce__(self):
-        return _BeforeForward, ()
+        return type(self), ()
 
+    def _state_if_exchanged(self, ddp):
+        """Of a forward pass whose gradients DDP will exchange; else None."""
+        exchanges = torch.is_grad_enabled() and ddp.require_backward_grad_sync
+        return self._state() if exchanges and self._state is not None else None
+
+
+class _BeforeForward(_ForwardHook):
     @torch.compiler.disable
     def __call__(self, ddp, _):
-        state = None if self._state is None else self._state()
-        if state is None or not torch.is_grad_enabled() or not ddp.require_backward_grad_sync:
+        state = self._state_if_exchanged(ddp)
+        if state is None:
             return
         # In ddp.join() ranks that have no data left make no passes. The module is not told when it has ended.
         if ddp._join_config.enable:
             state.stop_watching()
         else:
             state.before_forward(ddp)
+
+
+class _AfterForward(_ForwardHook):
+    @torch.compiler.disable
+    def __call__(self, ddp, _, __):
+        state = self._state_if_exchanged(ddp)
+        if state is not None and not ddp._join_config.enable:
+            state.after_forward()
 
 
 def _refuse_group(process_group, of_ddp):

@@ -85,6 +85,34 @@ def test_gradients_may_be_accumulated(pools):
     assert pools(2).run(accumulates) == [(20, f"auto, step {5 + STEPS + 20}: none", True, True)] * 2
 
 
+def runs_out_of_memory(me, in_step):
+    """A forward pass of one rank raises; it is tried again in micro-batches."""
+    model = me.attach(make_net(), DECLINES)
+    has_declined(model.cortado)
+    optimizer = make_optimizer(model)
+    for step in range(40):
+        optimizer.zero_grad()
+        inputs, labels = make_batch(me.rank, step)
+        if step in in_step and me.rank == 1:
+            fails = model.module[2].register_forward_pre_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                model(inputs)
+            fails.remove()
+            with model.no_sync():
+                (loss_of(model, (inputs[:2], labels[:2])) / 2).backward()
+            (loss_of(model, (inputs[2:], labels[2:])) / 2).backward()
+        else:
+            loss_of(model, (inputs, labels)).backward()
+        optimizer.step()
+    report = cortado.report(model).to_dict()
+    return is_left(model), report["steps"], report["passed_steps"]
+
+
+@pytest.mark.parametrize("in_step", [(0,), (1,), (2, 20)])
+def test_a_forward_pass_that_raises_is_no_step(pools, in_step):
+    assert pools(2).run(runs_out_of_memory, in_step=in_step) == [(True, 40, 39)] * 2
+
+
 def evaluates(me, rank):
     """On one rank, with gradients: nothing may be sent in a forward pass."""
     model = me.attach(make_net(), DECLINES)
