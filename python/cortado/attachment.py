@@ -30,6 +30,7 @@ _NOTHING = _core.BucketMap([], [])
 
 _kept = []  # what collectives of broken steps may still read and write; until the process ends
 _open = weakref.WeakSet()
+_by_hand = weakref.WeakSet()  # of ddp_hook: which DDP uses them, if any, is not known
 _in_step = weakref.WeakSet()
 
 
@@ -38,8 +39,14 @@ def mark_open(attachment):
     _open.add(attachment)
 
 
+def mark_made_by_hand(attachment):
+    """It may be averaging the gradients of its parameters."""
+    _by_hand.add(attachment)
+
+
 def mark_closed(attachment):
     _open.discard(attachment)
+    _by_hand.discard(attachment)
 
 
 def is_open(attachment):
@@ -205,7 +212,7 @@ class Attachment:
     def __del__(self):
         """Dropped within a step, as after an error in the backward pass: peers wait, and what is on its way is written
         to memory that this holds."""
-        if self._step_begun and self._failure is None and not sys.is_finalizing():
+        if self._is_in_step and self._failure is None and not sys.is_finalizing():
             self._fail(CortadoError(f"{type(self).__name__} was dropped within a step"))
 
     def _refuse_capture(self):
@@ -234,6 +241,18 @@ class Attachment:
         return self._first_step + self._steps_begun - 1
 
     @property
+    def _is_in_step(self):
+        """Whether peers wait for the rest of a step, or will."""
+        return self._step_begun
+
+    @property
+    def _shares_group(self):
+        """Whether another attachment that is open sends on the same process group. All ranks open and close them at
+        the same points."""
+        others = (*_open, *_by_hand) if self._group.world_size > 1 else ()
+        return any(other is not self and other._group.shares_order_with(self._group) for other in others)
+
+    @property
     def _starts_by_arrival(self):
         """Whether its collectives start when others have arrived or a device has got so far, in some call of the hooks
         or another. Among each other they have one order on all ranks, among those of others none."""
@@ -254,7 +273,7 @@ class Attachment:
                     "plans, auto, and gradients on a device, collectives start when others have arrived, so those of "
                     "both would come in orders that differ between ranks. Give one a group of its own, of the same "
                     "ranks: process_group=torch.distributed.new_group(); or let it finish its step first; "
-                    "if that was broken off, drop it, or close() a Reducer"
+                    "if that was broken off, drop it"
                 )
 
     def _open_step(self, keeps_local_gradients):

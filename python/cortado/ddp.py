@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .attachment import Attachment, holder_of, mark_closed, mark_open
+from .attachment import Attachment, holder_of, mark_closed, mark_made_by_hand, mark_open
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, takes_host_memory
 from .parameters import fsdp_hint, ignored_by_ddp, in_memory_order, trainable_of, without_compile
@@ -170,6 +170,7 @@ def ddp_hook(
         "verbose": verbose,
     }
     state = DdpState(plan, model, process_group, refusal=refusal, **options)
+    mark_made_by_hand(state)
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         state._ddp = weakref.ref(model)
     else:

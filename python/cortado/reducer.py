@@ -4,6 +4,10 @@
 Autograd calls a hook as soon as the gradient of a parameter is complete. Gradients are handed to the engine in bunches
 during the backward pass and travel meanwhile; wait() hands over what is missing and waits. No thread of ours has a
 part in it.
+
+When a message is complete differs between ranks where one of them leaves a parameter unused. So where another
+attachment sends on the same process group, everything waits for wait(): steps follow each other there, in one order on
+all ranks.
 """
 
 import contextlib
@@ -47,8 +51,14 @@ class Reducer(Attachment):
     A parameter without a gradient counts as zeros here. If every rank is without one, its .grad stays None; else it is
     the mean on every rank, as with DDP and find_unused_parameters=True. So a rank may have no backward pass in a step.
 
+    While another Reducer or attached model is open on its process group, nothing is sent during the backward pass, and
+    everything in wait(), which all ranks call in one order: so that gradients travel meanwhile, give each a process
+    group of its own.
+
     Errors within a step are fatal: every rank gets one, and a new Reducer over a new group is needed.
     """
+
+    _held = frozenset()
 
     def __init__(
         self,
@@ -96,6 +106,7 @@ class Reducer(Attachment):
         self._used = _UsedTensors(self._group, self._names)
         self._given = [None] * len(self._parameters)  # gradients handed over in this step, and their versions
         self._step_begun = False
+        self._held = set()  # of these what waits for wait()
         self._accumulated = set()  # tensors whose gradients came under no_sync()
         self._syncs = True
         self._handles = _hook_all(self._parameters, weakref.ref(self))
@@ -117,7 +128,7 @@ class Reducer(Attachment):
 
     def _take(self, index):
         self._check_usable()
-        if self._given[index] is not None or (self._step_begun and not self._syncs):
+        if self._given[index] is not None or (self._is_in_step and not self._syncs):
             raise CortadoError(
                 f'"{self._names[index]}" got another gradient before wait(): call wait() after each backward pass, or '
                 "run all but the last of a step under no_sync()"
@@ -125,23 +136,35 @@ class Reducer(Attachment):
         if not self._syncs:
             self._accumulated.add(index)
             return
+        gradient = self._parameters[index].grad
+        if not self._step_begun and self._shares_group:
+            self._note_given(index, gradient)
+            self._held.add(index)
+            return
         if not self._step_begun:
             self._begin()
-        self._give(index, self._parameters[index].grad)
+        self._give(index, gradient)
 
     def _begin(self):
         self._begin_step()
         self._step_begun = True
 
-    def _give(self, index, gradient):
+    @property
+    def _is_in_step(self):
+        return self._step_begun or bool(self._held)
+
+    def _note_given(self, index, gradient):
         self._check_gradient(index, gradient)
         self._given[index] = (gradient, gradient._version)
+
+    def _give(self, index, gradient):
+        self._note_given(index, gradient)
         self._carrier.add(index, gradient.detach())
 
     @property
     def _owes_wait(self):
         """Whether there were gradients since the last wait()."""
-        return self._step_begun or bool(self._accumulated)
+        return self._is_in_step or bool(self._accumulated)
 
     def _check_usable(self):
         if self._failure is not None:
@@ -199,6 +222,8 @@ class Reducer(Attachment):
         for index, (parameter, given) in enumerate(zip(self._parameters, self._given, strict=True)):
             if given is not None:
                 self._check_untouched(index, parameter.grad, *given)
+                if index in self._held:
+                    self._carrier.add(index, parameter.grad.detach())
             elif parameter.grad is not None:  # accumulated under no_sync(), zeros, or what an earlier step left
                 if index not in self._accumulated:
                     self._note_stale(index, parameter.grad)
@@ -218,6 +243,7 @@ class Reducer(Attachment):
                 self._parameters[index].grad = mean
         self._given = [None] * len(self._given)
         self._accumulated.clear()
+        self._held.clear()
         self._step_begun = False
 
     def _check_untouched(self, index, gradient, given, version):
@@ -239,7 +265,7 @@ class Reducer(Attachment):
 
     def close(self):
         """Takes the hooks off the parameters. Within a step the other ranks get an error."""
-        if self._unhook.alive and self._step_begun:
+        if self._unhook.alive and self._is_in_step:
             self._fail(CortadoError("the Reducer was closed within a step"))
         self._unhook()
         mark_closed(self)

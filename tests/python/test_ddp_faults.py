@@ -493,6 +493,60 @@ def test_a_step_that_was_broken_off_is_in_nobodys_way():
         pool.close()
 
 
+def one_within_the_other(me, plans, own_group):
+    """The error of the backward pass, in which the step of the inner model falls into that of the outer one."""
+    import cortado
+    import torch
+    import torch.distributed as dist
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(24, 24), torch.nn.Linear(8, 8)
+
+        def forward(self, x, inner):
+            return self.last(inner(self.first(x)))
+
+    torch.manual_seed(0)
+    nets = [torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.0001) for net in (Outer(), make_net())]
+    groups = [None, dist.new_group() if own_group else None]
+    for net, plan, group in zip(nets, plans, groups, strict=True):
+        cortado.attach(net, plan, process_group=group, verbose=False)
+    outer, inner = nets
+    for step in range(3):  # in the first one there is one bucket
+        try:
+            outer(make_batch(me.rank, step)[0], inner).sum().backward()
+        except cortado.CortadoError as error:
+            return type(error).__name__, str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    "plans, own_group, is_refused",
+    [
+        (["acp(rank=2)", "auto"], False, True),
+        (["auto", "acp(rank=2)"], False, True),
+        (["acp(rank=2)", "acp(rank=2)"], False, False),
+        (["auto", "auto"], True, False),
+    ],
+)
+def test_two_whose_collectives_would_meet_in_any_order_are_refused(plans, own_group, is_refused):
+    from ranks import Pool
+
+    pool = Pool(2)  # of its own: the step is broken off
+    try:
+        errors = pool.run(one_within_the_other, plans=plans, own_group=own_group)
+    finally:
+        pool.close()
+    for error in errors:
+        if not is_refused:
+            assert error is None
+            continue
+        kind, text = error
+        assert kind == "CortadoError" and "is in its step on the process group on which" in text, text
+        assert "process_group=torch.distributed.new_group()" in text
+
+
 def two_towers_alone(me):
     import cortado
     import torch

@@ -590,19 +590,20 @@ def test_wrong_use_on_one_rank_is_one_clear_error_on_all(what, kind, words):
 # ---- two in one backward pass ----------------------------------------------------------------------------------------
 
 
+def unlike_nets():
+    """Of one shape, so that the messages of one fit the other."""
+    return [make_net(seed=1), make_net(seed=2)]
+
+
 def two_in_one_pass(me, plans, own_group, late):
-    """Bits of both nets after some steps, or the error of the backward pass."""
+    """Bits of both nets after some steps, and of each trained alone."""
     group = dist.new_group() if own_group else None
     with late_device() if late else contextlib.nullcontext():
-        nets = [make_net(), make_net()]
+        nets = unlike_nets()
         first = cortado.Reducer(nets[0], plans[0], verbose=False)
         second = cortado.Reducer(nets[1], plans[1], process_group=group, verbose=False)
         for step in range(3):
-            loss = sum(loss_of(net, make_batch(me.rank, step)) for net in nets)
-            try:
-                loss.backward()
-            except cortado.CortadoError as error:
-                return type(error).__name__, str(error)
+            sum(loss_of(net, make_batch(me.rank, step)) for net in nets).backward()
             first.wait()
             second.wait()
             for net in nets:
@@ -610,32 +611,138 @@ def two_in_one_pass(me, plans, own_group, late):
                 net.zero_grad()
         first.close()
         second.close()
-    return [fingerprint(net) for net in nets]
+        alone = unlike_nets()
+        for net, plan in zip(alone, plans, strict=True):
+            with cortado.Reducer(net, plan, verbose=False) as net.cortado:
+                for step in range(3):
+                    train_reduced(me, net, range(step, step + 1))
+            del net.cortado
+    return [fingerprint(net) for net in nets], [fingerprint(net) for net in alone]
 
 
+@pytest.mark.parametrize("own_group", [False, True])
 @pytest.mark.parametrize(
     "plans, late",
-    [(["acp(rank=2)", "auto"], False), (["auto", "acp(rank=2)"], False), (["acp(rank=2)", "acp(rank=2)"], True)],
-)
-def test_two_whose_collectives_would_meet_in_any_order_are_refused(plans, late):
-    pool = Pool(2)  # of its own: the step is broken off
-    try:
-        answers = pool.run(two_in_one_pass, plans=plans, own_group=False, late=late)
-    finally:
-        pool.close()
-    for kind, text in answers:
-        assert kind == "CortadoError" and "is in its step on the process group on which" in text, text
-        assert "process_group=torch.distributed.new_group()" in text
-
-
-@pytest.mark.parametrize(
-    "plans, own_group, late",
     [
-        (["acp(rank=2)", TOPK], False, False),
-        (["auto", "auto"], True, False),
-        (["acp(rank=2)", "acp(rank=2)"], True, True),
+        (["acp(rank=2)", TOPK], False),
+        (["acp(rank=2)", "acp(rank=2)"], True),
+        (["auto", "auto"], False),
+        (["acp(rank=2)", "auto"], False),
     ],
 )
 def test_two_in_one_backward_pass(pools, plans, own_group, late):
-    first, second = pools(2).run(two_in_one_pass, plans=plans, own_group=own_group, late=late)
-    assert first == second
+    for nets, alone in pools(2).run(two_in_one_pass, plans=plans, own_group=own_group, late=late):
+        assert nets == alone
+    assert nets[0] != nets[1]
+
+
+def two_with_unused(me, plan, order):
+    """Rank 1 does not use one layer of one of two nets; bits of both nets, and of each trained alone."""
+    nets = unlike_nets()
+    reducers = [cortado.Reducer(net, plan, verbose=False) for net in nets]
+    alone = unlike_nets()
+
+    def loss(net, number, step):
+        skips = me.rank == 1 and number == 0
+        return loss_of(torch.nn.Sequential(*net[:3], *net[4:]) if skips else net, make_batch(me.rank, step))
+
+    for step in range(4):
+        sum(loss(net, number, step) for number, net in enumerate(nets)).backward()
+        for number in order:
+            reducers[number].wait()
+        for net in nets:
+            make_optimizer(net).step()
+            net.zero_grad()
+    for reducer in reducers:
+        reducer.close()
+    for number, net in enumerate(alone):
+        with cortado.Reducer(net, plan, verbose=False) as reducer:
+            for step in range(4):
+                loss(net, number, step).backward()
+                reducer.wait()
+                make_optimizer(net).step()
+                net.zero_grad()
+    return [fingerprint(net) for net in nets], [fingerprint(net) for net in alone]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("plan", ["none", "cast(bf16, bucket_cap_mib=0)", "acp(rank=2, bucket_cap_mib=0)", TOPK])
+def test_two_in_one_backward_pass_where_a_rank_leaves_one_parameter_unused(pools, plan, order):
+    for nets, alone in pools(2).run(two_with_unused, plan=plan, order=order):
+        assert nets == alone
+
+
+def beside_an_attached_model(me, how):
+    """A Reducer beside a model of DDP in one backward pass; bits of both, and of each trained alone."""
+    nets = unlike_nets()
+    if how == "attach":
+        model = me.attach(nets[0], "acp(rank=2)")
+    else:
+        model = me.wrap(nets[0])
+        model.register_comm_hook(*cortado.ddp_hook("acp(rank=2)", nets[0], verbose=False))
+    reducer = cortado.Reducer(nets[1], "auto", verbose=False)
+    group = reducer._group
+    started = []
+    group.start = noting(started, group.start)
+    for step in range(3):
+        (loss_of(model, make_batch(me.rank, step)) + loss_of(nets[1], make_batch(me.rank, step))).backward()
+        assert not started
+        reducer.wait()
+        assert started
+        started.clear()
+        for net in nets:
+            make_optimizer(net).step()
+            net.zero_grad()
+    reducer.close()
+    alone = unlike_nets()
+    other = me.attach(alone[0], "acp(rank=2)")
+    for step in range(3):
+        train(me, other, range(step, step + 1))
+    del other.cortado
+    with cortado.Reducer(alone[1], "auto", verbose=False) as alone[1].cortado:
+        for step in range(3):
+            train_reduced(me, alone[1], range(step, step + 1))
+    return [fingerprint(net) for net in nets], [fingerprint(net) for net in alone]
+
+
+@pytest.mark.parametrize("how", ["attach", "ddp_hook"])
+def test_one_beside_an_attached_model_sends_when_that_has(pools, how):
+    for nets, alone in pools(2).run(beside_an_attached_model, how=how):
+        assert nets == alone
+
+
+def misuse_beside_another(me, what):
+    """Nothing is sent before wait(), but what is wrong is wrong all the same."""
+    other = cortado.Reducer(make_net(), "none", verbose=False)
+    net = make_net()
+    reducer = cortado.Reducer(net, "acp(rank=2, timeout_s=60)", verbose=False)
+    loss_of(net, make_batch(me.rank, 0)).backward()
+    start = time.monotonic()
+    if me.rank == 1 and what == "close":
+        reducer.close()
+    if me.rank == 1 and what == "clipping":
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+    if me.rank == 1 and what == "drop":
+        del reducer
+        gc.collect()
+        error = None
+    elif me.rank == 1 and what == "two backward passes":
+        error = error_of(loss_of(net, make_batch(me.rank, 0)).backward)
+    else:
+        error = error_of(reducer.wait)
+    seconds = time.monotonic() - start
+    del other
+    return error, seconds
+
+
+@pytest.mark.parametrize("what", ["close", "clipping", "drop", "two backward passes"])
+def test_wrong_use_beside_another_is_one_clear_error_on_all(what):
+    pool = Pool(2)  # of its own: the step is broken off
+    try:
+        (peer, seconds), (own, _) = pool.run(misuse_beside_another, what=what)
+    finally:
+        pool.close()
+    assert peer[0] == "PeerError" and "rank 1" in peer[1], peer
+    assert seconds < 20, "not the timeout"
+    words = {"close": "closed", "clipping": "clipping", "two backward passes": "got another gradient before wait()"}
+    assert what == "drop" or words[what] in own[1], own
