@@ -1,9 +1,14 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <limits>
+
 #include "core/device.h"
 
 namespace cortado {
+
+// Gradients are scaled in float32; whoever looks for overflow may let the scale grow as far as that goes.
+inline bool is_loss_scale(double scale) { return scale > 0 && scale <= std::numeric_limits<float>::max(); }
 
 // What makes unscaled units of gradients that carry a loss scale.
 CORTADO_HD inline float unscale_of(double loss_scale) { return static_cast<float>(1.0 / loss_scale); }

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/finite.h"
 #include "core/format.h"
+#include "core/loss_scale.h"
 #include "engine/abandoned.h"
 #include "engine/dense_slot.h"
 #include "engine/engine_impl.h"
@@ -61,9 +62,9 @@ void EngineImpl::note_non_finite(const std::string& where, int rank) {
 // ---- submit: encode and start --------------------------------------------------------------------------------------
 
 Status EngineImpl::check_gradient_scale(const char* place, double scale) {
-  if (scale > 0 && scale <= 1e30) return {};
-  return make_error(StatusCode::kInvalidArgument, "%s: gradient_scale must be above 0 and at most 1e30, got %g", place,
-                    scale);
+  if (is_loss_scale(scale)) return {};
+  return make_error(StatusCode::kInvalidArgument, "%s: gradient_scale must be above 0 and finite in float32, got %g",
+                    place, scale);
 }
 
 Status EngineImpl::begin_step(const StepContext& context) {

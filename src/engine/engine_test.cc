@@ -175,26 +175,48 @@ TEST_P(EveryMethod, ResumesBitForBitInEitherPhase) {
   }
 }
 
-TEST_P(EveryMethod, FollowsAChangingLossScale) {
-  const auto [options, world_size] = GetParam();
+// `scale` has powers of two, so that scaling itself rounds nothing.
+void expect_scale_is_followed(const EngineOptions& options, int world_size, float size,
+                              const std::function<double(std::int64_t step)>& scale) {
   Training plain{.options = options, .world_size = world_size, .steps = 8};
-  const History expected = train(plain);
-  Training scaled = plain;
-  // Powers of two, so that scaling itself rounds nothing.
-  scaled.scale = [](std::int64_t step) { return step < 3 ? 1024.0 : step < 5 ? 512.0 : 4096.0; };
-  scaled.gradients = [&](int rank, std::int64_t step) {
+  const auto gradients_times = [&](int rank, std::int64_t step, float factor) {
     Gradients gradients = made_up_gradients(plain.tensors, rank, step);
     for (std::vector<float>& tensor : gradients)
-      for (float& value : tensor) value *= static_cast<float>(scaled.scale(step));
+      for (float& value : tensor) value *= size * factor;
     return gradients;
   };
+  plain.gradients = [&](int rank, std::int64_t step) { return gradients_times(rank, step, 1); };
+  const History expected = train(plain);
+  Training scaled = plain;
+  scaled.scale = scale;
+  scaled.gradients = [&](int rank, std::int64_t step) {
+    return gradients_times(rank, step, static_cast<float>(scale(step)));
+  };
   const History run = train(scaled);
+  ASSERT_FALSE(testing::Test::HasFailure());
   for (std::int64_t step = 0; step < plain.steps; ++step) {
     Gradients unscaled = run.delivered[0][step];
     for (std::vector<float>& tensor : unscaled)
-      for (float& value : tensor) value /= static_cast<float>(scaled.scale(step));
+      for (float& value : tensor) value /= static_cast<float>(scale(step));
+    EXPECT_TRUE(run.finite[0][step]) << "step " << step;
     EXPECT_TRUE(same_bits(unscaled, expected.delivered[0][step])) << "step " << step;
   }
+}
+
+TEST_P(EveryMethod, FollowsAChangingLossScale) {
+  const auto [options, world_size] = GetParam();
+  expect_scale_is_followed(options, world_size, 1, [](std::int64_t step) {
+    return step < 3 ? 1024.0 : step < 5 ? 512.0 : 4096.0;
+  });
+}
+
+// A scaler doubles its scale until something overflows: near the end of training, or where all is small, as far as
+// float32 goes.
+TEST_P(EveryMethod, FollowsALossScaleToTheEndOfFloat32) {
+  const auto [options, world_size] = GetParam();
+  expect_scale_is_followed(options, world_size, 0x1p-14f, [](std::int64_t step) {
+    return step < 3 ? 0x1p116 : step < 5 ? 0x1p126 : 0x1p127;  // 0x1p116: 8.3e34
+  });
 }
 
 TEST_P(EveryMethod, GivesTheSameBitsWithoutOverlap) {
@@ -300,6 +322,21 @@ INSTANTIATE_TEST_SUITE_P(
       const bool both = options.sides == EngineOptions::Sides::kBoth;
       return std::string(power ? "Power" : both ? "AcpBoth" : "AcpAlternate") + std::to_string(std::get<1>(info.param));
     });
+
+TEST(Engine, FollowsALossScaleToTheEndOfFloat32WithoutResidualsToo) {
+  for (const char* const spec : {"cast(bf16)", "quant(bits=8, feedback=none)", "acp(rank=2, wire=bf16)"}) {
+    SCOPED_TRACE(spec);
+    expect_scale_is_followed(coded(spec), 3, 0x1p-14f, [](std::int64_t step) { return step < 4 ? 0x1p116 : 0x1p127; });
+  }
+  const auto begins_with = [](double scale) {
+    return run_ranks(1, [scale](Communicator& communicator) -> Status {
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), coded("none"), &communicator));
+      return engine->begin_step({.gradient_scale = scale});
+    })[0];
+  };
+  EXPECT_TRUE(begins_with(1e35).ok());
+  EXPECT_EQ(begins_with(1e39).code(), StatusCode::kInvalidArgument);
+}
 
 // Oracle 4: a constant gradient of rank at most r is delivered whole after two steps, also when the matrix has a
 // smaller rank than r and the factors are singular.

@@ -8,6 +8,7 @@
 #include "collective/device_wait.h"
 #include "core/check.h"
 #include "core/finite.h"
+#include "core/loss_scale.h"
 #include "core/seconds.h"
 #include "engine/abandoned.h"
 #include "engine/submission.h"
@@ -205,9 +206,10 @@ std::int64_t PlanEngine::gradient_bytes(std::uint32_t t) const {
 Status PlanEngine::begin_step(const StepContext& context) {
   if (!failure_.ok()) return failure_;
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
-  if (!(context.gradient_scale > 0) || context.gradient_scale > 1e30) {
+  if (!is_loss_scale(context.gradient_scale)) {
     return make_error(StatusCode::kInvalidArgument,
-                      "begin_step: gradient_scale must be above 0 and at most 1e30, got %g", context.gradient_scale);
+                      "begin_step: gradient_scale must be above 0 and finite in float32, got %g",
+                      context.gradient_scale);
   }
   if (context.device_gradient_scale != nullptr) {
     return make_error(StatusCode::kInvalidArgument, "begin_step: a scale on a device, but gradients on the host");

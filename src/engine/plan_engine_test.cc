@@ -231,6 +231,39 @@ TEST(PlanEngine, CarriesResidualsOverFromPlanToPlan) {
   }
 }
 
+// The same where the loss scale, times the number of ranks, is above the largest float.
+TEST(PlanEngine, CarriesResidualsOverAtTheLargestLossScales) {
+  const auto scale = [](std::int64_t step) { return step % 2 == 0 ? 0x1p116 : 0x1p127; };
+  constexpr float kSize = 0x1p-12f;  // of gradients, so that they are finite with their scale
+  for (std::size_t seed = 0; seed < 10; ++seed) {
+    SCOPED_TRACE(seed);
+    Sum delivered;
+    on_ranks(kTwoByThree, [&](Communicator& communicator) -> Status {
+      const int rank = communicator.rank();
+      Sum own;
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), mixed_plan(kTwoByThree, seed, kLossy),
+                                                                 with_timeout(), &communicator));
+      for (std::int64_t step = 0; step < 8; ++step) {
+        if (step == 2) CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(kTwoByThree, seed + 100, kLossy)));
+        if (step == 5) CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(kTwoByThree, seed + 101, kLossy)));
+        if (step == 7) CORTADO_RETURN_IF_ERROR(engine->switch_plan(dense_plan(kTwoByThree)));
+        Gradients gradients = made_up_gradients(small_model(), rank, step);
+        for (std::vector<float>& tensor : gradients) {
+          for (float& value : tensor) value *= step < 7 ? kSize * static_cast<float>(scale(step)) : 0.0f;
+        }
+        CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome,
+                                 run_plan_step(*engine, rank, gradients, {.gradient_scale = scale(step)}));
+        EXPECT_TRUE(outcome.finite) << "step " << step;
+        add(gradients, 1 / (scale(step) * static_cast<double>(kSize)), &own);
+      }
+      if (rank == 0) delivered = own;
+      return {};
+    });
+    ASSERT_FALSE(HasFailure());
+    EXPECT_LT(largest_difference(delivered, mean_of_gradients(6, 7)), 2e-5);
+  }
+}
+
 // Factors without a residual have no place for what an earlier plan still owes: it waits for the next plan.
 TEST(PlanEngine, WhatCannotBeAddedStaysOwed) {
   const auto plan_with = [](const std::string& codec, const std::string& option, bool error_feedback) {

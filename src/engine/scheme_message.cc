@@ -2,6 +2,7 @@
 #include "engine/scheme_message.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "codec/cast/float_chunks.h"
@@ -57,7 +58,9 @@ float SchemeMessage::unscale() const { return run_->result_scale() * (codec_ == 
 void SchemeMessage::write(int slot, void* gradient, const float* carried) {
   const DType dtype = tensors_[static_cast<std::size_t>(slot)].dtype;
   const float scale = codec_ == nullptr ? 1.0f / static_cast<float>(world_size_) : 1.0f / loss_scale();
-  const float carried_scale = static_cast<float>(context_.gradient_scale * world_size_) * scale;
+  // In double, where the first product may be above the largest float.
+  const auto carried_scale = static_cast<float>(std::min<double>(
+      context_.gradient_scale * world_size_ * static_cast<double>(scale), std::numeric_limits<float>::max()));
   run_->lend(slot, {.data = gradient,
                     .dtype = dtype,
                     .scale = scale,
