@@ -30,6 +30,8 @@ file(GLOB headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/cortado/*.h")
 list(APPEND headers "${PROJECT_SOURCE_DIR}/src/kfac/kfac_device.h" "${PROJECT_SOURCE_DIR}/src/kfac/inverter.h"
      "${PROJECT_SOURCE_DIR}/src/core/device.h" # the classes behind KfacDevice
      "${PROJECT_SOURCE_DIR}/src/collective/scheme_device.h" "${PROJECT_SOURCE_DIR}/src/codec/device_batch.h"
+     "${PROJECT_SOURCE_DIR}/src/codec/device_layout.h" "${PROJECT_SOURCE_DIR}/src/codec/device_tensors.h"
+     "${PROJECT_SOURCE_DIR}/src/codec/payload_moves.h" "${PROJECT_SOURCE_DIR}/src/collective/add_term.h"
      "${PROJECT_SOURCE_DIR}/src/core/device_queue.h") # and behind SchemeDevice
 set(watched ${headers})
 list(REMOVE_ITEM watched "${PROJECT_SOURCE_DIR}/include/cortado/version.h") # is watched; twice is an error of Ninja's

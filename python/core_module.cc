@@ -687,6 +687,9 @@ NB_MODULE(_core, m) {
   bind_kfac(m);
   bind_profiles(m);
 
+  m.def(
+      "write_file", [](const std::string& path, const std::string& text) { unwrap(cortado::write_file(path, text)); },
+      "path"_a, "text"_a, "Replaces a file once all of the text is written.");
   // Views of a trace, given as the text of a file cortado.trace/1.
   m.def(
       "trace_to_text", [](const std::string& json) { return cortado::trace_to_text(trace_of(json)); }, "json"_a);

@@ -194,8 +194,8 @@ struct ReplicaTensor {
 };
 
 struct StepOutcome {
-  // false: some rank carried Inf or NaN; state is as before the step. Always true for kNone, which keeps no state and
-  // does not look.
+  // false: some rank carried Inf or NaN; state is as before the step. Always true for kNone and on
+  // one rank, where nothing is encoded and nothing looked at.
   bool finite = true;
 };
 

@@ -97,7 +97,7 @@ struct Trace {
 std::string trace_to_json(const Trace& trace);
 Result<Trace> parse_trace(std::string_view json);
 
-// For chrome://tracing or Perfetto: one row a stage, one process a rank.
+// For chrome://tracing or Perfetto: one row a stage, more where its events overlap, one process a rank.
 std::string trace_to_chrome(const Trace& trace);
 
 // For a terminal, 100 columns wide: for each step one row a message, drawn over time.

@@ -2,6 +2,7 @@
 """What the engine did and when, on one rank: one stream of events and its views."""
 
 import json
+import os
 
 from . import _core
 from .errors import CortadoError
@@ -53,7 +54,6 @@ def load_trace(path):
 
 def _write(path, text):
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise CortadoError(f'can\'t write the trace to "{path}": {error}', "input/output error") from error
+        _core.write_file(os.fspath(path), text)
+    except CortadoError as error:
+        raise CortadoError(f'can\'t write the trace to "{path}": {error}', error.code) from error

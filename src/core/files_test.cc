@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -165,6 +166,28 @@ TEST(Files, WhatIsThereStaysWhereThereIsNoRoom) {
   EXPECT_EQ(status.message(), "can't be written: File too large");
   EXPECT_EQ(read_file(folder / "file").value(), "old");
   EXPECT_EQ(files_in(folder), 1u);
+}
+
+// A file that is mounted by itself is copied to, and there what it held goes first.
+TEST(Files, OfWhatCanNotBeReplacedThePartStays) {
+  const fs::path folder = temporary_directory() / "mounted", small = temporary_directory() / "small";
+  fs::create_directory(folder);
+  fs::create_directory(small);
+  ASSERT_TRUE(write_file(folder / "file", "old").ok());
+  if (::mount("none", small.c_str(), "tmpfs", 0, "size=4096") != 0) GTEST_SKIP() << "may not mount";
+  const std::string text(100'000, 'x');
+  ASSERT_TRUE(write_file(small / "file", "old").ok());
+  const int mounted = ::mount((small / "file").c_str(), (folder / "file").c_str(), nullptr, MS_BIND, nullptr);
+  const Status status = write_file(folder / "file", text);
+  if (mounted == 0) ::umount((folder / "file").c_str());
+  ::umount(small.c_str());
+  ASSERT_EQ(mounted, 0);
+  EXPECT_EQ(status.code(), StatusCode::kIoError);
+  const std::size_t at = status.message().find("; ");
+  ASSERT_NE(at, std::string::npos) << status.message();
+  EXPECT_EQ(status.message().substr(status.message().find(" has all of it")), " has all of it");
+  const std::string part = status.message().substr(at + 2, status.message().find(" has all of it") - at - 2);
+  EXPECT_EQ(read_file(part).value(), text);
 }
 
 TEST(Files, SayWhatIsWrong) {

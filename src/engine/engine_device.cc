@@ -175,13 +175,15 @@ Status EngineImpl::encode_second_round_on_device(int message) {
 Status EngineImpl::wait_for_arrivals() {
   DeviceWait wait(communicator_, clock_, timeout(), "computed its gradients");
   Interval interval{.start_ns = clock_->now_ns()};
+  interval.end_ns = interval.start_ns;
   for (;;) {
     CORTADO_RETURN_IF_ERROR(take_from_device());
     if (!device_->awaits()) break;
+    const std::int64_t pause_ns = clock_->now_ns();
     if (const Status status = wait.pause(); !status.ok()) return fail(status);
+    interval.end_ns += clock_->now_ns() - pause_ns;  // of the pauses alone: the rest is recorded as what it is
   }
-  interval.end_ns = clock_->now_ns();
-  record(Stage::kWait, -1, -1, interval, 0);
+  if (interval.end_ns > interval.start_ns) record(Stage::kWait, -1, -1, interval, 0);
   return wait_until_finished();  // all of it was given before what has just arrived
 }
 

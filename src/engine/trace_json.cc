@@ -1,9 +1,13 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // Traces as JSON: the format cortado.trace/1 and the one of Chrome.
+#include <algorithm>
+#include <array>
 #include <exception>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <vector>
 
 #include "core/check.h"
 #include "core/fault_json.h"
@@ -140,6 +144,33 @@ std::string_view stage_name(Stage stage) {
   return kNames[static_cast<int>(stage)];
 }
 
+namespace {
+
+// Events of one row may not overlap in that format: each goes to the first lane of its stage that is free when it
+// starts. `counts`: the lanes of each stage, one at least.
+std::vector<int> lanes_of(const std::vector<TraceEvent>& events, std::array<int, kStageCount>* counts) {
+  std::vector<std::size_t> order(events.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return events[a].start_ns < events[b].start_ns; });
+  std::array<std::vector<std::int64_t>, kStageCount> free_ns;
+  for (std::vector<std::int64_t>& of_stage : free_ns) of_stage.push_back(std::numeric_limits<std::int64_t>::min());
+  std::vector<int> lanes(events.size());
+  for (const std::size_t i : order) {
+    std::vector<std::int64_t>& of_stage = free_ns[static_cast<std::size_t>(events[i].stage)];
+    auto lane =
+        std::find_if(of_stage.begin(), of_stage.end(), [&](std::int64_t ns) { return ns <= events[i].start_ns; });
+    if (lane == of_stage.end()) lane = of_stage.insert(lane, 0);
+    *lane = events[i].end_ns;
+    lanes[i] = static_cast<int>(lane - of_stage.begin());
+  }
+  for (std::size_t stage = 0; stage < free_ns.size(); ++stage)
+    (*counts)[stage] = static_cast<int>(free_ns[stage].size());
+  return lanes;
+}
+
+}  // namespace
+
 std::string trace_to_json(const Trace& trace) {
   Json stages = Json::array();
   for (int stage = 0; stage < kStageCount; ++stage) stages.push_back(stage_name(static_cast<Stage>(stage)));
@@ -175,14 +206,24 @@ Result<Trace> parse_trace(std::string_view text) {
 
 std::string trace_to_chrome(const Trace& trace) {
   Json list = Json::array();
-  for (int stage = 0; stage < kStageCount; ++stage) {
-    list.push_back({{"name", "thread_name"},
+  const auto describe_row = [&](int stage, int lane, const char* what, const char* key, const Json& value) {
+    list.push_back({{"name", what},
                     {"ph", "M"},
                     {"pid", trace.rank},
-                    {"tid", stage},
-                    {"args", {{"name", stage_name(static_cast<Stage>(stage))}}}});
+                    {"tid", stage + lane * kStageCount},
+                    {"args", {{key, value}}}});
+  };
+  std::array<int, kStageCount> lanes;
+  const std::vector<int> lane_of = lanes_of(trace.events, &lanes);
+  for (int stage = 0; stage < kStageCount; ++stage) {
+    const std::string name(stage_name(static_cast<Stage>(stage)));
+    for (int lane = 0; lane < lanes[static_cast<std::size_t>(stage)]; ++lane) {
+      describe_row(stage, lane, "thread_name", "name", lane == 0 ? name : name + " " + std::to_string(lane + 1));
+      if (lane > 0) describe_row(stage, lane, "thread_sort_index", "sort_index", stage);
+    }
   }
-  for (const TraceEvent& event : trace.events) {
+  for (std::size_t i = 0; i < trace.events.size(); ++i) {
+    const TraceEvent& event = trace.events[i];
     std::string name(stage_name(event.stage));
     if (event.tensor >= 0 && event.tensor < static_cast<std::int32_t>(trace.tensors.size())) {
       name += " " + trace.tensors[static_cast<std::size_t>(event.tensor)];
@@ -196,7 +237,7 @@ std::string trace_to_chrome(const Trace& trace) {
     list.push_back({{"name", name},
                     {"ph", "X"},
                     {"pid", trace.rank},
-                    {"tid", static_cast<int>(event.stage)},
+                    {"tid", static_cast<int>(event.stage) + lane_of[i] * kStageCount},
                     {"ts", static_cast<double>(event.start_ns) / 1e3},  // the format counts in microseconds
                     {"dur", static_cast<double>(event.end_ns - event.start_ns) / 1e3},
                     {"args", std::move(arguments)}});

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
@@ -173,6 +174,26 @@ TEST(Trace, ChromeGetsMicroseconds) {
   EXPECT_EQ(spans[2]["name"], "communicate message 0");
   EXPECT_EQ(spans[2]["args"], (nlohmann::json{{"step", 7}, {"bytes", 1500}}));
   EXPECT_EQ(spans[2]["pid"], 1);
+}
+
+// The format takes what overlaps within one row for nested.
+TEST(Trace, ChromeHasARowMoreWhereEventsOverlap) {
+  Trace trace;
+  for (const auto& [start_ns, end_ns] : {std::pair(100, 400), std::pair(400, 450), std::pair(110, 500)}) {
+    trace.events.push_back({.stage = Stage::kCommunicate, .start_ns = start_ns, .end_ns = end_ns});
+  }
+  const nlohmann::json chrome = nlohmann::json::parse(trace_to_chrome(trace));
+  std::vector<int> rows;
+  std::map<int, std::string> names;
+  for (const nlohmann::json& event : chrome["traceEvents"]) {
+    if (event["ph"] == "X") rows.push_back(event["tid"]);
+    if (event["name"] == "thread_name") names[event["tid"]] = event["args"]["name"];
+  }
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows[0], rows[1]);
+  EXPECT_NE(rows[0], rows[2]);
+  EXPECT_EQ(names[rows[0]], "communicate");
+  EXPECT_EQ(names[rows[2]], "communicate 2");
 }
 
 TEST(Trace, DamagedFilesAreRefusedWithThePlace) {
