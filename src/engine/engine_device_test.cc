@@ -425,6 +425,36 @@ TEST(DeviceEngine, RanksInBothPlacesAgreeOnStepsWhatsoeverOverflows) {
   }
 }
 
+// No fp16 holds 7e4: it comes as Inf, and what is kept of it must be the same wherever it is kept.
+TEST(DeviceEngine, OwesNothingOfWhatCameAsInf) {
+  for (const std::string spec : {"topk(density=0.1, values=fp16)", "topk(density=0.1, values=fp16, rollback=exact)"}) {
+    SCOPED_TRACE(spec);
+    const std::size_t matrix = tensor_index(small_model(), "first.weight");
+    Training training{.options = coded(spec), .gradients = [&](int rank, std::int64_t step) {
+                        Gradients gradients = made_up_gradients(small_model(), rank, step);
+                        if (step == 2) gradients[matrix][17 + static_cast<std::size_t>(rank)] = 7e4f;
+                        return gradients;
+                      }};
+    training.engine = make_on_some_devices;
+    const History found = train(training);
+    training.engine = [](std::vector<EngineTensor> tensors, const EngineOptions& options, Communicator* communicator) {
+      return communicator->rank() % 2 == 0 ? Engine::create(std::move(tensors), options, communicator)
+                                           : make_on_device(std::move(tensors), options, communicator);
+    };
+    expect_same_residuals(found, train(training));
+    EXPECT_EQ(found.finite[0], std::vector<bool>(6, true));
+    EXPECT_EQ(found.delivered[0][2][matrix][17], std::numeric_limits<float>::infinity());
+    for (const EngineState& state : found.states) {
+      for (const TensorState& tensor : state.tensors) {
+        EXPECT_TRUE(std::all_of(tensor.residual.begin(), tensor.residual.end(),
+                                [](float owed) { return std::fabs(owed) < 100; }))
+            << tensor.name << " of rank " << state.rank;
+      }
+    }
+    for (const EngineReport& report : found.reports) EXPECT_TRUE(std::isfinite(report.residual_l2));
+  }
+}
+
 // Groups of matrices are those of the messages that the engine was made with.
 TEST(DeviceEngine, OfPowerRefusesAStateWithOtherMessages) {
   const EngineOptions options = EngineOptions::parse("power(rank=2, start_step=0)").value();

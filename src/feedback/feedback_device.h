@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "codec/device_workspace.h"
 #include "feedback/feedback_pass.h"
@@ -197,12 +198,14 @@ struct TakeDecoded {
     squares.of_values += static_cast<double>(value * value);
     squares.of_differences += static_cast<double>(difference * difference);
     if (!table.has_feedback) return;
-    static_cast<float*>(tensor.values)[i] = difference;
+    // As CodecTensor: what came as Inf, of a narrow wire, is owed no more.
+    const bool finite = (std::bit_cast<std::uint32_t>(decoded) & 0x7f800000u) != 0x7f800000u;
+    static_cast<float*>(tensor.values)[i] = finite ? difference : 0.0f;
     if (tensor.velocity != nullptr && decoded != 0.0f) tensor.velocity[i] = 0.0f;
   }
 };
 
-// A block for each tensor.
+// A block for each tensor. With feedback a tensor that came with an Inf has none.
 struct SumSquares {
   static constexpr int kThreads = 256;
 
@@ -233,7 +236,8 @@ struct SumSquares {
         total.of_values += thread.of_values;
         total.of_differences += thread.of_differences;
       }
-      table.squares[tensor] = total;
+      const bool finite = total.of_differences <= std::numeric_limits<double>::max();  // false for NaN
+      table.squares[tensor] = finite || !table.has_feedback ? total : DifferenceSquares{};
     });
   }
 };
