@@ -327,6 +327,29 @@ TEST(Compso, ReachesATargetError) {
   }
 }
 
+// Where a sample sees none of them, steps were corrected beyond float32, and to NaN.
+TEST(Compso, ReachesATargetErrorOfFewLargeValues) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 20; ++i) {
+    std::vector<float> values(i == 0 ? 131072 : 70000 + random() % 100000);
+    if (i == 0) values[256] = 5e37f;
+    for (int k = 0; i > 0 && k <= i % 4; ++k) {
+      const double exponent = i % 5 == 4 ? -44 : 30 + random() % 800 * 0.01;
+      values[random() % values.size()] = static_cast<float>(std::pow(10, exponent));
+    }
+    for (const char* round : {"nearest", "dead_zone", "stochastic", "dither"}) {
+      const std::string spec = std::string("compso(error=0.2, round=") + round + ")";
+      SCOPED_TRACE(spec + ", " + std::to_string(i));
+      const std::vector<float> decoded = round_trip(spec, values);
+      EXPECT_TRUE(std::all_of(decoded.begin(), decoded.end(), [](float v) { return std::isfinite(v); }));
+      const bool is_random = round[0] == 's' || round == std::string("dither");
+      if (!is_random && i % 5 != 4) {
+        EXPECT_LE(relative_error(values, decoded), 0.2 * 1.01);
+      }
+    }
+  }
+}
+
 TEST(Compso, ChoosesTheDeadZoneForATargetError) {
   std::vector<float> heavy = normals(100000);
   for (float& x : heavy) x *= x * x;

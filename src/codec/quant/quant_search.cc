@@ -2,6 +2,7 @@
 #include "codec/quant/quant_search.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -23,11 +24,12 @@ class Sample {
       BlockStats stats;
       measure_blocks(BlockScale::kL2, values, elems, elems, &stats);
       energy_ += stats.squares;
-      is_finite_ &= stats.max_magnitude < kInfinityBits;
+      max_magnitude_ = std::max(max_magnitude_, stats.max_magnitude);
     });
   }
 
-  bool is_finite() const { return is_finite_; }
+  bool is_finite() const { return max_magnitude_ < kInfinityBits; }
+  float largest() const { return std::bit_cast<float>(max_magnitude_); }
   double energy() const { return energy_; }
 
   // body(values, elems), elems a multiple of 16: behind the last value stand zeros.
@@ -44,8 +46,10 @@ class Sample {
   ConstTensorView input_;
   std::int64_t piece_elems_, stride_;
   double energy_ = 0;
-  bool is_finite_ = true;
+  std::uint32_t max_magnitude_ = 0;  // its bits
 };
+
+constexpr float kLeastStep = std::numeric_limits<float>::min(), kMostStep = std::numeric_limits<float>::max();
 
 // The largest step found that keeps the error, from a guess on: bracketed by powers of two, then halved. Neither 0 nor
 // infinity, which no factor of 2 moves, even if the guess is.
@@ -54,11 +58,11 @@ template <typename ErrorAt>
 float bisect(const ErrorAt& error_at, double error, float guess) {
   const auto keeps = [&](float step) { return error_at(step) <= error; };
   // The error tends to 1 as the step grows, and is below one step a value.
-  float kept = std::clamp(guess, std::numeric_limits<float>::min(), std::numeric_limits<float>::max()), lost = kept;
+  float kept = std::clamp(guess, kLeastStep, kMostStep), lost = kept;
   if (keeps(kept)) {
     do lost *= 2;
     while (std::isfinite(lost) && keeps(lost));
-    if (!std::isfinite(lost)) return std::numeric_limits<float>::max();
+    if (!std::isfinite(lost)) return kMostStep;
     kept = lost / 2;
   } else {
     do kept /= 2;
@@ -74,10 +78,13 @@ float bisect(const ErrorAt& error_at, double error, float guess) {
 }
 
 // Towards the error itself. Where it is not in proportion to the step, as of values of one magnitude, all are searched.
+// Of a step above twice the largest value nothing but zeros is left.
 template <typename ErrorAt>
-float corrected(const ErrorAt& error_at, double error, float step) {
+float corrected(const ErrorAt& error_at, double error, float largest, float step) {
   constexpr int kCorrections = 4;
+  const float most = std::clamp(2 * largest, kLeastStep, kMostStep);
   for (int i = 0; i <= kCorrections; ++i) {
+    step = std::clamp(step, kLeastStep, most);
     const double found = error_at(step);
     if (std::abs(found / error - 1) < 0.002) return step;
     step *= static_cast<float>(std::clamp(error / found, 0.125, 8.0));
@@ -96,7 +103,8 @@ Sample some_of(ConstTensorView input) {
 
 // Exact for dither, nearly so for small errors of the others.
 float first_guess(const Sample& all, double error, std::int64_t elems) {
-  return static_cast<float>(error * std::sqrt(all.energy() / static_cast<double>(elems)) * std::sqrt(12.0));
+  const double guess = error * std::sqrt(all.energy() / static_cast<double>(elems)) * std::sqrt(12.0);
+  return static_cast<float>(std::min<double>(guess, kMostStep));
 }
 
 // ---- dead zones ----------------------------------------------------------------------------------------------------
@@ -156,7 +164,7 @@ float find_step(Rounding rounding, double error, ConstTensorView input) {
   if (is_small(input)) return bisect(error_in(all), error, step);
   const Sample some = some_of(input);
   if (some.energy() > 0) step = bisect(error_in(some), error, step);
-  return corrected(error_in(all), error, step);
+  return corrected(error_in(all), error, all.largest(), step);
 }
 
 StepAndDeadZone find_dead_zone(double error, ConstTensorView input) {
@@ -178,7 +186,7 @@ StepAndDeadZone find_dead_zone(double error, ConstTensorView input) {
   }
   const float shift = best.dead_zone.shift;
   if (!is_small(input)) {
-    best.step = corrected([&](float s) { return dead_zone_error(all, shift, s); }, error, best.step);
+    best.step = corrected([&](float s) { return dead_zone_error(all, shift, s); }, error, all.largest(), best.step);
   }
   const DeadZoneSums sums = dead_zone_sums(all, shift, best.step);
   best.dead_zone.outwards = sums.others > 0 ? static_cast<float>(sums.offsets / sums.others) : 0.0f;

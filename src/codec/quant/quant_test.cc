@@ -471,6 +471,33 @@ TEST(Quant, ErrorsOfTheLargestAndTheSmallestValuesEnd) {
   EXPECT_EQ(max_magnitude(through("quant(error=0.001)", smallest)), 0);
 }
 
+// Where a sample sees none of them, steps were corrected beyond float32, and to NaN.
+TEST(Quant, ErrorsOfFewLargeValuesAreKept) {
+  std::vector<float> values(131072);
+  values[256] = 5e37f;
+  for (const char* spec : {"quant(error=0.2)", "quant(error=0.2, round=dead_zone)"}) {
+    EXPECT_LE(relative_l2(values, through(spec, values)), 0.2 * 1.01) << spec;
+  }
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    values.assign(70000 + 5000 * seed, 0.0f);
+    for (std::uint32_t i = 0; i <= seed % 4; ++i) {
+      const PhiloxBlock random = philox4x32_10({i}, {static_cast<std::uint32_t>(seed)});
+      const double exponent = seed % 5 == 4 ? -44 : 30 + random[1] % 800 * 0.01;
+      values[random[0] % values.size()] = static_cast<float>(std::pow(10, exponent));
+    }
+    for (const char* round : {"nearest", "dead_zone", "stochastic", "dither"}) {
+      const std::string spec = std::string("quant(error=0.2, round=") + round + ")";
+      SCOPED_TRACE(spec + ", " + std::to_string(seed));
+      const std::vector<float> decoded = through(spec, values);
+      EXPECT_TRUE(std::all_of(decoded.begin(), decoded.end(), [](float v) { return std::isfinite(v); }));
+      const bool is_random = round[0] == 's' || round == std::string("dither");
+      if (!is_random && seed % 5 != 4) {
+        EXPECT_LE(relative_l2(values, decoded), 0.2 * 1.01);
+      }
+    }
+  }
+}
+
 // What no bits can reach gives the best that they can.
 TEST(Quant, AnErrorBeyondTheCodesGivesWhatTheyCan) {
   const std::vector<float> values = normal_values(65536);
