@@ -165,7 +165,9 @@ struct EngineReport {
 };
 
 // The state that a checkpoint must hold besides the model and the optimiser: per rank, keyed by tensor name.
-struct PlaceState {  // of engines of a plan: what is kept where an option encodes (docs/schemes.md)
+// Of engines of a plan: what is kept where an option encodes (docs/schemes.md). Of low rank whose sides alternate, in
+// "other_basis": the basis of the other side, which the step after the next projects on if nobody sends anything.
+struct PlaceState {
   std::string name;
   std::int64_t begin = 0;  // element of the tensor
   std::vector<float> values;

@@ -29,6 +29,10 @@ std::span<float> AcpTensor::basis(SlotKind kind) {
   return kind == SlotKind::kRowFactor ? col_basis_.span() : row_basis_.span();
 }
 
+std::span<float> AcpTensor::other_basis(SlotKind kind) {
+  return kind == SlotKind::kRowFactor ? row_basis_.span() : col_basis_.span();
+}
+
 LowRankTensor::Projection AcpTensor::projection(SlotKind kind) {
   if (kind == SlotKind::kRowFactor) {
     return {{.col = col_basis_.data(), .rank = setup().rank}, {.row = row_local_.data()}};

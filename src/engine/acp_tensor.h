@@ -16,6 +16,7 @@ class AcpTensor final : public LowRankTensor {
   void receive(SlotKind kind, const void* summed, std::int64_t step) override;
   void commit(SlotKind kind) override;
   std::span<float> basis(SlotKind kind) override;
+  std::span<float> other_basis(SlotKind kind) override;
   std::int64_t factor_bytes() const override;
 
  private:

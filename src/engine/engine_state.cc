@@ -22,6 +22,13 @@ std::vector<std::string> names_of(const std::vector<EngineTensor>& tensors) {
   return names;
 }
 
+// Nothing: none was saved, as by earlier versions.
+std::span<const float> other_basis_of(const TensorState& saved) {
+  for (const PlaceState& place : saved.places)
+    if (place.name == kOtherBasis) return place.values;
+  return {};
+}
+
 std::string mib(std::int64_t bytes) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.2f MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
@@ -66,6 +73,8 @@ Result<EngineState> EngineImpl::save_state() {
       if (!is_on_device(t)) low_rank_[t]->materialise_residual();
       const std::span<const float> basis = low_rank_[t]->basis(kind_at(t, phase_step_));
       saved.basis.assign(basis.begin(), basis.end());
+      const std::span<const float> other = low_rank_[t]->other_basis(kind_at(t, phase_step_));
+      if (!other.empty()) saved.places.push_back({.name = kOtherBasis, .values = {other.begin(), other.end()}});
     }
     const FeedbackMemory memory = feedback_memory(t);
     const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
@@ -123,6 +132,13 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
                         "expected %" PRId64 " (or none) of the first two and %zu",
                         saved.name.c_str(), saved.residual.size(), saved.velocity.size(), saved.basis.size(), elems,
                         basis);
+    }
+    const std::size_t saved_other = other_basis_of(saved).size();
+    const std::size_t other = has_basis ? low_rank_[t]->other_basis(kind_at(t, state.phase_step)).size() : 0;
+    if (saved_other != 0 && saved_other != other) {
+      return make_error(StatusCode::kMismatch,
+                        "load_state: \"%s\" has an other_basis of %zu values; expected %zu (or none)",
+                        saved.name.c_str(), saved_other, other);
     }
   }
   if (state.tensors.size() != expected.size()) {
@@ -189,6 +205,8 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
     if (low_rank_[t] != nullptr) {
       low_rank_[t]->materialise_residual();
       std::copy(saved.basis.begin(), saved.basis.end(), low_rank_[t]->basis(kind_at(t, phase_step_)).begin());
+      const std::span<const float> other = other_basis_of(saved);
+      std::copy(other.begin(), other.end(), low_rank_[t]->other_basis(kind_at(t, phase_step_)).begin());
     }
     const auto restore = [&](const std::vector<float>& from, float* to) {
       if (to == nullptr) return;

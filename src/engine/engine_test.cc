@@ -175,6 +175,37 @@ TEST_P(EveryMethod, ResumesBitForBitInEitherPhase) {
   }
 }
 
+// What stays of a step in which nobody sends anything is the other side's basis, too.
+TEST(Engine, ResumesBitForBitBeforeAStepWithoutATensor) {
+  for (const EngineOptions& options : {alternating(3), published(3), low_rank(Method::kAcp, 3)}) {
+    SCOPED_TRACE(options.to_spec());
+    for (const std::int64_t cut : {3, 4}) {
+      Training whole{.options = options, .steps = 8};
+      whole.context.holds_zero_gradients = true;
+      whole.gradients = [&](int rank, std::int64_t step) {
+        Gradients gradients = made_up_gradients(whole.tensors, rank, step);
+        if (step == cut) std::fill(gradients[1].begin(), gradients[1].end(), 0.0f);
+        return gradients;
+      };
+      const History uninterrupted = train(whole);
+      Training part = whole;
+      part.steps = cut;
+      History begun = train(part);
+      part.resume_from = &begun;
+      part.first_step = cut;
+      part.steps = whole.steps - cut;
+      const History resumed = train(part);
+      for (std::int64_t step = cut; step < whole.steps; ++step) {
+        EXPECT_TRUE(same_bits(resumed.delivered[0][step - cut], uninterrupted.delivered[0][step])) << step;
+      }
+      // Of an earlier version.
+      for (EngineState& state : begun.states)
+        for (TensorState& tensor : state.tensors) tensor.places.clear();
+      expect_replicas_agree(train(part));
+    }
+  }
+}
+
 // `scale` has powers of two, so that scaling itself rounds nothing.
 void expect_scale_is_followed(const EngineOptions& options, int world_size, float size,
                               const std::function<double(std::int64_t step)>& scale) {
@@ -1006,6 +1037,11 @@ TEST(EngineErrors, StateOfAnotherModelRankOrSettingIsRefusedEverywhere) {
         if (rank == 1) s->tensors[0].basis.assign(1'000'000, 1.0f);
       },
       "a basis of 1000000 values");
+  load(
+      [](int rank, EngineState* s) {
+        if (rank == 1) s->tensors[0].places = {{.name = "other_basis", .values = {1, 2, 3}}};
+      },
+      "an other_basis of 3 values");
   load(
       [](int rank, EngineState* s) {
         if (rank == 2) s->step += 1;

@@ -104,6 +104,8 @@ class LowRankTensor {
 
   // What the next step projects on if it sends `kind`: the state that a checkpoint holds besides the residual.
   virtual std::span<float> basis(SlotKind kind) = 0;
+  // Where sides alternate, what the step after that projects on if nobody sends anything: it belongs to that state.
+  virtual std::span<float> other_basis(SlotKind) { return {}; }
 
   const Setup& setup() const { return setup_; }
   virtual std::int64_t factor_bytes() const = 0;

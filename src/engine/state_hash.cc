@@ -7,6 +7,14 @@
 
 namespace cortado {
 
+namespace {
+
+std::uint64_t hash_of(const std::vector<float>& values) {
+  return fnv1a_64(std::string_view(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)));
+}
+
+}  // namespace
+
 std::uint64_t state_hash(const EngineState& state) {
   std::uint64_t hash = fnv1a_64(state.spec);
   const auto add = [&hash](std::uint64_t value) { hash = hash * 1099511628211ull ^ value; };
@@ -22,8 +30,10 @@ std::uint64_t state_hash(const EngineState& state) {
   for (const TensorState& tensor : state.tensors) {
     if (tensor.basis.empty()) continue;
     add(fnv1a_64(tensor.name));
-    add(fnv1a_64(
-        std::string_view(reinterpret_cast<const char*>(tensor.basis.data()), tensor.basis.size() * sizeof(float))));
+    add(hash_of(tensor.basis));
+    for (const PlaceState& place : tensor.places) {
+      if (place.name == kOtherBasis) add(hash_of(place.values));
+    }
   }
   return hash;
 }

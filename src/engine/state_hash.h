@@ -9,6 +9,8 @@
 
 namespace cortado {
 
+inline constexpr char kOtherBasis[] = "other_basis";  // PlaceState::name
+
 // Of settings, steps, messages and bases; residuals are a rank's own. States of equal hash keep replicas equal.
 std::uint64_t state_hash(const EngineState& state);
 
