@@ -195,8 +195,8 @@ struct TakeDecoded {
                          DifferenceSquares& squares) const {
     const float value = load_value(tensor.values, tensor.encoded, i);
     const float difference = value - decoded;
-    squares.of_values += static_cast<double>(value * value);
-    squares.of_differences += static_cast<double>(difference * difference);
+    squares.of_values += static_cast<double>(value) * value;  // of values above 1e18 no float holds them
+    squares.of_differences += static_cast<double>(difference) * difference;
     if (!table.has_feedback) return;
     // As CodecTensor: what came as Inf, of a narrow wire, is owed no more.
     const bool finite = (std::bit_cast<std::uint32_t>(decoded) & 0x7f800000u) != 0x7f800000u;

@@ -28,7 +28,7 @@ const std::vector<std::int64_t> kElems = {0, 1, 31, 257, 4096, 4097, 20000};
 
 struct Case {
   DType dtype = DType::kFloat32, encoded = DType::kFloat32;
-  bool has_feedback = true, has_velocity = false, has_bad_values = false;
+  bool has_feedback = true, has_velocity = false, has_bad_values = false, has_large_values = false;
 };
 
 std::vector<float> normal(std::uint64_t seed, std::size_t tensor, std::int64_t elems) {
@@ -73,6 +73,9 @@ class FeedbackOnDevice : public testing::TestWithParam<Case> {
         for (std::size_t b = 0; b < std::min<std::size_t>(gradient.size(), 4); ++b) {
           gradient[b * 37 % gradient.size()] = bad[b];
         }
+      }
+      if (GetParam().has_large_values) {
+        for (std::size_t at = 0; at < gradient.size(); at += 5) gradient[at] *= at % 2 == 0 ? 1e20f : 1e30f;
       }
       Tensor tensor;
       tensor.gradient = narrowed(gradient, GetParam().dtype);
@@ -258,7 +261,8 @@ constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, FeedbackOnDevice,
-    testing::Values(Case{}, Case{.has_bad_values = true}, Case{.dtype = kHalf},
+    testing::Values(Case{}, Case{.has_bad_values = true}, Case{.has_large_values = true},
+                    Case{.has_feedback = false, .has_large_values = true}, Case{.dtype = kHalf},
                     Case{.dtype = kBrain, .has_bad_values = true}, Case{.has_velocity = true},
                     Case{.dtype = kHalf, .has_velocity = true, .has_bad_values = true}, Case{.has_feedback = false},
                     Case{.has_feedback = false, .has_bad_values = true},

@@ -10,6 +10,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "codec/device_workspace.h"
 #include "codec/lowrank/orthogonalise.h"
@@ -305,6 +306,16 @@ struct LowRankProjectCols {
   }
 };
 
+// Of values above 1e18, whose squares have no float.
+CORTADO_HD inline double squares_of_large(const LowRankColumn& column) {
+  double squares = 0;
+  for (int i = 0; i < kLowRankTileRows; ++i) {
+    const double a = column.rows[i];
+    if (a - a == 0) squares += a * a;  // finite
+  }
+  return squares;
+}
+
 // Both factors, or that of the one basis that is there, in one pass: a block takes 256 columns and four tiles of rows.
 // Without a basis only the residual is written.
 struct LowRankProject {
@@ -344,7 +355,8 @@ struct LowRankProject {
           squares += column.rows[i] * column.rows[i];
           shared.tile.rows[i][t] = column.rows[i];
         }
-        sums[t].squares += static_cast<double>(squares);
+        const bool fits = squares <= std::numeric_limits<float>::max();
+        sums[t].squares += fits ? static_cast<double>(squares) : squares_of_large(column);
       });
       if (entry.col_basis != nullptr) {
         add_to_row_factor(block, shared.tile, entry, entry.col_basis, {row, first, across, true}, 0);

@@ -318,6 +318,18 @@ HWY_INLINE std::int64_t elems_to_next_tile(const ResidualPass& pass, std::int64_
   return is_last_of_row && row + 2 * block <= pass.rows ? block * pass.cols - col : 0;
 }
 
+// Of values above 1e18, whose squares have no float: again.
+HWY_NOINLINE double squares_of_large(const float* const* rows, int count, std::int64_t cols) {
+  double squares = 0;
+  for (int b = 0; b < count; ++b) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      const double a = rows[b][j];
+      squares += std::isfinite(a) ? a * a : 0;
+    }
+  }
+  return squares;
+}
+
 template <int B>
 void walk_block(const ResidualPass& pass, std::span<const Projection> projections, std::int64_t row,
                 PassResult* result) {
@@ -342,9 +354,9 @@ void walk_block(const ResidualPass& pass, std::span<const Projection> projection
     }
     const float* sent_row = pass.sent.rank == 0 ? nullptr : pass.sent.row + row * pass.sent.rank;
     const float* sent_col = pass.sent.rank == 0 ? nullptr : pass.sent.col + col;
-    if (!update_tile<B>(tile, sent_row, pass.sent.rank, sent_col, pass.cols, &result->sum_squares)) {
-      result->finite = false;
-    }
+    double squares = 0;
+    if (!update_tile<B>(tile, sent_row, pass.sent.rank, sent_col, pass.cols, &squares)) result->finite = false;
+    result->sum_squares += std::isfinite(squares) ? squares : squares_of_large(tile.updated, B, tile.cols);
     for (const Projection& to : projections) project_tile<B>(tile, pass, to, row, col);
   }
 }

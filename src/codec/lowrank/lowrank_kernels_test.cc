@@ -284,6 +284,27 @@ const BadValue kBadValues[] = {{DType::kFloat32, kInfinity, 1},
 constexpr std::size_t kBadCols = 531;
 constexpr std::size_t kBadAt[] = {3, kBadCols - 1, 2 * kBadCols + 514, 5 * kBadCols + 8};
 
+// Their squares are no floats.
+TEST(LargeValues, HaveSquares) {
+  for_each_target([] {
+    for (const float value : {1e20f, 1e30f, -9e37f}) {
+      for (const Residual kind : {Residual::kInPlace, Residual::kNone}) {
+        for (const std::size_t bad_at : {std::size_t{0}, kBadAt[0]}) {
+          SCOPED_TRACE(value);
+          Problem problem({6, kBadCols}, 5, DType::kFloat32, kind, 0, 1);
+          for (const std::size_t at : kBadAt) problem.gradient.set(at, value);
+          const Doubles a = problem.expected();
+          if (bad_at != 0) problem.gradient.set(bad_at, kInfinity);  // the others count
+          const double missing = bad_at != 0 ? a[bad_at] * a[bad_at] : 0;
+          const double squares = reference::sum_squares(a) - missing;
+          EXPECT_NEAR(problem.run_rows().sum_squares, squares, 1e-5 * squares);
+          EXPECT_NEAR(problem.run_cols().sum_squares, squares, 1e-5 * squares);
+        }
+      }
+    }
+  });
+}
+
 TEST(NonFinite, LeavesTheResidualAndMarksTheFactor) {
   for_each_target([] {
     for (const BadValue& bad : kBadValues) {
