@@ -57,8 +57,9 @@ class CompressingCommunicator:
         if dist.get_world_size(group) == 1:
             return tensor
         packed = _pack(tensor, symmetric)
-        if sum(t.nbytes for t, _ in self._sums.get(group, [])) + packed.nbytes > self.bucket_cap_bytes:
-            self._sum(group)
+        waiting = self._sums.get(group)
+        if waiting and sum(t.nbytes for t, _ in waiting) + packed.nbytes > self.bucket_cap_bytes:
+            self._sum(group)  # a tensor above the cap has a bucket of its own
         future = torch.futures.Future()
         self._sums.setdefault(group, []).append((packed, future))
         count = dist.get_world_size(group) if average else 1

@@ -46,13 +46,14 @@ def sums(me, is_bucketed):
 
     communicator = CompressingCommunicator("compso(bound=4e-3)", bucket_cap_mb=3e-4)  # 75 values
     allreduce = communicator.allreduce_bucketed if is_bucketed else communicator.allreduce
-    sizes = [5, 9, 3, 4]
+    # (size, average, symmetric); the first one and that of 9 rows are above the cap by themselves.
+    calls = [(10, False, False), (5, True, True), (9, True, False), (3, False, True), (4, False, False)]
     started = [
         allreduce(symmetric_matrix(10 * me.rank + size, size), average=average, symmetric=symmetric)
-        for size, average, symmetric in zip(sizes, [True, True, False, False], [True, False, True, False], strict=True)
+        for size, average, symmetric in calls
     ]
     communicator.flush_allreduce_buckets()
-    for size, average, future in zip(sizes, [True, True, False, False], started, strict=True):
+    for (size, average, _), future in zip(calls, started, strict=True):
         total = sum(symmetric_matrix(10 * rank + size, size) for rank in range(me.world_size))
         assert torch.allclose(result(future), total / me.world_size if average else total, atol=1e-5)
     if me.world_size > 1:
