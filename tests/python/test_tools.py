@@ -1,0 +1,24 @@
+# Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+"""The scripts of tools/ where something is not as they need it: they say so."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_style_does_not_pass_without_files(tmp_path):
+    (tmp_path / "tools" / "ci").mkdir(parents=True)
+    shutil.copy(ROOT / "tools" / "ci" / "style", tmp_path / "tools" / "ci")
+    done = subprocess.run(
+        [tmp_path / "tools" / "ci" / "style"],
+        env=os.environ | {"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode != 0 and "git lists no sources here" in done.stderr, done.stdout + done.stderr
+    assert "safe.directory" in done.stderr and "clang-format" not in done.stdout
