@@ -1,13 +1,14 @@
 # The library. mpi_*, nccl_* and cuda_* need libraries that not every machine has and are left out of it, as is
 # emulated_*, which tests need (cmake/tests.cmake).
-file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cc")
+file(GLOB_RECURSE sources RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cc")
 list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
-list(FILTER sources EXCLUDE REGEX "/src/cli/")
+list(FILTER sources EXCLUDE REGEX "^src/cli/")
 list(FILTER sources EXCLUDE REGEX "/(mpi|nccl|cuda|emulated)_[^/]*$")
 if(CORTADO_SOURCES)
   list(JOIN CORTADO_SOURCES "|" wanted)
-  list(FILTER sources INCLUDE REGEX "^${PROJECT_SOURCE_DIR}/src/(${wanted})(/|$)")
+  list(FILTER sources INCLUDE REGEX "^src/(${wanted})(/|$)")
 endif()
+list(TRANSFORM sources PREPEND "${PROJECT_SOURCE_DIR}/")
 
 # Files are read and written once a run, and most of the time to compile this goes into nlohmann-json: once for all, so
 # names have to differ in all *_json.cc.
