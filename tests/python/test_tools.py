@@ -22,3 +22,32 @@ def test_style_does_not_pass_without_files(tmp_path):
     )
     assert done.returncode != 0 and "git lists no sources here" in done.stderr, done.stdout + done.stderr
     assert "safe.directory" in done.stderr and "clang-format" not in done.stdout
+
+
+OLD_PYTHON = """\
+#!/bin/sh
+case "$*" in
+  *version_info*) exit 0 ;;  # asked whether it is too old
+  -V) echo Python 3.9.2 ;;
+esac
+"""
+
+
+def test_set_up_says_that_the_python_of_venv_is_too_old(tmp_path):
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "setup", tmp_path / "tools")
+    for name in ("python", "python3"):
+        (folder / name).write_text(OLD_PYTHON)
+        (folder / name).chmod(0o755)
+    done = subprocess.run(
+        [tmp_path / "tools" / "setup"],
+        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"},  # as make has it
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1 and ".venv has Python 3.9.2: remove .venv" in done.stderr, done.stdout + done.stderr
+    assert (folder / "python").exists()
