@@ -11,6 +11,7 @@ table, and one picture of loss against wall time.
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from conditions import describe_machine
 from demo_report import result_table, write_picture
 from launch import WorkerFailed, run_workers
 from links import Links
-from methods import require_cortado
+from methods import TUNED, require_cortado
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = [
@@ -109,8 +110,10 @@ def parse_arguments():
     options = parser.parse_args()
     chosen = options.methods.split(";") if options.methods else METHODS
     options.methods = [name.strip() for name in chosen]
-    if options.seconds_each <= 0:
-        parser.error("--seconds-each (SECONDS_EACH): expected more than 0")
+    if not (math.isfinite(options.seconds_each) and options.seconds_each > 0):
+        parser.error("--seconds-each (SECONDS_EACH): expected a number above 0")
+    if TUNED in options.methods:
+        parser.error(f"--methods: {TUNED} takes a search of its own, which speed.py makes; take ddp here")
     return options
 
 

@@ -79,14 +79,19 @@ def parse_method(name: str) -> Method:
 
 
 def require_cortado(names: list[str]) -> None:
-    """Fails early, before anything is started, where a method needs Cortado and it is missing."""
+    """Fails early, before anything is started, where a method needs Cortado and it is missing, or has no such codec."""
     ours = [name for name in names if not parse_method(name).is_baseline]
     if not ours:
         return
     try:
-        import cortado  # noqa: F401
+        import cortado
     except ImportError as error:
         raise SystemExit(f"{ours[0]} needs the cortado module: {error} (make setup)") from error
+    for name in ours:
+        try:
+            cortado.canonical_spec(parse_method(name).name)
+        except cortado.SpecError as error:
+            raise SystemExit(f"method {name!r}: {error}") from None
 
 
 @dataclass

@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
 
+import demo
 import demo_report
 
 ROOT = Path(demo_report.__file__).parents[2]
@@ -56,6 +57,30 @@ def test_the_demo_says_when_replicas_differ_or_nothing_was_compressed():
     text = demo_report.result_table(record(**{"ddp": result(400, [5.0] * 3), "acp(rank=4)": differ}))
     assert "THE REPLICAS DIFFER after acp(rank=4)" in text
     assert "ONLY DENSE STEPS were timed for acp(rank=4)" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seconds-each", "nan"], "expected a number above 0"),
+        (["--seconds-each", "inf"], "expected a number above 0"),
+        (["--methods", "ddp; ddp-tuned"], "speed.py"),
+        (["--methods", "ddp; nothing-known"], 'unknown codec "nothing-known"'),
+        (["--methods", "ddp; acp(rank=none) in a loop"], "rank must be an integer"),
+        (["--methods", "ddp; powersgd(rank=0)"], "powersgd(rank=0)"),
+    ],
+)
+def test_the_demo_refuses_what_cannot_be_before_it_starts(monkeypatch, capsys, tmp_path, arguments, said):
+    def start(options):
+        raise AssertionError(f"started with {options}")
+
+    monkeypatch.setattr(demo, "compare", start)
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--out", str(tmp_path), *arguments])
+    try:
+        outcome = demo.main()
+    except SystemExit as ended:
+        outcome = ended.code
+    assert outcome and said in f"{outcome} {capsys.readouterr().err}"
 
 
 def run(*command):
