@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import demo
 import demo_report
+import train_lm
 
 ROOT = Path(demo_report.__file__).parents[2]
 
@@ -81,6 +84,16 @@ def test_the_demo_refuses_what_cannot_be_before_it_starts(monkeypatch, capsys, t
     except SystemExit as ended:
         outcome = ended.code
     assert outcome and said in f"{outcome} {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])  # of 4 windows: equal shares, unequal ones, and none for one rank
+def test_the_validation_loss_is_the_mean_of_all_windows(monkeypatch, world):
+    monkeypatch.setattr(train_lm.dist, "all_reduce", lambda tensor: None)
+    data = torch.arange(1000).to(torch.uint8)
+    torch.manual_seed(0)
+    model = torch.nn.Embedding(train_lm.VOCABULARY, train_lm.VOCABULARY)
+    parts = [train_lm.validation_loss(model, data, rank, world, windows=4) for rank in range(world)]
+    assert sum(parts) == pytest.approx(train_lm.validation_loss(model, data, 0, 1, windows=4), rel=1e-5)
 
 
 def run(*command):
