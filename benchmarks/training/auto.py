@@ -155,7 +155,7 @@ def main() -> int:
                 append_record(raw, failure(*cell, options.quality, error))
                 failed.append(cell)
     records = read_records(raw)
-    if measured(records):
+    if records:
         write = write_predictions if options.predictions else write_report
         print(f"wrote {write(records, options.out)}")
     return 1 if failed else 0

@@ -4,7 +4,16 @@
 import statistics
 from pathlib import Path
 
-from auto_report import MOST_OFF, draw_predictions, errors_of, errors_of_tried, latest_of, speed_of, write_page
+from auto_report import (
+    MOST_OFF,
+    draw_predictions,
+    errors_of,
+    errors_of_tried,
+    failures,
+    latest_of,
+    speed_of,
+    write_page,
+)
 from tables import markdown_table
 
 LEGEND = """\
@@ -26,7 +35,10 @@ which differ less than a trial's."""
 
 def write_predictions(records: list[dict], out: Path) -> Path:
     title = "# What auto predicts, and what is measured then"
-    return write_page(latest_of(records), out / "auto_predictions.md", [title, LEGEND], section)
+    shown = [*latest_of(records), *(record for record in records if "failed" in record)]
+    return write_page(
+        shown, out / "auto_predictions.md", [title, LEGEND], section, lambda mine: "\n".join(failures(mine))
+    )
 
 
 def section(quality: str, records: list[dict], out: Path) -> list[str]:

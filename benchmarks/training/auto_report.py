@@ -78,11 +78,8 @@ def order_of(record: dict) -> tuple:
 def write_report(records: list[dict], out: Path) -> Path:
     """Every record of a cell counts: measuring a bad one again must not make it go away."""
 
-    def section_and_gaps(quality: str, mine: list[dict], folder: Path) -> list[str]:
-        return [*section(quality, mine, folder), gaps(quality, records)]
-
     parts = ["# Auto against the best it may use", LEGEND]
-    return write_page(measured(records), out / "auto.md", parts, section_and_gaps)
+    return write_page(records, out / "auto.md", parts, section, gaps)
 
 
 def measured(records: list[dict]) -> list[dict]:
@@ -90,10 +87,9 @@ def measured(records: list[dict]) -> list[dict]:
     return [record for record in records if "failed" not in record]
 
 
-def gaps(quality: str, records: list[dict]) -> str:
-    """Which cells of the sweep are not there, and which have failed."""
-    mine = [record for record in records if record["quality"] == quality]
-    done = {key_of(record)[1:] for record in measured(mine)}
+def gaps(records: list[dict]) -> str:
+    """Which cells of the sweep are not there, and which have failed, of the records of a quality level."""
+    done = {key_of(record)[1:] for record in measured(records)}
     missing: dict[str, list[str]] = {}
     for model, rate, workers in itertools.product(MODELS, RATES, WORKERS):
         if (model, rate, workers) not in done:
@@ -103,11 +99,17 @@ def gaps(quality: str, records: list[dict]) -> str:
     if missing:
         named = "; ".join(f"{name}, {', '.join(workers)} workers" for name, workers in missing.items())
         lines = [f"Of the {total} cells of the sweep {sum(map(len, missing.values()))} were not measured: {named}."]
-    for record in mine:
-        if "failed" in record:
-            where = f"{record['model']}, {record['rate']}, {record['workers']} workers"
-            lines.append(f"Failed: {where}, {record['started']}: {record['failed']}.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *failures(records)])
+
+
+def failures(records: list[dict]) -> list[str]:
+    """A line for each cell that failed, measured again later or not."""
+    return [
+        f"Failed: {record['model']}, {record['rate']}, {record['workers']} workers, {record['started']}: "
+        f"{record['failed']}."
+        for record in records
+        if "failed" in record
+    ]
 
 
 def latest_of(records: list[dict]) -> list[dict]:
@@ -115,12 +117,16 @@ def latest_of(records: list[dict]) -> list[dict]:
     return list({key_of(record): record for record in measured(records)}.values())
 
 
-def write_page(records: list[dict], path: Path, parts: list[str], make_section) -> Path:
-    """A section a quality level behind `parts`."""
+def write_page(records: list[dict], path: Path, parts: list[str], make_section, gaps_of) -> Path:
+    """A section a quality level behind `parts`, of the cells that were measured, and `gaps_of` those that were not."""
     for quality in QUALITIES:
-        mine = sorted((record for record in records if record["quality"] == quality), key=order_of)
-        if mine:
-            parts += make_section(quality, mine, path.parent)
+        mine = [record for record in records if record["quality"] == quality]
+        if done := sorted(measured(mine), key=order_of):
+            parts += make_section(quality, done, path.parent)
+        elif mine:
+            parts.append(f"## auto(quality={quality})")
+        if mine and (text := gaps_of(mine)):
+            parts.append(text)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(parts) + "\n")
     return path

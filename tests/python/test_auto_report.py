@@ -211,6 +211,20 @@ def test_cells_that_are_missing_or_failed_are_named(tmp_path):
     assert f"Failed: mlp, 1gbit, 5 workers, {failed['started']}: a worker failed rank 1: exit status 1." in text
 
 
+def test_a_quality_of_which_all_cells_failed_is_there(tmp_path):
+    failed = auto.failure("mlp", "1gbit", 5, "safe", auto.WorkerFailed("a worker failed"))
+    said = f"Failed: mlp, 1gbit, 5 workers, {failed['started']}: a worker failed."
+    text = auto_report.write_report([failed, record()], tmp_path).read_text()
+    assert "## auto(quality=safe)\n\nOf the 36 cells of the sweep 36 were not measured: " in text and said in text
+    assert text.index(said) < text.index("## auto(quality=balanced)")
+    text = auto_predictions_report.write_predictions([failed, record()], tmp_path).read_text()
+    assert f"## auto(quality=safe)\n\n{said}\n\n## auto(quality=balanced)" in text
+    again = auto.failure("mlp", "1gbit", 3, "balanced", auto.WorkerFailed("another one failed"))
+    text = auto_predictions_report.write_predictions([record(), again], tmp_path).read_text()
+    assert text.endswith(f"\n\nFailed: mlp, 1gbit, 3 workers, {again['started']}: another one failed.\n")
+    assert "1 cells" in text
+
+
 class Rival:
     """A runner whose blocks take the times given, one after the other."""
 
