@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 from methods import NO_COMMUNICATION
+from quality_report import groups_of
 from quality_report import section as accuracy_section
 from speed_report import notes, rounds_ms, sent_bytes, spread
 from tables import markdown_table, megabytes
@@ -31,7 +32,7 @@ def write_report(questions: dict[str, str], records: dict[str, dict], accuracy: 
             parts.append(study_section(name, question, records[name], out))
     if accuracy:
         parts.append("## Accuracy at rank 4")
-        parts += [accuracy_section(*key, group).replace("## ", "### ", 1) for key, group in by_task(accuracy).items()]
+        parts += [f"#{accuracy_section(heading, group)}" for heading, group in groups_of(accuracy).items()]
     missing = [f"`{name}`" for name in questions if name not in records] + ([] if accuracy else ["`accuracy`"])
     if missing:
         parts.append(f"Not measured yet: the studies {', '.join(missing)}.")
@@ -39,14 +40,6 @@ def write_report(questions: dict[str, str], records: dict[str, dict], accuracy: 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(parts) + "\n")
     return path
-
-
-def by_task(records: list[dict]) -> dict[tuple, dict]:
-    groups: dict[tuple, dict] = {}
-    for record in records:
-        group = groups.setdefault((record["task"], record["steps"], record["workers"]), {})
-        group.setdefault(record["method"], {})[record["seed"]] = record
-    return groups
 
 
 def study_section(name: str, question: str, record: dict, out: Path) -> str:

@@ -6,8 +6,8 @@
 
 A seed fixes the initial weights and the batches, for all methods alike. Links are not shaped: only the
 loss counts here. Equal time: as many steps as a method makes in the time of PowerSGD's, by the step
-times that speed.jsonl has for one rate. Runs that quality.jsonl already holds are skipped, so an
-interrupted sweep goes on where it stopped; `--again` measures all of them anew.
+times that speed.jsonl has for one rate. Runs that quality.jsonl already holds for it are skipped, so an
+interrupted sweep goes on where it stopped, with the steps it began with; `--again` measures all of them anew.
 """
 
 import argparse
@@ -57,8 +57,8 @@ def measure(task: str, methods: list[str], steps: int, options, raw: Path) -> No
     """Trains a task by every method with every seed, except what `raw` holds already."""
     require_cortado(methods)
     wanted = [(method, seed) for seed in range(options.seeds) for method in methods]
-    key = {"task_name": task, "steps": steps, "workers": options.workers}
-    records = [record for record in read_records(raw) if all(record[name] == key[name] for name in key)]
+    key = {"task_name": task, "steps": steps, "workers": options.workers, "equal_time_rate": options.rate}
+    records = [record for record in read_records(raw) if all(record.get(name) == key[name] for name in key)]
     done = {(record["method"], record["seed"]) for record in records}
     runs = wanted if options.again else [run for run in wanted if run not in done]
     if len(runs) < len(wanted):
@@ -67,6 +67,8 @@ def measure(task: str, methods: list[str], steps: int, options, raw: Path) -> No
         equal_time = steps_at_equal_time(
             task, methods, steps, options.rate, options.workers, options.out / "speed.jsonl"
         )
+        if not options.again:  # whatever speed.jsonl says by now, a method has one number of steps
+            equal_time |= {record["method"]: record.get("equal_time_steps") for record in records}
         conditions = {"task_name": task, "workers": options.workers, "equal_time_rate": options.rate}
         train({"task": task, "runs": runs, "steps": steps, "equal_time_steps": equal_time}, conditions, raw)
 

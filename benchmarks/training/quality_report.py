@@ -52,18 +52,30 @@ def verdict(mine: list[dict], baseline: list[dict], field: str = "validation_los
 
 
 def write_report(records: list[dict], path: Path, title: str, wanted: dict[str, list[str]] | None = None) -> Path:
-    """One table for each task, number of steps and workers; a later record replaces an equal earlier one. `wanted`: the
+    """One table for each task, number of steps, of workers and rate of the step times for equal time. `wanted`: the
     methods that each task is to be measured with."""
-    groups: dict[tuple, dict] = {}
-    for record in records:
-        group = groups.setdefault((record["task"], record["steps"], record["workers"]), {})
-        group.setdefault(record["method"], {})[record["seed"]] = record
+    in_order = sorted(records, key=lambda record: (record["task"], record["steps"], record["workers"]))
     parts = [f"# {title}", LEGEND]
-    parts += [section(*key, group) for key, group in sorted(groups.items())]
+    parts += [section(heading, group) for heading, group in groups_of(in_order).items()]
     parts += [text for name, methods in (wanted or {}).items() if (text := missing(name, methods, records))]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(parts) + "\n")
     return path
+
+
+def groups_of(records: list[dict]) -> dict[str, dict[str, dict[int, dict]]]:
+    """What belongs into one table, by its heading: by method and seed, of which a later record replaces an earlier one.
+    The heading names the rate where there are several."""
+    groups: dict[tuple, dict] = {}
+    for record in records:
+        key = (record["task"], record["steps"], record["workers"])
+        group = groups.setdefault(key, {}).setdefault(record.get("equal_time_rate"), {})
+        group.setdefault(record["method"], {})[record["seed"]] = record
+    return {
+        f"{task}; {steps} steps, {workers} workers" + f", equal time at {rate}" * (len(by_rate) > 1): group
+        for (task, steps, workers), by_rate in groups.items()
+        for rate, group in by_rate.items()
+    }
 
 
 def missing(task_name: str, wanted: list[str], records: list[dict]) -> str:
@@ -82,7 +94,7 @@ def missing(task_name: str, wanted: list[str], records: list[dict]) -> str:
     return f"Not measured yet, task `{task_name}`, {len(few)} of {len(wanted)} methods: {', '.join(few)}."
 
 
-def section(task: str, steps: int, workers: int, group: dict[str, dict[int, dict]]) -> str:
+def section(heading: str, group: dict[str, dict[int, dict]]) -> str:
     methods = {name: list(by_seed.values()) for name, by_seed in group.items()}
     sample = next(iter(methods.values()))[0]
     runs = [run for of_method in methods.values() for run in of_method]
@@ -100,7 +112,7 @@ def section(task: str, steps: int, workers: int, group: dict[str, dict[int, dict
     )
     columns = zip(HEADER, *(row(name, runs, methods) for name, runs in methods.items()), strict=True)
     header, *rows = zip(*(column for column in columns if set(column[1:]) != {"-"}), strict=True)
-    return "\n\n".join([f"## {task}; {steps} steps, {workers} workers", head, markdown_table(header, rows)])
+    return "\n\n".join([f"## {heading}", head, markdown_table(header, rows)])
 
 
 def row(name: str, runs: list[dict], methods: dict[str, list[dict]]) -> list[str]:
@@ -125,10 +137,12 @@ def _at_equal_time(runs: list[dict], baseline: list[dict] | None) -> list[str]:
     timed = [run for run in runs if run.get("equal_time_validation_loss") is not None]
     if not timed:
         return ["-"] * 3
+    steps = max(timed, key=lambda run: run["started"])["equal_time_steps"]
+    timed = [run for run in timed if run["equal_time_steps"] == steps]  # those of another number are left out
     loss = _mean_and_std(_values(timed, "equal_time_validation_loss"))
     # At equal time PowerSGD makes all its steps, so against itself there is nothing to compare.
     against = "-" if runs is baseline else _against(timed, baseline, "equal_time_validation_loss")
-    return [str(timed[0]["equal_time_steps"]), loss, against]
+    return [str(steps), loss, against]
 
 
 def _accuracy(runs: list[dict]) -> str:

@@ -4,6 +4,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_equal_time_goes_by_steps_over_such_links_with_as_many_workers(tmp_path)
     assert quality.steps_at_equal_time("mlp", ["ddp"], 100, "1gbit", 3, path) == {}
 
 
-def run(method, seed, loss, links="links"):
+def run(method, seed, loss, links="links", **more):
     return {
         "task": "a net",
         "task_name": "net",
@@ -85,6 +86,7 @@ def run(method, seed, loss, links="links"):
         "started": "2026-12-01 10:00",
         "machine": {"cpu": "some"},
         "links": links,
+        **more,
     }
 
 
@@ -105,3 +107,47 @@ def test_what_has_not_been_measured_is_listed(tmp_path):
     assert f"links: links; {LOOPBACK}" in text
     whole = quality_report.write_report(runs, tmp_path / "quality.md", "Quality", {"net": ["ddp"]}).read_text()
     assert "Not measured yet" not in whole
+
+
+def at_equal_time(rate, steps, loss, **more):
+    return {"equal_time_rate": rate, "equal_time_steps": steps, "equal_time_validation_loss": loss, **more}
+
+
+def test_rates_of_equal_time_have_tables_of_their_own(tmp_path):
+    runs = [run("ddp", seed, 2.0, **at_equal_time("1gbit", 150, 2.5)) for seed in range(3)]
+    text = quality_report.write_report(runs, tmp_path / "quality.md", "Quality").read_text()
+    assert "## a net; 300 steps, 4 workers\n" in text
+    runs += [run("ddp", seed, 2.0, **at_equal_time("100mbit", 20, 3.5)) for seed in range(3)]
+    text = quality_report.write_report(runs, tmp_path / "quality.md", "Quality").read_text()
+    for rate, steps, loss in (("1gbit", 150, "2.500"), ("100mbit", 20, "3.500")):
+        table = text.partition(f"## a net; 300 steps, 4 workers, equal time at {rate}\n")[2].partition("\n## ")[0]
+        assert "`ddp`, 3 seeds" in table and f"| {steps} | {loss} ± 0.000 |" in table
+
+
+def test_runs_of_other_numbers_of_steps_are_no_part_of_a_mean_at_equal_time(tmp_path):
+    runs = [run("ddp", seed, 2.0, **at_equal_time("1gbit", 150, 2.5)) for seed in range(3)]
+    runs += [run("ddp", 0, 2.0, **at_equal_time("1gbit", 160, 2.4, started="2026-12-02 10:00"))]
+    text = quality_report.write_report(runs, tmp_path / "quality.md", "Quality").read_text()
+    assert "`ddp`, 3 seeds" in text and "| 160 | 2.400 |" in text
+
+
+def test_runs_are_done_for_a_rate_and_go_on_with_its_steps(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(quality, "train", lambda config, conditions, raw: started.append((config, conditions)))
+    monkeypatch.setattr(quality, "steps_at_equal_time", lambda *of: {"ddp": 160, "bf16": 170})
+    raw = tmp_path / "quality.jsonl"
+    raw.write_text(json.dumps(run("ddp", 0, 2.0, **at_equal_time("1gbit", 150, 2.5))) + "\n")
+    options = SimpleNamespace(seeds=2, workers=4, rate="1gbit", again=False, out=tmp_path)
+    quality.measure("net", ["ddp", "bf16"], 300, options, raw)
+    options.rate = "100mbit"
+    quality.measure("net", ["ddp"], 300, options, raw)
+    options.rate, options.again = "1gbit", True
+    quality.measure("net", ["ddp"], 300, options, raw)
+    assert [config["runs"] for config, _ in started] == [
+        [("bf16", 0), ("ddp", 1), ("bf16", 1)],
+        [("ddp", 0), ("ddp", 1)],
+        [("ddp", 0), ("ddp", 1)],
+    ]
+    assert [config["equal_time_steps"]["ddp"] for config, _ in started] == [150, 160, 160]
+    assert started[0][0]["equal_time_steps"]["bf16"] == 170
+    assert [conditions["equal_time_rate"] for _, conditions in started] == ["1gbit", "100mbit", "1gbit"]
