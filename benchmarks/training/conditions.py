@@ -23,11 +23,13 @@ def version(package: str) -> str:
 
 
 def source_commit() -> str:
-    """Of this checkout, with a "+" where files differ from it; "unknown" outside of git."""
+    """Of this checkout, with a "+" where files differ from it (not results: a sweep adds to them); "unknown"
+    outside of git."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changes = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+        status = [*git, "status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)docs/results"]
+        changes = subprocess.run(status, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")

@@ -2,6 +2,7 @@
 """speed.md, quality.md and accuracy.md: which records are shown, which replace others, and what is said beside them."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
 
+import conditions
 import quality
 import quality_report
 import speed_report
@@ -151,3 +153,26 @@ def test_runs_are_done_for_a_rate_and_go_on_with_its_steps(tmp_path, monkeypatch
     assert [config["equal_time_steps"]["ddp"] for config, _ in started] == [150, 160, 160]
     assert started[0][0]["equal_time_steps"]["bf16"] == 170
     assert [conditions["equal_time_rate"] for _, conditions in started] == ["1gbit", "100mbit", "1gbit"]
+
+
+def test_results_that_a_sweep_adds_do_not_mark_its_commit(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=some", "-c", "user.email=some@example.com"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    results, program = tmp_path / "docs" / "results" / "speed.jsonl", tmp_path / "benchmarks" / "training" / "speed.py"
+    for file in (results, program, tmp_path / "README.md"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("before")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "before")
+    monkeypatch.setattr(conditions, "__file__", str(program.with_name("conditions.py")))
+    commit = conditions.source_commit()
+    assert commit.isalnum()
+    results.write_text("after")
+    assert conditions.source_commit() == commit
+    for file in (program, tmp_path / "README.md"):
+        file.write_text("after")
+        assert conditions.source_commit() == commit + "+"
+        file.write_text("before")
