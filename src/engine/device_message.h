@@ -59,6 +59,8 @@ class DeviceMessage : public DeviceWork {
   virtual bool finite(int slot) const = 0;
   // False: all its bits were zero. Then a payload of zeros may be sent and taken instead, and the residual waits.
   virtual bool has_gradient(int slot) const = 0;
+  // Before decode(): whether that is what happens in this step (StepContext::holds_zero_gradients).
+  virtual void hold_zeros(bool holds) = 0;
 
   // Copies the payload. kCorruptData if its size can't be. Slots may be taken by several threads.
   virtual Status take(int rank, int slot, std::span<const std::byte> payload) = 0;

@@ -95,6 +95,7 @@ class DeviceMessageOf final : public DeviceMessage {
     return queue().record(sized_event_);
   }
 
+  void hold_zeros(bool holds) override { holds_zeros_ = holds; }
   void know_scale(double value) override { scale_ = {value}; }
 
   Result<bool> encoded() override {
@@ -152,13 +153,15 @@ class DeviceMessageOf final : public DeviceMessage {
     if (!step_finite && setup_.has_feedback) feedback().take_back(device, feedback_step());
     if (is_summed_) {
       CORTADO_RETURN_IF_ERROR(decoders_[0]->decode(queue().stream()));
-      if (step_finite) feedback().take_decoded(device, /*rank=*/0, /*world_size=*/2, /*is_own=*/true, 1.0f);
+      if (step_finite)
+        feedback().take_decoded(device, /*rank=*/0, /*world_size=*/2, /*is_own=*/true, 1.0f, holds_zeros_);
       CORTADO_RETURN_IF_ERROR(decoders_[1]->decode(queue().stream()));
-      feedback().take_decoded(device, /*rank=*/0, /*world_size=*/1, /*is_own=*/false, mean_scale());
+      feedback().take_decoded(device, /*rank=*/0, /*world_size=*/1, /*is_own=*/false, mean_scale(), holds_zeros_);
     }
     for (int rank = 0; rank < setup_.world_size && !is_summed_; ++rank) {
       CORTADO_RETURN_IF_ERROR(decoders_[static_cast<std::size_t>(rank)]->decode(queue().stream()));
-      feedback().take_decoded(device, rank, setup_.world_size, step_finite && rank == setup_.rank, mean_scale());
+      const bool is_own = step_finite && rank == setup_.rank;
+      feedback().take_decoded(device, rank, setup_.world_size, is_own, mean_scale(), holds_zeros_);
     }
     if (step_finite) feedback().sum_squares(device);
     for (std::size_t s = 0; s < slots(); ++s) {
@@ -415,6 +418,7 @@ class DeviceMessageOf final : public DeviceMessage {
   std::vector<std::uint64_t> sent_offsets_;     // in sent_
   std::atomic<std::uint64_t> taken_bytes_ = 0;  // of taken_, in use
   bool sizes_are_known_ = false;
+  bool holds_zeros_ = false;
 
   // On the host, pinned.
   std::byte *sent_ = nullptr, *taken_ = nullptr, *step_on_host_ = nullptr, *entries_on_host_ = nullptr;

@@ -180,7 +180,8 @@ void DeviceSide::take_sum(std::uint32_t tensor, bool sent_zeros, std::span<const
   message_of(tensor).coded->take_sum(places_[tensor].slot, sent_zeros, sum);
 }
 
-Status DeviceSide::finish_step(bool step_finite, const std::function<bool(std::uint32_t tensor)>& tensor_finite) {
+Status DeviceSide::finish_step(bool step_finite, const std::function<bool(std::uint32_t tensor)>& tensor_finite,
+                               bool holds_zeros) {
   decodes_ = !is_dense_;
   // Gradients are written now; what the caller has queued since they were submitted may still read them.
   CORTADO_RETURN_IF_ERROR(device_.queue->follow(compute_));
@@ -188,6 +189,7 @@ Status DeviceSide::finish_step(bool step_finite, const std::function<bool(std::u
     if (is_dense_) break;
     const std::size_t slots = message.tensors.size();
     for (std::size_t s = 0; s < slots; ++s) message.finite[s] = tensor_finite(message.tensors[s]);
+    if (message.coded != nullptr) message.coded->hold_zeros(holds_zeros);
     CORTADO_RETURN_IF_ERROR(message.work->decode(step_finite, {message.finite.get(), slots}));
   }
   for (std::uint32_t t = 0; t < gradients_.size(); ++t) {

@@ -88,7 +88,9 @@ class DeviceSide {
   int slot_of(std::uint32_t tensor) const { return places_[tensor].slot; }
 
   // After the verdict: means to where the gradients were, on the device.
-  Status finish_step(bool step_finite, const std::function<bool(std::uint32_t tensor)>& tensor_finite);
+  // holds_zeros: DeviceMessage::hold_zeros().
+  Status finish_step(bool step_finite, const std::function<bool(std::uint32_t tensor)>& tensor_finite,
+                     bool holds_zeros = false);
 
   // Whether all that finish_step() gave has been done; what was wrong with a payload.
   Result<bool> finished();

@@ -188,8 +188,8 @@ Status EngineImpl::wait_for_arrivals() {
 }
 
 Status EngineImpl::finish_on_device() {
-  const Status status =
-      device_->finish_step(finite_, [this](std::uint32_t tensor) { return steps_[tensor].finite_on_all; });
+  const Status status = device_->finish_step(
+      finite_, [this](std::uint32_t tensor) { return steps_[tensor].finite_on_all; }, context_.holds_zero_gradients);
   return status.ok() ? status : fail(status.with_context("to the device"));
 }
 

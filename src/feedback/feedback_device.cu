@@ -5,7 +5,7 @@
 namespace cortado {
 
 template void FeedbackLaunches::add_gradients(CudaDevice&, const FeedbackStep&) const;
-template void FeedbackLaunches::take_decoded(CudaDevice&, int, int, bool, float) const;
+template void FeedbackLaunches::take_decoded(CudaDevice&, int, int, bool, float, bool) const;
 template void FeedbackLaunches::sum_squares(CudaDevice&) const;
 template void FeedbackLaunches::take_back(CudaDevice&, const FeedbackStep&) const;
 

@@ -149,6 +149,7 @@ struct TakeDecoded {
   float mean_scale;
   bool is_first, is_last;  // in rank order
   bool is_own;             // and the step is finite
+  bool holds_zeros;        // StepContext::holds_zero_gradients: without a gradient a tensor's residual waits
 
   struct Shared {
     DifferenceSquares of_warp[kWarps];
@@ -158,12 +159,13 @@ struct TakeDecoded {
   CORTADO_HD void operator()(Block& block, Shared& shared) const {
     const Tile tile = table.tiling.tile(block.number());
     const FeedbackTensor& tensor = table.tensors[tile.tensor];
+    const bool is_held = holds_zeros && (table.flags[tile.tensor] & FeedbackTable::kHasBits) == 0;
     typename Block::template PerThread<DifferenceSquares> squares;
     block.each_in_warp([&](int t) {
       squares[t] = {};
       for (std::int64_t i = tile.first + t; i < tile.first + tile.elems; i += kThreads) {
         const float decoded = load_value(tensor.decoded, tensor.encoded, i);
-        if (is_own) settle(tensor, i, decoded, squares[t]);
+        if (is_own && !is_held) settle(tensor, i, decoded, squares[t]);
         const float sum = is_first ? decoded : tensor.sum[i] + decoded;
         if (is_last) {
           store_value(sum * mean_scale, tensor.gradient, tensor.dtype, i);
@@ -311,14 +313,15 @@ struct FeedbackLaunches {
     device.launch(table.tiling.tiles, AddGradients{table, step});
   }
 
-  // Rank `rank` of `world_size`. is_own: it is this rank, and the step is finite.
+  // Rank `rank` of `world_size`. is_own: it is this rank, and the step is finite. holds_zeros: as TakeDecoded's.
   template <class Device>
-  void take_decoded(Device& device, int rank, int world_size, bool is_own, float mean_scale) const {
+  void take_decoded(Device& device, int rank, int world_size, bool is_own, float mean_scale, bool holds_zeros) const {
     device.launch(table.tiling.tiles, TakeDecoded{.table = table,
                                                   .mean_scale = mean_scale,
                                                   .is_first = rank == 0,
                                                   .is_last = rank == world_size - 1,
-                                                  .is_own = is_own});
+                                                  .is_own = is_own,
+                                                  .holds_zeros = holds_zeros});
   }
 
   template <class Device>

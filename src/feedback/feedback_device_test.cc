@@ -182,7 +182,7 @@ class FeedbackOnDevice : public testing::TestWithParam<Case> {
   void take_on_device(float mean_scale) {
     for (int rank = 0; rank < kWorldSize; ++rank) {
       point_to(rank);
-      launches_.take_decoded(device_, rank, kWorldSize, rank == 1, mean_scale);
+      launches_.take_decoded(device_, rank, kWorldSize, rank == 1, mean_scale, /*holds_zeros=*/true);
     }
     launches_.sum_squares(device_);
     for (std::size_t i = 0; i < found_.size(); ++i) found_[i].squares = workspace_.at(slots_.squares)[i];
@@ -249,7 +249,7 @@ TEST_P(FeedbackOnDevice, TakesOthersWithoutItsOwn) {
   const std::vector<Tensor> before = found_;
   for (int rank = 0; rank < kWorldSize; ++rank) {
     point_to(rank);
-    launches_.take_decoded(device_, rank, kWorldSize, /*is_own=*/false, 1.0f);
+    launches_.take_decoded(device_, rank, kWorldSize, /*is_own=*/false, 1.0f, /*holds_zeros=*/true);
   }
   for (std::size_t i = 0; i < kElems.size(); ++i) EXPECT_EQ(found_[i].values, before[i].values);
   expected_ = before;
