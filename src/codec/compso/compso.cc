@@ -159,12 +159,11 @@ Status read_block(const ParameterValues& values, CompsoSettings* settings) {
 }
 
 std::string spec_of(const ParameterValues& values, const CompsoSettings& settings) {
-  std::string text = settings.error > 0 ? "compso(error=" + values.text("error")
-                                        : "compso(bound=" + values.text("bound") + ", filter=" + values.text("filter");
-  for (const char* name : {"round", "coder", "block", "chunk_codes"}) {
-    text += std::string(", ") + name + "=" + values.text(name);
-  }
-  return text + ")";
+  const auto of = [&](const char* name) { return std::string(name) + "=" + spec_text(values, name); };
+  return "compso(" + (settings.error > 0 ? of("error") : of("bound") + ", " + of("filter")) + ", " + of("round") +
+         ", " + of("coder") +
+         ", block=" + (settings.block_elems == 0 ? "layer" : std::to_string(settings.block_elems)) +
+         ", chunk_codes=" + std::to_string(settings.chunk_codes) + ")";
 }
 
 Result<std::unique_ptr<Codec>> make_compso(const ParameterValues& values) {

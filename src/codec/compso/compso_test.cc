@@ -65,6 +65,18 @@ double relative_error(const std::vector<float>& values, const std::vector<float>
   return std::sqrt(lost / all);
 }
 
+TEST(Compso, IsSpeltInOneWay) {
+  const std::string standard =
+      "compso(bound=0.004, filter=bound, round=stochastic, coder=rans, block=layer, chunk_codes=65536)";
+  for (const char* spelt :
+       {"compso", "compso(bound=4e-3)", "compso(bound=0.0040)", "compso(0.004, chunk_codes=065536)"}) {
+    EXPECT_EQ(canonical_codec(spelt), standard) << spelt;
+  }
+  EXPECT_EQ(canonical_codec("compso(filter=0.0, block=2048)"), canonical_codec("compso(filter=0, block=02048)"));
+  EXPECT_EQ(canonical_codec("compso(error=0.10)"),
+            "compso(error=0.1, round=stochastic, coder=rans, block=layer, chunk_codes=65536)");
+}
+
 TEST(Compso, TheWorkedExampleOfItsSpec) {
   const std::vector<float> values = {1, -0.5f, 0.2f, 0.75f, -1};
   const Bytes payload = encode("compso(bound=0.25, round=nearest, coder=none)", values);

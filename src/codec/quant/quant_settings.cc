@@ -3,6 +3,7 @@
 
 #include "codec/quant/block_codec.h"
 #include "codec/quant/quant_grid.h"
+#include "codec/sparse.h"
 #include "core/check.h"
 
 namespace cortado {
@@ -95,7 +96,7 @@ Status read_filter(const ParameterValues& values, QuantSettings* s) {
 std::string spec_of(const ParameterValues& values, const QuantSettings& s) {
   std::string text = "quant(bits=" + std::to_string(s.bits) + ", block=" + block_text(s.block_elems);
   for (const char* name : {"scale", "round", "bound", "abs_bound", "error", "filter"}) {
-    text += std::string(", ") + name + "=" + values.text(name);
+    text += std::string(", ") + name + "=" + spec_text(values, name);
   }
   return text + ")";
 }
@@ -106,6 +107,12 @@ Rounding rounding_named(const std::string& word) {
   if (word == "dead_zone") return Rounding::kDeadZone;
   if (word == "stochastic") return Rounding::kStochastic;
   return word == "dither" ? Rounding::kDither : Rounding::kNearest;
+}
+
+std::string spec_text(const ParameterValues& values, const char* name) {
+  const std::string& text = values.text(name);
+  const bool is_word = !text.empty() && text[0] >= 'a' && text[0] <= 'z';
+  return is_word ? text : number_text(values.real(name) + 0.0);  // -0 is 0
 }
 
 Parameter rounding_parameter(const char* default_text) {

@@ -22,6 +22,9 @@ Rounding rounding_named(const std::string& word);
 Parameter rounding_parameter(const char* default_text);
 Parameter error_parameter(const char* meaning);
 
+// How Codec::spec() has it: a word as it is, a number as the shortest text of it, however it was written.
+std::string spec_text(const ParameterValues& values, const char* name);
+
 std::vector<Parameter> quant_parameters();
 Result<QuantSettings> read_quant_settings(const ParameterValues& values);
 

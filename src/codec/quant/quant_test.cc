@@ -86,6 +86,14 @@ TEST(Quant, ItsSpecSaysWhatAutoBecame) {
             "quant(bits=8, block=tensor, scale=max, round=nearest, bound=off, abs_bound=0.01, error=off, filter=off)");
   EXPECT_EQ(spec_of("quant(error=0.1)"),
             "quant(bits=8, block=4096, scale=max, round=nearest, bound=off, abs_bound=off, error=0.1, filter=off)");
+  // However numbers are written.
+  for (const auto& [spelt, short_one] :
+       {std::pair("quant(bound=0.10, scale=rms, filter=1e-2)", "quant(bound=.1, scale=rms, filter=0.01)"),
+        std::pair("quant(abs_bound=10e-3)", "quant(abs_bound=0.01)"),
+        std::pair("quant(error=0.20) | rans", "quant(error=2e-1) | rans")}) {
+    EXPECT_EQ(spec_of(spelt), spec_of(short_one));
+    EXPECT_EQ(spec_of(spelt), canonical_codec(spec_of(spelt)));
+  }
   // The fewest bits whose levels reach the largest value: 2 * 0.1 * 5 = 1, so 11 levels.
   EXPECT_EQ(make_codec("quant(bound=0.1)").value()->quantiser()->code_bits(), 4);
   EXPECT_EQ(make_codec("quant(bound=0.07)").value()->quantiser()->code_bits(), 4);
