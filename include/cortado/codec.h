@@ -92,8 +92,9 @@ class Codec {
   virtual Result<std::uint64_t> encode(ConstTensorView input, const EncodeContext& context,
                                        std::span<std::byte> payload, std::span<std::byte> scratch) const = 0;
 
-  // The inverse, for a tensor of output's shape and dtype. Any byte sequence is safe: what encode can't have written
-  // for that shape gives kCorruptData, and then `output` holds unspecified values.
+  // The inverse, for a tensor of output's shape and dtype. Any byte sequence is safe: it is decoded, or refused with
+  // kCorruptData, and then `output` holds unspecified values. Some that encode can't have written pass where they do no
+  // harm, such as any codes in a block whose step is 0.
   virtual Status decode(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const = 0;
 
   // Nothing if payloads of that shape can't be added up.
