@@ -27,6 +27,7 @@
 #include "cortado/communicator.h"
 #include "cortado/device_library.h"
 #include "cortado/engine.h"
+#include "cortado/files.h"
 #include "cortado/plan.h"
 #include "cortado/trace.h"
 #include "cortado/version.h"
