@@ -7,7 +7,7 @@ import ctypes
 import functools
 import sys
 import time
-import weakref
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -28,9 +28,7 @@ _MOST_TENSORS = 4096  # kept; payloads of varying sizes would make more and more
 
 _EXIT_S = 0.1  # see _outlive_transport()
 
-# By group, not by its name, which one made after destroy_process_group() has again: a process that joins it then has
-# attached nothing yet. Its ranks attach in the same order, so they share the number.
-_attachments = weakref.WeakKeyDictionary()
+_attachments = Counter()  # by group; its ranks attach in the same order, so they share the number
 
 
 class TorchGroup:
@@ -49,9 +47,10 @@ class TorchGroup:
         self.name = _backend_for_host_memory(self._group)
         self._works = {}
         self._tensors = {}
-        number = _attachments.setdefault(self._group, 0)
-        _attachments[self._group] += 1
-        self._board = Noticeboard(f"cortado/{self._group.group_name}/{number}", self.rank, self.world_size)
+        group_name = self._group.group_name
+        prefix = f"cortado/{group_name}/{_attachments[group_name]}"
+        _attachments[group_name] += 1
+        self._board = Noticeboard(prefix, self.rank, self.world_size)
         self._subgroups = {}  # by their ranks
         self.set_timeout(1800.0)
 

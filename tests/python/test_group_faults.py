@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Pool
 from test_ddp_faults import InterruptedGroup, free_port
 from test_group import FLOAT32, KINDS, Collective
 
@@ -82,33 +81,6 @@ def asks_without_a_collective(me):
             return str(error), asked
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def makes_its_group_again(me):
-    """Rank 1 is another process by then, which has attached nothing; rank 0 has."""
-    import torch.distributed as dist
-    from cortado import group as module
-    from cortado.group import TorchGroup
-
-    TorchGroup(None)
-    store = dist.distributed_c10d._get_default_store()
-    dist.destroy_process_group()
-    if me.rank == 1:
-        module._attachments.clear()
-    store = dist.PrefixStore("again", store)
-    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size)
-    first, second = TorchGroup(None), TorchGroup(None)
-    second.set_timeout(10)
-    sub = second.subgroup([0, 1])
-    sub.all_gather(b"connected", 10)
-    if me.rank == 0:
-        second.announce("out of coffee")
-    deadline = time.monotonic() + 10
-    while not second.peer_has_failed() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    heard = second.peer_has_failed(), first.peer_has_failed()
-    me.gather(heard)  # the store is in rank 0
-    return heard
 
 
 def is_interrupted_behind_a_start(me):
@@ -192,14 +164,6 @@ def test_failures_are_known_without_a_collective(pools):
     for message, asked in pools(3).run(asks_without_a_collective)[:BROKEN]:
         assert "rank 2: out of coffee" in message
         assert asked > 0
-
-
-def test_failures_are_known_in_a_group_made_again_with_a_process_that_is_new():
-    pool = Pool(2)  # of its own: its group is another one afterwards
-    try:
-        assert pool.run(makes_its_group_again) == [(True, False)] * 2
-    finally:
-        pool.close()
 
 
 def test_the_end_of_a_collective_is_not_known_where_ctrl_c_came_behind_its_start(pools):
