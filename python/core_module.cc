@@ -689,7 +689,10 @@ NB_MODULE(_core, m) {
   bind_profiles(m);
 
   m.def(
-      "write_file", [](const std::string& path, const std::string& text) { unwrap(cortado::write_file(path, text)); },
+      "write_file",
+      [](const nb::bytes& path, const std::string& text) {
+        check(cortado::write_file({path.c_str(), path.size()}, text));
+      },
       "path"_a, "text"_a, "Replaces a file once all of the text is written.");
   // Views of a trace, given as the text of a file cortado.trace/1.
   m.def(

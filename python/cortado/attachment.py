@@ -30,7 +30,7 @@ _NOTHING = _core.BucketMap([], [])
 
 _kept = []  # what collectives of broken steps may still read and write; until the process ends
 _open = weakref.WeakSet()
-_by_hand = weakref.WeakSet()  # of ddp_hook: which DDP uses them, if any, is not known
+_senders = weakref.WeakKeyDictionary()  # by process group: how many attachments were made on it and not closed
 _in_step = weakref.WeakSet()
 
 
@@ -39,14 +39,15 @@ def mark_open(attachment):
     _open.add(attachment)
 
 
-def mark_made_by_hand(attachment):
-    """It may be averaging the gradients of its parameters."""
-    _by_hand.add(attachment)
-
-
 def mark_closed(attachment):
     _open.discard(attachment)
-    _by_hand.discard(attachment)
+
+
+def count_sender(attachment, change):
+    """Where all ranks are, as they make attachments and close Reducers: what is merely dropped, each collects when it
+    likes."""
+    group = attachment._group._group
+    _senders[group] = _senders.get(group, 0) + change
 
 
 def is_open(attachment):
@@ -247,10 +248,8 @@ class Attachment:
 
     @property
     def _shares_group(self):
-        """Whether another attachment that is open sends on the same process group. All ranks open and close them at
-        the same points."""
-        others = (*_open, *_by_hand) if self._group.world_size > 1 else ()
-        return any(other is not self and other._group.shares_order_with(self._group) for other in others)
+        """Whether another attachment may send on the same process group; the same on all ranks."""
+        return self._group.world_size > 1 and _senders.get(self._group._group, 0) > 1
 
     @property
     def _starts_by_arrival(self):

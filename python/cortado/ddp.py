@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .attachment import Attachment, holder_of, mark_closed, mark_made_by_hand, mark_open
+from .attachment import Attachment, count_sender, holder_of, mark_closed, mark_open
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, takes_host_memory
 from .parameters import fsdp_hint, ignored_by_ddp, in_memory_order, trainable_of, without_compile
@@ -170,7 +170,7 @@ def ddp_hook(
         "verbose": verbose,
     }
     state = DdpState(plan, model, process_group, refusal=refusal, **options)
-    mark_made_by_hand(state)
+    count_sender(state, 1)
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         state._ddp = weakref.ref(model)
     else:
@@ -245,6 +245,7 @@ class DdpState(Attachment):
         """It averages what is exchanged here, for as long as it is there."""
         self._ddp = weakref.ref(ddp)
         mark_open(self)
+        count_sender(self, 1)
         weakref.finalize(ddp, mark_closed, self).atexit = False
 
     @property

@@ -181,8 +181,9 @@ class _Recorder:
 
     def run(self, forward):
         begin_ns = self._now_ns()
+        self._ready.append({})  # forward() may make backward passes of its own
+        self._start_ns = begin_ns
         value = forward()
-        self._ready.append({})
         self._start_ns = self._now_ns()
         value.backward()
         end_ns = self._now_ns()

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from . import _core
 from .agreement import agree_on_flag, on_all_ranks
-from .attachment import Attachment, holder_of, mark_closed, mark_open
+from .attachment import Attachment, count_sender, holder_of, mark_closed, mark_open
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import BYTE_CODE, DTYPE_CODES
 from .parameters import in_memory_order, trainable_of, without_compile
@@ -51,9 +51,9 @@ class Reducer(Attachment):
     A parameter without a gradient counts as zeros here. If every rank is without one, its .grad stays None; else it is
     the mean on every rank, as with DDP and find_unused_parameters=True. So a rank may have no backward pass in a step.
 
-    While another Reducer or attached model is open on its process group, nothing is sent during the backward pass, and
-    everything in wait(), which all ranks call in one order: so that gradients travel meanwhile, give each a process
-    group of its own.
+    While another Reducer is open on its process group, or since a model was attached there, nothing is sent during the
+    backward pass, and everything in wait(), which all ranks call in one order: so that gradients travel meanwhile, give
+    each a process group of its own.
 
     Errors within a step are fatal: every rank gets one, and a new Reducer over a new group is needed.
     """
@@ -112,6 +112,7 @@ class Reducer(Attachment):
         self._handles = _hook_all(self._parameters, weakref.ref(self))
         self._unhook = weakref.finalize(self, _remove, self._handles)
         mark_open(self)
+        count_sender(self, 1)
 
     # ---- the hooks
 
@@ -216,6 +217,7 @@ class Reducer(Attachment):
         self._warn_of_stale()  # the step has been delivered, should this be an error
 
     def _finish(self):
+        had_backward = self._owes_wait  # else what lies in .grad is of an earlier step
         if not self._step_begun:
             self._begin()
         missing = []
@@ -224,7 +226,9 @@ class Reducer(Attachment):
                 self._check_untouched(index, parameter.grad, *given)
                 if index in self._held:
                     self._carrier.add(index, parameter.grad.detach())
-            elif parameter.grad is not None:  # accumulated under no_sync(), zeros, or what an earlier step left
+            elif (
+                parameter.grad is not None and had_backward
+            ):  # accumulated under no_sync(), zeros, or what an earlier step left
                 if index not in self._accumulated:
                     self._note_stale(index, parameter.grad)
                 self._give(index, parameter.grad)
@@ -239,8 +243,10 @@ class Reducer(Attachment):
         is_used = [given is not None for given in self._given]
         used = self._used.gather(is_used, self._step, self._engine.timeout_s)
         for index, mean in missing:
-            if used[index]:
+            if used[index] and self._parameters[index].grad is None:
                 self._parameters[index].grad = mean
+            elif used[index]:
+                self._parameters[index].grad.copy_(mean)
         self._given = [None] * len(self._given)
         self._accumulated.clear()
         self._held.clear()
@@ -264,9 +270,11 @@ class Reducer(Attachment):
             self._syncs = before
 
     def close(self):
-        """Takes the hooks off the parameters. Within a step the other ranks get an error."""
+        """Takes the hooks off the parameters. On every rank; within a step the other ranks get an error."""
         if self._unhook.alive and self._is_in_step:
             self._fail(CortadoError("the Reducer was closed within a step"))
+        if self._unhook.alive:
+            count_sender(self, -1)
         self._unhook()
         mark_closed(self)
 

@@ -54,6 +54,6 @@ def load_trace(path):
 
 def _write(path, text):
     try:
-        _core.write_file(os.fspath(path), text)
+        _core.write_file(os.fsencode(path), text)
     except CortadoError as error:
         raise CortadoError(f'can\'t write the trace to "{path}": {error}', error.code) from error

@@ -220,17 +220,18 @@ Status OutputFile::commit() {
   Status status;
   if (std::fclose(std::exchange(file_, nullptr)) != 0 || !is_written) status = system_error("can't be written");
   if (part_path_.empty()) return status;
-  bool has_part = !status.ok() || std::rename(part_path_.c_str(), path_.c_str()) != 0;
-  if (status.ok() && has_part) {  // a file that is mounted by itself, say
+  bool is_moved = status.ok() && std::rename(part_path_.c_str(), path_.c_str()) == 0;
+  if (status.ok() && !is_moved) {  // a file that is mounted by itself, say
     std::error_code error;
     std::filesystem::copy_file(part_path_, path_, std::filesystem::copy_options::overwrite_existing, error);
-    if (error) {  // what was there may be gone: the part is the only whole one
-      has_part = false;
-      status = make_error(StatusCode::kIoError, "can't be replaced: %s; %s has all of it", error.message().c_str(),
-                          part_path_.c_str());
+    if (error) {  // what was there may be gone, and the next part would be written over this one
+      const std::string whole_path = path_ + ".cortado-whole";
+      is_moved = std::rename(part_path_.c_str(), whole_path.c_str()) == 0;
+      status = make_error(StatusCode::kIoError, "can't be replaced: %s%s%s", error.message().c_str(),
+                          is_moved ? "; all of it is in " : "", is_moved ? whole_path.c_str() : "");
     }
   }
-  if (has_part) ::unlink(part_path_.c_str());
+  if (!is_moved) ::unlink(part_path_.c_str());
   if (lock >= 0) ::close(lock);
   return status;
 }

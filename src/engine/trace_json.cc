@@ -219,7 +219,7 @@ std::string trace_to_chrome(const Trace& trace) {
     const std::string name(stage_name(static_cast<Stage>(stage)));
     for (int lane = 0; lane < lanes[static_cast<std::size_t>(stage)]; ++lane) {
       describe_row(stage, lane, "thread_name", "name", lane == 0 ? name : name + " " + std::to_string(lane + 1));
-      if (lane > 0) describe_row(stage, lane, "thread_sort_index", "sort_index", stage);
+      describe_row(stage, lane, "thread_sort_index", "sort_index", stage);
     }
   }
   for (std::size_t i = 0; i < trace.events.size(); ++i) {

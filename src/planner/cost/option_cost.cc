@@ -270,8 +270,10 @@ std::int64_t OptionCost::announcement_ns(const Operation& operation, const PathS
   const std::int64_t tensors = shape_.sums != nullptr ? shape_.last - shape_.first + 1 : 1;
   const bool gathers = operation.kind == OpKind::kAllGather || operation.kind == OpKind::kGather;
   const OpKind kind = gathers ? OpKind::kAllGather : operation.kind;
-  const std::int64_t bytes = state.pieces * tensors * static_cast<std::int64_t>(sizeof(std::uint64_t));
-  return model_.collectives.time_ns(kind, operation.levels, gathers ? bytes * ranks : bytes, groups);
+  const std::int64_t piece_bytes = tensors * static_cast<std::int64_t>(sizeof(std::uint64_t));
+  const std::int64_t bytes = capped_mul(state.pieces, piece_bytes, kMostBytes);
+  const std::int64_t gathered_bytes = gathers ? capped_mul(bytes, ranks, kMostBytes) : bytes;
+  return model_.collectives.time_ns(kind, operation.levels, gathered_bytes, groups);
 }
 
 void OptionCost::move_to(OpDevice place, std::int64_t bytes, PathState* state, OperationSteps* steps) const {

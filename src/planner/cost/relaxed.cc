@@ -22,7 +22,8 @@ bool relax(TimeCurve* curve) {
   if (!changed) return false;
   // Beyond the last point neither steeper than the measured curve, nor than its own time per unit.
   const std::int64_t last = curve->sizes.back(), time_ns = curve->times_ns.back();
-  const std::int64_t rise_ns = measured.at(2 * last) - measured.times_ns.back();
+  // A nanosecond less: times at other sizes are rounded, too, and further on more than one of these would come.
+  const std::int64_t rise_ns = std::max<std::int64_t>(0, measured.at(2 * last) - measured.times_ns.back() - 1);
   curve->sizes.push_back(2 * last);
   curve->times_ns.push_back(time_ns + std::min(rise_ns, time_ns));
   return true;

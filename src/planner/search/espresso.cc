@@ -22,19 +22,38 @@ std::vector<SimulatedBucket> simulated(const Problem& problem, const std::vector
   return buckets;
 }
 
-// Buckets whose last use of the outermost link ends before its last gap that waits for a bucket: one within a bucket's
-// chain, while it is coded, comes earlier when less is sent before it.
+// When the compute stream had a bucket ready: there its stretches end.
+std::vector<std::int64_t> ready_times(std::span<const SimulatedBucket> buckets,
+                                      std::span<const SimulatedEvent> events) {
+  std::vector<std::int64_t> ready_ns;
+  std::int64_t work_ns = 0, time_ns = 0;
+  auto event = events.begin();
+  for (const SimulatedBucket& bucket : buckets) {
+    if (bucket.ready_ns > work_ns) {
+      while (event != events.end() && event->bucket >= 0) ++event;
+      if (event != events.end()) time_ns = (event++)->end_ns;
+    }
+    work_ns = bucket.ready_ns;
+    ready_ns.push_back(time_ns);
+  }
+  return ready_ns;
+}
+
+// Buckets whose last use of the outermost link ends before its last gap in which a bucket became ready that uses it
+// next. Other gaps, while a bucket is coded between two of its collectives or waits for another link, come earlier or
+// become smaller when less is sent before.
 std::vector<bool> travels_before_gap(const Problem& problem, Simulator* simulator, const std::vector<Placed>& plan) {
   std::vector<SimulatedEvent> events;
-  simulator->run(simulated(problem, plan), Simulator::kNever, &events);
+  const std::vector<SimulatedBucket> buckets = simulated(problem, plan);
+  simulator->run(buckets, Simulator::kNever, &events);
+  const std::vector<std::int64_t> ready_ns = ready_times(buckets, events);
   const int outer = kLink + problem.levels() - 1;
   std::erase_if(events, [&](const SimulatedEvent& event) { return event.bucket < 0 || event.server != outer; });
-  std::vector<bool> before(plan.size(), false), has_begun(plan.size(), false);
+  std::vector<bool> before(plan.size(), false);
   std::int64_t gap_ns = -1;
-  for (std::size_t i = 0; i < events.size(); ++i) {
-    const bool is_first = !has_begun[events[i].bucket];
-    has_begun[events[i].bucket] = true;
-    if (i > 0 && is_first && events[i].start_ns > events[i - 1].end_ns) gap_ns = events[i - 1].end_ns;
+  for (std::size_t i = 1; i < events.size(); ++i) {
+    const std::int64_t free_ns = events[i - 1].end_ns;
+    if (events[i].start_ns > free_ns && ready_ns[events[i].bucket] >= free_ns) gap_ns = free_ns;
   }
   std::vector<std::int64_t> last_ns(plan.size(), Simulator::kNever);
   for (const SimulatedEvent& event : events) last_ns[event.bucket] = event.end_ns;
