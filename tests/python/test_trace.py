@@ -66,7 +66,7 @@ def test_the_program_shows_what_python_shows(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     trace.save_chrome(tmp_path / "expected.json")
     assert (tmp_path / "chrome.json").read_text() == (tmp_path / "expected.json").read_text()
-    assert len(json.loads((tmp_path / "chrome.json").read_text())["traceEvents"]) == 10
+    assert len(json.loads((tmp_path / "chrome.json").read_text())["traceEvents"]) == 15
 
 
 @pytest.mark.parametrize(
