@@ -297,6 +297,22 @@ TEST(MakePlan, EspressoKeepsWhatGoesBeforeAGapOfOneTensor) {
   EXPECT_LT(make_plan(job, cluster, {}, "espresso").value().predicted_step_ns, dense_ns * 3 / 5);
 }
 
+// Nor for one before a tensor that waits for the inner link, which those before it occupy.
+TEST(MakePlan, EspressoKeepsWhatGoesBeforeATensorThatWaitsForAnotherLink) {
+  Job job = equal_tensors(20, 1 << 20);
+  for (std::size_t t = 1; t < job.tensors.size(); t += 2) job.tensors[t].dtype = DType::kFloat16;
+  Cluster cluster = two_levels({{"topk(density=0.01)", 229715}});
+  ClusterRange& flat = cluster.ranges.emplace_back();
+  flat.levels = {0, 1};
+  for (auto& [kind, curve] : cluster.levels[0].collectives) curve.times_ns.back() = 134217728;
+  for (auto& [kind, curve] : cluster.levels[1].collectives) curve.times_ns.back() = 33554432;
+  for (const auto& [kind, curve] : cluster.levels[0].collectives) {
+    flat.collectives[kind] = {{4096, 64 << 20}, {100000, 1342177280}};
+  }
+  const std::int64_t dense_ns = make_plan(job, cluster, {}, "dense").value().predicted_step_ns;
+  EXPECT_LT(make_plan(job, cluster, {}, "espresso").value().predicted_step_ns, dense_ns * 3 / 5);
+}
+
 // Limits of memory may forbid what is cheapest, so that what is less cheap must be among the candidates.
 TEST(MakePlan, IsNoWorseThanTheCastUnderALimitOfMemory) {
   const Job job = equal_tensors(20, 1 << 20);
@@ -338,6 +354,19 @@ TEST(MakePlan, BoundsAreBelowPlansWhereCurvesBecomeFlat) {
   }
 }
 
+// Of a tensor thousands of times as large as the largest measured size, where a nanosecond rounded up would be many.
+TEST(MakePlan, BoundsAreBelowPlansFarBeyondCurves) {
+  Cluster cluster = two_levels({});
+  cluster.levels.erase(cluster.levels.begin());
+  for (auto& [kind, curve] : cluster.levels[0].collectives) {
+    curve = {{4 << 10, 64 << 10, 1 << 20}, {1'000'000, 20'000'000, 20'000'008}};
+  }
+  for (const std::int64_t elems : {std::int64_t{1} << 28, std::int64_t{1} << 32}) {
+    const Plan plan = make_plan(equal_tensors(1, elems), cluster, {}).value();
+    EXPECT_LE(plan.lower_bound_ns, plan.predicted_step_ns) << elems;
+  }
+}
+
 // Where only one size of one collective was measured others are no faster than it.
 TEST(MakePlan, WhatWasNotMeasuredIsNotFaster) {
   Cluster cluster = two_levels({});
@@ -348,9 +377,11 @@ TEST(MakePlan, WhatWasNotMeasuredIsNotFaster) {
 
 // Pieces are the square of the ranks, and what they take has overflowed.
 TEST(MakePlan, ManyRanksMakeNothingFast) {
-  const Job job = equal_tensors(1, 25 << 20);
-  for (const int ranks : {1 << 20, 1 << 26, 1 << 30}) {
-    Cluster cluster = two_levels({{"sign", 229715}});
+  for (const auto& [ranks, tensors, codec] :
+       {std::tuple(1 << 20, 1, "sign"), std::tuple(1 << 26, 1, "sign"), std::tuple(1 << 30, 1, "sign"),
+        std::tuple(1 << 26, 256, "compso(bound=4e-3)")}) {  // whose payloads are preceded by their sizes
+    const Job job = equal_tensors(tensors, (25 << 20) / tensors);
+    Cluster cluster = two_levels({{codec, 229715}});
     cluster.levels.erase(cluster.levels.begin());
     cluster.levels[0].ranks = ranks;
     const Plan plan = make_plan(job, cluster, {}).value();

@@ -203,7 +203,8 @@ def noting(started, start):
 
 def watch_starts(me, plan):
     """When collectives were started: [in each backward pass, in each wait()]."""
-    net = reduced(me, torch.nn.Sequential(*(torch.nn.Linear(600, 600) for _ in range(4))), plan)
+    group = dist.new_group()  # others may have been attached to the one of the pool
+    net = reduced(me, torch.nn.Sequential(*(torch.nn.Linear(600, 600) for _ in range(4))), plan, process_group=group)
     started, counts = [], []
     group = net.cortado._group
     group.start = noting(started, group.start)
@@ -593,6 +594,55 @@ def test_wrong_use_on_one_rank_is_one_clear_error_on_all(what, kind, words):
 def unlike_nets():
     """Of one shape, so that the messages of one fit the other."""
     return [make_net(seed=1), make_net(seed=2)]
+
+
+def hold_as_others_do(me):
+    """Whether a Reducer shares its group: alone, beside another one, once that is closed, and since a DDP was attached
+    that one rank has collected."""
+    group = dist.new_group()
+    net = make_net()
+    one = cortado.Reducer(net, "none", process_group=group, verbose=False)
+    shares = [one._shares_group]
+    with cortado.Reducer(make_net(), "none", process_group=group, verbose=False):
+        shares.append(one._shares_group)
+    shares.append(one._shares_group)
+    gc.disable()
+    ddp = torch.nn.parallel.DistributedDataParallel(make_net(), process_group=group)
+    cortado.attach(ddp, "none", verbose=False)
+    del ddp
+    if me.rank == 1:
+        gc.collect()
+    shares.append(one._shares_group)
+    gc.enable()
+    one.close()
+    return shares
+
+
+def test_ranks_agree_on_who_shares_a_group(pools):
+    assert pools(2).run(hold_as_others_do) == [[False, True, False, True]] * 2
+
+
+def wait_twice(me):
+    net = reduced(me, make_net(), TOPK)
+    train_reduced(me, net, 6)
+    loss_of(net, make_batch(me.rank, 6)).backward()
+    net.cortado.wait()
+    before = {name: gradient.clone() for name, gradient in gradients_of(net).items()}
+    net.cortado.wait()
+    if me.rank == 0:  # has gradients of the step before, and no backward pass
+        loss_of(net, make_batch(0, 7))
+    same = all(torch.equal(gradient, before[name]) for name, gradient in gradients_of(net).items())
+    if me.rank != 0:
+        net.zero_grad()
+        loss_of(net, make_batch(me.rank, 7)).backward()
+    net.cortado.wait()
+    return same, me.gather(bits(net[0].weight))
+
+
+def test_a_second_wait_changes_nothing(pools):
+    for same, weights in pools(3).run(wait_twice):
+        assert same
+        assert len(set(weights)) == 1
 
 
 def two_in_one_pass(me, plans, own_group, late):
