@@ -68,7 +68,8 @@ def measure(task: str, methods: list[str], steps: int, options, raw: Path) -> No
             task, methods, steps, options.rate, options.workers, options.out / "speed.jsonl"
         )
         if not options.again:  # whatever speed.jsonl says by now, a method has one number of steps
-            equal_time |= {record["method"]: record.get("equal_time_steps") for record in records}
+            known = {record["method"]: record.get("equal_time_steps") for record in records}
+            equal_time |= {method: number for method, number in known.items() if number is not None}
         conditions = {"task_name": task, "workers": options.workers, "equal_time_rate": options.rate}
         train({"task": task, "runs": runs, "steps": steps, "equal_time_steps": equal_time}, conditions, raw)
 

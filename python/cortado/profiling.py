@@ -177,12 +177,13 @@ class _Recorder:
         return time.perf_counter_ns()
 
     def _note(self, key):
-        self._ready[-1][key] = self._now_ns() - self._start_ns  # of one that comes in parts, the last
+        is_early = self._start_ns is None  # in a backward pass that forward() makes
+        self._ready[-1][key] = 0 if is_early else self._now_ns() - self._start_ns  # of parts, the last
 
     def run(self, forward):
         begin_ns = self._now_ns()
-        self._ready.append({})  # forward() may make backward passes of its own
-        self._start_ns = begin_ns
+        self._ready.append({})
+        self._start_ns = None
         value = forward()
         self._start_ns = self._now_ns()
         value.backward()

@@ -201,8 +201,8 @@ class Reducer(Attachment):
         """Returns when every gradient is the mean over the ranks. Call it once a step, on every rank.
 
         It belongs between the last backward pass of a step and whatever reads gradients: GradScaler.unscale_,
-        clipping, the optimizer's step. A rank that had no backward pass takes part with zeros; without other ranks
-        that is an error.
+        clipping, the optimizer's step. A rank that had no backward pass takes part with zeros, whatever an earlier step
+        has left in its gradients; where no rank had one, that is an error on all.
         """
         self._check_usable()
         if self._group.world_size == 1 and not self._owes_wait:
@@ -241,16 +241,15 @@ class Reducer(Attachment):
         self._carrier.deliver()
         self._transfers.join()
         is_used = [given is not None for given in self._given]
-        used = self._used.gather(is_used, self._step, self._engine.timeout_s)
-        for index, mean in missing:
-            if used[index] and self._parameters[index].grad is None:
-                self._parameters[index].grad = mean
-            elif used[index]:
-                self._parameters[index].grad.copy_(mean)
+        used, any_backward = self._used.gather(is_used, had_backward, self._step, self._engine.timeout_s)
+        for index, mean in missing if any_backward else ():
+            self._parameters[index].grad = mean if used[index] else None
         self._given = [None] * len(self._given)
         self._accumulated.clear()
         self._held.clear()
         self._step_begun = False
+        if not any_backward:
+            raise CortadoError("wait(): no rank had a backward pass since the last wait()")
 
     def _check_untouched(self, index, gradient, given, version):
         if gradient is not given or given._version != version:
@@ -404,20 +403,21 @@ def _split_into_buckets(parameters):
 
 
 class _UsedTensors:
-    """Which tensors some rank has a gradient for. One byte a tensor, gathered once the engine's messages have ended:
-    where among them it would come otherwise is not the same on all ranks."""
+    """Which tensors some rank has a gradient for, and whether one had a backward pass. One byte a tensor, and one,
+    gathered once the engine's messages have ended: where among them it would come otherwise is not the same on all
+    ranks."""
 
     def __init__(self, group, names):
         self._group = group
-        self._own = torch.empty(len(names), dtype=torch.uint8)
-        self._all = torch.empty(group.world_size, len(names), dtype=torch.uint8)
+        self._own = torch.empty(len(names) + 1, dtype=torch.uint8)
+        self._all = torch.empty(group.world_size, len(names) + 1, dtype=torch.uint8)
         self._what = f'"{names[0]}"' + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
     def memory(self):
         return [self._own, self._all]
 
-    def gather(self, is_used, step, timeout_s):
-        self._own.copy_(torch.tensor(is_used, dtype=torch.uint8))
+    def gather(self, is_used, had_backward, step, timeout_s):
+        self._own.copy_(torch.tensor([*is_used, had_backward], dtype=torch.uint8))
         count, sent, received = self._own.numel(), self._own.data_ptr(), self._all.data_ptr()
         try:
             self._group.start("used tensors", "all_gather", BYTE_CODE, sent, received, count, 0, None, None)
@@ -425,7 +425,8 @@ class _UsedTensors:
         except (RuntimeError, TimeoutError) as error:
             what = f"step {step}: communicate: whether some rank has used {self._what}"
             raise PeerError(f"{what}: {error}") from error
-        return self._all.any(0).tolist()
+        *used, any_backward = self._all.any(0).tolist()
+        return used, any_backward
 
 
 # ---- set-up ----------------------------------------------------------------------------------------------------------

@@ -226,9 +226,10 @@ Status OutputFile::commit() {
     std::filesystem::copy_file(part_path_, path_, std::filesystem::copy_options::overwrite_existing, error);
     if (error) {  // what was there may be gone, and the next part would be written over this one
       const std::string whole_path = path_ + ".cortado-whole";
-      is_moved = std::rename(part_path_.c_str(), whole_path.c_str()) == 0;
-      status = make_error(StatusCode::kIoError, "can't be replaced: %s%s%s", error.message().c_str(),
-                          is_moved ? "; all of it is in " : "", is_moved ? whole_path.c_str() : "");
+      const bool is_renamed = std::rename(part_path_.c_str(), whole_path.c_str()) == 0;
+      is_moved = true;  // or stays
+      status = make_error(StatusCode::kIoError, "can't be replaced: %s; all of it is in %s", error.message().c_str(),
+                          is_renamed ? whole_path.c_str() : part_path_.c_str());
     }
   }
   if (!is_moved) ::unlink(part_path_.c_str());

@@ -622,27 +622,29 @@ def test_ranks_agree_on_who_shares_a_group(pools):
     assert pools(2).run(hold_as_others_do) == [[False, True, False, True]] * 2
 
 
-def wait_twice(me):
+def wait_without_backward(me):
+    """Nobody has a backward pass; then all but rank 0, which still has gradients, and nobody uses the last layer."""
     net = reduced(me, make_net(), TOPK)
     train_reduced(me, net, 6)
     loss_of(net, make_batch(me.rank, 6)).backward()
     net.cortado.wait()
     before = {name: gradient.clone() for name, gradient in gradients_of(net).items()}
-    net.cortado.wait()
-    if me.rank == 0:  # has gradients of the step before, and no backward pass
-        loss_of(net, make_batch(0, 7))
+    error = error_of(net.cortado.wait)
     same = all(torch.equal(gradient, before[name]) for name, gradient in gradients_of(net).items())
     if me.rank != 0:
         net.zero_grad()
-        loss_of(net, make_batch(me.rank, 7)).backward()
+        net[0](make_batch(me.rank, 7)[0]).sum().backward()
     net.cortado.wait()
-    return same, me.gather(bits(net[0].weight))
+    gradients = gradients_of(net)
+    equal = len(set(me.gather(bits(net[0].weight)))) == 1
+    return error, same, equal, [name for name, gradient in gradients.items() if gradient is not None]
 
 
-def test_a_second_wait_changes_nothing(pools):
-    for same, weights in pools(3).run(wait_twice):
-        assert same
-        assert len(set(weights)) == 1
+def test_gradients_of_an_earlier_step_are_no_part_of_one_without_a_backward_pass(pools):
+    for error, same, equal, used in pools(3).run(wait_without_backward):
+        assert error[0] == "CortadoError" and "no rank had a backward pass" in error[1]
+        assert same and equal
+        assert set(used) == {"0.weight", "0.bias"}
 
 
 def two_in_one_pass(me, plans, own_group, late):

@@ -39,24 +39,31 @@ std::vector<std::int64_t> ready_times(std::span<const SimulatedBucket> buckets,
   return ready_ns;
 }
 
-// Buckets whose last use of the outermost link ends before its last gap in which a bucket became ready that uses it
-// next. Other gaps, while a bucket is coded between two of its collectives or waits for another link, come earlier or
-// become smaller when less is sent before.
+// Buckets whose last use of the outermost link ends before its last gap that only waits for the computation: the bucket
+// that ends it uses the link for the first time, and was delayed nowhere on its way there. Other gaps, while a bucket
+// is coded between two of its collectives or waits for another link, come earlier or become smaller when less is sent
+// before.
 std::vector<bool> travels_before_gap(const Problem& problem, Simulator* simulator, const std::vector<Placed>& plan) {
   std::vector<SimulatedEvent> events;
   const std::vector<SimulatedBucket> buckets = simulated(problem, plan);
   simulator->run(buckets, Simulator::kNever, &events);
-  const std::vector<std::int64_t> ready_ns = ready_times(buckets, events);
-  const int outer = kLink + problem.levels() - 1;
-  std::erase_if(events, [&](const SimulatedEvent& event) { return event.bucket < 0 || event.server != outer; });
-  std::vector<bool> before(plan.size(), false);
-  std::int64_t gap_ns = -1;
-  for (std::size_t i = 1; i < events.size(); ++i) {
-    const std::int64_t free_ns = events[i - 1].end_ns;
-    if (events[i].start_ns > free_ns && ready_ns[events[i].bucket] >= free_ns) gap_ns = free_ns;
-  }
+  std::vector<std::int64_t> undelayed_ns = ready_times(buckets, events);  // when the next step of its chain could start
   std::vector<std::int64_t> last_ns(plan.size(), Simulator::kNever);
-  for (const SimulatedEvent& event : events) last_ns[event.bucket] = event.end_ns;
+  std::vector<bool> was_delayed(plan.size(), false);
+  std::sort(events.begin(), events.end(),
+            [](const SimulatedEvent& a, const SimulatedEvent& b) { return a.start_ns < b.start_ns; });
+  const int outer = kLink + problem.levels() - 1;
+  std::int64_t gap_ns = -1, free_ns = Simulator::kNever;  // of the outermost link
+  for (const SimulatedEvent& event : events) {
+    if (event.bucket < 0) continue;
+    was_delayed[event.bucket] = was_delayed[event.bucket] || event.start_ns > undelayed_ns[event.bucket];
+    undelayed_ns[event.bucket] = event.end_ns;
+    if (event.server != outer) continue;
+    const bool is_first = last_ns[event.bucket] == Simulator::kNever;
+    if (event.start_ns > free_ns && is_first && !was_delayed[event.bucket]) gap_ns = free_ns;
+    free_ns = last_ns[event.bucket] = event.end_ns;
+  }
+  std::vector<bool> before(plan.size());
   for (std::size_t k = 0; k < plan.size(); ++k) before[k] = last_ns[k] <= gap_ns;
   return before;
 }
