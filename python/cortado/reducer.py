@@ -209,14 +209,17 @@ class Reducer(Attachment):
             raise CortadoError("wait(): there was no backward pass since the last wait()")
         start_ns = time.perf_counter_ns()
         try:
-            self._finish()
+            any_backward = self._finish()
         except BaseException as error:
             self._fail(error)
             raise
         self._hook_ns += time.perf_counter_ns() - start_ns
         self._warn_of_stale()  # the step has been delivered, should this be an error
+        if not any_backward:
+            raise CortadoError("wait(): no rank had a backward pass since the last wait()")
 
     def _finish(self):
+        """Whether some rank had a backward pass."""
         had_backward = self._owes_wait  # else what lies in .grad is of an earlier step
         if not self._step_begun:
             self._begin()
@@ -248,8 +251,7 @@ class Reducer(Attachment):
         self._accumulated.clear()
         self._held.clear()
         self._step_begun = False
-        if not any_backward:
-            raise CortadoError("wait(): no rank had a backward pass since the last wait()")
+        return any_backward
 
     def _check_untouched(self, index, gradient, given, version):
         if gradient is not given or given._version != version:

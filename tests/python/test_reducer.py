@@ -491,7 +491,7 @@ def test_wait_without_a_backward_pass_says_so_where_nobody_else_is(pools):
 
 
 def wait_without_data(me, plan):
-    """Nobody has data in step 0, all have in step 1, all but rank 1 have in step 2."""
+    """Nobody has data in step 0, which is an error; all have in step 1, all but rank 1 have from step 2 on."""
     net = reduced(me, make_net(), plan)
     without, equal, means = [], [], []
     for step in range(4):
@@ -501,7 +501,8 @@ def wait_without_data(me, plan):
             loss_of(net, make_batch(me.rank, step)).backward()
         else:
             local = {name: torch.zeros_like(gradient) for name, gradient in local.items()}
-        net.cortado.wait()
+        error = error_of(net.cortado.wait)
+        assert (error is not None) == (step == 0), error
         gradients = gradients_of(net)
         without.append([name for name, gradient in gradients.items() if gradient is None])
         if step:
