@@ -373,6 +373,8 @@ class Attachment:
 
     def state_dict(self):
         """This rank's residuals, factors, velocities and step, keyed by parameter name; every rank saves its own."""
+        if self._is_in_step and not self._step_begun:  # which the engine does not know yet
+            raise CortadoError("save_state: a step is under way")
         state = self._engine.save_state()
         for entry in state["tensors"].values():
             entry.update(_tensors_of(entry, _STATE_KEYS))
