@@ -371,10 +371,13 @@ class Attachment:
         """
         return self._engine.decision()
 
+    def _refuse_within_step(self, what):
+        if self._is_in_step and not self._step_begun:  # which the engine does not know yet
+            raise CortadoError(f"{what}: a step is under way")
+
     def state_dict(self):
         """This rank's residuals, factors, velocities and step, keyed by parameter name; every rank saves its own."""
-        if self._is_in_step and not self._step_begun:  # which the engine does not know yet
-            raise CortadoError("save_state: a step is under way")
+        self._refuse_within_step("save_state")
         state = self._engine.save_state()
         for entry in state["tensors"].values():
             entry.update(_tensors_of(entry, _STATE_KEYS))
@@ -389,6 +392,7 @@ class Attachment:
         size.
         """
         with on_all_ranks(self._group, "could not load its state", self._engine.timeout_s):
+            self._refuse_within_step("load_state")
             arrays = _arrays_of(state)
         with damage_ends_all(self._group):
             warning = self._engine.load_state(arrays)

@@ -229,9 +229,8 @@ class Reducer(Attachment):
                 self._check_untouched(index, parameter.grad, *given)
                 if index in self._held:
                     self._carrier.add(index, parameter.grad.detach())
-            elif (
-                parameter.grad is not None and had_backward
-            ):  # accumulated under no_sync(), zeros, or what an earlier step left
+            elif parameter.grad is not None and had_backward:
+                # Accumulated under no_sync(), zeros, or what an earlier step left.
                 if index not in self._accumulated:
                     self._note_stale(index, parameter.grad)
                 self._give(index, parameter.grad)

@@ -1,7 +1,9 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <limits>
+#include <map>
 
 #include "collective/emulated_scheme_device.h"
 #include "collective/passing_communicator_testing.h"
@@ -202,65 +204,52 @@ TEST(PlanEngine, SwitchesPlansUnderChangingLossScales) {
   }
 }
 
-// Whatever a plan has lost is delivered under the next ones; a dense plan at the end pays all debts.
+// Whatever a plan has lost is delivered under the next ones; a dense plan behind the `steps` pays all debts. Gradients
+// are scaled by `size` and, as the loss, by scale(step).
+void expect_debts_are_paid(std::size_t seed, std::int64_t steps, const std::map<std::int64_t, Plan>& switches,
+                           float size, const std::function<double(std::int64_t step)>& scale) {
+  Sum delivered;
+  on_ranks(kTwoByThree, [&](Communicator& communicator) -> Status {
+    const int rank = communicator.rank();
+    Sum own;
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), mixed_plan(kTwoByThree, seed, kLossy),
+                                                               with_timeout(), &communicator));
+    for (std::int64_t step = 0; step <= steps; ++step) {
+      const auto switched = switches.find(step);
+      if (switched != switches.end()) CORTADO_RETURN_IF_ERROR(engine->switch_plan(switched->second));
+      if (step == steps) CORTADO_RETURN_IF_ERROR(engine->switch_plan(dense_plan(kTwoByThree)));
+      Gradients gradients = made_up_gradients(small_model(), rank, step);
+      for (std::vector<float>& tensor : gradients) {
+        for (float& value : tensor) value *= step < steps ? size * static_cast<float>(scale(step)) : 0.0f;
+      }
+      CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome,
+                               run_plan_step(*engine, rank, gradients, {.gradient_scale = scale(step)}));
+      EXPECT_TRUE(outcome.finite) << "step " << step;
+      add(gradients, 1 / (scale(step) * static_cast<double>(size)), &own);
+    }
+    if (rank == 0) delivered = own;
+    return {};
+  });
+  ASSERT_FALSE(testing::Test::HasFailure());
+  EXPECT_LT(largest_difference(delivered, mean_of_gradients(6, steps)), 2e-5);
+}
+
 TEST(PlanEngine, CarriesResidualsOverFromPlanToPlan) {
   for (std::size_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(seed);
-    Sum delivered;
-    on_ranks(kTwoByThree, [&](Communicator& communicator) -> Status {
-      const int rank = communicator.rank();
-      Sum own;
-      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), mixed_plan(kTwoByThree, seed, kLossy),
-                                                                 with_timeout(), &communicator));
-      for (std::int64_t step = 0; step < 6; ++step) {
-        if (step == 2) CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(kTwoByThree, seed + 100, kLossy)));
-        if (step == 4) CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(kTwoByThree, seed + 100, kLossy)));
-        Gradients gradients = made_up_gradients(small_model(), rank, step);
-        CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients).status());
-        add(gradients, 1, &own);
-      }
-      CORTADO_RETURN_IF_ERROR(engine->switch_plan(dense_plan(kTwoByThree)));
-      Gradients nothing = zeros_like(made_up_gradients(small_model(), rank, 0));
-      CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, nothing).status());
-      add(nothing, 1, &own);
-      if (rank == 0) delivered = own;
-      return {};
-    });
-    ASSERT_FALSE(HasFailure());
-    EXPECT_LT(largest_difference(delivered, mean_of_gradients(6, 6)), 2e-5);
+    const Plan next = mixed_plan(kTwoByThree, seed + 100, kLossy);
+    expect_debts_are_paid(seed, 6, {{2, next}, {4, next}}, 1, [](std::int64_t) { return 1.0; });
   }
 }
 
-// The same where the loss scale, times the number of ranks, is above the largest float.
+// The same where the loss scale, times the number of ranks, is above the largest float; gradients are finite with it.
 TEST(PlanEngine, CarriesResidualsOverAtTheLargestLossScales) {
-  const auto scale = [](std::int64_t step) { return step % 2 == 0 ? 0x1p116 : 0x1p127; };
-  constexpr float kSize = 0x1p-12f;  // of gradients, so that they are finite with their scale
   for (std::size_t seed = 0; seed < 10; ++seed) {
     SCOPED_TRACE(seed);
-    Sum delivered;
-    on_ranks(kTwoByThree, [&](Communicator& communicator) -> Status {
-      const int rank = communicator.rank();
-      Sum own;
-      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), mixed_plan(kTwoByThree, seed, kLossy),
-                                                                 with_timeout(), &communicator));
-      for (std::int64_t step = 0; step < 8; ++step) {
-        if (step == 2) CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(kTwoByThree, seed + 100, kLossy)));
-        if (step == 5) CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(kTwoByThree, seed + 101, kLossy)));
-        if (step == 7) CORTADO_RETURN_IF_ERROR(engine->switch_plan(dense_plan(kTwoByThree)));
-        Gradients gradients = made_up_gradients(small_model(), rank, step);
-        for (std::vector<float>& tensor : gradients) {
-          for (float& value : tensor) value *= step < 7 ? kSize * static_cast<float>(scale(step)) : 0.0f;
-        }
-        CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome,
-                                 run_plan_step(*engine, rank, gradients, {.gradient_scale = scale(step)}));
-        EXPECT_TRUE(outcome.finite) << "step " << step;
-        add(gradients, 1 / (scale(step) * static_cast<double>(kSize)), &own);
-      }
-      if (rank == 0) delivered = own;
-      return {};
-    });
-    ASSERT_FALSE(HasFailure());
-    EXPECT_LT(largest_difference(delivered, mean_of_gradients(6, 7)), 2e-5);
+    const std::map<std::int64_t, Plan> switches = {{2, mixed_plan(kTwoByThree, seed + 100, kLossy)},
+                                                   {5, mixed_plan(kTwoByThree, seed + 101, kLossy)}};
+    expect_debts_are_paid(seed, 7, switches, 0x1p-12f,
+                          [](std::int64_t step) { return step % 2 == 0 ? 0x1p116 : 0x1p127; });
   }
 }
 

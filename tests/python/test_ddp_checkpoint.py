@@ -8,6 +8,7 @@ import io
 import cortado
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from late_device import on_device
 from nets import (
@@ -287,11 +288,18 @@ def test_states_go_through_a_distributed_checkpoint(pools, tmp_path):
 
 
 def save_before_wait(me):
-    """A Reducer's step is under way between backward() and wait(): it goes on as if nobody had asked."""
+    """A Reducer's step is under way between backward() and wait(), also where its gradients wait for that, beside
+    another one: it goes on as if nobody had asked."""
     ends = []
-    for asks in (True, False):
+    for asks, is_shared in [(True, True), (True, False), (False, False)]:
         net = make_net()
-        reducer = cortado.Reducer(net, "topk(density=0.2, min_elems=0, start_step=0)", verbose=False)
+        group = dist.new_group()
+        plan = "topk(density=0.2, min_elems=0, start_step=0)"
+        reducer = cortado.Reducer(net, plan, process_group=group, verbose=False)
+        other = cortado.Reducer(make_net(), "none", process_group=group, verbose=False)
+        if not is_shared:
+            other.close()
+        state = reducer.state_dict()
         optimizer = make_optimizer(net)
         for step in range(3):
             optimizer.zero_grad()
@@ -299,11 +307,13 @@ def save_before_wait(me):
             if asks:
                 with pytest.raises(cortado.CortadoError, match="a step is under way"):
                     reducer.state_dict()
+                with pytest.raises(cortado.CortadoError, match="a step is under way"):
+                    reducer.load_state_dict(state)
             reducer.wait()
             optimizer.step()
         reducer.close()
         ends.append(fingerprint(net))
-    return ends[0] == ends[1]
+    return len(set(ends)) == 1
 
 
 def test_a_state_can_not_be_taken_within_a_step(pools):
