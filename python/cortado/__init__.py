@@ -4,6 +4,7 @@
     model = DistributedDataParallel(net)
     cortado.attach(model)                    # before the first backward; measures, decides and watches by itself
     cortado.attach(model, "acp(rank=4)")     # or say how
+    # or cortado.lightning.GradientCompression(), cortado.accelerate.attach(), cortado.transformers.attach()
     ...
     print(cortado.report(model))             # bytes, ratio and error, time by stage, what was not compressed and why
 
@@ -67,6 +68,8 @@ _LAZY = {
     **dict.fromkeys(("CompressedAllGather", "compressed_all_gather"), "owner_gather"),
 }
 
+_FRAMEWORKS = ("accelerate", "lightning", "transformers")  # modules that need the package of their name, too
+
 
 def _need_torch(what):
     needs = f"{what} needs PyTorch 2.11 or later with torch.distributed, and NumPy"
@@ -84,4 +87,11 @@ def __getattr__(name):
     if name in _LAZY:
         _need_torch(f"cortado.{name}")
         return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    if name in _FRAMEWORKS:
+        _need_torch(f"cortado.{name}")
+        try:
+            return importlib.import_module(f".{name}", __name__)
+        except ImportError as error:
+            needs = f"cortado.{name} needs the package {name} (pip install {name}); importing it failed: {error}"
+            raise CortadoError(needs, "unsupported") from error
     raise AttributeError(f"module 'cortado' has no attribute {name!r}")

@@ -39,6 +39,14 @@ def test_what_needs_torch_says_so(name):
     assert "No module named 'torch'" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_a_missing_framework_is_told(name):
+    done = run(f"cortado.{name}.attach", blocked=(name, "pytorch_lightning"))
+    assert done.returncode == 1
+    assert f"CortadoError: cortado.{name} needs the package {name} (pip install {name}); importing it" in done.stderr
+    assert f"cortado.{name} needs PyTorch 2.11" in run(f"cortado.{name}").stderr
+
+
 def test_torch_without_numpy_is_told():
     done = run("cortado.attach(None)", blocked=("numpy",))
     assert done.returncode == 1
