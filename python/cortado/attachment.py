@@ -15,7 +15,7 @@ from .agreement import SETUP_TIMEOUT_S, agree_on_flag, damage_ends_all, on_all_r
 from .device_engine import compute_stream_of, place_of_engine
 from .errors import CortadoError, MismatchError, SpecError, sendable, without_frames
 from .group import TorchGroup
-from .parameters import engine_tensors
+from .parameters import engine_tensors, local_of
 from .reporting import Report
 from .saved_state import array_of, check_is, check_state
 from .side_stream import device_of, is_capturing, side_stream_of
@@ -423,7 +423,7 @@ class Attachment:
         Where some differ, every rank gets a MismatchError that names the step, the first such parameter, and the rank.
         """
         named = zip(self._names, self._parameters, strict=True) if model is None else model.named_parameters()
-        kept = [(name, tensor.detach().contiguous().cpu()) for name, tensor in named]
+        kept = [(name, local_of(tensor).detach().contiguous().cpu()) for name, tensor in named]
         self._engine.check_replicas([(name, tensor.data_ptr(), tensor.nbytes) for name, tensor in kept])
 
     def start_trace(self, capacity=100_000):

@@ -19,7 +19,7 @@ from . import _core
 from .attachment import Attachment, count_sender, holder_of, mark_closed, mark_open
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import DTYPE_CODES, takes_host_memory
-from .parameters import fsdp_hint, ignored_by_ddp, in_memory_order, trainable_of, without_compile
+from .parameters import IF_SHARDED, fsdp_hint, ignored_by_ddp, in_memory_order, trainable_of, without_compile
 
 _states = weakref.WeakKeyDictionary()  # DDP module -> DdpState
 _DDP_TIMEOUT_S = 1800.0  # of DDP's own waits, as process groups have it by default
@@ -96,7 +96,8 @@ def attach(
 def _refusal(ddp):
     """The error that keeps this model from being attached, if any; told to all ranks before it is raised."""
     if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
-        got = f"{type(ddp).__name__}{fsdp_hint(ddp)}"
+        hint = fsdp_hint(ddp)
+        got = f"{type(ddp).__name__}{hint}{IF_SHARDED if hint else ''}"
         return SpecError(f"cortado.attach needs a torch.nn.parallel.DistributedDataParallel, got {got}")
     if ddp in _states:
         return CortadoError(f'this model is attached already, with "{_states[ddp].spec}"; build a new DDP to change it')

@@ -8,6 +8,8 @@ import torch
 from .errors import SpecError
 from .group import DTYPE_CODES
 
+IF_SHARDED = ", or fully_shard within each replica and cortado.Reducer between them (docs/training.md)"
+
 _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
@@ -17,12 +19,23 @@ def without_compile(module):
     return inside if isinstance(inside, torch.nn.parallel.DistributedDataParallel) else module
 
 
-def trainable_of(module, left_out=()):
+def is_sharded(tensor):
+    """Whether each rank holds a part of it: a DTensor, as fully_shard (FSDP2) makes them."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def local_of(tensor):
+    """What this rank holds of a sharded tensor, in the same memory; else ``tensor``."""
+    with torch.no_grad():
+        return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def trainable_of(module, left_out=(), *, takes_sharded=False):
     """(name, parameter, is it an embedding) of all that ``module`` trains, in the order of registration, without those
-    in ``left_out``."""
-    hint = fsdp_hint(module)
+    in ``left_out``. takes_sharded: those of fully_shard, too."""
+    hint = fsdp_hint(module, takes_sharded)
     if hint:
-        raise SpecError(f"{type(module).__name__}{hint}")
+        raise SpecError(f"{type(module).__name__}{hint}{'' if takes_sharded else IF_SHARDED}")
     embeddings = {id(m.weight): m for m in module.modules() if isinstance(m, _EMBEDDINGS)}
     found = [
         (name, parameter, id(parameter) in embeddings)
@@ -58,7 +71,7 @@ def engine_tensors(named):
                 f'parameter "{name}" has an optimizer that steps in the backward pass '
                 "(_apply_optimizer_in_backward), before its gradient has been averaged here: step after it"
             )
-        rows, cols = _matrix_shape(parameter)
+        rows, cols = _matrix_shape(local_of(parameter))
         tensors.append((name, DTYPE_CODES[parameter.dtype], rows, cols, parameter.dim(), is_embedding))
     return tensors
 
@@ -73,11 +86,11 @@ def in_memory_order(parameter, gradient):
     return torch.empty_strided(parameter.shape, parameter.stride(), **like_gradient).copy_(gradient)
 
 
-def fsdp_hint(module):
+def fsdp_hint(module, takes_sharded=False):
     parts = module.modules() if isinstance(module, torch.nn.Module) else ()
     bases = {base.__name__ for part in parts for base in type(part).__mro__}
-    fsdp = bases & {"FullyShardedDataParallel", "FSDPModule"}
-    return ": FSDP is not supported yet; use DistributedDataParallel" if fsdp else ""
+    refused = {"FullyShardedDataParallel"} if takes_sharded else {"FullyShardedDataParallel", "FSDPModule"}
+    return ": FSDP is not supported here; use DistributedDataParallel" if bases & refused else ""
 
 
 def _is_dense(parameter):

@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from .agreement import agree_on_flag, on_all_ranks
+from .agreement import agree_on_flag, agree_on_text, on_all_ranks
 from .attachment import Attachment, count_sender, holder_of, mark_closed, mark_open
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import BYTE_CODE, DTYPE_CODES
-from .parameters import in_memory_order, trainable_of, without_compile
+from .parameters import in_memory_order, is_sharded, local_of, trainable_of, without_compile
+from .spec import text_for_engine
 
 _BUNCH_BYTES = 1 << 20  # of gradients handed over together
 _FIRST_BUCKET_BYTES = 1 << 20  # codec none: buffers as DDP's, the first small so that it leaves early
@@ -39,7 +40,9 @@ class Reducer(Attachment):
         optimizer.step()
 
     params: a module, or named tensors as model.named_parameters() or a list of (name, tensor) gives them. Those with
-        requires_grad are averaged. A module that DDP or FSDP has wrapped is refused: they average by themselves.
+        requires_grad are averaged. A module that DDP or FSDP has wrapped is refused: they average by themselves. One
+        of fully_shard is not where process_group is that of the ranks that hold the same shards: what each of them
+        holds is averaged over the replicas. With a named codec or a plan; in a plan tensors are what a rank holds.
     plan: as for cortado.attach.
     process_group: default the whole world.
     init_sync: parameters (and a module's buffers) start equal to those of the group's first rank, as with DDP.
@@ -80,8 +83,11 @@ class Reducer(Attachment):
         def list_parameters():
             nonlocal named_tensors
             named_tensors = _named_tensors(without_compile(params))
-            trainable = trainable_of(params) if isinstance(params, torch.nn.Module) else _trainable(named_tensors)
+            is_module = isinstance(params, torch.nn.Module)
+            trainable = trainable_of(params, takes_sharded=True) if is_module else _trainable(named_tensors)
             _check(trainable)
+            if any(is_sharded(tensor) for _, tensor, _ in trainable):
+                _check_shards(trainable, process_group, plan)
             return trainable
 
         super().__init__(
@@ -95,10 +101,11 @@ class Reducer(Attachment):
             verbose=verbose,
         )
         agree_on_flag(self._group, "init_sync", init_sync, self._engine.timeout_s)
+        agree_on_text(self._group, "shards held", _shards_held(self._parameters), self._engine.timeout_s)
         if init_sync:
             _broadcast([tensor for _, tensor in named_tensors], process_group)
         # Shape, dtype and order in memory as the engine knows them; of no memory.
-        self._templates = [torch.empty_like(parameter, device="meta") for parameter in self._parameters]
+        self._templates = [torch.empty_like(local_of(parameter), device="meta") for parameter in self._parameters]
         carrier = _Buckets if self._engine.sends_buffers else _InPlace
         timeout_s = self._engine.timeout_s
         with on_all_ranks(self._group, "could not make a Reducer", timeout_s):  # memory may be pinned here
@@ -155,12 +162,12 @@ class Reducer(Attachment):
         return self._step_begun or bool(self._held)
 
     def _note_given(self, index, gradient):
-        self._check_gradient(index, gradient)
+        self._check_gradient(index, local_of(gradient))
         self._given[index] = (gradient, gradient._version)
 
     def _give(self, index, gradient):
         self._note_given(index, gradient)
-        self._carrier.add(index, gradient.detach())
+        self._carrier.add(index, local_of(gradient).detach())
 
     @property
     def _owes_wait(self):
@@ -179,7 +186,7 @@ class Reducer(Attachment):
         self._unhook()  # from here on another Reducer may take the parameters
 
     def _memory_in_use(self):
-        gradients = [given[0].detach() for given in self._given if given is not None]
+        gradients = [local_of(given[0]).detach() for given in self._given if given is not None]
         return [gradients, self._carrier.memory(), self._used.memory()]
 
     def _check_gradient(self, index, gradient):
@@ -228,11 +235,11 @@ class Reducer(Attachment):
             if given is not None:
                 self._check_untouched(index, parameter.grad, *given)
                 if index in self._held:
-                    self._carrier.add(index, parameter.grad.detach())
+                    self._carrier.add(index, local_of(parameter.grad).detach())
             elif parameter.grad is not None and had_backward:
                 # Accumulated under no_sync(), zeros, or what an earlier step left.
                 if index not in self._accumulated:
-                    self._note_stale(index, parameter.grad)
+                    self._note_stale(index, local_of(parameter.grad))
                 self._give(index, parameter.grad)
             else:
                 missing.append((index, torch.zeros_like(self._templates[index], device=self._device)))
@@ -245,7 +252,8 @@ class Reducer(Attachment):
         is_used = [given is not None for given in self._given]
         used, any_backward = self._used.gather(is_used, had_backward, self._step, self._engine.timeout_s)
         for index, mean in missing if any_backward else ():
-            self._parameters[index].grad = mean if used[index] else None
+            parameter = self._parameters[index]
+            parameter.grad = _shard_like(parameter, mean) if used[index] else None
         self._given = [None] * len(self._given)
         self._accumulated.clear()
         self._held.clear()
@@ -468,8 +476,6 @@ def _check(trainable):
     for name, tensor, _ in trainable:
         if not tensor.is_leaf:
             raise SpecError(f'"{name}" is no parameter: it is computed, and autograd keeps no gradient for it')
-        if type(tensor).__name__ == "DTensor":
-            raise SpecError(f'"{name}" is sharded: FSDP is not supported yet')
         if tensor in seen:
             raise SpecError(f'"{name}" and "{seen[tensor]}" are the same tensor; give it once')
         seen[tensor] = name
@@ -479,10 +485,53 @@ def _check(trainable):
         raise CortadoError(f'"{name}" is attached already, with "{holder.spec}": its gradient would be averaged twice')
 
 
+def _check_shards(trainable, group, plan):
+    """fully_shard averages over the ranks it shards over; the Reducer's are those that hold the same shards."""
+    replicas = set(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
+    use = 'process_group=mesh["replicate"].get_group(), and mesh=mesh["shard"] for fully_shard'
+    for name, tensor, _ in trainable:
+        if not is_sharded(tensor):
+            raise SpecError(
+                f'"{name}" is not sharded, and others are: its gradients differ within a replica, too, where a Reducer '
+                "between replicas does not average. Shard it, or average it with a Reducer of its own over all ranks"
+            )
+        both = replicas & set(tensor.device_mesh.mesh.flatten().tolist()) - {dist.get_rank()}
+        if both:
+            raise SpecError(
+                f'"{name}" is sharded over ranks of this process group (this one and rank {min(both)}), whose '
+                f"gradients fully_shard averages. Expected the group of those that hold the same shard: {use}"
+            )
+    if text_for_engine(plan).startswith("auto"):
+        raise SpecError(
+            f'"{plan}" with sharded parameters: the groups of the shards would measure and decide each by itself, and '
+            'wait for each other meanwhile. Name a codec, such as "acp(rank=4)" or "quant(bits=4)", or give a plan'
+        )
+
+
+def _shards_held(parameters):
+    """As text; ranks that average with each other hold the same."""
+    meshes = [parameter.device_mesh for parameter in parameters if is_sharded(parameter)]
+    return ", ".join(sorted({f"{mesh.get_coordinate()} of {tuple(mesh.mesh.shape)}" for mesh in meshes}))
+
+
+def _shard_like(parameter, local):
+    """``local`` as a gradient of ``parameter``."""
+    if not is_sharded(parameter):
+        return local
+    return type(parameter).from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
 @torch.no_grad()
 def _broadcast(tensors, group):
     """All become those of the group's first rank."""
-    for tensor in tensors:
+    for tensor in map(local_of, tensors):
         value = tensor.contiguous().cpu()
         dist.broadcast(value, group=group, group_src=0)
         if value is not tensor:

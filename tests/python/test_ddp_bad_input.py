@@ -480,7 +480,8 @@ def test_only_ddp_can_be_attached_and_fsdp_is_named(pools):
         for what, (kind, text) in errors.items():
             assert kind == "SpecError", what
             assert "DistributedDataParallel" in text, what
-            assert ("FSDP is not supported yet" in text) == (what != "net"), (what, text)
+            assert ("FSDP is not supported here" in text) == (what != "net"), (what, text)
+            assert ("or fully_shard within each replica and cortado.Reducer" in text) == (what != "net"), (what, text)
 
 
 class Ignoring(torch.nn.Module):
