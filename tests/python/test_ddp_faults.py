@@ -20,6 +20,7 @@ TIMEOUT_S = 5
 ROLL_CALL_S = 5
 SLACK_S = 5 + 10 * (os.getloadavg()[0] / os.cpu_count() > 1.5)
 HANG_S = 45  # after which a rank prints where it stands and ends
+PROCESS_S = 100  # for imports and all: four at once on two busy cores have taken over 50 s for their imports
 BROKEN_STEP = 4
 NAMES = [name for name, _ in make_net().named_parameters()]
 GATHERED = make_plan(TWO, ("topk(density=0.2)", "encode@cpu all_gather@all decode@cpu"), ("none", "all_reduce@all"))
@@ -106,7 +107,7 @@ def end(processes, broken_rank, kind):
             if rank == broken_rank and kind == "hangs":
                 assert processes[rank].poll() is None
                 processes[rank].kill()
-            outputs[rank] = processes[rank].communicate(timeout=60)
+            outputs[rank] = processes[rank].communicate(timeout=PROCESS_S)
     finally:
         for process in processes:
             process.kill()

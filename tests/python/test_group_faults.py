@@ -24,6 +24,7 @@ import links as shaped
 needs_namespaces = pytest.mark.skipif(shaped.why_not_shaped() is not None, reason=f"{shaped.why_not_shaped()}")
 
 CUT_WAIT_S = 3.0
+PROCESS_S = 100  # for imports and all, on busy cores too
 BROKEN = 2  # the rank; root of broadcasts, so that the others need it in every kind
 ROLL_CALL_S = 5
 SLACK_S = 5 + 10 * (os.getloadavg()[0] / os.cpu_count() > 1.5)
@@ -196,7 +197,7 @@ def test_a_dead_rank_is_named(kind):
         for rank in range(3)
     ]
     try:
-        outputs = [process.communicate(timeout=60) for process in processes]
+        outputs = [process.communicate(timeout=PROCESS_S) for process in processes]
     finally:
         for process in processes:
             process.kill()
