@@ -1,7 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """What does a Reducer between the replicas of a model of fully_shard gain?
 
-    python benchmarks/training/fully_sharded.py      # needs root; some minutes; writes fully_sharded.md
+    python benchmarks/training/fully_sharded.py      # needs root; some ten minutes; writes fully_sharded.md
 
 Two machines of two ranks each: network namespaces, unshaped links within a machine, a link of --rate between them.
 Each machine holds one replica of the GPT in two shards. fully_shard on a mesh of both dimensions, in fp32 and with its
@@ -26,6 +26,11 @@ METHODS = [NATIVE, NATIVE_BF16, "none", "cast(bf16)", "quant(bits=4, round=dead_
 METHODS += ["acp(rank=4)", "acp(rank=8)", NOTHING]
 
 
+def say(text: str) -> None:
+    end = "\r" if sys.stderr.isatty() else "\n"
+    print(f"{text:<78}", end=end, file=sys.stderr, flush=True)
+
+
 def measure(rate: str, options) -> list[dict]:
     """A record for each method."""
     records = [{"method": method, "seconds": [], "counters": []} for method in METHODS]
@@ -33,9 +38,14 @@ def measure(rate: str, options) -> list[dict]:
     def on_event(event: dict) -> None:
         kind = event.pop("event")
         if kind == "counted":
-            records[event["case"]]["counters"].append(links.sent_between_machines()[0])
+            record = records[event["case"]]
+            record["counters"].append(links.sent_between_machines()[0])
+            say(f"{rate}, bytes of {record['method']}")
         elif kind == "timed":
-            records[event["method"]]["seconds"] += event["seconds"]
+            record = records[event["method"]]
+            record["seconds"] += event["seconds"]
+            done = len(record["seconds"]) // options.steps
+            say(f"{rate}, round {done} of {options.rounds}, {record['method']}: {event['seconds'][-1]:.2f} s a step")
         elif kind == "ended":
             records[event.pop("method")].update(event)
 
@@ -74,10 +84,10 @@ def section(rate: str, records: list[dict]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rates", nargs="+", default=["200mbit", "1gbit"], help="between machines")
-    parser.add_argument("--rounds", type=int, default=8, help="of --steps steps of each method in turn")
+    parser.add_argument("--rates", nargs="+", default=["200mbit"], help="between machines")
+    parser.add_argument("--rounds", type=int, default=4, help="of --steps steps of each method in turn")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--discard", type=int, default=4, help="steps of each method before the bytes are counted")
+    parser.add_argument("--discard", type=int, default=3, help="steps of each method before the bytes are counted")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     options = parser.parse_args()
     require_cortado(METHODS[2:-1])
