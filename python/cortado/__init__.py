@@ -68,7 +68,11 @@ _LAZY = {
     **dict.fromkeys(("CompressedAllGather", "compressed_all_gather"), "owner_gather"),
 }
 
-_FRAMEWORKS = ("accelerate", "lightning", "transformers")  # modules that need the package of their name, too
+_FRAMEWORKS = (
+    "accelerate",
+    "lightning",
+    "transformers",
+)  # modules; they, or who uses them, need the package of their name
 
 
 def _need_torch(what):

@@ -3,6 +3,7 @@
 state in their checkpoints."""
 
 import pickle
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -47,16 +48,27 @@ def load_on_all_ranks(state, holder, load):
 
 
 def save_in_folder(state, folder, prefix="cortado"):
-    """Writes ``prefix``_RANK.pt. Every rank calls it."""
-    torch.save(state.state_dict(), Path(folder) / f"{prefix}_{state._group.rank}.pt")
+    """Writes ``prefix``_RANK.pt, in place of what more ranks have left there. Every rank calls it."""
+    group = state._group
+    if group.rank == 0:
+        for rank, path in _files(folder, prefix).items():
+            if rank >= group.world_size:
+                path.unlink()
+    torch.save(state.state_dict(), Path(folder) / f"{prefix}_{group.rank}.pt")
 
 
 def load_from_folder(state, folder, prefix="cortado"):
     """Reads what save_in_folder() wrote; with another number of ranks, that of any. Every rank calls it."""
-    own = Path(folder) / f"{prefix}_{state._group.rank}.pt"
+    files = _files(folder, prefix)
     # load_state_dict() refuses another rank's, unless there were more ranks or fewer.
-    path = own if own.is_file() else next(iter(sorted(Path(folder).glob(f"{prefix}_*.pt"))), None)
+    path = files.get(state._group.rank, files[min(files)] if files else None)
     load_on_all_ranks(state, str(folder), path and partial(_read, path))
+
+
+def _files(folder, prefix):
+    """By rank."""
+    matches = [(re.fullmatch(rf"{prefix}_(\d+)\.pt", path.name), path) for path in Path(folder).glob(f"{prefix}_*.pt")]
+    return {int(match[1]): path for match, path in matches if match}
 
 
 def _read(path):

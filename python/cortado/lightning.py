@@ -51,7 +51,8 @@ class GradientCompression(Callback):
         load_on_all_ranks(self.state, "the checkpoint", own and (lambda: own))
 
     def on_load_checkpoint(self, trainer, pl_module, checkpoint):
-        self._saved = checkpoint.get(_KEY, [])
+        if trainer.state.fn == "fit":  # validate() and test() read checkpoints, too
+            self._saved = checkpoint.get(_KEY, [])
 
     def on_save_checkpoint(self, trainer, pl_module, checkpoint):
         if self.state is None:

@@ -30,6 +30,13 @@ def local_of(tensor):
         return tensor.to_local() if is_sharded(tensor) else tensor
 
 
+def reshard(module):
+    """Behind a forward pass alone some parts of what fully_shard shards still have their parameters whole."""
+    for part in module.modules():
+        if "FSDPModule" in {base.__name__ for base in type(part).__mro__}:
+            part.reshard()
+
+
 def trainable_of(module, left_out=(), *, takes_sharded=False):
     """(name, parameter, is it an embedding) of all that ``module`` trains, in the order of registration, without those
     in ``left_out``. takes_sharded: those of fully_shard, too."""

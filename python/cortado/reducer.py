@@ -23,7 +23,7 @@ from .agreement import agree_on_flag, agree_on_text, on_all_ranks
 from .attachment import Attachment, count_sender, holder_of, mark_closed, mark_open
 from .errors import CortadoError, MismatchError, PeerError, SpecError
 from .group import BYTE_CODE, DTYPE_CODES
-from .parameters import in_memory_order, is_sharded, local_of, trainable_of, without_compile
+from .parameters import in_memory_order, is_sharded, local_of, reshard, trainable_of, without_compile
 from .spec import text_for_engine
 
 _BUNCH_BYTES = 1 << 20  # of gradients handed over together
@@ -82,8 +82,10 @@ class Reducer(Attachment):
 
         def list_parameters():
             nonlocal named_tensors
-            named_tensors = _named_tensors(without_compile(params))
             is_module = isinstance(params, torch.nn.Module)
+            if is_module:
+                reshard(params)
+            named_tensors = _named_tensors(without_compile(params))
             trainable = trainable_of(params, takes_sharded=True) if is_module else _trainable(named_tensors)
             _check(trainable)
             if any(is_sharded(tensor) for _, tensor, _ in trainable):
@@ -162,6 +164,12 @@ class Reducer(Attachment):
         return self._step_begun or bool(self._held)
 
     def _note_given(self, index, gradient):
+        placements = getattr(self._parameters[index], "placements", None)
+        if getattr(gradient, "placements", None) != placements:
+            raise SpecError(
+                f'the gradient of "{self._names[index]}" is placed as {getattr(gradient, "placements", None)}, the '
+                f"parameter as {placements}"
+            )
         self._check_gradient(index, local_of(gradient))
         self._given[index] = (gradient, gradient._version)
 
@@ -495,6 +503,10 @@ def _check_shards(trainable, group, plan):
                 f'"{name}" is not sharded, and others are: its gradients differ within a replica, too, where a Reducer '
                 "between replicas does not average. Shard it, or average it with a Reducer of its own over all ranks"
             )
+        if all(placement.is_replicate() for placement in tensor.placements):
+            raise SpecError(
+                f'"{name}" is a DTensor and not sharded (replicate()): PyTorch averages its gradients itself'
+            )
         both = replicas & set(tensor.device_mesh.mesh.flatten().tolist()) - {dist.get_rank()}
         if both:
             raise SpecError(
@@ -510,8 +522,11 @@ def _check_shards(trainable, group, plan):
 
 def _shards_held(parameters):
     """As text; ranks that average with each other hold the same."""
-    meshes = [parameter.device_mesh for parameter in parameters if is_sharded(parameter)]
-    return ", ".join(sorted({f"{mesh.get_coordinate()} of {tuple(mesh.mesh.shape)}" for mesh in meshes}))
+    held = set()
+    for parameter in filter(is_sharded, parameters):
+        mesh = parameter.device_mesh
+        held.add(f"{tuple(mesh.get_coordinate())} of {tuple(mesh.mesh.shape)} by {parameter.placements}")
+    return ", ".join(sorted(held))
 
 
 def _shard_like(parameter, local):

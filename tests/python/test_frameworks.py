@@ -14,6 +14,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,6 +95,27 @@ def test_without_a_state_it_starts_anew_and_says_so(pools, tmp_path):
     (_, said, *_), (_, quiet, *_) = ends = pools(2).run(load, folder=str(tmp_path))
     assert said == f"cortado: {tmp_path} holds no state of cortado: residuals and factors start anew\n" and not quiet
     assert [(error, owed, step) for error, _, owed, step in ends] == [(None, False, 0)] * 2
+
+
+def save_over_those_of_more_ranks(me, folder):
+    for stale in (2, 10):  # of a larger run
+        Path(folder, f"cortado_{stale}.pt").write_bytes(b"stale")
+    Path(folder, "cortado_1_2.pt").write_bytes(b"of the accelerator's second model")
+    dist.barrier()
+    save(me, folder)
+
+
+def test_files_of_more_ranks_do_not_stay(pools, tmp_path):
+    pools(2).run(save_over_those_of_more_ranks, folder=str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cortado_0.pt", "cortado_1.pt", "cortado_1_2.pt"]
+    for error, _, is_owed, step in pools(2).run(load, folder=str(tmp_path)):
+        assert (error, is_owed, step) == (None, True, 4)
+
+
+def test_files_of_another_model_are_not_taken(pools, tmp_path):
+    (tmp_path / "cortado_1_0.pt").write_bytes(b"of the accelerator's second model")
+    for error, _, is_owed, step in pools(2).run(load, folder=str(tmp_path)):
+        assert (error, is_owed, step) == (None, False, 0)
 
 
 def load_where_rank_1_has_none(me, folder):
@@ -217,6 +239,16 @@ def test_lightning_resumes_bit_by_bit(tmp_path):
         assert not all(torch.equal(a, b) for a, b in zip(whole[part], forgetful[part], strict=True))
     alone = fit("--devices", 1, "--epochs", 1, "--folder", tmp_path / "alone")
     assert "cortado: acp(rank=4)" in alone and "accuracy" in alone
+
+
+@pytest.mark.slow
+def test_lightning_takes_states_for_training_only():
+    lightning = pytest.importorskip("cortado.lightning", exc_type=ImportError)
+    for fn, saved in (("fit", ["a state"]), ("test", None), ("validate", None)):
+        callback = lightning.GradientCompression("acp(rank=1)")
+        trainer = SimpleNamespace(state=SimpleNamespace(fn=fn))
+        callback.on_load_checkpoint(trainer, None, {"cortado": ["a state"]})
+        assert callback._saved == saved
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from nets import COMPOSED, COMPSO, QUANT, RANDK, SIGN, TOPK, loss_of, make_batch, make_net, make_optimizer
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 
 CODECS = ["none", "cast(bf16)", "acp(rank=2)", "power(rank=2)", SIGN, TOPK, QUANT, COMPSO, RANDK, COMPOSED]
 
@@ -159,6 +160,25 @@ def test_mixed_precision(pools):
     assert all(pools(4).run(train_mixed))
 
 
+def make_after_a_forward_pass(me):
+    """The root's parameters are still whole then: fully_shard leaves them so for the backward pass."""
+    mesh = make_mesh()
+    model = fully_shard(make_net(), mesh=mesh["shard"])
+    with torch.no_grad():
+        model(make_batch(me.rank, 0)[0])
+    was_whole = not hasattr(next(model.parameters()), "placements")
+    reducer = cortado.Reducer(model, "acp(rank=2)", process_group=mesh["replicate"].get_group(), verbose=False)
+    optimizer = make_optimizer(model)
+    for step in range(3):
+        step_once(me, model, reducer, step, optimizer)
+    assert_replicas_are_identical(model, mesh["replicate"].get_group())
+    return was_whole
+
+
+def test_behind_a_forward_pass_it_finds_the_shards(pools):
+    assert all(pools(4).run(make_after_a_forward_pass))
+
+
 # ---- micro-batches, some ranks without a backward pass, checkpoints --------------------------------------------------
 
 
@@ -291,6 +311,8 @@ def refusals(me):
         "kfac": error_of(cortado.KFAC, model),
     }
     crossed = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])][me.rank in (1, 2)]
+    replicated = torch.nn.Parameter(DTensor.from_local(torch.ones(4, 4), mesh["replicate"], [Replicate()]))
+    errors["replicate"] = error_of(cortado.Reducer, [("weight", replicated)], "acp", process_group=replicas)
     errors["crossed"] = error_of(cortado.Reducer, model, "acp", process_group=crossed)
     reducer = cortado.Reducer(model, "acp", process_group=replicas, verbose=False)
     errors["again"] = error_of(cortado.Reducer, model, "acp", process_group=replicas)
@@ -307,7 +329,8 @@ def test_what_does_not_fit_is_refused_on_all_ranks(pools):
         assert '"0.weight" is not sharded, and others are' in said["part"]
         assert '"auto" with sharded parameters' in said["auto"]
         assert "FSDP is not supported here" in said["kfac"]
-        assert "shards held differ: rank 0 has (0,) of (2,), rank 1 has (1,) of (2,)" in said["crossed"]
+        assert "PyTorch averages its gradients itself" in said["replicate"]
+        assert "shards held differ: rank 0 has (" in said["crossed"]
         assert "is attached already" in said["again"]
 
 
