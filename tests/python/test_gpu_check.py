@@ -160,16 +160,16 @@ def test_a_command_that_hangs_ends_with_all_it_started(tmp_path):
 
 def test_a_command_that_fails_is_shown_with_what_it_printed(tmp_path):
     with pytest.raises(Failed, match="bash ended with 7.*\n.*why"):
-        make_context(tmp_path, 100).command("bash", "-c", "echo why; exit 7")
+        make_context(tmp_path, 30).command("bash", "-c", "echo why; exit 7")
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path):
     with pytest.raises(Failed, match="/nothing/here: No such file"):
-        make_context(tmp_path, 100).command("/nothing/here")
+        make_context(tmp_path, 30).command("/nothing/here")
 
 
 def test_rows_that_are_none_are_refused(tmp_path):
-    context = make_context(tmp_path, 100)
+    context = make_context(tmp_path, 30)
     with pytest.raises(Failed, match="no CUDA device"):
         context.write_rows("codecs.csv", "no CUDA device: nothing was measured\n")
     assert context.write_rows("codecs.csv", 'a,b\n"x, y",1\n') == 1
@@ -185,7 +185,7 @@ def make_program(folder: Path, results: list[str]) -> None:
 
 
 def test_device_tests_that_are_all_skipped_are_not_done(tmp_path):
-    context = make_context(tmp_path, 100)
+    context = make_context(tmp_path, 30)
     make_program(context.build, ["SKIPPED", "SKIPPED"])
     with pytest.raises(NotRun, match="every test was skipped; cortado_0_test: 0 tests passed, 2 skipped"):
         checks.tests(context)
@@ -195,7 +195,7 @@ def test_device_tests_that_are_all_skipped_are_not_done(tmp_path):
 
 def test_device_tests_that_fail_are_tried_alone(tmp_path):
     """After an illegal access all others of the process fail as well: which ones are to blame is told apart."""
-    context = make_context(tmp_path, 100)
+    context = make_context(tmp_path, 30)
     names = ("First", "Second", "Third")
     tests = [{"classname": "Cuda", "name": name, "result": "COMPLETED", "failures": [{}]} for name in names[1:]]
     tests.append({"classname": "Cuda", "name": "First", "result": "COMPLETED"})
@@ -215,7 +215,7 @@ def test_device_tests_that_fail_are_tried_alone(tmp_path):
 
 
 def test_programs_of_device_tests_that_die_or_fail_otherwise_are_named(tmp_path):
-    context = make_context(tmp_path, 100)
+    context = make_context(tmp_path, 30)
     make_program(context.build, ["COMPLETED"])
     for name, then in (("late", "exit 3"), ("dead", "")):
         program = context.build / f"cortado_{name}_test"
@@ -232,7 +232,7 @@ def test_programs_of_device_tests_that_die_or_fail_otherwise_are_named(tmp_path)
 def test_errors_of_a_compiler_are_shown_however_early_they_came(tmp_path):
     program = "echo 'a.cc:1:2: error: no such thing'; seq 100; exit 2"
     with pytest.raises(Failed, match="bash ended with 2(.*\n)+.*errors:\n.*a.cc:1:2: error: no such thing(.*\n)+.*100"):
-        make_context(tmp_path, 100).command("bash", "-c", program)
+        make_context(tmp_path, 30).command("bash", "-c", program)
 
 
 @pytest.mark.parametrize(("parts", "outcome"), [(64, None), (3, InPart), (0, Failed)])
@@ -293,7 +293,7 @@ def test_libraries_that_were_built_are_found(tmp_path):
     "printed", ["all: phony\ncortado_cuda_module: phony", "... all (the default)\n... cortado_cuda_module"]
 )
 def test_targets_of_both_generators_are_known(tmp_path, monkeypatch, printed):
-    context = make_context(tmp_path, 100)
+    context = make_context(tmp_path, 30)
     monkeypatch.setattr(context, "command", lambda *_: printed)
     assert "cortado_cuda_module" in checks.targets(context)
 
