@@ -68,11 +68,8 @@ _LAZY = {
     **dict.fromkeys(("CompressedAllGather", "compressed_all_gather"), "owner_gather"),
 }
 
-_FRAMEWORKS = (
-    "accelerate",
-    "lightning",
-    "transformers",
-)  # modules; they, or who uses them, need the package of their name
+# Modules; they, or who uses them, need the package of their name.
+_FRAMEWORKS = ("accelerate", "lightning", "transformers")
 
 
 def _need_torch(what):
