@@ -10,8 +10,14 @@
 
 The ranks share a Gloo group over loopback. They are forked from one server process that has imported torch already.
 A scenario that raises, hangs or kills a rank ends its pool, so that the next test gets a new one.
+
+For ranks that end by themselves, as programs do, there is Program:
+
+    ranks = [Program(main, rank, 3) for rank in range(3)]
 """
 
+import contextlib
+import ctypes
 import faulthandler
 import gc
 import hashlib
@@ -20,6 +26,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -113,6 +120,36 @@ def _serve(rank, world_size, connection, stacks):
         gc.collect()
 
 
+def _run_program(module, name, arguments, environment, namespace, stdin, stdout, stderr):
+    """In the process of a Program."""
+    gc.freeze()
+    os.dup2(stdin.fileno(), 0)
+    os.dup2(stdout.fileno(), 1)
+    with open(stderr, "w") as file:
+        os.dup2(file.fileno(), 2)
+    stdin.close()
+    stdout.close()
+    sys.stdin = open(0, closefd=False)
+    os.environ.update(environment)
+    code = 0
+    try:
+        if namespace is not None:
+            _enter_namespace(namespace)
+        getattr(importlib.import_module(module), name)(*arguments)
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    ctypes.pythonapi.Py_Exit(code)  # multiprocessing would leave out the destructors of what is still there
+
+
+def _enter_namespace(name):
+    with Path(f"/run/netns/{name}").open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"setns to {name}")
+
+
 def _answer(me, module, name, kwargs):
     try:
         value = getattr(importlib.import_module(module), name)(me, **kwargs)
@@ -125,12 +162,59 @@ def _answer(me, module, name, kwargs):
 # ---- in pytest -------------------------------------------------------------------------------------------------------
 
 
+def _server():
+    """Forks processes in which _PRELOAD is imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
+
+
+class Program:
+    """``function(*arguments)`` in a process that ends as a program does: what is still there is destroyed, an error
+    printed, sys.exit(number) obeyed. ``stdin`` and ``stdout`` are pipes of text.
+
+    It is forked, because an import of torch takes seconds, and more where every core is busy. ``namespace``: the
+    network namespace it runs in.
+    """
+
+    def __init__(self, function, *arguments, environment=None, namespace=None):
+        context = _server()
+        self._stderr = tempfile.NamedTemporaryFile("r+", prefix="cortado-stderr-")
+        (stdin, to_it), (from_it, stdout) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+        told = (function.__module__, function.__name__, arguments, environment or {"GLOO_SOCKET_IFNAME": "lo"})
+        told += (namespace, stdin, stdout, self._stderr.name)
+        self._process = context.Process(target=_run_program, args=told, daemon=True)
+        self._process.start()
+        stdin.close()
+        stdout.close()
+        self.stdin, self.stdout = open(os.dup(to_it.fileno()), "w"), open(os.dup(from_it.fileno()))
+        to_it.close()
+        from_it.close()
+
+    @property
+    def returncode(self):
+        """As of a subprocess.Popen: None while it runs, -N where signal N has ended it."""
+        return self._process.exitcode
+
+    def communicate(self, text=""):
+        """Writes ``text``, waits for its end, and returns what it has written to stdout since, and to stderr."""
+        with contextlib.suppress(BrokenPipeError), self.stdin:
+            self.stdin.write(text)
+        said = self.stdout.read()
+        self._process.join()
+        return said, self._stderr.read()
+
+    def kill(self):
+        """Ends it, if it has not ended, and waits for that."""
+        self._process.kill()
+        self._process.join()
+
+
 class Pool:
     """``world_size`` ranks; run() calls a function on all of them."""
 
     def __init__(self, world_size):
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOAD)
+        self._context = _server()
         self._folder = tempfile.TemporaryDirectory(prefix="cortado-ranks-")
         self.processes, self._connections = [], []
         for rank in range(world_size):

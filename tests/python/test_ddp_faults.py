@@ -7,20 +7,17 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from nets import loss_of, make_batch, make_net, make_optimizer
+from ranks import Program
 from test_plan import TWO, TWO_BY_TWO, make_plan
 
 TIMEOUT_S = 5
 ROLL_CALL_S = 5
 SLACK_S = 5 + 10 * (os.getloadavg()[0] / os.cpu_count() > 1.5)
 HANG_S = 45  # after which a rank prints where it stands and ends
-PROCESS_S = 100  # for imports and all: four at once on two busy cores have taken over 50 s for their imports
 BROKEN_STEP = 4
 NAMES = [name for name, _ in make_net().named_parameters()]
 GATHERED = make_plan(TWO, ("topk(density=0.2)", "encode@cpu all_gather@all decode@cpu"), ("none", "all_reduce@all"))
@@ -83,19 +80,8 @@ def free_port():
 
 
 def start(kind, broken_rank, world_size, plan):
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     port = free_port()
-    arguments = [[kind, broken_rank, rank, world_size, port, plan] for rank in range(world_size)]
-    return [
-        subprocess.Popen(
-            [sys.executable, __file__, json.dumps(each)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for each in arguments
-    ]
+    return [Program(main, kind, broken_rank, rank, world_size, port, plan) for rank in range(world_size)]
 
 
 def end(processes, broken_rank, kind):
@@ -105,13 +91,12 @@ def end(processes, broken_rank, kind):
     try:
         for rank in order:
             if rank == broken_rank and kind == "hangs":
-                assert processes[rank].poll() is None
+                assert processes[rank].returncode is None
                 processes[rank].kill()
-            outputs[rank] = processes[rank].communicate(timeout=PROCESS_S)
+            outputs[rank] = processes[rank].communicate()
     finally:
         for process in processes:
             process.kill()
-            process.wait()
     return outputs
 
 
@@ -450,11 +435,6 @@ def test_ctrl_c_in_a_wait_is_a_keyboard_interrupt():
         pool.close()
     assert kind == "KeyboardInterrupt"
     assert seconds < 3.5 + SLACK_S
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    main(*json.loads(sys.argv[1]))
 
 
 def break_off_and_go_on(me):

@@ -16,7 +16,7 @@ PROGRAM = Path(shaped.__file__).with_name("first_order.py")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shaped.why_not_shaped() is not None, reason=f"{shaped.why_not_shaped()}")
+@pytest.mark.usefixtures("namespaces")
 def test_a_study_is_measured_and_reported(tmp_path):
     command = [sys.executable, str(PROGRAM), "--studies", "methods-digits", "--out", str(tmp_path)]
     shortest = ["--rounds", "1", "--discard", "0", "--timed", "1"]

@@ -7,13 +7,13 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from ranks import Program
 from test_ddp_faults import InterruptedGroup, free_port
 from test_group import FLOAT32, KINDS, Collective
 
@@ -21,10 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "tra
 
 import links as shaped
 
-needs_namespaces = pytest.mark.skipif(shaped.why_not_shaped() is not None, reason=f"{shaped.why_not_shaped()}")
-
 CUT_WAIT_S = 3.0
-PROCESS_S = 100  # for imports and all, on busy cores too
 BROKEN = 2  # the rank; root of broadcasts, so that the others need it in every kind
 ROLL_CALL_S = 5
 SLACK_S = 5 + 10 * (os.getloadavg()[0] / os.cpu_count() > 1.5)
@@ -184,24 +181,13 @@ def test_the_others_get_an_error_in_time(pools, kind, fault, late_s, wait_s):
 
 @pytest.mark.parametrize("kind", FEW_KINDS_FIRST)
 def test_a_dead_rank_is_named(kind):
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     port = free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, json.dumps([kind, rank, 3, port])],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
+    processes = [Program(dies, kind, rank, 3, port) for rank in range(3)]
     try:
-        outputs = [process.communicate(timeout=PROCESS_S) for process in processes]
+        outputs = [process.communicate() for process in processes]
     finally:
         for process in processes:
             process.kill()
-            process.wait()
     for rank in range(BROKEN):
         out, err = outputs[rank]
         assert out, err[-2000:]
@@ -210,13 +196,12 @@ def test_a_dead_rank_is_named(kind):
         assert answer["seconds"] < 2 + ROLL_CALL_S + SLACK_S
 
 
-@needs_namespaces
+@pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize("cut", [2, 0])
 def test_every_rank_gets_an_error_when_a_link_is_cut(cut):
     with shaped.Links(3) as links:
-        argv = [sys.executable, __file__]
-        quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        ranks = [links.popen(rank, argv, env=quiet, stdout=subprocess.PIPE, text=True) for rank in range(3)]
+        places = [(links.environment(rank), links.namespace(rank)) for rank in range(3)]
+        ranks = [Program(is_cut_off, environment=variables, namespace=name) for variables, name in places]
         for rank in ranks:
             assert rank.stdout.readline() == "running\n"
         time.sleep(0.5)
@@ -224,14 +209,9 @@ def test_every_rank_gets_an_error_when_a_link_is_cut(cut):
         answers = [json.loads(rank.stdout.readline()) for rank in ranks]
         for rank in ranks:
             rank.kill()
-            rank.communicate()
     for rank, answer in enumerate(answers):
         # Who has lost the store can say no more than that; the others name who is missing.
         alone = "rank 0, or the link to it is gone"
         others = "rank 2 did not answer" if cut == 2 else "rank 1, 2 did not answer"
         assert (alone if (rank == cut) == (cut != 0) else others) in answer["error"], rank
         assert answer["seconds"] < CUT_WAIT_S + ROLL_CALL_S + SLACK_S
-
-
-if __name__ == "__main__":
-    is_cut_off() if len(sys.argv) == 1 else dies(*json.loads(sys.argv[1]))

@@ -6,14 +6,13 @@ import contextlib
 import faulthandler
 import itertools
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from nets import loss_of, make_batch, make_net, make_optimizer
-from ranks import fingerprint
+from ranks import Program, fingerprint
 from test_ddp_faults import ROLL_CALL_S, SLACK_S, check_place
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
@@ -21,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "tra
 import links as shaped
 
 RANKS, CUT = 3, 2  # the store is in rank 0
-TIMEOUT_S = 3
+TIMEOUT_S = 5
 SAVED_STEP, LAST_STEP = 3, 6
 
 
@@ -79,25 +78,22 @@ def main(front, plan, folder, resumes):
 
 @contextlib.contextmanager
 def job(links, *arguments):
-    argv = [sys.executable, __file__, json.dumps(arguments)]
-    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [links.popen(rank, argv, env=quiet, **pipes) for rank in range(RANKS)]
+    places = [(links.environment(rank), links.namespace(rank)) for rank in range(RANKS)]
+    ranks = [Program(main, *arguments, environment=variables, namespace=name) for variables, name in places]
     try:
         yield ranks
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
 
 
 def hear(ranks):
     lines = [rank.stdout.readline() for rank in ranks]
-    assert all(lines), [rank.stderr.read()[-2000:] for rank, line in zip(ranks, lines, strict=True) if not line]
+    assert all(lines), [rank.communicate()[1] for rank, line in zip(ranks, lines, strict=True) if not line]
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.skipif(shaped.why_not_shaped() is not None, reason=f"{shaped.why_not_shaped()}")
+@pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(
     "front, plan",
     [
@@ -114,7 +110,7 @@ def test_a_cut_link_ends_every_rank_and_the_job_goes_on_from_its_checkpoint(tmp_
             links.cut(CUT)
             answers = hear(ranks)
             for rank in ranks:
-                _, said = rank.communicate("\n", timeout=30)
+                _, said = rank.communicate("\n")
                 assert rank.returncode == 1 and "PeerError" in said, said[-2000:]
         for rank, answer in enumerate(answers):
             check_place(answer["error"], answer["step"])
@@ -126,7 +122,3 @@ def test_a_cut_link_ends_every_rank_and_the_job_goes_on_from_its_checkpoint(tmp_
         links.mend(CUT)
         with job(links, front, plan, str(tmp_path), True) as ranks:
             assert {answer["bits"] for answer in hear(ranks)} == bits
-
-
-if __name__ == "__main__":
-    main(*json.loads(sys.argv[1]))

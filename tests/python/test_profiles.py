@@ -17,7 +17,8 @@ import torch
 import torch.utils.checkpoint
 from cortado import calibration
 from nets import loss_of, make_batch, make_net, make_optimizer, train
-from ranks import RanksFailed
+from ranks import Program, RanksFailed
+from test_ddp_faults import free_port
 from test_device_engine import EMULATED, needs_emulated
 from torch.nn.functional import cross_entropy
 
@@ -41,18 +42,28 @@ def calibrated(me, path=None, plan=None):
 
 def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(tmp_path):
     path = tmp_path / "nowhere" / "cluster.json"
-    done = run_calibrate(path)
-    assert done.returncode == 2 and f'no file can be written at "{path}"' in done.stderr
+    code, _, said = calibrate_to(path)
+    assert code == 2 and f'no file can be written at "{path}"' in said
     damaged = tmp_path / "cluster.json"
     damaged.write_text('{"format": "cortado.cluster/1", "levels": [')
-    done = run_calibrate(damaged)
-    assert done.returncode == 2 and "--again measures anew" in done.stderr
+    code, _, said = calibrate_to(damaged)
+    assert code == 2 and "--again measures anew" in said
 
 
-def run_calibrate(path):
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    command = [sys.executable, "-m", "cortado.calibrate", "-o", str(path)]
-    return subprocess.run(command, env={**os.environ, **alone}, capture_output=True, text=True, timeout=100)
+def calibrate_to(path, *arguments, ranks=1):
+    """The exit code of `python -m cortado.calibrate` on rank 0, and what it wrote to stdout and stderr."""
+    whole = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    whole["GLOO_SOCKET_IFNAME"] = "lo"
+    programs = [
+        Program(run_calibrate, "-o", str(path), *arguments, environment={**whole, "RANK": str(rank)})
+        for rank in range(ranks)
+    ]
+    said = [program.communicate() for program in programs]
+    return programs[0].returncode, *said[0]
+
+
+def run_calibrate(*arguments):
+    sys.exit(calibration.main(arguments))
 
 
 def calibrated_on(me, library=None, device="cuda", computes=lambda: None):
@@ -164,18 +175,13 @@ def test_a_file_from_elsewhere_is_refused_on_all_ranks(pools, tmp_path):
         assert f'got "{other}": the file was measured elsewhere; measure here with torchrun' in text
 
 
-def under_torchrun(path, *arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "cortado.calibrate", "-o", str(path), "--budget", "0.5", *arguments]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 def test_under_torchrun(tmp_path):
     path = tmp_path / "cluster.json"
-    done = under_torchrun(path, "--codec", "cast(bf16)")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "cortado.calibrate", "-o", str(path), "--budget", "0.5", "--codec", "cast(bf16)"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
     cluster = cortado.Cluster.load(path).to_dict()
     assert [(level["name"], level["ranks"]) for level in cluster["levels"]] == [("all", 2)]
     assert "2 ranks" in done.stdout
@@ -198,18 +204,23 @@ def test_the_backend_is_one_that_sends_host_memory(tmp_path, monkeypatch):
 
 def test_what_the_file_has_is_not_measured_again(tmp_path):
     path = tmp_path / "cluster.json"
-    under_torchrun(path, "--codec", "cast(bf16)")
-    known = json.loads(path.read_text())
-    more = under_torchrun(path, "--codec", "cast(bf16)", "--codec", "none")
-    assert f"{path}: keeps 9 of 11 curves, which are known; measures 2" in more.stderr
-    content = json.loads(path.read_text())
+
+    def measure(*arguments):
+        code, _, said = calibrate_to(path, "--budget", "0.5", "--codec", "cast(bf16)", *arguments, ranks=2)
+        assert code == 0, said
+        return said, json.loads(path.read_text())
+
+    _, known = measure()
+    said, content = measure("--codec", "none")
+    assert f"{path}: keeps 9 of 11 curves, which are known; measures 2" in said
     # What there was no time for the first time is added.
     for level, before in zip(content["levels"], known["levels"], strict=True):
         assert {key: level[key] for key in before} == before
     assert content["codecs"][:2] == known["codecs"]
     assert [entry["codec"] for entry in content["codecs"][2:]] == ["none", "none"]
-    assert "keeps" not in under_torchrun(path, "--codec", "cast(bf16)", "--again").stderr
-    assert json.loads(path.read_text())["levels"] != known["levels"]
+    said, content = measure("--again")
+    assert "keeps" not in said
+    assert content["levels"] != known["levels"]
 
 
 def test_the_program_needs_mpi_or_says_so(tmp_path):
