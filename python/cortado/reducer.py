@@ -49,7 +49,8 @@ class Reducer(Attachment):
     grad_scaler: the torch.amp.GradScaler (or anything with get_scale()) whose scale the gradients carry, if any.
     check_replicas: every so many steps a checksum of each parameter is compared over the ranks; 0: never.
     check_collectives, timeout_s: as for cortado.attach.
-    verbose: rank 0 prints one line about what is compressed and one about memory to stderr.
+    verbose: rank 0 (of a sharded model its first shard's) prints one line about what is compressed and one about
+        memory to stderr.
 
     A parameter without a gradient counts as zeros here. If every rank is without one, its .grad stays None; else it is
     the mean on every rank, as with DDP and find_unused_parameters=True. So a rank may have no backward pass in a step.
@@ -100,7 +101,7 @@ class Reducer(Attachment):
             check_replicas=check_replicas,
             check_collectives=check_collectives,
             timeout_s=timeout_s,
-            verbose=verbose,
+            verbose=verbose and not _holds_later_shards(params),
         )
         agree_on_flag(self._group, "init_sync", init_sync, self._engine.timeout_s)
         agree_on_text(self._group, "shards held", _shards_held(self._parameters), self._engine.timeout_s)
@@ -518,6 +519,12 @@ def _check_shards(trainable, group, plan):
             f'"{plan}" with sharded parameters: the groups of the shards would measure and decide each by itself, and '
             'wait for each other meanwhile. Name a codec, such as "acp(rank=4)" or "quant(bits=4)", or give a plan'
         )
+
+
+def _holds_later_shards(params):
+    """Whether this rank is not the first of its replica, which speaks for all of them."""
+    parameters = params.parameters() if isinstance(params, torch.nn.Module) else ()
+    return any(is_sharded(each) and any(each.device_mesh.get_coordinate() or ()) for each in parameters)
 
 
 def _shards_held(parameters):

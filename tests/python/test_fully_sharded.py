@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """A Reducer between the replicas of a model that fully_shard (FSDP2) shards: two replicas of two shards each."""
 
+import contextlib
 import hashlib
 import io
 
@@ -112,6 +113,19 @@ def travels_meanwhile(me):
 
 def test_shards_travel_during_the_backward_pass(pools):
     assert min(pools(4).run(travels_meanwhile)) > 0
+
+
+def say_what_is_compressed(me):
+    mesh = make_mesh()
+    model = shard(make_net(), mesh["shard"])
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        cortado.Reducer(model, "acp(rank=2)", process_group=mesh["replicate"].get_group())
+    return said.getvalue()
+
+
+def test_one_rank_says_what_is_compressed(pools):
+    first, *others = pools(4).run(say_what_is_compressed)
+    assert "tensors compressed" in first and others == [""] * 3
 
 
 # ---- shards of all shapes --------------------------------------------------------------------------------------------

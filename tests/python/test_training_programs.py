@@ -116,11 +116,26 @@ def test_the_demo_runs(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["train_digits.py", "train_lm.py"])
-def test_the_examples_train(program):
-    short = {"train_digits.py": ["--epochs", 1], "train_lm.py": ["--steps", 4]}[program]
-    text = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, f"examples/{program}", *short)
+@pytest.mark.parametrize("program, short", [("train_digits.py", ["--epochs", 1]), ("train_lm.py", ["--steps", 4])])
+def test_the_examples_train(program, short):
+    text = under_torchrun(2, program, *short)
     assert "loss" in text and "ratio" in text
+
+
+@pytest.mark.slow
+def test_the_example_of_a_sharded_model_resumes_bit_by_bit(tmp_path):
+    through = under_torchrun(4, "train_fully_sharded.py", "--epochs", 3, "--folder", tmp_path / "through")
+    under_torchrun(4, "train_fully_sharded.py", "--epochs", 2, "--folder", tmp_path / "begun")
+    resumed = ["--epochs", 3, "--folder", tmp_path / "resumed", "--resume", tmp_path / "begun"]
+    (last,) = [line for line in through.splitlines() if line.startswith("epoch  3")]
+    assert last in under_torchrun(4, "train_fully_sharded.py", *resumed) and "ratio" in through
+    owed = [torch.load(tmp_path / folder / "cortado_3.pt")["tensors"] for folder in ("through", "resumed")]
+    torch.testing.assert_close(*owed, rtol=0, atol=0)
+
+
+def under_torchrun(ranks, program, *arguments):
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    return run(*launch, f"examples/{program}", *arguments)
 
 
 @pytest.mark.slow
