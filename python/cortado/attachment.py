@@ -15,7 +15,7 @@ from .agreement import SETUP_TIMEOUT_S, agree_on_flag, damage_ends_all, on_all_r
 from .device_engine import compute_stream_of, place_of_engine
 from .errors import CortadoError, MismatchError, SpecError, sendable, without_frames
 from .group import TorchGroup
-from .parameters import engine_tensors, local_of
+from .parameters import engine_tensors, is_later_shard, local_of
 from .reporting import Report
 from .saved_state import array_of, check_is, check_state
 from .side_stream import device_of, is_capturing, side_stream_of
@@ -116,7 +116,8 @@ class Attachment:
         self._stale = None  # name of a parameter whose gradient of an earlier step was exchanged again
         self._has_warned = False  # of it
         self._owed = (0, frozenset())  # step, and names of what may have a residual in it
-        self._speaks = verbose and self._group.rank == 0
+        self._is_first = self._group.rank == 0 and not any(map(is_later_shard, self._parameters))
+        self._speaks = verbose and self._is_first
         if self._speaks:
             print(self._engine.describe(), file=sys.stderr, flush=True)
             if why := self._why_on_host(self._engine.report()["host_reason"]):
@@ -399,7 +400,7 @@ class Attachment:
         of_auto = re.match(r"auto, step (\d+)", state["spec"])  # which counts dense steps that DDP makes, too
         self._first_step = (int(of_auto[1]) if of_auto else state["step"]) - self._steps_begun
         self.spec = self._engine.spec
-        if warning and self._group.rank == 0:
+        if warning and self._is_first:
             print(f"cortado: {warning}", file=sys.stderr, flush=True)
 
     def switch_plan(self, plan):

@@ -24,6 +24,11 @@ def is_sharded(tensor):
     return type(tensor).__name__ == "DTensor"
 
 
+def is_later_shard(tensor):
+    """Whether it is a part of a sharded tensor, and not the first: of another rank of the same replica."""
+    return is_sharded(tensor) and any(tensor.device_mesh.get_coordinate() or ())
+
+
 def local_of(tensor):
     """What this rank holds of a sharded tensor, in the same memory; else ``tensor``."""
     with torch.no_grad():

@@ -101,7 +101,7 @@ class Reducer(Attachment):
             check_replicas=check_replicas,
             check_collectives=check_collectives,
             timeout_s=timeout_s,
-            verbose=verbose and not _holds_later_shards(params),
+            verbose=verbose,
         )
         agree_on_flag(self._group, "init_sync", init_sync, self._engine.timeout_s)
         agree_on_text(self._group, "shards held", _shards_held(self._parameters), self._engine.timeout_s)
@@ -519,12 +519,6 @@ def _check_shards(trainable, group, plan):
             f'"{plan}" with sharded parameters: the groups of the shards would measure and decide each by itself, and '
             'wait for each other meanwhile. Name a codec, such as "acp(rank=4)" or "quant(bits=4)", or give a plan'
         )
-
-
-def _holds_later_shards(params):
-    """Whether this rank is not the first of its replica, which speaks for all of them."""
-    parameters = params.parameters() if isinstance(params, torch.nn.Module) else ()
-    return any(is_sharded(each) and any(each.device_mesh.get_coordinate() or ()) for each in parameters)
 
 
 def _shards_held(parameters):

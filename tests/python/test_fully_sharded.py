@@ -115,17 +115,25 @@ def test_shards_travel_during_the_backward_pass(pools):
     assert min(pools(4).run(travels_meanwhile)) > 0
 
 
-def say_what_is_compressed(me):
+def say_what_is_compressed(me, by_name):
+    """Behind a forward pass, which leaves some parameters whole; and of a state of another number of replicas."""
     mesh = make_mesh()
-    model = shard(make_net(), mesh["shard"])
+    model = fully_shard(make_net(), mesh=mesh["shard"])
+    with torch.no_grad():
+        model(make_batch(0, 0)[0])
+    if by_name:
+        model.reshard()
+    named = list(model.named_parameters()) if by_name else model
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        cortado.Reducer(model, "acp(rank=2)", process_group=mesh["replicate"].get_group())
+        reducer = cortado.Reducer(named, "acp(rank=2)", process_group=mesh["replicate"].get_group())
+        reducer.load_state_dict(reducer.state_dict() | {"world_size": 5})
     return said.getvalue()
 
 
-def test_one_rank_says_what_is_compressed(pools):
-    first, *others = pools(4).run(say_what_is_compressed)
-    assert "tensors compressed" in first and others == [""] * 3
+@pytest.mark.parametrize("by_name", [False, True])
+def test_one_rank_speaks_for_all(pools, by_name):
+    first, *others = pools(4).run(say_what_is_compressed, by_name=by_name)
+    assert "tensors compressed" in first and "saved by 5 ranks" in first and others == [""] * 3
 
 
 # ---- shards of all shapes --------------------------------------------------------------------------------------------
