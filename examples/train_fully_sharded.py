@@ -3,13 +3,15 @@
 between machines compressed by Cortado.
 
     torchrun --nproc-per-node 4 examples/train_fully_sharded.py --shards 2
-    torchrun --nproc-per-node 4 examples/train_fully_sharded.py --shards 2 --epochs 20 --resume digits_fully_sharded
+    torchrun --nproc-per-node 4 examples/train_fully_sharded.py --shards 2 --epochs 20 --folder more \
+        --resume digits_fully_sharded
 
 `--shards` is how many ranks share a replica: those of a machine; here four ranks are two machines. `--method` is any
 Cortado codec string.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import cortado
@@ -23,17 +25,21 @@ from torch.nn import functional
 from train_digits import BATCH, read_digits, small_net
 
 
-def save(folder, model, optimizer, reducer, epochs):
+def save(folder, mesh, model, optimizer, reducer, epochs):
     weights, moments = get_state_dict(model, optimizer)
-    checkpoint.save({"model": weights, "optimizer": moments, "epochs": epochs}, checkpoint_id=folder)
+    saved = {"model": weights, "optimizer": moments, "epochs": epochs, "mesh": tuple(mesh.shape)}
+    checkpoint.save(saved, checkpoint_id=folder)
     torch.save(reducer.state_dict(), Path(folder, f"cortado_{dist.get_rank()}.pt"))  # what this rank still owes
 
 
-def resume(folder, model, optimizer, reducer):
+def resume(folder, mesh, model, optimizer, reducer):
     """How many epochs are done."""
     weights, moments = get_state_dict(model, optimizer)
-    saved = {"model": weights, "optimizer": moments, "epochs": 0}
+    saved = {"model": weights, "optimizer": moments, "epochs": 0, "mesh": (0, 0)}
     checkpoint.load(saved, checkpoint_id=folder)
+    if saved["mesh"] != tuple(mesh.shape):  # what a rank owes is of its own shards
+        (machines, ranks), (here, ranks_here) = saved["mesh"], mesh.shape
+        sys.exit(f"{folder}: saved by {machines} machines of {ranks} ranks, here are {here} of {ranks_here}")
     set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
     reducer.load_state_dict(torch.load(Path(folder, f"cortado_{dist.get_rank()}.pt"), weights_only=True))
     return saved["epochs"]
@@ -61,7 +67,7 @@ def main() -> None:
     fully_shard(model, mesh=mesh["shard"])
     reducer = cortado.Reducer(model, arguments.method, process_group=mesh["replicate"].get_group())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    done = resume(arguments.resume, model, optimizer, reducer) if arguments.resume else 0
+    done = resume(arguments.resume, mesh, model, optimizer, reducer) if arguments.resume else 0
 
     images, labels = read_digits()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))  # equal on all ranks
@@ -80,7 +86,7 @@ def main() -> None:
         if rank == 0:
             accuracy = 100 * right.float().mean().item()
             print(f"epoch {epoch + 1:2}  loss {loss.item():.3f}  accuracy {accuracy:.1f} %")
-    save(arguments.folder, model, optimizer, reducer, max(done, arguments.epochs))
+    save(arguments.folder, mesh, model, optimizer, reducer, max(done, arguments.epochs))
     if rank == 0:
         print(reducer.report())
     dist.destroy_process_group()

@@ -1,7 +1,10 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """The demo, the examples and the measurement of speed, each as short as can be; and what the demo's table says."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -97,9 +100,16 @@ def test_the_validation_loss_is_the_mean_of_all_windows(monkeypatch, world):
 
 
 def run(*command):
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    command = [sys.executable, *map(str, command)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **pipes) as program:
+        try:
+            out, errors = program.communicate()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)  # its workers, too
+    assert program.returncode == 0, out + errors
+    return out
 
 
 @pytest.mark.slow
@@ -123,10 +133,14 @@ def test_the_examples_train(program, short):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # three times four ranks
 def test_the_example_of_a_sharded_model_resumes_bit_by_bit(tmp_path):
     through = under_torchrun(4, "train_fully_sharded.py", "--epochs", 3, "--folder", tmp_path / "through")
     under_torchrun(4, "train_fully_sharded.py", "--epochs", 2, "--folder", tmp_path / "begun")
     resumed = ["--epochs", 3, "--folder", tmp_path / "resumed", "--resume", tmp_path / "begun"]
+    other = ["--shards", 4, *resumed]
+    with pytest.raises(AssertionError, match="saved by 2 machines of 2 ranks, here are 1 of 4"):
+        under_torchrun(4, "train_fully_sharded.py", *other)
     (last,) = [line for line in through.splitlines() if line.startswith("epoch  3")]
     assert last in under_torchrun(4, "train_fully_sharded.py", *resumed) and "ratio" in through
     owed = [torch.load(tmp_path / folder / "cortado_3.pt")["tensors"] for folder in ("through", "resumed")]
