@@ -22,6 +22,7 @@ import faulthandler
 import gc
 import hashlib
 import importlib
+import json
 import multiprocessing
 import os
 import pickle
@@ -122,7 +123,10 @@ def _serve(rank, world_size, connection, stacks):
 
 def _run_program(module, name, arguments, environment, namespace, stdin, stdout, stderr):
     """In the process of a Program."""
+    import torch
+
     gc.freeze()
+    torch.set_num_threads(1)
     os.dup2(stdin.fileno(), 0)
     os.dup2(stdout.fileno(), 1)
     with open(stderr, "w") as file:
@@ -131,17 +135,23 @@ def _run_program(module, name, arguments, environment, namespace, stdin, stdout,
     stdout.close()
     sys.stdin = open(0, closefd=False)
     os.environ.update(environment)
-    code = 0
+    code = None
     try:
         if namespace is not None:
             _enter_namespace(namespace)
         getattr(importlib.import_module(module), name)(*arguments)
     except SystemExit as end:
         code = end.code
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
         code = 1
-    ctypes.pythonapi.Py_Exit(code)  # multiprocessing would leave out the destructors of what is still there
+        # As the interpreter does: what its frames hold is destroyed when that ends.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+    ctypes.pythonapi.Py_Exit(
+        code if isinstance(code, int) else code is not None
+    )  # multiprocessing would leave out the destructors of what is still there
 
 
 def _enter_namespace(name):
@@ -171,10 +181,10 @@ def _server():
 
 class Program:
     """``function(*arguments)`` in a process that ends as a program does: what is still there is destroyed, an error
-    printed, sys.exit(number) obeyed. ``stdin`` and ``stdout`` are pipes of text.
+    printed, sys.exit() obeyed. ``stdin`` and ``stdout`` are pipes of text.
 
-    It is forked, because an import of torch takes seconds, and more where every core is busy. ``namespace``: the
-    network namespace it runs in.
+    It is forked, because an import of torch takes seconds, and more where every core is busy; so ``environment`` comes
+    behind that import. ``namespace``: the network namespace it runs in.
     """
 
     def __init__(self, function, *arguments, environment=None, namespace=None):
@@ -195,6 +205,12 @@ class Program:
     def returncode(self):
         """As of a subprocess.Popen: None while it runs, -N where signal N has ended it."""
         return self._process.exitcode
+
+    def hear(self):
+        """The next line of its stdout, which is JSON. Where there is none, an error with what is in stderr."""
+        line = self.stdout.readline()
+        assert line, self.communicate()[1]
+        return json.loads(line)
 
     def communicate(self, text=""):
         """Writes ``text``, waits for its end, and returns what it has written to stdout since, and to stderr."""

@@ -145,7 +145,7 @@ def is_cut_off():
             print(json.dumps({"error": str(error), "seconds": time.monotonic() - begin}), flush=True)
             time.sleep(60)
         if work == 0:
-            print("running", flush=True)
+            print(json.dumps("running"), flush=True)
         time.sleep(0.01)
 
 
@@ -202,13 +202,14 @@ def test_every_rank_gets_an_error_when_a_link_is_cut(cut):
     with shaped.Links(3) as links:
         places = [(links.environment(rank), links.namespace(rank)) for rank in range(3)]
         ranks = [Program(is_cut_off, environment=variables, namespace=name) for variables, name in places]
-        for rank in ranks:
-            assert rank.stdout.readline() == "running\n"
-        time.sleep(0.5)
-        links.cut(cut)
-        answers = [json.loads(rank.stdout.readline()) for rank in ranks]
-        for rank in ranks:
-            rank.kill()
+        try:
+            assert [rank.hear() for rank in ranks] == ["running"] * 3
+            time.sleep(0.5)
+            links.cut(cut)
+            answers = [rank.hear() for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
     for rank, answer in enumerate(answers):
         # Who has lost the store can say no more than that; the others name who is missing.
         alone = "rank 0, or the link to it is gone"

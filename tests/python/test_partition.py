@@ -87,12 +87,6 @@ def job(links, *arguments):
             rank.kill()
 
 
-def hear(ranks):
-    lines = [rank.stdout.readline() for rank in ranks]
-    assert all(lines), [rank.communicate()[1] for rank, line in zip(ranks, lines, strict=True) if not line]
-    return [json.loads(line) for line in lines]
-
-
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(
     "front, plan",
@@ -104,11 +98,11 @@ def hear(ranks):
 def test_a_cut_link_ends_every_rank_and_the_job_goes_on_from_its_checkpoint(tmp_path, front, plan):
     with shaped.Links(RANKS) as links:
         with job(links, front, plan, str(tmp_path), False) as ranks:
-            bits = {answer["bits"] for answer in hear(ranks)}
+            bits = {rank.hear()["bits"] for rank in ranks}
             assert len(bits) == 1
             time.sleep(0.2)
             links.cut(CUT)
-            answers = hear(ranks)
+            answers = [rank.hear() for rank in ranks]
             for rank in ranks:
                 _, said = rank.communicate("\n")
                 assert rank.returncode == 1 and "PeerError" in said, said[-2000:]
@@ -121,4 +115,4 @@ def test_a_cut_link_ends_every_rank_and_the_job_goes_on_from_its_checkpoint(tmp_
             assert missing in answer["error"]
         links.mend(CUT)
         with job(links, front, plan, str(tmp_path), True) as ranks:
-            assert {answer["bits"] for answer in hear(ranks)} == bits
+            assert {rank.hear()["bits"] for rank in ranks} == bits

@@ -2,6 +2,7 @@
 """cortado.calibrate and cortado.profile: what they measure is a job and a cluster that the planner takes."""
 
 import copy
+import faulthandler
 import json
 import os
 import subprocess
@@ -51,18 +52,24 @@ def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(t
 
 
 def calibrate_to(path, *arguments, ranks=1):
-    """The exit code of `python -m cortado.calibrate` on rank 0, and what it wrote to stdout and stderr."""
+    """The exit code of `python -m cortado.calibrate` on all ranks, and what rank 0 wrote to stdout and stderr."""
     whole = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     whole["GLOO_SOCKET_IFNAME"] = "lo"
     programs = [
         Program(run_calibrate, "-o", str(path), *arguments, environment={**whole, "RANK": str(rank)})
         for rank in range(ranks)
     ]
-    said = [program.communicate() for program in programs]
-    return programs[0].returncode, *said[0]
+    try:
+        said = [program.communicate() for program in programs]
+    finally:
+        for program in programs:
+            program.kill()
+    (code,) = {program.returncode for program in programs}
+    return code, *said[0]
 
 
 def run_calibrate(*arguments):
+    faulthandler.dump_traceback_later(90, exit=True)
     sys.exit(calibration.main(arguments))
 
 
