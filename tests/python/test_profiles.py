@@ -64,8 +64,9 @@ def calibrate_to(path, *arguments, ranks=1):
     finally:
         for program in programs:
             program.kill()
-    (code,) = {program.returncode for program in programs}
-    return code, *said[0]
+    codes = [program.returncode for program in programs]
+    assert len(set(codes)) == 1, (codes, said)
+    return codes[0], *said[0]
 
 
 def run_calibrate(*arguments):
