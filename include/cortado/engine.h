@@ -97,6 +97,9 @@ struct EngineTensor {
   std::int64_t cols = 0;
   int dimensions = 2;  // of the framework's tensor; fewer than 2 stay dense
   bool is_embedding = false;
+
+  std::int64_t elems() const { return rows * cols; }
+  std::int64_t size_bytes() const { return elems() * static_cast<std::int64_t>(dtype_bytes(dtype)); }
 };
 
 // Where a ready gradient lies: rows * cols dense elements of the tensor's dtype. Read, and overwritten with the mean,

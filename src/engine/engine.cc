@@ -192,7 +192,7 @@ void EngineImpl::allocate_feedback() {
   std::vector<std::int64_t> elems;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     const bool is_here = treatments_[t].is_compressed() && !is_on_device(t);
-    elems.push_back(is_here ? tensors_[t].rows * tensors_[t].cols : 0);
+    elems.push_back(is_here ? tensors_[t].elems() : 0);
   }
   residuals_ = ResidualStore(elems, is_exact());
   const bool has_velocity = codec_.feedback == EngineOptions::Feedback::kDgc;

@@ -24,7 +24,7 @@ Status EngineImpl::open_device(EngineDevice device) {
   }
   if (passes_through()) return {};
   std::vector<std::int64_t> bytes;
-  for (std::uint32_t t = 0; t < tensors_.size(); ++t) bytes.push_back(gradient_bytes(t));
+  for (const EngineTensor& tensor : tensors_) bytes.push_back(tensor.size_bytes());
   device_ = std::make_unique<DeviceSide>(std::move(device), std::move(bytes));
   if (codec_.feedback == EngineOptions::Feedback::kDgc) device_fallback_ = "feedback=dgc";
   const bool is_low_rank = options_.method == Method::kAcp || options_.method == Method::kPower;

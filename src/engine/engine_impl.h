@@ -180,7 +180,6 @@ class EngineImpl final : public Engine {
   void note_non_finite(const std::string& where, int rank);
   void record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes);
   void record_message(Round& round, int message);
-  std::int64_t gradient_bytes(std::uint32_t tensor) const;
   bool is_held(std::uint32_t tensor) const;  // sends nothing in this step (StepContext::holds_zero_gradients)
 
   std::vector<EngineTensor> tensors_;

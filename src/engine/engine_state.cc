@@ -77,7 +77,7 @@ Result<EngineState> EngineImpl::save_state() {
       if (!other.empty()) saved.places.push_back({.name = kOtherBasis, .values = {other.begin(), other.end()}});
     }
     const FeedbackMemory memory = feedback_memory(t);
-    const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
+    const std::int64_t elems = tensors_[t].elems();
     if (is_on_device(t) && has_feedback() && warm_up_ == nullptr) {
       saved.residual.resize(static_cast<std::size_t>(elems));
       CORTADO_RETURN_IF_ERROR(device_->read_residual(t, saved.residual));
@@ -123,7 +123,7 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
     const TensorState& saved = *entry->second;
     // One rank exchanges nothing, and saves no more than names.
     const bool has_basis = low_rank_[t] != nullptr && state.world_size > 1;
-    const std::int64_t elems = state.world_size > 1 ? tensors_[t].rows * tensors_[t].cols : 0;
+    const std::int64_t elems = state.world_size > 1 ? tensors_[t].elems() : 0;
     const std::size_t basis = has_basis ? low_rank_[t]->basis(kind_at(t, state.phase_step)).size() : 0;
     const auto fits = [&](std::size_t size) { return size == 0 || size == static_cast<std::size_t>(elems); };
     if (!fits(saved.residual.size()) || !fits(saved.velocity.size()) || saved.basis.size() != basis) {
@@ -210,12 +210,12 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
     }
     const auto restore = [&](const std::vector<float>& from, float* to) {
       if (to == nullptr) return;
-      std::fill_n(to, tensors_[t].rows * tensors_[t].cols, 0.0f);
+      std::fill_n(to, tensors_[t].elems(), 0.0f);
       if (same_world) std::copy(from.begin(), from.end(), to);
     };
     if (is_on_device(t)) {
       if (!has_feedback()) continue;
-      std::vector<float> residual(static_cast<std::size_t>(tensors_[t].rows * tensors_[t].cols));
+      std::vector<float> residual(static_cast<std::size_t>(tensors_[t].elems()));
       restore(saved.residual, residual.data());
       if (const Status status = device_->write_residual(t, residual); !status.ok()) {
         return fail(status.with_context("load_state"));  // half of it is loaded, and the other ranks know nothing
@@ -255,8 +255,8 @@ EngineReport EngineImpl::report() const {
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     TensorReport& tensor = report.tensors.emplace_back();
     tensor.name = tensors_[t].name;
-    tensor.elems = tensors_[t].rows * tensors_[t].cols;
-    report.dense_bytes += gradient_bytes(t);
+    tensor.elems = tensors_[t].elems();
+    report.dense_bytes += tensors_[t].size_bytes();
     if (first_ != nullptr && finished_steps_ > 0) tensor.payload_bytes = payload_bytes(t);
     const LowRankTensor* low_rank = low_rank_[t].get();
     const CodecTensor* coded = codec_tensors_[t].get();
@@ -329,7 +329,7 @@ std::int64_t EngineImpl::message_bytes() const {
 std::int64_t EngineImpl::residual_bytes_on_device() const {
   std::int64_t elems = 0;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-    if (has_feedback() && is_on_device(t)) elems += tensors_[t].rows * tensors_[t].cols;
+    if (has_feedback() && is_on_device(t)) elems += tensors_[t].elems();
   }
   return elems * static_cast<std::int64_t>(sizeof(float)) * (is_exact() ? 2 : 1);
 }
@@ -353,10 +353,10 @@ std::string EngineImpl::describe() const {
   std::int64_t elems = 0;
   std::int64_t residual_bytes = 0;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-    elems += tensors_[t].rows * tensors_[t].cols;
+    elems += tensors_[t].elems();
     if (!treatments_[t].is_compressed() || passes_through()) continue;
     ++compressed;
-    compressed_elems += tensors_[t].rows * tensors_[t].cols;
+    compressed_elems += tensors_[t].elems();
   }
   if (has_feedback()) {
     residual_bytes = compressed_elems * 4 * (options_.rollback == EngineOptions::Rollback::kExact ? 2 : 1);

@@ -47,10 +47,6 @@ void EngineImpl::record_message(Round& round, int message) {
   record(Stage::kCommunicate, message, -1, {round.start_ns(message), clock_->now_ns()}, round.last_sent_bytes(message));
 }
 
-std::int64_t EngineImpl::gradient_bytes(std::uint32_t t) const {
-  return tensors_[t].rows * tensors_[t].cols * static_cast<std::int64_t>(dtype_bytes(tensors_[t].dtype));
-}
-
 void EngineImpl::note_non_finite(const std::string& where, int rank) {
   if (finite_) {
     last_non_finite_ = "step " + std::to_string(step_number()) + ": " + where +
@@ -93,7 +89,7 @@ Status EngineImpl::begin_step(const StepContext& context) {
 
 bool EngineImpl::is_held(std::uint32_t t) const {
   if (is_on_device(t)) return steps_[t].held;
-  return context_.holds_zero_gradients && all_bits_zero(steps_[t].gradient, gradient_bytes(t));
+  return context_.holds_zero_gradients && all_bits_zero(steps_[t].gradient, tensors_[t].size_bytes());
 }
 
 void EngineImpl::encode(std::uint32_t t) {
@@ -159,8 +155,8 @@ std::size_t EngineImpl::count_to_message(std::span<const Gradient> gradients) {
     const int message = round.message_of(t);
     if (message < 0) continue;
     can_leave = can_leave || (message == next && ++written == round.missing(next));
-    elems += tensors_[t].rows * tensors_[t].cols;
-    largest = std::max(largest, tensors_[t].rows * tensors_[t].cols);
+    elems += tensors_[t].elems();
+    largest = std::max(largest, tensors_[t].elems());
     if (can_leave && elems >= pool_.threads() * largest) return i + 1;
   }
   return gradients.size();
@@ -180,7 +176,7 @@ Status EngineImpl::encode_and_start(std::span<const Gradient> gradients) {
       const std::uint32_t t = gradient.tensor;
       if (first_round().find_slot(t) == nullptr) continue;
       if (!steps_[t].status.ok()) return fail(steps_[t].status);
-      record(Stage::kEncode, -1, static_cast<int>(t), steps_[t].encode, gradient_bytes(t));
+      record(Stage::kEncode, -1, static_cast<int>(t), steps_[t].encode, tensors_[t].size_bytes());
       first_round().mark_written(t, steps_[t].finite, steps_[t].payload_bytes);
     }
     if (const Status status = first_round().start_ready(); !status.ok()) return fail(status);
@@ -296,7 +292,7 @@ void EngineImpl::decode_values(Round& round, int message, const Slot& slot, Code
   // What residuals add up to may be above the largest fp16. Of bfloat16, that is as large as of float32.
   const EngineTensor& tensor = tensors_[slot.tensor];
   step.overflowed =
-      looks_for_overflow_ && may_overflow(slot.tensor) && !all_finite(output, tensor.rows * tensor.cols, tensor.dtype);
+      looks_for_overflow_ && may_overflow(slot.tensor) && !all_finite(output, tensor.elems(), tensor.dtype);
 }
 
 void EngineImpl::decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle) {
@@ -368,7 +364,7 @@ Status EngineImpl::absorb(Round& round, int message) {
   for (const Slot& slot : round.layout().messages[message].slots) {
     const TensorStep& step = steps_[slot.tensor];
     const int tensor = static_cast<int>(slot.tensor);
-    record(Stage::kDecode, message, tensor, step.decode, gradient_bytes(slot.tensor));
+    record(Stage::kDecode, message, tensor, step.decode, tensors_[slot.tensor].size_bytes());
     record(Stage::kOrthogonalise, message, tensor, step.orthogonalise, 0);
     if (step.overflowed) note_non_finite(tensors_[slot.tensor].name, -1);
   }
@@ -382,7 +378,7 @@ Status EngineImpl::look_for_overflow(Round& round) {
   for (int m = 0; m < round.message_count(); ++m) {
     for (const Slot& slot : round.layout().messages[m].slots) {
       if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor) || !may_overflow(slot.tensor)) continue;
-      trial_.resize(std::max(trial_.size(), static_cast<std::size_t>(gradient_bytes(slot.tensor))));
+      trial_.resize(std::max(trial_.size(), static_cast<std::size_t>(tensors_[slot.tensor].size_bytes())));
       decode_values(round, m, slot, CodecTensor::Settle::kNever, trial_.data());
       if (!steps_[slot.tensor].status.ok()) return fail(steps_[slot.tensor].status);
       if (steps_[slot.tensor].overflowed) note_non_finite(tensors_[slot.tensor].name, -1);
@@ -399,7 +395,8 @@ Status EngineImpl::decode_held(Round& round) {
     }));
     for (const Slot& slot : round.layout().messages[m].slots) {
       if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor)) continue;
-      record(Stage::kDecode, m, static_cast<int>(slot.tensor), steps_[slot.tensor].decode, gradient_bytes(slot.tensor));
+      record(Stage::kDecode, m, static_cast<int>(slot.tensor), steps_[slot.tensor].decode,
+             tensors_[slot.tensor].size_bytes());
     }
   }
   return {};
@@ -422,7 +419,7 @@ Status EngineImpl::run_second_round() {
       Interval interval{.start_ns = clock_->now_ns()};
       const bool finite = low_rank_[slot.tensor]->encode_second_round(second_->slot_data(slot.tensor));
       interval.end_ns = clock_->now_ns();
-      record(Stage::kEncode, m, static_cast<int>(slot.tensor), interval, gradient_bytes(slot.tensor));
+      record(Stage::kEncode, m, static_cast<int>(slot.tensor), interval, tensors_[slot.tensor].size_bytes());
       second_->mark_written(slot.tensor, finite);
     }
     if (const Status status = second_->start_ready(); !status.ok()) return fail(status);

@@ -72,7 +72,7 @@ Result<std::unique_ptr<PlanMessage>> LowRankMessage::make(const Setup& setup) {
     if (rank > 0) {
       slot.matrix = LowRankTensor::make(options, setup_of(tensor, rank, topology.world_size(), setup.seed));
     }
-    residual_elems.push_back(rank > 0 && setup.bucket->error_feedback ? tensor.rows * tensor.cols : 0);
+    residual_elems.push_back(rank > 0 && setup.bucket->error_feedback ? tensor.elems() : 0);
   }
   for (int round = 0; round < rounds; ++round) {
     message->messages_[round] = AlignedBuffer<float>(static_cast<std::size_t>(elems[round]));
@@ -113,9 +113,7 @@ void LowRankMessage::write(int index, void* gradient, const float* carried) {
     for (std::int64_t i = 0; carried != nullptr && i < slot.elems[0]; ++i) data[i] += carried[i] * to_values;
     return;
   }
-  const std::int64_t bytes =
-      slot.tensor.rows * slot.tensor.cols * static_cast<std::int64_t>(dtype_bytes(slot.tensor.dtype));
-  if (context_.holds_zero_gradients && all_bits_zero(gradient, bytes)) {
+  if (context_.holds_zero_gradients && all_bits_zero(gradient, slot.tensor.size_bytes())) {
     slot.matrix->hold(kind_, data);
   } else if (!slot.matrix->encode(kind_, gradient, context_.gradient_scale, data)) {
     data[0] = std::numeric_limits<float>::quiet_NaN();
@@ -234,7 +232,7 @@ bool LowRankMessage::absorb(int index, const float* carried) {
   matrix->materialise_residual();
   const EngineTensor& tensor = slots_[static_cast<std::size_t>(index)].tensor;
   const auto ranks = static_cast<float>(communicator_->world_size());
-  for (std::int64_t i = 0; i < tensor.rows * tensor.cols; ++i) matrix->residual()[i] += carried[i] * ranks;
+  for (std::int64_t i = 0; i < tensor.elems(); ++i) matrix->residual()[i] += carried[i] * ranks;
   return true;
 }
 

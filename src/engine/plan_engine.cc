@@ -11,6 +11,7 @@
 #include "core/loss_scale.h"
 #include "core/seconds.h"
 #include "engine/abandoned.h"
+#include "engine/find_tensor.h"
 #include "engine/submission.h"
 
 namespace cortado {
@@ -59,13 +60,13 @@ Status PlanEngine::check_places(const Plan& plan, std::vector<Place>* places) co
                           "the plan is of another model: $.buckets[%zu].tensors[%zu]: the model has no tensor \"%s\"",
                           b, slot, names[slot].c_str());
       }
-      const EngineTensor& tensor = tensors_[found->second];
+      const std::int64_t in_model = tensors_[found->second].elems();
       const std::vector<std::int64_t>& elems = plan.buckets[b].elems;
-      if (!elems.empty() && elems[slot] != tensor.rows * tensor.cols) {
+      if (!elems.empty() && elems[slot] != in_model) {
         return make_error(StatusCode::kMismatch,
                           "the plan is of another model: $.buckets[%zu].elems[%zu]: \"%s\" has %" PRId64
                           " elements in the plan, %" PRId64 " in the model",
-                          b, slot, names[slot].c_str(), elems[slot], tensor.rows * tensor.cols);
+                          b, slot, names[slot].c_str(), elems[slot], in_model);
       }
       (*places)[found->second] = {static_cast<int>(b), static_cast<int>(slot)};
     }
@@ -116,11 +117,10 @@ Result<PlanEngine::Bucket> PlanEngine::make_bucket(const PlanBucket& planned, Sc
                            .clock = clock_,
                            .device = device_.get()};
   for (const std::string& name : planned.tensors) {
-    const auto found = std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& t) { return t.name == name; });
-    const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
+    const std::uint32_t t = find_tensor(tensors_, name).value();
     bucket.tensors.push_back(t);
-    setup.tensors.push_back(*found);
-    bucket.gradient_bytes += gradient_bytes(t);
+    setup.tensors.push_back(tensors_[t]);
+    bucket.gradient_bytes += tensors_[t].size_bytes();
   }
   if (bucket.gradient_bytes == 0 || passes_through()) return bucket;
   CORTADO_ASSIGN_OR_RETURN(bucket.message, PlanMessage::make(setup));
@@ -193,12 +193,8 @@ void PlanEngine::record_work(const Bucket& bucket) {
   for (const TraceEvent& work : bucket.message->work()) {
     const std::uint32_t t = bucket.tensors[static_cast<std::size_t>(work.tensor)];
     record(work.stage, index_of(bucket), static_cast<int>(t), {work.start_ns, work.end_ns},
-           work.stage == Stage::kOrthogonalise ? 0 : gradient_bytes(t));
+           work.stage == Stage::kOrthogonalise ? 0 : tensors_[t].size_bytes());
   }
-}
-
-std::int64_t PlanEngine::gradient_bytes(std::uint32_t t) const {
-  return tensors_[t].rows * tensors_[t].cols * static_cast<std::int64_t>(dtype_bytes(tensors_[t].dtype));
 }
 
 // ---- submit --------------------------------------------------------------------------------------------------------
@@ -222,7 +218,7 @@ Status PlanEngine::begin_step(const StepContext& context) {
   undelivered_ = 0;
   for (Bucket& bucket : schedule_->buckets) {
     bucket.missing = 0;
-    for (const std::uint32_t t : bucket.tensors) bucket.missing += gradient_bytes(t) > 0;
+    for (const std::uint32_t t : bucket.tensors) bucket.missing += tensors_[t].elems() > 0;
     if (bucket.message == nullptr) continue;
     ++undelivered_;
     bucket.message->begin_step(context);
@@ -231,15 +227,15 @@ Status PlanEngine::begin_step(const StepContext& context) {
 }
 
 Status PlanEngine::write(std::uint32_t t, void* gradient) {
-  if (gradient_bytes(t) == 0) return {};
+  if (tensors_[t].elems() == 0) return {};
   Bucket& bucket = bucket_of(t);
-  const bool held = context_.holds_zero_gradients && all_bits_zero(gradient, gradient_bytes(t));
+  const bool held = context_.holds_zero_gradients && all_bits_zero(gradient, tensors_[t].size_bytes());
   const auto carried = carried_.find(t);
   steps_[t].delivers_carried = carried != carried_.end() && !held && bucket.message->takes_carried(slot_of(t));
   Interval interval{.start_ns = clock_->now_ns()};
   bucket.message->write(slot_of(t), gradient, steps_[t].delivers_carried ? carried->second.data() : nullptr);
   interval.end_ns = clock_->now_ns();
-  record(Stage::kEncode, -1, static_cast<int>(t), interval, gradient_bytes(t));
+  record(Stage::kEncode, -1, static_cast<int>(t), interval, tensors_[t].size_bytes());
   return --bucket.missing == 0 ? begin_message(bucket) : Status();
 }
 
@@ -387,15 +383,15 @@ Status PlanEngine::wait_for_device() {
 void PlanEngine::deliver(Bucket& bucket) {
   for (std::size_t slot = 0; slot < bucket.tensors.size(); ++slot) {
     const std::uint32_t t = bucket.tensors[slot];
-    if (gradient_bytes(t) == 0) continue;
+    if (tensors_[t].elems() == 0) continue;
     Interval interval{.start_ns = clock_->now_ns()};
     bool is_finite = bucket.message->read(static_cast<int>(slot), steps_[t].gradient);
     if (tensors_[t].dtype == DType::kFloat16) {  // what residuals add up to may be above the largest
-      const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
+      const std::int64_t elems = tensors_[t].elems();
       is_finite = is_finite && all_finite(steps_[t].gradient, elems, DType::kFloat16);
     }
     interval.end_ns = clock_->now_ns();
-    record(Stage::kDecode, index_of(bucket), static_cast<int>(t), interval, gradient_bytes(t));
+    record(Stage::kDecode, index_of(bucket), static_cast<int>(t), interval, tensors_[t].size_bytes());
     if (is_finite || !finite_) continue;
     finite_ = false;
     last_non_finite_ = "step " + std::to_string(step_number()) + ": " + tensors_[t].name + ", in the sum over ranks";
@@ -412,7 +408,7 @@ Result<StepOutcome> PlanEngine::finish_step(const LocalGradient&) {
   last_messages_ = 0;
   if (!passes_through()) {
     for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-      if (steps_[t].submitted || gradient_bytes(t) == 0) continue;
+      if (steps_[t].submitted || tensors_[t].elems() == 0) continue;
       return fail(make_error(StatusCode::kFailedPrecondition,
                              "finish_step: rank %d has not submitted the gradient of \"%s\"", communicator_->rank(),
                              tensors_[t].name.c_str()));

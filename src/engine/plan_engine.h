@@ -156,7 +156,6 @@ class PlanEngine final : public Engine {
               std::int32_t collective = -1);
   void name_collectives();
   void record_work(const Bucket& bucket);
-  std::int64_t gradient_bytes(std::uint32_t tensor) const;
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - schedule_->buckets.data()); }
 
   std::vector<EngineTensor> tensors_;

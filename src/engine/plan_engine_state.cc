@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "engine/find_tensor.h"
 #include "engine/finite_state.h"
 #include "engine/plan_engine.h"
 #include "engine/state_hash.h"
@@ -87,7 +88,7 @@ void PlanEngine::carry_basis_over(Schedule* next, std::uint32_t t) {
   const auto codec_of = [t](const Schedule& schedule) {
     return schedule.plan.buckets[static_cast<std::size_t>(schedule.places[t].bucket)].codec;
   };
-  if (gradient_bytes(t) == 0 || codec_of(*schedule_) != codec_of(*next)) return;
+  if (tensors_[t].elems() == 0 || codec_of(*schedule_) != codec_of(*next)) return;
   const std::span<const float> from = bucket_of(t).message->basis(slot_of(t));
   const std::span<float> to = bucket_of(next, t).message->basis(next->places[t].slot);
   if (from.size() == to.size()) std::copy(from.begin(), from.end(), to.begin());
@@ -99,7 +100,7 @@ std::vector<MessageResidual> PlanEngine::residuals_of(Bucket& bucket) {
 
 float* PlanEngine::carried_values(std::uint32_t t) {
   AlignedBuffer<float>& carried = carried_[t];
-  if (carried.empty()) carried = AlignedBuffer<float>(static_cast<std::size_t>(tensors_[t].rows * tensors_[t].cols));
+  if (carried.empty()) carried = AlignedBuffer<float>(static_cast<std::size_t>(tensors_[t].elems()));
   return carried.data();
 }
 
@@ -169,12 +170,11 @@ Status PlanEngine::check_state(const EngineState& state) {
 template <typename Act>
 Status PlanEngine::for_values(const EngineState& state, bool with_places, Act&& act) {
   for (const TensorState& tensor : state.tensors) {
-    const auto found =
-        std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& t) { return t.name == tensor.name; });
-    if (found == tensors_.end()) {
+    const std::optional<std::uint32_t> found = find_tensor(tensors_, tensor.name);
+    if (!found.has_value()) {
       return make_error(StatusCode::kMismatch, "load_state: the model has no tensor \"%s\"", tensor.name.c_str());
     }
-    const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
+    const std::uint32_t t = *found;
     Bucket& bucket = bucket_of(t);
     const auto take = [&](const std::string& what, const std::vector<float>& saved, std::size_t elems,
                           const auto& here) -> Status {
@@ -194,7 +194,7 @@ Status PlanEngine::for_values(const EngineState& state, bool with_places, Act&& 
       if (!with_places) break;
       const std::string what = "place " + place.name;
       if (place.name == kCarried) {
-        const auto elems = static_cast<std::size_t>(found->rows * found->cols);
+        const auto elems = static_cast<std::size_t>(tensors_[t].elems());
         CORTADO_RETURN_IF_ERROR(
             take(what, place.values, elems, [&] { return std::span<float>(carried_values(t), elems); }));
         continue;
@@ -263,8 +263,8 @@ EngineReport PlanEngine::report() const {
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     TensorReport& tensor = report.tensors.emplace_back();
     tensor.name = tensors_[t].name;
-    tensor.elems = tensors_[t].rows * tensors_[t].cols;
-    report.dense_bytes += gradient_bytes(t);
+    tensor.elems = tensors_[t].elems();
+    report.dense_bytes += tensors_[t].size_bytes();
     const Place place = schedule_->places[t];
     const PlanMessage* message = schedule_->buckets[static_cast<std::size_t>(place.bucket)].message.get();
     if (message == nullptr || tensor.elems == 0) continue;

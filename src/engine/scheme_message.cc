@@ -105,7 +105,7 @@ std::vector<MessageResidual> SchemeMessage::residuals() {
 std::int64_t SchemeMessage::payload_bytes(int slot) const {
   if (codec_ != nullptr) return run_->coder().encoded_bytes(slot);
   const EngineTensor& tensor = tensors_[static_cast<std::size_t>(slot)];
-  return tensor.rows * tensor.cols * static_cast<std::int64_t>(sizeof(float));
+  return tensor.elems() * static_cast<std::int64_t>(sizeof(float));
 }
 
 }  // namespace cortado

@@ -25,7 +25,7 @@ Status note_submitted(std::span<const Gradient> gradients, const std::vector<Eng
       return make_error(StatusCode::kFailedPrecondition, "submit: \"%s\" was submitted twice in one step",
                         tensor.name.c_str());
     }
-    if (gradient.data == nullptr && tensor.rows * tensor.cols != 0) {
+    if (gradient.data == nullptr && tensor.elems() != 0) {
       return make_error(StatusCode::kInvalidArgument, "submit: the gradient of \"%s\" is a null pointer",
                         tensor.name.c_str());
     }

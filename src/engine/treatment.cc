@@ -46,7 +46,7 @@ Treatment treat_low_rank(const EngineTensor& tensor, const EngineOptions& option
 
 Result<Treatment> treat_with_codec(const EngineTensor& tensor, const EngineOptions& options,
                                    const TrainedCodec& codec) {
-  const std::int64_t elems = tensor.rows * tensor.cols;
+  const std::int64_t elems = tensor.elems();
   if (elems < options.min_elems) return Treatment{.reason = "min_elems"};
   Treatment treatment;
   if (!codec.has_feedback() && takes_dtype(*codec.codec, tensor.dtype)) treatment.encoded = tensor.dtype;
@@ -66,7 +66,7 @@ Result<Treatment> treat_with_codec(const EngineTensor& tensor, const EngineOptio
 
 Result<Treatment> treat(const EngineTensor& tensor, const EngineOptions& options, const TrainedCodec& codec) {
   if (options.method == Method::kNone || options.method == Method::kCast) return Treatment();
-  if (tensor.rows * tensor.cols == 0) return Treatment{.reason = "empty"};
+  if (tensor.elems() == 0) return Treatment{.reason = "empty"};
   if (tensor.dimensions < 2) return Treatment{.reason = "1-D"};
   for (const std::string& pattern : options.dense)
     if (matches(pattern, tensor.name)) return Treatment{.reason = "dense="};

@@ -2,23 +2,15 @@
 #include "session/auto_engine.h"
 
 #include <algorithm>
-#include <bit>
-#include <charconv>
 #include <cinttypes>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <utility>
 
-#include "codec/cast/float_chunks.h"
-#include "collective/device_wait.h"
 #include "core/check.h"
-#include "core/finite.h"
 #include "core/format.h"
-#include "core/hash.h"
 #include "core/seconds.h"
-#include "engine/finite_state.h"
-#include "engine/submission.h"
+#include "engine/find_tensor.h"
+#include "session/pace.h"
 
 namespace cortado {
 
@@ -29,20 +21,19 @@ constexpr const char* kFusedDense = "acp(rank=1, dense=[*], start_step=0, use_er
 
 constexpr std::int64_t kBlockNs = 1'500'000'000;  // about what a block of steps takes, between these numbers of steps:
 constexpr std::int64_t kFewestSteps = 3, kMostSteps = 8;
-// Of so many dense steps follow as many more, of an odd number, whose transfers wait for the last gradient: the one in
-// the middle tells how long the backward pass takes by itself.
+std::int64_t steps_of_block(std::int64_t step_ns) {
+  return std::clamp(kBlockNs / std::max<std::int64_t>(1, step_ns), kFewestSteps, kMostSteps);
+}
+// After the dense steps as many more are made, an odd number, whose transfers wait for the last gradient: the one in
+// the middle tells how long the backward pass takes alone.
 constexpr std::int64_t quiet_steps(std::int64_t dense_steps) { return (dense_steps - 1) | 1; }
-constexpr int kUncountedOnTrial = 2;               // in the first one what the setting before owes is paid
+constexpr int kUncountedOnTrial = 2;               // the first of them still pays the debts of the setting before
 constexpr std::int64_t kWatchNs = 10'000'000'000;  // between comparisons, within these numbers of steps:
 constexpr std::int64_t kWatchFewest = 10, kWatchMost = 500;
-constexpr std::int64_t kWatchOfState = 16;  // steps, after a state was loaded: what they take is not known
-constexpr int kInARow = 2;                  // comparisons that must agree before something changes
-constexpr int kMostToPass = 64;             // comparisons
-constexpr double kSlower = 1.1;             // over what was decided on, before others may be tried again
 constexpr std::ptrdiff_t kRecentSteps = 5;  // tell how fast the machine is
 constexpr double kOtherPace = 0.03;         // a pace further from 1 is told
-// Rounding to 16 bits takes 0.002 of a gradient, unless much of it is beyond what they hold, or below; and nothing
-// keeps what it takes.
+// Rounding to 16 bits loses 0.002 of a gradient, unless much of it is outside their range; and casts have no residual,
+// so that is lost for good.
 constexpr double kMostErrorOfCasts = 0.05;
 
 std::string milliseconds(std::int64_t time_ns) {
@@ -50,14 +41,6 @@ std::string milliseconds(std::int64_t time_ns) {
 }
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
-
-// NaN is more than Inf here, which is more than all else: as their bits are.
-double largest_magnitude(const float* values, std::int64_t count) {
-  std::uint32_t most = 0;
-  for (std::int64_t i = 0; i < count; ++i) most = std::max(most, std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffffu);
-  const auto magnitude = std::bit_cast<float>(most);
-  return std::isnan(magnitude) ? std::numeric_limits<double>::infinity() : magnitude;
-}
 
 // Whether a candidate compresses, but by casts only.
 bool only_casts(const std::string& what) {
@@ -86,7 +69,9 @@ AutoEngineImpl::AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOpti
       communicator_(communicator),
       clock_(clock),
       device_(std::move(device)),
-      submitted_(tensors_.size()) {
+      watch_(options.drift),
+      submitted_(tensors_.size()),
+      debts_(tensors_) {
   decision_.candidates = {{.label = "dense", .what = "none"}};
 }
 
@@ -97,7 +82,7 @@ Status AutoEngineImpl::start(const Result<std::optional<LauncherPlace>>& place) 
   CORTADO_RETURN_IF_ERROR(agree_on_buffers());
   CORTADO_ASSIGN_OR_RETURN(placement_, find_placement(place, communicator_, timeout()));
   CORTADO_ASSIGN_OR_RETURN(cluster_, given_cluster(options_, placement_.topology, communicator_));
-  if (!predicts_) cluster_.reset();  // the file is of these machines, and that is all
+  if (!predicts_) cluster_.reset();  // it describes codecs on the CPU; it has been checked
   CORTADO_ASSIGN_OR_RETURN(inner_, make_inner(decision_.candidates[0].what));
   if (communicator_->world_size() == 1) {
     decision_.decided = true;
@@ -114,9 +99,7 @@ Status AutoEngineImpl::open_device() {
   if (!is_on_device() || communicator_->world_size() == 1) return {};
   CORTADO_RETURN_IF_ERROR(device_.copies.failure);
   std::vector<std::int64_t> bytes;
-  for (const EngineTensor& tensor : tensors_) {
-    bytes.push_back(tensor.rows * tensor.cols * static_cast<std::int64_t>(dtype_bytes(tensor.dtype)));
-  }
+  for (const EngineTensor& tensor : tensors_) bytes.push_back(tensor.size_bytes());
   copies_ = std::make_unique<DeviceSide>(std::move(device_.copies), std::move(bytes));
   return copies_->allocate(/*all=*/true);
 }
@@ -165,7 +148,7 @@ AutoEngineImpl::~AutoEngineImpl() {
 
 // The step in hand is broken off: the caller's stream, from now on, comes after what was given to copy into gradients.
 void AutoEngineImpl::release_gradients() {
-  if (in_step_ && way_ != Way::kDirect) static_cast<void>(copies_->lead());
+  if (in_step_ && route_ != Route::kDirect) static_cast<void>(copies_->lead());
 }
 
 Status AutoEngineImpl::fail(const Status& status) {
@@ -189,342 +172,6 @@ void AutoEngineImpl::abandon(const std::string& why) {
 void AutoEngineImpl::set_first_step(std::int64_t step) {
   first_step_ = step - steps_;
   inner_->set_first_step(step);
-}
-
-// ---- a step --------------------------------------------------------------------------------------------------------
-
-Status AutoEngineImpl::begin_step(const StepContext& context) {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
-  context_ = context;
-  if (was_passed_) inner_->set_first_step(step_number());
-  // What the caller keeps is not what is sent then.
-  if (!carried_.empty()) context_.keeps_local_gradients = false;
-  const bool touches_gradients = !carried_.empty() || adds_squares();
-  way_ = copies_ == nullptr        ? Way::kDirect
-         : !inner_->is_on_device() ? Way::kHost
-         : touches_gradients       ? Way::kBoth
-                                   : Way::kDirect;
-  is_inside_begun_ = false;
-  if (way_ != Way::kDirect) {
-    const GradientScale scale{.value = context.gradient_scale,
-                              .on_device = static_cast<const float*>(context.device_gradient_scale)};
-    const Status status =
-        copies_->begin_step(scale, 0, /*is_dense=*/true, static_cast<DeviceStream>(context.device_stream));
-    if (!status.ok()) return fail(status.with_context("to the device"));
-  }
-  // The host learns the scale with the first gradients.
-  if (way_ != Way::kHost || context_.device_gradient_scale == nullptr) CORTADO_RETURN_IF_ERROR(begin_inside());
-  in_step_ = true;
-  was_passed_ = false;
-  own_ns_ = 0;
-  gradient_squares_ = 0;
-  last_ready_ns_ = step_first_ready_ns_ = 0;
-  held_.clear();
-  carrying_.clear();
-  empty_.clear();
-  std::fill(submitted_.begin(), submitted_.end(), TensorStep{});
-  return {};
-}
-
-Status AutoEngineImpl::begin_inside() {
-  is_inside_begun_ = true;
-  StepContext context = context_;
-  if (way_ == Way::kHost) {
-    context.keeps_local_gradients = false;  // what decoding overwrites is a copy
-    context.device_stream = nullptr;
-    context.device_gradient_scale = nullptr;
-  } else if (way_ == Way::kBoth) {
-    context.device_stream = copies_->stream();  // from which it gets gradients that have been changed
-  }
-  return inner_->begin_step(context);
-}
-
-Status AutoEngineImpl::note_submission(std::span<const Gradient> gradients) {
-  if (!failure_.ok()) return failure_;
-  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
-  return note_submitted(gradients, tensors_, &submitted_);
-}
-
-// Before the engine inside gets them.
-void AutoEngineImpl::note_gradients(std::span<const Gradient> gradients) {
-  if (phase_ != Phase::kRun && !gradients.empty()) {
-    last_ready_ns_ = clock_->now_ns() - step_start_ns_ - own_ns_;
-    if (step_first_ready_ns_ == 0) step_first_ready_ns_ = last_ready_ns_;
-  }
-  for (const Gradient& gradient : gradients) {
-    const EngineTensor& tensor = tensors_[gradient.tensor];
-    const std::int64_t elems = tensor.rows * tensor.cols;
-    if (holds_back()) ready_ns_[gradient.tensor] = last_ready_ns_;
-    // The rest is for gradients that the host can read.
-    if (elems == 0 || gradient.data == nullptr || (way_ == Way::kDirect && inner_->is_on_device())) continue;
-    if (adds_squares()) {
-      float buffer[kChunkElems];
-      for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
-        const float* values = load_floats(gradient.data, tensor.dtype, at, count, buffer);
-        double squares = 0;
-        for (std::int64_t i = 0; i < count; ++i) squares += static_cast<double>(values[i]) * values[i];
-        gradient_squares_ += squares;
-      });
-    }
-    if (takes_magnitudes() && tensor.dtype != DType::kFloat16) {
-      float buffer[kChunkElems];
-      for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
-        const float* values = load_floats(gradient.data, tensor.dtype, at, count, buffer);
-        largest_gradient_ = std::max(largest_gradient_, largest_magnitude(values, count));
-      });
-    }
-    if (takes_samples()) take_sample(gradient);
-    if (!carried_.empty()) add_carried(gradient);
-  }
-}
-
-void AutoEngineImpl::take_sample(const Gradient& gradient) {
-  const auto found = sampled_.find(gradient.tensor);
-  if (found == sampled_.end()) return;
-  std::vector<float>& sample = samples_[found->second];
-  float buffer[kChunkElems];
-  for_chunks(static_cast<std::int64_t>(sample.size()), [&](std::int64_t at, std::int64_t count) {
-    const float* values = load_floats(gradient.data, tensors_[gradient.tensor].dtype, at, count, buffer);
-    std::copy_n(values, count, sample.begin() + at);
-  });
-}
-
-void AutoEngineImpl::add_carried(const Gradient& gradient) {
-  const auto found = carried_.find(gradient.tensor);
-  if (found == carried_.end()) return;
-  const EngineTensor& tensor = tensors_[gradient.tensor];
-  const std::int64_t elems = tensor.rows * tensor.cols;
-  const std::size_t bytes = static_cast<std::size_t>(elems) * dtype_bytes(tensor.dtype);
-  // A parameter that was not used: what arrives for it is dropped.
-  if (context_.holds_zero_gradients && all_bits_zero(gradient.data, static_cast<std::int64_t>(bytes))) return;
-  found->second.last_gradient = steps_ + 1;
-  const float factor = static_cast<float>(context_.gradient_scale / found->second.pieces);
-  float buffer[kChunkElems], sums[kChunkElems];
-  for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
-    const float* values = load_floats(gradient.data, tensor.dtype, at, count, buffer);
-    for (std::int64_t i = 0; i < count; ++i) sums[i] = values[i] + found->second.values.data()[at + i] * factor;
-    store_floats(sums, 1.0f, count, gradient.data, tensor.dtype, at);
-  });
-  carrying_.push_back(gradient);
-}
-
-Status AutoEngineImpl::submit(std::span<const Gradient> gradients) {
-  const std::int64_t start_ns = clock_->now_ns();
-  CORTADO_RETURN_IF_ERROR(note_submission(gradients));
-  if (way_ != Way::kDirect) {
-    CORTADO_RETURN_IF_ERROR(submit_copied(gradients));
-  } else {
-    note_gradients(gradients);
-    if (holds_back()) {
-      if (!gradients.empty()) held_.push_back({.gradients = {gradients.begin(), gradients.end()}});
-    } else {
-      CORTADO_RETURN_IF_ERROR(inner_->submit(gradients));
-    }
-  }
-  own_ns_ += clock_->now_ns() - start_ns;
-  return {};
-}
-
-Status AutoEngineImpl::submit_copied(std::span<const Gradient> gradients) {
-  for (const Gradient& gradient : gradients) {
-    const EngineTensor& tensor = tensors_[gradient.tensor];
-    if (tensor.rows * tensor.cols == 0) empty_.push_back(gradient);
-  }
-  if (const Status status = copies_->submit(gradients); !status.ok()) return fail(status.with_context("submit"));
-  return take_copies();
-}
-
-// Gives the engine inside what has arrived on the host.
-Status AutoEngineImpl::take_copies() {
-  for (;;) {
-    const Result<const DeviceSide::Arrival*> next = copies_->next();
-    if (!next.ok()) return fail(next.status().with_context("from the device"));
-    if (next.value() == nullptr) break;
-    if (context_.device_gradient_scale != nullptr) context_.gradient_scale = copies_->gradient_scale();
-    if (!is_inside_begun_) {
-      const Status status = begin_inside();
-      if (!status.ok()) return fail(status.with_context("with the scale read on the device"));
-    }
-    arrived_.clear();
-    for (const std::uint32_t t : next.value()->on_host) arrived_.push_back({t, copies_->host_copy(t)});
-    const std::size_t changed = carrying_.size();
-    note_gradients(arrived_);
-    if (way_ == Way::kBoth) {
-      for (std::size_t i = changed; i < carrying_.size(); ++i) {
-        if (const Status status = copies_->put_back(carrying_[i].tensor); !status.ok()) return fail(status);
-      }
-      for (Gradient& gradient : arrived_) gradient.data = submitted_[gradient.tensor].gradient;
-    }
-    CORTADO_RETURN_IF_ERROR(inner_->submit(arrived_));
-  }
-  return is_inside_begun_ ? inner_->submit({}) : Status();
-}
-
-Status AutoEngineImpl::wait_for_copies() {
-  DeviceWait wait(communicator_, clock_, timeout(), "computed its gradients");
-  for (;;) {
-    CORTADO_RETURN_IF_ERROR(take_copies());
-    if (!copies_->awaits()) break;
-    if (const Status status = wait.pause(); !status.ok()) return fail(status);
-  }
-  if (!is_inside_begun_) {  // nothing was submitted but tensors without elements
-    if (const Status status = begin_inside(); !status.ok()) return fail(status);
-  }
-  return empty_.empty() ? Status() : inner_->submit(empty_);
-}
-
-Status AutoEngineImpl::submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) {
-  if (!sums_buffers()) return submit(gradients);
-  const std::int64_t start_ns = clock_->now_ns();
-  CORTADO_RETURN_IF_ERROR(note_submission(gradients));
-  note_gradients(gradients);
-  if (holds_back()) {
-    if (!gradients.empty()) held_.push_back({{gradients.begin(), gradients.end()}, true, data, elems, dtype});
-  } else {
-    CORTADO_RETURN_IF_ERROR(inner_->submit_buffer(gradients, data, elems, dtype));
-  }
-  own_ns_ += clock_->now_ns() - start_ns;
-  return {};
-}
-
-Status AutoEngineImpl::submit_held() {
-  for (const Held& held : held_) {
-    CORTADO_RETURN_IF_ERROR(held.is_buffer ? inner_->submit_buffer(held.gradients, held.data, held.elems, held.dtype)
-                                           : inner_->submit(held.gradients));
-  }
-  held_.clear();
-  return {};
-}
-
-Result<StepOutcome> AutoEngineImpl::finish_step(const LocalGradient& local_gradient) {
-  if (!failure_.ok()) return failure_;
-  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "finish_step: no step was begun");
-  const Result<StepOutcome> outcome = finish_inside(local_gradient);
-  if (!outcome.ok() && failure_.ok()) release_gradients();
-  in_step_ = false;
-  if (!outcome.ok()) return failure_ = outcome.status();
-  if (!carrying_.empty() && outcome.value().finite) count_delivered();
-  if (const Status status = after_step(); !status.ok()) return fail(status);
-  return outcome;
-}
-
-Result<StepOutcome> AutoEngineImpl::finish_inside(const LocalGradient& local_gradient) {
-  if (way_ == Way::kDirect) {
-    if (const Status status = submit_held(); !status.ok()) return fail(status);
-    return inner_->finish_step(local_gradient);
-  }
-  CORTADO_RETURN_IF_ERROR(wait_for_copies());
-  const auto checked = [this](const Status& status) {
-    return status.ok() ? status : fail(status.with_context("to the device"));
-  };
-  if (way_ == Way::kBoth) {
-    CORTADO_RETURN_IF_ERROR(checked(copies_->follow()));
-    CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome, inner_->finish_step(local_gradient));
-    CORTADO_RETURN_IF_ERROR(checked(copies_->lead()));
-    return outcome;
-  }
-  CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome, inner_->finish_step({}));
-  CORTADO_RETURN_IF_ERROR(checked(copies_->finish_step(outcome.finite, [](std::uint32_t) { return true; })));
-  return outcome;
-}
-
-// An engine that does not look for Inf and NaN calls every step finite. The sums are the same on all ranks, so all of
-// them count the same. A caller that skips steps skips all of one, wherever Inf is.
-void AutoEngineImpl::count_delivered() {
-  if (sums_buffers()) {
-    for (std::size_t t = 0; t < tensors_.size(); ++t) {
-      const std::int64_t elems = tensors_[t].rows * tensors_[t].cols;
-      if (submitted_[t].submitted && !all_finite(submitted_[t].gradient, elems, tensors_[t].dtype)) return;
-    }
-  }
-  for (const Gradient& gradient : carrying_) {
-    const auto found = carried_.find(gradient.tensor);
-    if (--found->second.pieces_left == 0) carried_.erase(found);
-  }
-}
-
-bool AutoEngineImpl::may_pass() const {
-  return options_.can_average && failure_.ok() && phase_ != Phase::kMeasure && current_ == 0 && owes_nothing_;
-}
-
-// What is owed to a tensor that a rank has not used waits on that rank alone.
-Status AutoEngineImpl::agree_on_debts() {
-  const Dropped dropped = drop_old_debts();
-  const std::int64_t own[] = {!carried_.empty(), dropped.tensors, dropped.last};
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most,
-                           largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
-  owes_nothing_ = most[0] == 0;
-  tell_dropped({most[1], most[2]});
-  return {};
-}
-
-// A layer that was frozen, say, has no gradient any more that what is owed could be added to.
-AutoEngineImpl::Dropped AutoEngineImpl::drop_old_debts() {
-  Dropped dropped;
-  dropped.tensors = static_cast<std::int64_t>(std::erase_if(carried_, [&](const auto& entry) {
-    const bool is_old = steps_ - entry.second.last_gradient >= kStepsWithoutGradient;
-    if (is_old) dropped.last = entry.first;
-    return is_old;
-  }));
-  return dropped;
-}
-
-// `most`: the largest of any rank, so that all say the same.
-void AutoEngineImpl::tell_dropped(const Dropped& most) {
-  if (most.tensors == 0) return;
-  const std::string& name = tensors_[static_cast<std::size_t>(most.last)].name;
-  say("auto, step " + std::to_string(step_number()) + ": \"" + name + "\"" +
-      (most.tensors > 1 ? " and " + std::to_string(most.tensors - 1) + " more have" : " has") +
-      " had no gradient for " + std::to_string(kStepsWithoutGradient) + " steps: what is still owed there is dropped");
-}
-
-Status AutoEngineImpl::pass_step() {
-  if (!failure_.ok()) return failure_;
-  if (in_step_ || !may_pass()) {
-    return make_error(StatusCode::kFailedPrecondition, "pass_step: this step is not the caller's (may_pass())");
-  }
-  if (!was_passed_) {
-    uncounted_ = std::max(uncounted_, kUncountedSteps);
-    times_ns_.clear();
-    first_ready_ns_.clear();
-  }
-  was_passed_ = true;
-  step_first_ready_ns_ = 0;
-  ++passed_steps_;
-  gradient_squares_ = 0;
-  if (const Status status = after_step(); !status.ok()) return fail(status);
-  return {};
-}
-
-Status AutoEngineImpl::after_step() {
-  ++steps_;
-  if (phase_ != Phase::kRun) ++measured_steps_;
-  if (communicator_->world_size() == 1) {
-    owes_nothing_ = carried_.empty();
-    return {};
-  }
-  if (options_.can_average && phase_ != Phase::kMeasure && current_ == 0 && !owes_nothing_) {
-    CORTADO_RETURN_IF_ERROR(agree_on_debts());
-  }
-  const std::int64_t now_ns = clock_->now_ns();
-  if (uncounted_ > 0) {
-    --uncounted_;
-    if (phase_ == Phase::kTry) {
-      recent_first_ready_ns_.push_back(step_first_ready_ns_);
-      if (uncounted_ == 0) CORTADO_RETURN_IF_ERROR(predict_trial());
-    }
-  } else {
-    times_ns_.push_back(now_ns - step_start_ns_);
-    if (phase_ != Phase::kRun) first_ready_ns_.push_back(step_first_ready_ns_);
-    if (phase_ == Phase::kMeasure && is_quiet_) CORTADO_RETURN_IF_ERROR(end_quiet_step());
-    if (phase_ == Phase::kMeasure && !is_quiet_) dense_ready_ns_.push_back(last_ready_ns_);
-    if (static_cast<std::int64_t>(times_ns_.size()) == block_steps_) {
-      CORTADO_RETURN_IF_ERROR(phase_ == Phase::kRun ? check_progress() : end_block());
-    }
-  }
-  step_start_ns_ = clock_->now_ns();
-  return {};
 }
 
 // ---- between steps: measure and try --------------------------------------------------------------------------------
@@ -604,8 +251,7 @@ Status AutoEngineImpl::end_block() {
   }
   append(&dense_ns_, times);
   append(&dense_first_ready_ns_, first_ready);
-  const std::int64_t wanted =
-      std::clamp(kBlockNs / std::max<std::int64_t>(1, median_of(dense_ns_)), kFewestSteps, kMostSteps);
+  const std::int64_t wanted = steps_of_block(median_of(dense_ns_));
   block_steps_ = wanted - static_cast<std::int64_t>(dense_ns_.size());
   if (block_steps_ > 0) return {};
   if (!cluster_.has_value() && options_.measure_s == 0) return begin_trials();  // nothing will be predicted
@@ -651,15 +297,20 @@ Status AutoEngineImpl::begin_trials() {
   current_ = 0;
   std::vector<std::int64_t> predicted_ns;
   for (const AutoCandidate& candidate : decision_.candidates) predicted_ns.push_back(candidate.predicted_ns);
-  contest_.emplace(std::move(predicted_ns), dense_ns_);
+  begin_contest(std::move(predicted_ns), dense_ns_);
+  recent_first_ready_ns_.clear();
+  dense_was_passed_ = false;
+  block_steps_ = steps_of_block(steps.dense_ns);
+  phase_ = Phase::kTry;
+  return next_trial();
+}
+
+// Arguments as of Contest.
+void AutoEngineImpl::begin_contest(std::vector<std::int64_t> predicted_ns, std::span<const std::int64_t> dense_ns) {
+  contest_.emplace(std::move(predicted_ns), dense_ns);
   lost_on_trial_ = false;
   predictions_ = TrialPredictions(decision_.candidates.size());
   trials_ns_.assign(decision_.candidates.size(), {});
-  recent_first_ready_ns_.clear();
-  dense_was_passed_ = false;
-  block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, steps.dense_ns), kFewestSteps, kMostSteps);
-  phase_ = Phase::kTry;
-  return next_trial();
 }
 
 Status AutoEngineImpl::next_trial() {
@@ -734,92 +385,109 @@ Result<bool> AutoEngineImpl::loses_too_much_on_trial() {
   if (most[0] <= max_error) return false;
   say(current().label + " loses too much on trial: relative L2 error " + format_text("%.3f", most[0]) + " (limit " +
       format_text("%g", max_error) + "); it is not used again");
-  refused_.push_back(what.starts_with('{') ? "plan" : what);
+  refuse_current();
   return lost_on_trial_ = true;
 }
 
 Status AutoEngineImpl::decide() {
-  std::vector<AutoCandidate>& candidates = decision_.candidates;
   forget_samples();
-  for (std::size_t c = 0; c < candidates.size(); ++c) {
-    const bool was_tried = contest_->steps(static_cast<int>(c)) > (c == 0 && retried_.has_value() ? 1 : 0);
-    if (!was_tried) continue;
-    candidates[c].measured_ns = contest_->median_ns(static_cast<int>(c));
-    candidates[c].steps = contest_->steps(static_cast<int>(c));
-    candidates[c].trials_ns = trials_ns_[c];
-    if (!predictions_.is_simulated(static_cast<int>(c))) continue;
-    candidates[c].simulated_ns = predictions_.simulated_ns(static_cast<int>(c));
-    candidates[c].pace = predictions_.pace(static_cast<int>(c));
-    candidates[c].predicted_at_pace_ns = predictions_.predicted_at_pace_ns(static_cast<int>(c));
-  }
+  record_trials();
   for (int winner = contest_->winner(options_.min_gain);; winner = contest_->winner(options_.min_gain)) {
     CORTADO_ASSIGN_OR_RETURN(const bool is_there, try_to_switch(winner));
     if (is_there) break;
     contest_->withdraw(winner);
   }
-  const int best = contest_->best_other(), winner = current_;
-  const AutoCandidate& dense = candidates[0];
+  decision_.decided = true;
+  decision_.step = step_number();
+  decision_.chosen = current_;
+  decision_.reason = reason();
+  say_at_step(decision_.reason + others_tried());
+  if (current_ != 0) news_.push_back(inner_->describe());
+  begin_running();
+  return {};
+}
+
+// What the contest and the predictions know of each candidate, for callers.
+void AutoEngineImpl::record_trials() {
+  for (int c = 0; c < static_cast<int>(decision_.candidates.size()); ++c) {
+    AutoCandidate& of = decision_.candidates[static_cast<std::size_t>(c)];
+    const bool was_tried = contest_->steps(c) > (c == 0 && retried_.has_value() ? 1 : 0);
+    if (!was_tried) continue;
+    of.measured_ns = contest_->median_ns(c);
+    of.steps = contest_->steps(c);
+    of.trials_ns = trials_ns_[static_cast<std::size_t>(c)];
+    if (!predictions_.is_simulated(c)) continue;
+    of.simulated_ns = predictions_.simulated_ns(c);
+    of.pace = predictions_.pace(c);
+    of.predicted_at_pace_ns = predictions_.predicted_at_pace_ns(c);
+  }
+}
+
+// ", predicted 3 ms (-2 %)", or nothing: what was said before the first trials tells nothing of the second ones.
+std::string AutoEngineImpl::predicted(const AutoCandidate& of) const {
+  if (of.predicted_ns < 0 || retried_.has_value()) return "";
+  const auto error = [&of](std::int64_t predicted_ns) {
+    const double over = as_double(predicted_ns) / as_double(std::max<std::int64_t>(1, of.measured_ns)) - 1;
+    return format_text("%+.0f %%", over * 100);
+  };
+  std::string text = ", predicted " + milliseconds(of.predicted_ns) + " (" + error(of.predicted_ns);
+  if (of.predicted_at_pace_ns > 0 && std::abs(of.pace - 1) > kOtherPace) {
+    text += "; " + error(of.predicted_at_pace_ns) + " at the machine's speed then";
+  }
+  return text + ")";
+}
+
+// Of what runs now.
+std::string AutoEngineImpl::reason() const {
+  const AutoCandidate& dense = decision_.candidates[0];
   const auto gain = [&](const AutoCandidate& of) {
     return format_text("%.2fx", as_double(dense.measured_ns) / as_double(of.measured_ns));
   };
-  const auto predicted = [this](const AutoCandidate& of) {
-    // What was said before the first trials tells nothing of the second ones.
-    if (of.predicted_ns < 0 || retried_.has_value()) return std::string();
-    const auto error = [&of](std::int64_t predicted_ns) {
-      const double over = as_double(predicted_ns) / as_double(std::max<std::int64_t>(1, of.measured_ns)) - 1;
-      return format_text("%+.0f %%", over * 100);
-    };
-    std::string text = ", predicted " + milliseconds(of.predicted_ns) + " (" + error(of.predicted_ns);
-    if (of.predicted_at_pace_ns > 0 && std::abs(of.pace - 1) > kOtherPace) {
-      text += "; " + error(of.predicted_at_pace_ns) + " at the machine's speed then";
-    }
-    return text + ")";
-  };
-  const AutoCandidate& chosen = candidates[static_cast<std::size_t>(winner)];
-  if (winner != 0) {
-    decision_.reason = chosen.label + ": " + milliseconds(chosen.measured_ns) + " a step" + predicted(chosen) +
-                       "; dense " + milliseconds(dense.measured_ns) + predicted(dense) + " (" + gain(chosen) + ")";
-  } else if (best != 0) {
-    const AutoCandidate& other = candidates[static_cast<std::size_t>(best)];
-    decision_.reason = "dense, " + milliseconds(dense.measured_ns) + " a step" + predicted(dense) +
-                       ": compression does not pay here; the fastest setting allowed, " + other.label + ", takes " +
-                       milliseconds(other.measured_ns) + predicted(other) + " (" + gain(other) + "), and less than " +
-                       format_text("%g %%", options_.min_gain * 100) + " is no reason to lose anything";
-  } else {
-    decision_.reason = "dense, " + milliseconds(dense.measured_ns) + " a step" + predicted(dense) +
-                       (lost_on_trial_         ? ": what was tried loses too much"
-                        : retried_.has_value() ? ": what was faster on trial can't be made any more"
-                                               : ": no setting allowed is predicted to be faster");
+  if (current_ != 0) {
+    return current().label + ": " + milliseconds(current().measured_ns) + " a step" + predicted(current()) +
+           "; dense " + milliseconds(dense.measured_ns) + predicted(dense) + " (" + gain(current()) + ")";
   }
+  const std::string start = "dense, " + milliseconds(dense.measured_ns) + " a step" + predicted(dense);
+  if (const int best = contest_->best_other(); best != 0) {
+    const AutoCandidate& other = decision_.candidates[static_cast<std::size_t>(best)];
+    return start + ": compression does not pay here; the fastest setting allowed, " + other.label + ", takes " +
+           milliseconds(other.measured_ns) + predicted(other) + " (" + gain(other) + "), and less than " +
+           format_text("%g %%", options_.min_gain * 100) + " is no reason to lose anything";
+  }
+  if (lost_on_trial_) return start + ": what was tried loses too much";
+  if (retried_.has_value()) return start + ": what was faster on trial can't be made any more";
+  return start + ": no setting allowed is predicted to be faster";
+}
+
+// "; tried: cast(bf16) 3 ms, ...", or nothing.
+std::string AutoEngineImpl::others_tried() const {
   std::string others;
-  for (std::size_t c = 1; c < candidates.size(); ++c) {
-    if (static_cast<int>(c) == winner || candidates[c].measured_ns < 0) continue;
-    others += (others.empty() ? "; tried: " : ", ") + candidates[c].label + " " +
-              milliseconds(candidates[c].measured_ns) + predicted(candidates[c]);
+  for (std::size_t c = 1; c < decision_.candidates.size(); ++c) {
+    const AutoCandidate& of = decision_.candidates[c];
+    if (static_cast<int>(c) == current_ || of.measured_ns < 0) continue;
+    others += (others.empty() ? "; tried: " : ", ") + of.label + " " + milliseconds(of.measured_ns) + predicted(of);
   }
-  say("auto, step " + std::to_string(step_number()) + ": " + decision_.reason + others);
-  if (winner != 0) news_.push_back(inner_->describe());
-  decision_.decided = true;
-  decision_.step = step_number();
-  decision_.chosen = winner;
+  return others;
+}
+
+// What the contest has chosen.
+void AutoEngineImpl::begin_running() {
   phase_ = Phase::kRun;
-  expected_ns_ = contest_->median_ns(winner);
+  std::int64_t expected_ns = contest_->median_ns(current_);
   if (!retried_.has_value()) {
     first_ns_.clear();
-    for (const AutoCandidate& candidate : candidates) first_ns_.push_back(candidate.measured_ns);
-  } else if (winner == retried_->candidate) {
-    expected_ns_ = std::max(expected_ns_, retried_->step_ns);  // fresh, it was faster than it stays
+    for (const AutoCandidate& candidate : decision_.candidates) first_ns_.push_back(candidate.measured_ns);
+  } else if (current_ == retried_->candidate) {
+    expected_ns = std::max(expected_ns, retried_->step_ns);  // fresh, it was faster than it stays
   }
   retried_.reset();
-  std::int64_t& first_ns = first_ns_[static_cast<std::size_t>(winner)];
-  if (first_ns < 0) first_ns = expected_ns_;
-  drift_from_ns_ = first_ns;
-  block_steps_ = std::clamp(kWatchNs / std::max<std::int64_t>(1, expected_ns_), kWatchFewest, kWatchMost);
-  // The first comparison tells.
-  if (winner == 0 && options_.can_average && !dense_was_passed_) expected_ns_ = drift_from_ns_ = -1;
+  std::int64_t& first_ns = first_ns_[static_cast<std::size_t>(current_)];
+  if (first_ns < 0) first_ns = expected_ns;
+  block_steps_ = std::clamp(kWatchNs / std::max<std::int64_t>(1, expected_ns), kWatchFewest, kWatchMost);
+  // Of steps that will be passed nothing is known yet.
+  const bool first_tells = current_ == 0 && options_.can_average && !dense_was_passed_;
+  watch_.restart(first_tells ? Watch::kFirstTells : expected_ns, first_tells ? Watch::kFirstTells : first_ns);
   decision_.step_ns = -1;
-  checks_ = drifted_ = lossy_ = beaten_ = 0;
-  return {};
 }
 
 // ---- between steps: watch -------------------------------------------------------------------------------------------
@@ -827,7 +495,7 @@ Status AutoEngineImpl::decide() {
 Status AutoEngineImpl::check_progress() {
   const EngineReport report = inner_->report();
   const double gradient = std::sqrt(gradient_squares_) / context_.gradient_scale;
-  const Dropped dropped = drop_old_debts();
+  const Debts::Dropped dropped = debts_.drop_old(steps_);
   const double error = report.relative_l2_error;
   const double own[] = {only_casts(current().what) && std::isnan(error) ? 0 : error,
                         gradient > 0 ? report.residual_l2 / gradient : 0, as_double(dropped.tensors),
@@ -839,40 +507,35 @@ Status AutoEngineImpl::check_progress() {
   CORTADO_ASSIGN_OR_RETURN(const std::vector<double> most,
                            largest_of_ranks(communicator_, std::span<const double>(own), timeout()));
   const std::int64_t step_ns = mean[0];
-  const double relative_error = most[0], residual = most[1];
+  const double relative_error = most[0], residual = most[1], max_error = max_error_of(current().what);
   tell_dropped({static_cast<std::int64_t>(most[2]), static_cast<std::int64_t>(most[3])});
-  ++checks_;
-  if (expected_ns_ < 0) expected_ns_ = drift_from_ns_ = step_ns;  // after a checkpoint
+  const bool is_lossy = current_ != 0 && (relative_error > max_error || residual > options_.max_residual);
+  const Watch::Finding finding = watch_.note(step_ns, is_lossy, !faster_on_trial(step_ns).empty());
   decision_.step_ns = step_ns;
-  decision_.drift = as_double(step_ns) / as_double(drift_from_ns_) - 1;
+  decision_.drift = as_double(step_ns) / as_double(watch_.measured_ns()) - 1;
   decision_.relative_error = relative_error;
   decision_.residual = residual;
 
-  const double max_error = max_error_of(current().what);
-  const bool is_lossy = relative_error > max_error || residual > options_.max_residual;
-  lossy_ = is_lossy ? lossy_ + 1 : 0;
-  const double beyond = 1 + options_.drift;
-  const bool has_drifted = as_double(step_ns) > beyond * as_double(drift_from_ns_) ||
-                           as_double(drift_from_ns_) > beyond * as_double(step_ns);
-  drifted_ = has_drifted ? drifted_ + 1 : 0;
-  beaten_ =
-      as_double(step_ns) > kSlower * as_double(expected_ns_) && !faster_on_trial(step_ns).empty() ? beaten_ + 1 : 0;
-  if (lossy_ >= kInARow && current_ != 0) {
-    say("auto, step " + std::to_string(step_number()) + ": " + current().label + " loses too much: relative L2 error " +
-        format_text("%.3f", relative_error) + " (limit " + format_text("%g", max_error) + "), residual " +
-        format_text("%.1f", residual) + " gradients (limit " + format_text("%g", options_.max_residual) +
-        "); its residual is dropped, and it is not used again. Dense, and measuring again");
-    refused_.push_back(current().what.starts_with('{') ? "plan" : current().what);
-    CORTADO_RETURN_IF_ERROR(switch_to(0, /*keep_residual=*/false));
-    begin_measuring();
-  } else if (drifted_ >= kInARow && checks_ > checks_to_pass_) {
-    say("auto, step " + std::to_string(step_number()) + ": a step takes " + milliseconds(step_ns) + ", expected " +
-        milliseconds(drift_from_ns_) + "; dense, and measuring again");
-    checks_to_pass_ = std::clamp(2 * checks_to_pass_, 4, kMostToPass);  // never one decision after the other
-    CORTADO_RETURN_IF_ERROR(switch_to(0));
-    begin_measuring();
-  } else if (beaten_ >= kInARow && checks_ > retries_to_pass_) {
-    return try_again(step_ns);
+  switch (finding) {
+    case Watch::Finding::kNothing:
+      break;
+    case Watch::Finding::kLossy:
+      say_at_step(current().label + " loses too much: relative L2 error " + format_text("%.3f", relative_error) +
+                  " (limit " + format_text("%g", max_error) + "), residual " + format_text("%.1f", residual) +
+                  " gradients (limit " + format_text("%g", options_.max_residual) +
+                  "); its residual is dropped, and it is not used again. Dense, and measuring again");
+      refuse_current();
+      CORTADO_RETURN_IF_ERROR(go_dense(/*keep_residual=*/false));
+      begin_measuring();
+      break;
+    case Watch::Finding::kDrifted:
+      say_at_step("a step takes " + milliseconds(step_ns) + ", expected " + milliseconds(watch_.measured_ns()) +
+                  "; dense, and measuring again");
+      CORTADO_RETURN_IF_ERROR(go_dense());
+      begin_measuring();
+      break;
+    case Watch::Finding::kBeaten:
+      return try_again(step_ns);
   }
   return {};
 }
@@ -897,32 +560,27 @@ Status AutoEngineImpl::try_again(std::int64_t step_ns) {
     const AutoCandidate& of = candidates[static_cast<std::size_t>(c)];
     others += (others.empty() ? "" : ", ") + of.label + " " + milliseconds(of.measured_ns);
   }
-  say("auto, step " + std::to_string(step_number()) + ": a step takes " + milliseconds(step_ns) + ", expected " +
-      milliseconds(expected_ns_) + ", and others took less on trial: " + others + "; trying them and " +
-      current().label + " again");
+  say_at_step("a step takes " + milliseconds(step_ns) + ", expected " + milliseconds(watch_.expected_ns()) +
+              ", and others took less on trial: " + others + "; trying them and " + current().label + " again");
   contestants.push_back(current_);
-  retries_to_pass_ = std::clamp(2 * retries_to_pass_, 4, kMostToPass);
   retried_ = {.candidate = current_, .step_ns = step_ns};
   if (current_ == 0) candidates[0].measured_ns = step_ns;
   const std::int64_t dense_ns[] = {candidates[0].measured_ns};
-  contest_.emplace(std::vector<std::int64_t>(candidates.size(), -1), dense_ns);
-  lost_on_trial_ = false;
-  predictions_ = TrialPredictions(candidates.size());
-  trials_ns_.assign(candidates.size(), {});
+  begin_contest(std::vector<std::int64_t>(candidates.size(), -1), dense_ns);
   contest_->keep_only(contestants);
   for (const int c : contestants) {
     if (c == 0) continue;
     AutoCandidate& of = candidates[static_cast<std::size_t>(c)];
     of = {.label = of.label, .what = of.what, .predicted_ns = of.predicted_ns};
   }
-  CORTADO_RETURN_IF_ERROR(switch_to(0));
+  CORTADO_RETURN_IF_ERROR(go_dense());
   decision_.decided = false;
   decision_.chosen = 0;
   decision_.reason = "trying again";
-  block_steps_ = std::clamp(kBlockNs / std::max<std::int64_t>(1, step_ns), kFewestSteps, kMostSteps);
+  block_steps_ = steps_of_block(step_ns);
   phase_ = Phase::kTry;
   const Status status = next_trial();
-  uncounted_ = std::max(uncounted_, kPieces);  // until what the one that ran for long owes is paid
+  uncounted_ = std::max(uncounted_, Debts::kPieces);  // until what the one that ran for long owes is paid
   return status;
 }
 
@@ -932,15 +590,15 @@ Status AutoEngineImpl::try_again(std::int64_t step_ns) {
 // too little memory all hear of it, so all of them go on without it. What ran before it has gone then: two engines may
 // need more memory than there is.
 Result<bool> AutoEngineImpl::try_to_switch(int candidate) {
-  if (candidate != current_ && current_ != 0) CORTADO_RETURN_IF_ERROR(switch_to(0));
+  if (candidate != current_ && current_ != 0) CORTADO_RETURN_IF_ERROR(go_dense());
   if (candidate == current_) {
-    CORTADO_RETURN_IF_ERROR(exchange(candidate, nullptr));
+    CORTADO_RETURN_IF_ERROR(replace_inner(candidate, nullptr));
     return true;
   }
   const AutoCandidate& wanted = decision_.candidates[static_cast<std::size_t>(candidate)];
   Result<std::unique_ptr<Engine>> made = make_inner(wanted.what);
   if (made.ok()) {
-    CORTADO_RETURN_IF_ERROR(exchange(candidate, std::move(made).value()));
+    CORTADO_RETURN_IF_ERROR(replace_inner(candidate, std::move(made).value()));
     return true;
   }
   // What came damaged may have come so to this rank alone.
@@ -949,18 +607,18 @@ Result<bool> AutoEngineImpl::try_to_switch(int candidate) {
   return false;
 }
 
-Status AutoEngineImpl::switch_to(int candidate, bool keep_residual) {
+Status AutoEngineImpl::go_dense(bool keep_residual) {
   std::unique_ptr<Engine> made;
-  if (candidate != current_) {
-    CORTADO_ASSIGN_OR_RETURN(made, make_inner(decision_.candidates[static_cast<std::size_t>(candidate)].what));
+  if (current_ != 0) {
+    CORTADO_ASSIGN_OR_RETURN(made, make_inner(decision_.candidates[0].what));
   }
-  return exchange(candidate, std::move(made), keep_residual);
+  return replace_inner(0, std::move(made), keep_residual);
 }
 
 // `made` is the candidate's engine; nothing if it runs already.
-Status AutoEngineImpl::exchange(int candidate, std::unique_ptr<Engine> made, bool keep_residual) {
+Status AutoEngineImpl::replace_inner(int candidate, std::unique_ptr<Engine> made, bool keep_residual) {
   // What is owed after some steps on trial is no more than these; after a long time it may be much.
-  const int pieces = phase_ == Phase::kRun ? kPieces : 1;
+  const int pieces = phase_ == Phase::kRun ? Debts::kPieces : 1;
   uncounted_ = std::max(kUncountedOnTrial, pieces);
   if (made == nullptr) return {};
   if (keep_residual) CORTADO_RETURN_IF_ERROR(harvest(inner_.get(), current().what, pieces));
@@ -994,30 +652,15 @@ Status AutoEngineImpl::harvest(Engine* from, const std::string& what, int pieces
     CORTADO_RETURN_IF_ERROR(from->switch_plan(plan));
   }
   CORTADO_ASSIGN_OR_RETURN(const EngineState state, from->save_state());
-  std::map<std::string_view, std::uint32_t> by_name;
-  for (std::uint32_t t = 0; t < tensors_.size(); ++t) by_name[tensors_[t].name] = t;
   for (const TensorState& tensor : state.tensors) {
-    const std::uint32_t t = by_name.at(tensor.name);
-    if (!tensor.residual.empty()) carry(t, tensor.residual, 1.0f, pieces);
+    const std::uint32_t t = find_tensor(tensors_, tensor.name).value();
+    debts_.owe(t, tensor.residual, 1.0f, pieces, steps_);
     // Plans divide by the number of ranks before they encode.
     for (const PlaceState& place : tensor.places) {
-      carry(t, place.values, static_cast<float>(communicator_->world_size()), pieces);
+      debts_.owe(t, place.values, static_cast<float>(communicator_->world_size()), pieces, steps_);
     }
   }
   return {};
-}
-
-void AutoEngineImpl::carry(std::uint32_t tensor, std::span<const float> values, float factor, int pieces) {
-  if (values.empty() || std::all_of(values.begin(), values.end(), [](float value) { return value == 0; })) return;
-  Carried& carried = carried_[tensor];
-  if (carried.values.empty()) carried.values = AlignedBuffer<float>(values.size());
-  const float left = static_cast<float>(carried.pieces_left) / static_cast<float>(carried.pieces);
-  if (carried.pieces_left > pieces) pieces = kPieces;  // what was spread stays so
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    carried.values.data()[i] = carried.values.data()[i] * left + values[i] * factor;
-  }
-  carried.pieces = carried.pieces_left = pieces;
-  carried.last_gradient = steps_;
 }
 
 // ---- what callers ask -----------------------------------------------------------------------------------------------
@@ -1092,227 +735,5 @@ Status AutoEngineImpl::check_replicas(std::span<const ReplicaTensor> tensors) {
 }
 
 std::vector<std::string> AutoEngineImpl::take_news() { return std::exchange(news_, {}); }
-
-// ---- state ----------------------------------------------------------------------------------------------------------
-
-namespace {
-
-// A place of a tensor's state: what is still to be added to its gradients, with the number of pieces for `begin`; 0:
-// all of it in the next step.
-constexpr const char* kOwed = "auto";
-
-// What stands for the specification in a state: "auto, step 40: cast(bf16)", "auto, step 9, measuring, not
-// topk(density=0.01): none". Behind "measuring" is what was on trial; states from before had no step.
-struct SavedDecision {
-  std::int64_t step = 0;
-  bool decided = false;
-  std::vector<std::string> refused;
-  std::string what;
-
-  std::string text() const {
-    std::string text = "auto, step " + std::to_string(step) + (decided ? "" : ", measuring");
-    for (const std::string& setting : refused) text += ", not " + setting;
-    return text + ": " + what;
-  }
-
-  static std::optional<SavedDecision> parse(std::string_view text) {
-    const std::string_view start = "auto", step = ", step ", measuring = ", measuring", refusing = ", not ";
-    const std::size_t colon = text.find(": ");
-    if (colon == std::string_view::npos || !text.starts_with(start)) return std::nullopt;
-    SavedDecision saved;
-    saved.what = text.substr(colon + 2);
-    std::string_view rest = text.substr(start.size(), colon - start.size());
-    if (rest.starts_with(step)) {
-      rest.remove_prefix(step.size());
-      const auto parsed = std::from_chars(rest.data(), rest.data() + rest.size(), saved.step);
-      if (parsed.ec != std::errc() || saved.step < 0) return std::nullopt;
-      rest.remove_prefix(static_cast<std::size_t>(parsed.ptr - rest.data()));
-    }
-    saved.decided = !rest.starts_with(measuring);
-    if (!saved.decided) rest.remove_prefix(measuring.size());
-    while (!rest.empty()) {
-      if (!rest.starts_with(refusing)) return std::nullopt;
-      rest.remove_prefix(refusing.size());
-      const std::string_view setting = rest.substr(0, rest.find(refusing));
-      saved.refused.emplace_back(setting);
-      rest.remove_prefix(setting.size());
-    }
-    return saved;
-  }
-};
-
-}  // namespace
-
-Result<EngineState> AutoEngineImpl::save_state() {
-  if (!failure_.ok()) return failure_;
-  CORTADO_ASSIGN_OR_RETURN(EngineState state, inner_->save_state());
-  state.spec =
-      SavedDecision{.step = step_number(), .decided = decision_.decided, .refused = refused_, .what = current().what}
-          .text();
-  for (const auto& [t, carried] : carried_) {
-    const std::string& name = tensors_[t].name;
-    auto tensor = std::find_if(state.tensors.begin(), state.tensors.end(),
-                               [&name](const TensorState& s) { return s.name == name; });
-    if (tensor == state.tensors.end()) {
-      state.tensors.push_back({.name = name, .residual = {}, .basis = {}, .velocity = {}});
-      tensor = state.tensors.end() - 1;
-    }
-    tensor->places.push_back({kOwed, carried.pieces == 1 ? 0 : carried.pieces_left,
-                              std::vector<float>(carried.values.begin(), carried.values.end())});
-  }
-  return state;
-}
-
-Status AutoEngineImpl::check_state(const EngineState& state) const {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "load_state: a step is under way");
-  if (state.spec == "auto, measuring") {
-    return make_error(StatusCode::kMismatch,
-                      "load_state: the state is of \"auto, measuring\", from before states said what was on trial, "
-                      "expected \"auto, measuring: \" and a setting; leave the state out: auto measures again, and "
-                      "residuals start at zero");
-  }
-  if (!SavedDecision::parse(state.spec).has_value()) {
-    return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of auto",
-                      state.spec.c_str());
-  }
-  if (state.world_size == communicator_->world_size() && state.rank != communicator_->rank()) {
-    return make_error(StatusCode::kMismatch,
-                      "load_state: this is the state of rank %d, here is rank %d; each rank loads its own", state.rank,
-                      communicator_->rank());
-  }
-  for (const auto& phase : state.layout) {
-    for (const auto& message : phase) {
-      for (const std::string& name : message) {
-        if (std::any_of(tensors_.begin(), tensors_.end(), [&](const EngineTensor& t) { return t.name == name; }))
-          continue;
-        return make_error(StatusCode::kMismatch, "load_state: the state has a tensor \"%s\", this model has none",
-                          name.c_str());
-      }
-    }
-  }
-  for (const TensorState& tensor : state.tensors) {
-    const auto found =
-        std::find_if(tensors_.begin(), tensors_.end(), [&](const EngineTensor& t) { return t.name == tensor.name; });
-    for (const PlaceState& place : tensor.places) {
-      if (place.name != kOwed) continue;
-      if (found == tensors_.end() || place.begin < 0 || place.begin > kPieces ||
-          static_cast<std::int64_t>(place.values.size()) != found->rows * found->cols) {
-        return make_error(StatusCode::kMismatch, "load_state: what \"%s\" is still owed is of another model",
-                          tensor.name.c_str());
-      }
-    }
-  }
-  return check_finite(state);
-}
-
-// What a checked state says is still owed.
-void AutoEngineImpl::take_owed(const EngineState& state) {
-  carried_.clear();
-  for (const TensorState& tensor : state.tensors) {
-    for (const PlaceState& place : tensor.places) {
-      if (place.name != kOwed) continue;
-      const auto found =
-          std::find_if(tensors_.begin(), tensors_.end(), [&](const EngineTensor& t) { return t.name == tensor.name; });
-      const auto t = static_cast<std::uint32_t>(found - tensors_.begin());
-      carry(t, place.values, 1.0f, place.begin > 0 ? kPieces : 1);
-      const auto carried = carried_.find(t);
-      if (place.begin > 0 && carried != carried_.end()) carried->second.pieces_left = static_cast<int>(place.begin);
-    }
-  }
-}
-
-// Dense, and measuring, as after start().
-Status AutoEngineImpl::start_again() {
-  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner("none"));
-  put_inside(std::move(made), 0);
-  uncounted_ = kUncountedSteps;
-  decision_.candidates.resize(1);
-  if (communicator_->world_size() > 1) begin_measuring();
-  return {};
-}
-
-Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
-  const Status checked = check_state(saved);
-  Status agreed = agree_on_outcome(communicator_, "load_state", checked, timeout());
-  if (agreed.ok()) {
-    agreed = check_same_number(communicator_, "the state to load (hash of ranks and decision)",
-                               fnv1a_64(saved.spec) + static_cast<std::uint64_t>(saved.world_size), timeout());
-  }
-  if (!agreed.ok()) return fail_if_cut_off(agreed);
-  const SavedDecision decision = *SavedDecision::parse(saved.spec);
-  if (saved.world_size != communicator_->world_size()) {
-    if (const Status status = start_again(); !status.ok()) return fail(status);
-    set_first_step(decision.step);
-    replicas_ = {};
-    carried_.clear();
-    refused_ = decision.refused;
-    return "the state was saved by " + std::to_string(saved.world_size) + " ranks and is loaded by " +
-           std::to_string(communicator_->world_size()) +
-           ": auto measures again, and residuals start at zero (what they held is lost once)";
-  }
-  EngineState state = saved;
-  for (TensorState& tensor : state.tensors) {
-    std::erase_if(tensor.places, [](const PlaceState& place) { return place.name == kOwed; });
-  }
-  std::erase_if(state.tensors, [](const TensorState& tensor) {
-    return tensor.residual.empty() && tensor.basis.empty() && tensor.velocity.empty() && tensor.places.empty();
-  });
-  Result<std::unique_ptr<Engine>> restored = make_inner(decision.what);
-  if (!restored.ok()) return fail_if_cut_off(restored.status());
-  std::unique_ptr<Engine> made = std::move(restored).value();
-  state.spec = made->options().results_spec();
-  // Dense steps leave nothing behind; those of DDP's buffers have no layout, either, which other engines look for.
-  std::string warning;
-  if (decision.what != "none") {
-    Result<std::string> loaded = made->load_state(state);
-    if (!loaded.ok()) return fail_if_cut_off(loaded.status());
-    warning = std::move(loaded).value();
-  }
-
-  // From here on nothing refuses the state.
-  set_first_step(decision.step);
-  replicas_ = {};
-  take_owed(saved);
-  refused_ = decision.refused;
-  const std::string label = decision.what.starts_with('{') ? made->options().codec
-                            : decision.what == "none"      ? "dense"
-                                                           : decision.what;
-  const bool is_allowed = may_run(decision.what, options_, refused_);
-  const bool fits =
-      !decision.what.starts_with('{') || plan_from_json(decision.what).value().topology == placement_.topology;
-  if (!decision.decided || !is_allowed || !fits) {
-    // What was on trial, or may not run here, is not resumed; what it owes is paid.
-    Status status = harvest(made.get(), decision.what, decision.decided ? kPieces : 1);
-    if (status.ok()) status = start_again();
-    if (!status.ok()) return fail(status);
-    if (!decision.decided) return warning;
-    if (is_allowed) {
-      return "the state was saved with " + label +
-             ", a plan for ranks that sit elsewhere on machines: auto measures again";
-    }
-    return "the state was saved with " + label +
-           ", which is not allowed at quality=" + std::string(quality_name(options_.quality)) + ": auto measures again";
-  }
-  put_inside(std::move(made), 0);
-  uncounted_ = kUncountedSteps;
-  times_ns_.clear();
-  first_ready_ns_.clear();
-  decision_ = {.decided = true, .step = step_number(), .chosen = 0, .candidates = {}, .reason = {}};
-  decision_.candidates = {{.label = "dense", .what = "none"}};
-  if (decision.what != "none") {
-    decision_.candidates.push_back({.label = label, .what = decision.what});
-    decision_.chosen = 1;
-  }
-  decision_.reason = label + ", as in the checkpoint";
-  current_ = decision_.chosen;
-  phase_ = Phase::kRun;
-  forget_samples();
-  retried_.reset();
-  expected_ns_ = drift_from_ns_ = -1;
-  block_steps_ = kWatchOfState;
-  checks_ = drifted_ = lossy_ = beaten_ = 0;
-  return warning;
-}
 
 }  // namespace cortado

@@ -9,10 +9,10 @@
 //             kMeasure if the time has drifted or too much is lost, or to kTry if others were faster on trial than the
 //             winner is now
 //
-// What an engine still owed when it was left (its residual) is added to the gradient of the next step, or, if it has
-// run for long, to those of the next kPieces.
+// What an engine still owed when it was left (its residual) is paid with later gradients (debts.h).
 //
-// With gradients on a device settings run there, and dense steps and plans on the host. A step goes one of three ways:
+// With gradients on a device settings run there, and dense steps and plans on the host. Gradients take one of three
+// routes:
 //
 //   kDirect  the engine inside gets the gradients as they are
 //   kHost    they are copied to the host, where the engine inside is, and the means are copied back
@@ -29,13 +29,13 @@
 #include <vector>
 
 #include "collective/agreement.h"
-#include "core/aligned_buffer.h"
 #include "cortado/auto.h"
 #include "engine/device_side.h"
 #include "session/candidates.h"
 #include "session/contest.h"
-#include "session/pace.h"
+#include "session/debts.h"
 #include "session/trial_predictions.h"
+#include "session/watch.h"
 
 namespace cortado {
 
@@ -50,9 +50,8 @@ struct AutoDevice {
 
 class AutoEngineImpl final : public AutoEngine {
  public:
-  static constexpr int kUncountedSteps = 3;  // no start time; DDP lays out its buckets anew; caches
-  static constexpr int kPieces = 8;
-  static constexpr std::int64_t kStepsWithoutGradient = 100;  // of a tensor, until what it is owed is dropped
+  // Steps before times count: the first has no start time, DDP lays out its buckets anew, caches are cold.
+  static constexpr int kUncountedSteps = 3;
 
   AutoEngineImpl(std::vector<EngineTensor> tensors, const AutoOptions& options, Communicator* communicator,
                  const Clock* clock, AutoDevice device = {});
@@ -85,17 +84,7 @@ class AutoEngineImpl final : public AutoEngine {
 
  private:
   enum class Phase { kMeasure, kTry, kRun };
-  enum class Way { kDirect, kHost, kBoth };
-  struct Carried {  // in gradients' unscaled units
-    AlignedBuffer<float> values;
-    int pieces = 1, pieces_left = 0;
-    std::int64_t last_gradient = 0;  // steps_ after the last step in which the tensor had one, or when this began
-  };
-
-  // What this rank owes no longer.
-  struct Dropped {
-    std::int64_t tensors = 0, last = -1;
-  };
+  enum class Route { kDirect, kHost, kBoth };
 
   struct TensorStep {
     void* gradient = nullptr;
@@ -139,16 +128,14 @@ class AutoEngineImpl final : public AutoEngine {
     return phase_ == Phase::kMeasure && (uncounted_ == 1 || (uncounted_ == 0 && is_quiet_ && is_last_of_block()));
   }
   bool measures() const { return phase_ == Phase::kMeasure && uncounted_ == 0; }
-  bool holds_back() const { return is_quiet_ && measures() && way_ == Way::kDirect; }
+  bool holds_back() const { return is_quiet_ && measures() && route_ == Route::kDirect; }
   bool adds_squares() const { return phase_ == Phase::kRun && uncounted_ == 0 && is_last_of_block(); }
   void note_gradients(std::span<const Gradient> gradients);
   void take_sample(const Gradient& gradient);
-  void add_carried(const Gradient& gradient);
-  void count_delivered();
+  bool sums_are_finite() const;
   Status after_step();
   Status agree_on_debts();
-  Dropped drop_old_debts();
-  void tell_dropped(const Dropped& most);
+  void tell_dropped(const Debts::Dropped& most);
 
   // -- between steps
   void begin_measuring();
@@ -157,6 +144,7 @@ class AutoEngineImpl final : public AutoEngine {
   Status end_quiet_step();
   Status end_block();
   Status begin_trials();
+  void begin_contest(std::vector<std::int64_t> predicted_ns, std::span<const std::int64_t> dense_ns);
   Status next_trial();
   Status predict_trial();
   Status simulate_setting();
@@ -164,19 +152,24 @@ class AutoEngineImpl final : public AutoEngine {
   double max_error_of(const std::string& what) const;
   Result<bool> loses_too_much_on_trial();
   Status decide();
+  void record_trials();
+  std::string predicted(const AutoCandidate& of) const;
+  std::string reason() const;
+  std::string others_tried() const;
+  void begin_running();
   Status check_progress();
   std::vector<int> faster_on_trial(std::int64_t step_ns) const;
   Status try_again(std::int64_t step_ns);
   Result<bool> try_to_switch(int candidate);
-  Status switch_to(int candidate, bool keep_residual = true);
-  Status exchange(int candidate, std::unique_ptr<Engine> made, bool keep_residual = true);
+  Status go_dense(bool keep_residual = true);
+  Status replace_inner(int candidate, std::unique_ptr<Engine> made, bool keep_residual = true);
   void put_inside(std::unique_ptr<Engine> made, int candidate);
   Result<std::unique_ptr<Engine>> make_inner(const std::string& what);
   Status harvest(Engine* from, const std::string& what, int pieces);
-  void carry(std::uint32_t tensor, std::span<const float> values, float factor, int pieces);
   Status check_state(const EngineState& state) const;
-  void take_owed(const EngineState& state);
+  void refuse_current() { refused_.push_back(current().what.starts_with('{') ? "plan" : current().what); }
   void say(const std::string& text) { news_.push_back("cortado: " + text); }
+  void say_at_step(const std::string& text) { say("auto, step " + std::to_string(step_number()) + ": " + text); }
 
   std::vector<EngineTensor> tensors_;
   AutoOptions options_;
@@ -218,22 +211,18 @@ class AutoEngineImpl final : public AutoEngine {
   std::vector<std::int64_t> times_ns_;  // of this block
   // But for kRun, of the same steps: when their first gradients were ready; 0: not known.
   std::vector<std::int64_t> first_ready_ns_;
-  std::int64_t expected_ns_ = -1;       // kRun: of a step
-  std::int64_t drift_from_ns_ = -1;     // kRun: the same, as it was when links and codecs were measured
+  Watch watch_;                         // kRun
   std::vector<std::int64_t> first_ns_;  // by candidate: on trial then; -1: not tried
   struct Retried {
     int candidate;
     std::int64_t step_ns;
   };
-  std::optional<Retried> retried_;            // kTry, again: who ran, and what its steps took
-  int drifted_ = 0, lossy_ = 0, beaten_ = 0;  // comparisons in a row
-  // Comparisons since the decision, and how many of them before all is measured anew, or others are tried again.
-  int checks_ = 0, checks_to_pass_ = 0, retries_to_pass_ = 0;
+  std::optional<Retried> retried_;  // kTry, again: who ran, and what its steps took
 
   // -- the step in hand
   bool in_step_ = false;
   StepContext context_;
-  Way way_ = Way::kDirect;
+  Route route_ = Route::kDirect;
   bool is_inside_begun_ = false;
   std::vector<Gradient> empty_;  // tensors without elements that were submitted, but for the engine inside
   std::vector<TensorStep> submitted_;
@@ -249,8 +238,7 @@ class AutoEngineImpl final : public AutoEngine {
   double largest_gradient_ = 0;  // kMeasure: of this rank, see MeasuredSteps
   std::map<std::uint32_t, std::size_t> sampled_;
   double gradient_squares_ = 0;
-  std::map<std::uint32_t, Carried> carried_;
-  std::vector<Gradient> carrying_;  // gradients of this step that were added to
+  Debts debts_;
 
   std::int64_t steps_ = 0;
   std::int64_t first_step_ = 0;  // what the first of them is called
