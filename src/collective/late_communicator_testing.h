@@ -36,6 +36,7 @@ class LateCommunicator final : public PassingCommunicator {
     }
     return kLate;
   }
+  Result<bool> test(WorkId work) override { return work == kLate ? false : PassingCommunicator::test(work); }
   Status wait(WorkId work, std::chrono::nanoseconds timeout) override {
     return work == kLate ? make_error(StatusCode::kTimeout, "late") : PassingCommunicator::wait(work, timeout);
   }
@@ -57,6 +58,18 @@ class LateCommunicator final : public PassingCommunicator {
   int others_first_ = -1;  // -1 and below: none is late any more
   std::span<const std::byte> sent_;
   std::span<std::byte> received_;
+};
+
+// Says of every gather, while is_late, that it has not ended in time; it has.
+class LateGather final : public PassingCommunicator {
+ public:
+  using PassingCommunicator::PassingCommunicator;
+  Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
+                    std::chrono::nanoseconds timeout) override {
+    const Status status = PassingCommunicator::all_gather(sent, received, timeout);
+    return is_late ? make_error(StatusCode::kTimeout, "late") : status;
+  }
+  bool is_late = false;
 };
 
 }  // namespace cortado

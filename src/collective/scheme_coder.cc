@@ -193,7 +193,8 @@ bool SchemeCoder::add_residual(const SchemeStep& step, const Piece& piece, float
     return false;
   }
   const float* kept = residual_of(kept_, step, piece);
-  if (holds_zeros_ && all_bits_zero(values, elems * static_cast<std::int64_t>(sizeof(float)))) {
+  // Of either sign: a sum of what was decoded may have both.
+  if (holds_zeros_ && std::all_of(values, values + elems, [](float value) { return value == 0; })) {
     std::copy_n(kept, elems, residual_of(fresh_, step, piece));
     return true;
   }

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "collective/emulated_scheme_device.h"
-#include "collective/passing_communicator_testing.h"
+#include "collective/late_communicator_testing.h"
 #include "core/check.h"
 #include "core/counting_new.h"
 #include "core/finite.h"
@@ -52,6 +52,20 @@ Sum mean_of_gradients(int ranks, std::int64_t steps) {
   }
   return mean;
 }
+
+// All tensors by one option and one codec, with error feedback.
+Plan uniform_plan(const Topology& topology, const std::string& codec, const std::string& option) {
+  Plan plan = dense_plan(topology);
+  for (PlanBucket& bucket : plan.buckets) {
+    bucket.codec = codec;
+    bucket.error_feedback = true;
+    bucket.option = Option::parse(option, topology).value();
+  }
+  return plan;
+}
+
+constexpr const char* kFlatGather = "encode@cpu all_gather@flat decode@cpu";
+constexpr const char* kFlatSum = "encode@cpu all_reduce@flat decode@cpu";
 
 // Runs `body` as every rank of the topology; all must end well.
 void on_ranks(const Topology& topology, const std::function<Status(Communicator&)>& body) {
@@ -148,16 +162,6 @@ TEST(PlanEngine, ResidualsAreReportedInUnitsOfGradients) {
 
 // A rank that has not heard the others can't tell what they do.
 TEST(PlanEngine, ASwitchThatIsCutOffEndsTheEngine) {
-  class LateGather final : public PassingCommunicator {
-   public:
-    using PassingCommunicator::PassingCommunicator;
-    Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received,
-                      std::chrono::nanoseconds timeout) override {
-      const Status status = PassingCommunicator::all_gather(sent, received, timeout);
-      return is_late ? make_error(StatusCode::kTimeout, "late") : status;
-    }
-    bool is_late = false;
-  };
   const Topology alone = {{{"all", 1}}};
   for (const bool switches : {true, false}) {
     LocalGroup group(1);
@@ -253,6 +257,106 @@ TEST(PlanEngine, CarriesResidualsOverAtTheLargestLossScales) {
   }
 }
 
+// What the plans before owe is paid by the first step that is finite.
+TEST(PlanEngine, ANonFiniteStepBehindASwitchKeepsDebts) {
+  for (std::size_t seed = 0; seed < 6; ++seed) {
+    SCOPED_TRACE(seed);
+    Sum delivered;
+    on_ranks(kTwoByThree, [&](Communicator& communicator) -> Status {
+      const int rank = communicator.rank();
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), mixed_plan(kTwoByThree, seed, kLossy),
+                                                                 with_timeout(), &communicator));
+      Sum own;
+      const auto step = [&](Gradients gradients, bool is_finite) -> Status {
+        if (!is_finite && rank == 4) gradients[3][5] = std::numeric_limits<float>::infinity();
+        CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome, run_plan_step(*engine, rank, gradients));
+        EXPECT_EQ(outcome.finite, is_finite);
+        if (is_finite) add(gradients, 1, &own);
+        return {};
+      };
+      const auto gradients = [&](std::int64_t at) { return made_up_gradients(small_model(), rank, at); };
+      for (std::int64_t at = 0; at < 2; ++at) CORTADO_RETURN_IF_ERROR(step(gradients(at), true));
+      CORTADO_RETURN_IF_ERROR(engine->switch_plan(mixed_plan(kTwoByThree, seed + 100, kLossy)));
+      CORTADO_RETURN_IF_ERROR(step(gradients(9), false));
+      CORTADO_RETURN_IF_ERROR(step(gradients(2), true));
+      CORTADO_RETURN_IF_ERROR(engine->switch_plan(dense_plan(kTwoByThree)));
+      CORTADO_RETURN_IF_ERROR(step(gradients(9), false));
+      CORTADO_RETURN_IF_ERROR(step(zeros_like(gradients(0)), true));
+      if (rank == 0) delivered = own;
+      return {};
+    });
+    ASSERT_FALSE(HasFailure());
+    EXPECT_LT(largest_difference(delivered, mean_of_gradients(6, 3)), 2e-5);
+  }
+}
+
+// As EveryMethod.HoldsWhatItOwesToATensorThatNobodyUsed: also where it is encoded twice, and what was carried over.
+TEST(PlanEngine, HoldsWhatItOwesToATensorThatNobodyUsed) {
+  constexpr const char* kTwice = "encode@cpu all_gather@intra decode@cpu encode@cpu all_gather@inter decode@cpu";
+  const std::pair<Plan, Plan> cases[] = {
+      {uniform_plan(kTwoByTwo, "topk(density=0.1)", kFlatGather), {}},
+      {uniform_plan(kTwoByTwo, "topk(density=0.1)", kTwice), {}},
+      {uniform_plan(kTwoByTwo, "quant(bits=8, round=dither)", kTwice), {}},
+      {uniform_plan(kTwoByTwo, "randk(density=0.2)", kFlatSum), {}},
+      {uniform_plan(kTwoByTwo, "acp(rank=2)", kFlatSum), {}},
+      {uniform_plan(kTwoByTwo, "power(rank=2)", kFlatSum), {}},
+      {uniform_plan(kTwoByTwo, "topk(density=0.1)", kFlatGather), uniform_plan(kTwoByTwo, "sign", kTwice)},
+      {uniform_plan(kTwoByTwo, "topk(density=0.1)", kFlatGather), uniform_plan(kTwoByTwo, "acp(rank=2)", kFlatSum)},
+  };
+  for (const auto& [plan, next] : cases) {
+    SCOPED_TRACE(plan.buckets[0].codec + ", then " + (next.buckets.empty() ? "the same" : next.buckets[0].codec));
+    Sum delivered;
+    on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+      const int rank = communicator.rank();
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+      Sum own;
+      for (std::int64_t step = 0; step < 9; ++step) {
+        if (step == 4 && !next.buckets.empty()) CORTADO_RETURN_IF_ERROR(engine->switch_plan(next));
+        Gradients gradients = made_up_gradients(small_model(), rank, step);
+        const bool is_unused = step % 3 == 1;
+        if (is_unused) std::fill(gradients[1].begin(), gradients[1].end(), 0.0f);
+        CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, gradients, {.holds_zero_gradients = true}).status());
+        const auto is_zero = [](float value) { return value == 0.0f; };
+        EXPECT_EQ(std::all_of(gradients[1].begin(), gradients[1].end(), is_zero), is_unused) << "step " << step;
+        add(gradients, 1, &own);
+      }
+      CORTADO_RETURN_IF_ERROR(engine->switch_plan(dense_plan(kTwoByTwo)));
+      Gradients nothing = zeros_like(made_up_gradients(small_model(), rank, 0));
+      CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, rank, nothing).status());
+      add(nothing, 1, &own);
+      if (rank == 0) delivered = own;
+      return {};
+    });
+    ASSERT_FALSE(HasFailure());
+    Sum expected;
+    for (std::int64_t step = 0; step < 9; ++step) {
+      for (int rank = 0; rank < 4; ++rank) {
+        Gradients gradients = made_up_gradients(small_model(), rank, step);
+        if (step % 3 == 1) std::fill(gradients[1].begin(), gradients[1].end(), 0.0f);
+        add(gradients, 0.25, &expected);
+      }
+    }
+    EXPECT_LT(largest_difference(delivered, expected), 2e-5);
+  }
+}
+
+// Places that were the same in each step would leave all others behind for ever.
+TEST(PlanEngine, RandomPlacesChangeFromStepToStep) {
+  const Plan plan = uniform_plan(kTwoByTwo, "randk(density=0.2)", kFlatSum);
+  on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
+    CORTADO_ASSIGN_OR_RETURN(const auto engine, Engine::create(small_model(), plan, with_timeout(), &communicator));
+    std::vector<bool> has_arrived(48 * 33);
+    for (std::int64_t step = 0; step < 20; ++step) {
+      Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+      CORTADO_RETURN_IF_ERROR(run_plan_step(*engine, communicator.rank(), gradients).status());
+      for (std::size_t i = 0; i < has_arrived.size(); ++i) has_arrived[i] = has_arrived[i] || gradients[1][i] != 0;
+    }
+    // Of 1584 values 1 % has not been drawn in 20 steps.
+    EXPECT_GT(std::count(has_arrived.begin(), has_arrived.end(), true), 1540);
+    return {};
+  });
+}
+
 // Factors without a residual have no place for what an earlier plan still owes: it waits for the next plan.
 TEST(PlanEngine, WhatCannotBeAddedStaysOwed) {
   const auto plan_with = [](const std::string& codec, const std::string& option, bool error_feedback) {
@@ -334,8 +438,8 @@ TEST(PlanEngine, ASwitchToTheSamePlanChangesNothing) {
   });
 }
 
-TEST(PlanEngine, ANonFiniteStepLeavesNoTrace) {
-  const Plan plan = mixed_plan(kTwoByTwo, 3, kLossy);
+// Steps of `plan` behind one with Inf and one with NaN are as if those had not been.
+void expect_non_finite_steps_leave_no_trace(const Plan& plan) {
   on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {
     const int rank = communicator.rank();
     std::vector<Gradients> runs[2];
@@ -362,6 +466,12 @@ TEST(PlanEngine, ANonFiniteStepLeavesNoTrace) {
     for (std::size_t step = 0; step < 3; ++step) EXPECT_TRUE(same_bits(runs[0][step], runs[1][step])) << step;
     return {};
   });
+}
+
+TEST(PlanEngine, ANonFiniteStepLeavesNoTrace) {
+  expect_non_finite_steps_leave_no_trace(mixed_plan(kTwoByTwo, 3, kLossy));
+  expect_non_finite_steps_leave_no_trace(uniform_plan(kTwoByTwo, "acp(rank=2)", kFlatSum));
+  expect_non_finite_steps_leave_no_trace(uniform_plan(kTwoByTwo, "power(rank=2)", kFlatSum));
 }
 
 // As CodecDtypes.WhatOverflowsOnTheWayBackIsAStepThatNeverWas.
