@@ -10,6 +10,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -177,6 +178,32 @@ TEST(OwnerGather, WithFeedbackNothingIsLostForEver) {
       }
       EXPECT_NEAR(balance, 0, 1e-4) << name << " " << e;
     }
+  }
+}
+
+// Places that were the same in each step would leave all others behind for ever; and owners draw their own.
+TEST(OwnerGather, RandomPlacesDifferFromStepToStepAndFromOwnerToOwner) {
+  const std::vector<OwnedTensor> tensors = {{.name = "a", .rows = 1, .cols = 400, .owner = 0},
+                                            {.name = "b", .rows = 1, .cols = 400, .owner = 1}};
+  for (const Status& status : run_ranks(2, [&](Communicator& communicator) -> Status {
+         CORTADO_ASSIGN_OR_RETURN(const auto gather,
+                                  OwnerGather::create(tensors, {.codec = "randk(density=0.1)"}, &communicator));
+         std::set<std::vector<bool>> places;
+         for (std::uint64_t step = 0; step < 3; ++step) {
+           std::vector<float> values[2] = {std::vector<float>(400, 1.0f), std::vector<float>(400, 1.0f)};
+           void* const data[] = {values[0].data(), values[1].data()};
+           CORTADO_RETURN_IF_ERROR(gather->run(step, data));
+           for (const std::vector<float>& of : values) {
+             std::vector<bool> has_arrived;
+             for (const float value : of) has_arrived.push_back(value != 0);
+             EXPECT_EQ(std::count(has_arrived.begin(), has_arrived.end(), true), 40);
+             places.insert(has_arrived);
+           }
+         }
+         EXPECT_EQ(places.size(), 6u);
+         return {};
+       })) {
+    EXPECT_TRUE(status.ok()) << status.to_string();
   }
 }
 

@@ -680,6 +680,26 @@ TEST(Scheme, UnbiasedCodecsStaySoWhereTheyEncodeAgain) {
   }
 }
 
+// What ranks round at random cancels out, unless they draw the same.
+TEST(Scheme, ContributorsRoundIndependently) {
+  constexpr int kRanks = 8;
+  SchemeRanks ranks({{{"all", kRanks}}});
+  const std::unique_ptr<Codec> codec = make_codec("quant(bits=3, round=stochastic)").value();
+  const std::vector<SchemeTensor> tensors = {{"w", 40, 50}};
+  const auto same_on_all_ranks = [](const std::vector<SchemeTensor>& of, int, int step) {
+    return normal_like_message(of, 0, step);
+  };
+  const Option option = Option::parse("encode@cpu all_gather@all decode@cpu", ranks.topology()).value();
+  SchemeRuns runs(ranks, {.option = option, .codec = codec.get(), .tensors = tensors});
+  ASSERT_TRUE(runs.step(0, same_on_all_ranks).ok());
+  const Message sums = runs.sums(0), values = normal_like_message(tensors, 0, 0);
+  const DifferenceSquares& of_one = runs.run(0).coder().squares(0);
+  double of_mean = 0;
+  for (std::size_t e = 0; e < values[0].size(); ++e) of_mean += std::pow(sums[0][e] / kRanks - values[0][e], 2);
+  EXPECT_GT(of_one.of_differences, 0);
+  EXPECT_LT(of_mean, 2 * of_one.of_differences / kRanks);
+}
+
 TEST(Scheme, MajorityVoteTakesTheSignThatMostHave) {
   SchemeRanks ranks({{{"all", 3}}});
   const std::unique_ptr<Codec> codec = make_codec("sign(scale=none, vote=majority)").value();

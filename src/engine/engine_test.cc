@@ -11,17 +11,19 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <future>
 #include <latch>
 #include <limits>
 #include <mutex>
 #include <thread>
 
 #include "bucket/model_shapes.h"
+#include "collective/late_communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/check.h"
 #include "core/counting_new.h"
 #include "core/sanitized.h"
-#include "engine/engine_testing.h"
+#include "engine/plan_engine_testing.h"
 #include "engine/state_hash.h"
 
 namespace cortado {
@@ -125,6 +127,37 @@ TEST_P(EveryMethod, UndoesANonFiniteStepWithEveryKindOfRollback) {
       if (kSanitized && keeps == (value > 0)) continue;  // half of it
       expect_bad_step_leaves_no_trace(training, {value, keeps, EngineOptions::Rollback::kRounded});
       expect_bad_step_leaves_no_trace(training, {value, keeps, EngineOptions::Rollback::kExact});
+    }
+  }
+}
+
+// With a tensor that sends nothing in the bad step, and so has nothing to undo.
+TEST_P(EveryMethod, UndoesNothingOfATensorThatWasHeld) {
+  const auto [options, world_size] = GetParam();
+  for (const EngineOptions::Rollback rollback : {EngineOptions::Rollback::kRounded, EngineOptions::Rollback::kExact}) {
+    Training training{.options = options, .world_size = world_size, .steps = 2};
+    training.options.rollback = rollback;
+    training.context.holds_zero_gradients = true;
+    training.gradients = [&training](int rank, std::int64_t step) {
+      Gradients gradients = made_up_gradients(training.tensors, rank, step);
+      if (step < 2) return gradients;
+      std::fill(gradients[1].begin(), gradients[1].end(), 0.0f);
+      if (rank == 0) gradients[6][3] = std::numeric_limits<float>::infinity();
+      return gradients;
+    };
+    const History before = train(training);
+    training.steps = 4;  // two bad ones
+    const History after = train(training);
+    for (int rank = 0; rank < world_size; ++rank) {
+      EXPECT_EQ(after.finite[rank], (std::vector<bool>{true, true, false, false}));
+      for (std::size_t t = 0; t < before.states[rank].tensors.size(); ++t) {
+        const TensorState& was = before.states[rank].tensors[t];
+        const TensorState& is = after.states[rank].tensors[t];
+        if (was.name != training.tensors[1].name) continue;
+        EXPECT_EQ(is.residual, was.residual);
+        EXPECT_EQ(is.velocity, was.velocity);
+        EXPECT_EQ(is.basis, was.basis);
+      }
     }
   }
 }
@@ -542,6 +575,26 @@ TEST(TwoSided, SendsTheBytesOfAnAlternatingStepOnAverage) {
   training.steps = 2;
   const std::int64_t even = train(training).reports[0].payload_bytes;
   EXPECT_EQ(2 * both, odd + even);
+}
+
+// Each step projects on a subspace of its own: in the same one again and again the rest would never be delivered.
+TEST(Engine, WithoutAWarmStartEachStepHasBasesOfItsOwn) {
+  for (const char* const spec : {"acp(rank=2, warm_start=false)", "acp(rank=2, sides=alternate, warm_start=false)",
+                                 "power(rank=2, warm_start=false)"}) {
+    SCOPED_TRACE(spec);
+    Training training{.options = coded(spec), .world_size = 2, .steps = 60};
+    training.gradients = [&training](int rank, std::int64_t) { return made_up_gradients(training.tensors, rank, 0); };
+    const History run = train(training);
+    std::vector<double> total(48 * 33), expected(48 * 33), last(48 * 33);
+    for (std::int64_t step = 0; step < 60; ++step) {
+      for (std::size_t i = 0; i < total.size(); ++i) total[i] += run.delivered[0][step][1][i];
+    }
+    for (std::size_t i = 0; i < total.size(); ++i) {
+      expected[i] = 60 * 0.5 * (made_up_value(0, 0, 1, i) + static_cast<double>(made_up_value(1, 0, 1, i)));
+    }
+    const std::vector<double> zeros(total.size());
+    EXPECT_LT(squares_of_difference(total, expected) / squares_of_difference(expected, zeros), 0.35);
+  }
 }
 
 TEST(Engine, ZeroGradientsStayZeroAndFinite) {
@@ -964,6 +1017,95 @@ TEST(EngineErrors, APeerThatStopsIsNamedOnEveryOtherRank) {
     return outcome.status();
   });
   EXPECT_NE(statuses[1].message().find("the loss exploded"), std::string::npos);
+}
+
+// An error of one rank's own is told to the others by its engine: that rank is alive, and says nothing more.
+TEST(EngineErrors, PeersHearOfARankThatCanNotFinishItsStep) {
+  const Topology pair = {{{"all", 2}}};
+  const auto create = [&](bool planned, Communicator* communicator) {
+    EngineOptions options;
+    options.timeout_s = 60;
+    if (planned) return Engine::create(small_model(), dense_plan(pair), options, communicator);
+    return Engine::create(small_model(), low_rank(Method::kAcp, 2), communicator);
+  };
+  for (const bool planned : {false, true}) {
+    std::promise<void> others_ended;
+    const auto start = std::chrono::steady_clock::now();
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      CORTADO_ASSIGN_OR_RETURN(const auto engine, create(planned, &communicator));
+      Gradients gradients = made_up_gradients(small_model(), 0, 0);
+      if (communicator.rank() == 0) {
+        const Status status = run_step(*engine, gradients).status();
+        others_ended.set_value();
+        EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.to_string();
+        EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+        return {};
+      }
+      CORTADO_RETURN_IF_ERROR(engine->begin_step({}));
+      const Gradient one{1, gradients[1].data()};
+      CORTADO_RETURN_IF_ERROR(engine->submit({&one, 1}));
+      const Status status = engine->finish_step().status();
+      EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status.to_string();
+      others_ended.get_future().wait();
+      return {};
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+  }
+}
+
+// Where a collective can't be taken back, what it reads and writes outlives the engine.
+TEST(EngineErrors, BuffersOfACollectiveWhoseEndWasNotSeenAreKept) {
+  const Topology pair = {{{"all", 2}}};
+  const auto of_plan = [&](const char* codec, const char* option) {
+    Plan plan = dense_plan(pair);
+    for (PlanBucket& bucket : plan.buckets) {
+      bucket.codec = codec;
+      bucket.option = Option::parse(option, pair).value();
+    }
+    return plan;
+  };
+  const char* const gathered = "encode@cpu all_gather@all decode@cpu";
+  const char* const summed = "encode@cpu all_reduce@all decode@cpu";
+  const std::function<Result<std::unique_ptr<Engine>>(Communicator*)> makers[] = {
+      [](Communicator* c) { return Engine::create(small_model(), low_rank(Method::kAcp, 2), c); },
+      [](Communicator* c) { return Engine::create(small_model(), low_rank(Method::kPower, 2), c); },
+      [](Communicator* c) { return Engine::create(small_model(), coded("topk(density=0.1)"), c); },
+      [](Communicator* c) { return Engine::create(small_model(), coded("sign"), c); },
+      [&](Communicator* c) {
+        return Engine::create(small_model(), of_plan("topk(density=0.1)", gathered), with_timeout(), c);
+      },
+      [&](Communicator* c) { return Engine::create(small_model(), of_plan("cast(bf16)", summed), with_timeout(), c); },
+      [&](Communicator* c) { return Engine::create(small_model(), of_plan("acp(rank=2)", summed), with_timeout(), c); },
+  };
+  for (std::size_t made = 0; made < std::size(makers); ++made) {
+    SCOPED_TRACE(made);
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+      LateCommunicator transport(&communicator);
+      CORTADO_ASSIGN_OR_RETURN(auto engine, makers[made](&transport));
+      transport.be_late();
+      Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
+      const Status status = run_step(*engine, gradients).status();
+      engine.reset();
+      EXPECT_GT(transport.go_on(), 0u);
+      return status;
+    });
+    for (const Status& status : statuses) EXPECT_FALSE(status.ok());
+  }
+}
+
+// One that has not heard the others can't tell whether they have loaded theirs.
+TEST(EngineErrors, AStateWhoseLoadingIsCutOffEndsTheEngine) {
+  LocalGroup group(1);
+  LateGather transport(group.communicator(0));
+  const auto engine = Engine::create(small_model(), coded("sign"), &transport).value();
+  Gradients gradients = made_up_gradients(small_model(), 0, 0);
+  ASSERT_TRUE(run_step(*engine, gradients).ok());
+  const EngineState state = engine->save_state().value();
+  transport.is_late = true;
+  EXPECT_EQ(engine->load_state(state).status().code(), StatusCode::kTimeout);
+  transport.is_late = false;
+  EXPECT_EQ(engine->begin_step({}).code(), StatusCode::kTimeout);
 }
 
 // Found by the fault campaign: the buffers of a rank that went away within a step were still summed, freed or not.

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
+#include <future>
 #include <limits>
 #include <set>
 #include <string>
@@ -479,6 +481,42 @@ TEST(Kfac, SingularFactorsAreHeldByTheDamping) {
     }
     EXPECT_TRUE(fallbacks_of(*job.kfac).empty());
   }
+}
+
+// A layer of a branch, or an expert: what some ranks did not use counts for nothing, also where it is sent compressed.
+TEST(Kfac, FactorsAreMeansOfTheRanksThatUsedTheLayer) {
+  const std::vector<KfacLayer> layers = {{.name = "fc", .inputs = 2, .outputs = 2}};
+  for (const std::string codec : {"none", "cast(fp16)"}) {
+    for (const int users : {1, 2, 4}) {
+      KfacOptions options = strategy(KfacStrategy::kMemOpt);
+      options.factor_compression = codec;
+      const auto statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
+        CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(layers, options, &communicator));
+        const std::vector<float> x = {2, 4}, d = {1, 2};
+        if (communicator.rank() < users) {
+          CORTADO_RETURN_IF_ERROR(kfac->add_activations(0, {x.data(), DType::kFloat32, 1}));
+          CORTADO_RETURN_IF_ERROR(kfac->add_output_gradients(0, {d.data(), DType::kFloat32, 1}));
+        }
+        std::vector<float> gradient = {1, 2, 3, 4};
+        const KfacGradient address{.weight = gradient.data()};
+        CORTADO_RETURN_IF_ERROR(kfac->step({.factor_decay = 0}, {&address, 1}).status());
+        const std::vector<float> factor = kfac->save_state().layers[0].a_factor;
+        if (factor.empty()) return {};  // not the holder
+        EXPECT_EQ(factor, (std::vector<float>{4, 8, 16})) << codec << ", " << users << " ranks";
+        return {};
+      });
+      for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+    }
+  }
+}
+
+// Those of a step that updates no factors are not kept for the next one that does.
+TEST(Kfac, BatchesOfAStepWithoutFactorsAreDropped) {
+  OneLayer job, expected;
+  ASSERT_TRUE(job.step({1, 2}, {3, 4}, {.update_factors = false}).ok());
+  for (OneLayer* one : {&job, &expected}) ASSERT_TRUE(one->step({5, 6}, {7, 8}).ok());
+  EXPECT_EQ(job.kfac->save_state().layers[0].a_factor, expected.kfac->save_state().layers[0].a_factor);
+  EXPECT_EQ(job.kfac->save_state().layers[0].g_factor, expected.kfac->save_state().layers[0].g_factor);
 }
 
 // As a saved state, or a lossy codec, might leave it.
@@ -1020,6 +1058,72 @@ TEST(Kfac, InversesThatAreStillToBeComputedAreNotSaved) {
     if (!saves_again) of_first = after[0];
     EXPECT_EQ(after[0], of_first);
   }
+}
+
+// Nobody may compute them alone: they are sent.
+TEST(Kfac, InversesThatOneStateLacksAreComputedByAll) {
+  SmallRun run = saved_run(strategy(KfacStrategy::kCommOpt));
+  run.world_size = 2;
+  run.factor_update_steps = run.inv_update_steps = 100;
+  std::vector<KfacState> states(2);
+  run_job(run, 2, [&](Kfac& kfac, int rank) { states[static_cast<std::size_t>(rank)] = kfac.save_state(rank == 0); });
+  std::vector<Gradients> after(2);
+  const auto statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    const auto rank = static_cast<std::size_t>(communicator.rank());
+    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), run.options, &communicator));
+    CORTADO_RETURN_IF_ERROR(kfac->load_state({&states[rank], 1}).status());
+    CORTADO_ASSIGN_OR_RETURN(after[rank], run_step(*kfac, run, communicator.rank(), 2));
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(after[0], after[1]);
+}
+
+TEST(Kfac, AStateWhoseLoadingIsCutOffEndsIt) {
+  LocalGroup group(1);
+  LateGather transport(group.communicator(0));
+  const auto kfac = Kfac::create(small_job(), strategy(KfacStrategy::kMemOpt), &transport).value();
+  const SmallRun run{.world_size = 1, .options = strategy(KfacStrategy::kMemOpt), .values = {}};
+  ASSERT_TRUE(run_step(*kfac, run, 0, 0).ok());
+  const KfacState state = kfac->save_state();
+  transport.is_late = true;
+  EXPECT_EQ(kfac->load_state({&state, 1}).status().code(), StatusCode::kTimeout);
+  transport.is_late = false;
+  EXPECT_EQ(run_step(*kfac, run, 0, 1).status().code(), StatusCode::kTimeout);
+}
+
+// By the one that fails, which is alive and says nothing more.
+TEST(Kfac, PeersHearOfARankThatCanNotGoOn) {
+  KfacOptions options = strategy(KfacStrategy::kMemOpt);
+  options.timeout_s = 60;
+  SmallRun run{.world_size = 2, .options = options, .values = {}};
+  std::promise<void> others_ended;
+  const auto start = std::chrono::steady_clock::now();
+  const auto statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+    // Rank 1 alone can't start what is in a step.
+    class Failing final : public PassingCommunicator {
+     public:
+      using PassingCommunicator::PassingCommunicator;
+      Result<WorkId> start(const CollectiveCall& call) override {
+        if (fails) return make_error(StatusCode::kInternal, "no buffers");
+        return PassingCommunicator::start(call);
+      }
+      bool fails = false;
+    } transport(&communicator);
+    CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), options, &transport));
+    transport.fails = communicator.rank() == 1;
+    const Status status = run_step(*kfac, run, communicator.rank(), 0).status();
+    if (communicator.rank() == 0) {
+      others_ended.set_value();
+      EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.to_string();
+    } else {
+      EXPECT_EQ(status.code(), StatusCode::kInternal) << status.to_string();
+      others_ended.get_future().wait();
+    }
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
 }
 
 // Eigenvectors are no inverses, and the other way round: as if the state had been saved without.
