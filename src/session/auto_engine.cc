@@ -79,10 +79,15 @@ Status AutoEngineImpl::start(const Result<std::optional<LauncherPlace>>& place) 
   // A device that can't be used is of one rank alone, which tells the others here.
   const Status opened = open_device().with_context("a device that can't be used");
   CORTADO_RETURN_IF_ERROR(check_agreement(communicator_, options_.to_spec(), {}, timeout(), opened));
-  CORTADO_RETURN_IF_ERROR(agree_on_buffers());
+  CORTADO_ASSIGN_OR_RETURN(const bool is_somewhere_on_device, agree_on_buffers());
   CORTADO_ASSIGN_OR_RETURN(placement_, find_placement(place, communicator_, timeout()));
   CORTADO_ASSIGN_OR_RETURN(cluster_, given_cluster(options_, placement_.topology, communicator_));
-  if (!predicts_) cluster_.reset();  // it describes codecs on the CPU; it has been checked
+  // What calibrate() measures are codecs on the CPU, in a file too: that has been checked, but says nothing of a
+  // device.
+  if (is_somewhere_on_device) {
+    cluster_.reset();
+    options_.measure_s = 0;
+  }
   CORTADO_ASSIGN_OR_RETURN(inner_, make_inner(decision_.candidates[0].what));
   if (communicator_->world_size() == 1) {
     decision_.decided = true;
@@ -104,18 +109,16 @@ Status AutoEngineImpl::open_device() {
   return copies_->allocate(/*all=*/true);
 }
 
-// Where some rank does not hand over buffers in host memory, no rank's are summed whole. And what calibrate() measures
-// are codecs on the CPU, in a file too, which says nothing of a device: then nothing is predicted.
-Status AutoEngineImpl::agree_on_buffers() {
-  if (communicator_->world_size() == 1) return {};
+// Where some rank does not hand over buffers in host memory, no rank's are summed whole. True: some rank's gradients
+// are on a device.
+Result<bool> AutoEngineImpl::agree_on_buffers() {
+  if (communicator_->world_size() == 1) return is_on_device();
   const std::int64_t own[] = {!options_.takes_buffers || is_on_device(), is_on_device(), !options_.can_average};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> most,
                            largest_of_ranks(communicator_, std::span<const std::int64_t>(own), timeout()));
   options_.takes_buffers = most[0] == 0;
-  predicts_ = most[1] == 0;
   options_.can_average = most[2] == 0;
-  if (!predicts_) options_.measure_s = 0;
-  return {};
+  return most[1] != 0;
 }
 
 std::chrono::nanoseconds AutoEngineImpl::timeout() const { return from_seconds(options_.timeout_s); }
@@ -389,6 +392,7 @@ Result<bool> AutoEngineImpl::loses_too_much_on_trial() {
   return lost_on_trial_ = true;
 }
 
+// What it says is said before begin_running() forgets whether this was the first decision or another one.
 Status AutoEngineImpl::decide() {
   forget_samples();
   record_trials();

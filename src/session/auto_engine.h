@@ -34,6 +34,7 @@
 #include "session/candidates.h"
 #include "session/contest.h"
 #include "session/debts.h"
+#include "session/placement.h"
 #include "session/trial_predictions.h"
 #include "session/watch.h"
 
@@ -109,7 +110,7 @@ class AutoEngineImpl final : public AutoEngine {
 
   // -- set-up
   Status open_device();
-  Status agree_on_buffers();
+  Result<bool> agree_on_buffers();
 
   // -- a step
   Status begin_inside();
@@ -180,7 +181,6 @@ class AutoEngineImpl final : public AutoEngine {
   std::unique_ptr<DeviceSide> copies_;  // of gradients on the device
   Placement placement_;
   std::optional<Cluster> cluster_;  // given, to predict with
-  bool predicts_ = true;            // settings' times; no rank's gradients are on a device
   std::unique_ptr<Engine> inner_;
   int current_ = 0;  // of the candidates
 

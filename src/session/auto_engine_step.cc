@@ -244,7 +244,7 @@ Result<StepOutcome> AutoEngineImpl::finish_inside(const LocalGradient& local_gra
 }
 
 // An engine that does not look for Inf and NaN calls every step finite. The sums are the same on all ranks, so all of
-// them see the same. A caller that skips steps skips all of one, wherever Inf is.
+// them see the same. A caller that skips steps skips all of one, wherever Inf is: then no debt has been paid.
 bool AutoEngineImpl::sums_are_finite() const {
   if (!sums_buffers()) return true;
   for (std::size_t t = 0; t < tensors_.size(); ++t) {

@@ -1,7 +1,6 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include <charconv>
-
 #include "core/check.h"
+#include "core/format.h"
 #include "cortado/auto.h"
 
 namespace cortado {
@@ -58,15 +57,6 @@ const std::vector<Parameter>& auto_parameters() {
   };
   return table;
 }
-
-namespace {
-
-std::string number_text(double value) {
-  char text[32];
-  return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
-}
-
-}  // namespace
 
 std::string_view quality_name(Quality quality) {
   switch (quality) {
