@@ -42,11 +42,11 @@ Result<std::int64_t> count_options(const OptionSpace& space);
 
 // ---- plans ---------------------------------------------------------------------------------------------------------
 
+inline constexpr std::int64_t kMaxSearchSteps = 1'000'000'000'000;
+
 // What a plan must keep to. Errors are relative L2 errors as the job file has them measured; an option that encodes a
 // tensor several times counts as many times the codec's error. A codec without a measured error of a tensor is no
 // candidate for it where a limit of errors is set.
-inline constexpr std::int64_t kMaxSearchSteps = 1'000'000'000'000;
-
 struct PlannerConstraints {
   std::vector<std::string> allowed_codecs = {};       // specifications; empty: all codecs of the cluster file
   std::optional<int> max_lossy_passes = {};           // encodes of a tensor that lose something

@@ -10,6 +10,14 @@ SETUP_TIMEOUT_S = 60.0  # how long a rank waits for the others
 _TEXT_BYTES = 400
 
 
+def gather(group, block, timeout_s):
+    """Every rank's block, one behind the other in rank order; all have as many bytes."""
+    try:
+        return group.all_gather(block, timeout_s)
+    except (RuntimeError, TimeoutError) as broken:
+        raise PeerError(f"every rank must take part: {broken}") from broken
+
+
 @contextlib.contextmanager
 def on_all_ranks(group, failed_to, timeout_s=SETUP_TIMEOUT_S):
     """An error in the body, on whichever rank, is raised on all of them, before they wait for each other."""
@@ -20,13 +28,12 @@ def on_all_ranks(group, failed_to, timeout_s=SETUP_TIMEOUT_S):
         error = raised
     text = "" if error is None else str(error) or type(error).__name__
     try:
-        texts = group.all_gather(_block_of(text), timeout_s)
-    except (RuntimeError, TimeoutError) as broken:
-        raise error or PeerError(f"every rank must take part: {broken}") from broken
+        texts = _gather_texts(group, text, timeout_s)
+    except PeerError as broken:
+        raise error or broken from broken.__cause__
     if error is not None:
         raise error
-    for rank in range(group.world_size):
-        text = texts[rank * _TEXT_BYTES : (rank + 1) * _TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
+    for rank, text in enumerate(texts):
         if text:
             raise MismatchError(f"rank {rank} {failed_to}: {text}")
 
@@ -45,10 +52,7 @@ def damage_ends_all(group):
 def agree_on_flag(group, name, flag, timeout_s=SETUP_TIMEOUT_S):
     """SpecError where ``flag`` is no bool, MismatchError on all ranks where they differ. group: or None."""
     own = flag if isinstance(flag, bool) else 2
-    try:
-        gathered = group.all_gather(bytes([own]), timeout_s) if group is not None else [own]
-    except (RuntimeError, TimeoutError) as broken:
-        raise PeerError(f"every rank must take part: {broken}") from broken
+    gathered = gather(group, bytes([own]), timeout_s) if group is not None else [own]
     if own == 2:
         raise SpecError(f"{name} is True or False; got {flag!r}")
     said = [("False", "True", "neither")[byte] for byte in gathered]
@@ -58,17 +62,15 @@ def agree_on_flag(group, name, flag, timeout_s=SETUP_TIMEOUT_S):
 
 def agree_on_text(group, name, text, timeout_s=SETUP_TIMEOUT_S):
     """MismatchError on all ranks where they differ, in the first bytes of ``text`` at least."""
-    try:
-        texts = group.all_gather(_block_of(text), timeout_s)
-    except (RuntimeError, TimeoutError) as broken:
-        raise PeerError(f"every rank must take part: {broken}") from broken
-    said = [
-        texts[at : at + _TEXT_BYTES].rstrip(b"\0").decode(errors="replace") for at in range(0, len(texts), _TEXT_BYTES)
-    ]
+    said = _gather_texts(group, text, timeout_s)
     for rank, theirs in enumerate(said):
         if theirs != said[0]:
             raise MismatchError(f"{name} differ: rank 0 has {said[0]}, rank {rank} has {theirs}")
 
 
-def _block_of(text):
-    return sendable(text).encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+def _gather_texts(group, text, timeout_s):
+    """The first bytes of every rank's."""
+    texts = gather(group, sendable(text).encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), timeout_s)
+    return [
+        texts[at : at + _TEXT_BYTES].rstrip(b"\0").decode(errors="replace") for at in range(0, len(texts), _TEXT_BYTES)
+    ]

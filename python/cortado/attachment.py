@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """What every front end is: one engine over one process group, and how errors of a rank reach the others."""
 
+import contextlib
 import re
 import struct
 import sys
@@ -206,6 +207,14 @@ class Attachment:
             self._engine.abandon(sendable(str(error)))
         except CortadoError:  # another thread is in the engine, and hears of it as the peers do
             self._group.announce(str(error))
+
+    @contextlib.contextmanager
+    def _errors_end_all(self):
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def _memory_in_use(self):
         """What collectives of the step in hand may use beside the engine's own memory. Not the parameters."""

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from . import _core
+from .agreement import gather
 from .attachment import Attachment, count_sender, holder_of, mark_closed, mark_open
-from .errors import CortadoError, MismatchError, PeerError, SpecError
+from .errors import CortadoError, MismatchError, SpecError
 from .group import DTYPE_CODES, takes_host_memory
 from .parameters import IF_SHARDED, fsdp_hint, ignored_by_ddp, in_memory_order, trainable_of, without_compile
 
@@ -264,11 +265,8 @@ class DdpState(Attachment):
         if not isinstance(bucket, dist.GradBucket):
             raise SpecError(_PYTHON_REDUCER)
         start_ns = time.perf_counter_ns()
-        try:
+        with self._errors_end_all():
             future = self._exchange(bucket)
-        except BaseException as error:
-            self._fail(error)
-            raise
         self._hook_ns += time.perf_counter_ns() - start_ns
         if self._stale and not self._has_warned and not self._step_begun:
             _behind_ddp(self._warn_of_stale)  # which may be an error
@@ -337,11 +335,7 @@ class DdpState(Attachment):
         return ddp is not None and ddp._join_config.enable
 
     def _somebody_is_without_data(self, bucket):
-        own = bytes([not bucket.buffer().any()])
-        try:
-            return any(self._group.all_gather(own, self._engine.timeout_s))
-        except (RuntimeError, TimeoutError) as broken:
-            raise PeerError(f"every rank must take part: {broken}") from broken
+        return any(gather(self._group, bytes([not bucket.buffer().any()]), self._engine.timeout_s))
 
     @staticmethod
     def _keeps_gradients(bucket):
@@ -440,11 +434,8 @@ class DdpState(Attachment):
         leaves = self._engine.may_pass and not self._keeps_hook
         # A new reducer is made for what is trained just now, and a discriminator's parameters may be frozen.
         if leaves != (self._leave is not None) and all(p.requires_grad for p in self._parameters):
-            try:  # nothing is sent: a rank may come here earlier, evaluating with gradients
+            with self._errors_end_all():  # nothing is sent: a rank may come here earlier, evaluating with gradients
                 self._swap(ddp)
-            except BaseException as error:
-                self._fail(error)
-                raise
 
     def after_forward(self):
         """The same, once it has come to its end: one that raises, and may be tried again in parts, is followed by no
@@ -467,11 +458,8 @@ class DdpState(Attachment):
             self._leave = None
 
     def _pass_step(self):
-        try:
+        with self._errors_end_all():
             self._engine.pass_step()
-        except BaseException as error:
-            self._fail(error)
-            raise
         self._steps_begun += 1
         self._tell_news()
 

@@ -130,11 +130,8 @@ class Reducer(Attachment):
         if not self._step_begun:
             self._refuse_capture()  # before anything is sent: no reason to end the exchange
         start_ns = time.perf_counter_ns()
-        try:
+        with self._errors_end_all():
             self._take(index)
-        except BaseException as error:
-            self._fail(error)
-            raise
         self._hook_ns += time.perf_counter_ns() - start_ns
 
     def _take(self, index):
@@ -224,11 +221,8 @@ class Reducer(Attachment):
         if self._group.world_size == 1 and not self._owes_wait:
             raise CortadoError("wait(): there was no backward pass since the last wait()")
         start_ns = time.perf_counter_ns()
-        try:
+        with self._errors_end_all():
             any_backward = self._finish()
-        except BaseException as error:
-            self._fail(error)
-            raise
         self._hook_ns += time.perf_counter_ns() - start_ns
         self._warn_of_stale()  # the step has been delivered, should this be an error
         if not any_backward:

@@ -147,6 +147,59 @@ constexpr const char* kSimulateFooter =
     "One row for everything that can be busy, one letter a bucket. The trace opens in\n"
     "chrome://tracing and Perfetto.\n";
 
+constexpr const char* kSpecHelp = "such as \"acp(rank=4)\"; quote it, shells read parentheses";
+
+void add_compress_command(CLI::App* compress, CompressOptions* options) {
+  compress->add_option("--codec", options->spec, kSpecHelp)->required()->type_name("SPEC");
+  compress->add_option("IN", options->input_path, "an .npy file, or with --dtype raw values")->required();
+  compress->add_option("-o,--output", options->output_path, "the file to write")->required()->type_name("OUT");
+  add_input_options(compress, &options->input);
+  compress
+      ->add_option("--chunk-elems", options->chunk_elems,
+                   "elements that are encoded together; 0: about 2^26, so only larger tensors are cut")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  compress->add_option("--seed", options->seed, "of codecs that draw random numbers")->type_name("N");
+  compress->footer(kCompressFooter);
+}
+
+void add_bench_command(CLI::App* bench, BenchOptions* options) {
+  bench->add_option("--codec", options->specs, kSpecHelp + std::string("; may be given several times"))
+      ->required()
+      ->type_name("SPEC")
+      ->allow_extra_args(false);  // what follows a SPEC is a FILE
+  bench->add_option("FILE", options->paths, ".npy files, or with --dtype raw values")->required();
+  bench->add_flag("--json", options->as_json, "one JSON object a line, one a file and codec");
+  add_input_options(bench, &options->input);
+  bench->footer(kBenchFooter);
+}
+
+void add_options_command(CLI::App* list, OptionListOptions* options) {
+  list->add_option("--levels", options->levels, "of the topology; 2 if not given")
+      ->check(CLI::Range(1, kMaxLevels))
+      ->type_name("N");
+  list->add_option("--allow", options->codecs,
+                   "list options with this codec, sums of its payloads too if it has them; may be given several times")
+      ->allow_extra_args(false)
+      ->type_name("SPEC");
+  list->add_option("--device", options->device, "encode and decode only there: cpu or gpu; both if not given")
+      ->check(CLI::IsMember({"cpu", "gpu"}))
+      ->type_name("DEVICE");
+  list->add_flag("!--no-rooted", options->rooted, "without reduce, gather and broadcast");
+  list->add_flag("--count", options->only_count, "print only how many there are");
+  list->add_flag("--json", options->as_json, "one JSON object a line");
+  list->footer(kOptionsFooter);
+}
+
+void add_trace_command(CLI::App* trace, TraceOptions* options) {
+  trace->add_option("FILE", options->path, "a trace, format cortado.trace/1")->required();
+  trace->add_option("--summary", options->summary, "a table, one row a stage or a tensor, instead of the drawing")
+      ->check(CLI::IsMember({"stage", "tensor"}))
+      ->type_name("stage|tensor");
+  trace->add_option("--chrome", options->chrome_path, "write it for Chrome or Perfetto")->type_name("OUT");
+  trace->footer(kTraceFooter);
+}
+
 void add_plan_command(CLI::App* plan, PlanOptions* options) {
   PlannerConstraints& limits = options->constraints;
   plan->add_option("JOB", options->job_path, "cortado.job/1: the tensors and when they are ready")->required();
@@ -227,24 +280,13 @@ int run(int argc, char** argv) {
   bool list_as_json = false;
   list->add_flag("--json", list_as_json, "one JSON object a line");
 
-  constexpr const char* kSpecHelp = "such as \"acp(rank=4)\"; quote it, shells read parentheses";
   CLI::App* check = codec->add_subcommand("check", "check a specification and print its canonical form");
   std::string checked_spec;
   check->add_option("SPEC", checked_spec, kSpecHelp)->required();
 
   CLI::App* compress = codec->add_subcommand("compress", "compress the tensor of a file");
   CompressOptions compressed;
-  compress->add_option("--codec", compressed.spec, kSpecHelp)->required()->type_name("SPEC");
-  compress->add_option("IN", compressed.input_path, "an .npy file, or with --dtype raw values")->required();
-  compress->add_option("-o,--output", compressed.output_path, "the file to write")->required()->type_name("OUT");
-  add_input_options(compress, &compressed.input);
-  compress
-      ->add_option("--chunk-elems", compressed.chunk_elems,
-                   "elements that are encoded together; 0: about 2^26, so only larger tensors are cut")
-      ->check(CLI::NonNegativeNumber)
-      ->type_name("N");
-  compress->add_option("--seed", compressed.seed, "of codecs that draw random numbers")->type_name("N");
-  compress->footer(kCompressFooter);
+  add_compress_command(compress, &compressed);
 
   CLI::App* decompress = codec->add_subcommand("decompress", "write the tensor of a compressed file");
   std::string decompressed_input, decompressed_output;
@@ -261,40 +303,14 @@ int run(int argc, char** argv) {
 
   CLI::App* bench = codec->add_subcommand("bench", "size, error and speed of codecs on your data");
   BenchOptions measured;
-  bench->add_option("--codec", measured.specs, kSpecHelp + std::string("; may be given several times"))
-      ->required()
-      ->type_name("SPEC")
-      ->allow_extra_args(false);  // what follows a SPEC is a FILE
-  bench->add_option("FILE", measured.paths, ".npy files, or with --dtype raw values")->required();
-  bench->add_flag("--json", measured.as_json, "one JSON object a line, one a file and codec");
-  add_input_options(bench, &measured.input);
-  bench->footer(kBenchFooter);
+  add_bench_command(bench, &measured);
 
   CLI::App* options = app.add_subcommand("options", "list the ways in which a tensor can travel");
   OptionListOptions listed;
-  options->add_option("--levels", listed.levels, "of the topology; 2 if not given")
-      ->check(CLI::Range(1, kMaxLevels))
-      ->type_name("N");
-  options
-      ->add_option("--allow", listed.codecs,
-                   "list options with this codec, sums of its payloads too if it has them; may be given several times")
-      ->allow_extra_args(false)
-      ->type_name("SPEC");
-  options->add_option("--device", listed.device, "encode and decode only there: cpu or gpu; both if not given")
-      ->check(CLI::IsMember({"cpu", "gpu"}))
-      ->type_name("DEVICE");
-  options->add_flag("!--no-rooted", listed.rooted, "without reduce, gather and broadcast");
-  options->add_flag("--count", listed.only_count, "print only how many there are");
-  options->add_flag("--json", listed.as_json, "one JSON object a line");
-  options->footer(kOptionsFooter);
+  add_options_command(options, &listed);
   CLI::App* trace = app.add_subcommand("trace", "show a recorded trace: what the engine did and when");
   TraceOptions shown;
-  trace->add_option("FILE", shown.path, "a trace, format cortado.trace/1")->required();
-  trace->add_option("--summary", shown.summary, "a table, one row a stage or a tensor, instead of the drawing")
-      ->check(CLI::IsMember({"stage", "tensor"}))
-      ->type_name("stage|tensor");
-  trace->add_option("--chrome", shown.chrome_path, "write it for Chrome or Perfetto")->type_name("OUT");
-  trace->footer(kTraceFooter);
+  add_trace_command(trace, &shown);
 
   CLI::App* calibrate = app.add_subcommand("calibrate", "measure what links and codecs take, on all ranks of mpirun");
   CalibrateCommand calibrated;

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -46,12 +45,6 @@ inline std::int64_t kept_elems(double density, std::int64_t elems) {
 Status check_select(const Codec& codec, ConstTensorView input, std::span<const float> values,
                     std::span<const std::byte> index, std::span<const std::byte> scratch);
 Status check_scatter(const Codec& codec, std::span<const float> values, TensorView output);
-
-// The shortest decimal that reads back to `value`.
-inline std::string number_text(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
-}
 
 // The tensor's elements first ... first + elems, in memory order.
 inline ConstTensorView elements_of(ConstTensorView view, std::int64_t first, std::int64_t elems) {

@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "core/format.h"
 
+#include <charconv>
 #include <cstdio>
 
 namespace cortado {
@@ -46,6 +47,11 @@ std::string name_tensors(std::string_view first, std::size_t count) {
   std::string name = "\"" + std::string(first) + "\"";
   if (count > 1) name += " and " + std::to_string(count - 1) + " more";
   return name;
+}
+
+std::string number_text(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
 }
 
 }  // namespace cortado

@@ -14,6 +14,9 @@ namespace cortado {
 [[gnu::format(printf, 1, 2)]] std::string format_text(const char* format, ...);
 std::string format_arguments(const char* format, std::va_list arguments);
 
+// The shortest decimal that reads back to `value`.
+std::string number_text(double value);
+
 // For messages: `text` if it has at most `longest` bytes, otherwise what is whole of its UTF-8 characters in as many,
 // and "..." behind.
 std::string shorten(std::string_view text, std::size_t longest);

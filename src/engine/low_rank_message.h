@@ -61,7 +61,6 @@ class LowRankMessage final : public PlanMessage {
   Status fail(const Status& status);
   void note_work(Stage stage, int slot, std::int64_t start_ns);
   bool is_power() const { return kind_ == SlotKind::kRowFactor; }
-  bool has_feedback() const { return residuals_.bytes() > 0; }
 
   std::vector<Slot> slots_;
   SlotKind kind_ = SlotKind::kBothFactors;  // of the first round

@@ -134,7 +134,8 @@ void LowRankTensor::materialise_residual() {
   sent_ = {};
 }
 
-// Narrow wires carry means, which fit wherever the gradients did; float32 carries sums, as published (section 2.2).
+// Narrow wires carry means, which fit wherever the gradients did; float32 carries sums, as published (ACP-SGD,
+// section 2.2).
 float LowRankTensor::wire_scale() const {
   return setup_.wire == DType::kFloat32 ? 1.0f : 1.0f / static_cast<float>(setup_.world_size);
 }

@@ -1,6 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <charconv>
 #include <initializer_list>
 #include <string>
 #include <tuple>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "cortado/codec.h"
 #include "cortado/engine.h"
 #include "engine/trained_codec.h"
@@ -97,12 +97,6 @@ void read_treatments(const ParameterValues& values, EngineOptions* options) {
   options->dense_embeddings = values.boolean("dense_embeddings");
   if (values.word("rollback") == "exact") options->rollback = EngineOptions::Rollback::kExact;
   options->random_seed = static_cast<std::uint64_t>(values.integer("random_seed"));
-}
-
-// The shortest text that reads back as the same number.
-std::string number_text(double value) {
-  char text[32];
-  return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
 }
 
 std::string names_text(const std::vector<std::string>& names) {

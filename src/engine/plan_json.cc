@@ -252,7 +252,6 @@ Status read_plan(const Json& document, Plan* plan) {
 
 // ---- writing -------------------------------------------------------------------------------------------------------
 
-// RFC 6901; the library throws for others.
 Json operation_json(const Operation& op, const Topology& topology) {
   if (!is_collective(op.kind)) return {{"op", op_kind_name(op.kind)}, {"device", op_device_name(op.device)}};
   Json levels = Json::array();

@@ -66,18 +66,19 @@ void store_header(std::byte* stream, int slot, std::uint64_t header) {
   std::memcpy(stream + slot * kHeaderBytes, &header, sizeof(header));
 }
 
-}  // namespace
-
 const char* message_state_name(MessageState state) {
   constexpr const char* kNames[] = {"filling", "ready", "in flight", "arrived", "done", "failed"};
   return kNames[static_cast<int>(state)];
 }
 
+// True if a message may go from one state to the other; the table of the drawing in round.h.
 bool is_legal_transition(MessageState from, MessageState to) {
   if (to == MessageState::kFailed) return from != MessageState::kFailed;
   if (from == MessageState::kArrived && to == MessageState::kInFlight) return true;
   return static_cast<int>(to) == static_cast<int>(from) + 1 && from != MessageState::kDone;
 }
+
+}  // namespace
 
 Round::Round(Layouts layouts, Communicator* communicator, const Clock* clock)
     : layouts_(std::move(layouts)),

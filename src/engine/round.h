@@ -15,8 +15,7 @@
 // A message of payloads is gathered. Each rank contributes the head of its stream:
 //
 //   header    one little-endian u64 a slot: bytes of the payload (bits 0 to 39), a check of it (40 to 62), and whether
-//   the
-//             gradient was not finite (63)
+//             the gradient was not finite (63)
 //   payloads  one after the other, in the order of the slots
 //
 // How much of it, the capacity, is the same on all ranks and follows from what they saw in the step before (the first
@@ -38,11 +37,6 @@
 namespace cortado {
 
 enum class MessageState : std::uint8_t { kFilling, kReady, kInFlight, kArrived, kDone, kFailed };
-
-const char* message_state_name(MessageState state);
-
-// True if a message may go from one state to the other; the table of the drawing above.
-bool is_legal_transition(MessageState from, MessageState to);
 
 class Round {
  public:

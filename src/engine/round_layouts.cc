@@ -45,7 +45,7 @@ std::vector<LayoutTensor> shapes_of(const std::vector<EngineTensor>& tensors,
   return shapes;
 }
 
-// Gradients become ready about in reverse order of registration (section 5.2), as DDP assumes too.
+// Gradients become ready about in reverse order of registration (ACP-SGD, section 5.2), as DDP assumes too.
 std::vector<std::uint32_t> order_of(const std::vector<EngineTensor>& tensors) {
   std::vector<std::uint32_t> order(tensors.size());
   std::iota(order.rbegin(), order.rend(), 0u);

@@ -32,7 +32,7 @@ class TwoSidedTensor final : public LowRankTensor {
   };
   float* row_basis() { return bases_.data(); }
   float* col_basis() { return bases_.data() + row_elems(); }
-  // Fills `pair` from the factors; factors_.row and .col hold P and Q and are used up.
+  // Fills `pair` from factors_, P and then Q, which are used up.
   FactorPair join(Pair* pair);
 
   AlignedBuffer<float> bases_;     // R, then C; the same on every rank

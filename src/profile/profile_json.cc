@@ -51,10 +51,6 @@ class Fields {
     const Json* value = find(key, expected, true);
     return value == nullptr ? 0 : as_integer(*value, place(key), expected);
   }
-  std::int64_t integer_or(const char* key, const char* expected, std::int64_t missing) {
-    const Json* value = find(key, expected, false);
-    return value == nullptr ? missing : as_integer(*value, place(key), expected);
-  }
   // How many `things` there are. That it is below 1, say, whoever checks the result finds.
   int number_of(const char* key, const char* things, std::optional<int> missing = {}) {
     const std::string expected = std::string("a number of ") + things;

@@ -5,6 +5,7 @@
 #include "codec/quant/quant_grid.h"
 #include "codec/sparse.h"
 #include "core/check.h"
+#include "core/format.h"
 
 namespace cortado {
 

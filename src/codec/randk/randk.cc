@@ -11,6 +11,7 @@
 #include "codec/stage.h"
 #include "codec/topk/topk_select.h"
 #include "core/check.h"
+#include "core/format.h"
 
 namespace cortado {
 

@@ -11,6 +11,7 @@
 
 #include "codec/randk/randk_pattern.h"
 #include "codec/stage.h"
+#include "core/format.h"
 #include "core/sanitized.h"
 
 namespace cortado::randk_test {

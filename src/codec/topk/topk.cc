@@ -12,6 +12,7 @@
 #include "codec/topk/topk_index.h"
 #include "codec/topk/topk_select.h"
 #include "core/check.h"
+#include "core/format.h"
 
 namespace cortado {
 

@@ -10,6 +10,7 @@
 #include "codec/sparse.h"
 #include "codec/stage.h"
 #include "codec/topk/topk_reference.h"
+#include "core/format.h"
 #include "core/sanitized.h"
 #include "core/simd_target.h"
 

@@ -13,6 +13,12 @@
 
 namespace cortado {
 
+// Sums over a plan that constraints limit.
+struct PlanSums {
+  std::int64_t memory_bytes = 0;
+  double squared_error = 0;
+};
+
 class LocalSearch {
  public:
   explicit LocalSearch(Problem* problem);
@@ -41,13 +47,6 @@ class LocalSearch {
   // Lets one bucket go another way if that is better. True: it was.
   bool try_way(std::size_t bucket, const Way* way);
 
-  // The kinds of move; true if one has helped.
-  bool move_ways(std::int64_t until);
-  bool move_boundaries(std::int64_t until);
-  bool split_buckets(std::int64_t until);
-  bool move_groups(std::int64_t until);
-  bool swap_ways(std::int64_t until);
-
   const std::vector<Placed>& plan() const { return plan_; }
   const Score& best() const { return best_; }
   std::int64_t steps_done() const { return simulator_.steps_done(); }
@@ -60,6 +59,12 @@ class LocalSearch {
   std::span<const Way* const> ways(int first, int last) {
     return plain_only_ ? problem_.plain_ways(first, last) : problem_.ways(first, last);
   }
+  // The kinds of move; true if one has helped.
+  bool move_ways(std::int64_t until);
+  bool move_boundaries(std::int64_t until);
+  bool split_buckets(std::int64_t until);
+  bool move_groups(std::int64_t until);
+  bool swap_ways(std::int64_t until);
   bool is_done(std::int64_t until) const { return is_at_floor() || spent() >= until; }
   bool is_allowed(const PlanSums& sums) const;
   // To scratch_; what it adds up to.

@@ -178,10 +178,4 @@ struct Score {
   auto operator<=>(const Score&) const = default;
 };
 
-// Sums over a plan that constraints limit.
-struct PlanSums {
-  std::int64_t memory_bytes = 0;
-  double squared_error = 0;
-};
-
 }  // namespace cortado

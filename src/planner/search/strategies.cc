@@ -24,6 +24,13 @@ const Way* faster(const Way* a, const Way* b) {
   return b->chain.own_ns < a->chain.own_ns ? b : a;
 }
 
+// The way without encodes that takes least time by itself.
+const Way* fastest_dense_way(Problem& problem, int first, int last) {
+  const Way* fastest = nullptr;
+  for (const Way* way : problem.plain_ways(first, last)) fastest = faster(fastest, way);
+  return fastest;
+}
+
 // The least own time of all options that encode with `codec`, on any device.
 const Way* fastest_encoding_way(Problem& problem, int codec, int first, int last) {
   PriceSets prices;
@@ -209,12 +216,6 @@ DensePlans find_dense_plans(Problem& problem, LocalSearch* local) {
 
 std::vector<Placed> dense_plan(Problem& problem, std::int64_t cap_bytes) {
   return fuse_up_to(problem, cap_bytes, [&](int first, int last) { return fastest_dense_way(problem, first, last); });
-}
-
-const Way* fastest_dense_way(Problem& problem, int first, int last) {
-  const Way* fastest = nullptr;
-  for (const Way* way : problem.plain_ways(first, last)) fastest = faster(fastest, way);
-  return fastest;
 }
 
 }  // namespace cortado

@@ -41,7 +41,4 @@ DensePlans find_dense_plans(Problem& problem, LocalSearch* local);
 // Buckets up to a size, each by the way without encodes that takes least time by itself.
 std::vector<Placed> dense_plan(Problem& problem, std::int64_t cap_bytes);
 
-// The way without encodes that takes least time by itself.
-const Way* fastest_dense_way(Problem& problem, int first, int last);
-
 }  // namespace cortado

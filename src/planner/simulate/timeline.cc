@@ -120,6 +120,64 @@ std::string name_of(const SimulatedEvent& event, const OptionChain* chain, const
   return std::string(op_kind_name(option->operations[step.operation].kind));
 }
 
+// What a plan's bucket does, step after step; refused if the plan could not have been made of these files. `shape` is
+// that of the bucket's tensors.
+Status lay_out_bucket(const CostModel& model, const std::vector<CodecCost>& codecs, const Job& job,
+                      const Cluster& cluster, const PlanBucket& bucket, const Located& located,
+                      const BucketShape& shape, OptionChain* chain) {
+  const std::string place = bucket_place(located.bucket);
+  const CodecCost* const codec = bucket.option.encodes() > 0 ? find_codec_cost(codecs, bucket.codec) : nullptr;
+  if (codec == nullptr && bucket.option.encodes() > 0) {
+    return make_error(StatusCode::kMismatch, "%s.codec: expected a codec that cluster \"%s\" has times of, got \"%s\"",
+                      place.c_str(), cluster.name.c_str(), bucket.codec.c_str());
+  }
+  const auto all_tensors = [&](const auto& test) {
+    return std::all_of(located.tensors.begin(), located.tensors.end(), [&](int t) { return test(job.tensors[t]); });
+  };
+  if (!all_tensors([&](const JobTensor& tensor) { return tensor.dtype == shape.dtype; })) {
+    return make_error(StatusCode::kUnsupported, "%s: expected tensors of one dtype in job \"%s\", as plans for it have",
+                      place.c_str(), job.name.c_str());
+  }
+  const int levels = static_cast<int>(cluster.levels.size());
+  const Status checked =
+      bucket.option.check(levels, codec != nullptr && (codec->sums || sums_factors(*codec, bucket.option, levels)));
+  if (!checked.ok()) return checked.with_context(place);
+  if (!make_chain(model, codec, shape, bucket.option, chain)) {
+    const auto has_times = [&](const Operation& operation) {
+      return operation.kind != OpKind::kEncode && operation.kind != OpKind::kDecode
+                 ? true
+                 : codec != nullptr && codec->runs_on(operation.device);
+    };
+    if (std::all_of(bucket.option.operations.begin(), bucket.option.operations.end(), has_times)) {
+      return make_error(StatusCode::kUnsupported, "%s.option: \"%s\" is of low rank, and not coded in parts",
+                        place.c_str(), bucket.codec.c_str());
+    }
+    return make_error(StatusCode::kMismatch, "%s.option: cluster \"%s\" has no times of \"%s\" on a device it uses",
+                      place.c_str(), cluster.name.c_str(), bucket.codec.c_str());
+  }
+  const bool has_vectors = !all_tensors([](const JobTensor& tensor) { return tensor.shape.size() >= 2; });
+  if (codec != nullptr && !can_go(*codec, bucket.option, levels, has_vectors)) {
+    return make_error(StatusCode::kUnsupported,
+                      "%s.option: \"%s\" is of low rank: it encodes once, what no other rank holds, too, and vectors "
+                      "only in encode, all_reduce over all levels, decode",
+                      place.c_str(), bucket.codec.c_str());
+  }
+  return {};
+}
+
+// Starts at the end of other steps, one behind the other, are shown by themselves: `at_end` tells how many an event
+// has.
+void split_off_starts(std::span<const int> at_end, std::int64_t start_ns, std::vector<TimelineEvent>* events) {
+  for (std::size_t i = 0; i < at_end.size(); ++i) {
+    if (at_end[i] == 0) continue;
+    TimelineEvent start = (*events)[i];
+    start.start_ns = std::max(start.start_ns, start.end_ns - at_end[i] * start_ns);
+    start.name = "start";
+    (*events)[i].end_ns = start.start_ns;
+    events->push_back(std::move(start));
+  }
+}
+
 Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& cluster, bool gathers_sizes) {
   CORTADO_RETURN_IF_ERROR(job.check().with_context("job"));
   CORTADO_RETURN_IF_ERROR(check_for_planning(cluster));
@@ -141,47 +199,10 @@ Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& clust
   std::vector<OptionChain> chains(located.size());
   std::vector<SimulatedBucket> buckets;
   for (std::size_t b = 0; b < located.size(); ++b) {
-    const PlanBucket& bucket = plan.buckets[located[b].bucket];
-    const std::string place = bucket_place(located[b].bucket);
-    const CodecCost* const codec = bucket.option.encodes() > 0 ? find_codec_cost(codecs, bucket.codec) : nullptr;
-    if (codec == nullptr && bucket.option.encodes() > 0) {
-      return make_error(StatusCode::kMismatch,
-                        "%s.codec: expected a codec that cluster \"%s\" has times of, got \"%s\"", place.c_str(),
-                        cluster.name.c_str(), bucket.codec.c_str());
-    }
-    const auto is_like_first = [&](int t) { return job.tensors[t].dtype == tensors[first[b]].dtype; };
-    if (!std::all_of(located[b].tensors.begin(), located[b].tensors.end(), is_like_first)) {
-      return make_error(StatusCode::kUnsupported,
-                        "%s: expected tensors of one dtype in job \"%s\", as plans for it have", place.c_str(),
-                        job.name.c_str());
-    }
-    const int levels = static_cast<int>(cluster.levels.size());
-    const Status checked =
-        bucket.option.check(levels, codec != nullptr && (codec->sums || sums_factors(*codec, bucket.option, levels)));
-    if (!checked.ok()) return checked.with_context(place);
     const BucketShape shape = {located[b].elems, tensors[first[b]].dtype, &sums, first[b],
                                first[b] + static_cast<int>(located[b].tensors.size()) - 1};
-    if (!make_chain(model, codec, shape, bucket.option, &chains[b])) {
-      const auto has_times = [&](const Operation& operation) {
-        return operation.kind != OpKind::kEncode && operation.kind != OpKind::kDecode
-                   ? true
-                   : codec != nullptr && codec->runs_on(operation.device);
-      };
-      if (std::all_of(bucket.option.operations.begin(), bucket.option.operations.end(), has_times)) {
-        return make_error(StatusCode::kUnsupported, "%s.option: \"%s\" is of low rank, and not coded in parts",
-                          place.c_str(), bucket.codec.c_str());
-      }
-      return make_error(StatusCode::kMismatch, "%s.option: cluster \"%s\" has no times of \"%s\" on a device it uses",
-                        place.c_str(), cluster.name.c_str(), bucket.codec.c_str());
-    }
-    const auto is_vector = [&](int t) { return job.tensors[t].shape.size() < 2; };
-    const bool has_vectors = std::any_of(located[b].tensors.begin(), located[b].tensors.end(), is_vector);
-    if (codec != nullptr && !can_go(*codec, bucket.option, levels, has_vectors)) {
-      return make_error(StatusCode::kUnsupported,
-                        "%s.option: \"%s\" is of low rank: it encodes once, what no other rank holds, too, and vectors "
-                        "only in encode, all_reduce over all levels, decode",
-                        place.c_str(), bucket.codec.c_str());
-    }
+    CORTADO_RETURN_IF_ERROR(
+        lay_out_bucket(model, codecs, job, cluster, plan.buckets[located[b].bucket], located[b], shape, &chains[b]));
     buckets.push_back({located[b].ready_ns, chains[b].steps, located[b].elems});
   }
 
@@ -191,6 +212,7 @@ Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& clust
   Timeline timeline;
   timeline.step_ns = simulator.run(buckets, Simulator::kNever, &events);
   timeline.rows = row_names(cluster, simulated.cpu_workers);
+  std::vector<int> starts_at_end;
   for (const SimulatedEvent& event : events) {
     TimelineEvent& shown = timeline.events.emplace_back();
     shown.start_ns = event.start_ns;
@@ -201,18 +223,9 @@ Result<Timeline> simulate(const Plan& plan, const Job& job, const Cluster& clust
     if (!is_compute) shown.operation = chains[event.bucket].steps[event.step].operation;
     shown.name = name_of(event, is_compute ? nullptr : &chains[event.bucket],
                          is_compute ? nullptr : &plan.buckets[located[event.bucket].bucket].option);
+    starts_at_end.push_back(is_compute || shown.name == "start" ? 0 : chains[event.bucket].steps[event.step].starts);
   }
-  // Starts at the end of other steps are shown by themselves.
-  for (std::size_t i = 0, count = timeline.events.size(); i < count; ++i) {
-    if (events[i].bucket < 0 || timeline.events[i].name == "start") continue;
-    const int starts = chains[events[i].bucket].steps[events[i].step].starts;
-    if (starts == 0) continue;
-    TimelineEvent start = timeline.events[i];
-    start.start_ns = std::max(start.start_ns, start.end_ns - starts * model.start_ns());
-    start.name = "start";
-    timeline.events[i].end_ns = start.start_ns;
-    timeline.events.push_back(std::move(start));
-  }
+  split_off_starts(starts_at_end, model.start_ns(), &timeline.events);
   std::stable_sort(timeline.events.begin(), timeline.events.end(), [](const TimelineEvent& a, const TimelineEvent& b) {
     return std::pair(a.row, a.start_ns) < std::pair(b.row, b.start_ns);
   });
