@@ -147,7 +147,8 @@ def test_takes_named_parameters_a_list_or_a_module(pools, how):
 
 def start_differently(me, init_sync, as_module):
     torch.manual_seed(100 + me.rank)
-    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    channels_last = torch.nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # broadcast as a copy
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), channels_last)
     net[0].weight.data.normal_()
     net[0].bias.requires_grad_(False).normal_()
     net[1].running_mean.normal_()
@@ -163,9 +164,9 @@ def start_differently(me, init_sync, as_module):
 
 
 def test_parameters_start_as_those_of_the_first_rank(pools):
-    everything = {"0.weight", "0.bias", "1.running_mean"}
+    only_parameters = {"0.weight", "0.bias", "2.weight", "2.bias"}
+    everything = only_parameters | {"1.running_mean"}
     assert pools(3).run(start_differently, init_sync=True, as_module=True) == [set(), everything, everything]
-    only_parameters = {"0.weight", "0.bias"}
     values = pools(3).run(start_differently, init_sync=True, as_module=False)
     assert values == [set(), only_parameters, only_parameters]
     assert pools(3).run(start_differently, init_sync=False, as_module=True) == [set()] * 3
