@@ -98,6 +98,17 @@ def test_at_bound_0_no_bit_changes(pools, options):
     assert pools(4).run(bits_after, options=lossless) == plain
 
 
+def owes(me, error_feedback):
+    run = make_run(me, {**LOSSY, "error_feedback": error_feedback, "strategy": "mem-opt"})
+    train(me, run, 1)
+    return any(bool(layer["residual"].any()) for layer in run[1].state_dict()["layers"].values() if "residual" in layer)
+
+
+def test_only_with_error_feedback_something_is_owed(pools):
+    assert any(pools(2).run(owes, error_feedback=True))
+    assert not any(pools(2).run(owes, error_feedback=False))
+
+
 def report_after(me, options, uses_ddp, steps=5):
     run = make_run(me, options, uses_ddp)
     train(me, run, steps)
@@ -259,17 +270,21 @@ def test_candidates_of_auto_may_follow_a_schedule(pools):
 # ---- loss scaling ----------------------------------------------------------------------------------------------------
 
 
-def train_scaled(me, uses_ddp, overflow_rank):
+def train_scaled(me, uses_ddp, overflow_rank, in_one_layer):
     """The scaler's decisions of four steps, the second of which overflows on one rank."""
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=100)
     model = make_model(me, uses_ddp)
     kfac = cortado.KFAC(model, strategy="mem-opt", grad_scaler=scaler, verbose=False, timeout_s=20, **LOSSY)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scales = []
+    if in_one_layer:  # one that is preconditioned, whose gradients are no part of the message in which ranks agree
+        first = next(model.parameters())
+        first.register_hook(lambda gradient: gradient / 0 if step == 1 and me.rank == overflow_rank else None)
     for step in range(4):
         optimizer.zero_grad()
         loss = loss_of(model, make_batch(me.rank, step))
-        scaler.scale(loss * (1e38 if step == 1 and me.rank == overflow_rank else 1)).backward()
+        overflows = step == 1 and me.rank == overflow_rank and not in_one_layer
+        scaler.scale(loss * (1e38 if overflows else 1)).backward()
         kfac.synchronize()
         scaler.unscale_(optimizer)
         kfac.step()
@@ -280,9 +295,9 @@ def train_scaled(me, uses_ddp, overflow_rank):
     return scales
 
 
-@pytest.mark.parametrize("uses_ddp", [True, False])
-def test_an_overflow_on_one_rank_skips_the_step_on_all(pools, uses_ddp):
-    for scales in pools(3).run(train_scaled, uses_ddp=uses_ddp, overflow_rank=1):
+@pytest.mark.parametrize("uses_ddp, in_one_layer", [(True, False), (False, False), (False, True)])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(pools, uses_ddp, in_one_layer):
+    for scales in pools(3).run(train_scaled, uses_ddp=uses_ddp, overflow_rank=1, in_one_layer=in_one_layer):
         assert scales == [256.0, 128.0, 128.0, 128.0]
 
 
@@ -991,9 +1006,10 @@ def test_a_model_that_moves_on_one_rank_ends_all(pools, through):
 
 
 def uneven_use(me):
-    """Only rank 0 uses one of the layers in the second step, and without DDP."""
+    """Only rank 0 uses one of the branches in the second step, and without DDP."""
     torch.manual_seed(0)
-    net = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4)})
+    branch = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))  # the norm is not preconditioned
+    net = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": branch})
     me._models.append(net)
     kfac = cortado.KFAC(net, strategy="mem-opt", verbose=False, timeout_s=20)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -1004,7 +1020,7 @@ def uneven_use(me):
             x = net["b"](x)
         x.square().mean().backward()
         kfac.step()
-        assert (net["b"].weight.grad is None) == (step == 2)
+        assert all((part.weight.grad is None) == (step == 2) for part in branch)
         optimizer.step()
 
 
