@@ -79,6 +79,26 @@ def test_feedback_and_saving(pools):
     assert max(pools(2).run(gather_often)) > 0.3
 
 
+def draw_places(me):
+    """Random places are of the step, which is saved."""
+
+    def places_of(gather):
+        gather(tensors := [torch.ones(400)])
+        return tensors[0].nonzero().flatten().tolist()
+
+    first, second = (cortado.CompressedAllGather([torch.ones(400)], [0], "randk(density=0.1)") for _ in range(2))
+    drawn = [places_of(first), places_of(first)]
+    second.load_state_dict(first.state_dict())
+    drawn.append(places_of(first))
+    return drawn, places_of(second)
+
+
+def test_every_step_draws_places_of_its_own_and_a_loaded_one_goes_on(pools):
+    for (first, second, third), loaded in pools(2).run(draw_places):
+        assert len(first) == 40 and first != second != third != first
+        assert loaded == third
+
+
 def load_with_other_owners(me):
     """Each tensor's owner is the next rank now: it finds what is owed in the states of all, and not in its own."""
     tensors, owners, _ = own_values(me, 0)
