@@ -119,6 +119,7 @@ def check_place(error, step):
         ("is killed", 1, 2, GATHERED),
         ("raises", 3, 4, IN_TWO_LEVELS),
         ("hangs", 1, 2, GATHERED),
+        ("hangs", 3, 4, IN_TWO_LEVELS),
     ],
 )
 def test_the_others_get_an_error_that_names_rank_tensor_and_stage_in_time(
