@@ -10,7 +10,7 @@ import cortado
 import pytest
 import torch
 import torch.distributed as dist
-from cortado.parameters import in_memory_order
+from cortado.parameters import engine_tensors, in_memory_order
 from late_device import LateEvent, LateSideStream, late_device
 from nets import (
     CODECS,
@@ -426,6 +426,14 @@ def test_what_lies_elsewhere_is_refused():
         assert '"there" is on meta' in errors["meta"][1]
         assert "cpu:gloo,cuda:nccl" in errors["group"][1]
         assert "was on cuda:1 when it was attached" in errors["moved"][1]
+
+
+def test_rows_are_the_outermost_dimension_in_memory():
+    def rows_and_cols(memory):
+        return engine_tensors([("t", torch.nn.Parameter(memory), False)])[0][2:4]
+
+    assert rows_and_cols(torch.empty(40, 24).t()) == (40, 24)
+    assert rows_and_cols(torch.empty(3, 40, 16).permute(2, 0, 1)) == (3, 640)
 
 
 def test_a_copy_in_memory_order_lies_where_the_gradient_does():
