@@ -14,8 +14,9 @@ import pytest
 import torch
 from cortado import _core, device_engine
 from cortado.device_engine import Place, place_of_engine
-from cortado.side_stream import is_capturing
+from cortado.side_stream import ComputeStream, is_capturing
 from cortado.spec import text_for_engine
+from cortado.transfers import DeviceEngineTransfers
 from nets import AUTO_STEPS, loss_of, make_batch, make_net, train
 from test_ddp_algorithm import skip_under_scaler
 from test_ddp_bad_input import error_of
@@ -472,3 +473,39 @@ def test_only_streams_of_a_device_are_asked_whether_they_are_captured(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert is_capturing(ON_A_GPU) and not is_capturing(IN_MEMORY)
+
+
+class NotingStream:
+    """Remembers which streams it was made to wait for."""
+
+    def __init__(self, address):
+        self.cuda_stream = address
+        self.waited_for = []
+
+    def wait_stream(self, other):
+        self.waited_for.append(other)
+
+
+@pytest.mark.parametrize(
+    "call, engine_waits",
+    [
+        (lambda transfers: transfers.when_fetched(lambda: None), True),
+        (lambda transfers: transfers.send(torch.ones(2), torch.ones(2)), False),
+        (lambda transfers: transfers.join(), False),
+        (lambda transfers: transfers.complete(torch.futures.Future(), None), False),
+    ],
+    ids=["when_fetched", "send", "join", "complete"],
+)
+def test_a_caller_on_another_stream_and_the_engine_wait_for_each_other(call, engine_waits):
+    engines, callers = NotingStream(1), NotingStream(2)
+    compute = ComputeStream(ON_A_GPU)
+    compute._cuda = SimpleNamespace(current_stream=lambda _: current)
+    transfers = DeviceEngineTransfers(compute)
+    current = engines
+    transfers.begin(lambda: None)
+    assert transfers.device_stream == 1
+    call(transfers)
+    current = callers
+    assert not engines.waited_for and not callers.waited_for  # a stream is in order with itself
+    call(transfers)
+    assert (engines.waited_for, callers.waited_for) == (([callers], []) if engine_waits else ([], [engines]))
