@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "core/check.h"
@@ -21,36 +22,43 @@ namespace {
 
 constexpr std::size_t kSettingsBytes = 1000;
 
-// What each rank sends; compared byte by byte, so without padding.
+// What each rank sends; without padding.
 struct Summary {
   char settings[kSettingsBytes];
   char failure[kSettingsBytes];
   std::uint64_t failure_code;
   std::uint64_t settings_hash;
   std::uint64_t tensor_count;
-  std::uint64_t check;  // of the above
-
-  std::uint64_t expected_check() const {
-    return checksum_64({reinterpret_cast<const std::byte*>(this), offsetof(Summary, check)});
-  }
 };
 
 struct Outcome {
   std::uint64_t code;
   char message[kSettingsBytes];
-  std::uint64_t check;  // of the above
-
-  std::uint64_t expected_check() const {
-    return checksum_64({reinterpret_cast<const std::byte*>(this), offsetof(Outcome, check)});
-  }
 };
 
+// Each rank's numbers, behind which travels a check of them: who takes damaged ones for true goes another way than the
+// others.
 template <typename T>
 Result<std::vector<T>> gather(Communicator* communicator, std::string_view what, const T* own, std::size_t count,
                               std::chrono::nanoseconds timeout) {
-  std::vector<T> all(count * static_cast<std::size_t>(communicator->world_size()));
-  const Status status =
-      communicator->all_gather(std::as_bytes(std::span(own, count)), std::as_writable_bytes(std::span(all)), timeout);
+  static_assert(std::has_unique_object_representations_v<T> || std::is_floating_point_v<T>);
+  const auto ranks = static_cast<std::size_t>(communicator->world_size());
+  const std::size_t own_bytes = count * sizeof(T), sent_bytes = own_bytes + sizeof(std::uint64_t);
+  std::vector<std::byte> sent(sent_bytes), received(ranks * sent_bytes);
+  const std::uint64_t own_check = checksum_64(std::as_bytes(std::span(own, count)));
+  if (count > 0) std::memcpy(sent.data(), own, own_bytes);
+  std::memcpy(sent.data() + own_bytes, &own_check, sizeof(own_check));
+  Status status = communicator->all_gather(sent, received, timeout);
+  std::vector<T> all(count * ranks);
+  for (std::size_t rank = 0; rank < ranks && status.ok(); ++rank) {
+    const std::span<const std::byte> block = std::span(received).subspan(rank * sent_bytes, sent_bytes);
+    std::uint64_t check = 0;
+    std::memcpy(&check, block.data() + own_bytes, sizeof(check));
+    if (check != checksum_64(block.first(own_bytes))) {
+      status = make_error(StatusCode::kCorruptData, "what rank %zu sent was damaged", rank);
+    }
+    if (count > 0) std::memcpy(all.data() + rank * count, block.data(), own_bytes);
+  }
   if (!status.ok()) return status.with_context("comparing " + std::string(what) + " over all ranks");
   return all;
 }
@@ -79,13 +87,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
   own.failure_code = static_cast<std::uint64_t>(failure.code());
   own.settings_hash = fnv1a_64(settings);
   own.tensor_count = tensors.size();
-  own.check = own.expected_check();
   CORTADO_ASSIGN_OR_RETURN(const std::vector<Summary> summaries, gather(communicator, "settings", &own, 1, timeout));
-  for (std::size_t rank = 0; rank < summaries.size(); ++rank) {
-    if (summaries[rank].check == summaries[rank].expected_check()) continue;
-    return make_error(StatusCode::kCorruptData, "comparing settings over all ranks: what rank %zu sent was damaged",
-                      rank);
-  }
   for (std::size_t rank = 1; rank < summaries.size(); ++rank) {
     if (summaries[rank].settings_hash != summaries[0].settings_hash) {
       return make_error(StatusCode::kMismatch,
@@ -131,14 +133,9 @@ Status agree_on_outcome(Communicator* communicator, std::string_view what, const
   Outcome sent{};
   sent.code = static_cast<std::uint64_t>(own.code());
   copy_text(own.message(), sent.message);
-  sent.check = sent.expected_check();
   CORTADO_ASSIGN_OR_RETURN(const std::vector<Outcome> all, gather(communicator, what, &sent, 1, timeout));
   if (!own.ok()) return own;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].check != all[rank].expected_check()) {
-      return make_error(StatusCode::kCorruptData, "%.*s: the outcome that rank %zu sent was damaged",
-                        static_cast<int>(what.size()), what.data(), rank);
-    }
     const Status theirs(static_cast<StatusCode>(all[rank].code), all[rank].message);
     if (!theirs.ok()) return theirs.with_context(std::string(what) + ": rank " + std::to_string(rank));
   }
@@ -180,11 +177,10 @@ Result<std::vector<std::int64_t>> mean_of_ranks(Communicator* communicator, std:
 
 Result<std::string> text_of_rank_0(Communicator* communicator, const std::string& own,
                                    std::chrono::nanoseconds timeout) {
-  const std::uint64_t own_bytes = own.size();
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> bytes,
-                           gather(communicator, "texts", &own_bytes, 1, timeout));
-  if (bytes[0] == 0) return std::string();
-  auto kept = std::make_unique<std::string>(communicator->rank() == 0 ? own : std::string(bytes[0], '\0'));
+  const std::uint64_t own_head[] = {own.size(), checksum_64(std::as_bytes(std::span(own)))};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> heads, gather(communicator, "texts", own_head, 2, timeout));
+  if (heads[0] == 0) return std::string();
+  auto kept = std::make_unique<std::string>(communicator->rank() == 0 ? own : std::string(heads[0], '\0'));
   std::string& text = *kept;
   CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator->start({.kind = CollectiveKind::kBroadcast,
                                                                    .dtype = DType::kUint8,
@@ -195,6 +191,9 @@ Result<std::string> text_of_rank_0(Communicator* communicator, const std::string
   if (const Status status = communicator->wait(work, timeout); !status.ok()) {
     keep_for_ever(std::move(kept));
     return status;
+  }
+  if (checksum_64(std::as_bytes(std::span(text))) != heads[1]) {
+    return make_error(StatusCode::kCorruptData, "the text that rank 0 sent was damaged");
   }
   return std::move(text);
 }

@@ -98,9 +98,62 @@ TEST(AgreeOnOutcome, WhatOneRankCannotDoIsAnErrorOfAllAndDamageIsSeen) {
     for (std::size_t rank = 0; rank < 3; ++rank) {
       EXPECT_EQ(damaged[rank].code(), StatusCode::kCorruptData);
       EXPECT_EQ(damaged[rank].message(),
-                "loading: the outcome that rank " + std::to_string((rank + 1) % 3) + " sent was damaged");
+                "comparing loading over all ranks: what rank " + std::to_string((rank + 1) % 3) + " sent was damaged");
     }
   }
+}
+
+// What ranks decide by: one that takes a damaged number for a true one goes another way than the others.
+TEST(Agreement, DamagedNumbersAreSeen) {
+  for (const std::size_t from_end : {1, 9, 16}) {
+    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& group) -> Status {
+      DamagingCommunicator damaging(&group, from_end);
+      const std::vector<std::int64_t> counts = {3, 4};
+      const std::vector<double> shares = {0.5, 0.25};
+      const std::chrono::seconds timeout(60);
+      for (const Status& status :
+           {largest_of_ranks(&damaging, std::span(counts), timeout).status(),
+            largest_of_ranks(&damaging, std::span(shares), timeout).status(),
+            mean_of_ranks(&damaging, counts, timeout).status(), check_same_number(&damaging, "step", 7, timeout)}) {
+        EXPECT_EQ(status.code(), StatusCode::kCorruptData) << status.to_string();
+        EXPECT_TRUE(status.message().ends_with("what rank " + std::to_string(1 - group.rank()) + " sent was damaged"));
+      }
+      return {};
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+// A flipped bit of a size may ask for more memory than there is.
+TEST(TextOfRank0, DamageToItsSizeAndToItselfIsSeen) {
+  class DamagedBroadcast final : public PassingCommunicator {
+   public:
+    using PassingCommunicator::PassingCommunicator;
+    Result<WorkId> start(const CollectiveCall& call) override {
+      text_ = static_cast<char*>(call.received);
+      return PassingCommunicator::start(call);
+    }
+    Status wait(WorkId work, std::chrono::nanoseconds timeout) override {
+      const Status status = PassingCommunicator::wait(work, timeout);
+      text_[1] ^= 1;
+      return status;
+    }
+
+   private:
+    char* text_ = nullptr;
+  };
+  const std::vector<Status> statuses = run_ranks(2, [](Communicator& group) -> Status {
+    const std::string own = group.rank() == 0 ? "a plan" : "";
+    const std::chrono::seconds timeout(60);
+    CORTADO_ASSIGN_OR_RETURN(const std::string text, text_of_rank_0(&group, own, timeout));
+    EXPECT_EQ(text, "a plan");
+    DamagingCommunicator damaging(&group, 19);  // the sixth byte of the size
+    EXPECT_EQ(text_of_rank_0(&damaging, own, timeout).status().code(), StatusCode::kCorruptData);
+    DamagedBroadcast damaged(&group);
+    EXPECT_EQ(text_of_rank_0(&damaged, own, timeout).status().message(), "the text that rank 0 sent was damaged");
+    return {};
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
 // NaN is not lost among numbers, whichever rank has it: what is compared with a limit is then above it.
