@@ -155,10 +155,11 @@ struct Training {
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps ...
   std::size_t poisoned_tensor = 1;                                                   // ... there
   float gradient_scale = 1;
-  std::function<float(std::int64_t step)> magnitude = nullptr;           // of gradients, about; none: 1
-  std::int64_t shrinks_from = std::numeric_limits<std::int64_t>::max();  // step: next to zero but for first values
-  std::int64_t is_zero_from = std::numeric_limits<std::int64_t>::max();  // step
-  std::vector<LauncherPlace> places = {};                                // by rank; none: the launcher tells nothing
+  std::function<float(std::int64_t step)> magnitude = nullptr;            // of gradients, about; none: 1
+  std::function<float(std::int64_t step)> magnitude_of_rank_1 = nullptr;  // times that; none: 1
+  std::int64_t shrinks_from = std::numeric_limits<std::int64_t>::max();   // step: next to zero but for first values
+  std::int64_t is_zero_from = std::numeric_limits<std::int64_t>::max();   // step
+  std::vector<LauncherPlace> places = {};                                 // by rank; none: the launcher tells nothing
   std::int64_t first_step = 0;         // gradients are those of this step and the following
   std::vector<EngineState> load = {};  // by rank
   std::int64_t load_before = 0;        // step, counted from the first
@@ -234,7 +235,8 @@ void Training::go() {
       for (std::size_t t = 0; t < tensors.size(); ++t) {
         for (std::size_t i = 0; i < elems(t); ++i) {
           const float share = step >= is_zero_from ? 0.0f : step >= shrinks_from && i > 0 ? 1e-6f : 1.0f;
-          const float size = magnitude ? magnitude(step) : 1.0f;
+          float size = magnitude ? magnitude(step) : 1.0f;
+          if (rank == 1 && magnitude_of_rank_1) size *= magnitude_of_rank_1(step);
           buffer.push_back(size * share * gradient_scale * made_up(static_cast<int>(rank), step, t, i));
         }
       }
@@ -459,6 +461,25 @@ TEST(AutoEngine, NothingIsLostBeforeStepsThatArePassed) {
 
 // What a rank owes to a tensor that it does not use in a step waits, on that rank alone; no rank passes steps
 // meanwhile.
+// Dense had its turn before, when nobody owed anything.
+TEST(AutoEngine, NothingIsLostOfASettingTriedBetweenDenseStepsThatArePassed) {
+  Training run;
+  run.options.quality = Quality::kAggressive;
+  run.steps = 300;
+  run.can_average = always;
+  run.step_ns = [](const std::string& what, std::int64_t, int) {
+    return (what == "dense" || what == "passed" ? 500 : what == "topk(density=0.01)" ? 510 : 2000) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  ASSERT_EQ(chosen(run.decisions[0]), "dense");
+  const auto is_topk = [](const std::string& what) { return what == "topk(density=0.01)"; };
+  const auto first_passed = std::find(run.insides.begin(), run.insides.end(), "passed");
+  ASSERT_TRUE(std::any_of(first_passed, run.insides.end(), is_topk));
+  EXPECT_FALSE(says(run.news[0], "is dropped"));
+  EXPECT_LT(gradients_lost({&run}), 0.02);
+}
+
 TEST(AutoEngine, RanksPassTheSameStepsWhateverTheyOwe) {
   Training run;
   run.options = AutoOptions::parse("auto(measure_s=0, quality=aggressive, timeout_s=20)").value();
@@ -975,6 +996,7 @@ TEST(AutoEngine, StepsBackFromASettingThatLosesTooMuch) {
     EXPECT_TRUE(says(run.news[0], "topk(density=0.01) loses too much: relative L2 error 0.9"));
     EXPECT_TRUE(says(run.news[0], by_residual ? "gradients (limit 1.5)" : "(limit 0.5)"));
     EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");  // topk is not used again
+    EXPECT_GT(gradients_lost({&run}), 0.5) << "what it owed is dropped, not paid";
   }
 }
 
@@ -995,6 +1017,31 @@ TEST(AutoEngine, DoesNotTryFloat16WhereGradientsAreLarge) {
     EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");
     EXPECT_TRUE(says(run.news[0], "cast(fp16) is left out, of plans too: fp16 ends at 65504"));
     EXPECT_EQ(run.news[1], run.news[0]);
+  }
+}
+
+// What one rank alone has counts on all of them: else they would go different ways.
+TEST(AutoEngine, CastsKeepToWhatTheGradientsOfAnyRankAllow) {
+  const auto fast_fp16 = [](const std::string& what, std::int64_t, int) {
+    return (what == "cast(fp16)" ? 100 : what == "cast(bf16)" ? 500 : 900) * kMs;
+  };
+  Training run;
+  run.options.quality = Quality::kSafe;
+  run.step_ns = fast_fp16;
+  run.magnitude_of_rank_1 = [](std::int64_t) { return 1e5f; };
+  run.go();
+  expect_ok(run);
+  EXPECT_EQ(count_of(run, "cast(fp16)"), 0);
+  EXPECT_EQ(run.news[1], run.news[0]);
+  // On trial, and while it runs.
+  for (const std::int64_t from : {0, 100}) {
+    run.steps = 400;
+    run.magnitude_of_rank_1 = [from](std::int64_t step) { return step < from ? 1.0f : 1e-7f; };
+    run.go();
+    expect_ok(run);
+    EXPECT_TRUE(says(run.news[0], from == 0 ? "cast(fp16) loses too much on trial: " : "cast(fp16) loses too much: "));
+    EXPECT_EQ(run.news[1], run.news[0]);
+    EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");
   }
 }
 
@@ -1152,6 +1199,31 @@ TEST(AutoEngine, RunsThePlannersPlan) {
   EXPECT_TRUE(run.decisions[0].decided);
   EXPECT_EQ(chosen(run.decisions[0]), "dense");
   EXPECT_LT(gradients_lost({&run}), 0.02);
+}
+
+// A plan of casts keeps to the same limits as these, and goes by one name whichever it is.
+TEST(AutoEngine, APlanOfCastsThatLosesTooMuchIsGivenUp) {
+  Training run = on_two_machines(20'000, Quality::kSafe);
+  run.options.max_relative_error = 1e-5;
+  run.steps = 120;
+  run.save_after = 119;
+  run.step_ns = [](const std::string& what, std::int64_t, int) {
+    return (what.starts_with("plan(") ? 300 : what == "dense" ? 500 : 2000) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(std::any_of(run.news[0].begin(), run.news[0].end(), [](const std::string& line) {
+    return line.find("plan(hash=") != std::string::npos && line.find("loses too much on trial") != std::string::npos &&
+           line.find("(limit 1e-05)") != std::string::npos;
+  }));
+  EXPECT_EQ(chosen(run.decisions[0]), "dense");
+  EXPECT_NE(run.saved[0].spec.find(", not plan"), std::string::npos) << run.saved[0].spec;
+  Training after = run;
+  after.load = run.saved;
+  after.save_after = -1;
+  after.go();
+  expect_ok(after);
+  EXPECT_EQ(after.insides.at(0), "dense");
 }
 
 // Gradients get sparser while settings are tried, and payloads that vary get smaller: what is predicted of a setting is
@@ -1708,6 +1780,15 @@ TEST(AutoEngine, ADenseStateLoadsWhetherBuffersAreSummedOrNot) {
     EXPECT_TRUE(second.decisions[0].decided);
     EXPECT_EQ(second.insides[0], "dense") << "no trial";
 
+    // Of what ranks have saved at different times.
+    second.load[1].spec = "auto, step 9, measuring: none";
+    second.go();
+    for (const Status& status : second.statuses) {
+      EXPECT_EQ(status.code(), StatusCode::kMismatch);
+      EXPECT_NE(status.message().find("ranks differ in the state to load"), std::string::npos) << status.to_string();
+    }
+    second.load[1].spec = second.load[0].spec;
+
     for (EngineState& state : second.load) state.rank = 0;
     second.go();
     EXPECT_NE(second.statuses[1].message().find("this is the state of rank 0, here is rank 1"), std::string::npos)
@@ -1849,6 +1930,7 @@ TEST(AutoEngine, AStateOfAnotherQualityDoesNotRun) {
   after.options.quality = Quality::kSafe;
   after.first_step = 100;
   after.load = before.saved;
+  after.save_after = 100;
   std::atomic<int> steps_of_topk = 0;
   after.step_ns = [&](const std::string& what, std::int64_t, int) {
     steps_of_topk += what == "topk(density=0.01)";
@@ -1859,6 +1941,11 @@ TEST(AutoEngine, AStateOfAnotherQualityDoesNotRun) {
   EXPECT_EQ(after.loaded[0],
             "the state was saved with topk(density=0.01), which is not allowed at quality=safe: auto measures again");
   EXPECT_EQ(steps_of_topk, 0);
+  int in_parts = 0;  // it had run for long
+  for (const TensorState& tensor : after.saved[0].tensors) {
+    for (const PlaceState& place : tensor.places) in_parts += place.name == "auto" && place.begin == Debts::kPieces - 1;
+  }
+  EXPECT_GT(in_parts, 0);
   EXPECT_TRUE(after.decisions[0].decided);
   EXPECT_EQ(after.decisions[0].candidates.size(), 3u);
   EXPECT_LT(gradients_lost({&before, &after}), 0.02);  // what topk owed is paid
@@ -1890,6 +1977,27 @@ TEST(AutoEngine, APlanForAnotherPlacementOfTheRanksDoesNotRun) {
 }
 
 // What the engine inside has counted is not lost with it, whether auto goes on with a state or measures again.
+TEST(AutoEngine, APlanOfAnotherQualityDoesNotRun) {
+  Training before = with_a_plan();
+  before.steps = 100;
+  before.save_after = 99;
+  before.go();
+  expect_ok(before);
+  ASSERT_TRUE(before.insides.at(99).starts_with("plan("));
+  Training after = before;
+  after.options.quality = Quality::kSafe;
+  after.first_step = 100;
+  after.load = before.saved;
+  after.save_after = -1;
+  after.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 800) * kMs; };
+  after.go();
+  expect_ok(after);
+  EXPECT_EQ(after.loaded[0], "the state was saved with " + before.insides.at(99) +
+                                 ", which is not allowed at quality=safe: auto measures again");
+  EXPECT_EQ(after.insides.at(0), "dense");
+  EXPECT_LT(gradients_lost({&before, &after}), 0.05);  // casts on trial round
+}
+
 TEST(AutoEngine, CountsNonFiniteStepsBeforeAStateWasLoaded) {
   for (const Quality quality : {Quality::kAggressive, Quality::kSafe}) {
     const Training before = running_topk();
@@ -1953,6 +2061,11 @@ TEST(AutoEngine, ACheckpointKeepsWhatWasGivenUp) {
   after.go();
   expect_ok(after);
   EXPECT_TRUE(says(after.news[0], "measuring again"));
+  EXPECT_EQ(after.saved[0].spec, "auto, step 540, not topk(density=0.01): cast(bf16)");
+  EXPECT_EQ(steps_of_topk, 0);
+  after.ranks = 3;
+  after.go();
+  expect_ok(after);
   EXPECT_EQ(after.saved[0].spec, "auto, step 540, not topk(density=0.01): cast(bf16)");
   EXPECT_EQ(steps_of_topk, 0);
 }
@@ -2037,6 +2150,21 @@ TEST(AutoOptions, ReadsAndWrites) {
   EXPECT_EQ(options.to_spec(), "auto(quality=aggressive, cluster=a/b.json, drift=0.5)");
   EXPECT_EQ(AutoOptions::parse(options.to_spec()).value().to_spec(), options.to_spec());
   EXPECT_EQ(AutoOptions::parse("auto").value().to_spec(), "auto(quality=balanced)");
+  const AutoOptions limits = AutoOptions::parse(
+                                 "auto(max_relative_error=0.5, max_residual=7, random_seed=3, "
+                                 "min_gain=0.1, measure_s=2, timeout_s=9)")
+                                 .value();
+  EXPECT_EQ(limits.max_relative_error, 0.5);
+  EXPECT_EQ(limits.max_residual, 7);
+  EXPECT_EQ(limits.random_seed, 3u);
+  EXPECT_EQ(limits.min_gain, 0.1);
+  EXPECT_EQ(limits.measure_s, 2);
+  EXPECT_EQ(limits.timeout_s, 9);
+  // Ranks compare this, and must not differ in what they decide by.
+  for (const char* said :
+       {"max_relative_error=0.5", "max_residual=7", "random_seed=3", "min_gain=0.1", "measure_s=2"}) {
+    EXPECT_NE(limits.to_spec().find(said), std::string::npos) << limits.to_spec();
+  }
   const Status wrong = AutoOptions::parse("auto(quality=best)").status();
   EXPECT_EQ(wrong.message(), "auto(quality=best): quality must be safe, balanced or aggressive, got \"best\"");
   EXPECT_FALSE(AutoOptions::parse("auto | quant").ok());
