@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "collective/rank_threads.h"
+#include "core/made_up_testing.h"
 #include "cortado/engine.h"
 
 namespace cortado {
@@ -30,13 +31,6 @@ inline std::vector<EngineTensor> small_model() {
           {.name = "tiny.weight", .rows = 2, .cols = 3},
           {.name = "last.weight", .rows = 17, .cols = 64},
           {.name = "last.bias", .rows = 1, .cols = 2, .dimensions = 1}};
-}
-
-// Different for each rank, step and tensor, of full rank as a matrix.
-inline float made_up_value(int rank, std::int64_t step, std::size_t tensor, std::size_t i) {
-  const double x = 0.37 * static_cast<double>(i) + 0.013 * static_cast<double>(i * i % 1009) + 1.3 * rank +
-                   0.71 * static_cast<double>(step) + 2.1 * static_cast<double>(tensor);
-  return static_cast<float>(std::sin(x) + 0.3 * std::cos(3.1 * x + rank));
 }
 
 inline Gradients made_up_gradients(const std::vector<EngineTensor>& tensors, int rank, std::int64_t step) {

@@ -19,6 +19,7 @@
 #include "core/checksum.h"
 #include "core/device_emulation.h"
 #include "core/emulated_queue.h"
+#include "core/made_up_testing.h"
 #include "core/temporary_directory_testing.h"
 #include "cortado/calibrate.h"
 #include "engine/emulated_message.h"
@@ -45,12 +46,6 @@ std::vector<EngineTensor> model() {
           {.name = "first.weight", .rows = 48, .cols = 33},
           {.name = "first.bias", .rows = 1, .cols = 48, .dimensions = 1},
           {.name = "last.weight", .rows = 17, .cols = 64}};
-}
-
-float made_up(int rank, std::int64_t step, std::size_t tensor, std::size_t i) {
-  const double x =
-      0.37 * static_cast<double>(i) + 1.3 * rank + 0.71 * static_cast<double>(step) + 2.1 * static_cast<double>(tensor);
-  return static_cast<float>(std::sin(x) + 0.3 * std::cos(3.1 * x));
 }
 
 // What is seen of the engines that one rank makes on its device.
@@ -237,7 +232,7 @@ void Training::go() {
           const float share = step >= is_zero_from ? 0.0f : step >= shrinks_from && i > 0 ? 1e-6f : 1.0f;
           float size = magnitude ? magnitude(step) : 1.0f;
           if (rank == 1 && magnitude_of_rank_1) size *= magnitude_of_rank_1(step);
-          buffer.push_back(size * share * gradient_scale * made_up(static_cast<int>(rank), step, t, i));
+          buffer.push_back(size * share * gradient_scale * made_up_value(static_cast<int>(rank), step, t, i));
         }
       }
       std::vector<Gradient> gradients;
@@ -294,7 +289,7 @@ void Training::go() {
       for (std::size_t i = 0; rank == 0 && i < delivered.size(); ++i) {
         delivered[i] += static_cast<float*>(gradients[1].data)[i] / gradient_scale;
         double mean = 0;
-        for (int r = 0; r < ranks; ++r) mean += made_up(r, step, 1, i) / static_cast<double>(ranks);
+        for (int r = 0; r < ranks; ++r) mean += made_up_value(r, step, 1, i) / static_cast<double>(ranks);
         expected[i] += mean;
         gradient_squares += mean * mean;
       }
@@ -636,7 +631,8 @@ TEST(AutoEngine, RunsItsSettingsWhereGradientsAre) {
       expect_ok(run);
       EXPECT_EQ(chosen(run.decisions[0]), wanted);
       EXPECT_EQ(run.insides, on_host.insides);
-      EXPECT_NEAR(gradients_lost({&run}), gradients_lost({&on_host}), 1e-2);
+      // Of noise, which has no low rank, other roundings project on other subspaces.
+      EXPECT_NEAR(gradients_lost({&run}), gradients_lost({&on_host}), wanted.starts_with("acp") ? 5e-2 : 1e-6);
       EXPECT_NEAR(run.decisions[1].relative_error, on_host.decisions[1].relative_error, 1e-3);
       EXPECT_NEAR(run.decisions[1].residual, on_host.decisions[1].residual, 1e-3 * on_host.decisions[1].residual);
       const bool is_here = wanted.starts_with("topk") || wanted.starts_with("acp");
