@@ -364,7 +364,7 @@ Status Calibrator::measure_contention(Cluster* cluster) {
   if (!options_.contention) return {};
   const std::string spec =
       slowest_of(cluster->codecs, OpDevice::kCpu, [](const std::string& codec) { return make_codec(codec).ok(); });
-  if (spec == cluster->cpu_codec) return {};  // known; or there is none
+  if (spec.empty() || spec == cluster->cpu_codec) return {};  // there is none; or it is known
   MatrixProduct matrices;
   CORTADO_ASSIGN_OR_RETURN(cluster->cpu_codec_slows_backward,
                            share_lost_beside(spec, OpDevice::kCpu, "matrix product", [&] { return matrices.run(); }));
@@ -377,7 +377,7 @@ Status Calibrator::measure_contention_on_device(Cluster* cluster) {
   const std::string spec = slowest_of(cluster->codecs, OpDevice::kGpu, [&](const std::string& codec) {
     return std::count(device_codecs_.begin(), device_codecs_.end(), codec) > 0;
   });
-  if (spec == cluster->gpu_codec) return {};
+  if (spec.empty() || spec == cluster->gpu_codec) return {};
   CORTADO_ASSIGN_OR_RETURN(
       cluster->gpu_codec_slows_backward,
       share_lost_beside(spec, OpDevice::kGpu, "computation on the device", options_.device_computation));

@@ -362,6 +362,21 @@ TEST(Calibrate, CodecsOfAFileThatAreNotHereAreNotTried) {
   EXPECT_NE(again.cpu_codec, foreign.codec);
 }
 
+// Where none can be run beside computation, what the file says of another one stays.
+TEST(Calibrate, AFileOfACodecThatIsNotHereNeedsNone) {
+  CalibrateOptions options = quick();
+  options.collectives = {OpKind::kAllReduce};
+  options.codecs = {};
+  Cluster known = calibrate_ranks(1, options)[0];
+  ASSERT_TRUE(known.codecs.empty());
+  known.cpu_codec = "of_another_version(bits=3)";
+  known.cpu_codec_slows_backward = 0.375;
+  options.known = known;
+  const Cluster again = calibrate_ranks(1, options)[0];
+  EXPECT_EQ(again.cpu_codec, known.cpu_codec);
+  EXPECT_EQ(again.cpu_codec_slows_backward, 0.375);
+}
+
 TEST(Calibrate, MeasuresPackingForPlans) {
   CalibrateOptions options = quick();
   const Cluster cluster = calibrate_ranks(2, options)[0];

@@ -23,7 +23,8 @@ Status check_shape(const std::string& place, const JobTensor& tensor) {
   for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
     const std::int64_t extent = tensor.shape[d];
     if (extent < 0) return refuse(place_of(place + ".shape", d), "a dimension of at least 0", std::to_string(extent));
-    const std::optional<std::int64_t> product = checked_mul(elems, extent);
+    // Whatever is beside a 0: cols() multiplies without it.
+    const std::optional<std::int64_t> product = checked_mul(elems, std::max<std::int64_t>(extent, 1));
     if (!product.has_value() || *product > kMaxTensorElems) {
       return refuse(place + ".shape", "at most 2^48 elements", "more");
     }

@@ -120,6 +120,7 @@ TEST(JobJson, RefusesBadInputWithItsPlace) {
       {"[3, 4, 5]", "[3, -4, 5]", "$.tensors[1].shape[1]: expected a dimension of at least 0, got -4"},
       {"[3, 4, 5]", "[3, \"x\", 5]", "$.tensors[1].shape[1]: expected a dimension, an integer, got \"x\""},
       {"[3, 4, 5]", "[4294967296, 4294967296]", "$.tensors[1].shape: expected at most 2^48 elements"},
+      {"[3, 4, 5]", "[0, 4294967296, 4294967296]", "$.tensors[1].shape: expected at most 2^48 elements"},
       {"bfloat16", "float64", "$.tensors[1].dtype: expected \"float32\", \"float16\" or \"bfloat16\""},
       {"\"rms\": 0.5", "\"rms\": -0.5", "$.tensors[1].rms: expected a number of at least 0"},
       {"\"rms\": 0.5", "\"rms\": -1", "$.tensors[1].rms: expected a number of at least 0"},

@@ -21,7 +21,7 @@ struct CodecCost {
   bool sums = false;                  // its payloads can be summed on the way, by any collective that sums
   DType sum_dtype = DType::kFloat32;  // of payloads that are summed
   int rank = 0;                       // of low rank
-  const TimeCurve* encode[2] = {};    // by OpDevice; nullptr: not measured there
+  const TimeCurve* encode[2] = {};    // by OpDevice; nullptr: not measured there, or out of reach
   const TimeCurve* decode[2] = {};
 
   // Measured in both directions.
