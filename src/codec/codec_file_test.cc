@@ -110,6 +110,17 @@ TEST(CodecFile, EveryCodecDecodesToWhatItDecodesToByItself) {
   }
 }
 
+// Each chunk is a tensor of its own: two of the same values do not keep the same ones.
+TEST(CodecFile, ChunksDrawOtherNumbers) {
+  CodecFileInfo info = info_of("randk(density=0.1)", {2000});
+  info.chunk_elems = 1000;
+  const Bytes tensor = bytes_of(std::vector<float>(2000, 1.0f), DType::kFloat32);
+  const Bytes decoded = decompress(compress(info, tensor).value()).value();
+  ASSERT_EQ(decoded.size(), tensor.size());
+  const auto half = decoded.begin() + static_cast<std::ptrdiff_t>(decoded.size() / 2);
+  EXPECT_FALSE(std::equal(decoded.begin(), half, half));
+}
+
 TEST(CodecFile, ChunksAreWholeRowsOrPartsOfOneRow) {
   CodecFileInfo info = info_of("sign", {10, 100});
   info.chunk_elems = 350;

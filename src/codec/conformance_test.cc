@@ -280,6 +280,21 @@ TEST_P(Conformance, SumFormsAddUpToTheSumOfTheTensors) {
         EXPECT_NEAR(values[i], codec_->is_majority_vote() ? sign * magnitudes[i] : expected[i], 1e-4) << i;
       }
     }
+    // What is not finite on one rank is so for all.
+    std::vector<std::byte> input = make_values(DType::kFloat32, elems, false);
+    const auto add_to_sum = [&] {
+      const std::vector<std::byte> payload = encode(input, shape, DType::kFloat32);
+      ASSERT_TRUE(codec_->to_sum_form(payload, shape.rows, shape.cols, 2, part, values).ok());
+      for (std::size_t i = 0; i < sum.size(); ++i) {
+        sum[i] = static_cast<std::byte>(std::to_integer<int>(sum[i]) + std::to_integer<int>(part[i]));
+      }
+    };
+    std::ranges::fill(sum, std::byte{0});
+    ASSERT_NO_FATAL_FAILURE(add_to_sum());
+    std::ranges::copy(bytes_of({std::numeric_limits<float>::quiet_NaN()}, DType::kFloat32), input.begin());
+    ASSERT_NO_FATAL_FAILURE(add_to_sum());
+    ASSERT_TRUE(codec_->decode_sum(sum, {2, 2}, {values.data(), DType::kFloat32, shape.rows, shape.cols}).ok());
+    EXPECT_TRUE(std::ranges::all_of(values, [](float value) { return std::isnan(value); }));
     sum[0] = std::byte{255};
     EXPECT_EQ(codec_->decode_sum(sum, {2, 1}, {values.data(), DType::kFloat32, shape.rows, shape.cols}).code(),
               StatusCode::kCorruptData);
