@@ -91,6 +91,20 @@ TEST(Calibrate, MeasuresEveryCollectiveOfEveryLevelAndEveryCodec) {
   EXPECT_NE(cluster_to_json(cluster).find("spread_ns"), std::string::npos);
 }
 
+TEST(Calibrate, AllRanksOfAMachineAndOfASiteShareTheLinkOutOfIt) {
+  CalibrateOptions options = quick();
+  options.collectives = {OpKind::kAllReduce};
+  options.codecs = {};
+  options.contention = false;
+  options.topology = Topology{{{"intra", 2}, {"inter", 2}, {"wan", 2}}};
+  const Cluster cluster = calibrate_ranks(8, options)[0];
+  const auto smallest = [&](std::size_t level) {
+    return cluster.levels.at(level).collectives.at(OpKind::kAllReduce).sizes.at(0);
+  };
+  EXPECT_EQ(smallest(1), 2 * smallest(0));
+  EXPECT_EQ(smallest(2), 4 * smallest(0));
+}
+
 // A clock that goes on by the same time at each look: the numbers are known.
 class CountingClock final : public Clock {
  public:

@@ -26,7 +26,7 @@ constexpr const char* kCluster = R"json({
  "ranges": [{"levels": "flat", "collectives": {"all_reduce": {"bytes": [8], "time_ns": [9]}}}],
  "codecs": [{"codec": "cast(fp16)", "device": "cpu", "threads": 2, "direction": "encode", "elems": [1], "time_ns": [1]}],
  "copies": {"host_to_device": {"bytes": [8], "time_ns": [9]}, "pack": {"elems": [8], "time_ns": [13]}},
- "contention": {"gpu_codec_slows_backward": 0.5, "cpu_codec_workers": 3, "cpu_codec": "rans", "transfers_slow_backward": 0.25, "collective_start_ns": 1700, "measured": true},
+ "contention": {"gpu_codec_slows_backward": 0.5, "cpu_codec_workers": 3, "cpu_codec_threads": 2, "cpu_codec": "rans", "transfers_slow_backward": 0.25, "collective_start_ns": 1700, "measured": true},
  "host": {"fingerprint": "abc"}})json";
 
 std::string with(std::string text, const std::string& from, const std::string& to) {
@@ -59,6 +59,13 @@ TEST(JobJson, UnknownFieldsAreKeptAndWritingIsStable) {
   EXPECT_EQ(job_to_json(job_from_json(written).value()), written);
 }
 
+TEST(JobJson, OverlapOfTheForwardPassIsReadAndWritten) {
+  EXPECT_FALSE(job_from_json(kJob).value().overlap_forward);
+  const Job job = job_from_json(with(kJob, "\"forward_ns\": null", "\"overlap_forward\": true")).value();
+  EXPECT_TRUE(job.overlap_forward);
+  EXPECT_TRUE(job_from_json(job_to_json(job)).value().overlap_forward);
+}
+
 TEST(ClusterJson, ReadsWhatThereIs) {
   const Result<Cluster> read = cluster_from_json(kCluster);
   ASSERT_TRUE(read.ok()) << read.status().to_string();
@@ -74,6 +81,7 @@ TEST(ClusterJson, ReadsWhatThereIs) {
   EXPECT_EQ(cluster.unpack.at(8), 0);
   EXPECT_EQ(cluster.gpu_codec_slows_backward, 0.5);
   EXPECT_EQ(cluster.cpu_codec_workers, 3);
+  EXPECT_EQ(cluster.cpu_codec_threads, 2);
   EXPECT_EQ(cluster.cpu_codec, "rans");
   EXPECT_EQ(cluster.transfers_slow_backward, 0.25);
   EXPECT_EQ(cluster.collective_start_ns, 1700);
