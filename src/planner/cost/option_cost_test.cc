@@ -262,6 +262,16 @@ TEST(OptionCost, OneByHand) {
     EXPECT_EQ(chain.steps[i].time_ns, expected[i].second) << i;
   }
   EXPECT_EQ(chain.loads[kGpuCodec], expected[6].second + expected[8].second);
+  EXPECT_EQ(chain.memory_bytes, cast_bytes(half) + 4 * cast_bytes(eighth));
+
+  // One that keeps what both places lose, in float32, and that of the step before.
+  const std::vector<CodecCost> of_topk = codec_costs(cluster, OpDevice::kGpu, {"topk(density=0.125)"}, &notes).value();
+  ASSERT_TRUE(of_topk[0].traits.needs_residual);
+  ASSERT_TRUE(make_chain(model, &of_topk[0], {.elems = kElems}, option, &chain));
+  const auto topk_bytes = [&](std::int64_t elems) {
+    return static_cast<std::int64_t>(of_topk[0].codec->max_payload_bytes(1, elems, DType::kFloat32));
+  };
+  EXPECT_EQ(chain.memory_bytes, 2 * 4 * (half + eighth) + topk_bytes(half) + 4 * topk_bytes(eighth));
 }
 
 // The host has to see that the sizes have come before the payloads are gathered.
@@ -379,6 +389,25 @@ TEST(OptionCost, StartsOfCollectivesTakeTheHostsThread) {
   EXPECT_GT(in_two_rounds, 0);
 }
 
+// Half of the factors of a matrix of 64 x 64 in each.
+TEST(OptionCost, TwoRoundsAreTwoCollectives) {
+  Cluster cluster = small_cluster(2);
+  cluster.codecs.clear();
+  for (const OpKind direction : {OpKind::kEncode, OpKind::kDecode}) {
+    cluster.codecs.push_back({"power(rank=4)", OpDevice::kCpu, direction, 1, line(5000, 2), {}});
+  }
+  std::vector<std::string> notes;
+  const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kGpu, {}, &notes).value();
+  ASSERT_EQ(codecs.at(0).traits.rounds, 2);
+  std::vector<JobTensor> tensors(1);
+  tensors[0].shape = {64, 64};
+  TensorSums sums(codecs, tensors);
+  OptionChain chain;
+  ASSERT_TRUE(make_chain(CostModel(cluster, OpDevice::kGpu), &codecs[0], {.elems = kElems, .sums = &sums},
+                         sum_of_factors(OpDevice::kCpu, OpDevice::kCpu, 2), &chain));
+  EXPECT_EQ(chain.loads[kLink + 1], 2 * cluster.ranges[0].collectives.at(OpKind::kAllReduce).at(4 * 64 * 4));
+}
+
 // Flat collectives that were not measured: ring forms on the machine's link, from its latency and bandwidth.
 TEST(CollectiveCost, FlatOnesWithoutACurve) {
   Cluster cluster;
@@ -405,6 +434,8 @@ TEST(CollectiveCost, FlatOnesWithoutACurve) {
   near(OpKind::kReduceScatter, flat, 1, (n - 1) * a + (n - 1) / n * s * ns_per_byte);
   near(OpKind::kAllToAll, flat, 1, (n - 1) * a + k * (machines - 1) / machines * s * ns_per_byte);
   near(OpKind::kBroadcast, flat, 1, 5 * a + s * ns_per_byte);
+  near(OpKind::kReduce, flat, 1, 5 * a + s * ns_per_byte);
+  near(OpKind::kGather, flat, 1, a + (n - 1) / n * s * ns_per_byte);
   // Of one level that was not measured, and with four ranks of a machine at once.
   near(OpKind::kAllReduce, {1, 1}, 4, 14 * a + 2 * 7 / 8.0 * 4 * s * ns_per_byte);
   near(OpKind::kAllGather, {1, 1}, 4, 7 * a + 7 / 8.0 * 4 * s * ns_per_byte);
@@ -519,6 +550,26 @@ TEST(TensorSums, AddUpTensorByTensor) {
             static_cast<std::int64_t>(codecs[0].codec->max_payload_bytes(1, 100, DType::kFloat32) +
                                       codecs[0].codec->max_payload_bytes(1, 200, DType::kFloat32) +
                                       codecs[0].codec->max_payload_bytes(1, 300, DType::kFloat32)));
+}
+
+TEST(CodecCosts, TimesAreThoseOfAsManyThreadsAsCodecsHave) {
+  Cluster cluster = small_cluster(2);
+  cluster.codecs.clear();
+  for (const int threads : {2, 1, 4}) {
+    for (const OpKind direction : {OpKind::kEncode, OpKind::kDecode}) {
+      cluster.codecs.push_back({"cast(fp16)", OpDevice::kCpu, direction, threads, line(0, 8 / threads), {}});
+    }
+  }
+  std::vector<std::string> notes;
+  for (const int threads : {1, 2, 4}) {
+    cluster.cpu_codec_threads = threads;
+    const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kGpu, {}, &notes).value();
+    ASSERT_EQ(codecs.size(), 1u);
+    EXPECT_EQ(codecs[0].encode_ns(OpDevice::kCpu, 100), 800 / threads);
+    EXPECT_EQ(codecs[0].decode_ns(OpDevice::kCpu, 100), 800 / threads);
+  }
+  cluster.cpu_codec_threads = 3;
+  EXPECT_TRUE(codec_costs(cluster, OpDevice::kGpu, {}, &notes).value().empty());
 }
 
 TEST(CodecCosts, WhatIsAllowedIsCompared) {
