@@ -66,8 +66,18 @@ TEST(MakePlan, LemmaOneIsSolvedOptimally) {
   EXPECT_EQ(plan.predicted_step_ns, 11100000);
 }
 
-// With a slow decoder on the GPU one of the two tensors is best offloaded, the later one. Algorithm 2, by the lemma,
-// offloads the earlier one or both.
+TEST(SimulatePlan, TheForwardPassAndTheOptimizerAreWaitedFor) {
+  LemmaOne example;
+  example.job.forward_ns = 2'000'000;
+  example.job.optimizer_ns = 1'000'000;
+  EXPECT_EQ(example.step_ns("cpu", "gpu"), 12100000 + 3'000'000);
+  EXPECT_EQ(example.step_ns("gpu", "cpu"), 11100000 + 3'000'000);
+  example.job.tensors[1].dtype = DType::kBFloat16;
+  const Plan plan = make_plan(example.job, example.cluster, {}).value();
+  EXPECT_EQ(plan.predicted_step_ns, 11100000 + 3'000'000);
+  EXPECT_LE(plan.lower_bound_ns, plan.predicted_step_ns);
+}
+
 // As engines of settings do, but for casts.
 TEST(MakePlan, KeepsWhatCodecsLose) {
   for (const std::string codec : {"cast(fp16)", "fp8(e4m3)", "sign(scale=mean_abs)"}) {
@@ -127,6 +137,8 @@ TEST(SimulatePlan, WhatIsEncodedIsSentBeforeTheNextBucketIsEncoded) {
   EXPECT_EQ(event("encode", 1).start_ns, event("start", 0).end_ns);
 }
 
+// With a slow decoder on the GPU one of the two tensors is best offloaded, the later one. Algorithm 2, by the lemma,
+// offloads the earlier one or both.
 TEST(MakePlan, OffloadsTheLaterTensorWhereLemmaOneTakesTheEarlierOne) {
   LemmaOne example;
   for (CodecTimes& times : example.cluster.codecs) {
@@ -411,6 +423,21 @@ TEST(MakePlan, OfATensorWithoutAGradientNothingIsLost) {
   EXPECT_EQ(limited.predicted_step_ns, plan.predicted_step_ns);
   for (const std::string& note : limited.notes) EXPECT_EQ(note.find("no measured error"), std::string::npos) << note;
   EXPECT_NEAR(expected_error(limited, job).value(), 0.002, 1e-9);
+}
+
+// The first tensor has most of the gradient, and loses most of itself: fused with another one, too.
+TEST(MakePlan, ALimitOfTheTotalErrorIsOfTheNormOfAllTensors) {
+  Job job = equal_tensors(20, 1 << 20);
+  for (JobTensor& tensor : job.tensors) {
+    const bool is_first = &tensor == job.tensors.data();
+    tensor.rms = is_first ? 10 : 1;
+    tensor.errors = {{"topk(density=0.01)", is_first ? 0.9 : 0.1}};
+  }
+  PlannerConstraints constraints;
+  constraints.max_total_error = 0.6;
+  const Plan plan = make_plan(job, two_levels({{"topk(density=0.01)", 229715}}), constraints).value();
+  EXPECT_LE(expected_error(plan, job).value(), 0.6);
+  EXPECT_GT(expected_error(plan, job).value(), 0);
 }
 
 TEST(MakePlan, DeclinesWhereNothingIsToBeGained) {

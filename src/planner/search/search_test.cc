@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/sanitized.h"
+#include "core/simd_target.h"
 #include "planner/search/brute_force_testing.h"
 #include "planner/search/strategies.h"
 
@@ -122,6 +123,22 @@ TEST(Problem, KeepsACodecWhoseSumsAreFaster) {
   EXPECT_EQ(kept(), 1u);  // bf16 is no slower anywhere
   example.cluster.codecs[2].curve.times_ns[1] = 90'000;
   EXPECT_EQ(kept(), 2u);
+}
+
+// Sums stay as large as one payload; what is gathered has one of every rank, though each is smaller.
+TEST(Problem, KeepsACodecWhosePayloadsAreSummed) {
+  RandomCase example = random_case(1, 3, 1, {OpDevice::kGpu});
+  example.cluster.codecs.clear();
+  for (const char* codec : {"sign(scale=mean_abs)", "randk(density=0.1)"}) {
+    for (const OpKind direction : {OpKind::kEncode, OpKind::kDecode}) {
+      example.cluster.codecs.push_back(
+          {.codec = codec, .direction = direction, .curve = {{1, 1 << 20}, {1000, 100'000}}, .unknown = {}});
+    }
+  }
+  const auto problem = Problem::make(example.job, example.cluster, {}).value();
+  ASSERT_EQ(problem->codecs().size(), 2u);
+  EXPECT_FALSE(problem->codecs()[0].sums);
+  EXPECT_TRUE(problem->codecs()[1].sums);
 }
 
 TEST(Search, IsDeterministic) {
@@ -318,6 +335,10 @@ TEST(Pricing, FindsTheCheapestOfAllOptions) {
     }
     const BucketShape shape = {.elems = 1 << 18};
     const Costs cheapest = problem->pricer(0).solve(shape, prices);
+    for (const std::int64_t target : simd_targets()) {
+      const ForcedSimdTarget forced(target);
+      EXPECT_EQ(problem->pricer(0).solve(shape, prices), cheapest) << "seed " << seed << ", target " << target;
+    }
     std::array<double, kPriceSets> least;
     least.fill(1e30);
     for (const auto options = generate_options(problem->space_of(0)).value(); const Option& option : options) {
@@ -338,6 +359,22 @@ TEST(Pricing, FindsTheCheapestOfAllOptions) {
       EXPECT_NEAR(cost, least[set], least[set] * 1e-5);
     }
   }
+}
+
+TEST(Search, SaysThatAPlanIsExactOnlyWhereItIs) {
+  int exact = 0;
+  for (int seed = 0; seed < (kSanitized ? 10 : 60); ++seed) {
+    const RandomCase example = random_case(static_cast<std::uint64_t>(seed), 4, 1, {OpDevice::kGpu});
+    exact += search(*problem_of(example)).is_exact;
+    PlannerConstraints constraints;
+    constraints.search_steps = 1;
+    const std::unique_ptr<Problem> problem = problem_of(example, constraints);
+    const SearchResult found = search(*problem);
+    if (found.is_exact) {
+      EXPECT_EQ(found.score.step_ns, brute_force_ns(*problem)) << "seed " << seed;
+    }
+  }
+  EXPECT_GT(exact, 0);
 }
 
 // Trying everything is for what ends: with few options many tensors look like little, too (1.7 million operations).

@@ -220,6 +220,14 @@ TEST(Simulator, TheOptimizerIsSharedOutWhereTheForwardPassOverlaps) {
   EXPECT_EQ(Simulator(job, 1).run(buckets_of({{50, &chain}, {100, &chain}})), 110 + 140);
 }
 
+// The last tensor, of three quarters of the elements, is updated before the first one is needed: after 100 + 50 + 30.
+TEST(Simulator, TheOptimizerIsSharedOutByElements) {
+  const Chain slow = {{200, kLink + 1, 0}}, fast = {{10, kLink, 0}};
+  const SimulatedJob job = {.backward_ns = 100, .forward_ns = 100, .optimizer_ns = 40, .overlap_forward = true};
+  const std::vector<SimulatedBucket> buckets = {{50, slow, 1}, {100, fast, 3}};
+  EXPECT_EQ(Simulator(job, 2).run(buckets), 250 + 60);
+}
+
 // A random plan: buckets with chains over all resources.
 struct RandomPlan {
   explicit RandomPlan(std::mt19937_64& random, int count) : chains(count) {
