@@ -69,7 +69,7 @@ def agree_on_text(group, name, text, timeout_s=SETUP_TIMEOUT_S):
 
 
 def _gather_texts(group, text, timeout_s):
-    """The first bytes of every rank's."""
+    """Every rank's text, cut off where it is longer than _TEXT_BYTES."""
     texts = gather(group, sendable(text).encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), timeout_s)
     return [
         texts[at : at + _TEXT_BYTES].rstrip(b"\0").decode(errors="replace") for at in range(0, len(texts), _TEXT_BYTES)

@@ -130,8 +130,11 @@ class Reducer(Attachment):
         if not self._step_begun:
             self._refuse_capture()  # before anything is sent: no reason to end the exchange
         start_ns = time.perf_counter_ns()
-        with self._errors_end_all():
+        try:  # not _errors_end_all(): this is once a parameter
             self._take(index)
+        except BaseException as error:
+            self._fail(error)
+            raise
         self._hook_ns += time.perf_counter_ns() - start_ns
 
     def _take(self, index):

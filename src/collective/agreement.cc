@@ -8,7 +8,6 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <type_traits>
 #include <utility>
 
 #include "core/check.h"
@@ -21,6 +20,8 @@ namespace cortado {
 namespace {
 
 constexpr std::size_t kSettingsBytes = 1000;
+// Of what ranks send each other here. Builds with another one have other settings, in the first thing they compare.
+constexpr std::uint64_t kBlocksVersion = 2;
 
 // What each rank sends; without padding.
 struct Summary {
@@ -35,33 +36,6 @@ struct Outcome {
   std::uint64_t code;
   char message[kSettingsBytes];
 };
-
-// Each rank's numbers, behind which travels a check of them: who takes damaged ones for true goes another way than the
-// others.
-template <typename T>
-Result<std::vector<T>> gather(Communicator* communicator, std::string_view what, const T* own, std::size_t count,
-                              std::chrono::nanoseconds timeout) {
-  static_assert(std::has_unique_object_representations_v<T> || std::is_floating_point_v<T>);
-  const auto ranks = static_cast<std::size_t>(communicator->world_size());
-  const std::size_t own_bytes = count * sizeof(T), sent_bytes = own_bytes + sizeof(std::uint64_t);
-  std::vector<std::byte> sent(sent_bytes), received(ranks * sent_bytes);
-  const std::uint64_t own_check = checksum_64(std::as_bytes(std::span(own, count)));
-  if (count > 0) std::memcpy(sent.data(), own, own_bytes);
-  std::memcpy(sent.data() + own_bytes, &own_check, sizeof(own_check));
-  Status status = communicator->all_gather(sent, received, timeout);
-  std::vector<T> all(count * ranks);
-  for (std::size_t rank = 0; rank < ranks && status.ok(); ++rank) {
-    const std::span<const std::byte> block = std::span(received).subspan(rank * sent_bytes, sent_bytes);
-    std::uint64_t check = 0;
-    std::memcpy(&check, block.data() + own_bytes, sizeof(check));
-    if (check != checksum_64(block.first(own_bytes))) {
-      status = make_error(StatusCode::kCorruptData, "what rank %zu sent was damaged", rank);
-    }
-    if (count > 0) std::memcpy(all.data() + rank * count, block.data(), own_bytes);
-  }
-  if (!status.ok()) return status.with_context("comparing " + std::string(what) + " over all ranks");
-  return all;
-}
 
 void copy_text(std::string_view text, char (&to)[kSettingsBytes]) {
   std::memcpy(to, text.data(), std::min(text.size(), kSettingsBytes - 1));
@@ -79,15 +53,38 @@ Status first_failure(const std::vector<Summary>& summaries) {
 
 }  // namespace
 
+Result<std::vector<std::byte>> gather_checked_bytes(Communicator* communicator, std::string_view what,
+                                                    std::span<const std::byte> own, std::chrono::nanoseconds timeout) {
+  const auto ranks = static_cast<std::size_t>(communicator->world_size());
+  const std::uint64_t own_check = checksum_64(own);
+  std::vector<std::byte> sent(own.begin(), own.end());
+  const auto check_bytes = std::as_bytes(std::span(&own_check, 1));
+  sent.insert(sent.end(), check_bytes.begin(), check_bytes.end());
+  std::vector<std::byte> received(ranks * sent.size()), all(ranks * own.size());
+  Status status = communicator->all_gather(sent, received, timeout);
+  for (std::size_t rank = 0; rank < ranks && status.ok(); ++rank) {
+    const std::span<const std::byte> block = std::span(received).subspan(rank * sent.size(), sent.size());
+    std::uint64_t check = 0;
+    std::memcpy(&check, block.data() + own.size(), sizeof(check));
+    if (check != checksum_64(block.first(own.size()))) {
+      status = make_error(StatusCode::kCorruptData, "what rank %zu sent was damaged", rank);
+    }
+    std::copy_n(block.begin(), own.size(), all.begin() + static_cast<std::ptrdiff_t>(rank * own.size()));
+  }
+  if (!status.ok()) return status.with_context("comparing " + std::string(what) + " over all ranks");
+  return all;
+}
+
 Status check_agreement(Communicator* communicator, std::string_view settings, const std::vector<std::string>& tensors,
                        std::chrono::nanoseconds timeout, const Status& failure) {
   Summary own{};
   copy_text(settings, own.settings);
   copy_text(failure.message(), own.failure);
   own.failure_code = static_cast<std::uint64_t>(failure.code());
-  own.settings_hash = fnv1a_64(settings);
+  own.settings_hash = fnv1a_64(settings) + kBlocksVersion;
   own.tensor_count = tensors.size();
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<Summary> summaries, gather(communicator, "settings", &own, 1, timeout));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<Summary> summaries,
+                           gather_checked(communicator, "settings", std::span<const Summary>(&own, 1), timeout));
   for (std::size_t rank = 1; rank < summaries.size(); ++rank) {
     if (summaries[rank].settings_hash != summaries[0].settings_hash) {
       return make_error(StatusCode::kMismatch,
@@ -104,7 +101,7 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
   for (const std::string& tensor : tensors) hashes.push_back(fnv1a_64(tensor));
   if (hashes.empty()) return first_failure(summaries);
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all,
-                           gather(communicator, "models", hashes.data(), hashes.size(), timeout));
+                           gather_checked(communicator, "models", std::span<const std::uint64_t>(hashes), timeout));
   for (std::size_t t = 0; t < hashes.size(); ++t) {
     for (std::size_t rank = 1; rank < summaries.size(); ++rank) {
       if (all[rank * hashes.size() + t] == all[t]) continue;
@@ -119,7 +116,8 @@ Status check_agreement(Communicator* communicator, std::string_view settings, co
 
 Status check_same_number(Communicator* communicator, std::string_view what, std::uint64_t number,
                          std::chrono::nanoseconds timeout) {
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all, gather(communicator, what, &number, 1, timeout));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all,
+                           gather_checked(communicator, what, std::span<const std::uint64_t>(&number, 1), timeout));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     return make_error(StatusCode::kMismatch, "ranks differ in %.*s: rank 0 has %" PRIu64 ", rank %zu has %" PRIu64,
@@ -133,8 +131,11 @@ Status agree_on_outcome(Communicator* communicator, std::string_view what, const
   Outcome sent{};
   sent.code = static_cast<std::uint64_t>(own.code());
   copy_text(own.message(), sent.message);
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<Outcome> all, gather(communicator, what, &sent, 1, timeout));
-  if (!own.ok()) return own;
+  const Result<std::vector<Outcome>> gathered =
+      gather_checked(communicator, what, std::span<const Outcome>(&sent, 1), timeout);
+  if (!own.ok() && (gathered.ok() || gathered.status().code() == StatusCode::kCorruptData)) return own;
+  CORTADO_RETURN_IF_ERROR(gathered.status());
+  const std::vector<Outcome>& all = gathered.value();
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const Status theirs(static_cast<StatusCode>(all[rank].code), all[rank].message);
     if (!theirs.ok()) return theirs.with_context(std::string(what) + ": rank " + std::to_string(rank));
@@ -152,8 +153,7 @@ double ordered(double number) { return std::isnan(number) ? std::numeric_limits<
 template <typename Number>
 Result<std::vector<Number>> largest_of_ranks(Communicator* communicator, std::span<const Number> own,
                                              std::chrono::nanoseconds timeout) {
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<Number> all,
-                           gather(communicator, "numbers", own.data(), own.size(), timeout));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<Number> all, gather_checked(communicator, "numbers", own, timeout));
   std::vector<Number> largest(own.size(), std::numeric_limits<Number>::lowest());
   for (std::size_t i = 0; i < all.size(); ++i) {
     largest[i % own.size()] = std::max(largest[i % own.size()], ordered(all[i]));
@@ -166,8 +166,7 @@ template Result<std::vector<double>> largest_of_ranks(Communicator*, std::span<c
 
 Result<std::vector<std::int64_t>> mean_of_ranks(Communicator* communicator, std::span<const std::int64_t> own,
                                                 std::chrono::nanoseconds timeout) {
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> all,
-                           gather(communicator, "numbers", own.data(), own.size(), timeout));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::int64_t> all, gather_checked(communicator, "numbers", own, timeout));
   std::vector<double> sums(own.size());
   for (std::size_t i = 0; i < all.size(); ++i) sums[i % own.size()] += static_cast<double>(all[i]);
   std::vector<std::int64_t> means;
@@ -178,7 +177,8 @@ Result<std::vector<std::int64_t>> mean_of_ranks(Communicator* communicator, std:
 Result<std::string> text_of_rank_0(Communicator* communicator, const std::string& own,
                                    std::chrono::nanoseconds timeout) {
   const std::uint64_t own_head[] = {own.size(), checksum_64(std::as_bytes(std::span(own)))};
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> heads, gather(communicator, "texts", own_head, 2, timeout));
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> heads,
+                           gather_checked(communicator, "texts", std::span<const std::uint64_t>(own_head), timeout));
   if (heads[0] == 0) return std::string();
   auto kept = std::make_unique<std::string>(communicator->rank() == 0 ? own : std::string(heads[0], '\0'));
   std::string& text = *kept;
@@ -231,7 +231,7 @@ Result<ReplicaDifference> compare_replicas(Communicator* communicator, std::span
   for (const ReplicaTensor& tensor : tensors) own.push_back(fnv1a_64(tensor.name) ^ checksum_64(tensor.bytes));
   if (own.empty()) return ReplicaDifference{};
   CORTADO_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> all,
-                           gather(communicator, "checksums", own.data(), own.size(), timeout));
+                           gather_checked(communicator, "checksums", std::span<const std::uint64_t>(own), timeout));
   std::string text;
   std::size_t more = 0;
   std::vector<std::uint64_t> of_ranks(static_cast<std::size_t>(communicator->world_size()));

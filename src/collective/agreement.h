@@ -2,12 +2,16 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
+#include "core/check.h"
 #include "cortado/communicator.h"
 #include "cortado/engine.h"
 
@@ -34,6 +38,23 @@ Status agree_on_outcome(Communicator* communicator, std::string_view what, const
 inline bool is_cut_off(const Status& status) {
   return status.code() == StatusCode::kTimeout || status.code() == StatusCode::kPeerFailed ||
          status.code() == StatusCode::kCorruptData;
+}
+
+// Every rank's values, in rank order; all have as many. A check of them travels behind each rank's: who takes damaged
+// ones for true goes another way than the others. kCorruptData: some came damaged, perhaps here alone. `what`: for
+// errors.
+Result<std::vector<std::byte>> gather_checked_bytes(Communicator* communicator, std::string_view what,
+                                                    std::span<const std::byte> own, std::chrono::nanoseconds timeout);
+
+template <typename T>
+Result<std::vector<T>> gather_checked(Communicator* communicator, std::string_view what, std::span<const T> own,
+                                      std::chrono::nanoseconds timeout) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes,
+                           gather_checked_bytes(communicator, what, std::as_bytes(own), timeout));
+  std::vector<T> all(bytes.size() / sizeof(T));
+  if (!all.empty()) std::memcpy(static_cast<void*>(all.data()), bytes.data(), bytes.size());
+  return all;
 }
 
 // Of each number the largest of any rank, the same on all of them; infinity where a rank has NaN. Every rank calls it

@@ -92,6 +92,8 @@ TEST(AgreeOnOutcome, WhatOneRankCannotDoIsAnErrorOfAllAndDamageIsSeen) {
   EXPECT_EQ(told[0].to_string(), "input/output error: loading: rank 1: no memory");
   EXPECT_EQ(told[1].to_string(), "input/output error: no memory");
   EXPECT_EQ(told[2].to_string(), told[0].to_string());
+  // Who can't do it says so also where another one's came damaged.
+  EXPECT_EQ(outcomes(9, full)[1].to_string(), "input/output error: no memory");
   // In the check, at the end of the text, which is zeros, and in the text before.
   for (const std::size_t from_end : {1, 9, 100}) {
     const std::vector<Status> damaged = outcomes(from_end, {});

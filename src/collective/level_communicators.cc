@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "collective/agreement.h"
 #include "core/check.h"
 #include "cortado/communicator.h"
 
@@ -11,10 +12,10 @@ namespace cortado {
 
 Result<Topology> agree_on_topology(Communicator* whole, const std::optional<LauncherPlace>& place,
                                    std::chrono::nanoseconds timeout) {
-  const std::array<std::int32_t, 2> own{place ? place->rank_on_machine : -1, place ? place->ranks_on_machine : 0};
-  std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(whole->world_size()));
-  CORTADO_RETURN_IF_ERROR(
-      whole->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)), timeout));
+  using Numbers = std::array<std::int32_t, 2>;
+  const Numbers own{place ? place->rank_on_machine : -1, place ? place->ranks_on_machine : 0};
+  CORTADO_ASSIGN_OR_RETURN(const std::vector<Numbers> all,
+                           gather_checked(whole, "places on machines", std::span<const Numbers>(&own, 1), timeout));
   const std::int32_t ranks_on_machine = all[0][1];
   for (int rank = 0; rank < whole->world_size(); ++rank) {
     const auto [rank_on_machine, of_ranks] = all[static_cast<std::size_t>(rank)];

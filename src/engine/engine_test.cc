@@ -585,7 +585,7 @@ TEST(Engine, WithoutAWarmStartEachStepHasBasesOfItsOwn) {
     Training training{.options = coded(spec), .world_size = 2, .steps = 60};
     training.gradients = [&training](int rank, std::int64_t) { return made_up_gradients(training.tensors, rank, 0); };
     const History run = train(training);
-    std::vector<double> total(48 * 33), expected(48 * 33), last(48 * 33);
+    std::vector<double> total(48 * 33), expected(48 * 33);
     for (std::int64_t step = 0; step < 60; ++step) {
       for (std::size_t i = 0; i < total.size(); ++i) total[i] += run.delivered[0][step][1][i];
     }
@@ -1046,7 +1046,7 @@ TEST(EngineErrors, PeersHearOfARankThatCanNotFinishItsStep) {
       CORTADO_RETURN_IF_ERROR(engine->submit({&one, 1}));
       const Status status = engine->finish_step().status();
       EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status.to_string();
-      others_ended.get_future().wait();
+      EXPECT_EQ(others_ended.get_future().wait_for(std::chrono::seconds(90)), std::future_status::ready);
       return {};
     });
     for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();

@@ -303,7 +303,8 @@ TEST(PlanEngine, HoldsWhatItOwesToATensorThatNobodyUsed) {
       {uniform_plan(kTwoByTwo, "topk(density=0.1)", kFlatGather), uniform_plan(kTwoByTwo, "sign", kTwice)},
       {uniform_plan(kTwoByTwo, "topk(density=0.1)", kFlatGather), uniform_plan(kTwoByTwo, "acp(rank=2)", kFlatSum)},
   };
-  for (const auto& [plan, next] : cases) {
+  for (const auto& of_case : cases) {
+    const Plan &plan = of_case.first, &next = of_case.second;
     SCOPED_TRACE(plan.buckets[0].codec + ", then " + (next.buckets.empty() ? "the same" : next.buckets[0].codec));
     Sum delivered;
     on_ranks(kTwoByTwo, [&](Communicator& communicator) -> Status {

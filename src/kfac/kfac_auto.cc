@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "collective/agreement.h"
 #include "core/check.h"
 #include "core/finite.h"
 #include "core/format.h"
@@ -115,9 +116,9 @@ Status KfacImpl::predict(AutoMessage* message, const MessageShape& shape, const 
   }
   sizes.push_back(are_finite(own) ? 1 : 0);
   const auto world_size = static_cast<std::size_t>(world_->world_size());
-  std::vector<std::uint64_t> all(world_size * sizes.size());
-  CORTADO_RETURN_IF_ERROR(
-      world_->all_gather(std::as_bytes(std::span(sizes)), std::as_writable_bytes(std::span(all)), timeout()));
+  CORTADO_ASSIGN_OR_RETURN(
+      const std::vector<std::uint64_t> all,
+      gather_checked(world_, "sizes of payloads", std::span<const std::uint64_t>(sizes), timeout()));
   for (std::size_t r = 0; r < world_size; ++r) {
     if (all[(r + 1) * sizes.size() - 1] == 0) return {};  // such values say nothing: at the next message
   }
@@ -136,9 +137,9 @@ Status KfacImpl::predict(AutoMessage* message, const MessageShape& shape, const 
         .trial = choice.trial, .predicted_ns = choice.predicted_ns, .uncompressed_ns = choice.uncompressed_ns};
     std::snprintf(prediction.reason, sizeof(prediction.reason), "%s", choice.reason.c_str());
   }
-  std::vector<Prediction> predictions(world_size);
-  CORTADO_RETURN_IF_ERROR(world_->all_gather(std::as_bytes(std::span(&prediction, 1)),
-                                             std::as_writable_bytes(std::span(predictions)), timeout()));
+  CORTADO_ASSIGN_OR_RETURN(
+      const std::vector<Prediction> predictions,
+      gather_checked(world_, "predictions", std::span<const Prediction>(&prediction, 1), timeout()));
   prediction = predictions[0];
   message->times_ns.clear();
   KfacChoice& choice = message->choice;
@@ -161,9 +162,10 @@ Status KfacImpl::predict(AutoMessage* message, const MessageShape& shape, const 
 Status KfacImpl::compare_times(AutoMessage* message) {
   const auto world_size = static_cast<std::size_t>(world_->world_size());
   const std::size_t count = message->times_ns.size();
-  std::vector<std::int64_t> all(world_size * count), compressed_ns, uncompressed_ns;
-  CORTADO_RETURN_IF_ERROR(world_->all_gather(std::as_bytes(std::span(message->times_ns)),
-                                             std::as_writable_bytes(std::span(all)), timeout()));
+  std::vector<std::int64_t> compressed_ns, uncompressed_ns;
+  CORTADO_ASSIGN_OR_RETURN(
+      const std::vector<std::int64_t> all,
+      gather_checked(world_, "times", std::span<const std::int64_t>(message->times_ns), timeout()));
   for (std::size_t m = 0; m < count; ++m) {
     if (m % kBlock == 0) continue;
     std::int64_t longest_ns = 0;  // of any rank, which all others wait for in the end

@@ -50,11 +50,11 @@ Status KfacImpl::compare_step(const KfacHyperparameters& values, std::span<const
   std::string whole = codecs + std::string(reinterpret_cast<const char*>(numbers), sizeof(numbers));
   for (const KfacGradient& gradient : gradients) whole += gradient.weight != nullptr ? '1' : '0';
   const std::uint64_t own = fnv1a_64(whole);
-  std::vector<std::uint64_t> hashes(static_cast<std::size_t>(world_->world_size()));
   const std::string context = "step " + std::to_string(step_);
-  CORTADO_RETURN_IF_ERROR(
-      world_->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(hashes)), timeout())
-          .with_context(context));
+  const Result<std::vector<std::uint64_t>> gathered =
+      gather_checked(world_, "settings", std::span<const std::uint64_t>(&own, 1), timeout());
+  CORTADO_RETURN_IF_ERROR(gathered.status().with_context(context));
+  const std::vector<std::uint64_t>& hashes = gathered.value();
   const auto other = std::find_if(hashes.begin(), hashes.end(), [&](std::uint64_t hash) { return hash != own; });
   if (other == hashes.end()) return {};
   CORTADO_RETURN_IF_ERROR(check_agreement(world_, codecs, {}, timeout()).with_context(context));

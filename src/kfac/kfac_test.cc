@@ -1118,7 +1118,7 @@ TEST(Kfac, PeersHearOfARankThatCanNotGoOn) {
       EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.to_string();
     } else {
       EXPECT_EQ(status.code(), StatusCode::kInternal) << status.to_string();
-      others_ended.get_future().wait();
+      EXPECT_EQ(others_ended.get_future().wait_for(std::chrono::seconds(90)), std::future_status::ready);
     }
     return {};
   });

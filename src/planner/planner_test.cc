@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cortado/codec.h"
 #include "cortado/printable.h"
 #include "planner/simulate/timeline.h"
 

@@ -260,7 +260,10 @@ Result<Cluster> calibrate(Communicator* communicator, const CalibrateOptions& op
   }
   CalibrateOptions canonical = options;
   for (std::string& spec : canonical.codecs) spec = canonical_codec(spec);
-  return Calibrator(communicator, canonical, clock).run();
+  Result<Cluster> measured = Calibrator(communicator, canonical, clock).run();
+  // What came damaged may have come so to this rank alone, and the others measure on.
+  if (measured.status().code() == StatusCode::kCorruptData) communicator->abandon(measured.status().message());
+  return measured;
 }
 
 Result<ClusterIdentity> cluster_identity(Communicator* communicator, const std::string& transport_version,
@@ -269,9 +272,9 @@ Result<ClusterIdentity> cluster_identity(Communicator* communicator, const std::
   std::array<char, kTextBytes> own{};
   const std::string kind = host_kind();
   std::memcpy(own.data(), kind.data(), std::min(kind.size(), kTextBytes - 1));
-  std::vector<std::array<char, kTextBytes>> all(static_cast<std::size_t>(communicator->world_size()));
-  CORTADO_RETURN_IF_ERROR(
-      communicator->all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)), timeout));
+  using Text = std::array<char, kTextBytes>;
+  CORTADO_ASSIGN_OR_RETURN(std::vector<Text> all,
+                           gather_checked(communicator, "machines", std::span<const Text>(&own, 1), timeout));
   std::map<std::string, int> ranks_of;
   for (std::array<char, kTextBytes>& text : all) {
     text.back() = '\0';

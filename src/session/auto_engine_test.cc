@@ -454,8 +454,6 @@ TEST(AutoEngine, NothingIsLostBeforeStepsThatArePassed) {
   }
 }
 
-// What a rank owes to a tensor that it does not use in a step waits, on that rank alone; no rank passes steps
-// meanwhile.
 // Dense had its turn before, when nobody owed anything.
 TEST(AutoEngine, NothingIsLostOfASettingTriedBetweenDenseStepsThatArePassed) {
   Training run;
@@ -475,6 +473,8 @@ TEST(AutoEngine, NothingIsLostOfASettingTriedBetweenDenseStepsThatArePassed) {
   EXPECT_LT(gradients_lost({&run}), 0.02);
 }
 
+// What a rank owes to a tensor that it does not use in a step waits, on that rank alone; no rank passes steps
+// meanwhile.
 TEST(AutoEngine, RanksPassTheSameStepsWhateverTheyOwe) {
   Training run;
   run.options = AutoOptions::parse("auto(measure_s=0, quality=aggressive, timeout_s=20)").value();
@@ -1195,6 +1195,18 @@ TEST(AutoEngine, RunsThePlannersPlan) {
   EXPECT_TRUE(run.decisions[0].decided);
   EXPECT_EQ(chosen(run.decisions[0]), "dense");
   EXPECT_LT(gradients_lost({&run}), 0.02);
+}
+
+// Nor do ranks take different levels for theirs.
+TEST(AutoEngine, DamageToWhereRanksSitEndsAll) {
+  for (std::int64_t gather = 0; gather < 10; ++gather) {
+    Training run = on_two_machines(20'000, Quality::kSafe);
+    run.damaged_gather = gather;
+    run.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 400) * kMs; };
+    run.go();
+    for (const Status& status : run.statuses) EXPECT_FALSE(status.ok()) << gather;
+    EXPECT_EQ(run.statuses[1].code(), StatusCode::kCorruptData) << gather << ": " << run.statuses[1].to_string();
+  }
 }
 
 // A plan of casts keeps to the same limits as these, and goes by one name whichever it is.
@@ -1972,7 +1984,6 @@ TEST(AutoEngine, APlanForAnotherPlacementOfTheRanksDoesNotRun) {
   EXPECT_LT(gradients_lost({&before, &after}), 0.02);
 }
 
-// What the engine inside has counted is not lost with it, whether auto goes on with a state or measures again.
 TEST(AutoEngine, APlanOfAnotherQualityDoesNotRun) {
   Training before = with_a_plan();
   before.steps = 100;
@@ -1994,6 +2005,7 @@ TEST(AutoEngine, APlanOfAnotherQualityDoesNotRun) {
   EXPECT_LT(gradients_lost({&before, &after}), 0.05);  // casts on trial round
 }
 
+// What the engine inside has counted is not lost with it, whether auto goes on with a state or measures again.
 TEST(AutoEngine, CountsNonFiniteStepsBeforeAStateWasLoaded) {
   for (const Quality quality : {Quality::kAggressive, Quality::kSafe}) {
     const Training before = running_topk();

@@ -7,6 +7,7 @@
 #include "collective/agreement.h"
 #include "core/check.h"
 #include "core/seconds.h"
+#include "cortado/calibrate.h"
 
 namespace cortado {
 

@@ -39,9 +39,8 @@ def test_what_needs_torch_says_so(name):
     assert "No module named 'torch'" in done.stderr
 
 
-# Of one process, as an import of torch takes seconds.
 def said_of(code, cases):
-    """What ``code`` of each case ends with, by case, "" where that is no error: once torch is there."""
+    """A program that imports torch, once, runs ``code`` for every case and prints the error that it ends with, if any."""
     return f"""
 import torch
 for case in {cases}:

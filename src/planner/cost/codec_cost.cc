@@ -53,13 +53,9 @@ Result<std::vector<CodecCost>> codec_costs(const Cluster& cluster, OpDevice home
       notes->push_back("codec \"" + spec + "\" is no candidate: the cluster file has no times of it");
     }
   }
-  for (CodecCost& cost : costs) {
-    constexpr std::size_t kGpu = CodecCost::index(OpDevice::kGpu);
-    if (home == OpDevice::kCpu) cost.encode[kGpu] = cost.decode[kGpu] = nullptr;
-  }
   std::erase_if(costs, [&](const CodecCost& cost) {
     if (!allowed.empty() && std::find(wanted.begin(), wanted.end(), cost.codec->spec()) == wanted.end()) return true;
-    if (cost.runs_on(OpDevice::kCpu) || cost.runs_on(OpDevice::kGpu)) return false;
+    if (cost.runs_on(OpDevice::kCpu) || (home == OpDevice::kGpu && cost.runs_on(OpDevice::kGpu))) return false;
     notes->push_back("codec \"" + cost.spec +
                      "\" is no candidate: the cluster file has no times of it in both directions");
     return true;

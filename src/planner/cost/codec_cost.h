@@ -21,7 +21,7 @@ struct CodecCost {
   bool sums = false;                  // its payloads can be summed on the way, by any collective that sums
   DType sum_dtype = DType::kFloat32;  // of payloads that are summed
   int rank = 0;                       // of low rank
-  const TimeCurve* encode[2] = {};    // by OpDevice; nullptr: not measured there, or out of reach
+  const TimeCurve* encode[2] = {};    // by OpDevice; nullptr: not measured there
   const TimeCurve* decode[2] = {};
 
   // Measured in both directions.
@@ -32,10 +32,11 @@ struct CodecCost {
   static constexpr std::size_t index(OpDevice device) { return static_cast<std::size_t>(device); }
 };
 
-// The codecs of `cluster` that have times where gradients on `home` can reach them (those on the CPU only use the CPU),
-// in the file's order; times of the CPU are those of cluster.cpu_codec_threads threads. `allowed`: of these only, by
-// meaning rather than spelling ("randk" is "randk(density=0.01)"); empty: all. What is left out and why is added to
-// `notes`. Codecs of `cluster` that this build does not know are left out; unknown ones in `allowed` are an error.
+// The codecs of `cluster` that have times where gradients on `home` can reach them, in the file's order; of gradients
+// in host memory a codec must have those of the CPU, and may have those of the GPU, too (docs/adr/0034). Times of the
+// CPU are those of cluster.cpu_codec_threads threads. `allowed`: of these only, by meaning rather than spelling
+// ("randk" is "randk(density=0.01)"); empty: all. What is left out and why is added to `notes`. Codecs of `cluster`
+// that this build does not know are left out; unknown ones in `allowed` are an error.
 Result<std::vector<CodecCost>> codec_costs(const Cluster& cluster, OpDevice home,
                                            const std::vector<std::string>& allowed, std::vector<std::string>* notes);
 

@@ -303,8 +303,8 @@ TEST(OptionCost, GradientsInHostMemoryArePackedFirstAndUnpackedLast) {
   cluster.unpack = line(88, 4);
   Cluster for_nothing = cluster;
   for_nothing.pack = for_nothing.unpack = {};
-  std::vector<std::string> notes;  // with the GPU's times: of all options
-  const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kGpu, {}, &notes).value();
+  std::vector<std::string> notes;
+  const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kCpu, {}, &notes).value();
   ASSERT_TRUE(codecs[0].traits.elementwise && !codecs[1].traits.elementwise);
   const std::vector<Option> options = generate_options({}).value();
   int without_any = 0;
@@ -344,8 +344,8 @@ TEST(OptionCost, StartsOfCollectivesTakeTheHostsThread) {
   }
   const Cluster unknown = cluster;
   cluster.collective_start_ns = 1234;
-  std::vector<std::string> notes;  // with the GPU's times: of all options
-  const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kGpu, {}, &notes).value();
+  std::vector<std::string> notes;
+  const std::vector<CodecCost> codecs = codec_costs(cluster, OpDevice::kCpu, {}, &notes).value();
   const std::vector<Option> options = generate_options({.sum_payloads = true}).value();
   int with_sizes = 0, in_two_rounds = 0;
   for (const CodecCost& codec : codecs) {

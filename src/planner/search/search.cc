@@ -172,9 +172,10 @@ class Search {
   }
 
   bool has_both_devices() const {
-    return std::any_of(problem_.codecs().begin(), problem_.codecs().end(), [](const CodecCost& codec) {
-      return codec.runs_on(OpDevice::kGpu) && codec.runs_on(OpDevice::kCpu);
-    });
+    return problem_.model().home == OpDevice::kGpu &&
+           std::any_of(problem_.codecs().begin(), problem_.codecs().end(), [](const CodecCost& codec) {
+             return codec.runs_on(OpDevice::kGpu) && codec.runs_on(OpDevice::kCpu);
+           });
   }
 
   // The best, and the dense one.

@@ -241,28 +241,6 @@ TEST(Search, KeepsToTheErrors) {
   }
 }
 
-// Whatever times the file has of it.
-TEST(Search, GradientsInHostMemoryUseNoGpu) {
-  for (int seed = 0; seed < 12; ++seed) {
-    RandomCase example = random_case(static_cast<std::uint64_t>(seed), 4, 1, {OpDevice::kCpu, OpDevice::kGpu});
-    example.job.device = OpDevice::kCpu;
-    const std::unique_ptr<Problem> problem = problem_of(example);
-    EXPECT_EQ(problem->space_of(0).devices, std::vector{OpDevice::kCpu});
-    for (const Placed& placed : search(*problem).plan) {
-      EXPECT_EQ(placed.way->chain.loads[kGpuCodec], 0) << "seed " << seed;
-      EXPECT_EQ(placed.way->chain.loads[kHostToDevice], 0) << "seed " << seed;
-    }
-    for (const char* strategy : {"espresso", "gpu_only", "cpu_only"}) {
-      const Result<SearchResult> other = run_strategy(*problem, strategy);
-      if (!other.ok()) continue;
-      for (const Placed& placed : other.value().plan) EXPECT_EQ(placed.way->chain.loads[kGpuCodec], 0) << strategy;
-    }
-    // Nor do times of the GPU alone make a codec a candidate.
-    std::erase_if(example.cluster.codecs, [](const CodecTimes& times) { return times.device == OpDevice::kCpu; });
-    EXPECT_TRUE(problem_of(example)->codecs().empty());
-  }
-}
-
 TEST(Search, TotalErrorNeedsTheNormOfAllTensorsOrOfNone) {
   RandomCase example = random_case(3, 10, 2, {OpDevice::kGpu});
   for (JobTensor& tensor : example.job.tensors) {

@@ -125,6 +125,7 @@ class Strategies {
     for (int codec = 0; codec < static_cast<int>(problem_.codecs().size()); ++codec) {
       for (const OpDevice device : devices) {
         if (!problem_.codecs()[codec].runs_on(device)) continue;
+        if (device == OpDevice::kGpu && problem_.model().home == OpDevice::kCpu) continue;
         const WaysOf ways_of = ways_of_options(problem_, options_on(problem_, codec, device));
         for (const std::int64_t cap : fusion_caps(problem_)) {
           std::vector<Placed> plan = dense_plan(problem_, cap);
