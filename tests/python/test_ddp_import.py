@@ -40,7 +40,7 @@ def test_what_needs_torch_says_so(name):
 
 
 def said_of(code, cases):
-    """A program that imports torch, once, runs ``code`` for every case and prints the error that it ends with, if any."""
+    """A program that imports torch, once, and prints the error that ``code`` ends with for each case, if any."""
     return f"""
 import torch
 for case in {cases}:
