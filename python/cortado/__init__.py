@@ -64,7 +64,8 @@ _LAZY = {
     "Reducer": "reducer",
     "calibrate": "calibration",
     "profile": "profiling",
-    **dict.fromkeys(("KFAC", "smooth_schedule", "step_schedule"), "kfac"),
+    "KFAC": "kfac",
+    **dict.fromkeys(("smooth_schedule", "step_schedule"), "kfac_schedules"),
     **dict.fromkeys(("CompressedAllGather", "compressed_all_gather"), "owner_gather"),
 }
 
