@@ -1959,15 +1959,21 @@ TEST(AutoEngine, AStateOfAnotherQualityDoesNotRun) {
   EXPECT_LT(gradients_lost({&before, &after}), 0.02);  // what topk owed is paid
 }
 
+// 100 steps, of which the last ran a plan, saved behind that.
+Training running_a_plan() {
+  Training run = with_a_plan();
+  run.steps = 100;
+  run.save_after = 99;
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(run.insides.at(99).starts_with("plan("));
+  return run;
+}
+
 // Nor does a plan whose levels are not those of the ranks here; what it owes is paid.
 TEST(AutoEngine, APlanForAnotherPlacementOfTheRanksDoesNotRun) {
-  Training before = with_a_plan();
-  before.steps = 100;
-  before.save_after = 99;
-  before.go();
-  expect_ok(before);
+  const Training before = running_a_plan();
   Training after = before;
-  ASSERT_TRUE(before.insides.at(99).starts_with("plan("));
   after.options.cluster = "";
   after.places = {};  // all on one level
   after.first_step = 100;
@@ -1985,12 +1991,7 @@ TEST(AutoEngine, APlanForAnotherPlacementOfTheRanksDoesNotRun) {
 }
 
 TEST(AutoEngine, APlanOfAnotherQualityDoesNotRun) {
-  Training before = with_a_plan();
-  before.steps = 100;
-  before.save_after = 99;
-  before.go();
-  expect_ok(before);
-  ASSERT_TRUE(before.insides.at(99).starts_with("plan("));
+  const Training before = running_a_plan();
   Training after = before;
   after.options.quality = Quality::kSafe;
   after.first_step = 100;
