@@ -1,6 +1,8 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """Tables as text: aligned for a terminal, or Markdown."""
 
+import re
+
 
 def text_table(header: list[str], rows: list[list[str]]) -> str:
     """First column to the left, the others to the right, two blanks between."""
@@ -16,7 +18,9 @@ def text_table(header: list[str], rows: list[list[str]]) -> str:
 
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     rule = ["---", *("---:" for _ in header[1:])]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+    # Codecs one behind the other have bars in their names, and those end cells, in code too.
+    lines = [[re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in cells] for cells in [header, rule, *rows]]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def megabytes(count: float | None) -> str:

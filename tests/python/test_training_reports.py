@@ -15,6 +15,7 @@ import conditions
 import quality
 import quality_report
 import speed_report
+import tables
 
 LOOPBACK = "loopback, NOT shaped (network namespaces need root; 1gbit was asked for)"
 
@@ -113,6 +114,15 @@ def test_what_has_not_been_measured_is_listed(tmp_path):
 
 def at_equal_time(rate, steps, loss, **more):
     return {"equal_time_rate": rate, "equal_time_steps": steps, "equal_time_validation_loss": loss, **more}
+
+
+def test_names_with_bars_stay_in_one_cell():
+    assert tables.markdown_table(["method", "loss"], [["`topk | rans`", "0.1"], ["`a \\| b`", "-"]]).splitlines() == [
+        "| method | loss |",
+        "| --- | ---: |",
+        "| `topk \\| rans` | 0.1 |",
+        "| `a \\| b` | - |",
+    ]
 
 
 def test_rates_of_equal_time_have_tables_of_their_own(tmp_path):
