@@ -150,6 +150,7 @@ struct Training {
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps ...
   std::size_t poisoned_tensor = 1;                                                   // ... there
   float gradient_scale = 1;
+  std::function<float(int rank, std::int64_t step, std::size_t tensor, std::size_t i)> value = made_up_value;
   std::function<float(std::int64_t step)> magnitude = nullptr;            // of gradients, about; none: 1
   std::function<float(std::int64_t step)> magnitude_of_rank_1 = nullptr;  // times that; none: 1
   std::int64_t shrinks_from = std::numeric_limits<std::int64_t>::max();   // step: next to zero but for first values
@@ -232,7 +233,7 @@ void Training::go() {
           const float share = step >= is_zero_from ? 0.0f : step >= shrinks_from && i > 0 ? 1e-6f : 1.0f;
           float size = magnitude ? magnitude(step) : 1.0f;
           if (rank == 1 && magnitude_of_rank_1) size *= magnitude_of_rank_1(step);
-          buffer.push_back(size * share * gradient_scale * made_up_value(static_cast<int>(rank), step, t, i));
+          buffer.push_back(size * share * gradient_scale * value(static_cast<int>(rank), step, t, i));
         }
       }
       std::vector<Gradient> gradients;
@@ -289,7 +290,7 @@ void Training::go() {
       for (std::size_t i = 0; rank == 0 && i < delivered.size(); ++i) {
         delivered[i] += static_cast<float*>(gradients[1].data)[i] / gradient_scale;
         double mean = 0;
-        for (int r = 0; r < ranks; ++r) mean += made_up_value(r, step, 1, i) / static_cast<double>(ranks);
+        for (int r = 0; r < ranks; ++r) mean += value(r, step, 1, i) / static_cast<double>(ranks);
         expected[i] += mean;
         gradient_squares += mean * mean;
       }
@@ -615,24 +616,32 @@ Training training_of(const std::string& wanted) {
   return run;
 }
 
+// Of low rank: what is projected does not depend on how sums were rounded, as that of noise does.
+float waves(int rank, std::int64_t step, std::size_t tensor, std::size_t i) {
+  const double x =
+      0.37 * static_cast<double>(i) + 1.3 * rank + 0.71 * static_cast<double>(step) + 2.1 * static_cast<double>(tensor);
+  return static_cast<float>(std::sin(x) + 0.3 * std::cos(3.1 * x));
+}
+
 // Trials, the steps in which debts are paid, and comparisons included: all but low rank has the same bits there.
 TEST(AutoEngine, RunsItsSettingsWhereGradientsAre) {
   for (const std::string wanted : {"topk(density=0.01)", "cast(bf16)", "dense", "acp(rank=4)"}) {
     const auto on_all = [](std::size_t) { return true; };
     const auto on_one = [](std::size_t rank) { return rank == 1; };
     Training on_host = training_of(wanted);
+    on_host.value = waves;
     on_host.go();
     expect_ok(on_host);
     for (const std::function<bool(std::size_t)>& on_device :
          {std::function<bool(std::size_t)>(on_all), std::function<bool(std::size_t)>(on_one)}) {
       Training run = training_of(wanted);
+      run.value = waves;
       run.on_device = on_device;
       run.go();
       expect_ok(run);
       EXPECT_EQ(chosen(run.decisions[0]), wanted);
       EXPECT_EQ(run.insides, on_host.insides);
-      // Of noise, which has no low rank, other roundings project on other subspaces.
-      EXPECT_NEAR(gradients_lost({&run}), gradients_lost({&on_host}), wanted.starts_with("acp") ? 5e-2 : 1e-6);
+      EXPECT_NEAR(gradients_lost({&run}), gradients_lost({&on_host}), wanted.starts_with("acp") ? 1e-2 : 1e-6);
       EXPECT_NEAR(run.decisions[1].relative_error, on_host.decisions[1].relative_error, 1e-3);
       EXPECT_NEAR(run.decisions[1].residual, on_host.decisions[1].residual, 1e-3 * on_host.decisions[1].residual);
       const bool is_here = wanted.starts_with("topk") || wanted.starts_with("acp");
