@@ -36,7 +36,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 WORLD_SIZES = (1, 2, 3, 5)
-_PRELOAD = ["numpy", "pytest", "torch", "torch._dynamo", "torch.distributed.fsdp", "cortado"]
+_PRELOAD = ["numpy", "pytest", "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "cortado"]
 _GRACE_S = 3.0  # for the other ranks, once one has failed
 
 

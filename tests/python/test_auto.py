@@ -4,6 +4,7 @@
 import cortado
 import pytest
 import torch
+from cases import slow_but
 from nets import AUTO_STEPS, distance, loss_of, make_batch, make_net, make_optimizer, train
 from ranks import RanksFailed
 
@@ -19,9 +20,14 @@ def decide(me, plan=QUICK, steps=AUTO_STEPS, **options):
     return decision, losses, report.to_dict(), str(report)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.002}])
-def test_all_ranks_decide_alike_and_go_on(pools, world_size, options):
+@pytest.mark.parametrize(
+    "options, world_size",
+    slow_but(
+        [1, 4],
+        [(options, n) for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.002}) for n in (2, 3)],
+    ),
+)
+def test_all_ranks_decide_alike_and_go_on(pools, options, world_size):
     answers = pools(world_size).run(decide, **options)
     decisions = [answer[0] for answer in answers]
     assert all(decision["decided"] for decision in decisions)
