@@ -103,12 +103,8 @@ Status Engine::switch_plan(const Plan&) {
 EngineImpl::EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, TrainedCodec codec,
                        std::vector<Treatment> treatments, Communicator* communicator, const Clock* clock,
                        TraceRecorder* trace)
-    : tensors_(std::move(tensors)),
-      options_(options),
+    : EngineBase(std::move(tensors), options, communicator, clock, trace),
       treatments_(std::move(treatments)),
-      communicator_(communicator),
-      clock_(clock),
-      trace_(trace),
       pool_(options.threads),
       codec_(std::move(codec)),
       low_rank_(tensors_.size()),
@@ -219,7 +215,5 @@ Status EngineImpl::agree_on_overflow() {
   looks_for_overflow_ = most.value()[0] == 0;
   return {};
 }
-
-std::chrono::nanoseconds EngineImpl::timeout() const { return from_seconds(options_.timeout_s); }
 
 }  // namespace cortado

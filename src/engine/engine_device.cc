@@ -111,8 +111,8 @@ Status EngineImpl::take_from_device() {
     const DeviceSide::Arrival& arrival = *next.value();
     CORTADO_RETURN_IF_ERROR(know_gradient_scale());
     for (const std::uint32_t t : arrival.on_host) {
-      steps_[t].gradient = device_->host_copy(t);
-      arrived_.push_back({t, steps_[t].gradient});
+      submitted_[t].data = device_->host_copy(t);
+      arrived_.push_back({t, submitted_[t].data});
     }
     if (arrival.message < 0) continue;
     if (!device_->is_coded(arrival.message)) {

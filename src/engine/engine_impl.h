@@ -15,12 +15,12 @@
 #include <string>
 #include <vector>
 
-#include "collective/agreement.h"
 #include "core/thread_pool.h"
 #include "cortado/engine.h"
 #include "engine/codec_scratch.h"
 #include "engine/codec_tensor.h"
 #include "engine/device_side.h"
+#include "engine/engine_base.h"
 #include "engine/lowrank_tensor.h"
 #include "engine/round.h"
 #include "engine/trained_codec.h"
@@ -29,7 +29,7 @@
 
 namespace cortado {
 
-class EngineImpl final : public Engine {
+class EngineImpl final : public EngineBase {
  public:
   EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& options, TrainedCodec codec,
              std::vector<Treatment> treatments, Communicator* communicator, const Clock* clock, TraceRecorder* trace);
@@ -39,35 +39,20 @@ class EngineImpl final : public Engine {
                                               Communicator* communicator, const Clock* clock, TraceRecorder* trace,
                                               EngineDevice device);
 
-  // Within a step: abandons the group, because messages, and the caller's buffers, may be in flight.
-  ~EngineImpl() override;
+  ~EngineImpl() override { leave_group(); }
 
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
   Status submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) override;
   Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
-  void set_first_step(std::int64_t step) override { first_step_ = step - finished_steps_; }
-  void abandon(const std::string& why) override;
-
-  const EngineOptions& options() const override { return options_; }
-  const std::vector<EngineTensor>& tensors() const override { return tensors_; }
   bool is_on_device() const override { return device_ != nullptr; }
   EngineReport report() const override;
-  void set_trace(TraceRecorder* trace) override { trace_ = trace; }
-  Trace trace() const override;
   std::string describe() const override;
-  Status check_replicas(std::span<const ReplicaTensor> tensors) override;
   Result<EngineState> save_state() override;
   Result<std::string> load_state(const EngineState& state) override;
 
  private:
-  struct Interval {
-    std::int64_t start_ns = 0;
-    std::int64_t end_ns = 0;
-  };
-  struct TensorStep {  // one tensor in the step in hand
-    void* gradient = nullptr;
-    bool submitted = false;
+  struct TensorStep {                 // one tensor in the step in hand
     bool finite = true;               // what this rank wrote
     bool held = false;                // coded on a device: zeros were sent (StepContext::holds_zero_gradients)
     bool finite_on_all = true;        // of gathered slots
@@ -114,12 +99,8 @@ class EngineImpl final : public Engine {
   bool is_exact() const { return options_.rollback == EngineOptions::Rollback::kExact; }
   // Whether the tensor has something to save.
   bool is_stateful(std::uint32_t tensor) const;
-  bool passes_through() const { return communicator_->world_size() == 1; }
-  std::int64_t step_number() const { return first_step_ + finished_steps_; }
-  std::chrono::nanoseconds timeout() const;
 
   // -- a step
-  static Status check_gradient_scale(const char* place, double scale);
   Round& first_round() { return warm_up_ != nullptr ? *warm_up_ : *first_; }
   std::size_t count_to_message(std::span<const Gradient> gradients);
   Status encode_and_start(std::span<const Gradient> gradients);
@@ -165,8 +146,6 @@ class EngineImpl final : public Engine {
   Status roll_back(Round& last, const LocalGradient& local_gradient);
   Status finish_rounds(const LocalGradient& local_gradient);
   Status finish_buffers();
-  Status fail(const Status& status);
-  Status fail_if_cut_off(const Status& status) { return is_cut_off(status) ? fail(status) : status; }
 
   // -- state and report
   SlotKind kind_at(std::uint32_t tensor, std::int64_t phase_step) const;
@@ -177,17 +156,10 @@ class EngineImpl final : public Engine {
   std::int64_t payload_bytes(std::uint32_t tensor) const;
 
   // -- bookkeeping
-  void note_non_finite(const std::string& where, int rank);
-  void record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes);
   void record_message(Round& round, int message);
   bool is_held(std::uint32_t tensor) const;  // sends nothing in this step (StepContext::holds_zero_gradients)
 
-  std::vector<EngineTensor> tensors_;
-  EngineOptions options_;
   std::vector<Treatment> treatments_;
-  Communicator* communicator_;
-  const Clock* clock_;
-  TraceRecorder* trace_;
   ThreadPool pool_;
 
   TrainedCodec codec_;
@@ -204,30 +176,15 @@ class EngineImpl final : public Engine {
   std::string device_fallback_;         // why codecs run on the CPU all the same
   std::vector<Gradient> arrived_;       // from the device, to be encoded here
 
-  Status failure_;  // the first fatal error
-  bool in_step_ = false;
-  StepContext context_;
   std::vector<TensorStep> steps_;
   std::vector<BufferRun> buffers_;
   std::vector<Gradient> deferred_;  // with overlap=off: what finish_step() encodes
   std::vector<std::byte> trial_;    // of one fp16 tensor, decoded before the verdict
-  bool finite_ = true;              // of the step in hand
   bool looks_for_overflow_ = true;  // in what is decoded to fp16, or from it
-  std::int64_t step_ = 0;           // finite steps finished
   std::int64_t phase_step_ = 0;     // finite compressed steps finished
 
-  ReplicaHistory replicas_;
-
-  // -- what report() tells
-  std::int64_t finished_steps_ = 0;
-  std::int64_t first_step_ = 0;  // what the first of them is called
-  std::int64_t non_finite_steps_ = 0;
   std::int64_t warm_up_steps_ = 0;
-  std::string last_non_finite_;
-  std::int64_t last_payload_bytes_ = 0;
-  std::int64_t last_messages_ = 0;
   bool last_step_compressed_ = false;
-  std::int64_t stage_ns_[kStageCount] = {};
 };
 
 }  // namespace cortado

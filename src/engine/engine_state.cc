@@ -52,8 +52,7 @@ SlotKind EngineImpl::kind_at(std::uint32_t t, std::int64_t phase_step) const {
 }
 
 Result<EngineState> EngineImpl::save_state() {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "save_state: a step is under way");
+  CORTADO_RETURN_IF_ERROR(check_between_steps("save_state"));
   if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(wait_until_finished());
   EngineState state{.spec = options_.results_spec(),
                     .world_size = communicator_->world_size(),
@@ -96,17 +95,7 @@ FeedbackMemory EngineImpl::feedback_memory(std::uint32_t t) const {
 
 // Everything is checked before anything is changed.
 Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* layouts) const {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "load_state: a step is under way");
-  if (state.spec != options_.results_spec()) {
-    return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of \"%s\"",
-                      state.spec.c_str(), options_.results_spec().c_str());
-  }
-  if (state.world_size == communicator_->world_size() && state.rank != communicator_->rank()) {
-    return make_error(StatusCode::kMismatch,
-                      "load_state: this is the state of rank %d, here is rank %d; each rank loads its own", state.rank,
-                      communicator_->rank());
-  }
+  CORTADO_RETURN_IF_ERROR(check_origin(state));
   std::vector<std::string> expected;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t)
     if (is_stateful(t)) expected.push_back(tensors_[t].name);
@@ -184,11 +173,7 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
   replicas_ = {};
   phase_step_ = state.phase_step;
   const bool same_world = state.world_size == communicator_->world_size();
-  const std::string warning =
-      same_world ? ""
-                 : "the state was saved by " + std::to_string(state.world_size) + " ranks and is loaded by " +
-                       std::to_string(communicator_->world_size()) +
-                       ": residuals start at zero (what they held is lost once), bases and step are kept";
+  const std::string warning = warning_of_ranks(state);
   if (first_ == nullptr) return warning;
   if (in_warm_up() && warm_up_ == nullptr) make_rounds();  // back to before the last dense step
   if (!layouts.empty()) first_->replace_layouts(std::move(layouts));
@@ -229,34 +214,13 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
   return warning;
 }
 
-Status EngineImpl::check_replicas(std::span<const ReplicaTensor> tensors) {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "check_replicas: a step is under way");
-  const Result<ReplicaDifference> difference = compare_replicas(communicator_, tensors, timeout());
-  if (!difference.ok()) return fail(difference.status().with_context("check_replicas"));
-  return replicas_.note(difference.value(), step_number());
-}
-
 EngineReport EngineImpl::report() const {
-  EngineReport report;
-  report.spec = options_.to_spec();
-  report.communicator = communicator_->name();
-  report.world_size = communicator_->world_size();
-  report.steps = finished_steps_;
-  report.non_finite_steps = non_finite_steps_;
-  report.last_non_finite = last_non_finite_;
-  report.payload_bytes = last_payload_bytes_;
-  report.messages = last_messages_;
+  EngineReport report = begin_report();
   // Of the step before, if the device has not decoded the last one yet.
   if (device_ != nullptr) static_cast<void>(device_->finished());
-  double sum_squares = 0;
-  double error_squares = 0;
-  double residual_squares = 0;
+  SquareSums sums;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-    TensorReport& tensor = report.tensors.emplace_back();
-    tensor.name = tensors_[t].name;
-    tensor.elems = tensors_[t].elems();
-    report.dense_bytes += tensors_[t].size_bytes();
+    TensorReport& tensor = report.tensors[t];
     if (first_ != nullptr && finished_steps_ > 0) tensor.payload_bytes = payload_bytes(t);
     const LowRankTensor* low_rank = low_rank_[t].get();
     const CodecTensor* coded = codec_tensors_[t].get();
@@ -275,21 +239,16 @@ EngineReport EngineImpl::report() const {
       lost = coded->error_squares();
     }
     const bool compressed = last_step_compressed_ && (low_rank != nullptr || coded != nullptr);
-    if (compressed && has_feedback()) residual_squares += lost;
+    if (compressed && has_feedback()) sums.of_residuals += lost;
     tensor.compressed = compressed || squares > 0;
     if (squares > 0) tensor.relative_l2_error = std::sqrt(lost / squares);
-    sum_squares += squares;
-    error_squares += lost;
+    sums.of_values += squares;
+    sums.of_errors += lost;
     if (!treatments_[t].reason.empty()) {
       report.fallbacks.push_back({tensor.name, treatments_[t].reason, finished_steps_});
     }
   }
-  if (sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
-  report.residual_l2 = std::sqrt(residual_squares);
-  if (last_payload_bytes_ > 0) {
-    report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
-  }
-  std::copy(std::begin(stage_ns_), std::end(stage_ns_), std::begin(report.stage_ns));
+  add_squares(sums, &report);
   report.residual_bytes = residuals_.bytes() + velocities_.bytes() + residual_bytes_on_device();
   report.message_bytes = message_bytes();
   if (passes_through()) report.fallbacks.push_back({"", "world size 1: nothing to exchange", finished_steps_});
@@ -300,20 +259,6 @@ EngineReport EngineImpl::report() const {
   if (warm_up_steps_ > 0) report.fallbacks.push_back({"", "warm-up (start_step): dense", warm_up_steps_});
   if (non_finite_steps_ > 0) report.fallbacks.push_back({"", "non-finite: step rolled back", non_finite_steps_});
   return report;
-}
-
-Trace EngineImpl::trace() const {
-  Trace trace{.spec = options_.to_spec(),
-              .rank = communicator_->rank(),
-              .world_size = communicator_->world_size(),
-              .tensors = names_of(tensors_),
-              .events = {}};
-  if (trace_ != nullptr) {
-    trace.events = trace_->events();
-    trace.dropped = trace_->dropped();
-    trace.collectives = trace_->collectives();
-  }
-  return trace;
 }
 
 std::int64_t EngineImpl::message_bytes() const {

@@ -5,11 +5,8 @@
 #include "core/check.h"
 #include "core/finite.h"
 #include "core/format.h"
-#include "core/loss_scale.h"
-#include "engine/abandoned.h"
 #include "engine/dense_slot.h"
 #include "engine/engine_impl.h"
-#include "engine/submission.h"
 
 namespace cortado {
 
@@ -17,62 +14,14 @@ using Method = EngineOptions::Method;
 
 // ---- bookkeeping ---------------------------------------------------------------------------------------------------
 
-// The first error stays the engine's error; a step that failed on the way can't be repeated.
-Status EngineImpl::fail(const Status& status) {
-  if (failure_.ok()) {
-    failure_ = status.with_context("step " + std::to_string(step_number()));
-    communicator_->abandon(failure_.message());
-  }
-  return failure_;
-}
-
-void EngineImpl::abandon(const std::string& why) {
-  if (!failure_.ok()) return;
-  failure_ = abandoned_step(communicator_->rank(), step_number(), tensors_, steps_, in_step_, why);
-  communicator_->abandon(why);
-}
-
-EngineImpl::~EngineImpl() {
-  if (in_step_ && failure_.ok()) communicator_->abandon("the engine was destroyed within a step");
-}
-
-void EngineImpl::record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes) {
-  if (interval.end_ns == 0) return;
-  stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
-  if (trace_ == nullptr) return;
-  trace_->record({stage, message, tensor, step_number(), interval.start_ns, interval.end_ns, bytes});
-}
-
 void EngineImpl::record_message(Round& round, int message) {
   record(Stage::kCommunicate, message, -1, {round.start_ns(message), clock_->now_ns()}, round.last_sent_bytes(message));
 }
 
-void EngineImpl::note_non_finite(const std::string& where, int rank) {
-  if (finite_) {
-    last_non_finite_ = "step " + std::to_string(step_number()) + ": " + where +
-                       (rank >= 0 ? ", rank " + std::to_string(rank) : ", in the sum over ranks");
-  }
-  finite_ = false;
-}
-
 // ---- submit: encode and start --------------------------------------------------------------------------------------
 
-Status EngineImpl::check_gradient_scale(const char* place, double scale) {
-  if (is_loss_scale(scale)) return {};
-  return make_error(StatusCode::kInvalidArgument, "%s: gradient_scale must be above 0 and finite in float32, got %g",
-                    place, scale);
-}
-
 Status EngineImpl::begin_step(const StepContext& context) {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
-  CORTADO_RETURN_IF_ERROR(check_gradient_scale("begin_step", context.gradient_scale));
-  if (context.device_gradient_scale != nullptr && device_ == nullptr && !passes_through()) {
-    return make_error(StatusCode::kInvalidArgument, "begin_step: a scale on a device, but gradients on the host");
-  }
-  context_ = context;
-  in_step_ = true;
-  finite_ = true;
+  CORTADO_RETURN_IF_ERROR(begin(context, /*takes_scale_of_device=*/device_ != nullptr || passes_through()));
   std::fill(steps_.begin(), steps_.end(), TensorStep{});
   buffers_.clear();
   deferred_.clear();
@@ -89,7 +38,7 @@ Status EngineImpl::begin_step(const StepContext& context) {
 
 bool EngineImpl::is_held(std::uint32_t t) const {
   if (is_on_device(t)) return steps_[t].held;
-  return context_.holds_zero_gradients && all_bits_zero(steps_[t].gradient, tensors_[t].size_bytes());
+  return context_.holds_zero_gradients && all_bits_zero(submitted_[t].data, tensors_[t].size_bytes());
 }
 
 void EngineImpl::encode(std::uint32_t t) {
@@ -102,7 +51,7 @@ void EngineImpl::encode(std::uint32_t t) {
   if (codec_tensors_[t] != nullptr && slot->kind != SlotKind::kDense) {
     step.status = encode_payload(t, round);
   } else if (slot->kind == SlotKind::kDense) {
-    const DenseSlotResult result = write_dense_slot(step.gradient, tensors_[t].dtype, slot->elems,
+    const DenseSlotResult result = write_dense_slot(submitted_[t].data, tensors_[t].dtype, slot->elems,
                                                     communicator_->world_size(), data, round.layouts().dtype);
     step.finite = result.finite;
     step.sum_squares = result.sum_squares;
@@ -111,7 +60,7 @@ void EngineImpl::encode(std::uint32_t t) {
     if (is_held(t)) {
       low_rank_[t]->hold(slot->kind, data);
     } else {
-      step.finite = low_rank_[t]->encode(slot->kind, step.gradient, context_.gradient_scale, data);
+      step.finite = low_rank_[t]->encode(slot->kind, submitted_[t].data, context_.gradient_scale, data);
     }
   }
   step.encode.end_ns = clock_->now_ns();
@@ -120,7 +69,7 @@ void EngineImpl::encode(std::uint32_t t) {
 Status EngineImpl::encode_payload(std::uint32_t t, Round& round) {
   TensorStep& step = steps_[t];
   const Result<CodecTensor::Encoded> encoded = scratch_.with([&](CodecScratch& scratch) {
-    return codec_tensors_[t]->encode(is_held(t) ? nullptr : step.gradient, context_.gradient_scale, phase_step_,
+    return codec_tensors_[t]->encode(is_held(t) ? nullptr : submitted_[t].data, context_.gradient_scale, phase_step_,
                                      round.slot_bytes(t), scratch);
   });
   if (!encoded.ok()) return encoded.status().with_context("encode of \"" + tensors_[t].name + "\"");
@@ -133,9 +82,8 @@ Status EngineImpl::submit(std::span<const Gradient> gradients) {
   if (options_.method == Method::kNone && !passes_through()) {
     return make_error(StatusCode::kFailedPrecondition, "submit: codec none takes whole buffers (submit_buffer)");
   }
-  if (!failure_.ok()) return failure_;
-  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
-  CORTADO_RETURN_IF_ERROR(note_submitted(gradients, tensors_, &steps_));
+  CORTADO_RETURN_IF_ERROR(check_in_step("submit"));
+  CORTADO_RETURN_IF_ERROR(note_submitted(gradients, tensors_, &submitted_));
   if (passes_through()) return {};
   if (options_.overlap) return device_ != nullptr ? submit_on_device(gradients) : encode_and_start(gradients);
   deferred_.insert(deferred_.end(), gradients.begin(), gradients.end());
@@ -300,9 +248,9 @@ void EngineImpl::decode_slot(Round& round, int message, const Slot& slot, CodecT
   step.decode.start_ns = clock_->now_ns();
   if (slot.kind == SlotKind::kDense) {
     read_dense_slot(round.slot_data(message, slot), round.layouts().dtype, slot.elems, communicator_->world_size(),
-                    step.gradient, tensors_[slot.tensor].dtype);
+                    submitted_[slot.tensor].data, tensors_[slot.tensor].dtype);
   } else {
-    decode_values(round, message, slot, settle, step.gradient);
+    decode_values(round, message, slot, settle, submitted_[slot.tensor].data);
   }
   step.decoded = true;
   step.decode.end_ns = clock_->now_ns();
@@ -464,7 +412,7 @@ Status EngineImpl::roll_back(Round& last, const LocalGradient& local_gradient) {
     for (const Slot& slot : last.layout().messages[m].slots) {
       if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor)) continue;
       const bool overwritten = steps_[slot.tensor].decoded && context_.keeps_local_gradients;
-      const void* gradient = overwritten ? local_gradient(slot.tensor) : steps_[slot.tensor].gradient;
+      const void* gradient = overwritten ? local_gradient(slot.tensor) : submitted_[slot.tensor].data;
       if (low_rank_[slot.tensor] != nullptr) {
         low_rank_[slot.tensor]->rollback(gradient);
         continue;
@@ -480,8 +428,7 @@ Status EngineImpl::roll_back(Round& last, const LocalGradient& local_gradient) {
 }
 
 Status EngineImpl::submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) {
-  if (!failure_.ok()) return failure_;
-  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit_buffer: no step was begun");
+  CORTADO_RETURN_IF_ERROR(check_in_step("submit_buffer"));
   if (options_.method != Method::kNone) {
     return make_error(StatusCode::kFailedPrecondition, "submit_buffer: only codec none sends the caller's own buffers");
   }
@@ -490,7 +437,7 @@ Status EngineImpl::submit_buffer(std::span<const Gradient> gradients, void* data
       return make_error(StatusCode::kInvalidArgument, "submit_buffer: there is no tensor %u, only %zu", gradient.tensor,
                         tensors_.size());
     }
-    steps_[gradient.tensor].submitted = true;
+    submitted_[gradient.tensor].submitted = true;
   }
   if (passes_through() || elems == 0) return {};
   buffers_.push_back({data, elems, dtype, gradients.empty() ? 0 : gradients.front().tensor, gradients.size()});
@@ -531,8 +478,7 @@ Status EngineImpl::finish_buffers() {
 }
 
 Result<StepOutcome> EngineImpl::finish_step(const LocalGradient& local_gradient) {
-  if (!failure_.ok()) return failure_;
-  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "finish_step: no step was begun");
+  CORTADO_RETURN_IF_ERROR(check_in_step("finish_step"));
   if (context_.keeps_local_gradients && !local_gradient) {
     return make_error(StatusCode::kInvalidArgument,
                       "finish_step: keeps_local_gradients was promised, no function given");
@@ -546,10 +492,8 @@ Result<StepOutcome> EngineImpl::finish_step(const LocalGradient& local_gradient)
     ++step_;
   } else if (!passes_through()) {
     for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-      if (!steps_[t].submitted && first_round().find_slot(t) != nullptr) {
-        return fail(make_error(StatusCode::kFailedPrecondition,
-                               "finish_step: rank %d has not submitted the gradient of \"%s\"", communicator_->rank(),
-                               tensors_[t].name.c_str()));
+      if (!submitted_[t].submitted && first_round().find_slot(t) != nullptr) {
+        return fail(not_submitted(t));
       }
     }
     if (!options_.overlap) {
@@ -560,8 +504,7 @@ Result<StepOutcome> EngineImpl::finish_step(const LocalGradient& local_gradient)
   } else {
     ++step_;
   }
-  in_step_ = false;
-  ++finished_steps_;
+  end();
   return StepOutcome{.finite = finite_};
 }
 

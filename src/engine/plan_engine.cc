@@ -8,11 +8,7 @@
 #include "collective/device_wait.h"
 #include "core/check.h"
 #include "core/finite.h"
-#include "core/loss_scale.h"
-#include "core/seconds.h"
-#include "engine/abandoned.h"
 #include "engine/find_tensor.h"
-#include "engine/submission.h"
 
 namespace cortado {
 
@@ -24,16 +20,7 @@ bool PlanEngine::is_on_device(const Bucket& bucket) {
 
 PlanEngine::PlanEngine(std::vector<EngineTensor> tensors, const EngineOptions& options, Communicator* communicator,
                        const Clock* clock, TraceRecorder* trace)
-    : tensors_(std::move(tensors)),
-      options_(options),
-      communicator_(communicator),
-      clock_(clock),
-      trace_(trace),
-      steps_(tensors_.size()) {}
-
-PlanEngine::~PlanEngine() {
-  if (in_step_ && failure_.ok()) communicator_->abandon("the engine was destroyed within a step");
-}
+    : EngineBase(std::move(tensors), options, communicator, clock, trace), delivers_carried_(tensors_.size()) {}
 
 Result<std::unique_ptr<PlanEngine>> PlanEngine::make(std::vector<EngineTensor> tensors, const Plan& plan,
                                                      const EngineOptions& options, Communicator* communicator,
@@ -147,30 +134,7 @@ void PlanEngine::make_lanes(Schedule* schedule) const {
   }
 }
 
-std::chrono::nanoseconds PlanEngine::timeout() const { return from_seconds(options_.timeout_s); }
-
 // ---- bookkeeping ---------------------------------------------------------------------------------------------------
-
-Status PlanEngine::fail(const Status& status) {
-  if (failure_.ok()) {
-    failure_ = status.with_context("step " + std::to_string(step_number()));
-    communicator_->abandon(failure_.message());
-  }
-  return failure_;
-}
-
-void PlanEngine::abandon(const std::string& why) {
-  if (!failure_.ok()) return;
-  failure_ = abandoned_step(communicator_->rank(), step_number(), tensors_, steps_, in_step_, why);
-  communicator_->abandon(why);
-}
-
-void PlanEngine::record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes,
-                        std::int32_t collective) {
-  stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
-  if (trace_ == nullptr) return;
-  trace_->record({stage, message, tensor, step_number(), interval.start_ns, interval.end_ns, bytes, collective});
-}
 
 void PlanEngine::name_collectives() {
   if (trace_ == nullptr) return;
@@ -200,20 +164,8 @@ void PlanEngine::record_work(const Bucket& bucket) {
 // ---- submit --------------------------------------------------------------------------------------------------------
 
 Status PlanEngine::begin_step(const StepContext& context) {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
-  if (!is_loss_scale(context.gradient_scale)) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "begin_step: gradient_scale must be above 0 and finite in float32, got %g",
-                      context.gradient_scale);
-  }
-  if (context.device_gradient_scale != nullptr) {
-    return make_error(StatusCode::kInvalidArgument, "begin_step: a scale on a device, but gradients on the host");
-  }
-  context_ = context;
-  in_step_ = true;
-  finite_ = true;
-  std::fill(steps_.begin(), steps_.end(), TensorStep{});
+  CORTADO_RETURN_IF_ERROR(begin(context, /*takes_scale_of_device=*/false));
+  delivers_carried_.assign(tensors_.size(), false);
   for (Lane& lane : schedule_->lanes) lane.next = lane.ended = 0;
   undelivered_ = 0;
   for (Bucket& bucket : schedule_->buckets) {
@@ -231,9 +183,9 @@ Status PlanEngine::write(std::uint32_t t, void* gradient) {
   Bucket& bucket = bucket_of(t);
   const bool held = context_.holds_zero_gradients && all_bits_zero(gradient, tensors_[t].size_bytes());
   const auto carried = carried_.find(t);
-  steps_[t].delivers_carried = carried != carried_.end() && !held && bucket.message->takes_carried(slot_of(t));
+  delivers_carried_[t] = carried != carried_.end() && !held && bucket.message->takes_carried(slot_of(t));
   Interval interval{.start_ns = clock_->now_ns()};
-  bucket.message->write(slot_of(t), gradient, steps_[t].delivers_carried ? carried->second.data() : nullptr);
+  bucket.message->write(slot_of(t), gradient, delivers_carried_[t] ? carried->second.data() : nullptr);
   interval.end_ns = clock_->now_ns();
   record(Stage::kEncode, -1, static_cast<int>(t), interval, tensors_[t].size_bytes());
   return --bucket.missing == 0 ? begin_message(bucket) : Status();
@@ -247,9 +199,8 @@ Status PlanEngine::begin_message(Bucket& bucket) {
 }
 
 Status PlanEngine::submit(std::span<const Gradient> gradients) {
-  if (!failure_.ok()) return failure_;
-  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "submit: no step was begun");
-  CORTADO_RETURN_IF_ERROR(note_submitted(gradients, tensors_, &steps_));
+  CORTADO_RETURN_IF_ERROR(check_in_step("submit"));
+  CORTADO_RETURN_IF_ERROR(note_submitted(gradients, tensors_, &submitted_));
   if (passes_through()) return {};
   for (const Gradient& gradient : gradients) {
     if (const Status status = write(gradient.tensor, gradient.data); !status.ok()) return fail(status);
@@ -385,16 +336,14 @@ void PlanEngine::deliver(Bucket& bucket) {
     const std::uint32_t t = bucket.tensors[slot];
     if (tensors_[t].elems() == 0) continue;
     Interval interval{.start_ns = clock_->now_ns()};
-    bool is_finite = bucket.message->read(static_cast<int>(slot), steps_[t].gradient);
+    bool is_finite = bucket.message->read(static_cast<int>(slot), submitted_[t].data);
     if (tensors_[t].dtype == DType::kFloat16) {  // what residuals add up to may be above the largest
       const std::int64_t elems = tensors_[t].elems();
-      is_finite = is_finite && all_finite(steps_[t].gradient, elems, DType::kFloat16);
+      is_finite = is_finite && all_finite(submitted_[t].data, elems, DType::kFloat16);
     }
     interval.end_ns = clock_->now_ns();
     record(Stage::kDecode, index_of(bucket), static_cast<int>(t), interval, tensors_[t].size_bytes());
-    if (is_finite || !finite_) continue;
-    finite_ = false;
-    last_non_finite_ = "step " + std::to_string(step_number()) + ": " + tensors_[t].name + ", in the sum over ranks";
+    if (!is_finite) note_non_finite(tensors_[t].name);
   }
   --undelivered_;
 }
@@ -402,16 +351,13 @@ void PlanEngine::deliver(Bucket& bucket) {
 // ---- finish --------------------------------------------------------------------------------------------------------
 
 Result<StepOutcome> PlanEngine::finish_step(const LocalGradient&) {
-  if (!failure_.ok()) return failure_;
-  if (!in_step_) return make_error(StatusCode::kFailedPrecondition, "finish_step: no step was begun");
+  CORTADO_RETURN_IF_ERROR(check_in_step("finish_step"));
   last_payload_bytes_ = 0;
   last_messages_ = 0;
   if (!passes_through()) {
     for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-      if (steps_[t].submitted || tensors_[t].elems() == 0) continue;
-      return fail(make_error(StatusCode::kFailedPrecondition,
-                             "finish_step: rank %d has not submitted the gradient of \"%s\"", communicator_->rank(),
-                             tensors_[t].name.c_str()));
+      if (submitted_[t].submitted || tensors_[t].elems() == 0) continue;
+      return fail(not_submitted(t));
     }
     while (undelivered_ > 0) {
       CORTADO_RETURN_IF_ERROR(progress());
@@ -426,8 +372,7 @@ Result<StepOutcome> PlanEngine::finish_step(const LocalGradient&) {
     }
   }
   finite_ ? commit() : static_cast<void>(++non_finite_steps_);
-  in_step_ = false;
-  ++finished_steps_;
+  end();
   return StepOutcome{.finite = finite_};
 }
 
@@ -436,7 +381,7 @@ void PlanEngine::commit() {
   for (Bucket& bucket : schedule_->buckets) {
     if (bucket.message != nullptr) bucket.message->commit();
   }
-  std::erase_if(carried_, [&](const auto& entry) { return steps_[entry.first].delivers_carried; });
+  std::erase_if(carried_, [&](const auto& entry) { return delivers_carried_[entry.first]; });
 }
 
 }  // namespace cortado

@@ -21,10 +21,10 @@
 #include <string>
 #include <vector>
 
-#include "collective/agreement.h"
 #include "core/aligned_buffer.h"
 #include "cortado/engine.h"
 #include "cortado/plan.h"
+#include "engine/engine_base.h"
 #include "engine/plan_message.h"
 
 namespace cortado {
@@ -32,7 +32,7 @@ namespace cortado {
 // "plan(hash=..., buckets=...)": what engines of a plan have for a specification.
 std::string plan_summary(const Plan& plan);
 
-class PlanEngine final : public Engine {
+class PlanEngine final : public EngineBase {
  public:
   // After check_plan() and check_agreement(). Every rank calls it. `device` may be null.
   static Result<std::unique_ptr<PlanEngine>> make(std::vector<EngineTensor> tensors, const Plan& plan,
@@ -40,23 +40,15 @@ class PlanEngine final : public Engine {
                                                   const Clock* clock, TraceRecorder* trace,
                                                   std::shared_ptr<const SchemeDevice> device);
 
-  // Within a step: abandons the group.
-  ~PlanEngine() override;
+  ~PlanEngine() override { leave_group(); }
 
   Status begin_step(const StepContext& context) override;
   Status submit(std::span<const Gradient> gradients) override;
   Status submit_buffer(std::span<const Gradient> gradients, void* data, std::int64_t elems, DType dtype) override;
   Result<StepOutcome> finish_step(const LocalGradient& local_gradient) override;
-  void set_first_step(std::int64_t step) override { first_step_ = step - finished_steps_; }
-  void abandon(const std::string& why) override;
-
-  const EngineOptions& options() const override { return options_; }
-  const std::vector<EngineTensor>& tensors() const override { return tensors_; }
   EngineReport report() const override;
   void set_trace(TraceRecorder* trace) override;
-  Trace trace() const override;
   std::string describe() const override;
-  Status check_replicas(std::span<const ReplicaTensor> tensors) override;
   Result<EngineState> save_state() override;
   Result<std::string> load_state(const EngineState& state) override;
   Status switch_plan(const Plan& plan) override;
@@ -64,10 +56,6 @@ class PlanEngine final : public Engine {
  private:
   static constexpr std::int64_t kLag = 2;
 
-  struct Interval {
-    std::int64_t start_ns = 0;
-    std::int64_t end_ns = 0;
-  };
   struct Bucket {
     std::vector<std::uint32_t> tensors;
     std::unique_ptr<PlanMessage> message;  // null: nothing to send, because all tensors are empty
@@ -93,12 +81,6 @@ class PlanEngine final : public Engine {
     std::size_t next = 0;   // to be started
     std::size_t ended = 0;  // so many have; below it all
   };
-  struct TensorStep {
-    void* gradient = nullptr;
-    bool submitted = false;
-    bool delivers_carried = false;  // not where nothing may be added (StepContext::holds_zero_gradients)
-  };
-
   PlanEngine(std::vector<EngineTensor> tensors, const EngineOptions& options, Communicator* communicator,
              const Clock* clock, TraceRecorder* trace);
 
@@ -115,9 +97,6 @@ class PlanEngine final : public Engine {
   Result<Bucket> make_bucket(const PlanBucket& bucket, Schedule* schedule) const;
   void make_lanes(Schedule* schedule) const;
   Status check_places(const Plan& plan, std::vector<Place>* places) const;
-  bool passes_through() const { return communicator_->world_size() == 1; }
-  std::int64_t step_number() const { return first_step_ + finished_steps_; }
-  std::chrono::nanoseconds timeout() const;
 
   // -- a step
   Status write(std::uint32_t tensor, void* gradient);
@@ -134,8 +113,6 @@ class PlanEngine final : public Engine {
   Status proceed(Bucket& bucket);
   void deliver(Bucket& bucket);
   void commit();
-  Status fail(const Status& status);
-  Status fail_if_cut_off(const Status& status) { return is_cut_off(status) ? fail(status) : status; }
 
   // -- residuals of plans that have been left
   void carry_over(Schedule* next);
@@ -152,38 +129,18 @@ class PlanEngine final : public Engine {
   Status for_values(const EngineState& state, bool with_places, Act&& act);
   static std::vector<MessageResidual> residuals_of(Bucket& bucket);
 
-  void record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes,
-              std::int32_t collective = -1);
   void name_collectives();
   void record_work(const Bucket& bucket);
   int index_of(const Bucket& bucket) const { return static_cast<int>(&bucket - schedule_->buckets.data()); }
 
-  std::vector<EngineTensor> tensors_;
-  EngineOptions options_;
-  Communicator* communicator_;
-  const Clock* clock_;
-  TraceRecorder* trace_;
   std::shared_ptr<const SchemeDevice> device_;  // outlives the messages
   std::unique_ptr<Schedule> schedule_;
   // By tensor: what an earlier plan lost and this rank still has to deliver, as it stands in the mean. Added to the
   // next gradient that is committed.
   std::map<std::uint32_t, AlignedBuffer<float>> carried_;
 
-  Status failure_;
-  bool in_step_ = false;
-  StepContext context_;
-  std::vector<TensorStep> steps_;
-  bool finite_ = true;
-  int undelivered_ = 0;  // messages
-  ReplicaHistory replicas_;
-  std::int64_t step_ = 0;  // finite steps finished
-  std::int64_t finished_steps_ = 0;
-  std::int64_t first_step_ = 0;  // what the first of them is called
-  std::int64_t non_finite_steps_ = 0;
-  std::string last_non_finite_;
-  std::int64_t last_payload_bytes_ = 0;
-  std::int64_t last_messages_ = 0;
-  std::int64_t stage_ns_[kStageCount] = {};
+  std::vector<bool> delivers_carried_;  // by tensor; not where nothing may be added (StepContext::holds_zero_gradients)
+  int undelivered_ = 0;                 // messages
 };
 
 }  // namespace cortado

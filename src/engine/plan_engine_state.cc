@@ -31,8 +31,7 @@ std::string plan_summary(const Plan& plan) {
 // ---- another plan --------------------------------------------------------------------------------------------------
 
 Status PlanEngine::switch_plan(const Plan& plan) {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "switch_plan: a step is under way");
+  CORTADO_RETURN_IF_ERROR(check_between_steps("switch_plan"));
   // Everything that can differ between ranks is compared first, so that all of them go on or none does.
   Status agreed = check_same_number(communicator_, "the step at which the plan is switched",
                                     static_cast<std::uint64_t>(step_number()), timeout());
@@ -107,8 +106,7 @@ float* PlanEngine::carried_values(std::uint32_t t) {
 // ---- save and load -------------------------------------------------------------------------------------------------
 
 Result<EngineState> PlanEngine::save_state() {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "save_state: a step is under way");
+  CORTADO_RETURN_IF_ERROR(check_between_steps("save_state"));
   EngineState state{.spec = options_.results_spec(),
                     .world_size = communicator_->world_size(),
                     .rank = communicator_->rank(),
@@ -140,18 +138,8 @@ Result<EngineState> PlanEngine::save_state() {
 
 // Everything is checked before anything is changed.
 Status PlanEngine::check_state(const EngineState& state) {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "load_state: a step is under way");
-  if (state.spec != options_.results_spec()) {
-    return make_error(StatusCode::kMismatch, "load_state: the state is of \"%s\", this engine of \"%s\"",
-                      state.spec.c_str(), options_.results_spec().c_str());
-  }
+  CORTADO_RETURN_IF_ERROR(check_origin(state));
   const bool same_world = state.world_size == communicator_->world_size();
-  if (same_world && state.rank != communicator_->rank()) {
-    return make_error(StatusCode::kMismatch,
-                      "load_state: this is the state of rank %d, here is rank %d; each rank loads its own", state.rank,
-                      communicator_->rank());
-  }
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     Bucket& bucket = bucket_of(t);
     if (bucket.message == nullptr || bucket.message->basis(slot_of(t)).empty()) continue;
@@ -233,38 +221,16 @@ Result<std::string> PlanEngine::load_state(const EngineState& state) {
   CORTADO_RETURN_IF_ERROR(for_values(state, same_world, [](std::span<const float> saved, const auto& here) {
     std::copy(saved.begin(), saved.end(), here().begin());
   }));
-  if (same_world) return std::string();
-  return "the state was saved by " + std::to_string(state.world_size) + " ranks and is loaded by " +
-         std::to_string(communicator_->world_size()) +
-         ": residuals start at zero (what they held is lost once), bases and step are kept";
-}
-
-Status PlanEngine::check_replicas(std::span<const ReplicaTensor> tensors) {
-  if (!failure_.ok()) return failure_;
-  if (in_step_) return make_error(StatusCode::kFailedPrecondition, "check_replicas: a step is under way");
-  const Result<ReplicaDifference> difference = compare_replicas(communicator_, tensors, timeout());
-  if (!difference.ok()) return fail(difference.status().with_context("check_replicas"));
-  return replicas_.note(difference.value(), step_number());
+  return warning_of_ranks(state);
 }
 
 // ---- report --------------------------------------------------------------------------------------------------------
 
 EngineReport PlanEngine::report() const {
-  EngineReport report;
-  report.spec = options_.to_spec();
-  report.communicator = communicator_->name();
-  report.world_size = communicator_->world_size();
-  report.steps = finished_steps_;
-  report.non_finite_steps = non_finite_steps_;
-  report.last_non_finite = last_non_finite_;
-  report.payload_bytes = last_payload_bytes_;
-  report.messages = last_messages_;
-  double sum_squares = 0, error_squares = 0, residual_squares = 0;
+  EngineReport report = begin_report();
+  SquareSums sums;
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
-    TensorReport& tensor = report.tensors.emplace_back();
-    tensor.name = tensors_[t].name;
-    tensor.elems = tensors_[t].elems();
-    report.dense_bytes += tensors_[t].size_bytes();
+    TensorReport& tensor = report.tensors[t];
     const Place place = schedule_->places[t];
     const PlanMessage* message = schedule_->buckets[static_cast<std::size_t>(place.bucket)].message.get();
     if (message == nullptr || tensor.elems == 0) continue;
@@ -273,16 +239,12 @@ EngineReport PlanEngine::report() const {
     tensor.payload_bytes = message->payload_bytes(place.slot);
     const DifferenceSquares squares = message->squares(place.slot);
     if (squares.of_values > 0) tensor.relative_l2_error = std::sqrt(squares.of_differences / squares.of_values);
-    sum_squares += squares.of_values;
-    error_squares += squares.of_differences;
+    sums.of_values += squares.of_values;
+    sums.of_errors += squares.of_differences;
     if (message->residual_bytes() == 0) continue;
-    residual_squares += message->lost_squares(place.slot);
+    sums.of_residuals += message->lost_squares(place.slot);
   }
-  if (sum_squares > 0) report.relative_l2_error = std::sqrt(error_squares / sum_squares);
-  report.residual_l2 = std::sqrt(residual_squares);
-  if (last_payload_bytes_ > 0) {
-    report.ratio = static_cast<double>(report.dense_bytes) / static_cast<double>(last_payload_bytes_);
-  }
+  add_squares(sums, &report);
   for (const Bucket& bucket : schedule_->buckets) {
     if (bucket.message == nullptr) continue;
     report.residual_bytes += bucket.message->residual_bytes();
@@ -292,7 +254,6 @@ EngineReport PlanEngine::report() const {
   for (const auto& [t, carried] : carried_) {
     report.residual_bytes += static_cast<std::int64_t>(carried.size() * sizeof(float));
   }
-  std::copy(std::begin(stage_ns_), std::end(stage_ns_), std::begin(report.stage_ns));
   report_devices(&report);
   if (passes_through()) report.fallbacks.push_back({"", "world size 1: nothing to exchange", finished_steps_});
   if (non_finite_steps_ > 0) report.fallbacks.push_back({"", "non-finite: step rolled back", non_finite_steps_});
@@ -320,21 +281,6 @@ void PlanEngine::report_devices(EngineReport* report) const {
   report->host_reason = "of " + std::to_string(on_host) + " of " + std::to_string(planned.size()) +
                         " buckets the CPU does what the plan gives to the GPU: " + reason;
   report->fallbacks.push_back({"", report->host_reason, finished_steps_});
-}
-
-Trace PlanEngine::trace() const {
-  Trace trace{.spec = options_.to_spec(),
-              .rank = communicator_->rank(),
-              .world_size = communicator_->world_size(),
-              .tensors = {},
-              .events = {}};
-  for (const EngineTensor& tensor : tensors_) trace.tensors.push_back(tensor.name);
-  if (trace_ != nullptr) {
-    trace.events = trace_->events();
-    trace.dropped = trace_->dropped();
-    trace.collectives = trace_->collectives();
-  }
-  return trace;
 }
 
 std::string PlanEngine::describe() const {

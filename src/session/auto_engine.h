@@ -31,6 +31,7 @@
 #include "collective/agreement.h"
 #include "cortado/auto.h"
 #include "engine/device_side.h"
+#include "engine/submission.h"
 #include "session/candidates.h"
 #include "session/contest.h"
 #include "session/debts.h"
@@ -86,11 +87,6 @@ class AutoEngineImpl final : public AutoEngine {
  private:
   enum class Phase { kMeasure, kTry, kRun };
   enum class Route { kDirect, kHost, kBoth };
-
-  struct TensorStep {
-    void* gradient = nullptr;
-    bool submitted = false;
-  };
 
   struct Held {  // what submit() or submit_buffer() was given
     std::vector<Gradient> gradients;
@@ -225,7 +221,7 @@ class AutoEngineImpl final : public AutoEngine {
   Route route_ = Route::kDirect;
   bool is_inside_begun_ = false;
   std::vector<Gradient> empty_;  // tensors without elements that were submitted, but for the engine inside
-  std::vector<TensorStep> submitted_;
+  std::vector<SubmittedGradient> submitted_;
   std::vector<Gradient> arrived_;
   std::int64_t step_start_ns_ = -1;  // end of the step before
   std::int64_t own_ns_ = 0;          // spent in this engine since

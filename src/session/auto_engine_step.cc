@@ -10,7 +10,6 @@
 #include "codec/cast/float_chunks.h"
 #include "collective/device_wait.h"
 #include "core/finite.h"
-#include "engine/submission.h"
 #include "session/auto_engine.h"
 
 namespace cortado {
@@ -57,7 +56,7 @@ Status AutoEngineImpl::begin_step(const StepContext& context) {
   held_.clear();
   debts_.begin_step();
   empty_.clear();
-  std::fill(submitted_.begin(), submitted_.end(), TensorStep{});
+  std::fill(submitted_.begin(), submitted_.end(), SubmittedGradient{});
   return {};
 }
 
@@ -168,7 +167,7 @@ Status AutoEngineImpl::take_copies() {
       for (const Gradient& gradient : debts_.paid().subspan(changed)) {
         if (const Status status = copies_->put_back(gradient.tensor); !status.ok()) return fail(status);
       }
-      for (Gradient& gradient : arrived_) gradient.data = submitted_[gradient.tensor].gradient;
+      for (Gradient& gradient : arrived_) gradient.data = submitted_[gradient.tensor].data;
     }
     CORTADO_RETURN_IF_ERROR(inner_->submit(arrived_));
   }
@@ -249,7 +248,7 @@ bool AutoEngineImpl::sums_are_finite() const {
   if (!sums_buffers()) return true;
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
     const EngineTensor& tensor = tensors_[t];
-    if (submitted_[t].submitted && !all_finite(submitted_[t].gradient, tensor.elems(), tensor.dtype)) return false;
+    if (submitted_[t].submitted && !all_finite(submitted_[t].data, tensor.elems(), tensor.dtype)) return false;
   }
   return true;
 }
