@@ -12,6 +12,7 @@
 #include "codec/device_cases.h"
 #include "codec/device_testing.h"
 #include "core/device_emulation.h"
+#include "core/sanitized.h"
 
 namespace cortado {
 namespace {
@@ -46,9 +47,11 @@ class HostMemory final : public TestMemory {
 class EmulatedBatch : public testing::TestWithParam<BatchCase> {};
 
 TEST_P(EmulatedBatch, GivesTheBytesOfTheCodec) {
-  // Sanitizers look at memory, for which one order will do.
-  std::vector<EmulatedOrder> orders = {EmulatedOrder::kBackwards};
-  if (!kSanitized) orders.push_back(EmulatedOrder::kForwards);
+  // Under sanitizers, which take long, each codec sees both in cases of its own: normal values backwards, special ones
+  // forwards.
+  const bool starts_forwards = GetParam().values == TestValues::kSpecial || GetParam().values == TestValues::kCoarse;
+  std::vector<EmulatedOrder> orders = {starts_forwards ? EmulatedOrder::kForwards : EmulatedOrder::kBackwards};
+  if (!kSanitized) orders.push_back(starts_forwards ? EmulatedOrder::kBackwards : EmulatedOrder::kForwards);
   for (std::size_t i = 0; i < orders.size(); ++i) {
     EmulatedDevice::order() = orders[i];
     HostMemory memory;

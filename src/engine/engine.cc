@@ -166,10 +166,8 @@ void EngineImpl::make_codec_tensor(std::size_t t) {
 }
 
 void EngineImpl::make_rounds() {
-  std::vector<std::string> names;
-  for (const EngineTensor& tensor : tensors_) names.push_back(tensor.name);
   const auto make_round = [&](std::vector<Layout> of_parity, DType dtype) {
-    return std::make_unique<Round>(Round::Layouts{std::move(of_parity), tensors_.size(), dtype, names}, communicator_,
+    return std::make_unique<Round>(Round::Layouts{std::move(of_parity), tensors_.size(), dtype, names()}, communicator_,
                                    clock_);
   };
   if (in_warm_up()) warm_up_ = make_round({warm_up_layout(tensors_, treatments_)}, DType::kFloat32);

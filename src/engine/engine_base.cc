@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iterator>
 
+#include "core/check.h"
 #include "core/format.h"
 #include "core/loss_scale.h"
 #include "core/seconds.h"
@@ -26,13 +27,13 @@ Status EngineBase::check_in_step(const char* call) const {
   return {};
 }
 
-Status EngineBase::check_gradient_scale(const char* place, double scale) {
+Status EngineBase::check_gradient_scale(const char* where, double scale) {
   if (is_loss_scale(scale)) return {};
   return make_error(StatusCode::kInvalidArgument, "%s: gradient_scale must be above 0 and finite in float32, got %g",
-                    place, scale);
+                    where, scale);
 }
 
-Status EngineBase::begin(const StepContext& context, bool takes_scale_of_device) {
+Status EngineBase::begin_any_step(const StepContext& context, bool takes_scale_of_device) {
   if (!failure_.ok()) return failure_;
   if (in_step_) return make_error(StatusCode::kFailedPrecondition, "begin_step: the step before has not been finished");
   CORTADO_RETURN_IF_ERROR(check_gradient_scale("begin_step", context.gradient_scale));
@@ -117,7 +118,6 @@ std::string EngineBase::warning_of_ranks(const EngineState& state) const {
 
 void EngineBase::record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes,
                         std::int32_t collective) {
-  if (interval.end_ns == 0) return;
   stage_ns_[static_cast<int>(stage)] += interval.end_ns - interval.start_ns;
   if (trace_ == nullptr) return;
   trace_->record({stage, message, tensor, step_number(), interval.start_ns, interval.end_ns, bytes, collective});
@@ -159,13 +159,18 @@ void EngineBase::add_squares(const SquareSums& sums, EngineReport* report) {
   report->residual_l2 = std::sqrt(sums.of_residuals);
 }
 
+std::vector<std::string> EngineBase::names() const {
+  std::vector<std::string> names;
+  for (const EngineTensor& tensor : tensors_) names.push_back(tensor.name);
+  return names;
+}
+
 Trace EngineBase::trace() const {
   Trace trace{.spec = options_.to_spec(),
               .rank = communicator_->rank(),
               .world_size = communicator_->world_size(),
-              .tensors = {},
+              .tensors = names(),
               .events = {}};
-  for (const EngineTensor& tensor : tensors_) trace.tensors.push_back(tensor.name);
   if (trace_ != nullptr) {
     trace.events = trace_->events();
     trace.dropped = trace_->dropped();

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
@@ -44,19 +45,19 @@ class EngineBase : public Engine {
         trace_(trace),
         submitted_(tensors_.size()) {}
 
-  // To be called by destructors, before anything goes that messages in flight may use: abandons the group within a
-  // step.
+  // For destructors to call, before anything goes that messages in flight may use: abandons the group within a step,
+  // because those, and the caller's buffers, may be in flight.
   void leave_group();
 
   // The error that has ended the engine, or that a step is under way; `call` is what was called.
   Status check_between_steps(const char* call) const;
   // Likewise that none is.
   Status check_in_step(const char* call) const;
-  // A loss scale, found at `place`.
-  static Status check_gradient_scale(const char* place, double scale);
-  // The first part of begin_step().
-  Status begin(const StepContext& context, bool takes_scale_of_device);
-  void end() {
+  // `where` the scale was found.
+  static Status check_gradient_scale(const char* where, double scale);
+  // What begin_step() and finish_step() have in common.
+  Status begin_any_step(const StepContext& context, bool takes_scale_of_device);
+  void end_step() {
     in_step_ = false;
     ++finished_steps_;
   }
@@ -70,7 +71,6 @@ class EngineBase : public Engine {
   std::int64_t step_number() const { return first_step_ + finished_steps_; }
   std::chrono::nanoseconds timeout() const;
 
-  // Nothing for an interval that has no end.
   void record(Stage stage, int message, int tensor, const Interval& interval, std::int64_t bytes,
               std::int32_t collective = -1);
   // `rank` -1: in the sum over ranks.
@@ -79,6 +79,7 @@ class EngineBase : public Engine {
   Status check_origin(const EngineState& state) const;
   // What load_state() warns of: other ranks have saved it.
   std::string warning_of_ranks(const EngineState& state) const;
+  std::vector<std::string> names() const;  // of tensors
   // All but what depends on what a tensor is sent as; `tensors` have names and elements.
   EngineReport begin_report() const;
   static void add_squares(const SquareSums& sums, EngineReport* report);
@@ -97,13 +98,15 @@ class EngineBase : public Engine {
   std::int64_t step_ = 0;  // finite steps finished
   ReplicaHistory replicas_;
 
-  // -- what begin_report() tells
+  // -- what reports tell
   std::int64_t finished_steps_ = 0;
-  std::int64_t first_step_ = 0;  // what the first of them is called
   std::int64_t non_finite_steps_ = 0;
-  std::string last_non_finite_;
   std::int64_t last_payload_bytes_ = 0;
   std::int64_t last_messages_ = 0;
+
+ private:
+  std::int64_t first_step_ = 0;  // what the first of finished_steps_ is called
+  std::string last_non_finite_;
   std::int64_t stage_ns_[kStageCount] = {};
 };
 

@@ -16,12 +16,6 @@ namespace cortado {
 
 namespace {
 
-std::vector<std::string> names_of(const std::vector<EngineTensor>& tensors) {
-  std::vector<std::string> names;
-  for (const EngineTensor& tensor : tensors) names.push_back(tensor.name);
-  return names;
-}
-
 // Nothing: none was saved, as by earlier versions.
 std::span<const float> other_basis_of(const TensorState& saved) {
   for (const PlaceState& place : saved.places)
@@ -62,8 +56,7 @@ Result<EngineState> EngineImpl::save_state() {
                     .layout = {},
                     .tensors = {}};
   if (first_ != nullptr) {
-    for (const Layout& layout : first_->layouts().of_parity)
-      state.layout.push_back(layout_names(layout, names_of(tensors_)));
+    for (const Layout& layout : first_->layouts().of_parity) state.layout.push_back(layout_names(layout, names()));
   }
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
     if (!is_stateful(t)) continue;
@@ -144,14 +137,13 @@ Status EngineImpl::check_state(const EngineState& state, std::vector<Layout>* la
   const bool has_groups = device_ != nullptr && options_.method == EngineOptions::Method::kPower;
   for (std::size_t parity = 0; parity < current.size(); ++parity) {
     // The matrices of a message are one group there, and both its rounds run for all of it.
-    if (has_groups && state.layout[parity] != layout_names(current[parity], names_of(tensors_))) {
+    if (has_groups && state.layout[parity] != layout_names(current[parity], names())) {
       return make_error(StatusCode::kUnsupported,
                         "load_state: the state has %zu messages of other tensors than the %zu of this engine, whose "
                         "power iterations are on a device; load it without the device engine, or begin anew",
                         state.layout[parity].size(), current[parity].messages.size());
     }
-    CORTADO_ASSIGN_OR_RETURN(Layout layout,
-                             layout_from_names(state.layout[parity], current[parity], names_of(tensors_)));
+    CORTADO_ASSIGN_OR_RETURN(Layout layout, layout_from_names(state.layout[parity], current[parity], names()));
     layouts->push_back(std::move(layout));
   }
   return {};

@@ -21,7 +21,7 @@ void EngineImpl::record_message(Round& round, int message) {
 // ---- submit: encode and start --------------------------------------------------------------------------------------
 
 Status EngineImpl::begin_step(const StepContext& context) {
-  CORTADO_RETURN_IF_ERROR(begin(context, /*takes_scale_of_device=*/device_ != nullptr || passes_through()));
+  CORTADO_RETURN_IF_ERROR(begin_any_step(context, /*takes_scale_of_device=*/device_ != nullptr || passes_through()));
   std::fill(steps_.begin(), steps_.end(), TensorStep{});
   buffers_.clear();
   deferred_.clear();
@@ -312,9 +312,10 @@ Status EngineImpl::absorb(Round& round, int message) {
   for (const Slot& slot : round.layout().messages[message].slots) {
     const TensorStep& step = steps_[slot.tensor];
     const int tensor = static_cast<int>(slot.tensor);
-    record(Stage::kDecode, message, tensor, step.decode, tensors_[slot.tensor].size_bytes());
-    record(Stage::kOrthogonalise, message, tensor, step.orthogonalise, 0);
-    if (step.overflowed) note_non_finite(tensors_[slot.tensor].name, -1);
+    if (step.decode.end_ns != 0)
+      record(Stage::kDecode, message, tensor, step.decode, tensors_[slot.tensor].size_bytes());
+    if (step.orthogonalise.end_ns != 0) record(Stage::kOrthogonalise, message, tensor, step.orthogonalise, 0);
+    if (step.overflowed) note_non_finite(tensors_[slot.tensor].name);
   }
   round.mark_done(message);
   return {};
@@ -329,7 +330,7 @@ Status EngineImpl::look_for_overflow(Round& round) {
       trial_.resize(std::max(trial_.size(), static_cast<std::size_t>(tensors_[slot.tensor].size_bytes())));
       decode_values(round, m, slot, CodecTensor::Settle::kNever, trial_.data());
       if (!steps_[slot.tensor].status.ok()) return fail(steps_[slot.tensor].status);
-      if (steps_[slot.tensor].overflowed) note_non_finite(tensors_[slot.tensor].name, -1);
+      if (steps_[slot.tensor].overflowed) note_non_finite(tensors_[slot.tensor].name);
     }
   }
   return {};
@@ -504,7 +505,7 @@ Result<StepOutcome> EngineImpl::finish_step(const LocalGradient& local_gradient)
   } else {
     ++step_;
   }
-  end();
+  end_step();
   return StepOutcome{.finite = finite_};
 }
 

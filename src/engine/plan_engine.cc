@@ -164,7 +164,7 @@ void PlanEngine::record_work(const Bucket& bucket) {
 // ---- submit --------------------------------------------------------------------------------------------------------
 
 Status PlanEngine::begin_step(const StepContext& context) {
-  CORTADO_RETURN_IF_ERROR(begin(context, /*takes_scale_of_device=*/false));
+  CORTADO_RETURN_IF_ERROR(begin_any_step(context, /*takes_scale_of_device=*/false));
   delivers_carried_.assign(tensors_.size(), false);
   for (Lane& lane : schedule_->lanes) lane.next = lane.ended = 0;
   undelivered_ = 0;
@@ -372,7 +372,7 @@ Result<StepOutcome> PlanEngine::finish_step(const LocalGradient&) {
     }
   }
   finite_ ? commit() : static_cast<void>(++non_finite_steps_);
-  end();
+  end_step();
   return StepOutcome{.finite = finite_};
 }
 

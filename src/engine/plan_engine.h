@@ -14,7 +14,6 @@
 // been. A rank that waits, waits for what is earliest, so no ranks wait for each other.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -81,6 +80,7 @@ class PlanEngine final : public EngineBase {
     std::size_t next = 0;   // to be started
     std::size_t ended = 0;  // so many have; below it all
   };
+
   PlanEngine(std::vector<EngineTensor> tensors, const EngineOptions& options, Communicator* communicator,
              const Clock* clock, TraceRecorder* trace);
 

@@ -10,7 +10,7 @@ import socket
 import time
 
 import pytest
-from cases import slow_but
+from cases import repeated
 from nets import loss_of, make_batch, make_net, make_optimizer
 from ranks import Program
 from test_plan import TWO, TWO_BY_TWO, make_plan
@@ -110,21 +110,18 @@ def check_place(error, step):
 
 @pytest.mark.parametrize(
     "kind, broken_rank, world_size, plan",
-    slow_but(
-        [0, 2, 3, 7],
-        [
-            ("raises", 1, 2, "acp(rank=2, bucket_cap_mib=0)"),
-            ("is killed", 1, 3, "power(rank=2)"),
-            ("is killed", 0, 2, "none()"),
-            ("hangs", 2, 3, "acp(rank=2, timeout_s=1000)"),
-            ("raises", 2, 3, "topk(density=0.1, min_elems=0, bucket_cap_mib=0)"),
-            ("is killed", 1, 2, "sign(min_elems=0)"),
-            ("is killed", 1, 2, GATHERED),
-            ("raises", 3, 4, IN_TWO_LEVELS),
-            ("hangs", 1, 2, GATHERED),
-            ("hangs", 3, 4, IN_TWO_LEVELS),
-        ],
-    ),
+    [
+        repeated("raises", 1, 2, "acp(rank=2, bucket_cap_mib=0)"),
+        ("is killed", 1, 3, "power(rank=2)"),
+        ("is killed", 0, 2, "none()"),
+        ("hangs", 2, 3, "acp(rank=2, timeout_s=1000)"),
+        repeated("raises", 2, 3, "topk(density=0.1, min_elems=0, bucket_cap_mib=0)"),
+        ("is killed", 1, 2, "sign(min_elems=0)"),
+        repeated("is killed", 1, 2, GATHERED),
+        ("raises", 3, 4, IN_TWO_LEVELS),
+        repeated("hangs", 1, 2, GATHERED),
+        ("hangs", 3, 4, IN_TWO_LEVELS),
+    ],
 )
 def test_the_others_get_an_error_that_names_rank_tensor_and_stage_in_time(
     tmp_path, kind, broken_rank, world_size, plan

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from cases import slow_but
+from cases import repeated
 from nets import (
     CODECS,
     COMPOSED,
@@ -43,11 +43,14 @@ def both_views(me, plan, **options):
     return [train_anew(me, plan, gradient_as_bucket_view=view, **options) for view in (True, False)]
 
 
-# Of each codec two of the four sizes, and of each size every second codec.
-SIZES_OF_CODECS = [(codec, n) for i, codec in enumerate(CODECS) for n in WORLD_SIZES[i % 2 :] + WORLD_SIZES[: i % 2]]
-
-
-@pytest.mark.parametrize("codec, world_size", slow_but(range(0, len(SIZES_OF_CODECS), 2), SIZES_OF_CODECS))
+@pytest.mark.parametrize(
+    "codec, world_size",
+    [
+        (codec, world_size) if (i + j) % 2 == 0 else repeated(codec, world_size)
+        for i, codec in enumerate(CODECS)
+        for j, world_size in enumerate(WORLD_SIZES)
+    ],
+)
 def test_replicas_agree_whether_or_not_gradients_are_views(pools, codec, world_size):
     as_views, as_copies = pools(world_size).run(both_views, plan=codec)[0]
     assert as_views == as_copies
@@ -73,9 +76,7 @@ def learn(me, plan):
     return train(me, me.attach(make_net(), plan), [step % 4 for step in range(60)])
 
 
-@pytest.mark.parametrize(
-    "codec", slow_but(range(0, 8, 2), ["acp(rank=2)", "power(rank=2)", TOPK, SIGN, QUANT, COMPOSED, COMPSO, FP8])
-)
+@pytest.mark.parametrize("codec", ["acp(rank=2)", "power(rank=2)", SIGN, TOPK, COMPOSED, QUANT, FP8, COMPSO])
 def test_training_gets_as_far_as_without_compression(pools, codec):
     losses, plain = (pools(2).run(learn, plan=plan)[0] for plan in (codec, None))
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
@@ -476,23 +477,20 @@ def compare_with_ddp(me, plan, view):
 
 @pytest.mark.parametrize(
     "codec, world_size, view",
-    slow_but(
-        [0, 1, 3, 5, 8, 11],
-        [
-            ("none", 5, False),
-            ("cast(fp16)", 3, True),
-            (LOW_RANK.format("acp"), 2, False),
-            (LOW_RANK.format("acp"), 3, True),
-            (LOW_RANK.format("acp"), 5, False),
-            (LOW_RANK.format("power"), 2, True),
-            (LOW_RANK.format("power"), 3, False),
-            (EXACT, 2, True),
-            (EXACT, 5, False),
-            ("topk(density=0.3, min_elems=0, start_step=1, bucket_cap_mib=0)", 3, True),
-            ("sign(scale=mean_abs, min_elems=0, start_step=0)", 2, False),
-            ("randk(density=0.3, min_elems=0, start_step=1, bucket_cap_mib=0)", 3, False),
-        ],
-    ),
+    [
+        ("none", 5, False),
+        ("cast(fp16)", 3, True),
+        repeated(LOW_RANK.format("acp"), 2, False),
+        (LOW_RANK.format("acp"), 3, True),
+        repeated(LOW_RANK.format("acp"), 5, False),
+        (LOW_RANK.format("power"), 2, True),
+        repeated(LOW_RANK.format("power"), 3, False),
+        repeated(EXACT, 2, True),
+        (EXACT, 5, False),
+        ("topk(density=0.3, min_elems=0, start_step=1, bucket_cap_mib=0)", 3, True),
+        ("sign(scale=mean_abs, min_elems=0, start_step=0)", 2, False),
+        ("randk(density=0.3, min_elems=0, start_step=1, bucket_cap_mib=0)", 3, False),
+    ],
 )
 def test_unusual_parameters_get_the_mean(pools, codec, world_size, view):
     for errors in pools(world_size).run(compare_with_ddp, plan=codec, view=view):

@@ -10,7 +10,6 @@ import cortado
 import pytest
 import torch
 import torch.distributed as dist
-from cases import slow_but
 from cortado.parameters import engine_tensors, in_memory_order
 from late_device import LateEvent, LateSideStream, late_device
 from nets import (
@@ -225,7 +224,7 @@ def run_auto(me, through_ddp):
     return model.cortado.report().to_dict()["steps"]
 
 
-@pytest.mark.parametrize("through_ddp", slow_but([0], [True, False]))
+@pytest.mark.parametrize("through_ddp", [True, False])
 def test_auto_runs(pools, through_ddp):
     assert pools(2).run(run_auto, through_ddp=through_ddp) == [30, 30]
 
@@ -364,7 +363,7 @@ def wait_for_a_stuck_device(me, after_s, failing):
     return kind, text, time.monotonic() - start
 
 
-@pytest.mark.parametrize("after_s, failing", slow_but([0], [(3, False), (600, True)]))
+@pytest.mark.parametrize("after_s, failing", [(3, False), (600, True)])
 def test_a_device_that_is_never_done_is_an_error(after_s, failing):
     pool = Pool(2)  # of its own: the step is broken off
     try:

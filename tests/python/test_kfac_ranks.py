@@ -12,7 +12,7 @@ import cortado
 import pytest
 import torch
 import torch.distributed as dist
-from cases import slow_but
+from cases import repeated
 from nets import loss_of, make_batch, make_net
 from ranks import fingerprint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -821,7 +821,7 @@ def leave_out_a_step(me, strategy):
     return "error"
 
 
-@pytest.mark.parametrize("strategy", slow_but([1], ["comm-opt", "mem-opt", "dp-kfac"]))
+@pytest.mark.parametrize("strategy", ["comm-opt", repeated("mem-opt"), repeated("dp-kfac")])
 def test_a_rank_that_leaves_out_a_step_is_an_error_elsewhere(pools, strategy):
     try:
         values = pools(2).run(leave_out_a_step, timeout_s=60, strategy=strategy)

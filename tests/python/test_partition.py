@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from cases import slow_but
 from nets import loss_of, make_batch, make_net, make_optimizer
 from ranks import Program, fingerprint
 from test_ddp_faults import ROLL_CALL_S, SLACK_S, check_place
@@ -91,13 +90,10 @@ def job(links, *arguments):
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(
     "front, plan",
-    slow_but(
-        [0],
-        [
-            ("ddp", f"acp(rank=2, start_step=1, bucket_cap_mib=0, timeout_s={TIMEOUT_S})"),
-            ("reducer", f"topk(density=0.1, min_elems=0, start_step=1, timeout_s={TIMEOUT_S})"),
-        ],
-    ),
+    [
+        ("ddp", f"acp(rank=2, start_step=1, bucket_cap_mib=0, timeout_s={TIMEOUT_S})"),
+        ("reducer", f"topk(density=0.1, min_elems=0, start_step=1, timeout_s={TIMEOUT_S})"),
+    ],
 )
 def test_a_cut_link_ends_every_rank_and_the_job_goes_on_from_its_checkpoint(tmp_path, front, plan):
     with shaped.Links(RANKS) as links:

@@ -16,6 +16,16 @@
 
 namespace cortado {
 
+// What a bucket might be short of, one bit each: every combination is one set of prices.
+enum Scarce { kScarceGpu = 1, kScarceCpu = 2, kScarceOuterLink = 4, kScarceInnerLinks = 8 };
+static_assert(kPriceSets == 2 * kScarceInnerLinks);
+
+// Which of them a resource is. Copies are the CPU's.
+constexpr Scarce scarcity_of(int resource, int levels) {
+  if (resource >= kLink) return resource == kLink + levels - 1 ? kScarceOuterLink : kScarceInnerLinks;
+  return resource == kGpuCodec ? kScarceGpu : kScarceCpu;
+}
+
 // Shortest paths for one bucket and codec. Reuses its memory from call to call; one thread at a time.
 class Pricer {
  public:

@@ -15,8 +15,6 @@ namespace {
 // Candidates are looked for at powers of this many elements, and taken from both neighbours of a size.
 constexpr int kClassBits = 2;
 
-// What a bucket might be short of, one bit each: every combination is one set of prices.
-enum Scarce { kScarceGpu = 1, kScarceCpu = 2, kScarceOuterLink = 4, kScarceInnerLinks = 8 };
 constexpr float kPlentiful[] = {0.03f, 0.4f};  // the price of the rest, once each
 
 // Of several codecs, those that are at some price up to this factor from the cheapest.
@@ -24,14 +22,8 @@ constexpr float kWorthKeeping = 1.1f;
 
 PriceSets prices_by_scarcity(int levels, float plentiful) {
   PriceSets prices;
-  for (int set = 0; set < kPriceSets; ++set) {
-    for (Costs& costs : prices) costs[set] = plentiful;
-    if ((set & kScarceGpu) != 0) prices[kGpuCodec][set] = 1;
-    if ((set & kScarceCpu) != 0) prices[kCpuCodec][set] = prices[kDeviceToHost][set] = prices[kHostToDevice][set] = 1;
-    if ((set & kScarceOuterLink) != 0) prices[kLink + levels - 1][set] = 1;
-    for (int l = 0; l + 1 < levels; ++l) {
-      if ((set & kScarceInnerLinks) != 0) prices[kLink + l][set] = 1;
-    }
+  for (int r = 0; r < kMaxResources; ++r) {
+    for (int set = 0; set < kPriceSets; ++set) prices[r][set] = (set & scarcity_of(r, levels)) != 0 ? 1 : plentiful;
   }
   return prices;
 }

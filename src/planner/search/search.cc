@@ -18,11 +18,7 @@ using Prices = std::array<double, kMaxResources>;
 
 Prices prices_of(int scarce, int levels) {
   Prices prices;
-  prices.fill(0.03);
-  if ((scarce & 1) != 0) prices[kGpuCodec] = 1;
-  if ((scarce & 2) != 0) prices[kCpuCodec] = prices[kDeviceToHost] = prices[kHostToDevice] = 1;
-  if ((scarce & 4) != 0) prices[kLink + levels - 1] = 1;
-  for (int l = 0; (scarce & 8) != 0 && l + 1 < levels; ++l) prices[kLink + l] = 1;
+  for (int r = 0; r < kMaxResources; ++r) prices[r] = (scarce & scarcity_of(r, levels)) != 0 ? 1 : 0.03;
   return prices;
 }
 
@@ -88,14 +84,14 @@ class Search {
   void start_by_prices() {
     // Each choice with few buckets; then the two best of them with many (kFewBuckets), of the candidates that were
     // best.
-    std::array<Score, 16> best_of;
+    std::array<Score, kPriceSets> best_of;
     for (const std::int64_t cap : caps_) {
       const auto buckets = fuse_up_to(problem_, cap, [](int, int) { return nullptr; }).size();
       const std::vector<int> in_use = candidates_in_use();
       std::vector<Start> plans;  // that differ
-      std::array<int, 16> order;
-      for (int i = 0; i < 16; ++i) order[i] = i;
-      int tried = 16;
+      std::array<int, kPriceSets> order;
+      for (int i = 0; i < kPriceSets; ++i) order[i] = i;
+      int tried = kPriceSets;
       if (buckets > kFewBuckets) {
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return best_of[a] < best_of[b]; });
         tried = 2;
