@@ -17,6 +17,7 @@
 
 #include "cortado/cluster.h"
 #include "cortado/engine.h"
+#include "cortado/plan.h"
 #include "cortado/status.h"
 
 namespace cortado {
@@ -77,8 +78,9 @@ bool is_auto_spec(std::string_view spec);
 
 // A setting in the comparison. Times: -1 is unknown.
 struct AutoCandidate {
-  std::string label;  // "dense", "cast(bf16)", "plan(hash=..., buckets=...)"
-  std::string what;   // a specification, or the JSON text of a plan
+  std::string label;              // "dense", "cast(bf16)", "plan(hash=..., buckets=...)"
+  std::string what;               // a specification, or the JSON text of a plan
+  std::optional<Plan> plan = {};  // the latter, read
   // Of a step, by the planner. Of what was tried: said right before the steps of each of its trials that count, in the
   // median of the trials; simulated for a machine as fast as it was in the last steps and in the trials so far, times
   // what the other settings tried took over what was simulated of them. Of dense, and of what was not tried: for the

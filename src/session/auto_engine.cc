@@ -43,12 +43,11 @@ std::string milliseconds(std::int64_t time_ns) {
 double as_double(std::int64_t value) { return static_cast<double>(value); }
 
 // Whether a candidate compresses, but by casts only.
-bool only_casts(const std::string& what) {
+bool only_casts(const AutoCandidate& candidate) {
   const auto is_cast = [](const std::string& codec) { return codec.starts_with("cast("); };
-  if (!what.starts_with('{')) return is_cast(what);
-  const Result<Plan> plan = plan_from_json(what);
-  return plan.ok() && std::all_of(plan.value().buckets.begin(), plan.value().buckets.end(),
-                                  [&](const PlanBucket& of) { return of.option.encodes() == 0 || is_cast(of.codec); });
+  if (!candidate.plan.has_value()) return is_cast(candidate.what);
+  return std::all_of(candidate.plan->buckets.begin(), candidate.plan->buckets.end(),
+                     [&](const PlanBucket& of) { return of.option.encodes() == 0 || is_cast(of.codec); });
 }
 
 }  // namespace
@@ -88,7 +87,7 @@ Status AutoEngineImpl::start(const Result<std::optional<LauncherPlace>>& place) 
     cluster_.reset();
     options_.measure_s = 0;
   }
-  CORTADO_ASSIGN_OR_RETURN(inner_, make_inner(decision_.candidates[0].what));
+  CORTADO_ASSIGN_OR_RETURN(inner_, make_inner(decision_.candidates[0]));
   if (communicator_->world_size() == 1) {
     decision_.decided = true;
     decision_.reason = "one rank: there is nothing to exchange";
@@ -123,22 +122,21 @@ Result<bool> AutoEngineImpl::agree_on_buffers() {
 
 std::chrono::nanoseconds AutoEngineImpl::timeout() const { return from_seconds(options_.timeout_s); }
 
-Result<std::unique_ptr<Engine>> AutoEngineImpl::make_inner(const std::string& what) {
+Result<std::unique_ptr<Engine>> AutoEngineImpl::make_inner(const AutoCandidate& of) {
   EngineOptions options;
   std::unique_ptr<Engine> made;
-  if (what.starts_with('{')) {
-    CORTADO_ASSIGN_OR_RETURN(const Plan plan, plan_from_json(what));
+  if (of.plan.has_value()) {
     options.random_seed = options_.random_seed;
     options.timeout_s = options_.timeout_s;
-    CORTADO_ASSIGN_OR_RETURN(made, Engine::create(tensors_, plan, options, communicator_, clock_, trace_));
+    CORTADO_ASSIGN_OR_RETURN(made, Engine::create(tensors_, *of.plan, options, communicator_, clock_, trace_));
     return made;
   }
-  CORTADO_ASSIGN_OR_RETURN(options,
-                           EngineOptions::parse(what == "none" && !options_.takes_buffers ? kFusedDense : what));
+  const bool is_dense = of.what == "none";
+  CORTADO_ASSIGN_OR_RETURN(options, EngineOptions::parse(is_dense && !options_.takes_buffers ? kFusedDense : of.what));
   options.start_step = 0;  // dense steps have been made
   options.random_seed = options_.random_seed;
   options.timeout_s = options_.timeout_s;
-  if (is_on_device() && what != "none") {
+  if (is_on_device() && !is_dense) {
     return device_.make_engine(tensors_, options, communicator_, clock_, trace_);
   }
   CORTADO_ASSIGN_OR_RETURN(made, Engine::create(tensors_, options, communicator_, clock_, trace_));
@@ -295,7 +293,7 @@ Status AutoEngineImpl::begin_trials() {
   decision_.candidates = std::move(found.list);
   for (std::size_t c = 1; c < decision_.candidates.size(); ++c) {
     const AutoCandidate& of = decision_.candidates[c];
-    if (of.predicted_ns >= 0 && has_varying_payloads(of.what)) varying_.insert(static_cast<int>(c));
+    if (of.predicted_ns >= 0 && has_varying_payloads(of)) varying_.insert(static_cast<int>(c));
   }
   current_ = 0;
   std::vector<std::int64_t> predicted_ns;
@@ -349,7 +347,7 @@ Status AutoEngineImpl::simulate_setting() {
   const bool varies = varying_.erase(current_) > 0;
   std::vector<std::int64_t> own(TrialPredictions::kPaces.size(), 0);
   if (predict_) {  // on rank 0
-    Result<std::vector<std::int64_t>> simulated_ns = predict_(of.what, samples_, TrialPredictions::kPaces);
+    Result<std::vector<std::int64_t>> simulated_ns = predict_(of, samples_, TrialPredictions::kPaces);
     if (simulated_ns.ok()) own = std::move(simulated_ns).value();
     if (varies && own[0] > 0 && !tell_sizes(samples_)) {  // they are what they were
       const double same = as_double(of.predicted_ns) / as_double(own[TrialPredictions::kAsDense]);
@@ -372,17 +370,16 @@ std::optional<double> AutoEngineImpl::pace_of_steps(std::vector<std::int64_t> fi
   return pace_of(median_of(std::move(first_ready_ns)), median_of(dense_first_ready_ns_));
 }
 
-double AutoEngineImpl::max_error_of(const std::string& what) const {
-  return only_casts(what) ? std::min(kMostErrorOfCasts, options_.max_relative_error) : options_.max_relative_error;
+double AutoEngineImpl::max_error_of(const AutoCandidate& of) const {
+  return only_casts(of) ? std::min(kMostErrorOfCasts, options_.max_relative_error) : options_.max_relative_error;
 }
 
 // In the last step on trial. Of casts alone: others keep what they lose. Of a gradient that is not finite (NaN) a cast
 // loses nothing that was there.
 Result<bool> AutoEngineImpl::loses_too_much_on_trial() {
-  const std::string& what = current().what;
-  if (!only_casts(what)) return false;
+  if (!only_casts(current())) return false;
   const double error = inner_->report().relative_l2_error;
-  const double own[] = {std::isnan(error) ? 0 : error}, max_error = max_error_of(what);
+  const double own[] = {std::isnan(error) ? 0 : error}, max_error = max_error_of(current());
   CORTADO_ASSIGN_OR_RETURN(const std::vector<double> most,
                            largest_of_ranks(communicator_, std::span<const double>(own), timeout()));
   if (most[0] <= max_error) return false;
@@ -501,7 +498,7 @@ Status AutoEngineImpl::check_progress() {
   const double gradient = std::sqrt(gradient_squares_) / context_.gradient_scale;
   const Debts::Dropped dropped = debts_.drop_old(steps_);
   const double error = report.relative_l2_error;
-  const double own[] = {only_casts(current().what) && std::isnan(error) ? 0 : error,
+  const double own[] = {only_casts(current()) && std::isnan(error) ? 0 : error,
                         gradient > 0 ? report.residual_l2 / gradient : 0, as_double(dropped.tensors),
                         as_double(dropped.last)};
   const std::int64_t own_step_ns[] = {median_of(times_ns_)};
@@ -511,7 +508,7 @@ Status AutoEngineImpl::check_progress() {
   CORTADO_ASSIGN_OR_RETURN(const std::vector<double> most,
                            largest_of_ranks(communicator_, std::span<const double>(own), timeout()));
   const std::int64_t step_ns = mean[0];
-  const double relative_error = most[0], residual = most[1], max_error = max_error_of(current().what);
+  const double relative_error = most[0], residual = most[1], max_error = max_error_of(current());
   tell_dropped({static_cast<std::int64_t>(most[2]), static_cast<std::int64_t>(most[3])});
   const bool is_lossy = current_ != 0 && (relative_error > max_error || residual > options_.max_residual);
   const Watch::Finding finding = watch_.note(step_ns, is_lossy, !faster_on_trial(step_ns).empty());
@@ -575,7 +572,7 @@ Status AutoEngineImpl::try_again(std::int64_t step_ns) {
   for (const int c : contestants) {
     if (c == 0) continue;
     AutoCandidate& of = candidates[static_cast<std::size_t>(c)];
-    of = {.label = of.label, .what = of.what, .predicted_ns = of.predicted_ns};
+    of = {.label = of.label, .what = of.what, .plan = of.plan, .predicted_ns = of.predicted_ns};
   }
   CORTADO_RETURN_IF_ERROR(go_dense());
   decision_.decided = false;
@@ -600,7 +597,7 @@ Result<bool> AutoEngineImpl::try_to_switch(int candidate) {
     return true;
   }
   const AutoCandidate& wanted = decision_.candidates[static_cast<std::size_t>(candidate)];
-  Result<std::unique_ptr<Engine>> made = make_inner(wanted.what);
+  Result<std::unique_ptr<Engine>> made = make_inner(wanted);
   if (made.ok()) {
     CORTADO_RETURN_IF_ERROR(replace_inner(candidate, std::move(made).value()));
     return true;
@@ -614,7 +611,7 @@ Result<bool> AutoEngineImpl::try_to_switch(int candidate) {
 Status AutoEngineImpl::go_dense(bool keep_residual) {
   std::unique_ptr<Engine> made;
   if (current_ != 0) {
-    CORTADO_ASSIGN_OR_RETURN(made, make_inner(decision_.candidates[0].what));
+    CORTADO_ASSIGN_OR_RETURN(made, make_inner(decision_.candidates[0]));
   }
   return replace_inner(0, std::move(made), keep_residual);
 }
@@ -625,7 +622,7 @@ Status AutoEngineImpl::replace_inner(int candidate, std::unique_ptr<Engine> made
   const int pieces = phase_ == Phase::kRun ? Debts::kPieces : 1;
   uncounted_ = std::max(kUncountedOnTrial, pieces);
   if (made == nullptr) return {};
-  if (keep_residual) CORTADO_RETURN_IF_ERROR(harvest(inner_.get(), current().what, pieces));
+  if (keep_residual) CORTADO_RETURN_IF_ERROR(harvest(inner_.get(), current(), pieces));
   put_inside(std::move(made), candidate);
   return {};
 }
@@ -642,12 +639,12 @@ void AutoEngineImpl::put_inside(std::unique_ptr<Engine> made, int candidate) {
   owes_nothing_ = false;
 }
 
-// What an engine of `what` still owes. It can't be used afterwards.
-Status AutoEngineImpl::harvest(Engine* from, const std::string& what, int pieces) {
-  if (what == "none") return {};
-  if (what.starts_with('{')) {
+// What an engine of `of` still owes. It can't be used afterwards.
+Status AutoEngineImpl::harvest(Engine* from, const AutoCandidate& of, int pieces) {
+  if (of.what == "none") return {};
+  if (of.plan.has_value()) {
     // A plan that encodes nothing has no residuals, so those there are become one sum for each tensor.
-    CORTADO_ASSIGN_OR_RETURN(Plan plan, plan_from_json(what));
+    Plan plan = *of.plan;
     const LevelRange all{0, static_cast<int>(plan.topology.levels.size()) - 1};
     for (PlanBucket& bucket : plan.buckets) {
       bucket.codec = "none";

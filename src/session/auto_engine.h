@@ -146,7 +146,7 @@ class AutoEngineImpl final : public AutoEngine {
   Status predict_trial();
   Status simulate_setting();
   std::optional<double> pace_of_steps(std::vector<std::int64_t> first_ready_ns) const;
-  double max_error_of(const std::string& what) const;
+  double max_error_of(const AutoCandidate& of) const;
   Result<bool> loses_too_much_on_trial();
   Status decide();
   void record_trials();
@@ -161,10 +161,10 @@ class AutoEngineImpl final : public AutoEngine {
   Status go_dense(bool keep_residual = true);
   Status replace_inner(int candidate, std::unique_ptr<Engine> made, bool keep_residual = true);
   void put_inside(std::unique_ptr<Engine> made, int candidate);
-  Result<std::unique_ptr<Engine>> make_inner(const std::string& what);
-  Status harvest(Engine* from, const std::string& what, int pieces);
+  Result<std::unique_ptr<Engine>> make_inner(const AutoCandidate& of);
+  Status harvest(Engine* from, const AutoCandidate& of, int pieces);
   Status check_state(const EngineState& state) const;
-  void refuse_current() { refused_.push_back(current().what.starts_with('{') ? "plan" : current().what); }
+  void refuse_current() { refused_.push_back(current().plan.has_value() ? "plan" : current().what); }
   void say(const std::string& text) { news_.push_back("cortado: " + text); }
   void say_at_step(const std::string& text) { say("auto, step " + std::to_string(step_number()) + ": " + text); }
 

@@ -61,7 +61,7 @@ Status AutoEngineImpl::check_state(const EngineState& state) const {
 
 // Dense, and measuring, as after start().
 Status AutoEngineImpl::start_again() {
-  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner("none"));
+  CORTADO_ASSIGN_OR_RETURN(std::unique_ptr<Engine> made, make_inner(decision_.candidates[0]));
   put_inside(std::move(made), 0);
   uncounted_ = kUncountedSteps;
   decision_.candidates.resize(1);
@@ -90,7 +90,8 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   }
   EngineState state = saved;
   Debts::remove_from(&state);
-  Result<std::unique_ptr<Engine>> restored = make_inner(decision.what);
+  CORTADO_ASSIGN_OR_RETURN(const AutoCandidate candidate, candidate_of(decision.what));
+  Result<std::unique_ptr<Engine>> restored = make_inner(candidate);
   if (!restored.ok()) return fail_if_cut_off(restored.status());
   std::unique_ptr<Engine> made = std::move(restored).value();
   state.spec = made->options().results_spec();
@@ -107,15 +108,12 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   replicas_ = {};
   debts_.load(saved, steps_);
   refused_ = decision.refused;
-  const std::string label = decision.what.starts_with('{') ? made->options().codec
-                            : decision.what == "none"      ? "dense"
-                                                           : decision.what;
-  const bool is_allowed = may_run(decision.what, options_, refused_);
-  const bool fits =
-      !decision.what.starts_with('{') || plan_from_json(decision.what).value().topology == placement_.topology;
+  const std::string& label = candidate.label;
+  const bool is_allowed = may_run(candidate, options_, refused_);
+  const bool fits = !candidate.plan.has_value() || candidate.plan->topology == placement_.topology;
   if (!decision.decided || !is_allowed || !fits) {
     // What was on trial, or may not run here, is not resumed; what it owes is paid.
-    Status status = harvest(made.get(), decision.what, decision.decided ? Debts::kPieces : 1);
+    Status status = harvest(made.get(), candidate, decision.decided ? Debts::kPieces : 1);
     if (status.ok()) status = start_again();
     if (!status.ok()) return fail(status);
     if (!decision.decided) return warning;
@@ -133,7 +131,7 @@ Result<std::string> AutoEngineImpl::load_state(const EngineState& saved) {
   decision_ = {.decided = true, .step = step_number(), .chosen = 0, .candidates = {}, .reason = {}};
   decision_.candidates = {{.label = "dense", .what = "none"}};
   if (decision.what != "none") {
-    decision_.candidates.push_back({.label = label, .what = decision.what});
+    decision_.candidates.push_back(candidate);
     decision_.chosen = 1;
   }
   decision_.reason = label + ", as in the checkpoint";

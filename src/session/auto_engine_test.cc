@@ -1479,6 +1479,21 @@ TEST(AutoEngine, TriesOnceMoreWhatWasSlowWithTheMachine) {
   EXPECT_TRUE(chosen(run.decisions[0]).starts_with("plan("));
 }
 
+TEST(AutoEngine, TriesAPlanAgain) {
+  Training run = on_two_machines(2000, Quality::kSafe);
+  run.in_buckets = false;
+  run.steps = 240;
+  run.step_ns = [](const std::string& what, std::int64_t step, int) {
+    if (what.starts_with("plan(")) return (step < 80 ? 400 : 480) * kMs;
+    return (what == "cast(bf16)" ? 440 : what == "dense" ? 900 : 700) * kMs;
+  };
+  run.go();
+  expect_ok(run);
+  EXPECT_TRUE(says(run.news[0], "cast(bf16) 440 ms; trying them and plan("));
+  EXPECT_FALSE(says(run.news[0], "left out"));
+  EXPECT_EQ(chosen(run.decisions[0]), "cast(bf16)");
+}
+
 // What was said of a setting on its first trials does not tell of those that come when it is tried again.
 TEST(AutoEngine, SimulatesNothingOfWhatIsTriedAgain) {
   Training run = on_two_machines(2000, Quality::kSafe);

@@ -56,8 +56,9 @@ Result<std::optional<AutoCandidate>> best_plan(const StepPredictor& predictor, c
                                    [](const PlanBucket& bucket) { return bucket.option.encodes() > 0; });
   if (!encodes) return std::optional<AutoCandidate>();
   CORTADO_ASSIGN_OR_RETURN(const std::int64_t predicted_ns, predictor.predict_plan(plan, /*pace=*/1));
-  return std::optional(
-      AutoCandidate{.label = plan_summary(plan), .what = plan_to_json(plan), .predicted_ns = predicted_ns});
+  CORTADO_ASSIGN_OR_RETURN(AutoCandidate candidate, candidate_of(plan_to_json(plan)));
+  candidate.predicted_ns = predicted_ns;
+  return std::optional(std::move(candidate));
 }
 
 // Payloads whose sizes vary travel behind their sizes in a plan, and beside them in the engine of a setting. On several
@@ -79,7 +80,7 @@ Status add_predictions(const CandidateRequest& request, const Job& job, const Me
   candidates->list[0].predicted_ns = predictor.told_dense_ns;
   for (AutoCandidate& candidate : std::span(candidates->list).subspan(1)) {
     const double as_dense[] = {1};
-    const Result<std::vector<std::int64_t>> predicted_ns = predictor.predict(candidate.what, steps.samples, as_dense);
+    const Result<std::vector<std::int64_t>> predicted_ns = predictor.predict(candidate, steps.samples, as_dense);
     if (predicted_ns.ok()) {
       candidate.predicted_ns = predicted_ns.value()[0];
     } else {  // a cluster file may have no times of this codec
@@ -87,8 +88,10 @@ Status add_predictions(const CandidateRequest& request, const Job& job, const Me
                                   "others: " + predicted_ns.status().message());
     }
   }
-  candidates->predict = [predictor](const std::string& what, const GradientSamples& samples,
-                                    std::span<const double> paces) { return predictor.predict(what, samples, paces); };
+  candidates->predict = [predictor](const AutoCandidate& candidate, const GradientSamples& samples,
+                                    std::span<const double> paces) {
+    return predictor.predict(candidate, samples, paces);
+  };
   std::vector<std::string> codecs = codecs_for_plans(options, request.refused);
   std::erase_if(codecs, [&](const std::string& codec) { return !may_pay_in_plans(codec, cluster); });
   if (codecs.empty()) return {};
@@ -141,19 +144,25 @@ void keep_promising(std::int64_t dense_ns, Candidates* candidates) {
 
 }  // namespace
 
-bool may_run(const std::string& what, const AutoOptions& options, const std::vector<std::string>& refused) {
-  if (what == "none") return true;
-  if (!what.starts_with('{')) {
+Result<AutoCandidate> candidate_of(const std::string& what) {
+  if (!what.starts_with('{')) return AutoCandidate{.label = what == "none" ? "dense" : what, .what = what};
+  CORTADO_ASSIGN_OR_RETURN(Plan plan, plan_from_json(what));
+  const std::string label = plan_summary(plan);
+  return AutoCandidate{.label = label, .what = what, .plan = std::move(plan)};
+}
+
+bool may_run(const AutoCandidate& candidate, const AutoOptions& options, const std::vector<std::string>& refused) {
+  if (candidate.what == "none") return true;
+  if (!candidate.plan.has_value()) {
     const std::vector<AutoSetting> allowed = allowed_settings(options, refused);
     return std::any_of(allowed.begin(), allowed.end(),
-                       [&](const AutoSetting& setting) { return setting.spec == what; });
+                       [&](const AutoSetting& setting) { return setting.spec == candidate.what; });
   }
-  const Result<Plan> plan = plan_from_json(what);
+  const std::vector<PlanBucket>& buckets = candidate.plan->buckets;
   const std::vector<std::string> codecs = codecs_for_plans(options, refused);
-  return plan.ok() &&
-         std::all_of(plan.value().buckets.begin(), plan.value().buckets.end(), [&](const PlanBucket& bucket) {
-           return bucket.option.encodes() == 0 || std::find(codecs.begin(), codecs.end(), bucket.codec) != codecs.end();
-         });
+  return std::all_of(buckets.begin(), buckets.end(), [&](const PlanBucket& bucket) {
+    return bucket.option.encodes() == 0 || std::find(codecs.begin(), codecs.end(), bucket.codec) != codecs.end();
+  });
 }
 
 Result<Candidates> find_candidates(const CandidateRequest& request, const MeasuredSteps& steps,
@@ -162,7 +171,7 @@ Result<Candidates> find_candidates(const CandidateRequest& request, const Measur
   std::vector<std::string> refused = request.refused;
   Candidates candidates;
   const std::string fp16 = "cast(fp16)";
-  if (kMayGrow * steps.largest_gradient > kLargestFloat16 && may_run(fp16, options, refused)) {
+  if (kMayGrow * steps.largest_gradient > kLargestFloat16 && may_run({.label = fp16, .what = fp16}, options, refused)) {
     refused.push_back(fp16);
     candidates.notes.push_back(fp16 + " is left out, of plans too: fp16 ends at " + format_text("%g", kLargestFloat16) +
                                ", and the largest gradient, " + format_text("%.3g", steps.largest_gradient) +

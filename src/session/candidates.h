@@ -20,9 +20,9 @@ namespace cortado {
 struct Candidates {
   std::vector<AutoCandidate> list;  // dense first, with its prediction
   std::vector<std::string> notes;   // what there is to say about it, the same on all ranks
-  // On rank 0, where predictions are made: that of a candidate's `what` as it was, from newer samples, for steps of
+  // On rank 0, where predictions are made: that of a candidate as it was, from newer samples, for steps of
   // each of these paces.
-  std::function<Result<std::vector<std::int64_t>>(const std::string& what, const GradientSamples& samples,
+  std::function<Result<std::vector<std::int64_t>>(const AutoCandidate& candidate, const GradientSamples& samples,
                                                   std::span<const double> paces)>
       predict;
 };
@@ -36,8 +36,12 @@ struct CandidateRequest {
   const std::vector<std::string>& refused;  // settings that lost too much; "plan"
 };
 
-// Whether a candidate's `what` may run at the options' quality: it may come from a checkpoint of another one.
-bool may_run(const std::string& what, const AutoOptions& options, const std::vector<std::string>& refused);
+// Of a `what`, with its label. Fails where that is the text of a plan that can't be read; specifications are read by
+// who runs them.
+Result<AutoCandidate> candidate_of(const std::string& what);
+
+// Whether a candidate may run at the options' quality: it may come from a checkpoint of another one.
+bool may_run(const AutoCandidate& candidate, const AutoOptions& options, const std::vector<std::string>& refused);
 
 constexpr int kMostTried = 5;
 

@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 std::string candidates_to_json(const Candidates& candidates) {
   Json list = Json::array();
   for (const AutoCandidate& candidate : candidates.list) {
-    list.push_back({candidate.label, candidate.what, candidate.predicted_ns});
+    list.push_back(Json::array({candidate.what, candidate.predicted_ns}));
   }
   return json_line(Json{{"list", list}, {"notes", candidates.notes}});
 }
@@ -28,12 +28,12 @@ Result<Candidates> candidates_from_json(const std::string& json) {
   if (!document.is_object() || !document.contains("list") || !document.contains("notes")) return damaged;
   Candidates candidates;
   for (const Json& entry : document["list"]) {
-    const bool is_entry = entry.is_array() && entry.size() == 3 && entry[0].is_string() && entry[1].is_string() &&
-                          entry[2].is_number_integer();
+    const bool is_entry = entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_number_integer();
     if (!is_entry) return damaged;
-    candidates.list.push_back({.label = entry[0].get<std::string>(),
-                               .what = entry[1].get<std::string>(),
-                               .predicted_ns = entry[2].get<std::int64_t>()});
+    Result<AutoCandidate> candidate = candidate_of(entry[0].get<std::string>());
+    if (!candidate.ok()) return damaged;
+    candidate.value().predicted_ns = entry[1].get<std::int64_t>();
+    candidates.list.push_back(std::move(candidate).value());
   }
   for (const Json& note : document["notes"]) candidates.notes.push_back(note.get<std::string>());
   if (candidates.list.empty()) return damaged;

@@ -205,9 +205,20 @@ TEST(Candidates, SettingsArePredictedWithTheMessagesOfTheirEngines) {
             predicted_at(Quality::kBalanced, "quant(bits=4", 190'000'000));
 }
 
+TEST(Candidates, AreReadFromWhatTheyAre) {
+  const Candidates found = find(Quality::kSafe, two_machines(500, {"cast(bf16)"}));
+  for (const AutoCandidate& candidate : found.list) {
+    EXPECT_EQ(candidate.plan.has_value(), candidate.label.starts_with("plan(")) << candidate.label;
+    EXPECT_EQ(candidate_of(candidate.what).value().label, candidate.label);
+    EXPECT_FALSE(candidate.plan.has_value() && has_varying_payloads(candidate)) << candidate.label;
+  }
+  EXPECT_EQ(candidate_of("none").value().label, "dense");
+  EXPECT_EQ(candidate_of("{}").status().message(), plan_from_json("{}").status().message());
+}
+
 Plan plan_among(const Candidates& candidates) {
   for (const AutoCandidate& candidate : candidates.list) {
-    if (candidate.label.starts_with("plan(")) return plan_from_json(candidate.what).value();
+    if (candidate.plan.has_value()) return *candidate.plan;
   }
   ADD_FAILURE() << "there is no plan";
   return {};
@@ -414,7 +425,7 @@ TEST(Candidates, APaceIsThatOfComputationAndCodecs) {
     for (const AutoCandidate& candidate : found.list) {
       if (is_plan ? !candidate.label.starts_with("plan(") : candidate.label != codec) continue;
       const double paces[] = {1, 2};
-      const std::vector<std::int64_t> times_ns = found.predict(candidate.what, {}, paces).value();
+      const std::vector<std::int64_t> times_ns = found.predict(candidate, {}, paces).value();
       EXPECT_EQ(times_ns[0], candidate.predicted_ns);
       return times_ns[1] - times_ns[0];
     }
@@ -447,7 +458,8 @@ TEST(Candidates, SamplesTellWhatVaryingPayloadsTake) {
         if (candidate.label == label) predicted_ns = candidate.predicted_ns;
       }
       const double as_dense[] = {1};
-      EXPECT_EQ(own.value().predict(label, samples, as_dense).value(), std::vector{predicted_ns}) << "as it was";
+      EXPECT_EQ(own.value().predict(candidate_of(label).value(), samples, as_dense).value(), std::vector{predicted_ns})
+          << "as it was";
       return {};
     });
     return predicted_ns;
@@ -461,8 +473,9 @@ TEST(Candidates, SamplesTellWhatVaryingPayloadsTake) {
   EXPECT_EQ(predicted({std::vector<float>(65536), std::vector<float>(65536, nan)}, "compso(bound=4e-3)"), normal_ns);
   EXPECT_FALSE(tell_sizes({std::vector<float>(65536), std::vector<float>(65536, nan)}));
   EXPECT_TRUE(tell_sizes({std::vector<float>(65536, nan), nearly_zero}));
-  EXPECT_TRUE(has_varying_payloads("compso(bound=4e-3)"));
-  for (const char* what : {"none", "{}", "cast(bf16)", "quant(bits=4)"}) EXPECT_FALSE(has_varying_payloads(what));
+  const auto varies = [](const char* what) { return has_varying_payloads(candidate_of(what).value()); };
+  EXPECT_TRUE(varies("compso(bound=4e-3)"));
+  for (const char* what : {"none", "cast(bf16)", "quant(bits=4)"}) EXPECT_FALSE(varies(what));
   // What the filter takes from a gradient passes it with the next.
   std::vector<float> held_back(65536, 0.003f);
   held_back[0] = 1;

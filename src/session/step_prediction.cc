@@ -332,9 +332,9 @@ Job in_float32(Job job) {
 
 bool tell_sizes(const GradientSamples& samples) { return std::any_of(samples.begin(), samples.end(), tells_sizes); }
 
-bool has_varying_payloads(const std::string& what) {
-  if (what == "none" || what.starts_with('{')) return false;
-  const Result<std::string> codec = codec_of_setting(what);
+bool has_varying_payloads(const AutoCandidate& candidate) {
+  if (candidate.what == "none" || candidate.plan.has_value()) return false;
+  const Result<std::string> codec = codec_of_setting(candidate.what);
   const Result<std::unique_ptr<Codec>> made = codec.ok() ? make_codec(codec.value()) : codec.status();
   return made.ok() && !made.value()->row().traits.fixed_size;
 }
@@ -423,17 +423,16 @@ std::int64_t StepPredictor::fitted_ns(const Prediction& prediction) const {
   return std::max<std::int64_t>(1, std::llround(ns));
 }
 
-Result<std::vector<std::int64_t>> StepPredictor::predict(const std::string& what, const GradientSamples& samples,
+Result<std::vector<std::int64_t>> StepPredictor::predict(const AutoCandidate& candidate, const GradientSamples& samples,
                                                          std::span<const double> paces) const {
   std::vector<std::int64_t> predicted_ns;
-  if (what.starts_with('{')) {
-    CORTADO_ASSIGN_OR_RETURN(const Plan plan, plan_from_json(what));
+  if (candidate.plan.has_value()) {
     for (const double pace : paces) {
-      CORTADO_ASSIGN_OR_RETURN(predicted_ns.emplace_back(), predict_plan(plan, pace));
+      CORTADO_ASSIGN_OR_RETURN(predicted_ns.emplace_back(), predict_plan(*candidate.plan, pace));
     }
     return predicted_ns;
   }
-  CORTADO_ASSIGN_OR_RETURN(const SettingShape shape, shape_of_setting(what, tensors));
+  CORTADO_ASSIGN_OR_RETURN(const SettingShape shape, shape_of_setting(candidate.what, tensors));
   Cluster links = cluster;
   if (shape.traits.low_rank && shape.options.wire != DType::kFloat32) links = with_wire(cluster, shape.options.wire);
   if (!shape.traits.fixed_size) {

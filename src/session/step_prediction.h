@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cortado/auto.h"
 #include "cortado/cluster.h"
 #include "cortado/engine.h"
 #include "cortado/job.h"
@@ -24,7 +25,7 @@ using GradientSamples = std::vector<std::vector<float>>;
 bool tell_sizes(const GradientSamples& samples);
 
 // Whether a candidate is a setting whose payloads vary in size.
-bool has_varying_payloads(const std::string& what);
+bool has_varying_payloads(const AutoCandidate& candidate);
 
 // What the dense steps have shown; but for `samples` the same on all ranks.
 struct MeasuredSteps {
@@ -93,8 +94,8 @@ struct StepPredictor {
   std::int64_t dense_ns = 0;       // measured; 0: predictions count as they are
   Prediction dense = {};           // of the same step
 
-  // Of a candidate's `what`, for steps of each of these paces.
-  Result<std::vector<std::int64_t>> predict(const std::string& what, const GradientSamples& samples,
+  // Of a candidate, for steps of each of these paces.
+  Result<std::vector<std::int64_t>> predict(const AutoCandidate& candidate, const GradientSamples& samples,
                                             std::span<const double> paces) const;
   Result<std::int64_t> predict_plan(const Plan& plan, double pace) const;
 
