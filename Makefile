@@ -22,7 +22,7 @@ test: ## release, ASan + UBSan of what handles raw memory, TSan, 5 s of each fuz
 	@tools/setup --tests
 	@tools/ci/test
 
-test-all: ## test, ASan + UBSan of all folders, clang, longer fuzzing, the long fault campaign, slow tests, benchmarks as a smoke test, the wheel, that with torch 2.11, 2.12, 2.14 and 2.15, Lightning, Accelerate and Transformers
+test-all: ## test, ASan + UBSan of all folders, clang, longer fuzzing, the long fault campaign, slow and repeated tests, benchmarks as a smoke test, the wheel, that with torch 2.11, 2.12, 2.14 and 2.15, Lightning, Accelerate and Transformers
 	@tools/setup --tests
 	@tools/ci/test --all
 
