@@ -205,6 +205,14 @@ TEST(Candidates, SettingsArePredictedWithTheMessagesOfTheirEngines) {
             predicted_at(Quality::kBalanced, "quant(bits=4", 190'000'000));
 }
 
+Plan plan_among(const Candidates& candidates) {
+  for (const AutoCandidate& candidate : candidates.list) {
+    if (candidate.plan.has_value()) return *candidate.plan;
+  }
+  ADD_FAILURE() << "there is no plan";
+  return {};
+}
+
 TEST(Candidates, AreReadFromWhatTheyAre) {
   const Candidates found = find(Quality::kSafe, two_machines(500, {"cast(bf16)"}));
   for (const AutoCandidate& candidate : found.list) {
@@ -212,16 +220,9 @@ TEST(Candidates, AreReadFromWhatTheyAre) {
     EXPECT_EQ(candidate_of(candidate.what).value().label, candidate.label);
     EXPECT_FALSE(candidate.plan.has_value() && has_varying_payloads(candidate)) << candidate.label;
   }
+  EXPECT_FALSE(plan_among(found).buckets.empty());
   EXPECT_EQ(candidate_of("none").value().label, "dense");
   EXPECT_EQ(candidate_of("{}").status().message(), plan_from_json("{}").status().message());
-}
-
-Plan plan_among(const Candidates& candidates) {
-  for (const AutoCandidate& candidate : candidates.list) {
-    if (candidate.plan.has_value()) return *candidate.plan;
-  }
-  ADD_FAILURE() << "there is no plan";
-  return {};
 }
 
 // As DDP hands gradients over, and engines encode them.
