@@ -49,6 +49,10 @@ function(cortado_target target)
     # Without pointer-overflow, which quadruples clang's time on kernels: what such a pointer touches, ASan sees.
     target_compile_options(${target} PRIVATE -fsanitize=${CORTADO_SANITIZE} -fno-sanitize-recover=all
                                              $<$<CXX_COMPILER_ID:Clang>:-fno-sanitize=pointer-overflow>)
+    if(CORTADO_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+      # Functions with many accesses call their checks: kernels compile in half of the time.
+      target_compile_options(${target} PRIVATE "SHELL:-mllvm -asan-instrumentation-with-call-threshold=60")
+    endif()
     target_link_options(${target} PRIVATE -fsanitize=${CORTADO_SANITIZE})
   endif()
 endfunction()

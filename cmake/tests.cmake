@@ -32,7 +32,7 @@ function(cortado_add_test_program name)
   # What is tested is in the library. Sanitized by clang, tests take three times as long to compile with -O1 as with -O0 and
   # run no faster, but for those with loops of their own over many elements. gcc takes a third longer, which running saves.
   set(optimise -O1)
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND NOT name MATCHES "^cortado_(codec|collective|core)_test$")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND NOT name MATCHES "^cortado_(codec|collective)_test$")
     set(optimise -O0)
   endif()
   target_compile_options(${name} PRIVATE ${optimise})

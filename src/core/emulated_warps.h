@@ -32,6 +32,17 @@
 #endif
 #endif
 
+// Of functions that leave a stack or enter one: sanitizers are to think nothing of them. clang keeps on counting calls
+// and returns for ThreadSanitizer where it is merely told not to look at memory.
+#if defined(__has_attribute)
+#if __has_attribute(disable_sanitizer_instrumentation)
+#define CORTADO_UNSEEN disable_sanitizer_instrumentation,
+#endif
+#endif
+#if !defined(CORTADO_UNSEEN)
+#define CORTADO_UNSEEN
+#endif
+
 namespace cortado {
 
 class EmulatedWarps {
@@ -102,18 +113,18 @@ class EmulatedWarps {
   // Functions that jump save all registers, since they do not know where the next jump comes from. Sanitizers are to
   // think nothing of them: ThreadSanitizer counts calls and returns of a thread whatever stack it is on.
 #if CORTADO_HAS_JUMPS
-  __attribute__((noinline, no_sanitize("address", "thread"))) void jump_to(Warp& warp) {
+  __attribute__((CORTADO_UNSEEN noinline, no_sanitize("address", "thread"))) void jump_to(Warp& warp) {
     if (__builtin_setjmp(own_.words) != 0) return;
     if (warp.has_begun) go_on(warp.place);
     ucontext_t context;
     begin(warp, &context);
     setcontext(&context);
   }
-  __attribute__((noinline, no_sanitize("address", "thread"))) void jump_back(Warp& warp) {
+  __attribute__((CORTADO_UNSEEN noinline, no_sanitize("address", "thread"))) void jump_back(Warp& warp) {
     if (__builtin_setjmp(warp.place.words) == 0) go_on(own_);
   }
   // Apart, since gcc can't have both in one function.
-  [[noreturn]] __attribute__((noinline, no_sanitize("address", "thread"))) static void go_on(Place& place) {
+  [[noreturn]] __attribute__((CORTADO_UNSEEN noinline, no_sanitize("address", "thread"))) static void go_on(Place& place) {
     __builtin_longjmp(place.words, 1);
   }
 #else
@@ -133,7 +144,7 @@ class EmulatedWarps {
     makecontext(context, enter, 0);
   }
 
-  __attribute__((noinline, no_sanitize("thread"))) void leave() {
+  __attribute__((CORTADO_UNSEEN noinline, no_sanitize("thread"))) void leave() {
     Warp& warp = *warps_[static_cast<std::size_t>(current_)];
 #if CORTADO_ADDRESS_SANITIZER
     __sanitizer_start_switch_fiber(&warp.fake_stack, own_stack_, own_stack_bytes_);
@@ -145,7 +156,7 @@ class EmulatedWarps {
   }
 
   // Of a warp's stack the first function, and the only one between two kernels.
-  __attribute__((noinline, no_sanitize("thread"))) static void enter() {
+  __attribute__((CORTADO_UNSEEN noinline, no_sanitize("thread"))) static void enter() {
     EmulatedWarps& warps = *entered();
 #if CORTADO_ADDRESS_SANITIZER
     __sanitizer_finish_switch_fiber(nullptr, &warps.own_stack_, &warps.own_stack_bytes_);
