@@ -124,7 +124,8 @@ class EmulatedWarps {
     if (__builtin_setjmp(warp.place.words) == 0) go_on(own_);
   }
   // Apart, since gcc can't have both in one function.
-  [[noreturn]] __attribute__((CORTADO_UNSEEN noinline, no_sanitize("address", "thread"))) static void go_on(Place& place) {
+  [[noreturn]] __attribute__((CORTADO_UNSEEN noinline, no_sanitize("address", "thread"))) static void go_on(
+      Place& place) {
     __builtin_longjmp(place.words, 1);
   }
 #else
