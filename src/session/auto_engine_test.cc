@@ -149,6 +149,7 @@ struct Training {
   std::int64_t damaged_gather = -1;  // of those made when engines are set up: a bit of what reaches rank 1 is flipped
   std::function<bool(const std::string& what, std::int64_t step)> poison = nullptr;  // rank 1 has Inf in such steps ...
   std::size_t poisoned_tensor = 1;                                                   // ... there
+  bool keeps_gradients = false;  // beside those that are submitted, as DDP does without gradient_as_bucket_view
   float gradient_scale = 1;
   std::function<float(int rank, std::int64_t step, std::size_t tensor, std::size_t i)> value = made_up_value;
   std::function<float(std::int64_t step)> magnitude = nullptr;            // of gradients, about; none: 1
@@ -172,7 +173,7 @@ struct Training {
   std::vector<bool> is_sent_early;                // on rank 0, by step: before finish_step(); none of passed ones
   std::vector<EngineState> saved;
   std::vector<std::vector<std::uint64_t>> checksums;  // by rank and step: of all that was delivered
-  // Sum over all steps of what was delivered, and of the mean gradients; of rank 0's tensor 1.
+  // Sum over all steps that were not poisoned of what was delivered, and of the mean gradients; of rank 0's tensor 1.
   std::vector<double> delivered, expected;
   double gradient_squares = 0;  // of the mean gradients, added up over all steps
 
@@ -254,7 +255,8 @@ void Training::go() {
         tell();
         continue;
       }
-      if (poison && rank == 1 && poison(inside(engine), step)) {
+      const bool is_poisoned = poison && poison(inside(engine), step);
+      if (is_poisoned && rank == 1) {
         *static_cast<float*>(gradients[poisoned_tensor].data) = INFINITY;
       }
       if (is_unused && rank == 1 && is_unused(step))
@@ -264,7 +266,12 @@ void Training::go() {
       const std::int64_t own_first_ready_ns = first_ready_ns ? first_ready_ns(inside(engine), step) : own_step_ns;
       clock.advance(own_first_ready_ns);
       StepContext context{.gradient_scale = gradient_scale, .holds_zero_gradients = is_unused != nullptr};
+      context.keeps_local_gradients = keeps_gradients;
       if (is_on_device) context = {.device_stream = stream_of('g'), .device_gradient_scale = &gradient_scale};
+      const std::vector<float> kept = keeps_gradients ? buffer : std::vector<float>();
+      const auto kept_gradient = [&](std::uint32_t t) {
+        return kept.data() + (static_cast<float*>(gradients[t].data) - buffer.data());
+      };
       engines.order.clear();
       if (const Status s = engine.begin_step(context); !s.ok()) return s;
       const std::int64_t started = communicator.started();
@@ -285,9 +292,10 @@ void Training::go() {
       }
       if (rank == 0) is_sent_early.push_back(communicator.started() > started);
       if (before_finish) CORTADO_RETURN_IF_ERROR(before_finish(engine, engines));
-      if (const Result<StepOutcome> outcome = engine.finish_step(); !outcome.ok()) return outcome.status();
+      const Result<StepOutcome> outcome = keeps_gradients ? engine.finish_step(kept_gradient) : engine.finish_step();
+      if (!outcome.ok()) return outcome.status();
       orders[rank].insert(engines.order);
-      for (std::size_t i = 0; rank == 0 && i < delivered.size(); ++i) {
+      for (std::size_t i = 0; rank == 0 && !is_poisoned && i < delivered.size(); ++i) {
         delivered[i] += static_cast<float*>(gradients[1].data)[i] / gradient_scale;
         double mean = 0;
         for (int r = 0; r < ranks; ++r) mean += value(r, step, 1, i) / static_cast<double>(ranks);
@@ -1880,6 +1888,33 @@ TEST(AutoEngine, WhatIsOwedInPartsStaysInParts) {
     EXPECT_NE(tensor.name, "first.bias");
     EXPECT_TRUE(tensor.name != "first.weight" || tensor.places.at(0).begin == 8);
   }
+}
+
+// What a setting owed is due in the first step of the next one. Callers skip a step that is not finite, and the engine
+// takes back what it changed: from gradients that were added to, whether or not DDP has its own beside them.
+TEST(AutoEngine, NothingIsLostByANonFiniteStepThatPaysDebts) {
+  Training whole;
+  whole.options.quality = Quality::kAggressive;
+  whole.step_ns = [](const std::string& what, std::int64_t, int) { return (what == "dense" ? 500 : 800) * kMs; };
+  whole.go();
+  expect_ok(whole);
+  ASSERT_TRUE(whole.decisions[0].decided);
+  std::set<std::string> poisoned;
+  for (std::size_t at = 1; at < static_cast<std::size_t>(whole.decisions[0].step); ++at) {
+    if (whole.insides[at] == whole.insides[at - 1]) continue;
+    for (const bool keeps : {false, true}) {
+      Training run = whole;
+      run.keeps_gradients = keeps;
+      run.poison = [at](const std::string&, std::int64_t step) { return step == static_cast<std::int64_t>(at); };
+      run.go();
+      expect_ok(run);
+      EXPECT_EQ(chosen(run.decisions[0]), "dense");
+      EXPECT_LT(gradients_lost({&run}), 0.02)
+          << whole.insides[at] << " behind " << whole.insides[at - 1] << ", " << (keeps ? "kept" : "not kept");
+      poisoned.insert(run.insides[at]);
+    }
+  }
+  EXPECT_GT(poisoned.size(), 3u) << "settings that were poisoned";
 }
 
 TEST(AutoEngine, NothingIsLostByACheckpointDuringTrials) {
