@@ -1772,14 +1772,15 @@ TEST(AutoEngine, StepsAreNumberedThroughPassedOnes) {
     if (step < 100) return (what == "dense" || what == "passed" ? 500 : 800) * kMs;
     return 2000 * kMs;  // the link is slower now
   };
-  std::int64_t poisoned = -1;
-  run.poison = [&poisoned](const std::string& what, std::int64_t step) {
-    if (step < 100 || what != "dense" || poisoned >= 0) return false;
-    poisoned = step;
-    return true;
+  std::atomic<std::int64_t> first_poisoned = -1;  // every rank asks, and any may be the first
+  run.poison = [&first_poisoned](const std::string& what, std::int64_t step) {
+    if (step < 100 || what != "dense") return false;
+    std::int64_t first = -1;
+    return first_poisoned.compare_exchange_strong(first, step) || first == step;
   };
   run.go();
   expect_ok(run);
+  const std::int64_t poisoned = first_poisoned;
   ASSERT_GT(poisoned, 100);
   EXPECT_EQ(run.insides.at(static_cast<std::size_t>(poisoned) - 1), "passed");
   EXPECT_TRUE(run.reports[0].last_non_finite.starts_with("step " + std::to_string(poisoned) + ": "))
