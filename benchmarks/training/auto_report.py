@@ -156,11 +156,22 @@ def section(quality: str, records: list[dict], out: Path) -> list[str]:
     ]
 
 
-def verdicts(records: list[dict]) -> list[list[str]]:
-    def met(yes: bool) -> str:
-        return "yes" if yes else "**no**"
+def met(yes: bool) -> str:
+    return "yes" if yes else "**no**"
 
+
+def verdicts(records: list[dict]) -> list[list[str]]:
     cells = cells_of(records)
+    seconds = [sum(record["decided"]["measuring_steps_ms"]) / 1e3 for record in records]
+    return [
+        *verdicts_of_speed(cells),
+        *verdicts_of_predictions(records),
+        *verdicts_of_choices(cells),
+        ["time until the decision", f"{statistics.median(seconds):.0f} s, at most {max(seconds):.0f} s", "-"],
+    ]
+
+
+def verdicts_of_speed(cells: list[list[dict]]) -> list[list[str]]:
     ratios = {key_of(cell[0])[1:]: pooled_ratios(cell) for cell in cells}
     medians = {name: statistics.median(those) for name, those in ratios.items()}
     slower = [name for name, median in medians.items() if median > MOST_SLOWER]
@@ -170,14 +181,6 @@ def verdicts(records: list[dict]) -> list[list[str]]:
     lowest = {name: lowest_median(those) for name, those in ratios.items()}
     certain = [" ".join(map(str, name)) for name, low in lowest.items() if low > MOST_SLOWER]
     told = sum(low > -math.inf for low in lowest.values())
-    errors = {
-        "settings tried": errors_of_tried(records, dense=False),
-        "settings tried, at the machine's speed then": errors_of("predicted_at_pace_ns", records),
-        "settings tried, as simulated": errors_of("simulated_ns", records),
-        "settings tried, all their blocks": errors_over_all_blocks(records),
-        "dense steps": errors_of_tried(records, dense=True),
-        "the setting chosen, in the second set": errors_of_chosen(records),
-    }
     rows = [
         [
             "never slower than the best rival by more than 3 %",
@@ -192,19 +195,38 @@ def verdicts(records: list[dict]) -> list[list[str]]:
         above = [f"{' '.join(map(str, name))}: {median:.3f}" for name, median in again if median > MOST_SLOWER]
         found = f"{len(above)} of {len(again)}{': ' * bool(above)}{', '.join(above)}"
         rows.append(["beside it: single runs above 1.03, of cells that were measured more than once", found, "-"])
-    for what, those in errors.items():
-        if those:
-            median, largest = statistics.median(map(abs, those)), max(map(abs, those))
-            found = f"{100 * median:.1f} % over {len(those)}, at most {100 * largest:.0f} %"
-            rows.append([f"predicted within 5 % (median): {what}", found, met(median <= MOST_OFF)])
-    within = errors_within_cells(records)
-    if within:
-        found = f"{100 * statistics.median(within):.1f} % over {len(within)}, at most {100 * max(within):.0f} %"
-        rows.append(["beside it: settings tried, without what all of a cell are off by (median)", found, "-"])
+    return rows
+
+
+def verdicts_of_predictions(records: list[dict]) -> list[list[str]]:
+    errors = {
+        "settings tried": errors_of_tried(records, dense=False),
+        "settings tried, at the machine's speed then": errors_of("predicted_at_pace_ns", records),
+        "settings tried, as simulated": errors_of("simulated_ns", records),
+        "settings tried, all their blocks": errors_over_all_blocks(records),
+        "dense steps": errors_of_tried(records, dense=True),
+        "the setting chosen, in the second set": errors_of_chosen(records),
+    }
+
+    def found(those: list[float]) -> str:
+        median, largest = statistics.median(map(abs, those)), max(map(abs, those))
+        return f"{100 * median:.1f} % over {len(those)}, at most {100 * largest:.0f} %"
+
+    rows = [
+        [f"predicted within 5 % (median): {what}", found(those), met(statistics.median(map(abs, those)) <= MOST_OFF)]
+        for what, those in errors.items()
+        if those
+    ]
     repeated = [difference for record in records for difference in differences_of_repeats(record)]
-    if repeated:
-        found = f"{100 * statistics.median(repeated):.1f} % over {len(repeated)}, at most {100 * max(repeated):.0f} %"
-        rows.append(["beside it: a setting tried, measured again as a rival (median difference)", found, "-"])
+    beside = {
+        "settings tried, without what all of a cell are off by (median)": errors_within_cells(records),
+        "a setting tried, measured again as a rival (median difference)": repeated,
+    }
+    return rows + [[f"beside it: {what}", found(those), "-"] for what, those in beside.items() if those]
+
+
+def verdicts_of_choices(cells: list[list[dict]]) -> list[list[str]]:
+    rows = []
     unshaped = [cell for cell in cells if cell[0]["rate"] == UNSHAPED]
     declined = [cell for cell in unshaped if all(run["decided"]["decision"]["chosen"] == 0 for run in cell)]
     if unshaped:
@@ -218,8 +240,6 @@ def verdicts(records: list[dict]) -> list[list[str]]:
             named = (f"{' '.join(map(str, key_of(cell[0])[1:]))}: {median_of(cell):.2f}" for cell in those)
             found = f"{len(those)} of {len(cells)} cells (auto / rival): {', '.join(named)}"
             rows.append([f"beside it: {what}", found, "-"])
-    seconds = [sum(record["decided"]["measuring_steps_ms"]) / 1e3 for record in records]
-    rows.append(["time until the decision", f"{statistics.median(seconds):.0f} s, at most {max(seconds):.0f} s", "-"])
     return rows
 
 

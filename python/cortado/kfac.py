@@ -185,21 +185,9 @@ class KFAC:
                     "update_factors_in_hook": update_factors_in_hook,
                 }
             )
-            if not isinstance(self._model, torch.nn.Module):
-                raise SpecError(f"KFAC needs a torch.nn.Module, got {type(self._model).__name__}")
-            if fsdp_hint(self._model):
-                raise SpecError(f"{type(self._model).__name__}{fsdp_hint(self._model)}")
             self._spec = _compression_at(compression, 0)
             self._factor_spec = _compression_at(factor_compression, 0)
-            self._layers, self.skipped = find_layers(self._model, skip_layers or ())
-            if not self._layers:
-                raise SpecError(f"no layer of the model can be preconditioned: {_list_skipped(self.skipped)}")
-            if _preconditioned_by_another(self._layers):
-                raise SpecError("another KFAC preconditions layers of this model: call its detach() first")
-            self._device = device_of_layers(self._layers)
-            self._place = place_of_kfac(self._device)
-            if self._device.type == "cuda" and self._place.library is None:
-                raise SpecError(f"cortado.KFAC can't work on {self._device}: {self._place.reason}")
+            self._take_layers(skip_layers or ())
             compresses = callable(compression) or self._spec != "none"
             name, workers, self._why = choose_strategy(strategy, grad_worker_fraction, self._world_size, compresses)
             options = {
@@ -224,12 +212,7 @@ class KFAC:
             self._candidates = ()  # of "auto", each at any step
             is_auto = "auto" in (self._spec, self._factor_spec) and self._world_size > 1
             if is_auto:
-                is_one = callable(candidates) or isinstance(candidates, (str, dict))
-                self._candidates = (candidates,) if is_one else tuple(candidates)
-                options["candidates"] = self._candidates_at(0)
-                for candidate in options["candidates"]:
-                    _core.canonical_spec(candidate)  # calibrating, one rank would fail alone
-                options["cluster"] = _cluster_text(cluster)
+                options.update(self._options_of_auto(candidates, cluster))
         agree_on_flag(self._group, "check_collectives", check_collectives)
         agree_on_flag(self._group, 'whether "auto" chooses a codec', is_auto)
         if is_auto:
@@ -248,6 +231,44 @@ class KFAC:
         self._batches = Batches(
             self._core, self._device, are_read_later=are_read_later, on_change=lambda *held: refuse()(*held)
         )
+        self._begin_first_step()
+        self._install_hooks()
+        if self._rank == 0:
+            if ineffective:
+                warn(ineffective)
+            if loglevel is not None:
+                logging.getLogger("cortado.kfac").log(loglevel, self.describe())
+            elif verbose:
+                print(self.describe(), file=sys.stderr, flush=True)
+        self._warn_if_pointless()
+
+    # ---- set-up
+
+    def _take_layers(self, skip_layers):
+        """The layers that are preconditioned, and where that is done."""
+        if not isinstance(self._model, torch.nn.Module):
+            raise SpecError(f"KFAC needs a torch.nn.Module, got {type(self._model).__name__}")
+        if fsdp_hint(self._model):
+            raise SpecError(f"{type(self._model).__name__}{fsdp_hint(self._model)}")
+        self._layers, self.skipped = find_layers(self._model, skip_layers)
+        if not self._layers:
+            raise SpecError(f"no layer of the model can be preconditioned: {_list_skipped(self.skipped)}")
+        if _preconditioned_by_another(self._layers):
+            raise SpecError("another KFAC preconditions layers of this model: call its detach() first")
+        self._device = device_of_layers(self._layers)
+        self._place = place_of_kfac(self._device)
+        if self._device.type == "cuda" and self._place.library is None:
+            raise SpecError(f"cortado.KFAC can't work on {self._device}: {self._place.reason}")
+
+    def _options_of_auto(self, candidates, cluster):
+        is_one = callable(candidates) or isinstance(candidates, (str, dict))
+        self._candidates = (candidates,) if is_one else tuple(candidates)
+        first = self._candidates_at(0)
+        for candidate in first:
+            _core.canonical_spec(candidate)  # calibrating, one rank would fail alone
+        return {"candidates": first, "cluster": _cluster_text(cluster)}
+
+    def _begin_first_step(self):
         self._loss_scale = None  # of this forward and backward pass
         self._first_layer = None  # with whose call the pass has begun
         self._wanted = [self._core.wants_batches(i) for i in range(len(self._layers))]
@@ -262,17 +283,6 @@ class KFAC:
         self._has_warned = False
         self._has_forward_pass = False  # of a layer in training, since the last step
         self._misses_forward_pass = False  # and was told so
-        self._install_hooks()
-        if self._rank == 0:
-            if ineffective:
-                warn(ineffective)
-            if loglevel is not None:
-                logging.getLogger("cortado.kfac").log(loglevel, self.describe())
-            elif verbose:
-                print(self.describe(), file=sys.stderr, flush=True)
-        self._warn_if_pointless()
-
-    # ---- set-up
 
     def _agree_on_cluster(self, options, is_told):
         """Of "auto": what was given, the same on all ranks, or what is measured now."""
@@ -600,18 +610,9 @@ class KFAC:
         if self._is_synchronized:
             self._watch_gradients(p for p in self._model.parameters() if p.requires_grad)
 
-    def _average(self):
-        if self._is_synchronized or not self._reduces():
-            return
-        own = {parameter for layer in self._trained_layers() for parameter in layer.parameters}
-        parameters = [p for p in self._model.parameters() if p.requires_grad]
-        others = [p for p in parameters if p not in own]
+    def _check_can_average(self, parameters):
         for parameter in parameters:
             self._check_device(parameter, "parameters")
-        # One message: gradients that are not preconditioned, which parameters have one, who has an Inf or NaN.
-        is_non_finite = not self._are_gradients_finite()
-        wide = torch.float64 if any(p.dtype == torch.float64 for p in others) else torch.float32
-        flags = torch.tensor([*(float(p.grad is not None) for p in parameters), float(is_non_finite)], dtype=wide)
         for name, parameter in self._model.named_parameters():
             if not parameter.requires_grad:
                 continue
@@ -621,6 +622,18 @@ class KFAC:
             if parameter.is_complex():
                 text = f'step() averages real gradients, "{name}" is {parameter.dtype}: average by yourself, '
                 self._refuse(SpecError(text + "and say reduce_gradients=False"))
+
+    def _average(self):
+        if self._is_synchronized or not self._reduces():
+            return
+        own = {parameter for layer in self._trained_layers() for parameter in layer.parameters}
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        others = [p for p in parameters if p not in own]
+        self._check_can_average(parameters)
+        # One message: gradients that are not preconditioned, which parameters have one, who has an Inf or NaN.
+        is_non_finite = not self._are_gradients_finite()
+        wide = torch.float64 if any(p.dtype == torch.float64 for p in others) else torch.float32
+        flags = torch.tensor([*(float(p.grad is not None) for p in parameters), float(is_non_finite)], dtype=wide)
         dense = [_dense_gradient(p, wide).reshape(-1) for p in others]
         flat = torch.cat([torch.cat(dense).cpu(), flags]) if dense else flags
         try:

@@ -24,6 +24,8 @@ void add(int resource, std::int64_t time_ns, OperationSteps* steps, StepPart par
   if (time_ns > 0) steps->steps[steps->count++] = {time_ns, static_cast<std::uint8_t>(resource), 0, part};
 }
 
+bool gathers(OpKind kind) { return kind == OpKind::kAllGather || kind == OpKind::kGather; }
+
 Resource codec_resource(OpDevice device) { return device == OpDevice::kGpu ? kGpuCodec : kCpuCodec; }
 
 // Of a low-rank codec: a matrix whose factors are larger than itself travels as it is.
@@ -193,71 +195,78 @@ bool OptionCost::decode(const Operation& operation, PathState* state, OperationS
 }
 
 void OptionCost::travel(const Operation& operation, PathState* state, OperationSteps* steps) const {
-  std::int64_t n = 1, groups = 1;  // groups: ranks of a unit, each with a part of its own to send over the unit's link
+  std::int64_t ranks = 1, groups = 1;  // groups: ranks of a unit, each with a part of its own to send over its link
   unsigned levels = 0;
   for (int l = 0; l <= operation.levels.last; ++l) {
-    const int ranks = model_.cluster->levels[l].ranks;
+    const int ranks_of_level = model_.cluster->levels[l].ranks;
     if (l >= operation.levels.first) {
-      n *= ranks;
+      ranks *= ranks_of_level;
       levels |= 1u << l;
     } else if ((state->parted >> l & 1) != 0) {
-      groups *= ranks;
+      groups *= ranks_of_level;
     }
   }
   if (!state->encoded) {
     pack(state, steps);
     if (model_.home == OpDevice::kCpu) state->packing = Packing::kUnpack;
   }
-  const bool gathers = operation.kind == OpKind::kAllGather || operation.kind == OpKind::kGather;
-  const int link = model_.collectives.link_of(operation.levels);
-  if (link >= 0) {
-    const bool has_factors = state->encoded && codec_->traits.low_rank && operation.kind == OpKind::kAllReduce &&
-                             operation.levels == LevelRange{0, static_cast<int>(model_.cluster->levels.size()) - 1};
-    const std::int64_t held = has_factors      ? factor_bytes()
-                              : state->encoded ? held_payload_bytes(*state)
-                                               : values_bytes(*state);
-    // Of a codec with several rounds the collective runs once a round, with its share of the factors.
-    const std::int64_t rounds = has_factors ? codec_->traits.rounds : 1;
-    const std::int64_t bytes = part_of(gathers ? capped_mul(held, n, kMostBytes) : held, rounds);
-    const DType summed = state->encoded ? codec_->sum_dtype : shape_.dtype;
-    std::int64_t time_ns = rounds * model_.collectives.time_ns(operation.kind, operation.levels, bytes, groups, summed);
-    const bool has_sizes = state->encoded && !codec_->traits.fixed_size && model_.gathers_sizes;
-    const std::int64_t starts = rounds + (has_sizes ? 1 : 0);
-    add(kCpuCodec, starts * model_.start_ns(), steps, StepPart::kStart);
-    if (model_.start_ns() > 0) steps->steps[steps->count - 1].starts = static_cast<std::uint8_t>(starts);
-    if (has_sizes) {
-      const std::int64_t sizes_ns = announcement_ns(operation, *state, n, groups);
-      if (model_.home == OpDevice::kCpu) {  // the thread of the backward pass has to see that they have come
-        add(kLink + link, sizes_ns, steps);
-      } else {
-        time_ns += sizes_ns;
-      }
-    }
-    add(kLink + link, time_ns, steps);
-  }
+  add_transfer(operation, *state, ranks, groups, steps);
+  arrive(operation.kind, ranks, levels, state);
+}
 
-  switch (operation.kind) {
+void OptionCost::add_transfer(const Operation& operation, const PathState& state, std::int64_t ranks,
+                              std::int64_t groups, OperationSteps* steps) const {
+  const int link = model_.collectives.link_of(operation.levels);
+  if (link < 0) return;
+  const bool has_factors = state.encoded && codec_->traits.low_rank && operation.kind == OpKind::kAllReduce &&
+                           operation.levels == LevelRange{0, static_cast<int>(model_.cluster->levels.size()) - 1};
+  const std::int64_t held = has_factors     ? factor_bytes()
+                            : state.encoded ? held_payload_bytes(state)
+                                            : values_bytes(state);
+  // Of a codec with several rounds the collective runs once a round, with its share of the factors.
+  const std::int64_t rounds = has_factors ? codec_->traits.rounds : 1;
+  const std::int64_t bytes = part_of(gathers(operation.kind) ? capped_mul(held, ranks, kMostBytes) : held, rounds);
+  const DType summed = state.encoded ? codec_->sum_dtype : shape_.dtype;
+  std::int64_t time_ns = rounds * model_.collectives.time_ns(operation.kind, operation.levels, bytes, groups, summed);
+  const bool has_sizes = state.encoded && !codec_->traits.fixed_size && model_.gathers_sizes;
+  const std::int64_t starts = rounds + (has_sizes ? 1 : 0);
+  add(kCpuCodec, starts * model_.start_ns(), steps, StepPart::kStart);
+  if (model_.start_ns() > 0) steps->steps[steps->count - 1].starts = static_cast<std::uint8_t>(starts);
+  if (has_sizes) {
+    const std::int64_t sizes_ns = announcement_ns(operation, state, ranks, groups);
+    if (model_.home == OpDevice::kCpu) {  // the thread of the backward pass has to see that they have come
+      add(kLink + link, sizes_ns, steps);
+    } else {
+      time_ns += sizes_ns;
+    }
+  }
+  add(kLink + link, time_ns, steps);
+}
+
+// What a rank holds after a collective of `ranks` over `levels` (bits).
+void OptionCost::arrive(OpKind kind, std::int64_t ranks, unsigned levels, PathState* state) const {
+  switch (kind) {
     case OpKind::kReduceScatter:
     case OpKind::kAllToAll:
       state->parted = static_cast<std::uint8_t>(state->parted | levels);
-      state->parts *= n;
+      state->parts *= ranks;
       if (!state->encoded) break;
-      state->piece_parts *= n;
-      if (operation.kind == OpKind::kAllToAll) state->pieces *= n;
+      state->piece_parts *= ranks;
+      if (kind == OpKind::kAllToAll) state->pieces *= ranks;
       break;
     case OpKind::kAllGather:
       if ((state->parted & levels) != 0) {  // it answers a first step
         state->parted = static_cast<std::uint8_t>(state->parted & ~levels);
-        state->parts /= n;
+        state->parts /= ranks;
         if (state->encoded && codec_->traits.low_rank) {  // parts of payloads become payloads again
-          state->piece_parts /= n;
+          state->piece_parts /= ranks;
           break;
         }
       }
-      if (state->encoded) state->pieces *= n;
+      if (state->encoded) state->pieces *= ranks;
       break;
     case OpKind::kGather:
-      state->pieces *= n;
+      state->pieces *= ranks;
       break;
     default:
       break;
@@ -268,11 +277,10 @@ void OptionCost::travel(const Operation& operation, PathState* state, OperationS
 std::int64_t OptionCost::announcement_ns(const Operation& operation, const PathState& state, std::int64_t ranks,
                                          std::int64_t groups) const {
   const std::int64_t tensors = shape_.sums != nullptr ? shape_.last - shape_.first + 1 : 1;
-  const bool gathers = operation.kind == OpKind::kAllGather || operation.kind == OpKind::kGather;
-  const OpKind kind = gathers ? OpKind::kAllGather : operation.kind;
+  const OpKind kind = gathers(operation.kind) ? OpKind::kAllGather : operation.kind;
   const std::int64_t piece_bytes = tensors * static_cast<std::int64_t>(sizeof(std::uint64_t));
   const std::int64_t bytes = capped_mul(state.pieces, piece_bytes, kMostBytes);
-  const std::int64_t gathered_bytes = gathers ? capped_mul(bytes, ranks, kMostBytes) : bytes;
+  const std::int64_t gathered_bytes = gathers(operation.kind) ? capped_mul(bytes, ranks, kMostBytes) : bytes;
   return model_.collectives.time_ns(kind, operation.levels, gathered_bytes, groups);
 }
 

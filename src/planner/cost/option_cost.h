@@ -158,6 +158,9 @@ class OptionCost {
   bool encode(const Operation& operation, PathState* state, OperationSteps* steps) const;
   bool decode(const Operation& operation, PathState* state, OperationSteps* steps) const;
   void travel(const Operation& operation, PathState* state, OperationSteps* steps) const;
+  void add_transfer(const Operation& operation, const PathState& state, std::int64_t ranks, std::int64_t groups,
+                    OperationSteps* steps) const;
+  void arrive(OpKind kind, std::int64_t ranks, unsigned levels, PathState* state) const;
   bool goes_in_place(const Operation& operation) const;
   void pack(PathState* state, OperationSteps* steps) const;
   void move_to(OpDevice place, std::int64_t bytes, PathState* state, OperationSteps* steps) const;

@@ -46,6 +46,41 @@ std::vector<Option> split_variants(const Option& option) {
   return variants;
 }
 
+// Up to `most` elements; curves are linear between the sizes of both.
+bool is_never_above(const TimeCurve* a, const TimeCurve* b, std::int64_t most) {
+  if (b == nullptr) return true;
+  if (a == nullptr) return false;
+  const std::int64_t beyond = std::max({a->sizes.back() * 2, b->sizes.back() * 2, most});
+  const auto no_more = [&](std::int64_t size) { return a->at(size) <= b->at(size); };
+  return std::all_of(a->sizes.begin(), a->sizes.end(), no_more) &&
+         std::all_of(b->sizes.begin(), b->sizes.end(), no_more) && no_more(beyond);
+}
+
+bool sends_no_more(const Codec& a, const Codec& b) {
+  for (std::int64_t elems = 1; elems <= std::int64_t{1} << 34; elems *= 2) {
+    if (a.max_payload_bytes(1, elems, DType::kFloat32) > b.max_payload_bytes(1, elems, DType::kFloat32)) return false;
+  }
+  return true;
+}
+
+// Whether `a` can do all that `b` can, on each device and level, in no more time and with no more bytes.
+bool is_never_slower(const CodecCost& a, const CodecCost& b, const std::vector<ClusterLevel>& levels,
+                     std::int64_t all_elems) {
+  const CodecTraits &of_a = a.traits, &of_b = b.traits;
+  if (of_a.low_rank || of_b.low_rank || of_a.lossless < of_b.lossless || a.sums < b.sums ||
+      of_a.fixed_size < of_b.fixed_size || of_a.needs_residual > of_b.needs_residual || of_a.rounds > of_b.rounds) {
+    return false;
+  }
+  for (const std::size_t device : {0, 1}) {
+    if (!is_never_above(a.encode[device], b.encode[device], all_elems)) return false;
+    if (!is_never_above(a.decode[device], b.decode[device], all_elems)) return false;
+  }
+  const auto sums_no_slower = [&](const ClusterLevel& level) {
+    return level.sum_factor(a.sum_dtype) <= level.sum_factor(b.sum_dtype);
+  };
+  return std::all_of(levels.begin(), levels.end(), sums_no_slower) && sends_no_more(*a.codec, *b.codec);
+}
+
 Status check_constraints(const PlannerConstraints& constraints) {
   const auto refuse = [](const char* what, const std::string& found) {
     return make_error(StatusCode::kInvalidArgument, "%s must be at least 0, got %s", what, found.c_str());
@@ -174,58 +209,23 @@ Status Problem::prepare_errors(const Job& job) {
 // Another codec that takes no more time anywhere and sends no more bytes does all that this one could, no slower.
 void Problem::drop_codecs_never_better(std::span<const std::string> spared) {
   if (constraints_.max_tensor_error.has_value() || constraints_.max_total_error.has_value()) return;
-  const std::int64_t all_elems = elems_before_.back();
-  const auto never_above = [&](const TimeCurve* a, const TimeCurve* b) {  // linear between the sizes of both
-    if (b == nullptr) return true;
-    if (a == nullptr) return false;
-    const std::int64_t beyond = std::max({a->sizes.back() * 2, b->sizes.back() * 2, all_elems});
-    const auto no_more = [&](std::int64_t size) { return a->at(size) <= b->at(size); };
-    return std::all_of(a->sizes.begin(), a->sizes.end(), no_more) &&
-           std::all_of(b->sizes.begin(), b->sizes.end(), no_more) && no_more(beyond);
-  };
-  const auto sends_no_more = [](const CodecCost& a, const CodecCost& b) {
-    for (std::int64_t elems = 1; elems <= std::int64_t{1} << 34; elems *= 2) {
-      if (a.codec->max_payload_bytes(1, elems, DType::kFloat32) > b.codec->max_payload_bytes(1, elems, DType::kFloat32))
-        return false;
-    }
-    return true;
-  };
-  const auto covers = [&](const CodecCost& a, const CodecCost& b) {
-    const auto is_it = [&](const std::string& spec) {
+  const auto is_spared = [&](const CodecCost& codec) {
+    return std::any_of(spared.begin(), spared.end(), [&](const std::string& spec) {
       const CodecCost* const named = find_codec_cost(codecs_, spec);
-      return named != nullptr && named->number == b.number;
-    };
-    if (std::any_of(spared.begin(), spared.end(), is_it)) return false;
-    const CodecTraits &of_a = a.traits, &of_b = b.traits;
-    if (of_a.low_rank || of_b.low_rank || of_a.lossless < of_b.lossless || a.sums < b.sums ||
-        of_a.fixed_size < of_b.fixed_size || of_a.needs_residual > of_b.needs_residual || of_a.rounds > of_b.rounds) {
-      return false;
-    }
-    for (const std::size_t device : {0, 1}) {
-      if (!never_above(a.encode[device], b.encode[device]) || !never_above(a.decode[device], b.decode[device]))
-        return false;
-    }
-    const auto sums_no_slower = [&](const ClusterLevel& level) {
-      return level.sum_factor(a.sum_dtype) <= level.sum_factor(b.sum_dtype);
-    };
-    const std::vector<ClusterLevel>& levels = model_.cluster->levels;
-    return std::all_of(levels.begin(), levels.end(), sums_no_slower) && sends_no_more(a, b);
+      return named != nullptr && named->number == codec.number;
+    });
+  };
+  const auto covers_with_a_note = [&](const CodecCost& a, const CodecCost& b) {
+    if (is_spared(b) || !is_never_slower(a, b, model_.cluster->levels, elems_before_.back())) return false;
+    notes_.push_back("codec \"" + b.spec + "\" can't be faster than \"" + a.spec +
+                     "\": no more time on any device, no more bytes");
+    return true;
   };
   std::vector<CodecCost> kept;
   for (const CodecCost& codec : codecs_) {
-    const auto better =
-        std::find_if(kept.begin(), kept.end(), [&](const CodecCost& other) { return covers(other, codec); });
-    if (better != kept.end()) {
-      notes_.push_back("codec \"" + codec.spec + "\" can't be faster than \"" + better->spec +
-                       "\": no more time on any device, no more bytes");
-      continue;
-    }
-    std::erase_if(kept, [&](const CodecCost& other) {
-      if (!covers(codec, other)) return false;
-      notes_.push_back("codec \"" + other.spec + "\" can't be faster than \"" + codec.spec +
-                       "\": no more time on any device, no more bytes");
-      return true;
-    });
+    const auto covers_it = [&](const CodecCost& other) { return covers_with_a_note(other, codec); };
+    if (std::any_of(kept.begin(), kept.end(), covers_it)) continue;
+    std::erase_if(kept, [&](const CodecCost& other) { return covers_with_a_note(codec, other); });
     kept.push_back(codec);
   }
   codecs_ = std::move(kept);
