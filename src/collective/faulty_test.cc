@@ -72,7 +72,7 @@ Status reduce_until_error(Communicator& communicator) {
   float values[5] = {1, 1, 1, 1, 1};
   for (int i = 0; i < 5; ++i) {
     CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator.start_all_reduce(&values[i], 1, DType::kFloat32));
-    if (Status status = communicator.wait(work, milliseconds(300)); !status.ok()) {
+    if (Status status = communicator.wait(work, milliseconds(2000)); !status.ok()) {
       return i == 2 ? status : make_error(StatusCode::kInternal, "collective %d: %s", i, status.message().c_str());
     }
   }

@@ -148,7 +148,7 @@ TEST(MpiFault, StalledRankTimesOut) {
   const int last = world->world_size() - 1;
   barrier();
   if (world->rank() == last) {
-    std::this_thread::sleep_for(seconds(3));  // busy with something else
+    std::this_thread::sleep_for(seconds(6));  // busy with something else
     const Status late = reduce_one(*world, kLong);
     EXPECT_EQ(late.code(), StatusCode::kTimeout) << late.to_string();
     return barrier();
@@ -156,7 +156,7 @@ TEST(MpiFault, StalledRankTimesOut) {
   const auto begin = steady_clock::now();
   const Status status = reduce_one(*world, world->rank() == 0 ? milliseconds(300) : milliseconds(20000));
   EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.to_string();
-  EXPECT_LT(steady_clock::now() - begin, milliseconds(2500)) << "a second for the roll call";
+  EXPECT_LT(steady_clock::now() - begin, milliseconds(5000)) << "a second for the roll call";
   EXPECT_EQ(status.message(), "collective 1 (all_reduce fp32 1) on mpi: rank 0 waited 0.3 s; rank " +
                                   std::to_string(last) + " did not answer within 1 s: gone, stuck, or in another step");
   EXPECT_EQ(reduce_one(*world, kLong).message(), status.message()) << "the first failure stays";
@@ -200,7 +200,7 @@ TEST(MpiFault, FailureInASubgroupIsEverybodys) {
   for (int rank = 2; rank < world->world_size(); ++rank) others.push_back(rank);
   Communicator* group = world->subgroup(paired ? std::vector<int>{0, 1} : others).value().release();
   if (world->rank() == 1) {
-    std::this_thread::sleep_for(milliseconds(1800));  // does not come in time
+    std::this_thread::sleep_for(milliseconds(3000));  // does not come in time
     const Status late = reduce_one(*group, kLong);
     EXPECT_EQ(late.code(), StatusCode::kTimeout) << late.to_string();
   } else if (world->rank() == 0) {
@@ -223,7 +223,7 @@ TEST(MpiFault, DeadRankEndsTheJob) {
   if (world->rank() == 1) {
     std::printf("rank 1 dies\n");
     std::fflush(stdout);
-    std::this_thread::sleep_for(milliseconds(200));
+    std::this_thread::sleep_for(seconds(1));
     std::_Exit(3);
   }
   ADD_FAILURE() << reduce_one(*world, std::chrono::minutes(10)).to_string();
@@ -247,7 +247,7 @@ int main(int argc, char** argv) {
     if (most == 0 && rank == 0) std::printf("all %d ranks passed %s\n", ranks, filter.c_str());
     std::fflush(stdout);
     MPI_Barrier(MPI_COMM_WORLD);
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // mpirun drops what it has not read by then
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // mpirun drops what it has not read by then
     MPI_Abort(MPI_COMM_WORLD, most);
   }
   MPI_Finalize();

@@ -912,7 +912,7 @@ TEST(PlanEngine, AStuckDeviceEndsTheStepOnAllRanks) {
   plan.buckets[0].codec = "cast(bf16)";
   const std::vector<Status> statuses = run_ranks(4, [&](Communicator& communicator) -> Status {
     EngineOptions options;
-    options.timeout_s = 0.3;
+    options.timeout_s = communicator.rank() == 2 ? 2 : 20;
     CORTADO_ASSIGN_OR_RETURN(const auto engine,
                              Engine::create(small_model(), plan, options, &communicator, steady_clock(), nullptr,
                                             communicator.rank() == 2 ? std::make_shared<const Stuck>() : nullptr));

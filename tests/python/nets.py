@@ -86,6 +86,15 @@ def train(me, model, steps, optimizer=None):
     return losses
 
 
+def train_until_decided(me, model, state=None, train_with=train):
+    """Until auto has decided, and ten steps more; returns the loss of each."""
+    state = state or model.cortado
+    optimizer, losses = make_optimizer(model), []
+    while len(losses) < AUTO_STEPS and not state.decision()["decided"]:
+        losses += train_with(me, model, range(len(losses), len(losses) + 10), optimizer)
+    return losses + train_with(me, model, range(len(losses), len(losses) + 10), optimizer)
+
+
 def train_anew(me, plan, steps=5, **options):
     """Trains a new model; returns the bits it ends with."""
     model = me.attach(make_net(), plan, **options)

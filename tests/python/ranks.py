@@ -26,7 +26,9 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -37,7 +39,7 @@ from pathlib import Path
 
 WORLD_SIZES = (1, 2, 3, 5)
 _PRELOAD = ["numpy", "pytest", "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "cortado"]
-_GRACE_S = 3.0  # for the other ranks, once one has failed
+_GRACE_S = 10.0  # for the other ranks, once one has failed
 
 
 class RanksFailed(AssertionError):
@@ -172,6 +174,20 @@ def _answer(me, module, name, kwargs):
 # ---- in pytest -------------------------------------------------------------------------------------------------------
 
 
+def free_port():
+    """A port below those that the kernel gives to whoever asks for any (ip_local_port_range), so it stays free."""
+    while True:
+        with socket.socket() as server, contextlib.suppress(OSError):
+            port = random.randrange(20000, 32768)
+            server.bind(("127.0.0.1", port))
+            return port
+
+
+def slack_s():
+    """By how much what takes some seconds may take longer, as busy as the machine is now."""
+    return 5 + 10 * (os.getloadavg()[0] / os.cpu_count() > 1.5)
+
+
 def _server():
     """Forks processes in which _PRELOAD is imported."""
     context = multiprocessing.get_context("forkserver")
@@ -248,7 +264,7 @@ class Pool:
     def is_open(self):
         return bool(self._connections)
 
-    def run(self, function, *, timeout_s=60.0, **kwargs):
+    def run(self, function, *, timeout_s=240.0, **kwargs):
         """Calls ``function(me, **kwargs)`` on every rank; returns their values, or raises RanksFailed and closes."""
         for connection in self._connections:
             connection.send((function.__module__, function.__name__, kwargs))

@@ -1,20 +1,22 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """plan="auto": it decides on all ranks alike, says so, goes on training, and can be saved."""
 
+import itertools
+
 import cortado
 import pytest
 import torch
 from cases import repeated
-from nets import AUTO_STEPS, distance, loss_of, make_batch, make_net, make_optimizer, train
+from nets import AUTO_STEPS, distance, loss_of, make_batch, make_net, make_optimizer, train, train_until_decided
 from ranks import RanksFailed
 
 # On a busy machine steps of a millisecond may take twice as long after a decision: no drift.
 QUICK = "auto(measure_s=0.3, drift=100)"
 
 
-def decide(me, plan=QUICK, steps=AUTO_STEPS, **options):
+def decide(me, plan=QUICK, **options):
     model = me.attach(make_net(), plan, **options)
-    losses = train(me, model, steps)
+    losses = train_until_decided(me, model)
     decision = model.cortado.decision()
     report = cortado.report(model)
     return decision, losses, report.to_dict(), str(report)
@@ -63,8 +65,8 @@ def announced(me, verbose):
     import io
 
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        cortado.attach(model, QUICK, verbose=verbose)
-        train(me, model, AUTO_STEPS)
+        state = cortado.attach(model, QUICK, verbose=verbose)
+        train_until_decided(me, model, state)
     return said.getvalue()
 
 
@@ -105,10 +107,10 @@ def test_measuring_steps_are_those_of_ddp(pools):
 
 def near_ddp(me):
     """Trials of casts change next to nothing, and what they owe is paid."""
-    by_ddp = me.wrap(make_net())
-    train(me, by_ddp, AUTO_STEPS)
     by_auto = me.attach(make_net(), "auto(quality=safe, measure_s=0.2)")
-    train(me, by_auto, AUTO_STEPS)
+    losses = train_until_decided(me, by_auto)
+    by_ddp = me.wrap(make_net())
+    train(me, by_ddp, len(losses))
     return distance(*(dict(m.module.state_dict()) for m in (by_auto, by_ddp)))
 
 
@@ -125,6 +127,8 @@ def reduce(me):
         loss_of(net, make_batch(me.rank, step)).backward()
         reducer.wait()
         optimizer.step()
+        if reducer.decision()["decided"]:
+            break
     me._models.append(net)
     decision = reducer.decision()
     reducer.close()
@@ -139,7 +143,7 @@ def test_a_reducer_can_be_automatic(pools):
 
 def resume(me):
     model = me.attach(make_net(), QUICK)
-    train(me, model, AUTO_STEPS)
+    steps = len(train_until_decided(me, model))
     saved = model.cortado.state_dict()
     weights = {key: value.clone() for key, value in model.module.state_dict().items()}
     again = me.wrap(make_net())
@@ -147,7 +151,7 @@ def resume(me):
     state = cortado.attach(again, QUICK, verbose=False)
     state.load_state_dict(saved)
     before, after = model.cortado.decision(), state.decision()
-    train(me, again, range(AUTO_STEPS, AUTO_STEPS + 5))
+    train(me, again, range(steps, steps + 5))
     label = before["candidates"][before["chosen"]]["label"]
     return label, after["candidates"][after["chosen"]]["label"], after["reason"]
 
@@ -179,7 +183,7 @@ def test_one_rank(pools):
 )
 def test_bad_input(pools, plan, text):
     with pytest.raises(RanksFailed) as raised:
-        pools(2).run(decide, plan=plan, steps=1)
+        pools(2).run(decide, plan=plan)
     assert str(raised.value).count(text) >= 2  # on both ranks
 
 
@@ -187,20 +191,23 @@ def overflowing(me):
     """Inf on one rank while it measures and tries: every rank sees it, and training goes on afterwards."""
     model = me.attach(make_net(), QUICK)
     optimizer = make_optimizer(model)
-    seen = 0
-    for step in range(AUTO_STEPS):
+    last = AUTO_STEPS
+    for step in itertools.count():
         optimizer.zero_grad()
         loss = loss_of(model, make_batch(me.rank, step))
-        if step % 7 == 3 and me.rank == 0:
+        overflows = step % 7 == 3
+        if overflows and me.rank == 0:
             loss = loss * float("inf")
         loss.backward()
         finite = all(torch.isfinite(p.grad).all() for p in model.parameters())
-        seen += not finite
+        assert finite != overflows, step
         if finite:
             optimizer.step()
-    return seen, model.cortado.decision()["decided"]
+        if model.cortado.decision()["decided"]:
+            last = min(last, step + 15)  # two of them overflow
+        if step == last:
+            return model.cortado.decision()["decided"]
 
 
 def test_overflows_while_it_measures(pools):
-    expected = len([step for step in range(AUTO_STEPS) if step % 7 == 3])
-    assert pools(2).run(overflowing) == [(expected, True)] * 2
+    assert pools(2).run(overflowing) == [True, True]

@@ -17,7 +17,7 @@ from cortado.device_engine import Place, place_of_engine
 from cortado.side_stream import ComputeStream, is_capturing
 from cortado.spec import text_for_engine
 from cortado.transfers import DeviceEngineTransfers
-from nets import AUTO_STEPS, loss_of, make_batch, make_net, train
+from nets import loss_of, make_batch, make_net, train, train_until_decided
 from test_ddp_algorithm import skip_under_scaler
 from test_ddp_bad_input import error_of
 from test_ddp_overflow import LAST_READY, compare_with_skipping, distance, train_through
@@ -307,10 +307,10 @@ def run_auto(me, front_end):
         net = make_net()
         if front_end == "ddp":
             model = me.attach(net, plan, **SMALL_BUCKETS)
-            losses = train(me, model, AUTO_STEPS)
+            losses = train_until_decided(me, model)
         else:
             model = reduced(me, net, plan)
-            losses = train_reduced(me, model, AUTO_STEPS)
+            losses = train_until_decided(me, model, train_with=train_reduced)
         report, decision = model.cortado.report().to_dict(), model.cortado.decision()
     assert decision["decided"], decision["candidates"]
     assert sum(losses[-10:]) < sum(losses[:10])

@@ -146,7 +146,7 @@ def make_context(folder: Path, limit_s: float) -> checks.Context:
 
 
 def test_a_command_that_hangs_ends_with_all_it_started(tmp_path):
-    context = make_context(tmp_path, 2.0)
+    context = make_context(tmp_path, 5.0)
     file = tmp_path / "child"
     with pytest.raises(Failed, match="bash ran out of its time.*\n.*before"):
         context.command("bash", "-c", f"echo before >&2; sleep 60 & echo $! > {file}; wait")

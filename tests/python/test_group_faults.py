@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import repeated
-from ranks import Program
-from test_ddp_faults import InterruptedGroup, free_port
+from ranks import Program, free_port, slack_s
+from test_ddp_faults import InterruptedGroup
 from test_group import FLOAT32, KINDS, Collective
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
@@ -25,7 +25,6 @@ import links as shaped
 CUT_WAIT_S = 3.0
 BROKEN = 2  # the rank; root of broadcasts, so that the others need it in every kind
 ROLL_CALL_S = 5
-SLACK_S = 5 + 10 * (os.getloadavg()[0] / os.cpu_count() > 1.5)
 
 
 # ---- in a rank -------------------------------------------------------------------------------------------------------
@@ -63,23 +62,24 @@ def fails_to_come(me, kind, late_s, wait_s):
 
 
 def asks_without_a_collective(me):
-    """How often a rank that waits for something else could ask before the broken one was known to have failed."""
+    """A rank that waits for something else asks whether a peer has failed."""
     import torch.distributed as dist
     from cortado.group import TorchGroup
 
     group = TorchGroup(dist.new_group(list(range(me.world_size))))
+    group.check_peers()  # none has
+    dist.barrier()
     if me.rank == BROKEN:
-        time.sleep(0.3)
         group.announce("out of coffee")
         return None
-    deadline = time.monotonic() + 10
-    for asked in itertools.count():
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         try:
             group.check_peers()
         except RuntimeError as error:
-            return str(error), asked
-        assert time.monotonic() < deadline
+            return str(error)
         time.sleep(0.01)
+    raise AssertionError("no error")
 
 
 def is_interrupted_behind_a_start(me):
@@ -158,9 +158,8 @@ def few(kinds):
 
 
 def test_failures_are_known_without_a_collective(pools):
-    for message, asked in pools(3).run(asks_without_a_collective)[:BROKEN]:
+    for message in pools(3).run(asks_without_a_collective)[:BROKEN]:
         assert "rank 2: out of coffee" in message
-        assert asked > 0
 
 
 def test_the_end_of_a_collective_is_not_known_where_ctrl_c_came_behind_its_start(pools):
@@ -175,7 +174,7 @@ def test_the_others_get_an_error_in_time(pools, kind, fault, late_s, wait_s):
     answers = pools(3).run(fails_to_come, kind=kind, late_s=late_s, wait_s=wait_s)
     for message, seconds in answers[:BROKEN]:
         assert "rank 2: out of coffee" in message
-        assert seconds < 2 + ROLL_CALL_S + SLACK_S
+        assert seconds < 2 + ROLL_CALL_S + slack_s()
 
 
 @pytest.mark.parametrize("kind", few(("all_to_all", "broadcast")))
@@ -192,7 +191,7 @@ def test_a_dead_rank_is_named(kind):
         assert out, err[-2000:]
         answer = json.loads(out)
         assert "rank 2 did not answer" in answer["error"]
-        assert answer["seconds"] < 2 + ROLL_CALL_S + SLACK_S
+        assert answer["seconds"] < 2 + ROLL_CALL_S + slack_s()
 
 
 @pytest.mark.usefixtures("namespaces")
@@ -214,4 +213,4 @@ def test_every_rank_gets_an_error_when_a_link_is_cut(cut):
         alone = "rank 0, or the link to it is gone"
         others = "rank 2 did not answer" if cut == 2 else "rank 1, 2 did not answer"
         assert (alone if (rank == cut) == (cut != 0) else others) in answer["error"], rank
-        assert answer["seconds"] < CUT_WAIT_S + ROLL_CALL_S + SLACK_S
+        assert answer["seconds"] < CUT_WAIT_S + ROLL_CALL_S + slack_s()

@@ -20,7 +20,7 @@ from links_guard import list_namespaces
 
 TRAINING = Path(shaped.__file__).parent
 PORT = 5201
-TRANSFER_BYTES = 8_000_000
+TRANSFER_BYTES = 24_000_000  # two seconds at 100 Mb/s, of which a busy machine may take a quarter
 TRANSFER = f"""
 import os, socket, time
 if os.environ["RANK"] == "0":
@@ -28,8 +28,10 @@ if os.environ["RANK"] == "0":
         peer, _ = server.accept()
         start, got = None, 0
         while chunk := peer.recv(1 << 20):
-            start = start or time.perf_counter()
-            got += len(chunk)
+            if start is None:
+                start = time.perf_counter()  # what has come until now is not counted
+            else:
+                got += len(chunk)
         print(got * 8 / (time.perf_counter() - start))
 else:
     for _ in range(100):
@@ -105,7 +107,7 @@ def test_throughput_is_the_rate_asked_for():
 @pytest.mark.usefixtures("namespaces")
 def test_links_may_get_their_rate_later():
     with shaped.Links(2, "100mbit", shaped_later=True) as links:
-        assert transfer_bits_per_s(links) > 5e8
+        assert transfer_bits_per_s(links) > 2e8  # as no link of that rate can be
         links.shape()
         assert 0.85e8 < transfer_bits_per_s(links) < 1.0e8
 
@@ -120,7 +122,7 @@ def test_machines_share_one_link_of_the_rate():
             between, _ = links.sent_between_machines()
             rates.append((bits_per_s, between - before))
     (within, none), (across, all_of_it) = rates
-    assert within > 5e8 and none < 1e5
+    assert within > 2e8 and none < 1e5
     assert 0.85e8 < across < 1.0e8 and TRANSFER_BYTES < all_of_it < 1.1 * TRANSFER_BYTES
 
 

@@ -3,13 +3,13 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import cortado
 import pytest
+from ranks import free_port
 
 pytestmark = pytest.mark.skipif(
     shutil.which("mpirun") is None or shutil.which("ompi_info") is None, reason="Open MPI is not installed"
@@ -27,11 +27,8 @@ OPEN_MPI = {  # more ranks than cores, as root in containers, without warnings
 
 def mpirun(*command):
     """Runs it on two ranks; a process group's variables are those of mpirun alone."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    environment |= OPEN_MPI | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment |= OPEN_MPI | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
         ["mpirun", "-n", "2", *command], env=environment, capture_output=True, text=True, timeout=100, check=False

@@ -19,10 +19,12 @@ class SlowOnce:
 
     def __init__(self, store, slow_s=0.0):
         self._store, self._slow_s = store, slow_s
+        self.entered, self.released = threading.Event(), threading.Event()
 
     def set(self, key, value):
         slow_s, self._slow_s = self._slow_s, 0.0
-        time.sleep(slow_s)
+        self.entered.set()
+        self.released.wait(slow_s)
         self._store.set(key, value)
 
     def get(self, key):
@@ -36,7 +38,7 @@ class SlowOnce:
 def boards(monkeypatch):
     """make(rank, slow_s): its board over one store."""
     store = dist.HashStore()
-    monkeypatch.setattr(noticeboard, "_STORE_S", 0.3)
+    monkeypatch.setattr(noticeboard, "_STORE_S", 10.0)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
 
     def make(rank, slow_s=0.0):
@@ -55,6 +57,7 @@ def wait_until(holds):
 
 
 def test_peers_hear_of_a_failure_that_the_store_was_slow_to_take(boards, monkeypatch):
+    monkeypatch.setattr(noticeboard, "_STORE_S", 0.3)
     failed, peer = boards(0, slow_s=4.0), boards(1)
     start = time.monotonic()
     failed.announce("out of coffee")
@@ -74,15 +77,22 @@ def test_a_failure_may_name_a_path_that_is_no_text(boards):
 
 def test_peers_hear_of_a_failure_whose_announcement_is_interrupted(boards, monkeypatch):
     monkeypatch.setattr(noticeboard, "_STORE_S", 30.0)
-    failed, peer = boards(0, slow_s=1.0), boards(1)
+    failed, peer = boards(0, slow_s=60.0), boards(1)
+    slow = failed._store._store
+
+    def interrupt():
+        slow.entered.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    interrupt = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    thread = threading.Thread(target=interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            interrupt.start()
+            thread.start()
             failed.announce("out of coffee")
     finally:
-        interrupt.join()
+        thread.join()
+        slow.released.set()
         signal.signal(signal.SIGINT, before)
     assert failed.somebody_failed()  # the answer to this call, not to the one that was given up
     assert peer.roll_call() == "every rank answered: rank 0: out of coffee"

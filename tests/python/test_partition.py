@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from nets import loss_of, make_batch, make_net, make_optimizer
-from ranks import Program, fingerprint
-from test_ddp_faults import ROLL_CALL_S, SLACK_S, check_place
+from ranks import Program, fingerprint, slack_s
+from test_ddp_faults import ROLL_CALL_S, check_place
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "training"))
 
@@ -108,8 +108,8 @@ def test_a_cut_link_ends_every_rank_and_the_job_goes_on_from_its_checkpoint(tmp_
                 assert rank.returncode == 1 and "PeerError" in said, said[-2000:]
         for rank, answer in enumerate(answers):
             check_place(answer["error"], answer["step"])
-            assert answer["step"] > LAST_STEP
-            assert answer["seconds"] < TIMEOUT_S + ROLL_CALL_S + SLACK_S
+            assert answer["step"] >= LAST_STEP
+            assert answer["seconds"] < TIMEOUT_S + ROLL_CALL_S + slack_s()
             # Who has lost the store can say no more than that; the others name who is missing.
             missing = "rank 0, or the link to it is gone" if rank == CUT else f"rank {CUT} did not answer"
             assert missing in answer["error"]

@@ -18,8 +18,7 @@ import torch
 import torch.utils.checkpoint
 from cortado import calibration
 from nets import loss_of, make_batch, make_net, make_optimizer, train
-from ranks import Program, RanksFailed
-from test_ddp_faults import free_port
+from ranks import Program, RanksFailed, free_port
 from test_device_engine import EMULATED, needs_emulated
 from torch.nn.functional import cross_entropy
 
