@@ -8,6 +8,7 @@
 
 #include "collective/communicator_testing.h"
 #include "collective/rank_threads.h"
+#include "collective/virtual_clock.h"
 #include "core/check.h"
 #include "cortado/communicator.h"
 
@@ -72,7 +73,7 @@ Status reduce_until_error(Communicator& communicator) {
   float values[5] = {1, 1, 1, 1, 1};
   for (int i = 0; i < 5; ++i) {
     CORTADO_ASSIGN_OR_RETURN(const WorkId work, communicator.start_all_reduce(&values[i], 1, DType::kFloat32));
-    if (Status status = communicator.wait(work, milliseconds(2000)); !status.ok()) {
+    if (Status status = communicator.wait(work, milliseconds(300)); !status.ok()) {
       return i == 2 ? status : make_error(StatusCode::kInternal, "collective %d: %s", i, status.message().c_str());
     }
   }
@@ -81,10 +82,18 @@ Status reduce_until_error(Communicator& communicator) {
 
 TEST(Faulty, DropTimesOutOnEveryRank) {
   Status of_dropper;
-  const auto statuses = run_ranks(3, [&of_dropper](Communicator& inner) {
-    if (inner.rank() != 1) return reduce_until_error(inner);
-    of_dropper = reduce_until_error(*with_fault(&inner, 2, Fault::Kind::kDrop));
-    return Status();  // no abandon: the peers are to find out by themselves
+  VirtualClock clock(3);
+  LocalGroup group(3, &clock);
+  const auto statuses = run_ranks(group, 3, [&](Communicator& inner) {
+    Status status;
+    if (inner.rank() == 1) {  // no abandon: the peers are to find out by themselves
+      of_dropper =
+          reduce_until_error(*make_faulty_communicator(&inner, {{.at = 2, .kind = Fault::Kind::kDrop}}, &clock));
+    } else {
+      status = reduce_until_error(inner);
+    }
+    clock.leave();
+    return status;
   });
   for (const int rank : {0, 2}) {
     EXPECT_EQ(statuses[rank].code(), StatusCode::kTimeout) << statuses[rank].to_string();

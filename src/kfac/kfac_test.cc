@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "collective/late_communicator_testing.h"
+#include "collective/virtual_clock.h"
 #include "kfac/kfac_reference.h"
 #include "kfac/kfac_testing.h"
 
@@ -578,10 +579,10 @@ TEST(Kfac, NonFiniteGradientsOnOneRankAreSeenByAll) {
 
 // Between updates too, when with COMM-OPT nothing else of a step travels.
 TEST(Kfac, ARankThatLeavesOutAStepIsNamed) {
-  for (KfacOptions options : strategies()) {
-    options.timeout_s = 3;  // also for two steps that must succeed
-    LocalGroup group(4);
-    const auto statuses = run_ranks(group, 4, [&](Communicator& communicator) -> Status {
+  for (const KfacOptions& options : strategies()) {
+    VirtualClock clock(4);
+    LocalGroup group(4, &clock);
+    const auto steps = [&](Communicator& communicator) -> Status {
       CORTADO_ASSIGN_OR_RETURN(const auto kfac, Kfac::create(small_job(), options, &communicator));
       SmallRun run{.options = options, .values = {}, .factor_update_steps = 10, .inv_update_steps = 10};
       for (int step = 0; step < 3; ++step) {
@@ -589,6 +590,11 @@ TEST(Kfac, ARankThatLeavesOutAStepIsNamed) {
         CORTADO_RETURN_IF_ERROR(run_step(*kfac, run, communicator.rank(), step).status());
       }
       return {};
+    };
+    const auto statuses = run_ranks(group, 4, [&](Communicator& communicator) {
+      const Status status = steps(communicator);
+      clock.leave();
+      return status;
     });
     EXPECT_TRUE(statuses[1].ok());
     for (const int rank : {0, 2, 3}) {
