@@ -34,6 +34,7 @@ METHODS = [
     "quant(bits=4, round=stochastic)",
     "quant(bits=4, round=dither)",
     "quant(error=0.1, coder=rans)",
+    "quant(error=0.3, round=dead_zone, coder=rans)",
     "compso(bound=4e-3)",
     "compso(error=0.1, round=dead_zone)",
     "topk(density=0.01) | quant(bits=4) | rans",
