@@ -18,7 +18,6 @@ constexpr int kRansBlockChunks = 8, kRansBlockThreads = kRansBlockChunks * kWarp
 constexpr int kRansMostHeadBytes = 520;  // header and table, with the zeros behind it
 constexpr int kRansHeaderBytes = 4;
 constexpr std::int64_t kRansChunkStateBytes = 4 * kWarpThreads;
-constexpr std::int64_t kRansLeastChunkCodes = 4096, kRansMostChunkCodes = 262144;
 
 enum class RansDeviceMode : std::uint32_t { kStored = 0, kConstant = 1, kCoded = 2, kBroken = 3 };
 
