@@ -498,8 +498,7 @@ TEST(Candidates, DenseIsFirstEvenIfItsPredictionWasFarOff) {
     EXPECT_EQ(labels(found.value()).front(), "dense");
     EXPECT_GT(found.value().list[0].predicted_ns, 100'000'000);
     for (const AutoCandidate& candidate : std::span(found.value().list).subspan(1)) {
-      EXPECT_GT(candidate.predicted_ns, 300) << candidate.label;  // 500 where the link takes everything
-      EXPECT_LT(candidate.predicted_ns, 1200) << candidate.label;
+      EXPECT_NEAR(static_cast<double>(candidate.predicted_ns), 1000, 200) << candidate.label;
     }
     return {};
   });

@@ -107,7 +107,7 @@ def test_throughput_is_the_rate_asked_for():
 @pytest.mark.usefixtures("namespaces")
 def test_links_may_get_their_rate_later():
     with shaped.Links(2, "100mbit", shaped_later=True) as links:
-        assert transfer_bits_per_s(links) > 2e8  # as no link of that rate can be
+        assert transfer_bits_per_s(links) > 5e8
         links.shape()
         assert 0.85e8 < transfer_bits_per_s(links) < 1.0e8
 
@@ -122,7 +122,7 @@ def test_machines_share_one_link_of_the_rate():
             between, _ = links.sent_between_machines()
             rates.append((bits_per_s, between - before))
     (within, none), (across, all_of_it) = rates
-    assert within > 2e8 and none < 1e5
+    assert within > 5e8 and none < 1e5
     assert 0.85e8 < across < 1.0e8 and TRANSFER_BYTES < all_of_it < 1.1 * TRANSFER_BYTES
 
 
