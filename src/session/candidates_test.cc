@@ -475,7 +475,10 @@ TEST(Candidates, SamplesTellWhatVaryingPayloadsTake) {
   EXPECT_FALSE(tell_sizes({std::vector<float>(65536), std::vector<float>(65536, nan)}));
   EXPECT_TRUE(tell_sizes({std::vector<float>(65536, nan), nearly_zero}));
   const auto varies = [](const char* what) { return has_varying_payloads(candidate_of(what).value()); };
+  const std::string entropy_coded = "quant(error=0.3, round=dead_zone, coder=rans)";
   EXPECT_TRUE(varies("compso(bound=4e-3)"));
+  EXPECT_TRUE(varies(entropy_coded.c_str()));
+  EXPECT_LT(predicted({nearly_zero, nearly_zero}, entropy_coded), predicted({}, entropy_coded));
   for (const char* what : {"none", "cast(bf16)", "quant(bits=4)"}) EXPECT_FALSE(varies(what));
   // What the filter takes from a gradient passes it with the next.
   std::vector<float> held_back(65536, 0.003f);
@@ -527,7 +530,7 @@ TEST(Candidates, WhatDenseStepsTakeBeyondTheirPredictionIsAddedAsLinksAreBusy) {
 
 TEST(Candidates, WithoutAClusterAllAre) {
   for (const auto& [quality, count] :
-       {std::pair(Quality::kSafe, 3), std::pair(Quality::kBalanced, 5), std::pair(Quality::kAggressive, 10)}) {
+       {std::pair(Quality::kSafe, 3), std::pair(Quality::kBalanced, 6), std::pair(Quality::kAggressive, 11)}) {
     const Candidates found = find(quality, std::nullopt);
     EXPECT_EQ(found.list.size(), static_cast<std::size_t>(count));
     for (const AutoCandidate& candidate : found.list) EXPECT_EQ(candidate.predicted_ns, -1);

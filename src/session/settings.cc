@@ -21,6 +21,8 @@ const std::vector<AutoSetting>& auto_settings() {
        "docs/results/accuracy.md: GPT -0.020, convolutional net -0.014 (within noise)"},
       {"quant(bits=4, round=dead_zone)", Quality::kBalanced,
        "docs/results/accuracy.md: GPT -0.011, convolutional net -0.009 (within noise)"},
+      {"quant(error=0.3, round=dead_zone, coder=rans)", Quality::kBalanced,
+       "docs/results/accuracy.md: GPT -0.003, convolutional net -0.013 (within noise)"},
       {"topk(density=0.01)", Quality::kAggressive,
        "docs/results/accuracy.md: GPT +0.342 (worse), convolutional net -0.008 (within noise)"},
       {"sign(scale=mean_abs)", Quality::kAggressive,
