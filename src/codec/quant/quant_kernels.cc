@@ -184,19 +184,21 @@ struct DequantiseRow {
 
 // ---- errors --------------------------------------------------------------------------------------------------------
 
+// Of a magnitude: what is below 0 is as far from what it is decoded to.
 template <Rounding kRounding>
 HWY_INLINE VF32 squared_error(VF32 q) {
   const F32 d;
-  const VF32 magic = hn::Set(d, 0x1.8p23f), most = hn::Set(d, 0x1p21f);
+  const VF32 magic = hn::Set(d, 0x1.8p23f);
   // Beyond 2^21 steps, where the sum with `magic` does not round, the error is negligible.
-  q = hn::Min(hn::Max(q, hn::Neg(most)), most);
-  VF32 nudged = q;
-  if constexpr (kRounding == Rounding::kDeadZone) nudged = TowardsZero(kDeadZone)(q, q);
+  q = hn::Min(q, hn::Set(d, 0x1p21f));
+  const VF32 nudged = kRounding == Rounding::kDeadZone ? hn::Sub(q, hn::Set(d, kDeadZone.shift)) : q;
   VF32 decoded = hn::Sub(hn::Add(nudged, magic), magic);
-  if constexpr (kRounding == Rounding::kDeadZone) decoded = outwards(decoded, kDeadZone);
-  const VF32 e = hn::Abs(hn::Sub(q, decoded));
+  if constexpr (kRounding == Rounding::kDeadZone) {
+    decoded = hn::Add(decoded, hn::IfThenZeroElse(hn::Eq(decoded, hn::Zero(d)), hn::Set(d, kDeadZone.outwards)));
+  }
+  const VF32 e = hn::Sub(q, decoded);
   // Stochastic: a fraction f is rounded away by f with probability 1 - f, and by 1 - f with probability f.
-  return kRounding == Rounding::kStochastic ? hn::Sub(e, hn::Mul(e, e)) : hn::Mul(e, e);
+  return kRounding == Rounding::kStochastic ? hn::Sub(hn::Abs(e), hn::Mul(e, e)) : hn::Mul(e, e);
 }
 
 template <Rounding kRounding>
@@ -206,7 +208,8 @@ double sum_squared_errors(float inverse, const float* values, std::int64_t elems
   for (std::int64_t i = 0; i < elems; i += kRowElems) {
     for (std::size_t p = 0; p < kParts; ++p) {
       const VF32 v = hn::LoadU(F32(), values + i + static_cast<std::int64_t>(p) * kPartElems);
-      errors.parts[p] = hn::Add(errors.parts[p], squared_error<kRounding>(hn::Mul(v, hn::Set(F32(), inverse))));
+      errors.parts[p] =
+          hn::Add(errors.parts[p], squared_error<kRounding>(hn::Abs(hn::Mul(v, hn::Set(F32(), inverse)))));
     }
   }
   return errors.sum();
