@@ -97,6 +97,11 @@ class Codec {
   // harm, such as any codes in a block whose step is 0.
   virtual Status decode(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const = 0;
 
+  // Adds a tensor of fp32 to `sum`: to the bit what decode() and an addition for each value give, without memory for
+  // what was decoded. Errors as decode()'s; of codecs that can't, and other dtypes, kUnsupported.
+  virtual bool can_add() const { return false; }
+  virtual Status decode_add(std::span<const std::byte> payload, TensorView sum, std::span<std::byte> scratch) const;
+
   // Nothing if payloads of that shape can't be added up.
   virtual std::optional<SumForm> sum_form(std::int64_t rows, std::int64_t cols, DType dtype) const {
     (void)rows, (void)cols, (void)dtype;

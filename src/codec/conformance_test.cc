@@ -342,6 +342,35 @@ TEST_P(Conformance, AnyAddressWillDoAndNothingBesideIsWritten) {
   });
 }
 
+TEST_P(Conformance, WhatIsAddedIsWhatIsDecoded) {
+  for_each_case([&](Shape shape, DType dtype) {
+    const std::int64_t elems = shape.rows * shape.cols;
+    const std::vector<std::byte> payload = encode(make_values(dtype, elems, false), shape, dtype);
+    std::vector<std::byte> decoded, scratch = scratch_for(shape, dtype);
+    ASSERT_TRUE(decode(payload, shape, dtype, &decoded).ok());
+    for (const std::size_t shift : {0, 1}) {
+      GuardedBytes sum(decoded.size(), shift);
+      std::vector<std::byte> expected = make_values(dtype, elems, true);
+      std::memcpy(sum.data(), expected.data(), expected.size());
+      const Status status = codec_->decode_add(payload, {sum.data(), dtype, shape.rows, shape.cols}, scratch);
+      if (!codec_->can_add() || dtype != DType::kFloat32) {
+        EXPECT_EQ(status.code(), StatusCode::kUnsupported) << status.to_string();
+        continue;
+      }
+      ASSERT_TRUE(status.ok()) << status.to_string();
+      for (std::size_t at = 0; at < decoded.size(); at += sizeof(float)) {
+        float value, more;
+        std::memcpy(&value, &expected[at], sizeof(value));
+        std::memcpy(&more, &decoded[at], sizeof(more));
+        value += more;
+        std::memcpy(&expected[at], &value, sizeof(value));
+      }
+      EXPECT_EQ(std::memcmp(sum.data(), expected.data(), expected.size()), 0) << "shift " << shift;
+      EXPECT_TRUE(sum.guards_are_whole());
+    }
+  });
+}
+
 TEST_P(Conformance, AllocatesNothing) {
   if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer owns operator new";
   for_each_case([&](Shape shape, DType dtype) {
@@ -400,6 +429,11 @@ TEST_P(Conformance, DamagedPayloadsGiveAnErrorOrSomeTensor) {
     const auto expect_defined = [&](const std::vector<std::byte>& damaged, const char* how, std::size_t at) {
       const Status status = decode(damaged, shape, dtype, &output);
       EXPECT_TRUE(status.ok() || status.code() == StatusCode::kCorruptData) << how << at << ": " << status.to_string();
+      if (codec_->can_add() && dtype == DType::kFloat32) {
+        std::vector<std::byte> scratch = scratch_for(shape, dtype);
+        const Status added = codec_->decode_add(damaged, {output.data(), dtype, shape.rows, shape.cols}, scratch);
+        EXPECT_EQ(added.to_string(), status.to_string()) << how << at;
+      }
       return status.ok();
     };
     // Every length of a small payload, about a hundred of a large one.

@@ -64,6 +64,11 @@ const CodecRow& Codec::row() const {
   return *row;
 }
 
+Status Codec::decode_add(std::span<const std::byte>, TensorView sum, std::span<std::byte>) const {
+  return make_error(StatusCode::kUnsupported, "%s does not add to %s", spec().c_str(),
+                    std::string(dtype_name(sum.dtype)).c_str());
+}
+
 Status Codec::to_sum_form(std::span<const std::byte>, std::int64_t, std::int64_t, int, std::span<std::byte>,
                           std::span<float>) const {
   return make_error(StatusCode::kUnsupported, "%s has no sum form but its payload", spec().c_str());

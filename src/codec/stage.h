@@ -75,6 +75,12 @@ class Quantiser {
   // kCorruptData for a side section or a code that quantise() can't have written.
   virtual Status dequantise(std::span<const std::uint8_t> codes, std::span<const std::byte> side, TensorView output,
                             std::span<std::byte> scratch) const = 0;
+  // The same, added to `sum`, which is fp32; only of a codec that can_add().
+  virtual Status dequantise_add(std::span<const std::uint8_t> codes, std::span<const std::byte> side, TensorView sum,
+                                std::span<std::byte> scratch) const {
+    (void)codes, (void)side, (void)sum, (void)scratch;
+    return make_error(StatusCode::kUnsupported, "dequantise_add");
+  }
 
   // As Codec::explain, of a side section.
   virtual std::vector<PayloadSection> explain_side(std::span<const std::byte> side, std::int64_t rows,

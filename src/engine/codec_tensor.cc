@@ -22,6 +22,10 @@ void fill_with_nan(void* output, DType dtype, std::int64_t elems) {
   for (std::int64_t i = 0; i < elems; ++i) store_floats(nan, 1.0f, 1, output, dtype, i);
 }
 
+Status of_rank(const Status& status, int rank) {
+  return status.with_context("payload of rank " + std::to_string(rank));
+}
+
 }  // namespace
 
 // ---- both ways -----------------------------------------------------------------------------------------------------
@@ -131,7 +135,13 @@ Result<CodecTensor::Encoded> GatheredTensor::encode(const void* gradient, double
 Status GatheredTensor::decode_rank(int rank, PayloadOfRank payload, float* decoded, CodecScratch& scratch) {
   const Status status =
       setup().codec->decode(payload(rank, scratch.joint.span()), view_of(decoded), scratch.codec.span());
-  return status.ok() ? status : status.with_context("payload of rank " + std::to_string(rank));
+  return status.ok() ? status : of_rank(status, rank);
+}
+
+Status GatheredTensor::add_payload(int rank, PayloadOfRank payload, CodecScratch& scratch) {
+  const Status status =
+      setup().codec->decode_add(payload(rank, scratch.joint.span()), view_of(scratch.sum.data()), scratch.codec.span());
+  return status.ok() ? status : of_rank(status, rank);
 }
 
 Status GatheredTensor::decode_own(PayloadOfRank payload, CodecScratch& scratch) {
@@ -141,7 +151,17 @@ Status GatheredTensor::decode_own(PayloadOfRank payload, CodecScratch& scratch) 
 Status GatheredTensor::decode(const Arrived& arrived, double gradient_scale, Settle settle, void* gradient_and_output,
                               CodecScratch& scratch) {
   const bool begins_sum = setup().encoded == DType::kFloat32 && !setup().codec->is_majority_vote();
+  const float scale = mean_scale(gradient_scale);
   for (int rank = 0; rank < setup().world_size; ++rank) {
+    if (begins_sum && rank > 0 && rank != setup().rank && setup().codec->can_add()) {
+      CORTADO_RETURN_IF_ERROR(add_payload(rank, arrived.payload, scratch));
+      if (rank == setup().world_size - 1) {
+        for_chunks(elems(), [&](std::int64_t at, std::int64_t count) {
+          store_floats(scratch.sum.data() + at, scale, count, gradient_and_output, setup().dtype, at);
+        });
+      }
+      continue;
+    }
     float* decoded = rank == 0 && begins_sum ? scratch.sum.data() : scratch.decoded.data();
     CORTADO_RETURN_IF_ERROR(decode_rank(rank, arrived.payload, decoded, scratch));
     if (rank == setup().rank && setup().has_feedback) settle_if(settle, decoded);
@@ -149,7 +169,7 @@ Status GatheredTensor::decode(const Arrived& arrived, double gradient_scale, Set
       keep_error(compare_sent(gradient_and_output, setup().dtype, decoded, setup().encoded, elems()));
     }
     if (decoded == scratch.sum.data()) continue;
-    add_rank(rank, mean_scale(gradient_scale), gradient_and_output, scratch);
+    add_rank(rank, scale, gradient_and_output, scratch);
   }
   // What was left out of the residual is missing in the payload too; nobody may take that for a gradient.
   if (!arrived.finite && all_finite(gradient_and_output, elems(), setup().dtype)) {

@@ -179,10 +179,15 @@ class Composition final : public Codec {
 
   Status decode(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const override {
     CORTADO_RETURN_IF_ERROR(check_dtype(output.dtype));
-    CORTADO_RETURN_IF_ERROR(check_decode(*this, payload, output, scratch));
-    if (output.elems() == 0) return check_payload_bytes(*this, payload, output, 0);
-    Status status = decode_stages(payload, output, scratch);
-    return status.ok() ? status : status.with_context(spec());
+    return decode_to(payload, output, scratch, /*adds=*/false);
+  }
+
+  // What sparsifiers kept is scattered over zeros.
+  bool can_add() const override { return sparsifiers_ == 0 && coder_ != nullptr && values_->can_add(); }
+
+  Status decode_add(std::span<const std::byte> payload, TensorView sum, std::span<std::byte> scratch) const override {
+    if (!can_add() || sum.dtype != DType::kFloat32) return Codec::decode_add(payload, sum, scratch);
+    return decode_to(payload, sum, scratch, /*adds=*/true);
   }
 
   std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
@@ -200,6 +205,14 @@ class Composition final : public Codec {
   Status check_dtype(DType dtype) const {
     if (dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16) return {};
     return unsupported_dtype(*this, dtype, "fp32, fp16 and bf16");
+  }
+
+  Status decode_to(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch,
+                   bool adds) const {
+    CORTADO_RETURN_IF_ERROR(check_decode(*this, payload, output, scratch));
+    if (output.elems() == 0) return check_payload_bytes(*this, payload, output, 0);
+    Status status = decode_stages(payload, output, scratch, adds);
+    return status.ok() ? status : status.with_context(spec());
   }
 
   const Sparsifier& sparsifier_at(std::size_t i) const { return *stages_[i]->sparsifier(); }
@@ -277,7 +290,8 @@ class Composition final : public Codec {
   }
 
   // Forward through the index sections, which say how many values each sparsifier kept; then back through the stages.
-  Status decode_stages(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const {
+  Status decode_stages(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch,
+                       bool adds) const {
     CORTADO_RETURN_IF_ERROR(check_header(payload));
     const Workspace workspace(scratch, workspace_bytes(output.rows, output.cols, output.dtype));
     const std::byte* header = payload.data() + kStageIdBytes * stages_.size();
@@ -294,7 +308,7 @@ class Composition final : public Codec {
       CORTADO_RETURN_IF_ERROR(values_->decode(rest, views[sparsifiers_], workspace.stage));
     } else {
       CORTADO_ASSIGN_OR_RETURN(const std::span<const std::byte> side, take_section(rest, take_length(header)));
-      CORTADO_RETURN_IF_ERROR(decode_codes(rest, side, views[sparsifiers_], workspace));
+      CORTADO_RETURN_IF_ERROR(decode_codes(rest, side, views[sparsifiers_], workspace, adds));
     }
     for (std::size_t i = sparsifiers_; i-- > 0;) {
       if (views[i].elems() == 0) continue;
@@ -345,12 +359,14 @@ class Composition final : public Codec {
   }
 
   Status decode_codes(std::span<const std::byte> coded, std::span<const std::byte> side, const TensorView& output,
-                      const Workspace& workspace) const {
+                      const Workspace& workspace, bool adds) const {
     CORTADO_RETURN_IF_ERROR(
         coder_->decode(coded, {workspace.codes, DType::kUint8, output.rows, output.cols}, workspace.stage));
     if (output.elems() > 0) {
       const std::span<const std::uint8_t> codes(workspace.codes, static_cast<std::size_t>(output.elems()));
-      return values_->quantiser()->dequantise(codes, side, output, workspace.stage);
+      const Quantiser& quantiser = *values_->quantiser();
+      return adds ? quantiser.dequantise_add(codes, side, output, workspace.stage)
+                  : quantiser.dequantise(codes, side, output, workspace.stage);
     }
     if (side.empty()) return {};
     return make_error(StatusCode::kCorruptData, "decode: a side section of %zu bytes of no values", side.size());

@@ -96,11 +96,13 @@ class BlockCodec final : public Codec, public Quantiser {
 
   Status decode(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const override {
     CORTADO_RETURN_IF_ERROR(check_dtype(output.dtype));
-    CORTADO_RETURN_IF_ERROR(check_decode(*this, payload, output, scratch));
-    const std::uint64_t bytes = max_payload_bytes(output.rows, output.cols, output.dtype);
-    CORTADO_RETURN_IF_ERROR(check_payload_bytes(*this, payload, output, bytes));
-    const std::byte* codes = payload.data() + max_side_bytes(output.rows, output.cols);
-    return decode_from(payload.data(), CodeSource::of_payload(codes, scheme_.bits()), output);
+    return decode_to(payload, output, scratch, /*adds=*/false);
+  }
+
+  bool can_add() const override { return true; }
+  Status decode_add(std::span<const std::byte> payload, TensorView sum, std::span<std::byte> scratch) const override {
+    if (sum.dtype != DType::kFloat32) return Codec::decode_add(payload, sum, scratch);
+    return decode_to(payload, sum, scratch, /*adds=*/true);
   }
 
   std::vector<PayloadSection> explain(std::span<const std::byte> payload, std::int64_t rows, std::int64_t cols,
@@ -166,7 +168,13 @@ class BlockCodec final : public Codec, public Quantiser {
                     std::span<std::byte> scratch) const override {
     CORTADO_RETURN_IF_ERROR(check_dtype(output.dtype));
     CORTADO_RETURN_IF_ERROR(check_dequantise(*this, *this, codes, side, output, scratch));
-    return decode_from(side.data(), {codes.data(), nullptr, scheme_.bits()}, output);
+    return decode_from(side.data(), {codes.data(), nullptr, scheme_.bits()}, output, /*adds=*/false);
+  }
+
+  Status dequantise_add(std::span<const std::uint8_t> codes, std::span<const std::byte> side, TensorView sum,
+                        std::span<std::byte> scratch) const override {
+    CORTADO_RETURN_IF_ERROR(check_dequantise(*this, *this, codes, side, sum, scratch));
+    return decode_from(side.data(), {codes.data(), nullptr, scheme_.bits()}, sum, /*adds=*/true);
   }
 
   std::vector<PayloadSection> explain_side(std::span<const std::byte> side, std::int64_t rows,
@@ -304,14 +312,24 @@ class BlockCodec final : public Codec, public Quantiser {
     return w.values;
   }
 
-  Status decode_from(const std::byte* side, const CodeSource& source, TensorView output) const {
+  Status decode_to(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch,
+                   bool adds) const {
+    CORTADO_RETURN_IF_ERROR(check_decode(*this, payload, output, scratch));
+    const std::uint64_t bytes = max_payload_bytes(output.rows, output.cols, output.dtype);
+    CORTADO_RETURN_IF_ERROR(check_payload_bytes(*this, payload, output, bytes));
+    const std::byte* codes = payload.data() + max_side_bytes(output.rows, output.cols);
+    return decode_from(payload.data(), CodeSource::of_payload(codes, scheme_.bits()), output, adds);
+  }
+
+  // `adds`: to `output`, which is fp32.
+  Status decode_from(const std::byte* side, const CodeSource& source, TensorView output, bool adds) const {
     if (output.elems() == 0) return {};
     Walk w(scheme_, output);
     if (scheme_.carries_key()) {
       std::memcpy(&w.random, side, sizeof(w.random));
       side += sizeof(w.random);
     }
-    const bool streams = output.size_bytes() >= kLeastStreamedBytes;
+    const bool streams = !adds && output.size_bytes() >= kLeastStreamedBytes;
     const char* wrong = nullptr;
     for (std::int64_t first = 0; first < w.elems && wrong == nullptr; first += kMaxPieceElems) {
       const std::int64_t elems = w.piece_elems(first), blocks = w.blocks_in(first);
@@ -320,12 +338,22 @@ class BlockCodec final : public Codec, public Quantiser {
       }
       side += blocks * kSideBytes;
       const std::uint8_t* codes = take_codes(source, first, elems, w, &wrong);
-      float* values = piece_target(output, first, elems, w.values);
+      float* values = adds ? w.values : piece_target(output, first, elems, w.values);
       scheme_.dequantise(piece(w, first), w.random, codes, streams && values != w.values, values);
-      store_piece(values, output, first, elems, streams);
+      adds ? add_piece(values, first, elems, output) : store_piece(values, output, first, elems, streams);
     }
     if (streams) finish_streams();
     return wrong == nullptr ? Status() : corrupt_payload(*this, output, wrong);
+  }
+
+  static void add_piece(const float* values, std::int64_t first, std::int64_t elems, TensorView sum) {
+    auto* to = static_cast<std::byte*>(sum.data) + first * static_cast<std::int64_t>(sizeof(float));
+    for (std::int64_t i = 0; i < elems; ++i, to += sizeof(float)) {  // which need not be aligned
+      float value;
+      std::memcpy(&value, to, sizeof(value));
+      value += values[i];
+      std::memcpy(to, &value, sizeof(value));
+    }
   }
 
   // "14, 4, 7, ...", as far as the first codes are all there.
