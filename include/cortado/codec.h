@@ -97,8 +97,9 @@ class Codec {
   // harm, such as any codes in a block whose step is 0.
   virtual Status decode(std::span<const std::byte> payload, TensorView output, std::span<std::byte> scratch) const = 0;
 
-  // Adds a tensor of fp32 to `sum`: to the bit what decode() and an addition for each value give, without memory for
-  // what was decoded. Errors as decode()'s; of codecs that can't, and other dtypes, kUnsupported.
+  // Adds the decoded tensor to `sum`, fp32: bit for bit what decode() and one addition a value give, without memory for
+  // what is decoded. Errors as decode()'s, after which `sum` holds unspecified values; kUnsupported of codecs that
+  // can't and of other dtypes.
   virtual bool can_add() const { return false; }
   virtual Status decode_add(std::span<const std::byte> payload, TensorView sum, std::span<std::byte> scratch) const;
 

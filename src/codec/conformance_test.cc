@@ -584,6 +584,14 @@ TEST_P(LargeTensors, AreTheSameStreamedOrNotAndAllocateNothing) {
       ASSERT_TRUE(codec_->decode(used, {streamed.data(), dtype, rows, cols}, scratch).ok());
       EXPECT_EQ(std::memcmp(streamed.data(), stored.data() + 1, input.size()), 0) << simd_target_name(target);
     }
+    if (!codec_->can_add() || dtype != DType::kFloat32) continue;
+    std::memset(streamed.data(), 0, streamed.size());
+    const std::int64_t before_adding = allocation_count();
+    ASSERT_TRUE(codec_->decode_add(used, {streamed.data(), dtype, rows, cols}, scratch).ok());
+    EXPECT_EQ(allocation_count() - before_adding, 0);
+    std::vector<float> expected = floats_of({stored.data() + 1, input.size()}, dtype);
+    for (float& value : expected) value = 0.0f + value;
+    EXPECT_EQ(std::memcmp(streamed.data(), expected.data(), input.size()), 0) << "added";
   }
 }
 

@@ -62,4 +62,14 @@ void store_piece(const float* values, TensorView output, std::int64_t first, std
   }
 }
 
+void add_piece(const float* values, std::int64_t first, std::int64_t elems, TensorView sum) {
+  auto* to = element<std::byte>(static_cast<std::byte*>(sum.data), first, sum.dtype);
+  for (std::int64_t i = 0; i < elems; ++i, to += sizeof(float)) {  // which need not be aligned
+    float value;
+    std::memcpy(&value, to, sizeof(value));
+    value += values[i];
+    std::memcpy(to, &value, sizeof(value));
+  }
+}
+
 }  // namespace cortado

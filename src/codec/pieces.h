@@ -24,6 +24,9 @@ const float* load_piece(ConstTensorView input, std::int64_t first, std::int64_t 
 float* piece_target(TensorView output, std::int64_t first, std::int64_t elems, float* buffer);
 void store_piece(const float* values, TensorView output, std::int64_t first, std::int64_t elems, bool streams = false);
 
+// Adds values to first ... of `sum`, which is fp32.
+void add_piece(const float* values, std::int64_t first, std::int64_t elems, TensorView sum);
+
 // The largest finite value; of fp32, fp16 and bf16.
 constexpr float largest_finite(DType dtype) {
   if (dtype == DType::kFloat16) return 65504.0f;

@@ -79,7 +79,7 @@ class Quantiser {
   virtual Status dequantise_add(std::span<const std::uint8_t> codes, std::span<const std::byte> side, TensorView sum,
                                 std::span<std::byte> scratch) const {
     (void)codes, (void)side, (void)sum, (void)scratch;
-    return make_error(StatusCode::kUnsupported, "dequantise_add");
+    return make_error(StatusCode::kUnsupported, "this quantiser does not add");
   }
 
   // As Codec::explain, of a side section.

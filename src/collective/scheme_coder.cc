@@ -327,11 +327,14 @@ Status SchemeCoder::decode_piece(const SchemeStep& step, const Cell& cell, const
   float* sum = on_gpu ? device_values_.data() : values;
   const bool is_alone = step.contributors == 1 && is_sum_form;  // then votes have been counted
   const bool begins_sum = contributor == 0 && (!votes_ || is_alone);
-  float* target = begins_sum ? sum : decoded_.data();
+  const bool adds = !begins_sum && !votes_ && !is_sum_form && setup_.codec->can_add();
+  float* target = begins_sum || adds ? sum : decoded_.data();
   const TensorView decoded = {target, DType::kFloat32, piece.rows, piece.cols};
   if (is_sum_form) {
     CORTADO_RETURN_IF_ERROR(setup_.codec->decode_sum(payload, {step.terms, step.terms}, decoded));
     for (std::int64_t i = 0; i < piece.elems() && step.scale != 1; ++i) target[i] *= step.scale;
+  } else if (adds) {
+    CORTADO_RETURN_IF_ERROR(setup_.codec->decode_add(payload, decoded, scratch_.span()));
   } else {
     CORTADO_RETURN_IF_ERROR(setup_.codec->decode(payload, decoded, scratch_.span()));
   }

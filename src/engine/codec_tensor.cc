@@ -22,8 +22,8 @@ void fill_with_nan(void* output, DType dtype, std::int64_t elems) {
   for (std::int64_t i = 0; i < elems; ++i) store_floats(nan, 1.0f, 1, output, dtype, i);
 }
 
-Status of_rank(const Status& status, int rank) {
-  return status.with_context("payload of rank " + std::to_string(rank));
+Status of_rank(Status status, int rank) {
+  return status.ok() ? status : status.with_context("payload of rank " + std::to_string(rank));
 }
 
 }  // namespace
@@ -133,15 +133,14 @@ Result<CodecTensor::Encoded> GatheredTensor::encode(const void* gradient, double
 }
 
 Status GatheredTensor::decode_rank(int rank, PayloadOfRank payload, float* decoded, CodecScratch& scratch) {
-  const Status status =
-      setup().codec->decode(payload(rank, scratch.joint.span()), view_of(decoded), scratch.codec.span());
-  return status.ok() ? status : of_rank(status, rank);
+  return of_rank(setup().codec->decode(payload(rank, scratch.joint.span()), view_of(decoded), scratch.codec.span()),
+                 rank);
 }
 
-Status GatheredTensor::add_payload(int rank, PayloadOfRank payload, CodecScratch& scratch) {
-  const Status status =
-      setup().codec->decode_add(payload(rank, scratch.joint.span()), view_of(scratch.sum.data()), scratch.codec.span());
-  return status.ok() ? status : of_rank(status, rank);
+Status GatheredTensor::add_decoded_rank(int rank, PayloadOfRank payload, CodecScratch& scratch) {
+  return of_rank(
+      setup().codec->decode_add(payload(rank, scratch.joint.span()), view_of(scratch.sum.data()), scratch.codec.span()),
+      rank);
 }
 
 Status GatheredTensor::decode_own(PayloadOfRank payload, CodecScratch& scratch) {
@@ -151,14 +150,13 @@ Status GatheredTensor::decode_own(PayloadOfRank payload, CodecScratch& scratch) 
 Status GatheredTensor::decode(const Arrived& arrived, double gradient_scale, Settle settle, void* gradient_and_output,
                               CodecScratch& scratch) {
   const bool begins_sum = setup().encoded == DType::kFloat32 && !setup().codec->is_majority_vote();
+  const bool adds = begins_sum && setup().codec->can_add();
   const float scale = mean_scale(gradient_scale);
   for (int rank = 0; rank < setup().world_size; ++rank) {
-    if (begins_sum && rank > 0 && rank != setup().rank && setup().codec->can_add()) {
-      CORTADO_RETURN_IF_ERROR(add_payload(rank, arrived.payload, scratch));
+    if (adds && rank > 0 && rank != setup().rank) {
+      CORTADO_RETURN_IF_ERROR(add_decoded_rank(rank, arrived.payload, scratch));
       if (rank == setup().world_size - 1) {
-        for_chunks(elems(), [&](std::int64_t at, std::int64_t count) {
-          store_floats(scratch.sum.data() + at, scale, count, gradient_and_output, setup().dtype, at);
-        });
+        store_floats(scratch.sum.data(), scale, elems(), gradient_and_output, setup().dtype, 0);
       }
       continue;
     }

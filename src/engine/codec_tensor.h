@@ -137,7 +137,7 @@ class GatheredTensor final : public CodecTensor {
  private:
   Status decode_own(PayloadOfRank payload, CodecScratch& scratch) override;
   Status decode_rank(int rank, PayloadOfRank payload, float* decoded, CodecScratch& scratch);
-  Status add_payload(int rank, PayloadOfRank payload, CodecScratch& scratch);
+  Status add_decoded_rank(int rank, PayloadOfRank payload, CodecScratch& scratch);
   void add_rank(int rank, float mean_scale, void* output, CodecScratch& scratch) const;
 };
 

@@ -168,6 +168,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "topk(density=0.3) | float_rans", "randk(density=0.2)", "randk(density=0.2, block=7)",
                     "randk(density=0.2, scale=unbiased)", "randk(density=0.2, feedback=dgc)",
                     "randk(density=0.5) | topk(density=0.3) | quant(bits=4)", "quant(bits=4)",
+                    "quant(bits=4, feedback=none)", "quant(error=0.3, round=dead_zone, coder=rans)", "fp8(e4m3)",
                     "quant(bits=4, round=stochastic)", "quant(bits=3, round=dither)",
                     "quant(bits=8, round=dead_zone) | rans", "topk(density=0.2) | quant(bits=4) | rans",
                     "compso(bound=0.004)", "topk(density=0.5) | compso(bound=0.1)"),

@@ -744,7 +744,7 @@ TEST(Engine, SteadyStateAllocatesNothing) {
         coded("sign"), coded("sign(vote=majority)"), coded("topk(density=0.1)"),
         coded("topk(density=0.1, feedback=dgc)"), coded("float_rans"), coded("topk(density=0.2) | float_rans"),
         coded("randk(density=0.1)"), coded("quant(bits=4, round=stochastic)"),
-        coded("topk(density=0.2) | quant(bits=4) | rans"),
+        coded("quant(error=0.3, round=dead_zone, coder=rans)"), coded("topk(density=0.2) | quant(bits=4) | rans"),
         // Two threads, other wires, sides and rollbacks go other ways through the engine.
         EngineOptions::parse("acp(rank=4, wire=bf16, min_compression_rate=0)").value(),
         EngineOptions::parse("acp(rank=4, sides=alternate, min_compression_rate=0)").value(),

@@ -102,6 +102,7 @@ class CpuCodecWork final : public CodecWork {
       return {};
     }
     if (!is_gathered_) return decode_to(output);
+    if (codec_.can_add()) return codec_.decode_add(payload(), {output, DType::kFloat32, rows_, cols_}, scratch_.span());
     CORTADO_RETURN_IF_ERROR(decode_to(decoded_.data()));
     for (std::size_t i = 0; i < size(); ++i) output[i] += decoded_[i];
     return {};

@@ -74,6 +74,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<std::byte> bytes(input->rest.size());
   if (!bytes.empty()) std::memcpy(bytes.data(), input->rest.data(), bytes.size());
   tally.add(row, is_decoded(codec.decode(bytes, output, scratch)));
+  if (codec.can_add() && output.dtype == DType::kFloat32) is_decoded(codec.decode_add(bytes, output, scratch));
   if (const auto form = codec.sum_form(output.rows, output.cols, output.dtype);
       form.has_value() && !form->is_payload && output.dtype == DType::kFloat32) {
     is_decoded(codec.decode_sum(bytes, {.planned = 2, .added = 2}, output));

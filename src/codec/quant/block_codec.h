@@ -173,6 +173,7 @@ class BlockCodec final : public Codec, public Quantiser {
 
   Status dequantise_add(std::span<const std::uint8_t> codes, std::span<const std::byte> side, TensorView sum,
                         std::span<std::byte> scratch) const override {
+    CORTADO_CHECK(sum.dtype == DType::kFloat32);
     CORTADO_RETURN_IF_ERROR(check_dequantise(*this, *this, codes, side, sum, scratch));
     return decode_from(side.data(), {codes.data(), nullptr, scheme_.bits()}, sum, /*adds=*/true);
   }
@@ -344,16 +345,6 @@ class BlockCodec final : public Codec, public Quantiser {
     }
     if (streams) finish_streams();
     return wrong == nullptr ? Status() : corrupt_payload(*this, output, wrong);
-  }
-
-  static void add_piece(const float* values, std::int64_t first, std::int64_t elems, TensorView sum) {
-    auto* to = static_cast<std::byte*>(sum.data) + first * static_cast<std::int64_t>(sizeof(float));
-    for (std::int64_t i = 0; i < elems; ++i, to += sizeof(float)) {  // which need not be aligned
-      float value;
-      std::memcpy(&value, to, sizeof(value));
-      value += values[i];
-      std::memcpy(to, &value, sizeof(value));
-    }
   }
 
   // "14, 4, 7, ...", as far as the first codes are all there.

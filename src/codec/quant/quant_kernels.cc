@@ -184,7 +184,7 @@ struct DequantiseRow {
 
 // ---- errors --------------------------------------------------------------------------------------------------------
 
-// Of a magnitude: what is below 0 is as far from what it is decoded to.
+// q: a magnitude; errors of -q are the same.
 template <Rounding kRounding>
 HWY_INLINE VF32 squared_error(VF32 q) {
   const F32 d;

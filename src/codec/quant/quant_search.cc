@@ -19,7 +19,7 @@ constexpr std::int64_t kSmallElems = 65536;
 constexpr float kLeastStep = std::numeric_limits<float>::min(), kMostStep = std::numeric_limits<float>::max();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// What values come to, whatever the step.
+// Energy and largest magnitude of values.
 struct Measured {
   double energy = 0;                // the sum of their squares
   std::uint32_t max_magnitude = 0;  // its bits
@@ -72,8 +72,8 @@ class Whole {
   bool is_measured_ = false;
 };
 
-// Some values of a large tensor: 64 in a row of each of as many stretches, at places that differ, as rows and columns
-// do.
+// Some values of a large tensor: 64 in a row from each of 256 stretches, at offsets that differ, so that no column is
+// always met.
 class Sample {
  public:
   explicit Sample(ConstTensorView input) {
@@ -138,14 +138,17 @@ double relative_error(const Loss& loss, float step, const Measured& measured) {
   return static_cast<double>(step) * std::sqrt(loss.squares() / measured.energy);
 }
 
+// `loss`, and what `values` lose at `step`.
+template <typename Values, typename Loss>
+Loss loss_at(const Values& values, Loss loss, float step) {
+  values.for_each([&](const float* piece, std::int64_t elems) { loss.add(step, piece, elems); });
+  return loss;
+}
+
 // Of a step the relative L2 error of `values`, whose loss is counted from `none` on.
 template <typename Values, typename Loss>
 auto error_of(const Values& values, const Loss& none) {
-  return [&values, none](float step) {
-    Loss loss = none;
-    values.for_each([&](const float* piece, std::int64_t elems) { loss.add(step, piece, elems); });
-    return relative_error(loss, step, values.measured());
-  };
+  return [&values, none](float step) { return relative_error(loss_at(values, none, step), step, values.measured()); };
 }
 
 // Order-0 bits of all levels together; the farthest count as one.
@@ -180,9 +183,8 @@ float in_proportion(float step, double error, double found) {
   return step * static_cast<float>(std::clamp(error / found, 0.125, 8.0));
 }
 
-// The largest step found that keeps the error, from a guess on: bracketed by powers of two, then halved. Neither 0 nor
-// infinity, which no factor of 2 moves, even if the guess is.
-// `error_at(step)` is the relative L2 error.
+// The largest step found that keeps the error, from a guess on: bracketed by powers of two, then halved. From
+// kLeastStep to kMostStep, even if the guess is not. `error_at(step)` is the relative L2 error.
 template <typename ErrorAt>
 float bisect(const ErrorAt& error_at, double error, float guess) {
   const auto keeps = [&](float step) { return error_at(step) <= error; };
@@ -195,7 +197,8 @@ float bisect(const ErrorAt& error_at, double error, float guess) {
     kept = lost / 2;
   } else {
     do kept /= 2;
-    while (!keeps(kept) && kept > 0);
+    while (kept > kLeastStep && !keeps(kept));
+    if (kept <= kLeastStep) return kLeastStep;
     lost = kept * 2;
   }
   constexpr int kHalvings = 12;
@@ -210,57 +213,59 @@ float bisect(const ErrorAt& error_at, double error, float guess) {
 // step. Where they are not, what bisect() finds.
 template <typename ErrorAt>
 float solve(const ErrorAt& error_at, double error, float guess) {
-  constexpr int kMostSecants = 7;
+  constexpr int kMostSecants = 8;
   constexpr double kClose = 0.0005;
   float step = std::clamp(guess, kLeastStep, kMostStep), last = step;
   double found = error_at(step), last_found = found;
-  for (int i = 0; i <= kMostSecants; ++i) {
-    if (std::abs(found / error - 1) < kClose) return step;
+  for (int i = 0; std::abs(found / error - 1) >= kClose; ++i) {
+    if (i == kMostSecants) return bisect(error_at, error, guess);
     const double slope = (found - last_found) / (static_cast<double>(step) - last);  // NaN at first
-    const double next = step + (error - found) / slope;
+    const double next = std::min<double>(step + (error - found) / slope, kMostStep);
     const bool is_near = next > step / 8.0 && next < step * 8.0;
     last = std::exchange(step, is_near ? static_cast<float>(next) : in_proportion(step, error, found));
     step = std::clamp(step, kLeastStep, kMostStep);
     last_found = std::exchange(found, error_at(step));
   }
-  return bisect(error_at, error, guess);
+  return step;
 }
 
-// A large tensor's step, from the one on at which `some` of its values have the error: all are looked at, and where
-// the error is off, some tell how much another step is worth. Where errors are in no proportion to steps, as of values
-// of one magnitude, all are searched. Of a step above twice the largest value nothing but zeros is left. NaN and 0 as
-// find_step() has them. `loss`: that of all at the step.
+// Where to search a large tensor from; 0 or NaN where find_step() gives these.
+float start_of(const Sample& some, double error, Whole* all) {
+  const bool some_tell = some.measured().energy > 0;
+  if (!some_tell) all->measure();
+  const Measured& measured = some_tell ? some.measured() : all->measured();
+  if (!measured.is_finite()) return kNan;
+  if (measured.energy == 0) return 0;
+  return std::max(kLeastStep, first_guess(measured, error, some_tell ? Sample::elems() : all->elems()));
+}
+
+// The step of a large tensor, from the one on at which `some` of its values have the error; NaN if one is not finite.
+// `loss`: that of all values at the step.
 template <typename Loss>
 float correct(double error, Whole* all, const Sample& some, float step, Loss* loss) {
-  constexpr int kCorrections = 4;
+  constexpr int kLooks = 5;
   constexpr double kClose = 0.002;
   const Loss none = *loss;
   const auto error_of_some = error_of(some, none);
-  for (int i = 0; i <= kCorrections; ++i) {
+  for (int i = 0; i < kLooks; ++i) {
     *loss = none;
     const auto add = [&](const float* values, std::int64_t elems) { loss->add(step, values, elems); };
     all->is_measured() ? all->for_each(add) : all->measure(add);
     if (!all->measured().is_finite()) return kNan;
-    if (all->measured().energy == 0) return 0;
     const double found = relative_error(*loss, step, all->measured());
     if (std::abs(found / error - 1) < kClose) return step;
+    // As if errors of all were in proportion to those of some.
     const double found_in_some = some.measured().energy > 0 ? error_of_some(step) : 0;
     const double wanted_of_some = error * found_in_some / found;
     step = in_proportion(step, error, found);
     if (wanted_of_some > 0 && wanted_of_some < 1) step = solve(error_of_some, wanted_of_some, step);
+    // Of a step above twice the largest value nothing but zeros is left.
     step = std::clamp(step, kLeastStep, std::clamp(2 * all->measured().largest(), kLeastStep, kMostStep));
   }
-  step = bisect(error_of(*all, none), error, step);
-  *loss = none;
-  all->for_each([&](const float* values, std::int64_t elems) { loss->add(step, values, elems); });
+  // Errors are in no proportion to steps, as of values of one magnitude.
+  step = bisect(error_of(*all, none), error, first_guess(all->measured(), error, all->elems()));
+  *loss = loss_at(*all, none, step);
   return step;
-}
-
-// Where to search a large tensor from.
-float first_guess(Whole* all, const Sample& some, double error) {
-  if (some.measured().energy > 0) return first_guess(some.measured(), error, Sample::elems());
-  all->measure();
-  return first_guess(all->measured(), error, all->elems());
 }
 
 // Of a few shifts the one with the fewest bits at the error, by `search` from a guess on.
@@ -293,8 +298,8 @@ float find_step(Rounding rounding, double error, ConstTensorView input) {
     return rounding == Rounding::kDither ? guess : bisect(error_of(all, loss), error, guess);
   }
   const Sample some(input);
-  if (!some.measured().is_finite()) return kNan;
-  float step = first_guess(&all, some, error);
+  float step = start_of(some, error, &all);
+  if (!(step > 0)) return step;
   if (some.measured().energy > 0) step = solve(error_of(some, loss), error, step);
   return correct(error, &all, some, step, &loss);
 }
@@ -309,18 +314,17 @@ StepAndDeadZone find_dead_zone(double error, ConstTensorView input) {
     if (all.measured().energy == 0) return {0, kDeadZone};
     best = best_dead_zone(all, error, first_guess(all.measured(), error, all.elems()),
                           [](const auto&... of) { return bisect(of...); });
-    loss.shift = best.dead_zone.shift;
-    all.for_each([&](const float* values, std::int64_t elems) { loss.add(best.step, values, elems); });
+    loss = loss_at(all, DeadZoneLoss{.shift = best.dead_zone.shift}, best.step);
   } else {
     const Sample some(input);
-    if (!some.measured().is_finite()) return {kNan, kDeadZone};
-    best.step = first_guess(&all, some, error);
+    best.step = start_of(some, error, &all);
+    if (!(best.step > 0)) return best;
     if (some.measured().energy > 0) {
       best = best_dead_zone(some, error, best.step, [](const auto&... of) { return solve(of...); });
     }
     loss.shift = best.dead_zone.shift;
     best.step = correct(error, &all, some, best.step, &loss);
-    if (!(best.step > 0)) return {best.step, kDeadZone};  // 0 or NaN
+    if (std::isnan(best.step)) return {kNan, kDeadZone};
   }
   best.dead_zone.outwards = loss.outwards();
   return best;
