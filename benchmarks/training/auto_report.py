@@ -468,6 +468,8 @@ def differences_of_repeats(record: dict) -> list[float]:
 
 
 def draw_predictions(axis, records: list[dict]) -> None:
+    from matplotlib import ticker
+
     for model in sorted({record["model"] for record in records}):
         pairs = [pair for record in records if record["model"] == model for pair in predictions(record)]
         if pairs:
@@ -478,6 +480,10 @@ def draw_predictions(axis, records: list[dict]) -> None:
         axis.plot(line, line, color="#888888", linewidth=1)
         axis.fill_between(line, [x * 0.95 for x in line], [x * 1.05 for x in line], color="#888888", alpha=0.25)
         axis.set(xscale="log", yscale="log")
+        for side in (axis.xaxis, axis.yaxis):  # 500, 1000, 2000: labels of all minor ticks lie upon each other
+            side.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            side.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+            side.set_minor_formatter(ticker.NullFormatter())
     axis.set(
         xlabel="predicted, ms a step", ylabel="measured on trial, ms a step", title="Every setting tried; ±5 % grey"
     )
