@@ -24,9 +24,7 @@ _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()} | {BYTE_CODE: tor
 
 _SLICE_S = 1.0  # how often a waiting rank looks whether a peer has reported a failure
 
-_Memory = ctypes.c_char * 2**46  # whatever its size: of a type for each, none would be used again
-
-_MOST_TENSORS = 4096  # kept
+_Memory = ctypes.c_char * 2**46  # of every size: none of the types of each would be used again
 
 _EXIT_S = 0.1  # see _outlive_transport()
 
@@ -48,7 +46,6 @@ class TorchGroup:
         self._ranks = list(range(self.world_size))  # in the whole group
         self.name = _backend_for_host_memory(self._group)
         self._works = {}
-        self._tensors = {}
         group_name = self._group.group_name
         prefix = f"cortado/{group_name}/{_attachments[group_name]}"
         _attachments[group_name] += 1
@@ -77,7 +74,7 @@ class TorchGroup:
     def _make_subgroup(self, ranks):
         made = copy.copy(self)
         made.rank, made.world_size, made._ranks = ranks.index(self.rank), len(ranks), list(ranks)
-        made._works, made._tensors = {}, {}
+        made._works = {}
         try:
             made._group = self._make_backend(made.rank, ranks)
         except RuntimeError as error:
@@ -177,25 +174,25 @@ class TorchGroup:
     # left goes through all-to-all, which moves exactly the bytes that must travel, in one round.
 
     def _all_reduce(self, call):
-        tensor = self._tensor(call, call.received, call.elems)
+        tensor = self._tensor(call.received, call.elems, call.dtype)
         if call.sent != call.received:
-            tensor.copy_(self._tensor(call, call.sent, call.elems))
+            tensor.copy_(self._tensor(call.sent, call.elems, call.dtype))
         return _Started(self._group.allreduce([tensor], self._options(dist.AllreduceOptions())))
 
     def _broadcast(self, call):
         data = call.sent if self.rank == call.root else call.received
         options = self._options(dist.BroadcastOptions())
         options.rootRank = call.root
-        return _Started(self._group.broadcast([self._tensor(call, data, call.elems)], options))
+        return _Started(self._group.broadcast([self._tensor(data, call.elems, call.dtype)], options))
 
     def _reduce(self, call):
         if self.world_size == 2:
             return self._reduce_of_two(call)
-        own = self._tensor(call, call.sent, call.elems)
+        own = self._tensor(call.sent, call.elems, call.dtype)
         if self.rank != call.root:
             own = own.clone()  # the transport adds in it
         elif call.sent != call.received:
-            own = self._tensor(call, call.received, call.elems).copy_(own)
+            own = self._tensor(call.received, call.elems, call.dtype).copy_(own)
         options = self._options(dist.ReduceOptions())
         options.rootRank = call.root
         return _Started(self._group.reduce([own], options), own)
@@ -203,47 +200,47 @@ class TorchGroup:
     def _reduce_of_two(self, call):
         """Gloo's own way sends half as much again."""
         is_root = self.rank == call.root
-        own = self._tensor(call, call.sent, call.elems)
+        own = self._tensor(call.sent, call.elems, call.dtype)
         to_root = [call.elems if rank == call.root else 0 for rank in range(2)]
         if not is_root:
             return self._exchange(torch.empty(0, dtype=call.dtype), own, [0, 0], to_root)
         parts = torch.empty(2 * call.elems, dtype=call.dtype)
-        result = self._tensor(call, call.received, call.elems)
+        result = self._tensor(call.received, call.elems, call.dtype)
         started = self._exchange(parts, own, [call.elems] * 2, to_root)
         started.finish = lambda: _sum_in_rank_order(parts.view(2, -1), result)
         return started
 
     def _all_gather(self, call):
         if call.counts is None:
-            own = self._tensor(call, call.sent, call.elems)
-            everything = self._tensor(call, call.received, call.elems * self.world_size)
+            own = self._tensor(call.sent, call.elems, call.dtype)
+            everything = self._tensor(call.received, call.elems * self.world_size, call.dtype)
             options = self._options(dist.distributed_c10d.AllgatherOptions())
             return _Started(self._group._allgather_base(everything, own, options))
         count = call.counts[self.rank]
-        copies = self._tensor(call, call.sent, count).repeat(self.world_size)
-        everything = self._tensor(call, call.received, sum(call.counts))
+        copies = self._tensor(call.sent, count, call.dtype).repeat(self.world_size)
+        everything = self._tensor(call.received, sum(call.counts), call.dtype)
         return self._exchange(everything, copies, call.counts, [count] * self.world_size)
 
     def _gather(self, call):
         counts = call.counts or [call.elems] * self.world_size
         is_root = self.rank == call.root
-        own = self._tensor(call, call.sent, counts[self.rank])
-        everything = self._tensor(call, call.received, sum(counts) if is_root else 0)
+        own = self._tensor(call.sent, counts[self.rank], call.dtype)
+        everything = self._tensor(call.received, sum(counts) if is_root else 0, call.dtype)
         to_root = [counts[self.rank] if rank == call.root else 0 for rank in range(self.world_size)]
         return self._exchange(everything, own, counts if is_root else [0] * self.world_size, to_root)
 
     def _all_to_all(self, call):
         sent_counts = call.counts or [call.elems] * self.world_size
         received_counts = call.received_counts or sent_counts
-        sent = self._tensor(call, call.sent, sum(sent_counts))
-        received = self._tensor(call, call.received, sum(received_counts))
+        sent = self._tensor(call.sent, sum(sent_counts), call.dtype)
+        received = self._tensor(call.received, sum(received_counts), call.dtype)
         return self._exchange(received, sent, received_counts, sent_counts)
 
     def _reduce_scatter(self, call):
         counts = call.counts or [call.elems] * self.world_size
-        sent = self._tensor(call, call.sent, sum(counts))
+        sent = self._tensor(call.sent, sum(counts), call.dtype)
         parts = torch.empty(counts[self.rank] * self.world_size, dtype=call.dtype)
-        result = self._tensor(call, call.received, counts[self.rank])
+        result = self._tensor(call.received, counts[self.rank], call.dtype)
         started = self._exchange(parts, sent, [counts[self.rank]] * self.world_size, counts)
         started.finish = lambda: _sum_in_rank_order(parts.view(self.world_size, -1), result)
         return started
@@ -280,21 +277,14 @@ class TorchGroup:
 
     # ---- memory
 
-    def _tensor(self, call, data, elems):
-        """A tensor over memory of the engine (or of DDP's bucket). Kept for the next time, but where sizes vary: what
-        stayed of every step would lie in the way of what training allocates, and its large tensors, finding no room,
-        go to the end of the heap, which the C library gives back and takes again, page by page, every few steps."""
+    @staticmethod
+    def _tensor(data, elems, dtype):
+        """A tensor over memory of the engine (or of DDP's bucket). Not kept: what stayed of every step would lie in the
+        way of what training allocates, and its large tensors, finding no room, go to the end of the heap, which the C
+        library gives back and takes again, page by page, every few steps."""
         if elems == 0:
-            return torch.empty(0, dtype=call.dtype)
-        key = (data, elems, call.dtype)
-        tensor = self._tensors.get(key)
-        if tensor is None:
-            tensor = torch.frombuffer(_Memory.from_address(data), dtype=call.dtype, count=elems)
-            if call.counts is None and call.received_counts is None:
-                if len(self._tensors) >= _MOST_TENSORS:
-                    self._tensors.clear()
-                self._tensors[key] = tensor
-        return tensor
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(_Memory.from_address(data), dtype=dtype, count=elems)
 
 
 @dataclass

@@ -170,24 +170,27 @@ def sums_in_rank_order(me):
     return float(received[0])
 
 
-def blocks_left_by_varying_sizes(me):
-    """How many blocks of Python's memory 300 gathers leave behind, each of other sizes than those before."""
+def blocks_left(me):
+    """How many blocks of Python's memory 300 gathers and sums leave behind, each of other sizes and at other places."""
     from cortado.group import TorchGroup
 
     group = TorchGroup(None)
     sent = np.zeros(1000, dtype=np.uint8)
     received = np.zeros(1000 * me.world_size, dtype=np.uint8)
+    place, gathered = sent.ctypes.data, received.ctypes.data
 
-    def gather(work):
-        counts = [1 + (3 * work + 2 * rank) % 997 for rank in range(me.world_size)]
-        group.start(work, "all_gather", UINT8, sent.ctypes.data, received.ctypes.data, 0, 0, counts, None)
-        group.wait(work, 30.0)
+    def step(number):
+        counts = [1 + (3 * number + 2 * rank) % 997 for rank in range(me.world_size)]
+        group.start(2 * number, "all_gather", UINT8, place, gathered, 0, 0, counts, None)
+        group.start(2 * number + 1, "all_reduce", UINT8, place + number, place + number, 8, 0, None, None)
+        group.wait(2 * number, 30.0)
+        group.wait(2 * number + 1, 30.0)
 
-    for work in range(30):
-        gather(work)
+    for number in range(30):
+        step(number)
     before = sys.getallocatedblocks()
-    for work in range(30, 330):
-        gather(work)
+    for number in range(30, 330):
+        step(number)
     return sys.getallocatedblocks() - before
 
 
@@ -215,9 +218,9 @@ def test_reduce_scatter_adds_in_rank_order(pools):
     assert pools(3).run(sums_in_rank_order) == [0.0, 0.0, 0.0]  # (1e8 + 1) - 1e8
 
 
-def test_gathers_of_varying_sizes_leave_nothing(pools):
+def test_collectives_leave_nothing(pools):
     """It would part the heap on which training has its large tensors."""
-    assert max(pools(2).run(blocks_left_by_varying_sizes)) < 100
+    assert max(pools(2).run(blocks_left)) < 100
 
 
 # ---- the end of a process --------------------------------------------------------------------------------------------
