@@ -46,15 +46,25 @@ HWY_INLINE std::byte* encode_lane(std::uint32_t interval, std::uint32_t* state, 
   return at;
 }
 
+// What one slot says.
+struct FoundSlot {
+  std::uint8_t code;
+  std::uint32_t frequency, offset;
+};
+HWY_INLINE FoundSlot find_slot(const std::uint32_t* entries, std::uint32_t last_coarse_slot, std::uint32_t slot) {
+  const std::uint32_t entry = entries[rans_entry_index(slot, last_coarse_slot)];
+  const std::uint32_t first = rans_entry_first(entry), second = rans_entry_second(entry);
+  const auto code = static_cast<std::uint8_t>(entry);
+  if (slot > last_coarse_slot) return {code, second / 16, first / 16};
+  return {code, second, slot - first};
+}
+
 // Where there is no word left, 0 is read.
 HWY_INLINE const std::byte* decode_lane(const RansDecodeTable& table, const std::byte* end, std::uint32_t* state,
                                         const std::byte* at, std::uint8_t* code) {
-  const std::uint32_t slot = *state & 0xffff;
-  const std::uint32_t entry = table.entries[rans_entry_index(slot, table.last_coarse_slot)];
-  const std::uint32_t first = rans_entry_first(entry), second = rans_entry_second(entry);
-  const bool is_rare = slot > table.last_coarse_slot;
-  *code = static_cast<std::uint8_t>(entry);
-  *state = is_rare ? second / 16 * (*state >> 16) + first / 16 : second * (*state >> 16) + slot - first;
+  const FoundSlot found = find_slot(table.entries, table.last_coarse_slot, *state & 0xffff);
+  *code = found.code;
+  *state = found.frequency * (*state >> 16) + found.offset;
   if (*state >> 16 != 0) return at;
   *state = *state << 16 | (end - at >= 2 ? load_word(at) : 0);
   return at + 2;
@@ -520,6 +530,45 @@ struct WideSymbols {
   VU16 last_coarse_slot;
 };
 
+// Most slots belong to 16 symbols. All are looked up as if they did, and those that do not once more, one by one.
+struct MostlyNarrowSymbols {
+  explicit MostlyNarrowSymbols(const RansDecodeTable& table)
+      : narrow(table),
+        first_slot(hn::Set(U16(), table.starts[0])),
+        slots(hn::Set(U16(), static_cast<std::uint16_t>(table.slots))),
+        entries(table.entries),
+        last_coarse_slot(table.last_coarse_slot) {}
+
+  HWY_INLINE void fetch(const States&, std::uint32_t*) const {}
+
+  HWY_INLINE Found find(const States& states, const std::uint32_t* fetched, std::uint8_t* codes) const {
+    Found found = narrow.find(states, fetched, codes);
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const Mask others = at_least(hn::Sub(states.low[v], first_slot), slots);
+      if (HWY_LIKELY(hn::AllFalse(U16(), others))) continue;
+      std::uint16_t lanes[kVectorLanes];
+      hn::StoreU(states.low[v], U16(), lanes);
+      for (std::uint32_t left = bits_of(others); left != 0; left &= left - 1) {
+        const int lane = std::countr_zero(left);
+        const FoundSlot other = find_slot(entries, last_coarse_slot, lanes[lane]);
+        const Mask here = hn::Eq(hn::Iota(U16(), 0), hn::Set(U16(), static_cast<std::uint16_t>(lane)));
+        const auto put = [&](std::uint32_t value, VU16* to) HWY_ATTR {
+          *to = hn::IfThenElse(here, hn::Set(U16(), static_cast<std::uint16_t>(value)), *to);
+        };
+        put(other.frequency, &found.frequency[v]);
+        put(other.offset, &found.offset[v]);
+        codes[v * kVectorLanes + static_cast<std::size_t>(lane)] = other.code;
+      }
+    }
+    return found;
+  }
+
+  NarrowSymbols narrow;
+  VU16 first_slot, slots;
+  const std::uint32_t* entries;
+  std::uint32_t last_coarse_slot;
+};
+
 // One chunk being decoded.
 struct Reader {
   States states;
@@ -638,8 +687,9 @@ void EncodeChunks(const RansEncodeTable& table, std::span<RansEncodeJob> jobs) {
 }
 
 void DecodeChunks(const RansDecodeTable& table, std::span<RansDecodeJob> jobs, const std::byte* readable_end) {
-  table.is_narrow ? decode_with<NarrowSymbols>(table, jobs, readable_end)
-                  : decode_with<WideSymbols>(table, jobs, readable_end);
+  if (table.is_narrow()) return decode_with<NarrowSymbols>(table, jobs, readable_end);
+  table.is_mostly_narrow() ? decode_with<MostlyNarrowSymbols>(table, jobs, readable_end)
+                           : decode_with<WideSymbols>(table, jobs, readable_end);
 }
 
 // ---- count ---------------------------------------------------------------------------------------------------------

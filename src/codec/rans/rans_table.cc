@@ -95,7 +95,11 @@ RansEncodeTable make_rans_encode_table(const RansFrequencies& frequencies) {
 }
 
 void make_rans_decode_table(const RansFrequencies& frequencies, RansDecodeTable* table) {
-  std::size_t occurring = 0;
+  struct Interval {
+    std::uint32_t symbol, start, frequency;
+  };
+  Interval intervals[256];
+  int occurring = 0;
   std::uint32_t* entry = table->entries;
   table->last_coarse_slot = kRansTotal - 1;
   for_each_interval(frequencies, [&](std::uint32_t symbol, std::uint32_t start, std::uint32_t frequency) {
@@ -107,14 +111,24 @@ void make_rans_decode_table(const RansFrequencies& frequencies, RansDecodeTable*
     } else {
       entry = std::fill_n(entry, frequency / kRansCoarse, rans_entry(symbol, start, frequency));
     }
-    for (std::size_t i = occurring; i < kRansNarrow; ++i) {
-      table->symbols[i] = static_cast<std::uint8_t>(symbol);
-      table->starts[i] = static_cast<std::uint16_t>(start);
-      table->frequencies[i] = static_cast<std::uint16_t>(frequency);
-    }
-    ++occurring;
+    intervals[occurring++] = {symbol, start, frequency};
   });
-  table->is_narrow = occurring <= kRansNarrow;
+  const int count = std::min(occurring, kRansNarrow);
+  int first = 0;
+  table->slots = 0;
+  for (int i = 0; i + count <= occurring; ++i) {
+    const Interval& last = intervals[i + count - 1];
+    const std::uint32_t slots = last.start + last.frequency - intervals[i].start;
+    if (slots <= table->slots) continue;
+    table->slots = slots;
+    first = i;
+  }
+  for (int i = 0; i < kRansNarrow; ++i) {
+    const Interval& interval = intervals[first + std::min(i, count - 1)];
+    table->symbols[i] = static_cast<std::uint8_t>(interval.symbol);
+    table->starts[i] = static_cast<std::uint16_t>(interval.start);
+    table->frequencies[i] = static_cast<std::uint16_t>(interval.frequency);
+  }
 }
 
 }  // namespace cortado

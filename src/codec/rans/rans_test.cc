@@ -24,9 +24,22 @@ using reference::RansBytes;
 std::uint32_t random_word(std::uint64_t seed, std::uint64_t i) { return philox_block(seed, 0, 0, i / 4)[i % 4]; }
 
 // Codes whose histograms differ in kind.
-enum class Kind { kNormal, kNormalWide, kUniform4Bit, kUniform, kSkewed, kSparse, kTwo, kAlmostOne, kNarrowBlocks };
-constexpr Kind kKinds[] = {Kind::kNormal, Kind::kNormalWide, Kind::kUniform4Bit, Kind::kUniform,     Kind::kSkewed,
-                           Kind::kSparse, Kind::kTwo,        Kind::kAlmostOne,   Kind::kNarrowBlocks};
+enum class Kind {
+  kNormal,
+  kNormalWide,
+  kUniform4Bit,
+  kUniform,
+  kSkewed,
+  kSparse,
+  kTwo,
+  kAlmostOne,
+  kNarrowBlocks,
+  kLaplace,
+  kLaplaceAbove,
+};
+constexpr Kind kKinds[] = {Kind::kNormal,       Kind::kNormalWide, Kind::kUniform4Bit, Kind::kUniform,
+                           Kind::kSkewed,       Kind::kSparse,     Kind::kTwo,         Kind::kAlmostOne,
+                           Kind::kNarrowBlocks, Kind::kLaplace,    Kind::kLaplaceAbove};
 
 RansBytes normal_codes(std::size_t elems, int bits, double step, std::uint64_t seed = 1) {
   std::vector<float> values(elems);
@@ -54,6 +67,10 @@ RansBytes make_codes(Kind kind, std::size_t elems, std::uint64_t seed = 1) {
     if (kind == Kind::kTwo) code = low < 20000 ? 0 : 255;
     if (kind == Kind::kAlmostOne) code = i % 1021 == 7 ? 9 : 8;
     if (kind == Kind::kNarrowBlocks) code = low % 9 + 11 * (i / 20000 % 20);
+    // Levels as of gradients: nearly all near the middle, or near 0, the others far apart.
+    const auto magnitude = static_cast<std::uint32_t>(std::min(-1.3 * std::log(unit + 0x1p-25), 120.0));
+    if (kind == Kind::kLaplace) code = low % 2 == 0 ? 128 + magnitude : 128 - magnitude;
+    if (kind == Kind::kLaplaceAbove) code = magnitude > 9 ? 20 + low % 230 : 7 + magnitude;
     codes[i] = static_cast<std::uint8_t>(code);
   }
   return codes;
@@ -107,6 +124,20 @@ TEST(Rans, BytesAreThoseOfTheReferenceOnEveryTarget) {
       }
     }
   }
+}
+
+TEST(Rans, ThereAreCodesOfEveryLookup) {
+  int narrow = 0, mostly_narrow = 0, wide = 0;
+  for (const Kind kind : kKinds) {
+    std::uint64_t counts[256] = {};
+    for (const std::uint8_t code : make_codes(kind, 70001)) ++counts[code];
+    RansDecodeTable table;
+    make_rans_decode_table(rans_frequencies(counts), &table);
+    ++(table.is_narrow() ? narrow : table.is_mostly_narrow() ? mostly_narrow : wide);
+  }
+  EXPECT_GE(narrow, 3);
+  EXPECT_EQ(mostly_narrow, 2);
+  EXPECT_GE(wide, 3);
 }
 
 TEST(Rans, EveryChunkSize) {
@@ -192,7 +223,7 @@ TEST(Rans, TheWorkedExamplesOfItsSpec) {
 // ---- hostile payloads ----------------------------------------------------------------------------------------------
 
 TEST(Rans, EveryTruncationIsAnError) {
-  for (const Kind kind : {Kind::kNormal, Kind::kNormalWide, Kind::kUniform, Kind::kAlmostOne}) {
+  for (const Kind kind : {Kind::kNormal, Kind::kNormalWide, Kind::kUniform, Kind::kAlmostOne, Kind::kLaplace}) {
     const RansBytes codes = make_codes(kind, 6000);
     const RansBytes payload = encode(codes, 4096);
     RansBytes output(codes.size());
@@ -204,7 +235,7 @@ TEST(Rans, EveryTruncationIsAnError) {
 }
 
 TEST(Rans, FlippedBitsAndBytesGiveAnErrorOrCodes) {
-  for (const Kind kind : {Kind::kNormal, Kind::kNormalWide, Kind::kSkewed, Kind::kTwo}) {
+  for (const Kind kind : {Kind::kNormal, Kind::kNormalWide, Kind::kSkewed, Kind::kTwo, Kind::kLaplace}) {
     const RansBytes codes = make_codes(kind, 30000);
     const RansBytes payload = encode(codes, 4096);
     RansBytes output(codes.size());
