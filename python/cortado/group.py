@@ -24,7 +24,9 @@ _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()} | {BYTE_CODE: tor
 
 _SLICE_S = 1.0  # how often a waiting rank looks whether a peer has reported a failure
 
-_Memory = ctypes.c_char * 2**46  # of every size: none of the types of each would be used again
+# Longer than any memory, so that one type serves every size (ctypes keeps each that it makes). It allocates nothing;
+# frombuffer(count=) says how much of it a tensor has.
+_AnyMemory = ctypes.c_char * 2**46
 
 _EXIT_S = 0.1  # see _outlive_transport()
 
@@ -279,12 +281,12 @@ class TorchGroup:
 
     @staticmethod
     def _tensor(data, elems, dtype):
-        """A tensor over memory of the engine (or of DDP's bucket). Not kept: what stayed of every step would lie in the
-        way of what training allocates, and its large tensors, finding no room, go to the end of the heap, which the C
-        library gives back and takes again, page by page, every few steps."""
+        """A tensor over memory of the engine (or of DDP's bucket). Not kept: places and sizes vary, and what stayed of
+        every step would part the heap. A large gradient then finds no room but at the heap's end, which the C library
+        gives back and takes again, page by page, every few steps."""
         if elems == 0:
             return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(_Memory.from_address(data), dtype=dtype, count=elems)
+        return torch.frombuffer(_AnyMemory.from_address(data), dtype=dtype, count=elems)
 
 
 @dataclass

@@ -219,13 +219,13 @@ def test_reduce_scatter_adds_in_rank_order(pools):
 
 
 def test_collectives_leave_nothing(pools):
-    """It would part the heap on which training has its large tensors."""
+    """What stayed of every step would part the heap from which training takes its large tensors."""
     assert max(pools(2).run(blocks_left)) < 100
 
 
 # ---- the end of a process --------------------------------------------------------------------------------------------
 
-END_AT_ONCE = """
+END_BEHIND_A_GATHER = """
 import cortado, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 try:
@@ -234,16 +234,26 @@ except cortado.CortadoError:
     dist.destroy_process_group()
 """
 
+END_BEHIND_A_SUM = """
+import cortado, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+cortado.attach(model, "acp(rank=2, start_step=0)")
+model(torch.ones(1, 64)).sum().backward()
+dist.destroy_process_group()
+"""
+
 
 @pytest.mark.slow
-def test_processes_that_end_behind_a_collective_end_well(tmp_path):
+@pytest.mark.parametrize("program", [END_BEHIND_A_GATHER, END_BEHIND_A_SUM], ids=["gather", "sum"])
+def test_processes_that_end_behind_a_collective_end_well(tmp_path, program):
     """One in ten was aborted by a thread of Gloo that let go of a tensor while the interpreter ended."""
     for attempt in range(15):
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         variables = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
         ranks = [
-            subprocess.Popen([sys.executable, "-c", END_AT_ONCE], env=variables | {"RANK": str(rank)}, cwd=tmp_path)
+            subprocess.Popen([sys.executable, "-c", program], env=variables | {"RANK": str(rank)}, cwd=tmp_path)
             for rank in range(2)
         ]
         assert [rank.wait(60) for rank in ranks] == [0, 0], attempt

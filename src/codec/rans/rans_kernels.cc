@@ -530,12 +530,13 @@ struct WideSymbols {
   VU16 last_coarse_slot;
 };
 
-// Most slots belong to 16 symbols. All are looked up as if they did, and those that do not once more, one by one.
+// Most slots belong to 16 symbols. All are looked up in registers as if there were no others; lanes for which that is
+// wrong are corrected one by one.
 struct MostlyNarrowSymbols {
   explicit MostlyNarrowSymbols(const RansDecodeTable& table)
       : narrow(table),
         first_slot(hn::Set(U16(), table.starts[0])),
-        slots(hn::Set(U16(), static_cast<std::uint16_t>(table.slots))),
+        narrow_slots(hn::Set(U16(), static_cast<std::uint16_t>(table.narrow_slots))),
         entries(table.entries),
         last_coarse_slot(table.last_coarse_slot) {}
 
@@ -544,7 +545,7 @@ struct MostlyNarrowSymbols {
   HWY_INLINE Found find(const States& states, const std::uint32_t* fetched, std::uint8_t* codes) const {
     Found found = narrow.find(states, fetched, codes);
     for (std::size_t v = 0; v < kVectors; ++v) {
-      const Mask others = at_least(hn::Sub(states.low[v], first_slot), slots);
+      const Mask others = at_least(hn::Sub(states.low[v], first_slot), narrow_slots);
       if (HWY_LIKELY(hn::AllFalse(U16(), others))) continue;
       std::uint16_t lanes[kVectorLanes];
       hn::StoreU(states.low[v], U16(), lanes);
@@ -564,7 +565,7 @@ struct MostlyNarrowSymbols {
   }
 
   NarrowSymbols narrow;
-  VU16 first_slot, slots;
+  VU16 first_slot, narrow_slots;
   const std::uint32_t* entries;
   std::uint32_t last_coarse_slot;
 };

@@ -115,12 +115,12 @@ void make_rans_decode_table(const RansFrequencies& frequencies, RansDecodeTable*
   });
   const int count = std::min(occurring, kRansNarrow);
   int first = 0;
-  table->slots = 0;
+  table->narrow_slots = 0;
   for (int i = 0; i + count <= occurring; ++i) {
     const Interval& last = intervals[i + count - 1];
     const std::uint32_t slots = last.start + last.frequency - intervals[i].start;
-    if (slots <= table->slots) continue;
-    table->slots = slots;
+    if (slots <= table->narrow_slots) continue;
+    table->narrow_slots = slots;
     first = i;
   }
   for (int i = 0; i < kRansNarrow; ++i) {
