@@ -32,6 +32,7 @@ using V = hn::Vec<D>;
 constexpr int kRowBlock = 4;
 constexpr int kChunk = 4;
 constexpr std::int64_t kTileCols = 512;
+constexpr int kReads = 0, kToSecondLevel = 2;  // of __builtin_prefetch
 
 // Rows of one block within one tile.
 template <int B>
@@ -44,8 +45,10 @@ struct Tile {
   float limit;  // gradients from this magnitude on count as not finite
 
   // Where the next tile's rows lie in memory, to be fetched while this one is worked on. PERF: short rows end before
-  // the hardware's prefetcher follows them; this took 1536 x 384 at rank 4 from 68 % to 88 % of a memory copy
-  // (benchmarks/codec/lowrank_bench.cc, Zen 4) and changed nothing at 4096 x 4096.
+  // the hardware's prefetcher follows them. Into the second-level cache: in the first one, which two hardware threads
+  // may share, the next tile would push out this one before it is projected (benchmarks/codec/lowrank_bench.cc, Zen 4:
+  // 1536 x 384 at rank 4 17 GB/s without, 17 to 18 into the first level, 30 to 33 into the second; 4096 x 4096 20 to 22
+  // and 23 to 28).
   const std::byte* next_gradient[B];
   const float* next_residual[B];
   std::int64_t gradient_elem_bytes;
@@ -103,8 +106,8 @@ HWY_INLINE bool subtract_and_add(const Tile<B>& tile, const float* const* source
       for (int b = 0; b < B; ++b) e[b] = hn::NegMulAdd(factor[b][k], c, e[b]);
     }
     for (int b = 0; b < B; ++b) {
-      __builtin_prefetch(tile.next_residual[b] + j);
-      __builtin_prefetch(tile.next_gradient[b] + j * tile.gradient_elem_bytes);
+      __builtin_prefetch(tile.next_residual[b] + j, kReads, kToSecondLevel);
+      __builtin_prefetch(tile.next_gradient[b] + j * tile.gradient_elem_bytes, kReads, kToSecondLevel);
       const V g = hn::LoadU(d, tile.gradient[b] + j);
       const auto ok = hn::Lt(hn::Abs(g), limit);
       all_finite = hn::And(all_finite, ok);
