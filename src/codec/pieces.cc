@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "codec/cast/cast_kernels.h"
+#include "core/elementwise.h"
 
 namespace cortado {
 
@@ -63,13 +64,7 @@ void store_piece(const float* values, TensorView output, std::int64_t first, std
 }
 
 void add_piece(const float* values, std::int64_t first, std::int64_t elems, TensorView sum) {
-  auto* to = element<std::byte>(static_cast<std::byte*>(sum.data), first, sum.dtype);
-  for (std::int64_t i = 0; i < elems; ++i, to += sizeof(float)) {  // which need not be aligned
-    float value;
-    std::memcpy(&value, to, sizeof(value));
-    value += values[i];
-    std::memcpy(to, &value, sizeof(value));
-  }
+  add_values(values, elems, element<float>(static_cast<std::byte*>(sum.data), first, sum.dtype));
 }
 
 }  // namespace cortado

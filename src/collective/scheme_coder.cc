@@ -12,6 +12,7 @@
 #include "codec/stage.h"
 #include "core/check.h"
 #include "core/checksum.h"
+#include "core/elementwise.h"
 #include "core/finite.h"
 #include "core/hash.h"
 
@@ -189,7 +190,7 @@ bool SchemeCoder::add_residual(const SchemeStep& step, const Piece& piece, float
   const float scale = program_->places[static_cast<std::size_t>(step.place)].scale;
   const std::int64_t elems = piece.elems();
   if (!setup_.has_feedback) {
-    for (std::int64_t i = 0; i < elems && scale != 1; ++i) values[i] *= scale;
+    if (scale != 1) scale_values(values, scale, elems, values);
     return false;
   }
   const float* kept = residual_of(kept_, step, piece);
@@ -347,7 +348,7 @@ Status SchemeCoder::decode_piece(const SchemeStep& step, const Cell& cell, const
 
 void SchemeCoder::add(int contributor, int contributors, const float* decoded, std::int64_t elems, float* sum) {
   if (!votes_) {
-    for (std::int64_t i = 0; i < elems; ++i) sum[i] += decoded[i];
+    add_values(decoded, elems, sum);
     return;
   }
   float* magnitude = magnitude_.data();
@@ -451,7 +452,7 @@ Status SchemeCoder::decode_chunks(const SchemeStep& step, const Piece& piece, fl
       const TensorView decoded = {c == 0 ? sum : decoded_.data(), DType::kFloat32, 1, count};
       const Status status = setup_.codec->decode(payload, decoded, scratch_.span());
       if (!status.ok()) return status.with_context(name_of(piece, c));
-      for (std::int64_t i = 0; i < count && c > 0; ++i) sum[i] += decoded_[static_cast<std::size_t>(i)];
+      if (c > 0) add_values(decoded_.data(), count, sum);
     }
     finite = all_finite(sum, count, DType::kFloat32) && finite;
     if (sum == buffer || to.result_scale != 1) store_floats(sum, to.result_scale, count, to.data, to.dtype, at);

@@ -9,7 +9,9 @@
 
 #include "codec/cast/float_chunks.h"
 #include "core/check.h"
+#include "core/elementwise.h"
 #include "core/finite.h"
+#include "core/streaming.h"
 
 namespace cortado {
 
@@ -156,7 +158,7 @@ Status GatheredTensor::decode(const Arrived& arrived, double gradient_scale, Set
     if (adds && rank > 0 && rank != setup().rank) {
       CORTADO_RETURN_IF_ERROR(add_decoded_rank(rank, arrived.payload, scratch));
       if (rank == setup().world_size - 1) {
-        store_floats(scratch.sum.data(), scale, elems(), gradient_and_output, setup().dtype, 0);
+        store_floats(scratch.sum.data(), scale, elems(), gradient_and_output, setup().dtype, 0, streams_mean());
       }
       continue;
     }
@@ -169,11 +171,16 @@ Status GatheredTensor::decode(const Arrived& arrived, double gradient_scale, Set
     if (decoded == scratch.sum.data()) continue;
     add_rank(rank, scale, gradient_and_output, scratch);
   }
+  if (streams_mean()) finish_streams();
   // What was left out of the residual is missing in the payload too; nobody may take that for a gradient.
   if (!arrived.finite && all_finite(gradient_and_output, elems(), setup().dtype)) {
     fill_with_nan(gradient_and_output, setup().dtype, elems());
   }
   return {};
+}
+
+bool GatheredTensor::streams_mean() const {
+  return elems() * static_cast<std::int64_t>(sizeof(float)) >= kLeastStreamedGradientBytes;
 }
 
 void GatheredTensor::add_rank(int rank, float mean_scale, void* output, CodecScratch& scratch) const {
@@ -193,9 +200,9 @@ void GatheredTensor::add_rank(int rank, float mean_scale, void* output, CodecScr
     } else if (is_first) {
       std::copy_n(decoded, count, sum);
     } else {
-      for (std::int64_t i = 0; i < count; ++i) sum[i] += decoded[i];
+      add_values(decoded, count, sum);
     }
-    if (is_last) store_floats(sum, mean_scale, count, output, setup().dtype, at);
+    if (is_last) store_floats(sum, mean_scale, count, output, setup().dtype, at, streams_mean());
   });
 }
 

@@ -139,6 +139,7 @@ class GatheredTensor final : public CodecTensor {
   Status decode_rank(int rank, PayloadOfRank payload, float* decoded, CodecScratch& scratch);
   Status add_decoded_rank(int rank, PayloadOfRank payload, CodecScratch& scratch);
   void add_rank(int rank, float mean_scale, void* output, CodecScratch& scratch) const;
+  bool streams_mean() const;  // into a gradient that caches would not keep
 };
 
 class SummedTensor final : public CodecTensor {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "codec/cast/float_chunks.h"
+#include "core/elementwise.h"
 #include "core/finite.h"
 
 namespace cortado {
@@ -57,8 +58,8 @@ void read_dense_slot(const void* slot, DType wire, std::int64_t elems, int world
 void scale_in_place(void* data, std::int64_t elems, DType dtype, int world_size) {
   const float scale = 1.0f / static_cast<float>(world_size);
   if (dtype == DType::kFloat32) {
-    auto* values = static_cast<float*>(data);
-    for (std::int64_t i = 0; i < elems; ++i) values[i] *= scale;
+    auto* const values = static_cast<float*>(data);
+    scale_values(values, scale, elems, values);
   } else {
     convert(data, dtype, scale, elems, data, dtype);
   }

@@ -6,31 +6,20 @@
 #include <cstring>
 
 #include "codec/cast/float_chunks.h"
+#include "core/elementwise.h"
 
 namespace cortado {
 
 namespace {
 
 // In place, so that loops have one pointer to each buffer and vectorise.
-bool add_chunk(const float* gradient, const FeedbackPass& pass, std::int64_t count, float* residual) {
-  const float scale = pass.gradient_scale;
-  const float limit = pass.gradient_limit();
-  int bad = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const bool finite = std::fabs(gradient[i]) < limit;  // false for NaN
-    residual[i] += finite ? gradient[i] * scale : 0.0f;
-    bad |= !finite;
-  }
-  return bad == 0;
-}
-
 bool add_chunk(const float* gradient, const FeedbackPass& pass, std::int64_t count, float* residual, float* velocity) {
   const float scale = pass.gradient_scale;
   const float momentum = pass.momentum;
   const float limit = pass.gradient_limit();
   int bad = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    const bool finite = std::fabs(gradient[i]) < limit;
+    const bool finite = std::fabs(gradient[i]) < limit;  // false for NaN
     const float moved = momentum * velocity[i] + gradient[i] * scale;
     residual[i] += finite ? moved : 0.0f;
     velocity[i] = finite ? moved : velocity[i];
@@ -52,7 +41,8 @@ bool add_gradient(const FeedbackPass& pass, const FeedbackMemory& from, const Fe
     const float* gradient = load_floats(pass.gradient, pass.dtype, at, count, buffer);
     copy_chunk(from.residual, to.residual, at, count);
     if (to.velocity == nullptr) {
-      finite = add_chunk(gradient, pass, count, to.residual + at) && finite;
+      float* const residual = to.residual + at;
+      finite = add_values_below(pass.gradient_limit(), gradient, pass.gradient_scale, count, residual) && finite;
     } else {
       copy_chunk(from.velocity, to.velocity, at, count);
       finite = add_chunk(gradient, pass, count, to.residual + at, to.velocity + at) && finite;

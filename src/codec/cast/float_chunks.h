@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "codec/cast/cast_kernels.h"
+#include "core/elementwise.h"
 #include "core/streaming.h"
 #include "cortado/tensor_view.h"
 
@@ -28,9 +29,9 @@ inline const float* load_floats(const void* source, DType dtype, std::int64_t at
   }
 }
 
-// target[at ...] = source * scale, rounded once.
+// target[at ...] = source * scale, rounded once. `streams`: as scale_values() has it, of float32.
 inline void store_floats(const float* source, float scale, std::int64_t count, void* target, DType dtype,
-                         std::int64_t at) {
+                         std::int64_t at, bool streams = false) {
   switch (dtype) {
     case DType::kFloat16:
       scale_and_cast_fp16(source, scale, count, static_cast<std::uint16_t*>(target) + at);
@@ -39,7 +40,7 @@ inline void store_floats(const float* source, float scale, std::int64_t count, v
       scale_and_cast_bf16(source, scale, count, static_cast<std::uint16_t*>(target) + at);
       break;
     default:
-      for (std::int64_t i = 0; i < count; ++i) static_cast<float*>(target)[at + i] = source[i] * scale;
+      scale_values(source, scale, count, static_cast<float*>(target) + at, streams);
   }
 }
 

@@ -1,0 +1,103 @@
+// Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
+#include "core/elementwise.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/streaming.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/elementwise.cc"
+#include "core/simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cortado {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using F32 = hn::CappedTag<float, 16>;
+using VF32 = hn::Vec<F32>;
+
+constexpr auto kLanes = static_cast<std::int64_t>(hn::MaxLanes(F32()));
+
+// to[i] = act(from[i], to[i]), of a vector at a time; what is missing to the last one is 0.
+template <class Act>
+HWY_INLINE void for_vectors(const float* from, std::int64_t elems, float* to, Act&& act) {
+  const F32 d;
+  std::int64_t i = 0;
+  for (; i + kLanes <= elems; i += kLanes) hn::StoreU(act(hn::LoadU(d, from + i), hn::LoadU(d, to + i)), d, to + i);
+  if (i == elems) return;
+  const std::size_t bytes = static_cast<std::size_t>(elems - i) * sizeof(float);
+  float last_from[kLanes] = {}, last_to[kLanes] = {};
+  std::memcpy(last_from, from + i, bytes);
+  std::memcpy(last_to, to + i, bytes);
+  hn::StoreU(act(hn::LoadU(d, last_from), hn::LoadU(d, last_to)), d, last_to);
+  std::memcpy(to + i, last_to, bytes);
+}
+
+void AddValues(const float* values, std::int64_t elems, float* sum) {
+  for_vectors(values, elems, sum, [](VF32 value, VF32 to) { return hn::Add(to, value); });
+}
+
+void ScaleValues(const float* values, float scale, std::int64_t elems, float* scaled) {
+  const VF32 factor = hn::Set(F32(), scale);
+  for_vectors(values, elems, scaled, [&](VF32 value, VF32) { return hn::Mul(value, factor); });
+}
+
+// From a cache line on, and whole vectors.
+void ScaleToMemory(const float* values, float scale, std::int64_t elems, float* scaled) {
+  const F32 d;
+  const VF32 factor = hn::Set(d, scale);
+  for (std::int64_t i = 0; i < elems; i += kLanes) hn::Stream(hn::Mul(hn::LoadU(d, values + i), factor), d, scaled + i);
+}
+
+bool AddValuesBelow(float limit, const float* values, float scale, std::int64_t elems, float* sum) {
+  const F32 d;
+  const VF32 factor = hn::Set(d, scale), bound = hn::Set(d, limit);
+  auto all_below = hn::Lt(hn::Zero(d), hn::Set(d, 1.0f));
+  for_vectors(values, elems, sum, [&](VF32 value, VF32 to) {
+    const auto is_below = hn::Lt(hn::Abs(value), bound);
+    all_below = hn::And(all_below, is_below);
+    return hn::IfThenElse(is_below, hn::Add(to, hn::Mul(value, factor)), to);
+  });
+  return hn::AllTrue(d, all_below);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cortado
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cortado {
+
+HWY_EXPORT(AddValues);
+HWY_EXPORT(ScaleValues);
+HWY_EXPORT(ScaleToMemory);
+HWY_EXPORT(AddValuesBelow);
+
+void add_values(const float* values, std::int64_t elems, float* sum) {
+  HWY_DYNAMIC_DISPATCH(AddValues)(values, elems, sum);
+}
+
+void scale_values(const float* values, float scale, std::int64_t elems, float* scaled, bool streams) {
+  constexpr std::int64_t kLineElems = kStreamAlignBytes / sizeof(float);
+  constexpr auto kElemBytes = static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t skipped_bytes = bytes_to_stream_alignment(scaled);
+  if (streams && skipped_bytes % kElemBytes == 0) {
+    const std::int64_t before = std::min(elems, skipped_bytes / kElemBytes);
+    HWY_DYNAMIC_DISPATCH(ScaleValues)(values, scale, before, scaled);
+    const std::int64_t lines = (elems - before) / kLineElems * kLineElems;
+    HWY_DYNAMIC_DISPATCH(ScaleToMemory)(values + before, scale, lines, scaled + before);
+    values += before + lines;
+    scaled += before + lines;
+    elems -= before + lines;
+  }
+  HWY_DYNAMIC_DISPATCH(ScaleValues)(values, scale, elems, scaled);
+}
+
+bool add_values_below(float limit, const float* values, float scale, std::int64_t elems, float* sum) {
+  return HWY_DYNAMIC_DISPATCH(AddValuesBelow)(limit, values, scale, elems, sum);
+}
+
+}  // namespace cortado
+#endif
