@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "codec/cast/cast_kernels.h"
-#include "core/elementwise.h"
+#include "core/float_passes.h"
 
 namespace cortado {
 

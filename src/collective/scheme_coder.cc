@@ -12,8 +12,8 @@
 #include "codec/stage.h"
 #include "core/check.h"
 #include "core/checksum.h"
-#include "core/elementwise.h"
 #include "core/finite.h"
+#include "core/float_passes.h"
 #include "core/hash.h"
 
 namespace cortado {
@@ -199,11 +199,10 @@ bool SchemeCoder::add_residual(const SchemeStep& step, const Piece& piece, float
     std::copy_n(kept, elems, residual_of(fresh_, step, piece));
     return true;
   }
-  if (scale == 1) {
-    for (std::int64_t i = 0; i < elems; ++i) values[i] += kept[i];
-  } else {
-    for (std::int64_t i = 0; i < elems; ++i) values[i] = values[i] * scale + kept[i];
-  }
+  for_chunks(elems, [&](std::int64_t at, std::int64_t count) {
+    if (scale != 1) scale_values(values + at, scale, count, values + at);
+    add_values(kept + at, count, values + at);
+  });
   return false;
 }
 
@@ -333,7 +332,7 @@ Status SchemeCoder::decode_piece(const SchemeStep& step, const Cell& cell, const
   const TensorView decoded = {target, DType::kFloat32, piece.rows, piece.cols};
   if (is_sum_form) {
     CORTADO_RETURN_IF_ERROR(setup_.codec->decode_sum(payload, {step.terms, step.terms}, decoded));
-    for (std::int64_t i = 0; i < piece.elems() && step.scale != 1; ++i) target[i] *= step.scale;
+    if (step.scale != 1) scale_values(target, step.scale, piece.elems(), target);
   } else if (adds) {
     CORTADO_RETURN_IF_ERROR(setup_.codec->decode_add(payload, decoded, scratch_.span()));
   } else {
@@ -407,9 +406,9 @@ Result<std::uint64_t> SchemeCoder::encode_chunks(const SchemeStep& step, const C
       continue;
     }
     if (scale != 1 || from.added != nullptr || kept != nullptr) {
-      for (std::int64_t i = 0; i < count; ++i) made[i] = values[i] * scale;
+      scale_values(values, scale, count, made);
       for (std::int64_t i = 0; i < count && from.added != nullptr; ++i) made[i] += from.added[at + i] * added_scale;
-      for (std::int64_t i = 0; i < count && kept != nullptr; ++i) made[i] += kept[at + i];
+      if (kept != nullptr) add_values(kept + at, count, made);
       values = made;
     }
     const std::span<std::byte> payload(slot + static_cast<std::uint64_t>(at) * value_bytes_,

@@ -1,8 +1,10 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "cortado/tensor_view.h"
 
@@ -22,6 +24,14 @@ inline bool all_finite(const void* data, std::int64_t elems, DType dtype) {
   std::uint16_t found = 0;
   for (std::int64_t i = 0; i < elems; ++i) found |= (bits[i] & exponent) == exponent;
   return found == 0;
+}
+
+inline void fill_with_nan(void* output, std::int64_t elems, DType dtype) {
+  if (dtype == DType::kFloat32) {
+    std::fill_n(static_cast<float*>(output), elems, std::numeric_limits<float>::quiet_NaN());
+  } else {
+    std::fill_n(static_cast<std::uint16_t*>(output), elems, std::uint16_t{0x7fff});  // NaN in fp16 and in bf16
+  }
 }
 
 // True if every bit is 0; ends at the first that is not.

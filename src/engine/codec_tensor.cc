@@ -9,8 +9,8 @@
 
 #include "codec/cast/float_chunks.h"
 #include "core/check.h"
-#include "core/elementwise.h"
 #include "core/finite.h"
+#include "core/float_passes.h"
 #include "core/streaming.h"
 
 namespace cortado {
@@ -18,11 +18,6 @@ namespace cortado {
 namespace {
 
 float sign_of(float value) { return static_cast<float>((value > 0.0f) - (value < 0.0f)); }
-
-void fill_with_nan(void* output, DType dtype, std::int64_t elems) {
-  const float nan[1] = {std::numeric_limits<float>::quiet_NaN()};
-  for (std::int64_t i = 0; i < elems; ++i) store_floats(nan, 1.0f, 1, output, dtype, i);
-}
 
 Status of_rank(Status status, int rank) {
   return status.ok() ? status : status.with_context("payload of rank " + std::to_string(rank));
@@ -117,7 +112,7 @@ Status CodecTensor::rollback(const void* gradient, PayloadOfRank payload, CodecS
   if (!setup_.has_feedback || !spare_.empty() || is_held_) return {};
   if (settled_) {
     CORTADO_RETURN_IF_ERROR(decode_own(payload, scratch));
-    for (std::int64_t i = 0; i < elems(); ++i) memory_.residual[i] += scratch.decoded.data()[i];
+    add_values(scratch.decoded.data(), elems(), memory_.residual);
   }
   pass_.gradient = gradient;
   take_back(pass_, memory_);
@@ -174,13 +169,15 @@ Status GatheredTensor::decode(const Arrived& arrived, double gradient_scale, Set
   if (streams_mean()) finish_streams();
   // What was left out of the residual is missing in the payload too; nobody may take that for a gradient.
   if (!arrived.finite && all_finite(gradient_and_output, elems(), setup().dtype)) {
-    fill_with_nan(gradient_and_output, setup().dtype, elems());
+    fill_with_nan(gradient_and_output, elems(), setup().dtype);
   }
   return {};
 }
 
+// Not where it is looked through for overflow at once.
 bool GatheredTensor::streams_mean() const {
-  return elems() * static_cast<std::int64_t>(sizeof(float)) >= kLeastStreamedGradientBytes;
+  constexpr auto kElemBytes = static_cast<std::int64_t>(sizeof(float));
+  return setup().dtype == DType::kFloat32 && !narrows() && elems() * kElemBytes >= kLeastStreamedGradientBytes;
 }
 
 void GatheredTensor::add_rank(int rank, float mean_scale, void* output, CodecScratch& scratch) const {
@@ -247,8 +244,7 @@ Status SummedTensor::decode(const Arrived& arrived, double gradient_scale, Settl
     keep_error(compare_sent(gradient_and_output, setup().dtype, scratch.decoded.data(), setup().encoded, elems()));
   }
   const auto kept = static_cast<std::size_t>(selection_.kept);
-  const float scale = mean_scale(gradient_scale);
-  for (std::size_t i = 0; i < kept; ++i) scratch.sum.data()[i] = arrived.summed[i] * scale;
+  scale_values(arrived.summed.data(), mean_scale(gradient_scale), selection_.kept, scratch.sum.data());
   return sparsifier_.scatter(std::span(index_).first(selection_.index_bytes),
                              std::span<const float>(scratch.sum.data(), kept),
                              {gradient_and_output, setup().dtype, setup().rows, setup().cols}, scratch.codec.span());

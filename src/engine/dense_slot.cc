@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "codec/cast/float_chunks.h"
-#include "core/elementwise.h"
+#include "core/float_passes.h"
 #include "core/finite.h"
 
 namespace cortado {

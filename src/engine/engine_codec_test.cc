@@ -14,6 +14,7 @@
 #include "core/float16.h"
 #include "core/hash.h"
 #include "core/sanitized.h"
+#include "core/streaming.h"
 #include "engine/engine_testing.h"
 #include "engine/trained_codec.h"
 
@@ -96,6 +97,27 @@ class Reference {
 
 class AnyCodec : public testing::TestWithParam<const char*> {};
 
+void expect_what_the_reference_delivers(const Training& training) {
+  const History run = train(training);
+  expect_replicas_agree(run);
+  std::vector<std::vector<Gradients>> gradients(static_cast<std::size_t>(training.steps));  // by step and rank
+  for (std::int64_t step = 0; step < training.steps; ++step) {
+    for (int rank = 0; rank < training.world_size; ++rank) {
+      gradients[static_cast<std::size_t>(step)].push_back(made_up_gradients(training.tensors, rank, step));
+    }
+  }
+  for (std::size_t t = 0; t < training.tensors.size(); ++t) {
+    if (training.tensors[t].dimensions < 2 || training.tensors[t].rows == 0) continue;
+    Reference reference(training, t);
+    for (std::int64_t step = 0; step < training.steps; ++step) {
+      std::vector<std::vector<float>> of_tensor;
+      for (const Gradients& of_rank : gradients[static_cast<std::size_t>(step)]) of_tensor.push_back(of_rank[t]);
+      EXPECT_EQ(run.delivered[0][static_cast<std::size_t>(step)][t], reference.step(of_tensor))
+          << training.tensors[t].name << " step " << step;
+    }
+  }
+}
+
 TEST_P(AnyCodec, DeliversWhatThePlainImplementationDoes) {
   for (const int world_size : {2, 3, 5}) {
     if (kSanitized && world_size != 3 && GetParam() != std::string_view("topk(density=0.1)")) continue;
@@ -103,25 +125,17 @@ TEST_P(AnyCodec, DeliversWhatThePlainImplementationDoes) {
       Training training{.options = coded(GetParam()), .world_size = world_size, .steps = 5};
       training.context.keeps_local_gradients = keeps;
       training.options.bucket_cap_mib = keeps ? EngineOptions::kAutoBucketCap : 0;
-      const History run = train(training);
-      expect_replicas_agree(run);
-      std::vector<std::vector<Gradients>> gradients(static_cast<std::size_t>(training.steps));  // by step and rank
-      for (std::int64_t step = 0; step < training.steps; ++step) {
-        for (int rank = 0; rank < world_size; ++rank) {
-          gradients[static_cast<std::size_t>(step)].push_back(made_up_gradients(training.tensors, rank, step));
-        }
-      }
-      for (std::size_t t = 0; t < training.tensors.size(); ++t) {
-        if (training.tensors[t].dimensions < 2 || training.tensors[t].rows == 0) continue;
-        Reference reference(training, t);
-        for (std::int64_t step = 0; step < training.steps; ++step) {
-          std::vector<std::vector<float>> of_tensor;
-          for (const Gradients& of_rank : gradients[static_cast<std::size_t>(step)]) of_tensor.push_back(of_rank[t]);
-          EXPECT_EQ(run.delivered[0][static_cast<std::size_t>(step)][t], reference.step(of_tensor))
-              << training.tensors[t].name << " step " << step;
-        }
-      }
+      expect_what_the_reference_delivers(training);
     }
+  }
+}
+
+// A mean of more than kLeastStreamedGradientBytes goes past the caches: added up while it is decoded, or not.
+TEST(EngineCodec, LargeMeansAreWhatThePlainImplementationDelivers) {
+  for (const char* spec : {"quant(bits=4)", "sign(block=256)"}) {
+    Training training{.tensors = {{.name = "large", .rows = 409, .cols = 321}}, .options = coded(spec), .steps = 2};
+    ASSERT_GE(training.tensors[0].elems() * std::int64_t{4}, kLeastStreamedGradientBytes);
+    expect_what_the_reference_delivers(training);
   }
 }
 

@@ -7,23 +7,12 @@
 
 #include "codec/cast/cast_kernels.h"
 #include "core/check.h"
+#include "core/finite.h"
 #include "engine/acp_tensor.h"
 #include "engine/power_tensor.h"
 #include "engine/two_sided_tensor.h"
 
 namespace cortado {
-
-namespace {
-
-void fill_nan(void* output, std::int64_t elems, DType dtype) {
-  if (dtype == DType::kFloat32) {
-    std::fill_n(static_cast<float*>(output), elems, std::numeric_limits<float>::quiet_NaN());
-  } else {
-    std::fill_n(static_cast<std::uint16_t*>(output), elems, std::uint16_t{0x7fff});  // NaN in fp16 and in bf16
-  }
-}
-
-}  // namespace
 
 std::unique_ptr<LowRankTensor> LowRankTensor::make(const EngineOptions& options, const Setup& setup) {
   if (options.method == EngineOptions::Method::kPower) return std::make_unique<PowerTensor>(setup);
@@ -82,7 +71,7 @@ bool LowRankTensor::encode_second_round(void* slot) {
 
 void LowRankTensor::decode(SlotKind kind, const void* summed, double gradient_scale, void* output) {
   const std::optional<FactorPair> pair = mean(kind, summed);
-  if (!pair.has_value()) return fill_nan(output, setup_.rows * setup_.cols, setup_.dtype);
+  if (!pair.has_value()) return fill_with_nan(output, setup_.rows * setup_.cols, setup_.dtype);
   reconstruct(*pair, setup_.rows, setup_.cols, decode_scale(gradient_scale), output, setup_.dtype,
               /*streams=*/true);
 }

@@ -6,13 +6,13 @@
 #include <cstring>
 
 #include "codec/cast/float_chunks.h"
-#include "core/elementwise.h"
+#include "core/float_passes.h"
 
 namespace cortado {
 
 namespace {
 
-// In place, so that loops have one pointer to each buffer and vectorise.
+// With a velocity. In place, so that the loop has one pointer to each buffer and vectorises.
 bool add_chunk(const float* gradient, const FeedbackPass& pass, std::int64_t count, float* residual, float* velocity) {
   const float scale = pass.gradient_scale;
   const float momentum = pass.momentum;

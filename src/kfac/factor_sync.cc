@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/float_passes.h"
 #include "core/hash.h"
 #include "core/keep_for_ever.h"
 #include "core/seconds.h"
@@ -104,7 +105,7 @@ void FactorSync::finish_means() {
       float* values = batch_.data() + offsets_[s];
       if (batches_[s] > 1) {
         const float share = 1.0f / static_cast<float>(batches_[s]);
-        for (std::int64_t i = 0; i < slots_[s].elems(); ++i) values[i] *= share;
+        scale_values(values, share, slots_[s].elems(), values);
       }
       batch_[static_cast<std::size_t>(segment.first + segment.triangle_elems) + k] = batches_[s] > 0 ? 1.0f : 0.0f;
     }
@@ -246,7 +247,7 @@ Status FactorSync::add_decoded(int from, std::span<const std::byte> message) {
     CORTADO_RETURN_IF_ERROR(codec_.decode(message.subspan(counts_bytes), views, scratch_));
     values = decoded_.data();
   }
-  for (std::size_t i = 0; i < sums_.size(); ++i) sums_[i] += values[i];
+  add_values(values, static_cast<std::int64_t>(sums_.size()), sums_.data());
   return {};
 }
 

@@ -6,6 +6,7 @@
 
 #include "collective/agreement.h"
 #include "core/check.h"
+#include "core/float_passes.h"
 #include "core/hash.h"
 #include "kfac/gradient_matrix.h"
 #include "kfac/kfac_impl.h"
@@ -229,7 +230,7 @@ Status KfacImpl::load_all(std::span<const KfacGradient> gradients, float scale, 
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     float* w = gradients_ + offsets_[i];
     load_gradient(layers_[i], gradients[i], w);
-    for (std::int64_t e = 0; e < layers_[i].gradient_elems(); ++e) w[e] *= scale;
+    scale_values(w, scale, layers_[i].gradient_elems(), w);
   }
   return {};
 }

@@ -14,6 +14,7 @@
 #include "core/checksum.h"
 #include "core/differences.h"
 #include "core/finite.h"
+#include "core/float_passes.h"
 #include "core/philox.h"
 #include "cortado/codec.h"
 #include "cortado/engine.h"
@@ -80,7 +81,10 @@ class CpuCodecWork final : public CodecWork {
       return {};
     }
     if (has_feedback_) {
-      for (std::size_t i = 0; i < size(); ++i) values_[i] = input[i] + residual[i];
+      for_chunks(elems(), [&](std::int64_t at, std::int64_t count) {
+        std::copy_n(input + at, count, values_.data() + at);
+        add_values(residual + at, count, values_.data() + at);
+      });
       input = values_.data();
     }
     CORTADO_ASSIGN_OR_RETURN(
@@ -104,7 +108,7 @@ class CpuCodecWork final : public CodecWork {
     if (!is_gathered_) return decode_to(output);
     if (codec_.can_add()) return codec_.decode_add(payload(), {output, DType::kFloat32, rows_, cols_}, scratch_.span());
     CORTADO_RETURN_IF_ERROR(decode_to(decoded_.data()));
-    for (std::size_t i = 0; i < size(); ++i) output[i] += decoded_[i];
+    add_values(decoded_.data(), elems(), output);
     return {};
   }
 
@@ -263,8 +267,7 @@ Status Calibrator::measure_packing(Cluster* cluster) {
                                                  [&]() -> Status {
                                                    const float* gradient = gradients.next();
                                                    float* values = messages.next();
-                                                   for (std::int64_t i = 0; i < elems; ++i)
-                                                     values[i] = gradient[i] * scale;
+                                                   scale_values(gradient, scale, elems, values);
                                                    return {};
                                                  },
                                                  kPackings));
@@ -273,8 +276,7 @@ Status Calibrator::measure_packing(Cluster* cluster) {
                                                   [&]() -> Status {
                                                     const float* values = messages.next();
                                                     float* gradient = outputs.next();
-                                                    for (std::int64_t i = 0; i < elems; ++i)
-                                                      gradient[i] = values[i] * scale;
+                                                    scale_values(values, scale, elems, gradient);
                                                     CORTADO_CHECK(all_finite(values, elems, DType::kFloat32),
                                                                   "small numbers");
                                                     return {};

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "codec/cast/cast_kernels.h"
-#include "core/elementwise.h"
+#include "core/float_passes.h"
 #include "core/streaming.h"
 #include "cortado/tensor_view.h"
 

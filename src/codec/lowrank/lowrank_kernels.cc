@@ -45,10 +45,9 @@ struct Tile {
   float limit;  // gradients from this magnitude on count as not finite
 
   // Where the next tile's rows lie in memory, to be fetched while this one is worked on. PERF: short rows end before
-  // the hardware's prefetcher follows them. Into the second-level cache: in the first one, which two hardware threads
-  // may share, the next tile would push out this one before it is projected (benchmarks/codec/lowrank_bench.cc, Zen 4:
-  // 1536 x 384 at rank 4 17 GB/s without, 17 to 18 into the first level, 30 to 33 into the second; 4096 x 4096 20 to 22
-  // and 23 to 28).
+  // the hardware's prefetcher follows them. Into the second-level cache: the first one is too small for this tile, the
+  // next and the factors (benchmarks/codec/lowrank_bench.cc, Zen 4, rank 4: to the first level 1536 x 384 moves 17 to
+  // 18 GB/s, 4096 x 4096 20 to 22; to the second 28 to 33 and 23 to 28).
   const std::byte* next_gradient[B];
   const float* next_residual[B];
   std::int64_t gradient_elem_bytes;

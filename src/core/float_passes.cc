@@ -1,5 +1,5 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
-#include "core/elementwise.h"
+#include "core/float_passes.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include "core/streaming.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "core/elementwise.cc"
+#define HWY_TARGET_INCLUDE "core/float_passes.cc"
 #include "core/simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,7 +20,7 @@ using VF32 = hn::Vec<F32>;
 
 constexpr auto kLanes = static_cast<std::int64_t>(hn::MaxLanes(F32()));
 
-// to[i] = act(from[i], to[i]), of a vector at a time; what is missing to the last one is 0.
+// to[i] = act(from[i], to[i]), a vector at a time; the last one is filled up with zeros.
 template <class Act>
 HWY_INLINE void for_vectors(const float* from, std::int64_t elems, float* to, Act&& act) {
   const F32 d;
@@ -36,12 +36,12 @@ HWY_INLINE void for_vectors(const float* from, std::int64_t elems, float* to, Ac
 }
 
 void AddValues(const float* values, std::int64_t elems, float* sum) {
-  for_vectors(values, elems, sum, [](VF32 value, VF32 to) { return hn::Add(to, value); });
+  for_vectors(values, elems, sum, [](VF32 value, VF32 to) HWY_ATTR { return hn::Add(to, value); });
 }
 
 void ScaleValues(const float* values, float scale, std::int64_t elems, float* scaled) {
   const VF32 factor = hn::Set(F32(), scale);
-  for_vectors(values, elems, scaled, [&](VF32 value, VF32) { return hn::Mul(value, factor); });
+  for_vectors(values, elems, scaled, [&](VF32 value, VF32) HWY_ATTR { return hn::Mul(value, factor); });
 }
 
 // From a cache line on, and whole vectors.
@@ -55,10 +55,10 @@ bool AddValuesBelow(float limit, const float* values, float scale, std::int64_t 
   const F32 d;
   const VF32 factor = hn::Set(d, scale), bound = hn::Set(d, limit);
   auto all_below = hn::Lt(hn::Zero(d), hn::Set(d, 1.0f));
-  for_vectors(values, elems, sum, [&](VF32 value, VF32 to) {
+  for_vectors(values, elems, sum, [&](VF32 value, VF32 to) HWY_ATTR {
     const auto is_below = hn::Lt(hn::Abs(value), bound);
     all_below = hn::And(all_below, is_below);
-    return hn::IfThenElse(is_below, hn::Add(to, hn::Mul(value, factor)), to);
+    return hn::Add(to, hn::IfThenElseZero(is_below, hn::Mul(value, factor)));
   });
   return hn::AllTrue(d, all_below);
 }

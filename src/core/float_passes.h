@@ -1,7 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // Passes over float32 values in memory, with the vectors of the machine at hand: the same bits on every SIMD target.
-// Pointers need no alignment.
+// Pointers need no alignment. Memory that is written overlaps no other, but where that is said.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ namespace cortado {
 // sum[i] += values[i]
 void add_values(const float* values, std::int64_t elems, float* sum);
 
-// scaled[i] = values[i] * scale; `scaled` may be `values`. `streams`: whole cache lines of it past the caches
-// (core/streaming.h), and finish_streams() is the caller's.
+// scaled[i] = values[i] * scale; `scaled` may be `values`. `streams`: where it has the alignment of a float, whole
+// cache lines of it go past the caches (core/streaming.h), and finish_streams() is the caller's.
 void scale_values(const float* values, float scale, std::int64_t elems, float* scaled, bool streams = false);
 
-// sum[i] += values[i] * scale, the product rounded first, where the magnitude of values[i] is below `limit`, which is
-// above 0. Returns false if some is not, NaN included.
+// sum[i] += values[i] * scale, the product rounded first, and 0 where the magnitude of values[i] is not below `limit`,
+// which is above 0. Returns false if there is such a value; NaN is one.
 bool add_values_below(float limit, const float* values, float scale, std::int64_t elems, float* sum);
 
 }  // namespace cortado
