@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "codec/cast/float_chunks.h"
-#include "core/float_passes.h"
 #include "core/finite.h"
+#include "core/float_passes.h"
 
 namespace cortado {
 
