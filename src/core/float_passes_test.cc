@@ -26,7 +26,7 @@ class Values {
  public:
   Values(std::int64_t elems, std::uint64_t stream, std::size_t shift = 0)
       : elems_(elems), shift_(shift), storage_(bytes() + 2 * kGuard, kUntouched) {
-    std::vector<float> drawn(static_cast<std::size_t>(elems));
+    std::vector<float> drawn(static_cast<std::size_t>(elems) + 1);  // memcpy takes no null
     philox_fill_normal(1, 0, stream, drawn.data(), elems);
     std::memcpy(begin(), drawn.data(), bytes());
   }
