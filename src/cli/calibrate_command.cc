@@ -52,7 +52,7 @@ Result<std::shared_ptr<const SchemeDevice>> device_of_rank(const std::string& pa
   return library.create_scheme_device(rank_on_machine % devices);
 }
 
-[[maybe_unused]] int calibrate_over(const MpiWorld& world, const CalibrateCommand& command) {
+int calibrate_over(const MpiWorld& world, const CalibrateCommand& command) {
   Communicator* communicator = world.communicator;
   const bool speaks = communicator->rank() == 0;
   CalibrateOptions options{.name = command.name,
@@ -101,12 +101,10 @@ Result<std::shared_ptr<const SchemeDevice>> device_of_rank(const std::string& pa
 }  // namespace
 
 int calibrate_cluster(const CalibrateCommand& command) {
-#ifdef CORTADO_CLI_HAS_MPI
-  return with_mpi_world([&](const MpiWorld& world) { return calibrate_over(world, command); });
-#else
-  return report_error("calibrate", Status(StatusCode::kUnsupported, "this program was built without MPI"),
+  const Result<int> code = with_mpi_world([&](const MpiWorld& world) { return calibrate_over(world, command); });
+  if (code.ok()) return code.value();
+  return report_error("calibrate", code.status(),
                       "Over the ranks of torchrun: torchrun ... -m cortado.calibrate -o " + command.cluster_path);
-#endif
 }
 
 }  // namespace cortado::cli

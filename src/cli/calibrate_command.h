@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "cortado/status.h"
+
 namespace cortado {
 class Communicator;
 }
@@ -32,7 +34,7 @@ struct MpiWorld {
 };
 
 // Runs `work` over all ranks of MPI, between MPI_Init and MPI_Finalize; other ranks are ended if it does not return 0.
-// In mpi_world.cc, which is only there where MPI is.
-int with_mpi_world(const std::function<int(const MpiWorld& world)>& work);
+// Returns what `work` did; where this was built without MPI (no_mpi_world.cc) kUnsupported.
+Result<int> with_mpi_world(const std::function<int(const MpiWorld& world)>& work);
 
 }  // namespace cortado::cli

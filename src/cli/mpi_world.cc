@@ -32,7 +32,7 @@ int rank_on_machine() {
 
 }  // namespace
 
-int with_mpi_world(const std::function<int(const MpiWorld& world)>& work) {
+Result<int> with_mpi_world(const std::function<int(const MpiWorld& world)>& work) {
   int provided = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);  // threads that compute beside it are made
   int code = kBadCommandLine;
