@@ -1,10 +1,10 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
 // Every codec on every SIMD target: the encoders must write the same bytes, and the decoders make the same bits of
-// them, or refuse them alike once a byte of the payload is damaged; the first difference ends the run. Encoders of
-// low-rank codecs are held to a bound only (by the conformance suite), so one payload of theirs goes to all decoders;
-// and theirs add, so that where a damaged factor is NaN, the order in which a compiler puts two NaNs says which one is
-// left.
+// them, or refuse them alike once a byte of the payload is damaged; and where a codec adds while it decodes, that must
+// be decoding and one addition a value. The first difference ends the run. Encoders of low-rank codecs are held to a
+// bound only (by the conformance suite), so one payload of theirs goes to all decoders; and theirs add, so that where a
+// damaged factor is NaN, the order in which a compiler puts two NaNs says which one is left.
 //
 // Input: codec and shape (codec_case.h), which byte of the payload to damage (2 bytes, modulo its size) and the bits to
 // flip there (1 byte), then the bytes of the tensor, again and again until it is full.
@@ -62,6 +62,30 @@ Decoded decode(const CodecCase& input, const Bytes& payload) {
   return {status.code(), std::move(tensor)};
 }
 
+// What decoding into a sum must give: of `decoded`, as decode() made it, one addition a value.
+constexpr float kSumBefore = 0.375f;
+Decoded added(Decoded decoded) {
+  for (std::size_t at = 0; at < decoded.tensor.size(); at += sizeof(float)) {
+    float value;
+    std::memcpy(&value, decoded.tensor.data() + at, sizeof(value));
+    value = kSumBefore + value;
+    std::memcpy(decoded.tensor.data() + at, &value, sizeof(value));
+  }
+  unify_nans(DType::kFloat32, decoded.tensor);
+  return decoded;
+}
+
+Decoded decode_add(const CodecCase& input, const Bytes& payload) {
+  std::vector<float> sum(static_cast<std::size_t>(input.rows * input.cols), kSumBefore);
+  Bytes scratch(input.scratch_bytes());
+  const Status status = input.codec().decode_add(payload, {sum.data(), input.dtype, input.rows, input.cols}, scratch);
+  if (!status.ok()) return {status.code(), {}};
+  Bytes tensor(input.tensor_bytes());
+  if (!tensor.empty()) std::memcpy(tensor.data(), sum.data(), tensor.size());
+  unify_nans(DType::kFloat32, tensor);
+  return {status.code(), std::move(tensor)};
+}
+
 // Asked once: that is slow in virtual machines.
 std::vector<std::int64_t> named_targets() {
   std::vector<std::int64_t> targets = simd_targets();
@@ -89,6 +113,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Decoded expected = decode(*input, *payload), expected_of_damaged = decode(*input, damaged);
   CORTADO_CHECK(expected.code == StatusCode::kOk, "%s refuses its own payload", input->codec().spec().c_str());
 
+  const bool adds = input->codec().can_add() && input->dtype == DType::kFloat32;
+  const Decoded expected_sum = added(expected), expected_sum_of_damaged = added(expected_of_damaged);
+
   static const std::vector<std::int64_t> targets = named_targets();
   for (const std::int64_t target : targets) {
     const ForcedSimdTarget forced(target);
@@ -100,6 +127,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (!input->chosen->row->traits.low_rank) check(encode(*input, tensor) == payload, "the payload");
     check(decode(*input, *payload) == expected, "the decoded tensor");
     check(decode(*input, damaged) == expected_of_damaged, "what becomes of a damaged payload");
+    if (!adds) continue;
+    check(decode_add(*input, *payload) == expected_sum, "the decoded tensor, added to a sum,");
+    check(decode_add(*input, damaged) == expected_sum_of_damaged, "what a damaged payload adds to a sum");
   }
   return 0;
 }
