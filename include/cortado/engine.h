@@ -113,8 +113,8 @@ struct StepContext {
   // Loss scale the gradients carry. Residuals are kept in unscaled units, so the scale may change between steps.
   double gradient_scale = 1.0;
   // True if the caller keeps an untouched copy of each local gradient until finish_step() returns and can hand it out
-  // (LocalGradient). Then a message is decoded as soon as its collective ends; otherwise, with rollback=rounded,
-  // decoding starts once the step is known to be finite.
+  // (LocalGradient). Then a message is decoded as soon as its collective ends; otherwise, with rollback=rounded, once
+  // the step is known to be finite; gathered payloads also while finish_step() waits for others.
   bool keeps_local_gradients = false;
   // True: a tensor whose gradient is all zeros here sends nothing in this step and its residual waits. For frameworks
   // that drop what arrives for a parameter that no rank has used.

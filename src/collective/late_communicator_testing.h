@@ -1,6 +1,6 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// For tests: a transport that can't take a collective back whose end nobody has seen.
+// For tests: transports that are late, in one way or another.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 
 namespace cortado {
 
-// Says of one collective that it has not ended in time; it reads and writes its buffers all the same, once it is asked
-// to. The address sanitizer sees it if they have been freed.
+// Can't take a collective back: says of one that it has not ended in time; it reads and writes its buffers all the
+// same, once it is asked to. The address sanitizer sees it if they have been freed.
 class LateCommunicator final : public PassingCommunicator {
  public:
   using PassingCommunicator::PassingCommunicator;
@@ -58,6 +58,23 @@ class LateCommunicator final : public PassingCommunicator {
   int others_first_ = -1;  // -1 and below: none is late any more
   std::span<const std::byte> sent_;
   std::span<std::byte> received_;
+};
+
+// Says of every collective, as long as nobody waits for it, that it is on its way.
+class SlowCommunicator final : public PassingCommunicator {
+ public:
+  using PassingCommunicator::PassingCommunicator;
+  Result<bool> test(WorkId) override { return false; }
+};
+
+// Waits for what it is asked about, so that nothing is on its way then.
+class PromptCommunicator final : public PassingCommunicator {
+ public:
+  using PassingCommunicator::PassingCommunicator;
+  Result<bool> test(WorkId work) override {
+    CORTADO_RETURN_IF_ERROR(wait(work, std::chrono::seconds(20)));
+    return true;
+  }
 };
 
 // Says of every gather, while is_late, that it has not ended in time; it has.

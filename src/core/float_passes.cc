@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/loss_scale.h"
 #include "core/streaming.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -63,6 +64,34 @@ bool AddValuesBelow(float limit, const float* values, float scale, std::int64_t 
   return hn::AllTrue(d, all_below);
 }
 
+class TakeBack {
+ public:
+  TakeBack(float limit, float scale)
+      : factor_(hn::Set(F32(), scale)), bound_(hn::Set(F32(), limit)), share_(hn::Set(F32(), kRoundingShare)) {}
+  HWY_INLINE VF32 operator()(VF32 value, VF32 sum) const {
+    const VF32 added = hn::Mul(value, factor_), left = hn::Sub(sum, added);
+    const auto is_rounding = hn::Le(hn::Abs(left), hn::Mul(share_, hn::Abs(added)));
+    return hn::IfThenElse(hn::Lt(hn::Abs(value), bound_), hn::IfThenZeroElse(is_rounding, left), sum);
+  }
+
+ private:
+  VF32 factor_, bound_, share_;
+};
+
+void TakeValuesBackBelow(float limit, const float* values, float scale, std::int64_t elems, float* sum) {
+  for_vectors(values, elems, sum, TakeBack(limit, scale));
+}
+
+// From a cache line on, and whole vectors.
+void TakeValuesBackToMemory(float limit, const float* values, float scale, std::int64_t elems, const float* sum,
+                            float* undone) {
+  const F32 d;
+  const TakeBack act(limit, scale);
+  for (std::int64_t i = 0; i < elems; i += kLanes) {
+    hn::Stream(act(hn::LoadU(d, values + i), hn::LoadU(d, sum + i)), d, undone + i);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace cortado
 HWY_AFTER_NAMESPACE();
@@ -70,17 +99,20 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace cortado {
 
+constexpr std::int64_t kLineElems = kStreamAlignBytes / sizeof(float);
+
 HWY_EXPORT(AddValues);
 HWY_EXPORT(ScaleValues);
 HWY_EXPORT(ScaleToMemory);
 HWY_EXPORT(AddValuesBelow);
+HWY_EXPORT(TakeValuesBackBelow);
+HWY_EXPORT(TakeValuesBackToMemory);
 
 void add_values(const float* values, std::int64_t elems, float* sum) {
   HWY_DYNAMIC_DISPATCH(AddValues)(values, elems, sum);
 }
 
 void scale_values(const float* values, float scale, std::int64_t elems, float* scaled, bool streams) {
-  constexpr std::int64_t kLineElems = kStreamAlignBytes / sizeof(float);
   constexpr auto kElemBytes = static_cast<std::int64_t>(sizeof(float));
   const std::int64_t skipped_bytes = bytes_to_stream_alignment(scaled);
   if (streams && skipped_bytes % kElemBytes == 0) {
@@ -97,6 +129,17 @@ void scale_values(const float* values, float scale, std::int64_t elems, float* s
 
 bool add_values_below(float limit, const float* values, float scale, std::int64_t elems, float* sum) {
   return HWY_DYNAMIC_DISPATCH(AddValuesBelow)(limit, values, scale, elems, sum);
+}
+
+void take_values_back_below(float limit, const float* values, float scale, std::int64_t elems, const float* sum,
+                            float* undone) {
+  std::int64_t lines = 0;
+  if (undone != sum) {
+    if (is_stream_aligned(undone)) lines = elems / kLineElems * kLineElems;
+    HWY_DYNAMIC_DISPATCH(TakeValuesBackToMemory)(limit, values, scale, lines, sum, undone);
+    std::copy(sum + lines, sum + elems, undone + lines);
+  }
+  HWY_DYNAMIC_DISPATCH(TakeValuesBackBelow)(limit, values + lines, scale, elems - lines, undone + lines);
 }
 
 }  // namespace cortado

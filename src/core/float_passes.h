@@ -19,4 +19,11 @@ void scale_values(const float* values, float scale, std::int64_t elems, float* s
 // which is above 0. Returns false if there is such a value; NaN is one.
 bool add_values_below(float limit, const float* values, float scale, std::int64_t elems, float* sum);
 
+// Undoes that: undone[i] = sum[i] - values[i] * scale, the product rounded first, and sum[i] where the magnitude of
+// values[i] is not below `limit`. Where no more than kRoundingShare (loss_scale.h) of the product is left, that is
+// rounding and becomes 0. `undone` may be `sum`; if not, and where it begins on a cache line, it goes past the caches,
+// and finish_streams() is the caller's.
+void take_values_back_below(float limit, const float* values, float scale, std::int64_t elems, const float* sum,
+                            float* undone);
+
 }  // namespace cortado

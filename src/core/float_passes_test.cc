@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>
 
+#include "core/aligned_buffer.h"
+#include "core/loss_scale.h"
 #include "core/philox.h"
 #include "core/simd_target.h"
 #include "core/streaming.h"
@@ -118,6 +121,38 @@ TEST(FloatPasses, AddsWhatIsBelowALimitAndTellsOfTheRest) {
           ASSERT_EQ(bits(sum[i]), bits(before[i] + added)) << i;
         }
         EXPECT_TRUE(sum.stays_within());
+      }
+    }
+  });
+}
+
+TEST(FloatPasses, TakesBackWhatItAddedAndNoRounding) {
+  constexpr float kLimit = 1e9f, kScale = 0.3f;
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  on_every_target([&](std::int64_t elems) {
+    for (const float odd : {0.0f, nan, inf, -kLimit, 1e8f}) {
+      for (const std::int64_t at : {std::int64_t{0}, elems / 2, elems - 1}) {
+        if (at < 0 || at >= elems) continue;
+        Values values(elems, 0, 1), sum(elems, 1), before(elems, 1);
+        values.set(at, odd);
+        sum.set(at, 1.0f + (odd == 1e8f ? odd * kScale : 0.0f));
+        before.set(at, sum[at]);
+        Values elsewhere(elems, 2);
+        AlignedBuffer<float> on_lines(static_cast<std::size_t>(elems) + 1);
+        for (float* to : {elsewhere.data(), on_lines.data(), sum.data()}) {
+          take_values_back_below(kLimit, values.data(), kScale, elems, sum.data(), to);
+        }
+        finish_streams();
+        for (std::int64_t i = 0; i < elems; ++i) {
+          const float added = values[i] * kScale, left = before[i] - added;
+          const bool is_rounding = std::fabs(left) <= kRoundingShare * std::fabs(added);
+          const float expected = i == at && odd != 0 ? (odd == 1e8f ? 0.0f : 1.0f) : is_rounding ? 0.0f : left;
+          for (const float found : {sum[i], elsewhere[i], on_lines[static_cast<std::size_t>(i)]}) {
+            ASSERT_EQ(bits(found), bits(expected)) << i << " of " << odd << " at " << at;
+          }
+        }
+        EXPECT_TRUE(sum.stays_within() && elsewhere.stays_within());
+        EXPECT_EQ(on_lines[static_cast<std::size_t>(elems)], 0);
       }
     }
   });

@@ -52,6 +52,7 @@ EncodeContext CodecTensor::context(std::int64_t step) const {
 
 CodecTensor::Prepared CodecTensor::prepare(const void* gradient, double gradient_scale, CodecScratch& scratch) {
   settled_ = false;
+  rolled_back_ = {};
   is_held_ = gradient == nullptr;
   if (is_held_) {
     std::fill_n(scratch.sum.data(), elems(), 0.0f);
@@ -80,10 +81,10 @@ float CodecTensor::mean_scale(double gradient_scale) const {
   return static_cast<float>((setup_.has_feedback ? gradient_scale : 1.0) / setup_.world_size);
 }
 
-// A velocity that was cleared can't be had again, so without a spare one it waits for the verdict.
+// A velocity that was cleared can't be had again, so without another one it waits for the verdict.
 void CodecTensor::settle_if(Settle settle, const float* own) {
   if (is_held_) return;
-  const bool undoable = !spare_.empty() || memory_.velocity == nullptr;
+  const bool undoable = !spare_.empty() || !rolled_back_.empty() || memory_.velocity == nullptr;
   if (settle == Settle::kNever || (settle == Settle::kIfUndoable && !undoable)) return;
   if (narrows() && !all_finite(own, elems(), DType::kFloat32)) {
     if (settle != Settle::kYes) return;  // an Inf could not be taken back
@@ -108,14 +109,28 @@ Status CodecTensor::commit(PayloadOfRank payload, CodecScratch& scratch) {
   return {};
 }
 
+void CodecTensor::prepare_rollback(const FeedbackMemory& rolled_back) {
+  CORTADO_CHECK(setup_.has_feedback && spare_.empty(), "a rollback of this tensor needs no gradient");
+  if (is_held_) return;
+  take_back(pass_, memory_, rolled_back);
+  rolled_back_ = rolled_back;
+  rolled_back_squares_ = squares_;
+}
+
 Status CodecTensor::rollback(const void* gradient, PayloadOfRank payload, CodecScratch& scratch) {
   if (!setup_.has_feedback || !spare_.empty() || is_held_) return {};
+  if (!rolled_back_.empty()) {
+    std::copy_n(rolled_back_.residual, elems(), memory_.residual);
+    if (memory_.velocity != nullptr) std::copy_n(rolled_back_.velocity, elems(), memory_.velocity);
+    squares_ = rolled_back_squares_;
+    return {};
+  }
   if (settled_) {
     CORTADO_RETURN_IF_ERROR(decode_own(payload, scratch));
     add_values(scratch.decoded.data(), elems(), memory_.residual);
   }
   pass_.gradient = gradient;
-  take_back(pass_, memory_);
+  take_back(pass_, memory_, memory_);
   return {};
 }
 

@@ -76,9 +76,14 @@ class CodecTensor {
   virtual Status decode(const Arrived& arrived, double gradient_scale, Settle settle, void* gradient_and_output,
                         CodecScratch& scratch) = 0;
 
+  // Before decode() overwrites a gradient that nobody keeps: writes to `rolled_back`, which has the parts that memory()
+  // has, what a rollback would leave there; rollback() then copies it. Needs feedback, and no spare residual.
+  void prepare_rollback(const FeedbackMemory& rolled_back);
+
   // Both may need the step's payload once more.
   Status commit(PayloadOfRank payload, CodecScratch& scratch);
-  // The gradient as encode() read it (nullptr: zeros); needed unless there is a spare residual.
+  // The gradient as encode() read it (nullptr: zeros); needed unless there is a spare residual or prepare_rollback()
+  // was called.
   Status rollback(const void* gradient, PayloadOfRank payload, CodecScratch& scratch);
 
   // Whether payloads hold fp16, where what is finite in float32 may become Inf: then what is decoded must be looked at.
@@ -119,10 +124,12 @@ class CodecTensor {
   bool narrows_;
   FeedbackMemory memory_;
   FeedbackMemory spare_;
+  FeedbackMemory rolled_back_;  // what prepare_rollback() wrote in the step in hand
   FeedbackPass pass_;
   bool settled_ = false;
   bool is_held_ = false;  // in the step in hand
   DifferenceSquares squares_;
+  DifferenceSquares rolled_back_squares_;
 };
 
 class GatheredTensor final : public CodecTensor {

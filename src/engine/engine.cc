@@ -109,8 +109,10 @@ EngineImpl::EngineImpl(std::vector<EngineTensor> tensors, const EngineOptions& o
       codec_(std::move(codec)),
       low_rank_(tensors_.size()),
       codec_tensors_(tensors_.size()),
-      steps_(tensors_.size()) {
+      steps_(tensors_.size()),
+      rolled_back_(tensors_.size()) {
   buffers_.reserve(tensors_.size() + 1);
+  waiting_.reserve(tensors_.size());
   if (passes_through() || options_.method == Method::kNone) return;
   make_tensors();
   make_rounds();
@@ -197,6 +199,21 @@ void EngineImpl::allocate_feedback() {
     codec_tensors_[t]->set_memory({residuals_.residual(t), has_velocity ? velocities_.residual(t) : nullptr},
                                   {residuals_.spare(t), has_velocity ? velocities_.spare(t) : nullptr});
   }
+}
+
+// Nothing is awaited once the last message is there. Engines on a device do without: there gradients are copies, and
+// what the device encoded is decoded there.
+void EngineImpl::allocate_rolled_back() {
+  const std::vector<Message>& messages = first_->layout().messages;
+  const bool has_velocity = codec_.feedback == EngineOptions::Feedback::kDgc;
+  for (std::size_t m = 0; m + 1 < messages.size(); ++m) {
+    for (const Slot& slot : messages[m].slots) {
+      if (slot.kind != SlotKind::kPayload) continue;
+      const auto elems = static_cast<std::size_t>(tensors_[slot.tensor].elems());
+      rolled_back_[slot.tensor] = AlignedBuffer<float>(has_velocity ? 2 * elems : elems);
+    }
+  }
+  has_rolled_back_ = true;
 }
 
 // What is coded on a device is not looked at on its way back; if that is so on one rank, no rank looks.

@@ -6,15 +6,18 @@
 //   finish_step wait for the rest, absorb it; then the verdict: commit, or roll back when anything was not finite
 //
 // absorb = look for Inf and NaN, decode if that may be done before the verdict, and make the received factor the next
-// basis, all while later messages still travel. Power-SGD has a second round, which starts once all of the first has
-// been submitted: only then do all ranks issue the same collectives in the same order. So do the rests of payloads that
-// were longer than expected (round.h).
+// basis, all while later messages still travel. Gathered payloads that must wait for the verdict are nevertheless
+// decoded while finish_step() waits for later messages; what a rollback would leave is computed first, from the
+// gradient that decoding overwrites. Power-SGD has a second round, which starts once all of the first has been
+// submitted: only then do all ranks issue the same collectives in the same order. So do the rests of payloads that were
+// longer than expected (round.h).
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/aligned_buffer.h"
 #include "core/thread_pool.h"
 #include "cortado/engine.h"
 #include "engine/codec_scratch.h"
@@ -85,6 +88,7 @@ class EngineImpl final : public EngineBase {
   Status add_device_message(const Message& message);
   Status add_device_matrices(const Message& message);
   void allocate_feedback();
+  void allocate_rolled_back();
   // Whether what is decoded may be beyond what its dtype, or that of its payload, can hold.
   bool may_overflow(std::uint32_t t) const {
     const bool narrows = codec_tensors_[t] != nullptr && codec_tensors_[t]->narrows();
@@ -124,11 +128,14 @@ class EngineImpl final : public EngineBase {
   Status encode_payload(std::uint32_t tensor, Round& round);
   Status poll();
   Status wait_for(Round& round, int message);
+  Status decode_while_waiting(Round& round, int message);
   Status absorb(Round& round, int message);
   void look_for_non_finite(Round& round, int message);
   void receive_slot(Round& round, int message, const Slot& slot);
   Status check_payloads(Round& round, int message, const Slot& slot);
   void decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle);
+  void prepare_rollback(std::uint32_t tensor);
+  void record_decode(int message, const Slot& slot);
   void decode_values(Round& round, int message, const Slot& slot, CodecTensor::Settle settle, void* output);
   Status decode_payload(Round& round, int message, const Slot& slot, CodecTensor::Settle settle, void* output);
   // Calls act(slot) for the slots of a message, on all threads; the first error that one left in its tensor's status.
@@ -141,7 +148,7 @@ class EngineImpl final : public EngineBase {
   Status run_second_round();
   Status gather_rests();
   Status look_for_overflow(Round& round);
-  Status decode_held(Round& round);
+  Status decode_after_verdict(Round& round);
   Status commit(Round& last);
   Status roll_back(Round& last, const LocalGradient& local_gradient);
   Status finish_rounds(const LocalGradient& local_gradient);
@@ -177,6 +184,17 @@ class EngineImpl final : public EngineBase {
   std::vector<Gradient> arrived_;       // from the device, to be encoded here
 
   std::vector<TensorStep> steps_;
+  // Payloads that have arrived and are to be decoded after the verdict, or before it while later ones are awaited, in
+  // the order in which they became complete. The first next_waiting_ were decoded.
+  struct WaitingPayload {
+    int message;
+    const Slot* slot;
+  };
+  std::vector<WaitingPayload> waiting_;
+  std::size_t next_waiting_ = 0;
+  std::vector<AlignedBuffer<float>> rolled_back_;  // by tensor, of those that may be decoded while others are awaited
+  bool has_rolled_back_ = false;
+
   std::vector<BufferRun> buffers_;
   std::vector<Gradient> deferred_;  // with overlap=off: what finish_step() encodes
   std::vector<std::byte> trial_;    // of one fp16 tensor, decoded before the verdict

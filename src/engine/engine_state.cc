@@ -259,6 +259,9 @@ std::int64_t EngineImpl::message_bytes() const {
     if (round != nullptr) bytes += round->buffer_bytes();
   }
   for (const std::unique_ptr<CodecTensor>& tensor : codec_tensors_) bytes += tensor == nullptr ? 0 : tensor->bytes();
+  for (const AlignedBuffer<float>& memory : rolled_back_) {
+    bytes += static_cast<std::int64_t>(memory.size() * sizeof(float));
+  }
   if (device_ != nullptr) bytes += device_->memory_bytes() - residual_bytes_on_device();
   return bytes;
 }

@@ -25,11 +25,14 @@ Status EngineImpl::begin_step(const StepContext& context) {
   std::fill(steps_.begin(), steps_.end(), TensorStep{});
   buffers_.clear();
   deferred_.clear();
+  waiting_.clear();
+  next_waiting_ = 0;
   if (passes_through() || options_.method == Method::kNone) return {};
   if (!in_warm_up() && warm_up_ != nullptr) {
     warm_up_.reset();
     allocate_feedback();
   }
+  if (warm_up_ == nullptr && device_ == nullptr && !may_decode_early() && !has_rolled_back_) allocate_rolled_back();
   Round& round = first_round();
   round.begin(round.layouts().of_parity.size() == 2 ? static_cast<int>(phase_step_ & 1) : 0);
   if (second_ != nullptr) second_->begin(0);
@@ -152,11 +155,45 @@ Status EngineImpl::poll() {
 
 Status EngineImpl::wait_for(Round& round, int message) {
   if (round.state(message) != MessageState::kInFlight) return {};
-  Interval interval{.start_ns = clock_->now_ns()};
-  if (const Status status = round.wait(message, timeout()); !status.ok()) return fail(status);
-  interval.end_ns = clock_->now_ns();
-  record(Stage::kWait, message, -1, interval, 0);
+  CORTADO_RETURN_IF_ERROR(decode_while_waiting(round, message));
+  if (round.state(message) == MessageState::kInFlight) {
+    Interval interval{.start_ns = clock_->now_ns()};
+    if (const Status status = round.wait(message, timeout()); !status.ok()) return fail(status);
+    interval.end_ns = clock_->now_ns();
+    record(Stage::kWait, message, -1, interval, 0);
+  }
   return absorb(round, message);
+}
+
+// As long as `message` is on its way there is nothing else to do: decodes what waits for the verdict, one tensor a
+// thread at a time. (Where a transport goes on only when it is asked, it stands still for as long.)
+Status EngineImpl::decode_while_waiting(Round& round, int message) {
+  while (finite_ && next_waiting_ < waiting_.size()) {
+    const Result<bool> ended = round.test(message);
+    if (!ended.ok()) return fail(ended.status());
+    if (ended.value()) return {};
+    const auto left = std::span(waiting_).subspan(next_waiting_);
+    const auto now = left.first(std::min(left.size(), static_cast<std::size_t>(pool_.threads())));
+    next_waiting_ += now.size();
+    pool_.parallel_for(static_cast<std::int64_t>(now.size()), [&](std::int64_t i) {
+      const WaitingPayload& payload = now[static_cast<std::size_t>(i)];
+      const std::int64_t start_ns = clock_->now_ns();
+      prepare_rollback(payload.slot->tensor);
+      decode_slot(round, payload.message, *payload.slot, CodecTensor::Settle::kIfUndoable);
+      steps_[payload.slot->tensor].decode.start_ns = start_ns;
+    });
+    for (const WaitingPayload& payload : now) {
+      if (!steps_[payload.slot->tensor].status.ok()) return fail(steps_[payload.slot->tensor].status);
+    }
+  }
+  return {};
+}
+
+void EngineImpl::prepare_rollback(std::uint32_t t) {
+  CodecTensor& tensor = *codec_tensors_[t];
+  float* const memory = rolled_back_[t].data();
+  tensor.prepare_rollback(
+      {.residual = memory, .velocity = tensor.memory().velocity == nullptr ? nullptr : memory + tensors_[t].elems()});
 }
 
 // Without error feedback, or with a spare residual, a rollback needs no gradient; nor does it if the caller keeps one.
@@ -243,6 +280,11 @@ void EngineImpl::decode_values(Round& round, int message, const Slot& slot, Code
       looks_for_overflow_ && may_overflow(slot.tensor) && !all_finite(output, tensor.elems(), tensor.dtype);
 }
 
+void EngineImpl::record_decode(int message, const Slot& slot) {
+  record(Stage::kDecode, message, static_cast<int>(slot.tensor), steps_[slot.tensor].decode,
+         tensors_[slot.tensor].size_bytes());
+}
+
 void EngineImpl::decode_slot(Round& round, int message, const Slot& slot, CodecTensor::Settle settle) {
   TensorStep& step = steps_[slot.tensor];
   step.decode.start_ns = clock_->now_ns();
@@ -311,10 +353,11 @@ Status EngineImpl::absorb(Round& round, int message) {
   CORTADO_RETURN_IF_ERROR(for_slots(round, message, [&](const Slot& slot) { receive_slot(round, message, slot); }));
   for (const Slot& slot : round.layout().messages[message].slots) {
     const TensorStep& step = steps_[slot.tensor];
-    const int tensor = static_cast<int>(slot.tensor);
-    if (step.decode.end_ns != 0)
-      record(Stage::kDecode, message, tensor, step.decode, tensors_[slot.tensor].size_bytes());
-    if (step.orthogonalise.end_ns != 0) record(Stage::kOrthogonalise, message, tensor, step.orthogonalise, 0);
+    if (step.decode.end_ns != 0) record_decode(message, slot);
+    if (step.orthogonalise.end_ns != 0) {
+      record(Stage::kOrthogonalise, message, static_cast<int>(slot.tensor), step.orthogonalise, 0);
+    }
+    if (!step.decoded && !rolled_back_[slot.tensor].empty()) waiting_.push_back({message, &slot});
     if (step.overflowed) note_non_finite(tensors_[slot.tensor].name);
   }
   round.mark_done(message);
@@ -327,25 +370,28 @@ Status EngineImpl::look_for_overflow(Round& round) {
   for (int m = 0; m < round.message_count(); ++m) {
     for (const Slot& slot : round.layout().messages[m].slots) {
       if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor) || !may_overflow(slot.tensor)) continue;
-      trial_.resize(std::max(trial_.size(), static_cast<std::size_t>(tensors_[slot.tensor].size_bytes())));
-      decode_values(round, m, slot, CodecTensor::Settle::kNever, trial_.data());
-      if (!steps_[slot.tensor].status.ok()) return fail(steps_[slot.tensor].status);
+      if (!steps_[slot.tensor].decoded) {
+        trial_.resize(std::max(trial_.size(), static_cast<std::size_t>(tensors_[slot.tensor].size_bytes())));
+        decode_values(round, m, slot, CodecTensor::Settle::kNever, trial_.data());
+        if (!steps_[slot.tensor].status.ok()) return fail(steps_[slot.tensor].status);
+      }
       if (steps_[slot.tensor].overflowed) note_non_finite(tensors_[slot.tensor].name);
     }
   }
   return {};
 }
 
-Status EngineImpl::decode_held(Round& round) {
+Status EngineImpl::decode_after_verdict(Round& round) {
   const CodecTensor::Settle settle = finite_ ? CodecTensor::Settle::kYes : CodecTensor::Settle::kNever;
+  const auto was_to_wait = [&](const Slot& slot) {
+    return slot.kind != SlotKind::kDense && !is_on_device(slot.tensor);
+  };
   for (int m = 0; m < round.message_count(); ++m) {
     CORTADO_RETURN_IF_ERROR(for_slots(round, m, [&](const Slot& slot) {
-      if (slot.kind != SlotKind::kDense && !is_on_device(slot.tensor)) decode_slot(round, m, slot, settle);
+      if (was_to_wait(slot) && !steps_[slot.tensor].decoded) decode_slot(round, m, slot, settle);
     }));
     for (const Slot& slot : round.layout().messages[m].slots) {
-      if (slot.kind == SlotKind::kDense || is_on_device(slot.tensor)) continue;
-      record(Stage::kDecode, m, static_cast<int>(slot.tensor), steps_[slot.tensor].decode,
-             tensors_[slot.tensor].size_bytes());
+      if (was_to_wait(slot)) record_decode(m, slot);
     }
   }
   return {};
@@ -526,7 +572,7 @@ Status EngineImpl::finish_rounds(const LocalGradient& local_gradient) {
   if (finite_ && looks_for_overflow_ && !may_decode_early()) CORTADO_RETURN_IF_ERROR(look_for_overflow(last));
   // Reads the gradients that decoding overwrites.
   if (!finite_) CORTADO_RETURN_IF_ERROR(roll_back(last, local_gradient));
-  if (!may_decode_early()) CORTADO_RETURN_IF_ERROR(decode_held(last));
+  if (!may_decode_early()) CORTADO_RETURN_IF_ERROR(decode_after_verdict(last));
   if (finite_) CORTADO_RETURN_IF_ERROR(commit(last));
   if (device_ != nullptr) CORTADO_RETURN_IF_ERROR(finish_on_device());
   last.adapt_capacities();

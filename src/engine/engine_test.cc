@@ -68,6 +68,7 @@ struct BadStep {
   float value;
   bool keeps_local_gradients;
   EngineOptions::Rollback rollback;
+  Training::Link link = Training::Link::kAsItIs;
 };
 
 // Trains up to the bad step and over it, and compares what is left.
@@ -76,6 +77,7 @@ void expect_bad_step_leaves_no_trace(Training training, const BadStep& bad) {
   const int bad_rank = training.world_size - 1;
   training.options.rollback = bad.rollback;
   training.context.keeps_local_gradients = bad.keeps_local_gradients;
+  training.link = bad.link;
   if (std::isnan(bad.value)) training.options.bucket_cap_mib = 0;  // a message each: others are decoded by then
   training.steps = kBadStep;
   const History before = train(training);
@@ -127,6 +129,50 @@ TEST_P(EveryMethod, UndoesANonFiniteStepWithEveryKindOfRollback) {
       if (kSanitized && keeps == (value > 0)) continue;  // half of it
       expect_bad_step_leaves_no_trace(training, {value, keeps, EngineOptions::Rollback::kRounded});
       expect_bad_step_leaves_no_trace(training, {value, keeps, EngineOptions::Rollback::kExact});
+    }
+  }
+  // Others are decoded while the message of the bad tensor is still on its way.
+  expect_bad_step_leaves_no_trace(training, {std::numeric_limits<float>::quiet_NaN(), false,
+                                             EngineOptions::Rollback::kRounded, Training::Link::kSlow});
+}
+
+// Payloads are decoded while later ones are awaited, or after the verdict: in no state and no report is anything of
+// that, also after steps that were undone and of tensors that sent nothing.
+TEST_P(EveryMethod, LeavesTheSameBitsHoweverLateMessagesAre) {
+  const auto [options, world_size] = GetParam();
+  for (const int threads : {1, 3}) {
+    Training training{.options = options, .world_size = world_size, .steps = 6};
+    training.options.bucket_cap_mib = 0;
+    training.options.threads = threads;
+    training.context.holds_zero_gradients = true;
+    training.gradients = [&](int rank, std::int64_t step) {
+      Gradients gradients = made_up_gradients(training.tensors, rank, step);
+      if (step == 2 || step == 5) std::fill(gradients[3].begin(), gradients[3].end(), 0.0f);
+      // In the tensor that is submitted last.
+      if ((step == 3 || step == 5) && rank == 0) gradients[0][7] = std::numeric_limits<float>::quiet_NaN();
+      return gradients;
+    };
+    training.link = Training::Link::kSlow;
+    const History slow = train(training);
+    training.link = Training::Link::kPrompt;
+    const History prompt = train(training);
+    for (int rank = 0; rank < world_size; ++rank) {
+      EXPECT_EQ(slow.logs[rank], prompt.logs[rank]);
+      EXPECT_EQ(slow.finite[rank], prompt.finite[rank]);
+      for (std::size_t step = 0; step < slow.delivered[rank].size(); ++step) {
+        EXPECT_TRUE(same_bits(slow.delivered[rank][step], prompt.delivered[rank][step])) << "step " << step;
+      }
+      for (std::size_t t = 0; t < slow.states[rank].tensors.size(); ++t) {
+        const TensorState &of_slow = slow.states[rank].tensors[t], &of_prompt = prompt.states[rank].tensors[t];
+        EXPECT_EQ(of_slow.residual, of_prompt.residual) << of_slow.name;
+        EXPECT_EQ(of_slow.velocity, of_prompt.velocity) << of_slow.name;
+        EXPECT_EQ(of_slow.basis, of_prompt.basis) << of_slow.name;
+      }
+      const EngineReport &of_slow = slow.reports[rank], &of_prompt = prompt.reports[rank];
+      EXPECT_EQ(of_slow.relative_l2_error, of_prompt.relative_l2_error);
+      EXPECT_EQ(of_slow.residual_l2, of_prompt.residual_l2);
+      EXPECT_EQ(of_slow.last_non_finite, of_prompt.last_non_finite);
+      EXPECT_EQ(of_slow.message_bytes, of_prompt.message_bytes);
     }
   }
 }
@@ -750,11 +796,16 @@ TEST(Engine, SteadyStateAllocatesNothing) {
         EngineOptions::parse("acp(rank=4, sides=alternate, min_compression_rate=0)").value(),
         EngineOptions::parse("acp(rank=4, rollback=exact, min_compression_rate=0)").value(),
         EngineOptions::parse("power(rank=4, threads=2, min_compression_rate=0)").value(),
-        EngineOptions::parse("topk(density=0.1, threads=2, rollback=exact, min_elems=0)").value()}) {
+        EngineOptions::parse("topk(density=0.1, threads=2, rollback=exact, min_elems=0)").value(),
+        // In several messages, over a link that leaves time to decode some while others travel.
+        EngineOptions::parse("quant(error=0.3, round=dead_zone, coder=rans, bucket_cap_mib=0, min_elems=0)").value(),
+        EngineOptions::parse("topk(density=0.1, feedback=dgc, threads=2, bucket_cap_mib=0, min_elems=0)").value()}) {
     options.start_step = 1;
     std::atomic<std::int64_t> allocations{-1};
     const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
-      std::unique_ptr<Engine> engine = Engine::create(small_model(), options, &communicator).value();
+      SlowCommunicator slow(&communicator);
+      Communicator* const used = options.bucket_cap_mib == 0 ? static_cast<Communicator*>(&slow) : &communicator;
+      std::unique_ptr<Engine> engine = Engine::create(small_model(), options, used).value();
       Gradients gradients = made_up_gradients(small_model(), communicator.rank(), 0);
       std::vector<Gradient> all;
       for (std::uint32_t t = 0; t < gradients.size(); ++t) all.push_back({t, gradients[t].data()});

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/late_communicator_testing.h"
 #include "collective/rank_threads.h"
 #include "core/made_up_testing.h"
 #include "cortado/engine.h"
@@ -120,6 +121,9 @@ struct Training {
   std::function<double(std::int64_t step)> scale = [](std::int64_t) { return 1.0; };
   const History* resume_from = nullptr;  // its states are loaded first
   std::int64_t first_step = 0;
+  // kSlow: all is on its way until it is waited for. kPrompt: nothing ever is.
+  enum class Link { kAsItIs, kSlow, kPrompt };
+  Link link = Link::kAsItIs;
 };
 
 inline History train(const Training& training) {
@@ -132,9 +136,13 @@ inline History train(const Training& training) {
   const std::vector<Status> statuses = run_ranks(training.world_size, [&](Communicator& communicator) -> Status {
     const int rank = communicator.rank();
     RecordingCommunicator recording(&communicator);
-    Result<std::unique_ptr<Engine>> made = training.engine
-                                               ? training.engine(training.tensors, training.options, &recording)
-                                               : Engine::create(training.tensors, training.options, &recording);
+    SlowCommunicator slow(&recording);
+    PromptCommunicator prompt(&recording);
+    Communicator* used = &recording;
+    if (training.link == Training::Link::kSlow) used = &slow;
+    if (training.link == Training::Link::kPrompt) used = &prompt;
+    Result<std::unique_ptr<Engine>> made = training.engine ? training.engine(training.tensors, training.options, used)
+                                                           : Engine::create(training.tensors, training.options, used);
     if (!made.ok()) return made.status();
     Engine& engine = *made.value();
     if (training.resume_from != nullptr) {

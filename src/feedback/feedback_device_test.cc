@@ -230,7 +230,7 @@ TEST_P(FeedbackOnDevice, HasTheBitsOfThePassesOnTheCpu) {
     expect_same("added");
     if (GetParam().has_feedback) {
       std::vector<Tensor> kept = found_;
-      for (Tensor& tensor : expected_) take_back(pass_of(tensor), memory_of(tensor));
+      for (Tensor& tensor : expected_) take_back(pass_of(tensor), memory_of(tensor), memory_of(tensor));
       launches_.take_back(device_, FeedbackStep::of(pass_of(found_.back())));
       expect_same("taken back");
       expected_ = before;

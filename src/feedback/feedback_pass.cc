@@ -7,6 +7,7 @@
 
 #include "codec/cast/float_chunks.h"
 #include "core/float_passes.h"
+#include "core/streaming.h"
 
 namespace cortado {
 
@@ -51,25 +52,28 @@ bool add_gradient(const FeedbackPass& pass, const FeedbackMemory& from, const Fe
   return finite;
 }
 
-void take_back(const FeedbackPass& pass, const FeedbackMemory& memory) {
+void take_back(const FeedbackPass& pass, const FeedbackMemory& from, const FeedbackMemory& to) {
   const float limit = pass.gradient_limit();
   float buffer[kChunkElems] = {};
   for_chunks(pass.elems, [&](std::int64_t at, std::int64_t count) {
     const float* gradient =
         pass.gradient == nullptr ? buffer : load_floats(pass.gradient, pass.dtype, at, count, buffer);
+    if (to.velocity == nullptr) {
+      take_values_back_below(limit, gradient, pass.gradient_scale, count, from.residual + at, to.residual + at);
+      return;
+    }
+    copy_chunk(from.residual, to.residual, at, count);
+    copy_chunk(from.velocity, to.velocity, at, count);
     for (std::int64_t i = 0; i < count; ++i) {
       if (!(std::fabs(gradient[i]) < limit)) continue;
-      float added = gradient[i] * pass.gradient_scale;
-      if (memory.velocity != nullptr) {
-        float& velocity = memory.velocity[at + i];
-        const float moved = velocity;
-        velocity = pass.momentum > 0 ? without_rounding(moved - added, added) / pass.momentum : 0.0f;
-        added = moved;
-      }
-      float& residual = memory.residual[at + i];
-      residual = without_rounding(residual - added, added);
+      const float added = gradient[i] * pass.gradient_scale;
+      float &velocity = to.velocity[at + i], &residual = to.residual[at + i];
+      const float moved = velocity;
+      velocity = pass.momentum > 0 ? without_rounding(moved - added, added) / pass.momentum : 0.0f;
+      residual = without_rounding(residual - moved, moved);
     }
   });
+  if (from.residual != to.residual) finish_streams();
 }
 
 DifferenceSquares subtract_sent(const float* sent, std::int64_t elems, const FeedbackMemory& memory) {

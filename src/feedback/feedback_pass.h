@@ -4,7 +4,7 @@
 //
 //   add_gradient   residual += gradient            what the codec encodes
 //   subtract_sent  residual -= what was decoded    what the codec lost, kept for the next step
-//   take_back      undoes add_gradient             after a step that was not finite
+//   take_back      undoes add_gradient             what a step that was not finite leaves
 //
 // With a velocity buffer the residual accumulates the momentum instead of the gradient, and both are cleared where
 // something was sent: momentum correction and factor masking of Deep Gradient Compression (Lin et al., ICLR 2018,
@@ -41,7 +41,7 @@ struct FeedbackPass {
 // What is left of a sum that `taken` is taken from. Beside a gradient that exploded it is rounding, which must not be
 // fed back.
 CORTADO_HD inline float without_rounding(float left, float taken) {
-  const float magnitude = left < 0 ? -left : left, bound = 0x1p-20f * (taken < 0 ? -taken : taken);
+  const float magnitude = left < 0 ? -left : left, bound = kRoundingShare * (taken < 0 ? -taken : taken);
   return magnitude <= bound ? 0.0f : left;
 }
 
@@ -50,9 +50,10 @@ CORTADO_HD inline float without_rounding(float left, float taken) {
 // Returns false if an element of the gradient was not finite. There `to` keeps what `from` did.
 bool add_gradient(const FeedbackPass& pass, const FeedbackMemory& from, const FeedbackMemory& to);
 
-// Takes one add_gradient() back, from `memory` alone: exact to one rounding of each value; a value smaller than 2^-20
-// of the gradient beside it is taken for rounding and becomes zero.
-void take_back(const FeedbackPass& pass, const FeedbackMemory& memory);
+// Takes one add_gradient() back, from what it left in `from` alone: exact to one rounding of each value; a value
+// smaller than kRoundingShare of the gradient beside it is taken for rounding and becomes zero. Both may be the same
+// memory.
+void take_back(const FeedbackPass& pass, const FeedbackMemory& from, const FeedbackMemory& to);
 
 // residual -= sent; the velocity becomes zero where `sent` is not. Squares of what was to be sent and of what was lost.
 DifferenceSquares subtract_sent(const float* sent, std::int64_t elems, const FeedbackMemory& memory);

@@ -64,7 +64,7 @@ TEST(FeedbackPass, WhatIsNotFiniteIsSeenAndNotAdded) {
       EXPECT_EQ(residual[2001], before[2001]);
       EXPECT_EQ(velocity[2001], velocity_before[2001]);
       EXPECT_NE(residual[2000], before[2000]);
-      take_back(pass_over(gradient, 0.9f), memory);
+      take_back(pass_over(gradient, 0.9f), memory, memory);
       for (std::int64_t i = 0; i < kElems; ++i) {
         EXPECT_NEAR(residual[i], before[i], 2e-6) << i;
         EXPECT_NEAR(velocity[i], velocity_before[i], 2e-6) << i;
@@ -73,11 +73,31 @@ TEST(FeedbackPass, WhatIsNotFiniteIsSeenAndNotAdded) {
   }
 }
 
+// To other memory, and where the gradient is narrow, with the same bits.
+TEST(FeedbackPass, TakesBackToWhereItIsAsked) {
+  const std::vector<float> values = normal(8);
+  std::vector<std::uint16_t> narrow(kElems);
+  for (std::int64_t i = 0; i < kElems; ++i) narrow[i] = float_to_bf16(values[i]);
+  const FeedbackPass pass{.elems = kElems, .gradient = narrow.data(), .dtype = DType::kBFloat16, .momentum = 0.9f};
+  for (const bool moves : {false, true}) {
+    std::vector<float> residual = normal(9), velocity = normal(10), other(kElems), other_velocity(kElems);
+    const std::vector<float> added = residual, added_velocity = velocity;
+    const FeedbackMemory memory{residual.data(), moves ? velocity.data() : nullptr};
+    take_back(pass, memory, {other.data(), moves ? other_velocity.data() : nullptr});
+    EXPECT_EQ(residual, added);
+    EXPECT_EQ(velocity, added_velocity);
+    take_back(pass, memory, memory);
+    EXPECT_EQ(other, residual);
+    EXPECT_NE(other, added);
+    EXPECT_EQ(other_velocity, moves ? velocity : std::vector<float>(kElems));
+  }
+}
+
 TEST(FeedbackPass, TakingBackAnExplodedGradientLeavesNoGarbage) {
   std::vector<float> gradient(kElems, 1e25f), residual = normal(7);
   const FeedbackMemory memory{.residual = residual.data()};
   ASSERT_TRUE(add_gradient(pass_over(gradient), memory, memory));
-  take_back(pass_over(gradient), memory);
+  take_back(pass_over(gradient), memory, memory);
   for (const float value : residual) EXPECT_EQ(value, 0.0f);
 }
 
