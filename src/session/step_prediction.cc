@@ -58,6 +58,7 @@ struct SettingShape {
   CodecTraits traits;
   EngineOptions options;
   Layout messages;  // of the first round
+  bool decodes_while_waiting = false;
 };
 
 Result<SettingShape> shape_of_setting(const std::string& setting, const std::vector<EngineTensor>& tensors) {
@@ -69,6 +70,7 @@ Result<SettingShape> shape_of_setting(const std::string& setting, const std::vec
   TrainedCodec trained;
   if (shape.options.method == EngineOptions::Method::kCodec) {
     CORTADO_ASSIGN_OR_RETURN(trained, make_trained_codec(shape.options));
+    shape.decodes_while_waiting = !trained.is_summed;
   }
   CORTADO_ASSIGN_OR_RETURN(const std::vector<Treatment> treatments, choose_treatments(tensors, shape.options, trained));
   shape.messages = choose_round_layouts(tensors, treatments, shape.options, trained).first.front();
@@ -219,11 +221,35 @@ std::int64_t total_ns(const Timeline& timeline, std::string_view name) {
   return total;
 }
 
+// How long the event of that name takes that ends last; 0 if there is none.
+std::int64_t last_event_ns(const Timeline& timeline, std::string_view name) {
+  std::int64_t end_ns = 0, time_ns = 0;
+  for (const TimelineEvent& event : timeline.events) {
+    if (event.name != name || event.end_ns < end_ns) continue;
+    end_ns = event.end_ns;
+    time_ns = event.end_ns - event.start_ns;
+  }
+  return time_ns;
+}
+
+bool is_transfer(const TimelineEvent& event, const Timeline& timeline, const Cluster& cluster) {
+  return event.row >= static_cast<int>(timeline.rows.size() - cluster.levels.size());
+}
+
+// From when all is encoded to when all has arrived.
+std::int64_t waiting_ns(const Timeline& timeline, const Cluster& cluster) {
+  std::int64_t encoded_ns = 0, arrived_ns = 0;
+  for (const TimelineEvent& event : timeline.events) {
+    if (event.name == "encode") encoded_ns = std::max(encoded_ns, event.end_ns);
+    if (is_transfer(event, timeline, cluster)) arrived_ns = std::max(arrived_ns, event.end_ns);
+  }
+  return std::max<std::int64_t>(0, arrived_ns - encoded_ns);
+}
+
 Prediction prediction_of(const Timeline& timeline, const Cluster& cluster) {
   Prediction prediction{.step_ns = timeline.step_ns};
-  const int first_link = static_cast<int>(timeline.rows.size() - cluster.levels.size());
   for (const TimelineEvent& event : timeline.events) {
-    if (event.row >= first_link) prediction.transfers_ns += event.end_ns - event.start_ns;
+    if (is_transfer(event, timeline, cluster)) prediction.transfers_ns += event.end_ns - event.start_ns;
   }
   return prediction;
 }
@@ -266,7 +292,8 @@ Result<std::int64_t> messages_ns(const StepPredictor& predictor, const SettingSh
     CORTADO_ASSIGN_OR_RETURN(const Timeline timeline, simulate_messages(plan, of_engine, links));
     return predictor.fitted_ns(prediction_of(timeline, links));
   }
-  // Engines with error feedback decode when all has arrived and is known to be finite, beside no transfer.
+  // Engines with error feedback decode when all has arrived and is known to be finite, beside no transfer; gathered
+  // payloads but for the last message's also while nothing but later messages is awaited.
   Cluster idle_links = links;
   idle_links.transfers_slow_backward = 0;
   CORTADO_ASSIGN_OR_RETURN(const Timeline decoded, simulate_messages(plan, of_engine, idle_links));
@@ -275,7 +302,11 @@ Result<std::int64_t> messages_ns(const StepPredictor& predictor, const SettingSh
   }
   CORTADO_ASSIGN_OR_RETURN(const Timeline arrived, simulate_messages(plan, of_engine, links));
   Prediction predicted = prediction_of(arrived, links);
-  predicted.step_ns += total_ns(decoded, "decode");
+  const std::int64_t decode_ns = total_ns(decoded, "decode");
+  predicted.step_ns += decode_ns;
+  if (shape.decodes_while_waiting) {
+    predicted.step_ns -= std::min(decode_ns - last_event_ns(decoded, "decode"), waiting_ns(arrived, links));
+  }
   return predictor.fitted_ns(predicted);
 }
 
