@@ -432,23 +432,23 @@ TEST(CodecDtypes, WhatOverflowsIsFoundHoweverLateMessagesAre) {
     DType dtype;
     float large;
   };
-  for (const auto& [spec, dtype, large] :
-       {Case{"topk(density=0.25, values=fp16, bucket_cap_mib=0)", DType::kFloat32, 7e4f},
-        Case{"topk(density=0.25, bucket_cap_mib=0)", DType::kFloat16, 6.4e4f}}) {
-    SCOPED_TRACE(spec);
+  for (const Case& given : {Case{"topk(density=0.25, values=fp16, bucket_cap_mib=0)", DType::kFloat32, 7e4f},
+                            Case{"topk(density=0.25, bucket_cap_mib=0)", DType::kFloat16, 6.4e4f}}) {
+    SCOPED_TRACE(given.spec);
     std::vector<EngineTensor> tensors;
-    for (const char* name : {"a", "b", "c"}) tensors.push_back({.name = name, .dtype = dtype, .rows = 1, .cols = 64});
+    for (const char* name : {"a", "b", "c"})
+      tensors.push_back({.name = name, .dtype = given.dtype, .rows = 1, .cols = 64});
     const auto history = [&](bool is_slow) {
       std::vector<std::string> said(2);
       const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
         SlowCommunicator slow(&communicator);
         PromptCommunicator prompt(&communicator);
         Communicator* const used = is_slow ? static_cast<Communicator*>(&slow) : &prompt;
-        std::unique_ptr<Engine> engine = Engine::create(tensors, coded(spec), used).value();
+        std::unique_ptr<Engine> engine = Engine::create(tensors, coded(given.spec), used).value();
         std::string& of_rank = said[static_cast<std::size_t>(communicator.rank())];
         for (int step = 0; step < 6; ++step) {
           // "c" is in the message that leaves first, "b" in the next one.
-          const auto value = [&](int t) { return (t == 2 && step >= 2) || (t == 1 && step == 4) ? large : 0.5f; };
+          const auto value = [&](int t) { return (t == 2 && step >= 2) || (t == 1 && step == 4) ? given.large : 0.5f; };
           std::vector<std::vector<std::uint16_t>> narrow;
           Gradients wide;
           std::vector<void*> gradients;
@@ -457,7 +457,7 @@ TEST(CodecDtypes, WhatOverflowsIsFoundHoweverLateMessagesAre) {
             wide.emplace_back(64, value(t));
           }
           for (std::size_t t = 0; t < 3; ++t) {
-            gradients.push_back(dtype == DType::kFloat16 ? static_cast<void*>(narrow[t].data()) : wide[t].data());
+            gradients.push_back(given.dtype == DType::kFloat16 ? static_cast<void*>(narrow[t].data()) : wide[t].data());
           }
           CORTADO_ASSIGN_OR_RETURN(const StepOutcome outcome, run_step_at(*engine, gradients));
           CORTADO_ASSIGN_OR_RETURN(const EngineState state, engine->save_state());
@@ -526,26 +526,27 @@ TEST(CodecDecoding, GoesOnWhileMoreIsOnItsWay) {
     bool keeps;
     std::int64_t rolled_back;  // values
   };
-  for (const auto& [spec, keeps, rolled_back] :
+  for (const Case& given :
        {Case{"sign(scale=mean_abs)", false, 4 * 256}, Case{"sign(scale=mean_abs)", true, 0},
         Case{"sign(scale=mean_abs, rollback=exact)", false, 0}, Case{"quant(feedback=none)", false, 0},
         Case{"topk(density=0.1, feedback=dgc)", false, 8 * 256}}) {
-    SCOPED_TRACE(std::string(spec) + (keeps ? ", gradients kept" : ""));
+    SCOPED_TRACE(std::string(given.spec) + (given.keeps ? ", gradients kept" : ""));
     const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
       std::vector<EngineTensor> tensors;
       for (const char* name : {"a", "b", "c", "d", "e"}) tensors.push_back({.name = name, .rows = 1, .cols = 256});
       SlowCommunicator slow(&communicator);
       TraceRecorder recorder(100);
       const CountingClock clock;
-      EngineOptions options = coded(spec);
+      EngineOptions options = coded(given.spec);
       options.bucket_cap_mib = 0;
       std::unique_ptr<Engine> engine = Engine::create(tensors, options, &slow, &clock, &recorder).value();
       const std::int64_t bytes_before = engine->report().message_bytes;
       Gradients gradients = made_up_gradients(tensors, communicator.rank(), 0);
       const Gradients kept = gradients;
-      CORTADO_RETURN_IF_ERROR(run_step(*engine, gradients, {.keeps_local_gradients = keeps}, [&](std::uint32_t t) {
-                                return kept[t].data();
-                              }).status());
+      CORTADO_RETURN_IF_ERROR(
+          run_step(*engine, gradients, {.keeps_local_gradients = given.keeps}, [&](std::uint32_t t) {
+            return kept[t].data();
+          }).status());
       std::int64_t last_arrival_ns = 0;
       for (const TraceEvent& event : recorder.events()) {
         if (event.stage == Stage::kCommunicate) last_arrival_ns = std::max(last_arrival_ns, event.end_ns);
@@ -556,7 +557,7 @@ TEST(CodecDecoding, GoesOnWhileMoreIsOnItsWay) {
       }
       EXPECT_EQ(before, 4);
       EXPECT_EQ(after, 1);
-      const auto rolled_back_bytes = rolled_back * static_cast<std::int64_t>(sizeof(float));
+      const auto rolled_back_bytes = given.rolled_back * static_cast<std::int64_t>(sizeof(float));
       EXPECT_EQ(engine->report().message_bytes - bytes_before, rolled_back_bytes);
       return {};
     });
