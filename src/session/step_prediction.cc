@@ -221,29 +221,33 @@ std::int64_t total_ns(const Timeline& timeline, std::string_view name) {
   return total;
 }
 
-// How long the event of that name takes that ends last; 0 if there is none.
-std::int64_t last_event_ns(const Timeline& timeline, std::string_view name) {
-  std::int64_t end_ns = 0, time_ns = 0;
-  for (const TimelineEvent& event : timeline.events) {
-    if (event.name != name || event.end_ns < end_ns) continue;
-    end_ns = event.end_ns;
-    time_ns = event.end_ns - event.start_ns;
-  }
-  return time_ns;
-}
-
 bool is_transfer(const TimelineEvent& event, const Timeline& timeline, const Cluster& cluster) {
   return event.row >= static_cast<int>(timeline.rows.size() - cluster.levels.size());
 }
 
-// From when all is encoded to when all has arrived.
-std::int64_t waiting_ns(const Timeline& timeline, const Cluster& cluster) {
-  std::int64_t encoded_ns = 0, arrived_ns = 0;
-  for (const TimelineEvent& event : timeline.events) {
-    if (event.name == "encode") encoded_ns = std::max(encoded_ns, event.end_ns);
-    if (is_transfer(event, timeline, cluster)) arrived_ns = std::max(arrived_ns, event.end_ns);
+// Of an engine that decodes messages one after the other, in the order in which they arrive, once nothing is left to
+// encode and to start: what of that is left when all has arrived. `arrived`: without decoding; `decoded`: with it.
+std::int64_t decode_left_ns(const Timeline& arrived, const Timeline& decoded, const Cluster& cluster) {
+  std::map<int, std::int64_t> arrival_ns, decode_ns;  // by bucket
+  std::int64_t ready_ns = 0, last_arrival_ns = 0;
+  for (const TimelineEvent& event : arrived.events) {
+    if (is_transfer(event, arrived, cluster)) {
+      std::int64_t& end_ns = arrival_ns[event.bucket];
+      end_ns = std::max(end_ns, event.end_ns);
+      last_arrival_ns = std::max(last_arrival_ns, event.end_ns);
+    } else if (event.name == "backward" || event.name == "encode" || event.name == "start") {
+      ready_ns = std::max(ready_ns, event.end_ns);
+    }
   }
-  return std::max<std::int64_t>(0, arrived_ns - encoded_ns);
+  for (const TimelineEvent& event : decoded.events) {
+    if (event.name == "decode") decode_ns[event.bucket] += event.end_ns - event.start_ns;
+  }
+  std::vector<std::pair<std::int64_t, std::int64_t>> messages;  // arrival, decoding
+  for (const auto& [bucket, time_ns] : decode_ns) messages.emplace_back(arrival_ns[bucket], time_ns);
+  std::sort(messages.begin(), messages.end());
+  std::int64_t now_ns = ready_ns;
+  for (const auto& [at_ns, time_ns] : messages) now_ns = std::max(now_ns, at_ns) + time_ns;
+  return std::max<std::int64_t>(0, now_ns - std::max(ready_ns, last_arrival_ns));
 }
 
 Prediction prediction_of(const Timeline& timeline, const Cluster& cluster) {
@@ -293,7 +297,7 @@ Result<std::int64_t> messages_ns(const StepPredictor& predictor, const SettingSh
     return predictor.fitted_ns(prediction_of(timeline, links));
   }
   // Engines with error feedback decode when all has arrived and is known to be finite, beside no transfer; gathered
-  // payloads but for the last message's also while nothing but later messages is awaited.
+  // payloads also while later messages are awaited (predicted as fast as beside none).
   Cluster idle_links = links;
   idle_links.transfers_slow_backward = 0;
   CORTADO_ASSIGN_OR_RETURN(const Timeline decoded, simulate_messages(plan, of_engine, idle_links));
@@ -302,11 +306,8 @@ Result<std::int64_t> messages_ns(const StepPredictor& predictor, const SettingSh
   }
   CORTADO_ASSIGN_OR_RETURN(const Timeline arrived, simulate_messages(plan, of_engine, links));
   Prediction predicted = prediction_of(arrived, links);
-  const std::int64_t decode_ns = total_ns(decoded, "decode");
-  predicted.step_ns += decode_ns;
-  if (shape.decodes_while_waiting) {
-    predicted.step_ns -= std::min(decode_ns - last_event_ns(decoded, "decode"), waiting_ns(arrived, links));
-  }
+  predicted.step_ns +=
+      shape.decodes_while_waiting ? decode_left_ns(arrived, decoded, links) : total_ns(decoded, "decode");
   return predictor.fitted_ns(predicted);
 }
 
