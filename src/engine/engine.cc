@@ -216,6 +216,11 @@ void EngineImpl::allocate_rolled_back() {
   has_rolled_back_ = true;
 }
 
+void EngineImpl::release_rolled_back() {
+  for (AlignedBuffer<float>& memory : rolled_back_) memory = {};
+  has_rolled_back_ = false;
+}
+
 // What is coded on a device is not looked at on its way back; if that is so on one rank, no rank looks.
 Status EngineImpl::agree_on_overflow() {
   bool some = false, on_device = false;

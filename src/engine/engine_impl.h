@@ -89,6 +89,7 @@ class EngineImpl final : public EngineBase {
   Status add_device_matrices(const Message& message);
   void allocate_feedback();
   void allocate_rolled_back();
+  void release_rolled_back();
   // Whether what is decoded may be beyond what its dtype, or that of its payload, can hold.
   bool may_overflow(std::uint32_t t) const {
     const bool narrows = codec_tensors_[t] != nullptr && codec_tensors_[t]->narrows();

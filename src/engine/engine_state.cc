@@ -169,6 +169,7 @@ Result<std::string> EngineImpl::load_state(const EngineState& state) {
   if (first_ == nullptr) return warning;
   if (in_warm_up() && warm_up_ == nullptr) make_rounds();  // back to before the last dense step
   if (!layouts.empty()) first_->replace_layouts(std::move(layouts));
+  release_rolled_back();  // another message may be the last now
   first_->reset_capacities();
   if (!in_warm_up() && warm_up_ != nullptr) {
     warm_up_.reset();

@@ -32,7 +32,9 @@ Status EngineImpl::begin_step(const StepContext& context) {
     warm_up_.reset();
     allocate_feedback();
   }
-  if (warm_up_ == nullptr && device_ == nullptr && !may_decode_early() && !has_rolled_back_) allocate_rolled_back();
+  if (const bool needs = warm_up_ == nullptr && device_ == nullptr && !may_decode_early(); needs != has_rolled_back_) {
+    needs ? allocate_rolled_back() : release_rolled_back();
+  }
   Round& round = first_round();
   round.begin(round.layouts().of_parity.size() == 2 ? static_cast<int>(phase_step_ & 1) : 0);
   if (second_ != nullptr) second_->begin(0);
