@@ -27,7 +27,7 @@ enum class Stage : std::uint8_t {
   kEncode,         // gradient and residual read, residual and factor written
   kCommunicate,    // from the start of a collective until it was seen to have ended
   kWait,           // the part of kCommunicate in which the caller's thread was blocked
-  kDecode,         // mean gradient written, and what a rollback would need its place for
+  kDecode,         // mean gradient written; before it, where its place is needed, what a rollback would leave
   kOrthogonalise,  // the received factor made the next step's basis
 };
 constexpr int kStageCount = 5;
