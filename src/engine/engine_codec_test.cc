@@ -559,6 +559,16 @@ TEST(CodecDecoding, GoesOnWhileMoreIsOnItsWay) {
       EXPECT_EQ(after, 1);
       const auto rolled_back_bytes = given.rolled_back * static_cast<std::int64_t>(sizeof(float));
       EXPECT_EQ(engine->report().message_bytes - bytes_before, rolled_back_bytes);
+      // A loaded layout may have another last message; and a step whose gradients are kept needs none of it.
+      CORTADO_ASSIGN_OR_RETURN(const EngineState state, engine->save_state());
+      CORTADO_RETURN_IF_ERROR(engine->load_state(state).status());
+      EXPECT_EQ(engine->report().message_bytes, bytes_before);
+      for (const bool keeps : {given.keeps, true}) {
+        CORTADO_RETURN_IF_ERROR(run_step(*engine, gradients, {.keeps_local_gradients = keeps}, [&](std::uint32_t t) {
+                                  return kept[t].data();
+                                }).status());
+        EXPECT_EQ(engine->report().message_bytes - bytes_before, keeps ? 0 : rolled_back_bytes);
+      }
       return {};
     });
     for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
