@@ -30,6 +30,11 @@ _AnyMemory = ctypes.c_char * 2**46
 
 _EXIT_S = 0.1  # see _outlive_transport()
 
+_BOTH_WAYS_BYTES = 64 * 1024  # see TorchGroup._both_ways(): what is less waits for little
+_UNKNOWN = sys.maxsize  # a size
+_CONNECT_S = 60.0
+_THREADS = 4
+
 _attachments = Counter()  # by group; its ranks attach in the same order, so they share the number
 
 
@@ -48,6 +53,7 @@ class TorchGroup:
         self._ranks = list(range(self.world_size))  # in the whole group
         self.name = _backend_for_host_memory(self._group)
         self._works = {}
+        self._ways = None  # see _both_ways()
         group_name = self._group.group_name
         prefix = f"cortado/{group_name}/{_attachments[group_name]}"
         _attachments[group_name] += 1
@@ -77,12 +83,15 @@ class TorchGroup:
         made = copy.copy(self)
         made.rank, made.world_size, made._ranks = ranks.index(self.rank), len(ranks), list(ranks)
         made._works = {}
+        made._ways = None
         try:
             made._group = self._make_backend(made.rank, ranks)
         except RuntimeError as error:
             raise self.failure(
                 f"no connection among ranks {', '.join(map(str, ranks))}: {first_line(error)}"
             ) from error
+        if made.name == "gloo" and made.world_size > 1:
+            made._both_ways()  # here, where all of them are: collectives of several groups are started in any order
         return made
 
     def _make_backend(self, rank, ranks):
@@ -93,6 +102,38 @@ class TorchGroup:
         # be the same for all of them, and they would wait for each other for ever.
         store = self._board.store_of("ranks " + " ".join(map(str, ranks)))
         return dist.ProcessGroupGloo(store, rank, len(ranks), timeout=self._timeout)
+
+    def _both_ways(self):
+        """The transport's groups for what goes to higher ranks, and to lower ones.
+
+        Between two ranks Gloo has one connection, over which a rank also says that it is ready to receive. That waits
+        behind what it sends, as far as the system has taken it, and so does the other one's sending: up to twice the
+        time where both send. Each way has a connection of its own here. They are made when they are first needed, by a
+        collective that all ranks start; where that fails on one of them, all do without.
+        """
+        if self._ways is None:
+            timeout_s = self._timeout.total_seconds()
+            self.all_gather(b"\0", timeout_s)  # who is missing is named
+            try:
+                made = [self._connect(way) for way in ("up", "down")]
+            except RuntimeError:
+                made = None
+            all_have = all(self.all_gather(bytes([made is not None]), timeout_s))
+            self._ways = made if all_have else [self._group] * 2
+        return self._ways
+
+    def _connect(self, way):
+        """A group of the same ranks over the same interfaces. Of more threads than Gloo's two: each has a collective in
+        hand, and small ones wait for the other rank's word longer than they take."""
+        of = "all" if self is self._whole else "ranks " + " ".join(map(str, self._ranks))
+        where = self._board.store_of(f"{of} {way}"), self.rank, self.world_size
+        timeout = min(self._timeout, timedelta(seconds=_CONNECT_S))
+        own = self._group if self is not self._whole else self._group._get_backend(torch.device("cpu"))
+        if not isinstance(own, dist.ProcessGroupGloo):  # with TORCH_DISTRIBUTED_DEBUG=DETAIL it has another around it
+            return dist.ProcessGroupGloo(*where, timeout=timeout)
+        options = dist.ProcessGroupGloo._Options()
+        options._devices, options._threads, options._timeout = own.options._devices, _THREADS, timeout
+        return dist.ProcessGroupGloo(*where, options)
 
     # ---- what the engine calls
 
@@ -205,23 +246,37 @@ class TorchGroup:
         own = self._tensor(call.sent, call.elems, call.dtype)
         to_root = [call.elems if rank == call.root else 0 for rank in range(2)]
         if not is_root:
-            return self._exchange(torch.empty(0, dtype=call.dtype), own, [0, 0], to_root)
+            return self._exchange_at_once(torch.empty(0, dtype=call.dtype), own, [0, 0], to_root)
         parts = torch.empty(2 * call.elems, dtype=call.dtype)
         result = self._tensor(call.received, call.elems, call.dtype)
-        started = self._exchange(parts, own, [call.elems] * 2, to_root)
+        started = self._exchange_at_once(parts, own, [call.elems] * 2, to_root)
         started.finish = lambda: _sum_in_rank_order(parts.view(2, -1), result)
         return started
 
     def _all_gather(self, call):
+        counts = call.counts or [call.elems] * self.world_size
+        if self.world_size == 2 and self._uses_both_ways(max(counts), call.dtype):
+            return self._all_gather_of_two(call, counts)
         if call.counts is None:
             own = self._tensor(call.sent, call.elems, call.dtype)
             everything = self._tensor(call.received, call.elems * self.world_size, call.dtype)
             options = self._options(dist.distributed_c10d.AllgatherOptions())
             return _Started(self._group._allgather_base(everything, own, options))
-        count = call.counts[self.rank]
+        count = counts[self.rank]
         copies = self._tensor(call.sent, count, call.dtype).repeat(self.world_size)
-        everything = self._tensor(call.received, sum(call.counts), call.dtype)
-        return self._exchange(everything, copies, call.counts, [count] * self.world_size)
+        everything = self._tensor(call.received, sum(counts), call.dtype)
+        return self._exchange(everything, copies, counts, [count] * self.world_size, max(counts))
+
+    def _all_gather_of_two(self, call, counts):
+        parts = self._tensor(call.received, sum(counts), call.dtype).split(counts)
+        if call.sent != parts[self.rank].data_ptr():
+            parts[self.rank].copy_(self._tensor(call.sent, counts[self.rank], call.dtype))
+        handles = []
+        for root, (group, part) in enumerate(zip(self._both_ways(), parts, strict=True)):
+            options = self._options(dist.BroadcastOptions())
+            options.rootRank = root
+            handles.append(group.broadcast([part], options))
+        return _Started(_Several(handles))
 
     def _gather(self, call):
         counts = call.counts or [call.elems] * self.world_size
@@ -229,25 +284,53 @@ class TorchGroup:
         own = self._tensor(call.sent, counts[self.rank], call.dtype)
         everything = self._tensor(call.received, sum(counts) if is_root else 0, call.dtype)
         to_root = [counts[self.rank] if rank == call.root else 0 for rank in range(self.world_size)]
-        return self._exchange(everything, own, counts if is_root else [0] * self.world_size, to_root)
+        return self._exchange_at_once(everything, own, counts if is_root else [0] * self.world_size, to_root)
 
     def _all_to_all(self, call):
         sent_counts = call.counts or [call.elems] * self.world_size
         received_counts = call.received_counts or sent_counts
         sent = self._tensor(call.sent, sum(sent_counts), call.dtype)
         received = self._tensor(call.received, sum(received_counts), call.dtype)
-        return self._exchange(received, sent, received_counts, sent_counts)
+        largest = _UNKNOWN if call.counts else call.elems  # blocks of two other ranks may be larger
+        return self._exchange(received, sent, received_counts, sent_counts, largest)
 
     def _reduce_scatter(self, call):
         counts = call.counts or [call.elems] * self.world_size
         sent = self._tensor(call.sent, sum(counts), call.dtype)
         parts = torch.empty(counts[self.rank] * self.world_size, dtype=call.dtype)
         result = self._tensor(call.received, counts[self.rank], call.dtype)
-        started = self._exchange(parts, sent, [counts[self.rank]] * self.world_size, counts)
+        started = self._exchange(parts, sent, [counts[self.rank]] * self.world_size, counts, max(counts))
         started.finish = lambda: _sum_in_rank_order(parts.view(self.world_size, -1), result)
         return started
 
-    def _exchange(self, received, sent, received_counts, sent_counts):
+    def _uses_both_ways(self, block, dtype):
+        """Whether blocks of so many elements are to have a connection for each way."""
+        return self.name == "gloo" and self.world_size > 1 and block * dtype.itemsize > _BOTH_WAYS_BYTES
+
+    def _exchange(self, received, sent, received_counts, sent_counts, largest):
+        """`largest`: block of any two ranks, so the same on all of them."""
+        if not self._uses_both_ways(largest, sent.dtype):
+            return self._exchange_at_once(received, sent, received_counts, sent_counts)
+        up, down = self._both_ways()
+        from_lower, own, from_higher = self._split(received, received_counts)
+        to_lower, kept, to_higher = self._split(sent, sent_counts)
+        own.copy_(kept)
+        lower, higher = range(self.rank), range(self.rank + 1, self.world_size)
+        options = self._options(dist.AllToAllOptions())
+        handles = [
+            group.alltoall_base(into, out, _only(received_counts, senders), _only(sent_counts, receivers), options)
+            for group, into, out, senders, receivers in (
+                (up, from_lower, to_higher, lower, higher),
+                (down, from_higher, to_lower, higher, lower),
+            )
+        ]
+        return _Started(_Several(handles), sent)
+
+    def _split(self, tensor, counts):
+        """The blocks of lower ranks, of this one, of higher ones."""
+        return tensor.split([sum(counts[: self.rank]), counts[self.rank], sum(counts[self.rank + 1 :])])
+
+    def _exchange_at_once(self, received, sent, received_counts, sent_counts):
         options = self._options(dist.AllToAllOptions())
         return _Started(self._group.alltoall_base(received, sent, received_counts, sent_counts, options), sent)
 
@@ -307,6 +390,30 @@ class _Started:
     finish: object = None  # what is to be done then
 
 
+class _Several:
+    """In place of the handle of a collective that is made of several: it has ended when all of them have."""
+
+    def __init__(self, handles):
+        self._handles = handles
+
+    def is_completed(self):
+        return all(handle.is_completed() for handle in self._handles)
+
+    def wait(self, timeout=None):
+        deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        failed = None
+        for handle in self._handles:
+            try:
+                if deadline is None:
+                    handle.wait()
+                else:
+                    handle.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+            except RuntimeError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+
 class _Lost:
     """In place of the handle of a collective that may have been started."""
 
@@ -345,6 +452,11 @@ def _backend_for_host_memory(group):
             'sends does: make it with init_process_group("cpu:gloo,cuda:nccl"), so that the rest keeps using NCCL, or '
             'give cortado one of its own: process_group=torch.distributed.new_group(backend="gloo")'
         ) from error
+
+
+def _only(counts, ranks):
+    """`counts` of these ranks, 0 of the others."""
+    return [count if rank in ranks else 0 for rank, count in enumerate(counts)]
 
 
 def _sum_in_rank_order(parts, result):

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -128,6 +130,76 @@ def every_kind(me):
     run_all(TorchGroup(None))
 
 
+def every_kind_over_a_connection_each_way(me):
+    import cortado.group
+
+    group = cortado.group.TorchGroup(None)
+    with mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", -1):
+        run_all(group)
+    up, down = group._both_ways()
+    return up is not down
+
+
+def every_kind_where_a_second_connection_fails(me):
+    """On the last rank, where others wait for it."""
+    import cortado.group
+
+    def refuse(*_, **__):
+        raise RuntimeError("too many open files")
+
+    group = cortado.group.TorchGroup(None)
+    if me.rank == me.world_size - 1:
+        group._connect = refuse
+    with (
+        mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", -1),
+        mock.patch.object(cortado.group, "_CONNECT_S", 0.5),
+    ):
+        run_all(group)
+    up, down = group._both_ways()
+    return up is down
+
+
+def large_blocks_use_both_ways(me):
+    """By the size of blocks, which all ranks know; a plan's all-to-all may have blocks of any size."""
+    import cortado.group
+
+    limit = cortado.group._BOTH_WAYS_BYTES
+    both = []
+    for kind, counts in [
+        ("all_gather", limit),
+        ("all_gather", limit + 1),
+        ("all_to_all", limit),
+        ("all_to_all", limit + 1),
+        ("all_to_all", [[0, 1], [1, 0]]),
+        ("reduce_scatter", limit),
+        ("reduce_scatter", [[1, limit + 1]] * 2),
+        ("all_gather", [[1, limit + 1]] * 2),
+    ]:
+        group = cortado.group.TorchGroup(None)
+        collective = Collective(kind, UINT8, 0, counts, False, group.rank, group.world_size)
+        group.start(0, *collective.arguments)
+        land(group, 0, collective)
+        both.append(group._ways is not None)
+    return both
+
+
+class Handle:
+    """Of a collective that ends when told."""
+
+    def __init__(self, error=None):
+        self.has_ended, self.error, self.waited_s = False, error, []
+
+    def is_completed(self):
+        return self.has_ended
+
+    def wait(self, timeout=None):
+        self.waited_s.append(timeout and timeout.total_seconds())
+        if not self.has_ended:
+            raise RuntimeError("timed out")
+        if self.error is not None:
+            raise self.error
+
+
 def every_kind_in_subgroups(me):
     from cortado.group import TorchGroup
 
@@ -200,6 +272,52 @@ def blocks_left(me):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_every_kind_of_collective(pools, world_size):
     pools(world_size).run(every_kind)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_kind_over_a_connection_each_way(pools, world_size):
+    assert all(pools(world_size).run(every_kind_over_a_connection_each_way))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_kind_where_a_second_connection_fails(pools, world_size):
+    assert all(pools(world_size).run(every_kind_where_a_second_connection_fails))
+
+
+def test_large_blocks_use_both_ways(pools):
+    for both in pools(2).run(large_blocks_use_both_ways):
+        assert both == [False, True, False, True, True, False, True, True]
+
+
+def test_what_is_made_of_several_ends_with_the_last():
+    from cortado.group import _Several
+
+    first, second = Handle(), Handle()
+    several = _Several([first, second])
+    first.has_ended = True
+    assert not several.is_completed()
+    with pytest.raises(RuntimeError, match="timed out"):
+        several.wait(timedelta(seconds=0.5))
+    assert 0.4 < second.waited_s[0] <= 0.5  # what the first one has left of it
+    second.has_ended = True
+    assert several.is_completed()
+    several.wait()
+    several.wait(timedelta(seconds=1))
+
+
+def test_what_is_made_of_several_fails_with_the_first_and_ends_with_the_last():
+    """Until then the transport may write to its memory."""
+    from cortado.group import _Several
+
+    first, second = Handle(RuntimeError("connection reset")), Handle()
+    several = _Several([first, second])
+    first.has_ended = True
+    assert not several.is_completed()
+    with pytest.raises(RuntimeError, match="connection reset"):
+        several.wait(timedelta(seconds=0.5))
+    assert len(second.waited_s) == 1  # nobody asks again and again without a pause
+    second.has_ended = True
+    assert several.is_completed()
 
 
 def test_every_kind_in_subgroups(pools):

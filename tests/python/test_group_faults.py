@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ import links as shaped
 CUT_WAIT_S = 3.0
 BROKEN = 2  # the rank; root of broadcasts, so that the others need it in every kind
 ROLL_CALL_S = 5
+BOTH_WAYS = "all_to_all over a connection each way"
 
 
 # ---- in a rank -------------------------------------------------------------------------------------------------------
@@ -32,9 +34,15 @@ ROLL_CALL_S = 5
 
 def exchange(group, kind, wait_s):
     """The collective, then a sum: who only sends may end the first one well."""
+    import cortado.group
+
+    limit = cortado.group._BOTH_WAYS_BYTES
+    if kind == BOTH_WAYS:
+        kind, limit = "all_to_all", 0
     root = BROKEN if kind == "broadcast" else 0
     collective = Collective(kind, FLOAT32, root, 1000, False, group.rank, group.world_size)
-    group.start(0, *collective.arguments)
+    with mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", limit):
+        group.start(0, *collective.arguments)
     group.wait(0, wait_s)
     collective.check()
     values = np.ones(10, dtype=np.float32)
@@ -112,6 +120,8 @@ def dies(kind, rank, world_size, port):
     group = TorchGroup(None)
     group.set_timeout(20)
     store = dist.distributed_c10d._get_default_store()
+    if kind == BOTH_WAYS:
+        group._both_ways()
     group.all_gather(b"connected", 20)
     store.set(f"connected/{rank}", "")
     if rank == BROKEN:
@@ -154,7 +164,7 @@ def is_cut_off():
 
 
 def few(kinds):
-    return [kind if kind in kinds else repeated(kind) for kind in KINDS]
+    return [kind if kind in kinds else repeated(kind) for kind in [*KINDS, BOTH_WAYS]]
 
 
 def test_failures_are_known_without_a_collective(pools):
@@ -168,7 +178,7 @@ def test_the_end_of_a_collective_is_not_known_where_ctrl_c_came_behind_its_start
         assert values == [2.0] * 10  # it went on
 
 
-@pytest.mark.parametrize("kind", few(("all_reduce", "all_to_all", "broadcast")))
+@pytest.mark.parametrize("kind", few(("all_reduce", "all_to_all", "broadcast", BOTH_WAYS)))
 @pytest.mark.parametrize("fault, late_s, wait_s", [("gives up", 0.2, 30.0), ("is late", 2.5, 1.0)])
 def test_the_others_get_an_error_in_time(pools, kind, fault, late_s, wait_s):
     answers = pools(3).run(fails_to_come, kind=kind, late_s=late_s, wait_s=wait_s)
@@ -177,7 +187,7 @@ def test_the_others_get_an_error_in_time(pools, kind, fault, late_s, wait_s):
         assert seconds < 2 + ROLL_CALL_S + slack_s()
 
 
-@pytest.mark.parametrize("kind", few(("all_to_all", "broadcast")))
+@pytest.mark.parametrize("kind", few(("all_to_all", "broadcast", BOTH_WAYS)))
 def test_a_dead_rank_is_named(kind):
     port = free_port()
     processes = [Program(dies, kind, rank, 3, port) for rank in range(3)]
