@@ -19,11 +19,10 @@ def start_collective(group: TorchGroup, work: int, kind: str, sent: torch.Tensor
     group.start(work, kind, BYTE_CODE, sent.data_ptr(), received.data_ptr(), elems, 0, None, None)
 
 
-def timed_ms(group: TorchGroup, kind: str, sent: torch.Tensor, turn: int) -> float:
+def timed_ms(group: TorchGroup, kind: str, sent: torch.Tensor, turn: int, place: int) -> float:
     received = torch.empty(group.world_size * sent.numel(), dtype=torch.uint8)
     dist.barrier()
-    last = (turn + group.rank) % group.world_size  # another rank each time
-    time.sleep(SKEW_S * last / (group.world_size - 1))
+    time.sleep(SKEW_S * place / (group.world_size - 1))
     begin = time.monotonic()
     start_collective(group, turn, kind, sent, received)
     group.wait(turn, 60.0)
@@ -36,7 +35,7 @@ def timed_ms(group: TorchGroup, kind: str, sent: torch.Tensor, turn: int) -> flo
 def main() -> None:
     config = start_worker()
     group = TorchGroup(None)
-    group._both_ways()
+    group.connect_both_ways(60.0)
     turn = 0
     for kind in config["kinds"]:
         for size in config["bytes"]:  # what a rank sends to others
@@ -45,9 +44,11 @@ def main() -> None:
             sent = torch.randint(256, (elems,), dtype=torch.uint8)
             times_ms = {way: [] for way in LIMITS}
             for number in range(config["rounds"] + 1):
-                for way, limit in LIMITS.items():
-                    cortado.group._BOTH_WAYS_BYTES = limit
-                    took_ms = timed_ms(group, kind, sent, turn)
+                place = (number + group.rank) % group.world_size  # in which ranks start: another one last each time
+                ways = list(LIMITS)
+                for way in ways if number // group.world_size % 2 == 0 else reversed(ways):
+                    cortado.group._BOTH_WAYS_BYTES = LIMITS[way]
+                    took_ms = timed_ms(group, kind, sent, turn, place)
                     turn += 1
                     if number > 0:  # congestion windows have grown
                         times_ms[way].append(took_ms)

@@ -7,6 +7,8 @@ import ctypes
 import functools
 import sys
 import time
+import warnings
+import weakref
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,11 +32,12 @@ _AnyMemory = ctypes.c_char * 2**46
 
 _EXIT_S = 0.1  # see _outlive_transport()
 
-_BOTH_WAYS_BYTES = 64 * 1024  # see TorchGroup._both_ways(): what is less waits for little
+_BOTH_WAYS_BYTES = 128 * 1024  # see TorchGroup.connect_both_ways(): what is less waits for little
 _UNKNOWN = sys.maxsize  # a size
 _CONNECT_S = 60.0
-_THREADS = 4
+_THREADS = 4  # for each interface
 
+_ways_of = weakref.WeakKeyDictionary()  # process group -> its groups for each way, None where they could not be made
 _attachments = Counter()  # by group; its ranks attach in the same order, so they share the number
 
 
@@ -53,7 +56,7 @@ class TorchGroup:
         self._ranks = list(range(self.world_size))  # in the whole group
         self.name = _backend_for_host_memory(self._group)
         self._works = {}
-        self._ways = None  # see _both_ways()
+        self._ways = None  # see connect_both_ways()
         group_name = self._group.group_name
         prefix = f"cortado/{group_name}/{_attachments[group_name]}"
         _attachments[group_name] += 1
@@ -90,8 +93,7 @@ class TorchGroup:
             raise self.failure(
                 f"no connection among ranks {', '.join(map(str, ranks))}: {first_line(error)}"
             ) from error
-        if made.name == "gloo" and made.world_size > 1:
-            made._both_ways()  # here, where all of them are: collectives of several groups are started in any order
+        made.connect_both_ways(self._timeout.total_seconds())
         return made
 
     def _make_backend(self, rank, ranks):
@@ -103,36 +105,43 @@ class TorchGroup:
         store = self._board.store_of("ranks " + " ".join(map(str, ranks)))
         return dist.ProcessGroupGloo(store, rank, len(ranks), timeout=self._timeout)
 
-    def _both_ways(self):
-        """The transport's groups for what goes to higher ranks, and to lower ones.
+    def connect_both_ways(self, timeout_s):
+        """From here on what two ranks send each other at once goes over a connection for each way, where blocks are
+        large. All ranks call it, where they wait for each other anyway: a start() must not.
 
         Between two ranks Gloo has one connection, over which a rank also says that it is ready to receive. That waits
         behind what it sends, as far as the system has taken it, and so does the other one's sending: up to twice the
-        time where both send. Each way has a connection of its own here. They are made when they are first needed, by a
-        collective that all ranks start; where that fails on one of them, all do without.
+        time where both send. Where a connection fails on one of the ranks, all do as before.
         """
-        if self._ways is None:
-            timeout_s = self._timeout.total_seconds()
-            self.all_gather(b"\0", timeout_s)  # who is missing is named
+        if self.name != "gloo" or self.world_size == 1:
+            return
+        if self._group not in _ways_of:
             try:
-                made = [self._connect(way) for way in ("up", "down")]
-            except RuntimeError:
+                made = [self._connect(way, timedelta(seconds=min(timeout_s / 4, _CONNECT_S))) for way in ("up", "down")]
+            except Exception as error:
                 made = None
+                warnings.warn(
+                    f"cortado: rank {self.rank} has no second connection to the others ({first_line(error)}): what two "
+                    "ranks send each other at once takes up to twice as long",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             all_have = all(self.all_gather(bytes([made is not None]), timeout_s))
-            self._ways = made if all_have else [self._group] * 2
-        return self._ways
+            _ways_of[self._group] = made if all_have else None
+        self._ways = _ways_of[self._group]
 
-    def _connect(self, way):
-        """A group of the same ranks over the same interfaces. Of more threads than Gloo's two: each has a collective in
+    def _connect(self, way, timeout):
+        """A group of the same ranks over the same interfaces. Of more threads than Gloo has: each has a collective in
         hand, and small ones wait for the other rank's word longer than they take."""
         of = "all" if self is self._whole else "ranks " + " ".join(map(str, self._ranks))
         where = self._board.store_of(f"{of} {way}"), self.rank, self.world_size
-        timeout = min(self._timeout, timedelta(seconds=_CONNECT_S))
         own = self._group if self is not self._whole else self._group._get_backend(torch.device("cpu"))
         if not isinstance(own, dist.ProcessGroupGloo):  # with TORCH_DISTRIBUTED_DEBUG=DETAIL it has another around it
             return dist.ProcessGroupGloo(*where, timeout=timeout)
         options = dist.ProcessGroupGloo._Options()
-        options._devices, options._threads, options._timeout = own.options._devices, _THREADS, timeout
+        options._devices = own.options._devices
+        options._threads = _THREADS * len(options._devices)
+        options._timeout = timeout
         return dist.ProcessGroupGloo(*where, options)
 
     # ---- what the engine calls
@@ -272,7 +281,7 @@ class TorchGroup:
         if call.sent != parts[self.rank].data_ptr():
             parts[self.rank].copy_(self._tensor(call.sent, counts[self.rank], call.dtype))
         handles = []
-        for root, (group, part) in enumerate(zip(self._both_ways(), parts, strict=True)):
+        for root, (group, part) in enumerate(zip(self._ways, parts, strict=True)):
             options = self._options(dist.BroadcastOptions())
             options.rootRank = root
             handles.append(group.broadcast([part], options))
@@ -305,13 +314,13 @@ class TorchGroup:
 
     def _uses_both_ways(self, block, dtype):
         """Whether blocks of so many elements are to have a connection for each way."""
-        return self.name == "gloo" and self.world_size > 1 and block * dtype.itemsize > _BOTH_WAYS_BYTES
+        return self._ways is not None and block * dtype.itemsize > _BOTH_WAYS_BYTES
 
     def _exchange(self, received, sent, received_counts, sent_counts, largest):
         """`largest`: block of any two ranks, so the same on all of them."""
         if not self._uses_both_ways(largest, sent.dtype):
             return self._exchange_at_once(received, sent, received_counts, sent_counts)
-        up, down = self._both_ways()
+        up, down = self._ways
         from_lower, own, from_higher = self._split(received, received_counts)
         to_lower, kept, to_higher = self._split(sent, sent_counts)
         own.copy_(kept)

@@ -101,6 +101,7 @@ class CompressedAllGather:
                 check_collectives,
             )
         group.set_timeout(timeout_s)
+        group.connect_both_ways(max(SETUP_TIMEOUT_S, timeout_s))
         self._timeout_s = timeout_s
         self._step = 0
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from datetime import timedelta
 from unittest import mock
 
@@ -130,33 +131,69 @@ def every_kind(me):
     run_all(TorchGroup(None))
 
 
+def own_group(me):
+    """One that nothing is known of yet."""
+    import cortado.group
+    import torch.distributed as dist
+
+    return cortado.group.TorchGroup(dist.new_group(list(range(me.world_size))))
+
+
+class Recorded:
+    """A process group, and what it was asked for: roots of broadcasts, counts of exchanges."""
+
+    def __init__(self, group):
+        self.group, self.roots, self.counts = group, set(), []
+
+    def broadcast(self, tensors, options):
+        self.roots.add(options.rootRank)
+        return self.group.broadcast(tensors, options)
+
+    def alltoall_base(self, received, sent, received_counts, sent_counts, options):
+        self.counts.append((received_counts, sent_counts))
+        return self.group.alltoall_base(received, sent, received_counts, sent_counts, options)
+
+
 def every_kind_over_a_connection_each_way(me):
     import cortado.group
 
-    group = cortado.group.TorchGroup(None)
+    group = own_group(me)
+    group.connect_both_ways(60.0)
+    up, down = group._ways = [Recorded(way) for way in group._ways]
     with mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", -1):
         run_all(group)
-    up, down = group._both_ways()
-    return up is not down
+    assert [up.roots, down.roots] == ([{0}, {1}] if me.world_size == 2 else [set(), set()])
+    assert up.counts and len(up.counts) == len(down.counts)
+    for received, sent in up.counts:
+        assert not any(received[me.rank :]) and not any(sent[: me.rank + 1])
+    for received, sent in down.counts:
+        assert not any(received[: me.rank + 1]) and not any(sent[me.rank :])
+    for up_or_down, where in ((up, range(me.rank)), (down, range(me.rank + 1, me.world_size))):
+        assert not where or any(any(received) for received, _ in up_or_down.counts)
 
 
-def every_kind_where_a_second_connection_fails(me):
+def every_kind_where_a_connection_fails(me, way):
     """On the last rank, where others wait for it."""
     import cortado.group
 
-    def refuse(*_, **__):
-        raise RuntimeError("too many open files")
+    group = own_group(me)
+    connect = group._connect
 
-    group = cortado.group.TorchGroup(None)
-    if me.rank == me.world_size - 1:
+    def refuse(which, timeout):
+        if which == way:
+            raise RuntimeError("too many open files")
+        return connect(which, timeout)
+
+    is_last = me.rank == me.world_size - 1
+    if is_last:
         group._connect = refuse
-    with (
-        mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", -1),
-        mock.patch.object(cortado.group, "_CONNECT_S", 0.5),
-    ):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        group.connect_both_ways(2.0)
+    assert group._ways is None
+    assert any("too many open files" in str(warning.message) for warning in warned) == is_last
+    with mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", -1):
         run_all(group)
-    up, down = group._both_ways()
-    return up is down
 
 
 def large_blocks_use_both_ways(me):
@@ -164,6 +201,12 @@ def large_blocks_use_both_ways(me):
     import cortado.group
 
     limit = cortado.group._BOTH_WAYS_BYTES
+    group = own_group(me)
+    group.connect_both_ways(60.0)
+    assert cortado.group.TorchGroup(group._group)._ways is None  # not before that is asked for, by all ranks
+    again = cortado.group.TorchGroup(group._group)
+    again.connect_both_ways(60.0)
+    assert again._ways is group._ways  # made once
     both = []
     for kind, counts in [
         ("all_gather", limit),
@@ -175,12 +218,27 @@ def large_blocks_use_both_ways(me):
         ("reduce_scatter", [[1, limit + 1]] * 2),
         ("all_gather", [[1, limit + 1]] * 2),
     ]:
-        group = cortado.group.TorchGroup(None)
+        again._ways = [Recorded(way) for way in group._ways]
         collective = Collective(kind, UINT8, 0, counts, False, group.rank, group.world_size)
-        group.start(0, *collective.arguments)
-        land(group, 0, collective)
-        both.append(group._ways is not None)
+        again.start(0, *collective.arguments)
+        land(again, 0, collective)
+        both.append(all(way.roots or way.counts for way in again._ways))
     return both
+
+
+def starts_wait_for_nobody(me):
+    """Rank 0 starts a large collective, then waits for rank 1 elsewhere; rank 1 the other way round."""
+    import torch.distributed as dist
+
+    group, other = own_group(me), dist.new_group([0, 1])
+    group.connect_both_ways(60.0)
+    collective = Collective("all_to_all", UINT8, 0, 10**6, False, group.rank, group.world_size)
+    if me.rank == 1:
+        dist.barrier(other)
+    group.start(0, *collective.arguments)
+    if me.rank == 0:
+        dist.barrier(other)
+    land(group, 0, collective)
 
 
 class Handle:
@@ -201,9 +259,9 @@ class Handle:
 
 
 def every_kind_in_subgroups(me):
-    from cortado.group import TorchGroup
+    import cortado.group
 
-    group = TorchGroup(None)
+    group = cortado.group.TorchGroup(None)
     half = me.world_size // 2
     inner = group.subgroup([me.rank // half * half + i for i in range(half)])
     outer = group.subgroup([me.rank % half + half * i for i in range(2)])
@@ -211,6 +269,9 @@ def every_kind_in_subgroups(me):
     assert (outer.rank, outer.world_size) == (me.rank // half, 2)
     run_all(inner)
     run_all(outer)
+    with mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", -1):
+        run_all(inner)
+        run_all(outer)
     again = group.subgroup([me.rank // half * half + i for i in range(half)])
     run_all(again)
 
@@ -276,12 +337,16 @@ def test_every_kind_of_collective(pools, world_size):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_kind_over_a_connection_each_way(pools, world_size):
-    assert all(pools(world_size).run(every_kind_over_a_connection_each_way))
+    pools(world_size).run(every_kind_over_a_connection_each_way)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_every_kind_where_a_second_connection_fails(pools, world_size):
-    assert all(pools(world_size).run(every_kind_where_a_second_connection_fails))
+@pytest.mark.parametrize("world_size, way", [(2, "up"), (3, "down")])
+def test_every_kind_where_a_connection_fails(pools, world_size, way):
+    pools(world_size).run(every_kind_where_a_connection_fails, way=way)
+
+
+def test_starts_wait_for_nobody(pools):
+    pools(2).run(starts_wait_for_nobody)
 
 
 def test_large_blocks_use_both_ways(pools):
