@@ -59,7 +59,8 @@ def main() -> None:
 `benchmarks/training/both_ways.py`: collectives over Gloo as Cortado starts them, with Gloo's one connection between two
 ranks and with one for each way, in turn. Milliseconds, medians of {given.rounds}; ratio: of times with one each way to
 those with one connection, the median and the extremes of rounds. Ranks start 5 ms apart in all; counted from the last
-start. What the bytes take alone is a rank's own, without headers. Why:
+start. What the bytes take alone is a rank's own, without headers. All sizes are measured in both ways: of those at or
+below 128 KiB a block, Cortado sends all but an all-to-all of varying sizes over one connection. Why:
 [ADR 0042](../adr/0042-a-connection-each-way.md); what trainings gain: [both_ways_reading.md](both_ways_reading.md).
 
 {markdown_table(header, rows)}

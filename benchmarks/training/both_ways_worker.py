@@ -35,7 +35,7 @@ def timed_ms(group: TorchGroup, kind: str, sent: torch.Tensor, turn: int, place:
 def main() -> None:
     config = start_worker()
     group = TorchGroup(None)
-    group.connect_both_ways(60.0)
+    group.connect_both_ways()
     turn = 0
     for kind in config["kinds"]:
         for size in config["bytes"]:  # what a rank sends to others

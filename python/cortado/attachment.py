@@ -109,9 +109,9 @@ class Attachment:
         self._first_step = 0  # what the first of them is called
         self._scale_in_use = None
         self._engine = self._make_engine(plan, list_parameters)
-        self._group.set_timeout(self._engine.timeout_s)
         if self._group.world_size == 2 or self._is_plan or self._engine.is_auto:  # else no two send each other much
-            self._group.connect_both_ways(max(SETUP_TIMEOUT_S, self._engine.timeout_s))
+            self._group.connect_both_ways()
+        self._group.set_timeout(self._engine.timeout_s)
         self._transfers = self._make_transfers()
         self.spec = self._engine.spec
         self._failure = None  # what ended the exchange

@@ -61,7 +61,7 @@ def calibrate(
     on = "CPU and a device" if on_device else "CPU"
     what = f"for {budget_s:g} s, as {name!r}, {on}: {', '.join(specs)}"
     agree_on_text(wrapped, "the arguments of calibrate", what)
-    wrapped.connect_both_ways(300.0)
+    wrapped.connect_both_ways()
     return Cluster(
         _core.calibrate(
             *(wrapped, wrapped.rank, wrapped.world_size, wrapped.name, specs, budget_s, name, version),

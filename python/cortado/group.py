@@ -5,6 +5,7 @@ import atexit
 import copy
 import ctypes
 import functools
+import struct
 import sys
 import time
 import warnings
@@ -16,6 +17,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from .agreement import SETUP_TIMEOUT_S
 from .errors import SpecError, without_frames
 from .noticeboard import Noticeboard, first_line
 
@@ -34,10 +36,9 @@ _EXIT_S = 0.1  # see _outlive_transport()
 
 _BOTH_WAYS_BYTES = 128 * 1024  # see TorchGroup.connect_both_ways(): what is less waits for little
 _UNKNOWN = sys.maxsize  # a size
-_CONNECT_S = 60.0
 _THREADS = 4  # for each interface
 
-_ways_of = weakref.WeakKeyDictionary()  # process group -> its groups for each way, None where they could not be made
+_ways_of = weakref.WeakKeyDictionary()  # process group -> its _Ways
 _attachments = Counter()  # by group; its ranks attach in the same order, so they share the number
 
 
@@ -93,7 +94,7 @@ class TorchGroup:
             raise self.failure(
                 f"no connection among ranks {', '.join(map(str, ranks))}: {first_line(error)}"
             ) from error
-        made.connect_both_ways(self._timeout.total_seconds())
+        made.connect_both_ways()
         return made
 
     def _make_backend(self, rank, ranks):
@@ -105,30 +106,40 @@ class TorchGroup:
         store = self._board.store_of("ranks " + " ".join(map(str, ranks)))
         return dist.ProcessGroupGloo(store, rank, len(ranks), timeout=self._timeout)
 
-    def connect_both_ways(self, timeout_s):
+    def connect_both_ways(self, timeout_s=SETUP_TIMEOUT_S):
         """From here on what two ranks send each other at once goes over a connection for each way, where blocks are
         large. All ranks call it, where they wait for each other anyway: a start() must not.
 
         Between two ranks Gloo has one connection, over which a rank also says that it is ready to receive. That waits
         behind what it sends, as far as the system has taken it, and so does the other one's sending: up to twice the
-        time where both send. Where a connection fails on one of the ranks, all do as before.
+        time where both send. Where a connection fails on one of the ranks, all do with what they have.
         """
         if self.name != "gloo" or self.world_size == 1:
             return
-        if self._group not in _ways_of:
-            try:
-                made = [self._connect(way, timedelta(seconds=min(timeout_s / 4, _CONNECT_S))) for way in ("up", "down")]
-            except Exception as error:
-                made = None
-                warnings.warn(
-                    f"cortado: rank {self.rank} has no second connection to the others ({first_line(error)}): what two "
-                    "ranks send each other at once takes up to twice as long",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            all_have = all(self.all_gather(bytes([made is not None]), timeout_s))
-            _ways_of[self._group] = made if all_have else None
-        self._ways = _ways_of[self._group]
+        ways = _ways_of.get(self._group)
+        # Those of before are not used where ranks do not have them all, or broke off in different collectives.
+        started = struct.pack("<q", -1 if ways is None else ways.started)
+        same = self.all_gather(started, timeout_s) == started * self.world_size
+        if ways is None or not same:
+            ways = _ways_of[self._group] = self._make_ways(timeout_s)
+        self._ways = ways if ways.groups else None
+
+    def _make_ways(self, timeout_s):
+        failed = None
+        try:
+            groups = [self._connect(way, timedelta(seconds=timeout_s / 4)) for way in ("up", "down")]
+        except Exception as error:
+            groups, failed = (), error
+        if all(self.all_gather(bytes([failed is None]), timeout_s)):
+            return _Ways(groups)
+        if failed is not None:
+            warnings.warn(
+                f"cortado: rank {self.rank} has no second connection to the others ({first_line(failed)}): what two "
+                "ranks send each other at once takes up to twice as long",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return _Ways(())
 
     def _connect(self, way, timeout):
         """A group of the same ranks over the same interfaces. Of more threads than Gloo has: each has a collective in
@@ -281,7 +292,7 @@ class TorchGroup:
         if call.sent != parts[self.rank].data_ptr():
             parts[self.rank].copy_(self._tensor(call.sent, counts[self.rank], call.dtype))
         handles = []
-        for root, (group, part) in enumerate(zip(self._ways, parts, strict=True)):
+        for root, (group, part) in enumerate(zip(self._ways.start(), parts, strict=True)):
             options = self._options(dist.BroadcastOptions())
             options.rootRank = root
             handles.append(group.broadcast([part], options))
@@ -320,7 +331,7 @@ class TorchGroup:
         """`largest`: block of any two ranks, so the same on all of them."""
         if not self._uses_both_ways(largest, sent.dtype):
             return self._exchange_at_once(received, sent, received_counts, sent_counts)
-        up, down = self._ways
+        up, down = self._ways.start()
         from_lower, own, from_higher = self._split(received, received_counts)
         to_lower, kept, to_higher = self._split(sent, sent_counts)
         own.copy_(kept)
@@ -397,6 +408,18 @@ class _Started:
     handle: object  # of torch.distributed
     held: object = None  # memory that must stay until the end
     finish: object = None  # what is to be done then
+
+
+class _Ways:
+    """The groups of connect_both_ways(), up and down, or none; and how many collectives were started in them."""
+
+    def __init__(self, groups):
+        self.groups = groups
+        self.started = 0
+
+    def start(self):
+        self.started += 1
+        return self.groups
 
 
 class _Several:

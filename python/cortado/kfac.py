@@ -223,7 +223,7 @@ class KFAC:
         if self._reduce_gradients is None and holder_of(self._model.parameters()) is not None:
             gc.collect()  # a DDP that nobody has any more averages nothing, on all ranks from now on
         if self._group is not None:
-            self._group.connect_both_ways(max(SETUP_TIMEOUT_S, timeout_s))
+            self._group.connect_both_ways()
         with damage_ends_all(self._group):
             self._core = _core.Kfac([layer.to_core() for layer in self._layers], options, *self._core_group())
         if self._group is not None:

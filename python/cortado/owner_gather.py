@@ -100,8 +100,8 @@ class CompressedAllGather:
                 group.name,
                 check_collectives,
             )
+        group.connect_both_ways()
         group.set_timeout(timeout_s)
-        group.connect_both_ways(max(SETUP_TIMEOUT_S, timeout_s))
         self._timeout_s = timeout_s
         self._step = 0
 

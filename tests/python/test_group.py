@@ -1,6 +1,7 @@
 # Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 """Every kind of collective of the callback communicator over torch.distributed with Gloo, in processes."""
 
+import contextlib
 import itertools
 import os
 import subprocess
@@ -131,12 +132,17 @@ def every_kind(me):
     run_all(TorchGroup(None))
 
 
+@contextlib.contextmanager
 def own_group(me):
     """One that nothing is known of yet."""
     import cortado.group
     import torch.distributed as dist
 
-    return cortado.group.TorchGroup(dist.new_group(list(range(me.world_size))))
+    process_group = dist.new_group(list(range(me.world_size)))
+    try:
+        yield cortado.group.TorchGroup(process_group)
+    finally:
+        dist.destroy_process_group(process_group)
 
 
 class Recorded:
@@ -157,10 +163,9 @@ class Recorded:
 def every_kind_over_a_connection_each_way(me):
     import cortado.group
 
-    group = own_group(me)
-    group.connect_both_ways(60.0)
-    up, down = group._ways = [Recorded(way) for way in group._ways]
-    with mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", -1):
+    with own_group(me) as group, mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", -1):
+        group.connect_both_ways()
+        up, down = group._ways.groups = [Recorded(way) for way in group._ways.groups]
         run_all(group)
     assert [up.roots, down.roots] == ([{0}, {1}] if me.world_size == 2 else [set(), set()])
     assert up.counts and len(up.counts) == len(down.counts)
@@ -168,31 +173,30 @@ def every_kind_over_a_connection_each_way(me):
         assert not any(received[me.rank :]) and not any(sent[: me.rank + 1])
     for received, sent in down.counts:
         assert not any(received[: me.rank + 1]) and not any(sent[me.rank :])
-    for up_or_down, where in ((up, range(me.rank)), (down, range(me.rank + 1, me.world_size))):
-        assert not where or any(any(received) for received, _ in up_or_down.counts)
+    for way, senders in ((up, range(me.rank)), (down, range(me.rank + 1, me.world_size))):
+        assert not senders or any(any(received) for received, _ in way.counts)
 
 
 def every_kind_where_a_connection_fails(me, way):
     """On the last rank, where others wait for it."""
     import cortado.group
 
-    group = own_group(me)
-    connect = group._connect
+    is_last = me.rank == me.world_size - 1
 
     def refuse(which, timeout):
         if which == way:
             raise RuntimeError("too many open files")
         return connect(which, timeout)
 
-    is_last = me.rank == me.world_size - 1
-    if is_last:
-        group._connect = refuse
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        group.connect_both_ways(2.0)
-    assert group._ways is None
-    assert any("too many open files" in str(warning.message) for warning in warned) == is_last
-    with mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", -1):
+    with own_group(me) as group, mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", -1):
+        connect = group._connect
+        if is_last:
+            group._connect = refuse
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            group.connect_both_ways(12.0)
+        assert group._ways is None
+        assert any("too many open files" in str(warning.message) for warning in warned) == is_last
         run_all(group)
 
 
@@ -201,44 +205,102 @@ def large_blocks_use_both_ways(me):
     import cortado.group
 
     limit = cortado.group._BOTH_WAYS_BYTES
-    group = own_group(me)
-    group.connect_both_ways(60.0)
-    assert cortado.group.TorchGroup(group._group)._ways is None  # not before that is asked for, by all ranks
-    again = cortado.group.TorchGroup(group._group)
-    again.connect_both_ways(60.0)
-    assert again._ways is group._ways  # made once
     both = []
-    for kind, counts in [
-        ("all_gather", limit),
-        ("all_gather", limit + 1),
-        ("all_to_all", limit),
-        ("all_to_all", limit + 1),
-        ("all_to_all", [[0, 1], [1, 0]]),
-        ("reduce_scatter", limit),
-        ("reduce_scatter", [[1, limit + 1]] * 2),
-        ("all_gather", [[1, limit + 1]] * 2),
-    ]:
-        again._ways = [Recorded(way) for way in group._ways]
-        collective = Collective(kind, UINT8, 0, counts, False, group.rank, group.world_size)
-        again.start(0, *collective.arguments)
-        land(again, 0, collective)
-        both.append(all(way.roots or way.counts for way in again._ways))
+    with own_group(me) as group:
+        for kind, counts in [
+            ("all_gather", limit),
+            ("all_gather", limit + 1),
+            ("all_to_all", limit),
+            ("all_to_all", limit + 1),
+            ("all_to_all", [[0, 1], [1, 0]]),
+            ("reduce_scatter", limit),
+            ("reduce_scatter", [[1, limit + 1]] * 2),
+            ("all_gather", [[1, limit + 1]] * 2),
+        ]:
+            group.connect_both_ways()
+            before = group._ways.started
+            collective = Collective(kind, UINT8, 0, counts, False, group.rank, group.world_size)
+            group.start(0, *collective.arguments)
+            land(group, 0, collective)
+            both.append(group._ways.started > before)
     return both
 
 
+def connections_are_made_once(me):
+    """A process group; but anew where one rank has started another number of collectives there."""
+    import cortado.group
+
+    with own_group(me) as group:
+        group.connect_both_ways()
+        again = cortado.group.TorchGroup(group._group)
+        assert again._ways is None  # not before all ranks ask for it
+        again.connect_both_ways()
+        assert again._ways is group._ways
+        if me.rank == 1:
+            again._ways.start()
+        anew = cortado.group.TorchGroup(group._group)
+        anew.connect_both_ways()
+        assert anew._ways is not again._ways
+        for kind in ("all_gather", "all_to_all"):
+            collective = Collective(kind, UINT8, 0, 10**6, False, anew.rank, anew.world_size)
+            anew.start(0, *collective.arguments)
+            land(anew, 0, collective)
+        assert anew._ways.started == 2
+
+
 def starts_wait_for_nobody(me):
-    """Rank 0 starts a large collective, then waits for rank 1 elsewhere; rank 1 the other way round."""
+    """Rank 0 starts a large collective, then waits for rank 1 elsewhere; rank 1 the other way round, later than it took
+    to connect."""
     import torch.distributed as dist
 
-    group, other = own_group(me), dist.new_group([0, 1])
-    group.connect_both_ways(60.0)
-    collective = Collective("all_to_all", UINT8, 0, 10**6, False, group.rank, group.world_size)
-    if me.rank == 1:
-        dist.barrier(other)
-    group.start(0, *collective.arguments)
-    if me.rank == 0:
-        dist.barrier(other)
-    land(group, 0, collective)
+    other = dist.new_group([0, 1])
+    with own_group(me) as group:
+        group.connect_both_ways(4.0)
+        for kind in ("all_gather", "all_to_all"):
+            collective = Collective(kind, UINT8, 0, 10**6, False, group.rank, group.world_size)
+            if me.rank == 1:
+                time.sleep(1.5)
+                dist.barrier(other)
+            group.start(0, *collective.arguments)
+            if me.rank == 0:
+                dist.barrier(other)
+            land(group, 0, collective)
+    dist.destroy_process_group(other)
+
+
+def front_ends_connect(me):
+    """Which of them ask for connections each way, by how often they did."""
+    import cortado
+    import torch
+    from cortado.group import TorchGroup
+    from torch.nn.parallel import DistributedDataParallel
+
+    asked = {}
+
+    def record(name, make):
+        with mock.patch.object(TorchGroup, "connect_both_ways", autospec=True) as connect:
+            make()
+        asked[name] = connect.call_count
+
+    def attach(plan):
+        cortado.attach(DistributedDataParallel(torch.nn.Linear(8, 8)), plan, verbose=False)
+
+    option = [{"op": "all_reduce", "levels": ["flat"]}]
+    plan = {
+        "format": "cortado.plan/1",
+        "job": "a layer",
+        "cluster": "one level",
+        "levels": [{"name": "flat", "ranks": me.world_size}],
+        "buckets": [{"tensors": ["weight", "bias"], "codec": "none", "option": option}],
+        "notes": [],
+    }
+    record("setting", lambda: attach("acp(rank=2)"))
+    record("plan", lambda: attach(plan))
+    record("auto", lambda: attach("auto"))
+    record("K-FAC", lambda: cortado.KFAC(torch.nn.Linear(8, 8), verbose=False))
+    record("gather", lambda: cortado.CompressedAllGather([torch.ones(8, 8)], [0], "quant(bits=8)"))
+    record("calibrate", lambda: cortado.calibrate(codecs=["cast(bf16)"], budget_s=0.2))
+    return asked
 
 
 class Handle:
@@ -269,6 +331,7 @@ def every_kind_in_subgroups(me):
     assert (outer.rank, outer.world_size) == (me.rank // half, 2)
     run_all(inner)
     run_all(outer)
+    assert outer._ways.groups
     with mock.patch.object(cortado.group, "_BOTH_WAYS_BYTES", -1):
         run_all(inner)
         run_all(outer)
@@ -347,6 +410,17 @@ def test_every_kind_where_a_connection_fails(pools, world_size, way):
 
 def test_starts_wait_for_nobody(pools):
     pools(2).run(starts_wait_for_nobody)
+
+
+def test_connections_are_made_once(pools):
+    pools(2).run(connections_are_made_once)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_front_ends_connect(pools, world_size):
+    for asked in pools(world_size).run(front_ends_connect):
+        assert asked.pop("setting") == (world_size == 2)
+        assert set(asked.values()) == {1}, asked
 
 
 def test_large_blocks_use_both_ways(pools):
