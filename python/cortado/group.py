@@ -17,7 +17,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from .agreement import SETUP_TIMEOUT_S
+from .agreement import SETUP_TIMEOUT_S, gather
 from .errors import SpecError, without_frames
 from .noticeboard import Noticeboard, first_line
 
@@ -119,7 +119,7 @@ class TorchGroup:
         ways = _ways_of.get(self._group)
         # Those of before are not used where ranks do not have them all, or broke off in different collectives.
         started = struct.pack("<q", -1 if ways is None else ways.started)
-        same = self.all_gather(started, timeout_s) == started * self.world_size
+        same = gather(self, started, timeout_s) == started * self.world_size
         if ways is None or not same:
             ways = _ways_of[self._group] = self._make_ways(timeout_s)
         self._ways = ways if ways.groups else None
@@ -130,7 +130,7 @@ class TorchGroup:
             groups = [self._connect(way, timedelta(seconds=timeout_s / 4)) for way in ("up", "down")]
         except Exception as error:
             groups, failed = (), error
-        if all(self.all_gather(bytes([failed is None]), timeout_s)):
+        if all(gather(self, bytes([failed is None]), timeout_s)):
             return _Ways(groups)
         if failed is not None:
             warnings.warn(

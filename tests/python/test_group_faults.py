@@ -72,6 +72,22 @@ def fails_to_come(me, kind, late_s, wait_s):
     raise AssertionError("no error")
 
 
+def stays_away_from_connecting(me):
+    import torch.distributed as dist
+    from cortado.errors import PeerError
+    from cortado.group import TorchGroup
+
+    group = TorchGroup(dist.new_group(list(range(me.world_size))))
+    if me.rank == BROKEN:
+        group.announce("out of coffee")
+        return None
+    try:
+        group.connect_both_ways()
+    except PeerError as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
 def asks_without_a_collective(me):
     """A rank that waits for something else asks whether a peer has failed."""
     import torch.distributed as dist
@@ -169,6 +185,11 @@ def is_cut_off():
 
 def few(kinds):
     return [kind if kind in kinds else repeated(kind) for kind in [*KINDS, BOTH_WAYS]]
+
+
+def test_a_rank_that_does_not_connect_is_named(pools):
+    for message in pools(3).run(stays_away_from_connecting)[:BROKEN]:
+        assert "rank 2: out of coffee" in message
 
 
 def test_failures_are_known_without_a_collective(pools):
