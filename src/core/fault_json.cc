@@ -131,6 +131,12 @@ class FaultFinder : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
+std::string place_of(const std::string& list, std::size_t index) { return list + "[" + std::to_string(index) + "]"; }
+
+Status status_of(const JsonFault& fault, StatusCode code) {
+  return {code, fault.place + ": expected " + fault.expected + ", got " + fault.found};
+}
+
 std::string field_of(const std::string& object, std::string_view key) {
   const bool is_plain =
       std::all_of(key.begin(), key.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; });

@@ -3,14 +3,16 @@
 // Traces as JSON: the format cortado.trace/1 and the one of Chrome.
 #include <algorithm>
 #include <array>
-#include <exception>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
 #include "core/fault_json.h"
+#include "core/fields_json.h"
 #include "core/json_text.h"
 #include "cortado/trace.h"
 
@@ -23,57 +25,26 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kTraceFormat = "cortado.trace/1";
 constexpr std::size_t kEventFields = 7;
 
-Status unlike(const std::string& place, const char* expected, const Json& found) {
-  return make_error(StatusCode::kCorruptData, "%s: expected %s, got %s", place.c_str(), expected,
-                    shortened_json(found).c_str());
-}
-
-// The member `key` of `object` as an integer from `lowest` to `highest`.
-Result<std::int64_t> integer(const Json& object, const char* key, std::int64_t lowest, std::int64_t highest) {
-  const Json value = object.value(key, Json());
-  const bool fits = value.is_number_integer() &&
-                    (!value.is_number_unsigned() || value.get<std::uint64_t>() <= static_cast<std::uint64_t>(highest));
-  if (!fits || value.get<std::int64_t>() < lowest || value.get<std::int64_t>() > highest) {
-    const std::string range = "an integer from " + std::to_string(lowest) + " to " + std::to_string(highest);
-    return unlike(key, range.c_str(), value);
-  }
-  return value.get<std::int64_t>();
-}
-
-Result<std::vector<std::string>> texts(const Json& object, const char* key) {
-  const Json& list = object.contains(key) ? object[key] : Json();
-  if (!list.is_array()) return unlike(key, "a list of texts", list);
-  std::vector<std::string> result;
-  for (const Json& item : list) {
-    if (!item.is_string()) return unlike(key, "a list of texts", list);
-    result.push_back(item.get<std::string>());
-  }
-  return result;
-}
-
-Result<std::vector<Stage>> stages(const Json& object) {
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<std::string> names, texts(object, "stages"));
+std::vector<Stage> read_stages(JsonFields& fields) {
   std::vector<Stage> result;
-  for (const std::string& name : names) {
+  for (const std::string& name : fields.texts("stages", true)) {
     int stage = 0;
     while (stage < kStageCount && stage_name(static_cast<Stage>(stage)) != name) ++stage;
-    if (stage == kStageCount) return unlike("stages", "names of stages", name);
+    if (stage == kStageCount) fields.fail("stages", "names of stages", "\"" + name + "\"");
     result.push_back(static_cast<Stage>(stage));
   }
   return result;
 }
 
-Result<TraceEvent> event_of(const Json& fields, const std::vector<Stage>& stages, std::size_t tensors,
-                            const std::string& place) {
-  constexpr const char* kExpected =
-      "[stage, step, message, tensor, start_ns, end_ns, bytes], integers within the lists of this file";
+// None if it is not possible.
+std::optional<TraceEvent> event_of(const Json& fields, const std::vector<Stage>& stages, std::size_t tensors) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;  // differences stay in range
-  if (!fields.is_array() || fields.size() != kEventFields) return unlike(place, kExpected, fields);
+  if (!fields.is_array() || fields.size() != kEventFields) return std::nullopt;
   std::int64_t values[kEventFields];
   for (std::size_t i = 0; i < kEventFields; ++i) {
     const bool is_small = fields[i].is_number_integer() &&
                           (!fields[i].is_number_unsigned() || fields[i].get<std::uint64_t>() <= std::uint64_t{kMost});
-    if (!is_small || fields[i].get<std::int64_t>() < -1) return unlike(place, kExpected, fields);
+    if (!is_small || fields[i].get<std::int64_t>() < -1) return std::nullopt;
     values[i] = fields[i].get<std::int64_t>();
   }
   const auto [stage, step, message, tensor, start_ns, end_ns, bytes] = values;
@@ -81,7 +52,7 @@ Result<TraceEvent> event_of(const Json& fields, const std::vector<Stage>& stages
                            message <= std::numeric_limits<std::int32_t>::max() &&
                            tensor < static_cast<std::int64_t>(tensors) && start_ns >= 0 && end_ns >= start_ns &&
                            bytes >= 0;
-  if (!is_possible) return unlike(place, kExpected, fields);
+  if (!is_possible) return std::nullopt;
   return TraceEvent{.stage = stages[static_cast<std::size_t>(stage)],
                     .message = static_cast<std::int32_t>(message),
                     .tensor = static_cast<std::int32_t>(tensor),
@@ -92,48 +63,46 @@ Result<TraceEvent> event_of(const Json& fields, const std::vector<Stage>& stages
 }
 
 // What files of engines without a plan, and older ones, lack.
-Status name_collectives(const Json& file, Trace* trace) {
-  CORTADO_ASSIGN_OR_RETURN(trace->collectives, texts(file, "collectives"));
+void name_collectives(JsonFields& fields, Trace* trace) {
   constexpr const char* kExpected = "a place in collectives, or -1, for each communicate event";
-  const Json places = file.value("collective_of", Json());
+  trace->collectives = fields.texts("collectives", true);
+  const Json& places = fields.list("collective_of", kExpected, true);
   std::size_t next = 0;
   for (TraceEvent& event : trace->events) {
     if (event.stage != Stage::kCommunicate) continue;
-    if (!places.is_array() || next == places.size()) return unlike("collective_of", kExpected, places);
+    if (next == places.size()) return fields.fail("collective_of", kExpected, shortened_json(places));
     const Json& place = places[next++];
     const bool is_known = place.is_number_unsigned() && place.get<std::uint64_t>() < trace->collectives.size();
-    if (!is_known && place != -1) return unlike("collective_of", kExpected, place);
+    if (!is_known && place != -1) return fields.fail("collective_of", kExpected, shortened_json(place));
     event.collective = static_cast<std::int32_t>(place.get<std::int64_t>());
   }
-  if (!places.is_array() || next != places.size()) return unlike("collective_of", kExpected, places);
-  return {};
+  if (next != places.size()) fields.fail("collective_of", kExpected, shortened_json(places));
 }
 
 Result<Trace> trace_of(const Json& file) {
-  if (!file.is_object() || file.value("format", Json()) != kTraceFormat) {
-    return unlike("the file", "an object of \"format\": \"cortado.trace/1\"",
-                  file.is_object() ? file.value("format", Json()) : file);
-  }
+  std::optional<JsonFault> fault;
+  JsonFields fields(file, "$", &fault);
+  CORTADO_RETURN_IF_ERROR(check_json_format(fields, kTraceFormat, StatusCode::kCorruptData));
   Trace trace;
-  const Json spec = file.value("spec", Json());
-  if (!spec.is_string()) return unlike("spec", "a text", spec);
-  trace.spec = spec.get<std::string>();
+  trace.spec = fields.text("spec");
   constexpr std::int64_t kMostRanks = 1 << 24;
-  CORTADO_ASSIGN_OR_RETURN(const std::int64_t world_size, integer(file, "world_size", 1, kMostRanks));
-  CORTADO_ASSIGN_OR_RETURN(const std::int64_t rank, integer(file, "rank", 0, world_size - 1));
-  CORTADO_ASSIGN_OR_RETURN(trace.dropped, integer(file, "dropped", 0, std::int64_t{1} << 60));
-  trace.world_size = static_cast<int>(world_size);
-  trace.rank = static_cast<int>(rank);
-  CORTADO_ASSIGN_OR_RETURN(trace.tensors, texts(file, "tensors"));
-  CORTADO_ASSIGN_OR_RETURN(const std::vector<Stage> known, stages(file));
-  const Json& events = file.contains("events") ? file["events"] : Json();
-  if (!events.is_array()) return unlike("events", "a list", events);
-  for (std::size_t i = 0; i < events.size(); ++i) {
-    const std::string place = "events[" + std::to_string(i) + "]";
-    CORTADO_ASSIGN_OR_RETURN(const TraceEvent event, event_of(events[i], known, trace.tensors.size(), place));
-    trace.events.push_back(event);
+  trace.world_size = static_cast<int>(fields.integer_within("world_size", 1, kMostRanks));
+  trace.rank = static_cast<int>(fields.integer_within("rank", 0, trace.world_size - 1));
+  trace.dropped = fields.integer_within("dropped", 0, std::int64_t{1} << 60);
+  trace.tensors = fields.texts("tensors", true);
+  const std::vector<Stage> known = read_stages(fields);
+  const Json& events = fields.list("events", "a list", true);
+  for (std::size_t i = 0; i < events.size() && fields.ok(); ++i) {
+    const std::optional<TraceEvent> event = event_of(events[i], known, trace.tensors.size());
+    if (!event.has_value()) {
+      fields.fail_at(place_of(fields.place("events"), i),
+                     "[stage, step, message, tensor, start_ns, end_ns, bytes], integers within the lists of this file",
+                     shortened_json(events[i]));
+    }
+    trace.events.push_back(event.value_or(TraceEvent{}));
   }
-  if (file.contains("collectives")) CORTADO_RETURN_IF_ERROR(name_collectives(file, &trace));
+  if (fields.has("collectives")) name_collectives(fields, &trace);
+  if (fault.has_value()) return status_of(*fault, StatusCode::kCorruptData);
   return trace;
 }
 
@@ -193,15 +162,8 @@ std::string trace_to_json(const Trace& trace) {
 }
 
 Result<Trace> parse_trace(std::string_view text) {
-  if (const auto fault = find_json_fault(text)) {
-    return make_error(StatusCode::kCorruptData, "a trace is JSON: %s: expected %s, got %s", fault->place.c_str(),
-                      fault->expected.c_str(), fault->found.c_str());
-  }
-  try {
-    return trace_of(Json::parse(text));
-  } catch (const std::exception& error) {  // of the parser
-    return make_error(StatusCode::kCorruptData, "a trace is JSON, and this is not: %s", error.what());
-  }
+  if (const auto fault = find_json_fault(text)) return status_of(*fault, StatusCode::kCorruptData);
+  return trace_of(Json::parse(text));
 }
 
 std::string trace_to_chrome(const Trace& trace) {

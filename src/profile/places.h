@@ -6,17 +6,13 @@
 #include <cstdint>
 #include <string>
 
+#include "core/fault_json.h"
 #include "cortado/status.h"
 
 namespace cortado {
 
-inline std::string place_of(const std::string& list, std::size_t index) {
-  return list + "[" + std::to_string(index) + "]";
-}
-
-// "$.tensors[3].ready_ns: expected ..., got ..."
 inline Status refuse(const std::string& place, const std::string& expected, const std::string& found) {
-  return {StatusCode::kCorruptData, place + ": expected " + expected + ", got " + found};
+  return status_of({place, expected, found}, StatusCode::kCorruptData);
 }
 
 inline Status check_range(const std::string& place, std::int64_t value, std::int64_t min, std::int64_t max,

@@ -92,7 +92,9 @@ def test_str_tells_what_travels_how():
 def test_what_is_wrong_is_said_with_its_path(tmp_path):
     content = copy.deepcopy(MIXED)
     content["buckets"][2]["option"][1]["levels"] = ["outer"]
-    with pytest.raises(cortado.SpecError, match=r'\$\.buckets\[2\]\.option\[1\]\.levels\[0\]: "outer"; expected names'):
+    with pytest.raises(
+        cortado.SpecError, match=r'\$\.buckets\[2\]\.option\[1\]\.levels\[0\]: expected names of .*, got "outer"'
+    ):
         cortado.Plan(content)
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(content))
@@ -272,7 +274,7 @@ OTHER_SIZES["buckets"][0]["elems"] = [7 for _ in DENSE["buckets"][0]["tensors"]]
         ([DENSE, "sign"], ["MismatchError", "MismatchError"], "different settings: rank 0 has"),
         ([MISSING, MISSING], ["MismatchError", "MismatchError"], 'no bucket of it has the tensor "2.weight"'),
         ([DENSE_FOUR, DENSE_FOUR], ["MismatchError", "MismatchError"], "for 4 ranks ($.levels), but 2 take part"),
-        ([DENSE, {**DENSE, "levels": 3}], ["MismatchError", "SpecError"], "$.levels: 3; expected a list of levels"),
+        ([DENSE, {**DENSE, "levels": 3}], ["MismatchError", "SpecError"], "$.levels: expected a list, got 3"),
     ],
 )
 def test_every_rank_gets_the_same_error(pools, plans, kinds, text):
