@@ -73,7 +73,7 @@ def test_the_program_shows_what_python_shows(tmp_path):
     "content, exit_code, words",
     [
         (None, 1, ["No such file"]),
-        ("{", 3, ["is JSON"]),
+        ("{", 3, ["cut short"]),
         ('{"format": "cortado.plan/1"}', 3, ["cortado.trace/1", "cortado.plan/1"]),
         (
             SAMPLE.read_text().replace("[1,3,0,-1,210,400,32]", "[1,3,0,-1,210,40]"),
