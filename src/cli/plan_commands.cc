@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "cli/codec_commands.h"
+#include "cli/input.h"
 #include "cli/output_paths.h"
 #include "cortado/auto.h"
 #include "cortado/files.h"
@@ -17,20 +18,6 @@
 namespace cortado::cli {
 
 namespace {
-
-// Reads a file with the function of its format; the error has been reported if there is none.
-template <typename Value>
-std::unique_ptr<Value> read(const std::string& path, Result<Value> (*parse)(std::string_view), int* code) {
-  const Result<std::string> text = read_file(path);
-  if (!text.ok()) return *code = report_error(path, text.status()), nullptr;
-  Result<Value> value = parse(text.value());
-  if (!value.ok()) {
-    const int reported = report_error(path, value.status());
-    *code = reported == kBadCommandLine ? kDamagedFile : reported;
-    return nullptr;
-  }
-  return std::make_unique<Value>(std::move(value).value());
-}
 
 int write(const std::string& path, std::string_view text) {
   const Status status = write_file(path, text);
@@ -115,11 +102,11 @@ int make_plan_file(const PlanOptions& options) {
       check_outputs({{"JOB", options.job_path}, {"CLUSTER", options.cluster_path}, {"--measured", options.trace_path}},
                     {{"-o", options.plan_path}, {"--html", options.html_path}});
   if (code != kDone) return code;
-  const auto job = read<Job>(options.job_path, job_from_json, &code);
-  const auto cluster = job != nullptr ? read<Cluster>(options.cluster_path, cluster_from_json, &code) : nullptr;
+  const auto job = read_input<Job>(options.job_path, job_from_json, &code);
+  const auto cluster = job != nullptr ? read_input<Cluster>(options.cluster_path, cluster_from_json, &code) : nullptr;
   if (cluster == nullptr) return code;
   std::unique_ptr<Trace> measured;
-  if (!options.trace_path.empty() && (measured = read<Trace>(options.trace_path, parse_trace, &code)) == nullptr)
+  if (!options.trace_path.empty() && (measured = read_input<Trace>(options.trace_path, parse_trace, &code)) == nullptr)
     return code;
   if (measured != nullptr && measured->events.empty()) {
     return report_error(options.trace_path,
@@ -156,9 +143,9 @@ int simulate_plan_file(const SimulateOptions& options) {
   int code = check_outputs({{"PLAN", options.plan_path}, {"JOB", options.job_path}, {"CLUSTER", options.cluster_path}},
                            {{"--trace", options.trace_path}});
   if (code != kDone) return code;
-  const auto plan = read<Plan>(options.plan_path, plan_from_json, &code);
-  const auto job = plan != nullptr ? read<Job>(options.job_path, job_from_json, &code) : nullptr;
-  const auto cluster = job != nullptr ? read<Cluster>(options.cluster_path, cluster_from_json, &code) : nullptr;
+  const auto plan = read_input<Plan>(options.plan_path, plan_from_json, &code);
+  const auto job = plan != nullptr ? read_input<Job>(options.job_path, job_from_json, &code) : nullptr;
+  const auto cluster = job != nullptr ? read_input<Cluster>(options.cluster_path, cluster_from_json, &code) : nullptr;
   if (cluster == nullptr) return code;
   const Result<Timeline> timeline = simulate_plan(*plan, *job, *cluster);
   if (!timeline.ok()) return report_error(options.plan_path, timeline.status());

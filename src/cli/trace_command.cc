@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "cli/codec_commands.h"
+#include "cli/input.h"
 #include "cli/output_paths.h"
 #include "cortado/files.h"
 #include "cortado/trace.h"
@@ -13,23 +14,21 @@
 namespace cortado::cli {
 
 int show_trace(const TraceOptions& options) {
-  const int code = check_outputs({{"FILE", options.path}}, {{"--chrome", options.chrome_path}});
+  int code = check_outputs({{"FILE", options.path}}, {{"--chrome", options.chrome_path}});
   if (code != kDone) return code;
-  const Result<std::string> text = read_file(options.path);
-  if (!text.ok()) return report_error(options.path, text.status());
-  const Result<Trace> trace = parse_trace(text.value());
-  if (!trace.ok()) return report_error(options.path, trace.status());
+  const auto trace = read_input<Trace>(options.path, parse_trace, &code);
+  if (trace == nullptr) return code;
   if (!options.chrome_path.empty()) {
-    const Status status = write_file(options.chrome_path, trace_to_chrome(trace.value()));
+    const Status status = write_file(options.chrome_path, trace_to_chrome(*trace));
     if (!status.ok()) return report_error(options.chrome_path, status);
   }
   std::FILE* const out = text_stream({options.chrome_path});
   if (options.summary == "stage") {
-    std::fputs(summarize_by_stage(trace.value()).c_str(), out);
+    std::fputs(summarize_by_stage(*trace).c_str(), out);
   } else if (options.summary == "tensor") {
-    std::fputs(summarize_by_tensor(trace.value()).c_str(), out);
+    std::fputs(summarize_by_tensor(*trace).c_str(), out);
   } else if (options.chrome_path.empty()) {
-    std::fputs(trace_to_text(trace.value()).c_str(), out);
+    std::fputs(trace_to_text(*trace).c_str(), out);
   }
   return kDone;
 }

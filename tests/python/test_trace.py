@@ -74,6 +74,7 @@ def test_the_program_shows_what_python_shows(tmp_path):
     [
         (None, 1, ["No such file"]),
         ("{", 3, ["cut short"]),
+        ('{"format": "cortado.trace/2"}', 3, ['$.format: expected "cortado.trace/1", got "cortado.trace/2"']),
         ('{"format": "cortado.plan/1"}', 3, ["cortado.trace/1", "cortado.plan/1"]),
         (
             SAMPLE.read_text().replace("[1,3,0,-1,210,400,32]", "[1,3,0,-1,210,40]"),
