@@ -35,6 +35,8 @@ struct PlanBucket {
   std::string codec = "none";  // what encode means; of no effect if the option does not encode
   bool error_feedback = true;  // false: what is lost stays lost. Of codecs that lose nothing or vote, of no effect
   UnknownFields unknown = {};
+
+  bool operator==(const PlanBucket&) const = default;
 };
 
 struct Plan {
@@ -50,6 +52,8 @@ struct Plan {
   std::int64_t planner_ns = -1;
   std::vector<std::string> notes;
   UnknownFields unknown;
+
+  bool operator==(const Plan&) const = default;
 };
 
 // That it can be executed by as many ranks as the topology has: the topology, each option, each codec, sizes for all
