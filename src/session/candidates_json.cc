@@ -35,7 +35,10 @@ Result<Candidates> candidates_from_json(const std::string& json) {
     candidate.value().predicted_ns = entry[1].get<std::int64_t>();
     candidates.list.push_back(std::move(candidate).value());
   }
-  for (const Json& note : document["notes"]) candidates.notes.push_back(note.get<std::string>());
+  for (const Json& note : document["notes"]) {
+    if (!note.is_string()) return damaged;
+    candidates.notes.push_back(note.get<std::string>());
+  }
   if (candidates.list.empty()) return damaged;
   return candidates;
 }
