@@ -93,7 +93,7 @@ struct Trace {
 // ---- one stream of events, its views --------------------------------------------------------------------------------
 
 // The file format cortado.trace/1 (docs/trace_format.md), and back. A text of another format, a damaged or an
-// impossible one is kCorruptData; the message says where and what was expected.
+// impossible one is kCorruptData, one of another version kUnsupported; the message says where and what was expected.
 std::string trace_to_json(const Trace& trace);
 Result<Trace> parse_trace(std::string_view json);
 

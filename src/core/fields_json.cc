@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "core/fields_json.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/json_text.h"
@@ -75,7 +76,7 @@ int JsonFields::number_of(const char* key, const char* things, std::optional<int
   if (value == nullptr) return missing.value_or(0);
   const std::int64_t number = as_integer(*value, place(key), expected.c_str());
   if (std::in_range<int>(number)) return static_cast<int>(number);
-  return fail(key, expected + ", below 2^31", std::to_string(number)), 0;
+  return fail(key, expected + (number < 0 ? ", at least 0" : ", below 2^31"), std::to_string(number)), 0;
 }
 
 std::optional<std::int64_t> JsonFields::time_or_null(const char* key) {
@@ -86,7 +87,7 @@ std::optional<std::int64_t> JsonFields::time_or_null(const char* key) {
 
 std::vector<std::int64_t> JsonFields::integers(const char* key, const char* expected) {
   std::vector<std::int64_t> result;
-  for (const Json& item : list(key, "a list", true)) {
+  for (const Json& item : list(key, "a list of integers", true)) {
     result.push_back(as_integer(item, place_of(place(key), result.size()), expected));
   }
   return result;
@@ -101,7 +102,7 @@ std::vector<std::string> JsonFields::texts(const char* key, bool required) {
   return result;
 }
 
-const Json& JsonFields::list(const char* key, const char* expected, bool required) {
+const Json& JsonFields::list(const char* key, const std::string& expected, bool required) {
   static const Json kEmpty = Json::array();
   const Json* value = find(key, expected, required);
   if (value == nullptr) return kEmpty;
@@ -131,6 +132,24 @@ UnknownFields JsonFields::unknown() const {
   return fields;
 }
 
+std::string JsonFields::one_of(const std::vector<std::string_view>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 < names.size() ? ", " : " or ";
+    text += "\"" + std::string(names[i]) + "\"";
+  }
+  return text;
+}
+
+std::size_t JsonFields::index_in(const std::vector<std::string_view>& names, const Json& value,
+                                 const std::string& where) {
+  if (value.is_string()) {
+    const auto found = std::find(names.begin(), names.end(), value.get_ref<const std::string&>());
+    if (found != names.end()) return static_cast<std::size_t>(found - names.begin());
+  }
+  return fail_at(where, one_of(names), shortened(value)), 0;
+}
+
 const Json* JsonFields::find(const char* key, const std::string& expected, bool required) {
   known_.insert(key);
   if (!ok()) return nullptr;
@@ -143,19 +162,28 @@ const Json* JsonFields::find(const char* key, const std::string& expected, bool 
 std::int64_t JsonFields::as_integer(const Json& value, const std::string& where, const char* expected) {
   const std::optional<std::int64_t> number = integer_of(value);
   if (number.has_value()) return *number;
-  return fail_at(where, std::string(expected) + ", an integer", shortened(value)), 0;
+  const char* const range = value.is_number_integer() ? ", below 2^63" : ", an integer";
+  return fail_at(where, expected + std::string(range), shortened(value)), 0;
 }
 
 std::string JsonFields::shortened(const Json& value) { return shortened_json(value); }
 
-Status check_json_format(JsonFields& top, const std::string& format, StatusCode code) {
-  if (top.ok() && !top.has("format")) top.fail("format", "\"" + format + "\"", "nothing");
+Status read_json(std::string_view json, const std::string& format, StatusCode code,
+                 const std::function<Status(JsonFields& top)>& read) {
+  std::optional<JsonFault> fault = find_json_fault(json);
+  if (fault.has_value()) return status_of(*fault, code);
+  const Json document = Json::parse(json);
+  JsonFields top(document, "$", &fault);
+  const std::string expected = "\"" + format + "\"";
+  if (top.ok() && !top.has("format")) top.fail("format", expected, "nothing");
   const std::string found = top.text("format");
-  if (!top.ok()) return status_of(**top.fault(), code);
-  if (found == format) return {};
-  const bool other_version = found.starts_with(format.substr(0, format.find('/') + 1));
-  return status_of({top.place("format"), "\"" + format + "\"", "\"" + found + "\""},
-                   other_version ? StatusCode::kUnsupported : code);
+  if (top.ok() && found != format) {
+    const bool is_other_version = found.starts_with(format.substr(0, format.find('/') + 1));
+    if (is_other_version) code = StatusCode::kUnsupported;
+    top.fail("format", expected, shortened_json(Json(found)));
+  }
+  const Status status = top.ok() ? read(top) : Status();
+  return fault.has_value() ? status_of(*fault, code) : status;
 }
 
 std::string json_by_lines(const Json& document) {

@@ -1,6 +1,7 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 //
-// JSON values as text, for files and errors. `Json` is one of nlohmann's types, which only *_json.cc know.
+// JSON values as text, for files and errors. `Json` is one of nlohmann's types, which only *_json.cc know, and
+// fields_json.h for them.
 #pragma once
 
 #include <cstddef>

@@ -1,11 +1,13 @@
 // Copyright 2026 The Cortado Authors. SPDX-License-Identifier: Apache-2.0
 #include "cortado/plan.h"
 
+#include <algorithm>
 #include <memory>
 #include <set>
 
 #include "collective/scheme_program.h"
 #include "core/check.h"
+#include "core/fault_json.h"
 #include "core/hash.h"
 #include "cortado/codec.h"
 #include "engine/plan_message.h"
@@ -21,27 +23,32 @@ Result<std::unique_ptr<Codec>> make_float_codec(const std::string& spec) {
   return make_error(StatusCode::kUnsupported, "%s does not take fp32; expected a codec of floats", spec.c_str());
 }
 
-Status check_bucket(const PlanBucket& bucket, const Topology& topology, std::set<std::string>* seen) {
-  if (bucket.tensors.empty()) {
-    return make_error(StatusCode::kInvalidArgument, "tensors: none; expected at least one name");
-  }
+Status check_bucket(const PlanBucket& bucket, const std::string& place, const Topology& topology,
+                    std::set<std::string>* seen) {
+  const auto refuse = [&](const std::string& where, const std::string& expected, const std::string& found) {
+    return status_of({where, expected, found}, StatusCode::kInvalidArgument);
+  };
+  if (bucket.tensors.empty()) return refuse(place + ".tensors", "at least one name", "none");
   for (std::size_t t = 0; t < bucket.tensors.size(); ++t) {
     if (seen->insert(bucket.tensors[t]).second) continue;
-    return make_error(StatusCode::kInvalidArgument, "tensors[%zu]: \"%s\" occurs twice; expected each tensor once", t,
-                      bucket.tensors[t].c_str());
+    return refuse(place_of(place + ".tensors", t), "each tensor once", "\"" + bucket.tensors[t] + "\" again");
   }
   if (!bucket.elems.empty() && bucket.elems.size() != bucket.tensors.size()) {
-    return make_error(StatusCode::kInvalidArgument, "elems: %zu of them; expected one for each of the %zu tensors",
-                      bucket.elems.size(), bucket.tensors.size());
+    return refuse(place + ".elems", "one for each of the " + std::to_string(bucket.tensors.size()) + " tensors",
+                  std::to_string(bucket.elems.size()));
   }
   const Result<std::unique_ptr<Codec>> codec = make_float_codec(bucket.codec);
-  if (!codec.ok()) return codec.status().with_context("codec");
+  if (!codec.ok()) return codec.status().with_context(place + ".codec");
   const int levels = static_cast<int>(topology.levels.size());
   const bool is_linear = codec.value()->sum_form(1, 1, DType::kFloat32).has_value() || sums_factors(bucket, levels);
-  CORTADO_RETURN_IF_ERROR(bucket.option.check(levels, is_linear));
+  CORTADO_RETURN_IF_ERROR(bucket.option.check(levels, is_linear).with_context(place));
   if (!codec.value()->row().traits.low_rank || sums_factors(bucket, levels)) return {};
-  // Which ranks encode what is the same whatever the tensors are.
-  return compile_scheme(topology, 0, bucket.option, codec.value().get(), {{"tensor", 2, 2}}, true).status();
+  // Whether several ranks encode the same is the same whatever the tensors are, and for two ranks and any more.
+  Topology small = topology;
+  for (TopologyLevel& level : small.levels) level.ranks = std::min(level.ranks, 2);
+  return compile_scheme(small, 0, bucket.option, codec.value().get(), {{"tensor", 2, 2}}, true)
+      .status()
+      .with_context(place);
 }
 
 }  // namespace
@@ -50,8 +57,7 @@ Status check_plan(const Plan& plan) {
   CORTADO_RETURN_IF_ERROR(plan.topology.check().with_context("$.levels"));
   std::set<std::string> seen;
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
-    const Status status = check_bucket(plan.buckets[b], plan.topology, &seen);
-    if (!status.ok()) return status.with_context("$.buckets[" + std::to_string(b) + "]");
+    CORTADO_RETURN_IF_ERROR(check_bucket(plan.buckets[b], place_of("$.buckets", b), plan.topology, &seen));
   }
   return {};
 }

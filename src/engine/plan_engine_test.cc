@@ -651,7 +651,7 @@ TEST(PlanEngine, ThePlanMustFitTheModelAndTheRanks) {
   plan = mixed_plan(kTwoByTwo, 1, {"none"});
   plan.buckets[1].codec = "topk(density=7)";
   expect_error_everywhere([&](int) { return plan; }, StatusCode::kInvalidArgument,
-                          "$.buckets[1]: codec: topk(density=7)");
+                          "$.buckets[1].codec: topk(density=7)");
 }
 
 TEST(PlanEngine, ASwitchThatRanksDisagreeOnChangesNothing) {

@@ -39,7 +39,7 @@ LevelRange read_levels(JsonFields& operation, const Topology& topology) {
     if (i == 0) range = {level, level - 1};
     if (level < 0 || level != range.last + 1) {
       operation.fail_at(place_of(operation.place("levels"), i),
-                        "names of $.levels, neighbours from the inside out: " + known, "\"" + names[i] + "\"");
+                        "names of $.levels, neighbours from the inside out: " + known, shortened_json(Json(names[i])));
       return range;
     }
     range.last = level;
@@ -49,24 +49,12 @@ LevelRange read_levels(JsonFields& operation, const Topology& topology) {
 }
 
 Operation read_operation(JsonFields& fields, const Topology& topology, bool* encoded) {
-  Operation op;
-  const std::string name = fields.text("op");
-  std::string known;
-  bool found = false;
-  for (int k = 0; k <= static_cast<int>(OpKind::kGather); ++k) {
-    const auto kind = static_cast<OpKind>(k);
-    known += (known.empty() ? "" : ", ") + std::string(op_kind_name(kind));
-    if (op_kind_name(kind) == name) op.kind = kind, found = true;
-  }
-  if (!found) {
-    fields.fail("op", "one of " + known, "\"" + name + "\"");
-  } else if (is_collective(op.kind)) {
+  Operation op = {.kind = fields.word("op", OpKind::kGather, op_kind_name)};
+  if (is_collective(op.kind)) {
     op.levels = read_levels(fields, topology);
     op.encoded = *encoded;
   } else {
-    const std::string device = fields.text("device");
-    if (device != "cpu" && device != "gpu") fields.fail("device", "\"cpu\" or \"gpu\"", "\"" + device + "\"");
-    op.device = device == "cpu" ? OpDevice::kCpu : OpDevice::kGpu;
+    op.device = fields.word("device", OpDevice::kGpu, op_device_name);
     *encoded = op.kind == OpKind::kEncode;
   }
   return op;
@@ -84,7 +72,7 @@ PlanBucket read_bucket(JsonFields& fields, const Topology& topology) {
   bucket.codec = fields.text_or("codec", bucket.codec);
   bucket.error_feedback = fields.boolean_or("error_feedback", bucket.error_feedback);
   bool encoded = false;
-  fields.each("option", true, [&](JsonFields operation) {
+  fields.each("option", "operations", true, [&](JsonFields operation) {
     const std::string pointer = "/option/" + std::to_string(bucket.option.operations.size());
     bucket.option.operations.push_back(read_operation(operation, topology, &encoded));
     fields.keep_unknown(pointer, operation);
@@ -103,22 +91,19 @@ constexpr NumberField kNumbers[] = {{"predicted_step_ns", &Plan::predicted_step_
                                     {"options_considered", &Plan::options_considered},
                                     {"planner_ns", &Plan::planner_ns}};
 
-Status read_plan(const Json& document, Plan* plan) {
-  std::optional<JsonFault> fault;
-  JsonFields fields(document, "$", &fault);
-  CORTADO_RETURN_IF_ERROR(check_json_format(fields, kPlanFormat, StatusCode::kInvalidArgument));
+Status read_plan(JsonFields& fields, Plan* plan) {
   plan->job = fields.text_or("job", "");
   plan->cluster = fields.text_or("cluster", "");
-  fields.each("levels", true, [&](JsonFields level) {
+  fields.each("levels", "levels", true, [&](JsonFields level) {
     const std::string pointer = "/levels/" + std::to_string(plan->topology.levels.size());
     TopologyLevel& read = plan->topology.levels.emplace_back();
     read.name = level.text("name");
     read.ranks = static_cast<int>(level.integer_within("ranks", 1, INT32_MAX));
     fields.keep_unknown(pointer, level);
   });
-  if (fault.has_value()) return status_of(*fault, StatusCode::kInvalidArgument);
+  if (!fields.ok()) return {};
   CORTADO_RETURN_IF_ERROR(plan->topology.check().with_context("$.levels"));
-  fields.each("buckets", true,
+  fields.each("buckets", "buckets", true,
               [&](JsonFields bucket) { plan->buckets.push_back(read_bucket(bucket, plan->topology)); });
   for (const NumberField& field : kNumbers) {
     std::int64_t& value = plan->*field.value;
@@ -126,8 +111,7 @@ Status read_plan(const Json& document, Plan* plan) {
   }
   plan->notes = fields.texts("notes", false);
   plan->unknown = fields.unknown();
-  if (fault.has_value()) return status_of(*fault, StatusCode::kInvalidArgument);
-  return check_plan(*plan);
+  return fields.ok() ? check_plan(*plan) : Status();
 }
 
 // ---- writing -------------------------------------------------------------------------------------------------------
@@ -171,9 +155,9 @@ std::string plan_to_json(const Plan& plan) {
 }
 
 Result<Plan> plan_from_json(std::string_view json) {
-  if (const auto fault = find_json_fault(json)) return status_of(*fault, StatusCode::kInvalidArgument);
   Plan plan;
-  CORTADO_RETURN_IF_ERROR(read_plan(Json::parse(json), &plan));
+  CORTADO_RETURN_IF_ERROR(read_json(json, kPlanFormat, StatusCode::kInvalidArgument,
+                                    [&](JsonFields& top) { return read_plan(top, &plan); }));
   return plan;
 }
 
@@ -181,12 +165,6 @@ Status save_plan(const Plan& plan, const std::string& path) {
   return write_file(path, plan_to_json(plan)).with_context(path);
 }
 
-Result<Plan> load_plan(const std::string& path) {
-  const Result<std::string> text = read_file(path);
-  if (!text.ok()) return text.status().with_context(path);
-  Result<Plan> plan = plan_from_json(text.value());
-  if (!plan.ok()) return plan.status().with_context(path);
-  return plan;
-}
+Result<Plan> load_plan(const std::string& path) { return load_json(path, plan_from_json); }
 
 }  // namespace cortado

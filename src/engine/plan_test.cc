@@ -59,7 +59,7 @@ TEST(Plan, SizesAreReadAndWrittenAndPartOfTheHash) {
   EXPECT_EQ(plan_from_json(plan_to_json(plan)).value().buckets[0].elems, plan.buckets[0].elems);
   EXPECT_NE(plan_hash(plan), plan_hash(plan_from_json(kText).value()));
   plan.buckets[0].elems.pop_back();
-  EXPECT_EQ(check_plan(plan).message(), "$.buckets[0]: elems: 1 of them; expected one for each of the 2 tensors");
+  EXPECT_EQ(check_plan(plan).message(), "$.buckets[0].elems: expected one for each of the 2 tensors, got 1");
 }
 
 TEST(Plan, KeepsUnknownFieldsWhereTheyWere) {
@@ -80,6 +80,24 @@ TEST(Plan, KeepsUnknownFieldsWhereTheyWere) {
   EXPECT_EQ(written.find("17"), std::string::npos);
 }
 
+// The check of its scheme, which few codecs need, took memory for each of the ranks.
+TEST(Plan, IsCheckedWhateverTheNumberOfRanks) {
+  const auto plan_of = [](const std::string& operations) {
+    return plan_from_json(R"json({"format": "cortado.plan/1", "levels": [{"name": "a", "ranks": 46340},
+        {"name": "b", "ranks": 46340}], "buckets": [{"tensors": ["w"], "codec": "power(rank=4)", "option": [)json" +
+                          operations + "]}]}");
+  };
+  const std::string encode = R"({"op": "encode", "device": "cpu"}, )",
+                    decode = R"(, {"op": "decode", "device": "cpu"})";
+  const Result<Plan> plan = plan_of(encode + R"({"op": "all_gather", "levels": ["a", "b"]})" + decode);
+  EXPECT_TRUE(plan.ok()) << plan.status().to_string();
+  const std::string twice =
+      R"({"op": "all_reduce", "levels": ["a"]}, )" + encode + R"({"op": "all_gather", "levels": ["b"]})" + decode;
+  EXPECT_NE(plan_of(twice).status().message().find("$.buckets[0]: option: \"power(rank=4)\" is of low rank"),
+            std::string::npos)
+      << plan_of(twice).status().to_string();
+}
+
 TEST(Plan, RefusesWhatIsWrongWithPathAndExpectedForm) {
   struct Case {
     const char *from, *to, *message;
@@ -87,23 +105,27 @@ TEST(Plan, RefusesWhatIsWrongWithPathAndExpectedForm) {
   const std::vector<Case> cases = {
       {"\"cortado.plan/1\"", "\"cortado.job/1\"", "$.format: expected \"cortado.plan/1\", got \"cortado.job/1\""},
       {"\"job\": \"gpt2\"", "\"job\": 7", "$.job: expected a text, got 7"},
-      {"\"levels\"", "\"levles\"", "$.levels: expected a list, got nothing"},
+      {"\"levels\"", "\"levles\"", "$.levels: expected a list of levels, got nothing"},
       {"\"ranks\": 3", "\"ranks\": 0", "$.levels[1].ranks: expected an integer from 1 to 2147483647, got 0"},
       {"\"ranks\": 3", "\"ranks\": 2.5", "$.levels[1].ranks: expected an integer from 1 to 2147483647, got 2.5"},
       {"\"name\": \"inter\"", "\"name\": \"intra\"", "$.levels: topology: levels 0 and 1 are both named intra"},
       {"[\"h.1.weight\", \"h.1.bias\"]", "[\"h.1.weight\", 3]", "$.buckets[0].tensors[1]: expected a text, got 3"},
-      {"[\"h.1.weight\", \"h.1.bias\"]", "[]", "$.buckets[0]: tensors: none; expected at least one name"},
+      {"[\"h.1.weight\", \"h.1.bias\"]", "[]", "$.buckets[0].tensors: expected at least one name, got none"},
       {"\"codec\": \"topk", "\"elems\": [8], \"codec\": \"topk",
-       "$.buckets[0]: elems: 1 of them; expected one for each of the 2 tensors"},
+       "$.buckets[0].elems: expected one for each of the 2 tensors, got 1"},
       {"\"codec\": \"topk", "\"elems\": [8, -1], \"codec\": \"topk",
        "$.buckets[0].elems[1]: expected a number of elements, at least 0, got -1"},
-      {"\"codec\": \"topk", "\"elems\": 8, \"codec\": \"topk", "$.buckets[0].elems: expected a list, got 8"},
-      {"[\"h.0.weight\"]", "[\"h.1.bias\"]", "$.buckets[1]: tensors[0]: \"h.1.bias\" occurs twice"},
+      {"\"codec\": \"topk", "\"elems\": 8, \"codec\": \"topk",
+       "$.buckets[0].elems: expected a list of integers, got 8"},
+      {"[\"h.0.weight\"]", "[\"h.1.bias\"]",
+       "$.buckets[1].tensors[0]: expected each tensor once, got \"h.1.bias\" again"},
       {"\"codec\": \"topk(density=0.01)\"", "\"codec\": \"topk(density=2)\"",
-       "$.buckets[0]: codec: topk(density=2): density must be"},
-      {"\"codec\": \"topk(density=0.01)\"", "\"codec\": \"rans\"", "$.buckets[0]: codec: rans does not take fp32"},
+       "$.buckets[0].codec: topk(density=2): density must be"},
+      {"\"codec\": \"topk(density=0.01)\"", "\"codec\": \"rans\"", "$.buckets[0].codec: rans does not take fp32"},
       {"\"op\": \"encode\"", "\"op\": \"compress\"",
-       "$.buckets[0].option[0].op: expected one of encode, decode, all_reduce"},
+       "$.buckets[0].option[0].op: expected \"encode\", \"decode\", \"all_reduce\", \"reduce_scatter\", "
+       "\"all_gather\", "
+       "\"all_to_all\", \"reduce\", \"broadcast\" or \"gather\", got \"compress\""},
       {"\"device\": \"gpu\"", "\"device\": \"tpu\"",
        "$.buckets[0].option[2].device: expected \"cpu\" or \"gpu\", got \"tpu\""},
       {"[\"intra\", \"inter\"]", "[\"inter\", \"intra\"]",

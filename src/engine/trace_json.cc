@@ -25,17 +25,6 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kTraceFormat = "cortado.trace/1";
 constexpr std::size_t kEventFields = 7;
 
-std::vector<Stage> read_stages(JsonFields& fields) {
-  std::vector<Stage> result;
-  for (const std::string& name : fields.texts("stages", true)) {
-    int stage = 0;
-    while (stage < kStageCount && stage_name(static_cast<Stage>(stage)) != name) ++stage;
-    if (stage == kStageCount) fields.fail("stages", "names of stages", "\"" + name + "\"");
-    result.push_back(static_cast<Stage>(stage));
-  }
-  return result;
-}
-
 // None if it is not possible.
 std::optional<TraceEvent> event_of(const Json& fields, const std::vector<Stage>& stages, std::size_t tensors) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 4;  // differences stay in range
@@ -71,18 +60,19 @@ void name_collectives(JsonFields& fields, Trace* trace) {
   for (TraceEvent& event : trace->events) {
     if (event.stage != Stage::kCommunicate) continue;
     if (next == places.size()) return fields.fail("collective_of", kExpected, shortened_json(places));
-    const Json& place = places[next++];
+    const Json& place = places[next];
     const bool is_known = place.is_number_unsigned() && place.get<std::uint64_t>() < trace->collectives.size();
-    if (!is_known && place != -1) return fields.fail("collective_of", kExpected, shortened_json(place));
+    if (!is_known && place != -1) {
+      return fields.fail_at(place_of(fields.place("collective_of"), next), "a place in collectives, or -1",
+                            shortened_json(place));
+    }
+    ++next;
     event.collective = static_cast<std::int32_t>(place.get<std::int64_t>());
   }
   if (next != places.size()) fields.fail("collective_of", kExpected, shortened_json(places));
 }
 
-Result<Trace> trace_of(const Json& file) {
-  std::optional<JsonFault> fault;
-  JsonFields fields(file, "$", &fault);
-  CORTADO_RETURN_IF_ERROR(check_json_format(fields, kTraceFormat, StatusCode::kCorruptData));
+Trace read_trace(JsonFields& fields) {
   Trace trace;
   trace.spec = fields.text("spec");
   constexpr std::int64_t kMostRanks = 1 << 24;
@@ -90,8 +80,8 @@ Result<Trace> trace_of(const Json& file) {
   trace.rank = static_cast<int>(fields.integer_within("rank", 0, trace.world_size - 1));
   trace.dropped = fields.integer_within("dropped", 0, std::int64_t{1} << 60);
   trace.tensors = fields.texts("tensors", true);
-  const std::vector<Stage> known = read_stages(fields);
-  const Json& events = fields.list("events", "a list", true);
+  const std::vector<Stage> known = fields.words("stages", Stage::kOrthogonalise, stage_name);
+  const Json& events = fields.list("events", "a list of events", true);
   for (std::size_t i = 0; i < events.size() && fields.ok(); ++i) {
     const std::optional<TraceEvent> event = event_of(events[i], known, trace.tensors.size());
     if (!event.has_value()) {
@@ -102,7 +92,6 @@ Result<Trace> trace_of(const Json& file) {
     trace.events.push_back(event.value_or(TraceEvent{}));
   }
   if (fields.has("collectives")) name_collectives(fields, &trace);
-  if (fault.has_value()) return status_of(*fault, StatusCode::kCorruptData);
   return trace;
 }
 
@@ -162,8 +151,12 @@ std::string trace_to_json(const Trace& trace) {
 }
 
 Result<Trace> parse_trace(std::string_view text) {
-  if (const auto fault = find_json_fault(text)) return status_of(*fault, StatusCode::kCorruptData);
-  return trace_of(Json::parse(text));
+  Trace trace;
+  CORTADO_RETURN_IF_ERROR(read_json(text, kTraceFormat, StatusCode::kCorruptData, [&](JsonFields& top) {
+    trace = read_trace(top);
+    return Status();
+  }));
+  return trace;
 }
 
 std::string trace_to_chrome(const Trace& trace) {

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "cortado/codec.h"
 #include "profile/places.h"
 
@@ -59,12 +60,12 @@ Status check_collectives(const std::string& place, const CollectiveCurves& curve
 
 Status check_factor(const std::string& place, const std::optional<double>& factor) {
   if (!factor.has_value() || (*factor >= 1 && *factor <= 100)) return {};
-  return refuse(place, "a number from 1 to 100", std::to_string(*factor));
+  return refuse(place, "a number from 1 to 100", number_text(*factor));
 }
 
 Status check_share(const char* place, double share) {
   if (share >= 0 && share <= 1) return {};
-  return refuse(place, "a number from 0 to 1", std::to_string(share));
+  return refuse(place, "a number from 0 to 1", number_text(share));
 }
 
 }  // namespace
@@ -93,7 +94,7 @@ Status Cluster::check() const {
     CORTADO_RETURN_IF_ERROR(check_collectives(place + ".collectives", levels[l].collectives));
     if (const std::optional<double> share = levels[l].overlap_time_share;
         share.has_value() && !(*share > 0 && *share <= 100)) {
-      return refuse(place + ".overlap_time_share", "a number above 0, at most 100", std::to_string(*share));
+      return refuse(place + ".overlap_time_share", "a number above 0, at most 100", number_text(*share));
     }
     CORTADO_RETURN_IF_ERROR(check_factor(place + ".float16_sum_factor", levels[l].float16_sum_factor));
     CORTADO_RETURN_IF_ERROR(check_factor(place + ".bfloat16_sum_factor", levels[l].bfloat16_sum_factor));

@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/checked_math.h"
+#include "core/format.h"
 #include "cortado/cluster.h"
 #include "cortado/codec.h"
 #include "profile/places.h"
@@ -35,16 +36,16 @@ Status check_shape(const std::string& place, const JobTensor& tensor) {
 
 Status check_errors(const std::string& place, const JobTensor& tensor) {
   if (tensor.rms.has_value() && !(std::isfinite(*tensor.rms) && *tensor.rms >= 0)) {
-    return refuse(place + ".rms", "a number of at least 0", std::to_string(*tensor.rms));
+    return refuse(place + ".rms", "a number of at least 0", number_text(*tensor.rms));
   }
   std::set<std::string> codecs;
   for (const MeasuredError& error : tensor.errors) {
-    const std::string where = place + ".errors[\"" + error.codec + "\"]";
+    const std::string where = field_of(place + ".errors", error.codec);
     if (!codecs.insert(canonical_codec(error.codec)).second) {
       return refuse(where, "each codec once", "it again, perhaps in another spelling");
     }
     if (!(std::isfinite(error.relative_l2) && error.relative_l2 >= 0)) {
-      return refuse(where, "a number of at least 0", std::to_string(error.relative_l2));
+      return refuse(where, "a number of at least 0", number_text(error.relative_l2));
     }
   }
   return {};

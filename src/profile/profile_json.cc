@@ -25,32 +25,19 @@ constexpr const char* kClusterFormat = "cortado.cluster/1";
 
 // ---- the two formats ------------------------------------------------------------------------------------------------
 
-struct DTypeWord {
-  const char* word;
-  DType dtype;
-};
-constexpr DTypeWord kDTypeWords[] = {
-    {"float32", DType::kFloat32}, {"float16", DType::kFloat16}, {"bfloat16", DType::kBFloat16}};
-
-OpDevice read_device(JsonFields& fields, const char* key, const char* missing) {
-  const std::string word = fields.text_or(key, missing);
-  if (word != "cpu" && word != "gpu") fields.fail(key, "\"cpu\" or \"gpu\"", "\"" + word + "\"");
-  return word == "cpu" ? OpDevice::kCpu : OpDevice::kGpu;
+// Of gradients; torch's names.
+std::string_view dtype_word(DType dtype) {
+  constexpr std::string_view kWords[] = {"float32", "float16", "bfloat16"};
+  return kWords[static_cast<int>(dtype)];
 }
 
 JobTensor read_tensor(JsonFields fields) {
   JobTensor tensor;
   tensor.name = fields.text("name");
   tensor.shape = fields.integers("shape", "a dimension");
-  const std::string dtype = fields.text("dtype");
-  bool is_known = false;
-  for (const DTypeWord& row : kDTypeWords) {
-    if (dtype == row.word) tensor.dtype = row.dtype, is_known = true;
-  }
-  if (!is_known) fields.fail("dtype", "\"float32\", \"float16\" or \"bfloat16\"", "\"" + dtype + "\"");
+  tensor.dtype = fields.word("dtype", DType::kBFloat16, dtype_word);
   tensor.ready_ns = fields.integer("ready_ns", "nanoseconds");
   tensor.rms = fields.number_or_null("rms");
-  if (tensor.rms.value_or(0) < 0) fields.fail("rms", "a number of at least 0", std::to_string(*tensor.rms));
   fields.each_entry("errors", false, [&](const std::string& codec, const Json& value, const std::string& place) {
     tensor.errors.push_back({codec, fields.as_number(value, place)});
   });
@@ -74,7 +61,7 @@ CollectiveCurves read_collectives(JsonFields& fields) {
       return;
     }
     fields.fail_at(place, "all_reduce, reduce_scatter, all_gather, all_to_all, reduce, broadcast or gather",
-                   "\"" + name + "\"");
+                   shortened_json(Json(name)));
   });
   return curves;
 }
@@ -82,12 +69,8 @@ CollectiveCurves read_collectives(JsonFields& fields) {
 CodecTimes read_codec(JsonFields fields) {
   CodecTimes times;
   times.codec = fields.text("codec");
-  times.device = read_device(fields, "device", "");
-  const std::string direction = fields.text("direction");
-  if (direction != "encode" && direction != "decode") {
-    fields.fail("direction", "\"encode\" or \"decode\"", "\"" + direction + "\"");
-  }
-  times.direction = direction == "decode" ? OpKind::kDecode : OpKind::kEncode;
+  times.device = fields.word("device", OpDevice::kGpu, op_device_name);
+  times.direction = fields.word("direction", OpKind::kDecode, op_kind_name);
   times.threads = fields.number_of("threads", "threads", 1);
   times.curve = read_curve(fields, "elems");
   times.unknown = fields.unknown();
@@ -124,10 +107,7 @@ Json optional_json(const std::optional<std::int64_t>& value) {
 }
 
 Json tensor_json(const JobTensor& tensor) {
-  Json object = {{"name", tensor.name}, {"shape", tensor.shape}};
-  for (const DTypeWord& row : kDTypeWords) {
-    if (row.dtype == tensor.dtype) object["dtype"] = row.word;
-  }
+  Json object = {{"name", tensor.name}, {"shape", tensor.shape}, {"dtype", dtype_word(tensor.dtype)}};
   object["ready_ns"] = tensor.ready_ns;
   if (tensor.rms.has_value()) object["rms"] = *tensor.rms;
   for (const MeasuredError& error : tensor.errors) object["errors"][error.codec] = error.relative_l2;
@@ -135,35 +115,33 @@ Json tensor_json(const JobTensor& tensor) {
   return object;
 }
 
-template <typename Value>
-Result<Value> load(const std::string& path, Result<Value> (*parse)(std::string_view)) {
-  const Result<std::string> text = read_file(path);
-  if (!text.ok()) return text.status().with_context(path);
-  Result<Value> value = parse(text.value());
-  if (!value.ok()) return value.status().with_context(path);
-  return value;
+}  // namespace
+
+namespace {
+
+Job read_job(JsonFields& fields) {
+  Job job;
+  job.name = fields.text("name");
+  job.description = fields.text_or("description", "");
+  job.device = fields.word("device", OpDevice::kGpu, op_device_name, std::optional(OpDevice::kGpu));
+  job.forward_ns = fields.time_or_null("forward_ns");
+  job.backward_ns = fields.time_or_null("backward_ns");
+  job.optimizer_ns = fields.time_or_null("optimizer_ns");
+  job.overlap_forward = fields.boolean_or("overlap_forward", false);
+  fields.each("tensors", "tensors", true,
+              [&](const JsonFields& tensor) { job.tensors.push_back(read_tensor(tensor)); });
+  job.unknown = fields.unknown();
+  return job;
 }
 
 }  // namespace
 
 Result<Job> job_from_json(std::string_view json) {
-  std::optional<JsonFault> fault = find_json_fault(json);
-  if (fault.has_value()) return status_of(*fault, StatusCode::kCorruptData);
-  const Json document = Json::parse(json);
-  JsonFields fields(document, "$", &fault);
-  CORTADO_RETURN_IF_ERROR(check_json_format(fields, kJobFormat, StatusCode::kCorruptData));
   Job job;
-  job.name = fields.text("name");
-  job.description = fields.text_or("description", "");
-  job.device = read_device(fields, "device", "gpu");
-  job.forward_ns = fields.time_or_null("forward_ns");
-  job.backward_ns = fields.time_or_null("backward_ns");
-  job.optimizer_ns = fields.time_or_null("optimizer_ns");
-  job.overlap_forward = fields.boolean_or("overlap_forward", false);
-  fields.each("tensors", true, [&](const JsonFields& tensor) { job.tensors.push_back(read_tensor(tensor)); });
-  job.unknown = fields.unknown();
-  if (fault.has_value()) return status_of(*fault, StatusCode::kCorruptData);
-  CORTADO_RETURN_IF_ERROR(job.check());
+  CORTADO_RETURN_IF_ERROR(read_json(json, kJobFormat, StatusCode::kCorruptData, [&](JsonFields& top) {
+    job = read_job(top);
+    return top.ok() ? job.check() : Status();
+  }));
   return job;
 }
 
@@ -180,18 +158,15 @@ std::string job_to_json(const Job& job) {
   return json_by_lines(document);
 }
 
-Result<Cluster> cluster_from_json(std::string_view json) {
-  std::optional<JsonFault> fault = find_json_fault(json);
-  if (fault.has_value()) return status_of(*fault, StatusCode::kCorruptData);
-  const Json document = Json::parse(json);
-  JsonFields fields(document, "$", &fault);
-  CORTADO_RETURN_IF_ERROR(check_json_format(fields, kClusterFormat, StatusCode::kCorruptData));
+namespace {
+
+Cluster read_cluster(JsonFields& fields) {
   Cluster cluster;
   cluster.name = fields.text("name");
   cluster.description = fields.text_or("description", "");
-  fields.each("levels", true, [&](const JsonFields& level) { cluster.levels.push_back(read_level(level)); });
+  fields.each("levels", "levels", true, [&](const JsonFields& level) { cluster.levels.push_back(read_level(level)); });
   const Topology topology = cluster.topology();
-  fields.each("ranges", false, [&](JsonFields range) {
+  fields.each("ranges", "ranges of levels", false, [&](JsonFields range) {
     ClusterRange read;
     const Result<LevelRange> levels = topology.parse_range(range.text("levels"));
     if (!levels.ok()) return range.fail("levels", "a range of levels", levels.status().message());
@@ -200,7 +175,8 @@ Result<Cluster> cluster_from_json(std::string_view json) {
     read.unknown = range.unknown();
     cluster.ranges.push_back(std::move(read));
   });
-  fields.each("codecs", false, [&](const JsonFields& codec) { cluster.codecs.push_back(read_codec(codec)); });
+  fields.each("codecs", "times of codecs", false,
+              [&](const JsonFields& codec) { cluster.codecs.push_back(read_codec(codec)); });
   fields.inner("copies", [&](JsonFields& copies) {
     copies.inner("host_to_device", [&](JsonFields& curve) { cluster.host_to_device = read_curve(curve, "bytes"); });
     copies.inner("device_to_host", [&](JsonFields& curve) { cluster.device_to_host = read_curve(curve, "bytes"); });
@@ -222,8 +198,17 @@ Result<Cluster> cluster_from_json(std::string_view json) {
     cluster.communicator = host.text_or("communicator", "");
   });
   cluster.unknown = fields.unknown();
-  if (fault.has_value()) return status_of(*fault, StatusCode::kCorruptData);
-  CORTADO_RETURN_IF_ERROR(cluster.check());
+  return cluster;
+}
+
+}  // namespace
+
+Result<Cluster> cluster_from_json(std::string_view json) {
+  Cluster cluster;
+  CORTADO_RETURN_IF_ERROR(read_json(json, kClusterFormat, StatusCode::kCorruptData, [&](JsonFields& top) {
+    cluster = read_cluster(top);
+    return top.ok() ? cluster.check() : Status();
+  }));
   return cluster;
 }
 
@@ -280,12 +265,12 @@ Status save_job(const Job& job, const std::string& path) {
   return write_file(path, job_to_json(job)).with_context(path);
 }
 
-Result<Job> load_job(const std::string& path) { return load(path, job_from_json); }
+Result<Job> load_job(const std::string& path) { return load_json(path, job_from_json); }
 
 Status save_cluster(const Cluster& cluster, const std::string& path) {
   return write_file(path, cluster_to_json(cluster)).with_context(path);
 }
 
-Result<Cluster> load_cluster(const std::string& path) { return load(path, cluster_from_json); }
+Result<Cluster> load_cluster(const std::string& path) { return load_json(path, cluster_from_json); }
 
 }  // namespace cortado

@@ -130,10 +130,10 @@ TEST(JobJson, RefusesBadInputWithItsPlace) {
       {"[3, 4, 5]", "[4294967296, 4294967296]", "$.tensors[1].shape: expected at most 2^48 elements"},
       {"[3, 4, 5]", "[0, 4294967296, 4294967296]", "$.tensors[1].shape: expected at most 2^48 elements"},
       {"bfloat16", "float64", "$.tensors[1].dtype: expected \"float32\", \"float16\" or \"bfloat16\""},
-      {"\"rms\": 0.5", "\"rms\": -0.5", "$.tensors[1].rms: expected a number of at least 0"},
+      {"\"rms\": 0.5", "\"rms\": -0.5", "$.tensors[1].rms: expected a number of at least 0, got -0.5"},
       {"\"rms\": 0.5", "\"rms\": -1", "$.tensors[1].rms: expected a number of at least 0"},
       {"0.9}", R"(0.9, "topk": 0.9})",
-       "$.tensors[1].errors[\"topk\"]: expected each codec once, got it again, perhaps in another spelling"},
+       "$.tensors[1].errors.topk: expected each codec once, got it again, perhaps in another spelling"},
       {"0.9", "-0.9", "$.tensors[1].errors[\"topk(density=0.01)\"]: expected a number of at least 0"},
       {"\"forward_ns\": null", "\"forward_ns\": -5", "$.forward_ns: expected from 0"},
       {"\"forward_ns\": null", "\"backward_ns\": 69", "$.backward_ns: expected at least the last ready_ns, 70"},
@@ -142,7 +142,8 @@ TEST(JobJson, RefusesBadInputWithItsPlace) {
       {"\"forward_ns\": null,", "\"forward_ns\": null,,", "$: expected JSON, got \",\" (byte"},
       {"\"forward_ns\": null,", "\"forward_ns\": null, \"forward_ns\": 1,",
        "$.forward_ns: expected one of them, got a second one"},
-      {"\"dtype\": \"float32\"", "\"dtype\": 32", "$.tensors[0].dtype: expected a text, got 32"},
+      {"\"dtype\": \"float32\"", "\"dtype\": 32",
+       "$.tensors[0].dtype: expected \"float32\", \"float16\" or \"bfloat16\", got 32"},
   };
   for (const BadInput& bad : cases) {
     const Result<Job> job = job_from_json(with(kJob, bad.from, bad.to));

@@ -274,7 +274,7 @@ OTHER_SIZES["buckets"][0]["elems"] = [7 for _ in DENSE["buckets"][0]["tensors"]]
         ([DENSE, "sign"], ["MismatchError", "MismatchError"], "different settings: rank 0 has"),
         ([MISSING, MISSING], ["MismatchError", "MismatchError"], 'no bucket of it has the tensor "2.weight"'),
         ([DENSE_FOUR, DENSE_FOUR], ["MismatchError", "MismatchError"], "for 4 ranks ($.levels), but 2 take part"),
-        ([DENSE, {**DENSE, "levels": 3}], ["MismatchError", "SpecError"], "$.levels: expected a list, got 3"),
+        ([DENSE, {**DENSE, "levels": 3}], ["MismatchError", "SpecError"], "$.levels: expected a list of levels, got 3"),
     ],
 )
 def test_every_rank_gets_the_same_error(pools, plans, kinds, text):
