@@ -358,16 +358,26 @@ class DdpState(Attachment):
         for parameter, view in zip(parameters, bucket.gradients(), strict=True):
             index = self._index.get(parameter)
             if index is None:
-                raise MismatchError(
-                    f"a gradient of shape {tuple(parameter.shape)} belongs to no named parameter of the model that "
-                    "cortado was given; residuals are kept by name"
-                )
+                raise self._refuse_stranger(parameter)
             self._check_like_parameter(index, view)
             tensors.append(index)
             offsets.append(view.data_ptr() - buffer.data_ptr() if view.numel() else 0)
         made = _Place(parameters, dict(zip(tensors, offsets, strict=True)), _core.BucketMap(tensors, offsets))
         self._places[bucket.index()] = made
         return made
+
+    def _refuse_stranger(self, parameter):
+        ddp = self._ddp()
+        names = {} if ddp is None else {p: name for name, p in ddp.module.named_parameters()}
+        if parameter in names and not parameter.requires_grad:
+            return MismatchError(
+                f'DDP exchanges the gradient of "{names[parameter]}", which was frozen after DDP was made: '
+                "requires_grad_(False) belongs before it"
+            )
+        return MismatchError(
+            f"a gradient of shape {tuple(parameter.shape)} belongs to no named parameter of the model that cortado was "
+            "given; residuals are kept by name"
+        )
 
     def _check_like_parameter(self, index, view):
         _, code, rows, cols, *_ = self._tensors[index]

@@ -255,7 +255,7 @@ EngineReport EngineImpl::report() const {
 }
 
 std::int64_t EngineImpl::message_bytes() const {
-  std::int64_t bytes = scratch_.bytes();
+  std::int64_t bytes = scratch_.bytes() + static_cast<std::int64_t>(trial_.size());
   for (const Round* round : {warm_up_.get(), first_.get(), second_.get()}) {
     if (round != nullptr) bytes += round->buffer_bytes();
   }

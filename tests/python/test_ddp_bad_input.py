@@ -603,3 +603,22 @@ def attach_with_scaler_on_rank_0(me):
 def test_a_scaler_on_some_ranks_only_is_refused_on_all(pools):
     for kind, text in pools(3).run(attach_with_scaler_on_rank_0):
         assert kind == "MismatchError" and "rank 1, 2 without" in text
+
+
+def freeze_behind_ddp(me):
+    net = make_net()
+    model = me.wrap(net, find_unused_parameters=True)
+    net[0].weight.requires_grad_(False)
+    cortado.attach(model, "acp", verbose=False)
+    return error_of(loss_of(model, make_batch(me.rank, 0)).backward)
+
+
+def test_what_is_frozen_behind_ddp_is_named(pools):
+    from ranks import Pool
+
+    pool = Pool(2)  # of its own: the step is broken off
+    try:
+        for kind, text in pool.run(freeze_behind_ddp):
+            assert kind == "MismatchError" and 'the gradient of "0.weight", which was frozen after DDP' in text, text
+    finally:
+        pool.close()
