@@ -575,6 +575,42 @@ TEST(CodecDecoding, GoesOnWhileMoreIsOnItsWay) {
   }
 }
 
+// Low rank is decoded as each collective ends where somebody keeps gradients, else after the verdict.
+TEST(LowRankDecoding, GoesOnWhileMoreIsOnItsWayWhereGradientsAreKept) {
+  for (const char* spec : {"acp(rank=1, min_compression_rate=0, start_step=0, bucket_cap_mib=0)",
+                           "power(rank=1, min_compression_rate=0, start_step=0, bucket_cap_mib=0)"}) {
+    for (const bool keeps : {true, false}) {
+      SCOPED_TRACE(std::string(spec) + (keeps ? ", gradients kept" : ""));
+      const std::vector<Status> statuses = run_ranks(2, [&](Communicator& communicator) -> Status {
+        std::vector<EngineTensor> tensors;
+        for (const char* name : {"a", "b", "c", "d", "e"}) tensors.push_back({.name = name, .rows = 16, .cols = 16});
+        SlowCommunicator slow(&communicator);
+        TraceRecorder recorder(100);
+        const CountingClock clock;
+        CORTADO_ASSIGN_OR_RETURN(const EngineOptions options, EngineOptions::parse(spec));
+        std::unique_ptr<Engine> engine = Engine::create(tensors, options, &slow, &clock, &recorder).value();
+        Gradients gradients = made_up_gradients(tensors, communicator.rank(), 0);
+        const Gradients kept = gradients;
+        CORTADO_RETURN_IF_ERROR(run_step(*engine, gradients, {.keeps_local_gradients = keeps}, [&](std::uint32_t t) {
+                                  return kept[t].data();
+                                }).status());
+        std::int64_t last_arrival_ns = 0;
+        int before = 0, after = 0;
+        for (const TraceEvent& event : recorder.events()) {
+          if (event.stage == Stage::kCommunicate) last_arrival_ns = std::max(last_arrival_ns, event.end_ns);
+        }
+        for (const TraceEvent& event : recorder.events()) {
+          if (event.stage == Stage::kDecode) ++(event.end_ns < last_arrival_ns ? before : after);
+        }
+        EXPECT_EQ(before, keeps ? 4 : 0);
+        EXPECT_EQ(after, keeps ? 1 : 5);
+        return {};
+      });
+      for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+    }
+  }
+}
+
 // ---- what breaks
 // -----------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,26 @@ def make_net(seed=0):
     )
 
 
+class OddLayouts(torch.nn.Module):
+    """Transposed, sliced and channels-last parameters."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(4, 16, 3, padding=1).to(memory_format=torch.channels_last)
+        self.transposed = torch.nn.Parameter(torch.randn(40, 24).mul(0.1).t())  # 24 x 40, columns contiguous
+        self.sliced = torch.nn.Parameter(torch.randn(16, 40)[:, ::2].mul(0.1))  # made dense by mul
+        self.holes = torch.nn.Parameter((torch.randn(16, 40) * 0.1)[:, ::2])  # 16 x 20 with stride 2
+        self.permuted = torch.nn.Parameter(torch.randn(3, 40, 16).mul(0.1).permute(2, 0, 1))  # 16 x 3 x 40
+        self.head = torch.nn.Linear(40 + 20 + 40, 8)
+
+    def forward(self, x):
+        pixels = self.conv(x[:, :4, None, None] * x[:, None, 4:20].view(-1, 1, 4, 4)).mean((2, 3))
+        mixed = pixels @ (self.sliced + self.holes)
+        permuted = torch.einsum("bi,ijk->bk", pixels, self.permuted)
+        return self.head(torch.cat([x @ self.transposed, mixed, permuted], 1))
+
+
 def make_batch(rank, step, rows=4):
     """What this rank trains on in this step; nearly the same problem on each, so that training gets somewhere."""
     generator = torch.Generator().manual_seed(1000 * step + rank)

@@ -200,6 +200,11 @@ GRAPHS = {
 }
 
 
+def assert_same_on_all_ranks(me, gradients):
+    bits = {n: None if g is None else g.contiguous().view(torch.uint8).numpy().tobytes() for n, g in gradients.items()}
+    assert me.gather(bits) == [bits] * me.world_size
+
+
 def leave_unused(me, plan, use, graph, view):
     """Distances to plain DDP's gradients; None stays None and exact zeros stay zeros."""
     options = {"bucket_cap_mb": 0.0005, "gradient_as_bucket_view": view, **GRAPHS[graph]}
@@ -215,6 +220,7 @@ def leave_unused(me, plan, use, graph, view):
         for name, gradient in expected.items():
             if gradient is not None and not gradient.any():
                 assert not got[name].any(), name
+        assert_same_on_all_ranks(me, got)
         errors.append(distance(got, expected))
     return errors
 
@@ -260,6 +266,7 @@ def leave_unused_under_feedback(me, plan, use, graph, view):
         for name, gradient, parameter in zip(names, local, parameters, strict=True):
             total[name] += mean(gradient)
             delivered[name] += 0 if parameter.grad is None else parameter.grad
+        assert_same_on_all_ranks(me, gradients_of(model))
     for name, residual in mean_residuals(me, model).items():
         delivered[name] += residual
     assert not delivered["second.weight"].any() if use == "never" else delivered["second.weight"].any()

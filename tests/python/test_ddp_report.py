@@ -7,7 +7,8 @@ import json
 
 import cortado
 import pytest
-from nets import COMPOSED, TOPK, make_net, train
+import torch
+from nets import COMPOSED, TOPK, loss_of, make_batch, make_net, train
 
 KEYS = {
     "auto",
@@ -142,6 +143,36 @@ def test_rank_0_prints_what_is_compressed_and_the_memory_bill_before_the_first_s
     what, memory = first.splitlines()
     assert what.startswith("cortado: acp(rank=2) over callback(gloo), 2 ranks; 3 of 8 tensors compressed")
     assert all(word in memory for word in ("residual", "factors", "messages", "MiB"))
+
+
+def train_one_matrix(me, plan, view=True):
+    """What rank 0 prints when the model is attached, and the memory in the report after some steps."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(24, 256, bias=False), torch.nn.Linear(256, 512, bias=False)]
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        model = me.wrap(torch.nn.Sequential(*layers), gradient_as_bucket_view=view)
+        cortado.attach(model, plan)
+    for step in range(4):
+        loss_of(model, make_batch(me.rank, step)).backward()
+    return printed.getvalue(), cortado.report(model).to_dict()["memory_bytes"]
+
+
+@pytest.mark.parametrize("rollback, residuals", [("rounded", 1), ("exact", 2)])
+def test_the_memory_bill_is_what_is_allocated(pools, rollback, residuals):
+    plan = f"acp(rank=16, rollback={rollback}, dense=[0.weight])"
+    text, memory = pools(2).run(train_one_matrix, plan=plan)[0]
+    assert memory["residual"] == residuals * 4 * 512 * 256
+    assert memory["factors"] == pytest.approx(5 * 4 * 16 * (512 + 256), rel=0.1)  # docs/training.md
+    for kind in ("residual", "factors"):
+        assert f"{kind} {memory[kind] / 2**20:.2f} MiB" in text
+
+
+# Gradients that DDP keeps beside its buckets undo a step; without them what is decoded early needs memory for that.
+def test_gradients_that_ddp_keeps_save_memory(pools):
+    plan = "quant(bits=4, min_elems=0, start_step=0, bucket_cap_mib=0)"
+    messages = [pools(2).run(train_one_matrix, plan=plan, view=view)[0][1]["messages"] for view in (True, False)]
+    assert messages[0] - messages[1] == 4 * 512 * 256  # of all messages but the last, which is that of the first layer
 
 
 def trace(me, folder):
