@@ -82,9 +82,11 @@ class Search {
   static bool is_better(const Start& a, const Start& b) { return a.first < b.first; }
 
   void start_by_prices() {
-    // Each choice with few buckets; then the two best of them with many (kFewBuckets), of the candidates that were
-    // best.
+    // Each choice with few buckets; then the two best of them with many (kFewBuckets), of the candidates that were best
+    // and, where more buckets were clearly better than fewer, of all.
     std::array<Score, kPriceSets> best_of;
+    Score best;
+    bool is_more_better = false;
     for (const std::int64_t cap : caps_) {
       const auto buckets = fuse_up_to(problem_, cap, [](int, int) { return nullptr; }).size();
       const std::vector<int> in_use = candidates_in_use();
@@ -96,18 +98,22 @@ class Search {
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return best_of[a] < best_of[b]; });
         tried = 2;
       }
-      for (int i = 0; i < tried; ++i) {
-        const Prices prices = prices_of(order[i], problem_.levels());
+      const auto take = [&](int set, bool all_ways) {
+        const Prices prices = prices_of(set, problem_.levels());
         std::vector<Placed> plan = fuse_up_to(problem_, cap, [&](int first, int last) {
-          if (buckets > kFewBuckets) return cheapest_of(ways_of(first, last, in_use), prices);
-          return cheapest_of(problem_.ways(first, last), prices);
+          return all_ways ? cheapest_of(problem_.ways(first, last), prices)
+                          : cheapest_of(ways_of(first, last, in_use), prices);
         });
         auto same = std::find_if(plans.begin(), plans.end(), [&](const Start& other) { return other.second == plan; });
         if (same == plans.end()) same = plans.insert(same, {local_.score(plan), std::move(plan)});
-        best_of[order[i]] = std::min(best_of[order[i]], same->first);
-      }
+        best_of[set] = std::min(best_of[set], same->first);
+      };
+      for (int i = 0; i < tried; ++i) take(order[i], buckets <= kFewBuckets);
+      for (int i = 0; i < tried && buckets > kFewBuckets && is_more_better; ++i) take(order[i], true);
       Start& best_at_cap = *std::min_element(plans.begin(), plans.end(), is_better);
       if (best_at_cap.first.step_ns == Simulator::kNever) continue;  // all of them break a limit
+      is_more_better = best_at_cap.first.step_ns < best.step_ns - best.step_ns / kClearly;
+      best = std::min(best, best_at_cap.first);
       if (buckets <= kFewBuckets) fusions_.push_back({best_at_cap.first, cap});
       starts_.push_back(std::move(best_at_cap));
       if (starts_.back().first.step_ns <= floor_ns_) break;
@@ -216,6 +222,7 @@ class Search {
     result_.steps_done = local_.steps_done() + greedy_.steps_done();
   }
 
+  static constexpr std::int64_t kClearly = 64;  // by one part in so many
   static constexpr std::size_t kStarts = 4;
   static constexpr std::size_t kFinalists = 2;
   static constexpr std::size_t kGreedyFusions = 2;

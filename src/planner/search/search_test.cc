@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <random>
 
 #include "core/sanitized.h"
 #include "core/simd_target.h"
@@ -186,6 +188,30 @@ TEST(Search, IsNoWorseThanAnyComparatorAndNoBetterThanTheBound) {
     }
   }
   EXPECT_EQ(compared, 12 * 9);
+}
+
+// Where every tensor should go by itself, starts were made of the ways that fewer buckets go.
+TEST(Search, IsNoWorseThanEachTensorByItselfWhereThereAreMany) {
+  Cluster cluster = load_cluster("tests/data/planner/clusters/pcie_25g.json").value();
+  for (ClusterLevel& level : cluster.levels) level.ranks = 8;
+  for (std::uint64_t seed = 3; seed <= 5; ++seed) {
+    std::mt19937_64 random(seed);
+    std::uniform_real_distribution<double> magnitude(1, 6.5);
+    Job job;
+    job.name = "many";
+    for (int t = 0; t < 400; ++t) {
+      const auto elems = static_cast<std::int64_t>(std::pow(10, magnitude(random)));
+      JobTensor& tensor = job.tensors.emplace_back();
+      tensor.name = std::to_string(t);
+      tensor.shape = {elems};
+      tensor.ready_ns = std::int64_t{50000} * t;
+    }
+    const std::unique_ptr<Problem> problem = Problem::make(job, cluster, {}).value();
+    const Score found = search(*problem).score;
+    for (const char* strategy : {"compress_all", "myopic"}) {
+      EXPECT_LE(found.step_ns, run_strategy(*problem, strategy).value().score.step_ns) << strategy << ", seed " << seed;
+    }
+  }
 }
 
 TEST(Search, KeepsToTheNumberOfLossyPasses) {
