@@ -25,9 +25,9 @@ constexpr const char* kClusterFormat = "cortado.cluster/1";
 
 // ---- the two formats ------------------------------------------------------------------------------------------------
 
-// Of gradients; torch's names.
+// Torch's names. Gradients are of the first three, and no other is read.
 std::string_view dtype_word(DType dtype) {
-  constexpr std::string_view kWords[] = {"float32", "float16", "bfloat16"};
+  constexpr std::string_view kWords[] = {"float32", "float16", "bfloat16", "uint8"};
   return kWords[static_cast<int>(dtype)];
 }
 
