@@ -59,6 +59,13 @@ TEST(JobJson, UnknownFieldsAreKeptAndWritingIsStable) {
   EXPECT_EQ(job_to_json(job_from_json(written).value()), written);
 }
 
+TEST(JobJson, AnyDTypeIsWrittenAndOneThatNoGradientHasRefused) {
+  Job job = job_from_json(kJob).value();
+  job.tensors[0].dtype = DType::kUint8;
+  EXPECT_NE(job_from_json(job_to_json(job)).status().message().find("$.tensors[0].dtype: expected \"float32\""),
+            std::string::npos);
+}
+
 TEST(JobJson, OverlapOfTheForwardPassIsReadAndWritten) {
   EXPECT_FALSE(job_from_json(kJob).value().overlap_forward);
   const Job job = job_from_json(with(kJob, "\"forward_ns\": null", "\"overlap_forward\": true")).value();
